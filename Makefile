@@ -1,0 +1,43 @@
+# undertow: everything from a fresh clone with Python 3.11+, make and a package registry.
+
+PYTHON ?= python3
+BIN := .venv/bin
+WORKERS ?= 2
+
+.PHONY: help setup check lint types test test-all bench clean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: .venv/.done ## a virtual environment in .venv with undertow and what its tests need
+
+.venv/.done: pyproject.toml constraints.txt
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+.venv/.done-bench: .venv/.done
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
+	@touch $@
+
+check: lint types ## lint and types
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	$(BIN)/ty check
+
+test: check ## lint, types, fast tests and the examples in docstrings
+	$(BIN)/python -m pytest -q -n $(WORKERS) -m 'not slow'
+
+test-all: check ## the same with the slow tests
+	$(BIN)/python -m pytest -q -n $(WORKERS)
+
+bench: .venv/.done-bench ## speed against numba, NumPy and PyTorch, written to benchmarks/results
+	$(BIN)/python -m benchmarks
+
+clean: ## removes .venv and what tools left behind
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,71 @@
+"""undertow: predicts, simulates and steers what the noise of stochastic gradient descent does to a model.
+
+Importing it imports nothing heavy: each public name loads its module on first use.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from undertow.dynamics.descend import descend
+    from undertow.dynamics.diffuse import diffuse
+    from undertow.dynamics.settle import settle
+    from undertow.estimate import Estimate
+    from undertow.noise.additive import Additive
+    from undertow.noise.base import AbstractNoise
+    from undertow.noise.environments import Environments
+    from undertow.noise.isotropic import Isotropic
+    from undertow.noise.label import LabelNoise
+    from undertow.noise.minibatch import Minibatch
+    from undertow.problem import AbstractProblem, Population, Problem, Regression
+    from undertow.trajectory import Trajectory
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "AbstractNoise": "noise.base",
+    "AbstractProblem": "problem",
+    "Additive": "noise.additive",
+    "Environments": "noise.environments",
+    "Estimate": "estimate",
+    "Isotropic": "noise.isotropic",
+    "LabelNoise": "noise.label",
+    "Minibatch": "noise.minibatch",
+    "Population": "problem",
+    "Problem": "problem",
+    "Regression": "problem",
+    "Trajectory": "trajectory",
+    "descend": "dynamics.descend",
+    "diffuse": "dynamics.diffuse",
+    "settle": "dynamics.settle",
+}
+
+__all__ = [
+    "AbstractNoise",
+    "AbstractProblem",
+    "Additive",
+    "Environments",
+    "Estimate",
+    "Isotropic",
+    "LabelNoise",
+    "Minibatch",
+    "Population",
+    "Problem",
+    "Regression",
+    "Trajectory",
+    "descend",
+    "diffuse",
+    "settle",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'undertow' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"undertow.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -1,0 +1,54 @@
+"""The three clocks of a run: steps, time = sum eta, slow_time = sum eta^2, kept in double precision on the host."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from undertow.validate import finite_number, quote
+
+__all__ = ["check_step_size", "clocks"]
+
+SPAN = 2**16
+
+
+def check_step_size(function: str, step_size: Any) -> Any:
+    """A number as a traced scalar, a schedule as it is."""
+    if callable(step_size):
+        return step_size
+    finite_number(function, "step_size", step_size)
+    return jnp.asarray(step_size, jnp.result_type(float))
+
+
+def clocks(function: str, step_size: Any, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """time and slow_time after each of the given (increasing) numbers of steps."""
+    if not callable(step_size):
+        eta = float(step_size)
+        return steps * eta, steps * eta**2
+    time, slow = np.zeros(len(steps)), np.zeros(len(steps))
+    total, total_slow = 0.0, 0.0
+    schedule = jax.jit(jax.vmap(step_size))
+    for begin in range(0, int(steps[-1]) if len(steps) else 0, SPAN):
+        etas = _evaluate(function, schedule, begin)
+        inside = (steps > begin) & (steps <= begin + SPAN)
+        sums, slow_sums = np.cumsum(etas), np.cumsum(etas**2)
+        time[inside] = total + sums[steps[inside] - begin - 1]
+        slow[inside] = total_slow + slow_sums[steps[inside] - begin - 1]
+        total, total_slow = total + sums[-1], total_slow + slow_sums[-1]
+    return time, slow
+
+
+def _evaluate(function: str, schedule: Callable, begin: int) -> np.ndarray:
+    etas = np.asarray(schedule(begin + jnp.arange(SPAN, dtype=jnp.int32)), float)
+    if etas.shape != (SPAN,):
+        raise ValueError(f"`{function}`: the step-size schedule must return one number a step.")
+    bad = np.flatnonzero(~(np.isfinite(etas) & (etas >= 0)))
+    if bad.size:
+        value = etas[bad[0]]
+        raise ValueError(
+            f"{quote(function, step_size='schedule')}: the schedule gives {value} at step {begin + bad[0]}; "
+            "step sizes must be finite and not negative."
+        )
+    return etas

@@ -1,0 +1,10 @@
+"""Where the noise comes from: one file a noise."""
+
+from undertow.noise.additive import Additive
+from undertow.noise.base import AbstractNoise
+from undertow.noise.environments import Environments
+from undertow.noise.isotropic import Isotropic
+from undertow.noise.label import LabelNoise
+from undertow.noise.minibatch import Minibatch
+
+__all__ = ["AbstractNoise", "Additive", "Environments", "Isotropic", "LabelNoise", "Minibatch"]

@@ -1,0 +1,77 @@
+"""Additive noise: the full gradient plus a Gaussian with any factor that may depend on params."""
+
+from collections.abc import Callable
+
+import jax
+from jaxtyping import Array, Key, PyTree
+
+from undertow import trees
+from undertow.covariance import Factored
+from undertow.noise.base import AbstractNoise, normals, normals_now
+from undertow.noise.isotropic import refuse_population
+from undertow.problem import AbstractProblem
+
+__all__ = ["Additive"]
+
+
+class Additive(AbstractNoise):
+    """grad L + B(params) N(0, I_k): `factor(params)` is like params with one extra trailing axis k.
+
+    For flat params the factor is the D x k matrix B, and the covariance is B B'.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import undertow as ut
+    >>> flat = ut.Problem(lambda w, _: 0.0 * jnp.sum(w), jnp.zeros(1))
+    >>> along_first = ut.Additive(flat, factor=lambda w: jnp.array([[1.0], [0.0]]))
+    >>> print(along_first.covariance(jnp.zeros(2)).mv(jnp.ones(2)))
+    [1. 0.]
+    """
+
+    problem: AbstractProblem
+    factor: Callable[[PyTree], PyTree]
+
+    def __init__(self, problem: AbstractProblem, factor: Callable[[PyTree], PyTree]):
+        refuse_population("Additive", problem)
+        if not callable(factor):
+            raise TypeError(
+                f"`Additive(factor={type(factor).__name__})`: `factor` is a function of params; "
+                "for a constant matrix B give `lambda params: B`."
+            )
+        self.problem = problem
+        self.factor = factor
+
+    def randomness(self, key: Key[Array, ""], count: int, like: PyTree = None) -> PyTree:
+        return normals(key, count, None if like is None else self._white(like))
+
+    def gradient(self, params: PyTree, slice: PyTree) -> PyTree:
+        disturbance = trees.columns(self.factor(params), normals_now(slice, self._white(params)))
+        return trees.add(self.problem.gradient(params), disturbance)
+
+    def covariance(self, params: PyTree) -> Factored:
+        self._white(params)
+        return Factored(self.factor(params))
+
+    def check(self, params: PyTree) -> None:
+        self.problem.check(params)
+        self._white(params)
+
+    def _white(self, params: PyTree) -> jax.ShapeDtypeStruct:
+        """The shape of the k normals of a draw, after checking the factor's own."""
+        factor = jax.eval_shape(self.factor, params)
+        expected = jax.tree.structure(params)
+        if jax.tree.structure(factor) != expected:
+            raise ValueError(
+                f"`Additive`: `factor(params)` is a {jax.tree.structure(factor)}, params a {expected}; "
+                "return a pytree like params, each leaf with one extra trailing axis."
+            )
+        ranks = set()
+        for leaf, column in zip(jax.tree.leaves(params), jax.tree.leaves(factor), strict=True):
+            if column.shape[:-1] != leaf.shape or column.ndim != leaf.ndim + 1:
+                raise ValueError(
+                    f"`Additive`: `factor(params)` has a leaf of shape {column.shape} where params have {leaf.shape}; "
+                    f"give {(*leaf.shape, 'k')}, one extra trailing axis."
+                )
+            ranks.add(column.shape[-1])
+        if len(ranks) != 1:
+            raise ValueError(f"`Additive`: the trailing axes of `factor(params)` differ: {sorted(ranks)}; use one k.")
+        return jax.ShapeDtypeStruct((ranks.pop(),), jax.tree.leaves(factor)[0].dtype)

@@ -1,0 +1,68 @@
+"""The abstract noise: randomness that can be drawn in blocks, a gradient for one slice of it, and a covariance."""
+
+from abc import abstractmethod
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Key, PyTree
+
+from undertow import trees
+from undertow.covariance import AbstractCovariance
+from undertow.problem import AbstractProblem
+
+__all__ = ["AbstractNoise", "normals", "normals_now"]
+
+
+class AbstractNoise(eqx.Module):
+    """A stochastic gradient of `problem`.
+
+    Whoever writes a new one gives three methods: `randomness`, `gradient` and `covariance`. It then has the
+    simulation, the SDE, the limit, the Noether flow and the equilibrium.
+    """
+
+    problem: eqx.AbstractVar[AbstractProblem]
+
+    @abstractmethod
+    def randomness(self, key: Key[Array, ""], count: int, like: PyTree = None) -> PyTree:
+        """Everything random about `count` draws, free of params, with a leading axis `count`: one call a block.
+
+        `like` has the shapes of params. A noise that needs one number a parameter returns keys without it, and the
+        same numbers that `gradient` would draw from those keys with it.
+        """
+
+    @abstractmethod
+    def gradient(self, params: PyTree, slice: PyTree) -> PyTree:
+        """The stochastic gradient at params for one slice of the randomness."""
+
+    @abstractmethod
+    def covariance(self, params: PyTree) -> AbstractCovariance:
+        """The covariance of one draw at params, batch size included."""
+
+    def mean(self, params: PyTree) -> PyTree:
+        """The expected draw: the gradient of the problem."""
+        return self.problem.gradient(params)
+
+    def draw(self, key: Key[Array, ""], params: PyTree) -> PyTree:
+        """One stochastic gradient."""
+        return self.gradient(params, trees.take(self.randomness(key, 1, params), 0))
+
+    def check(self, params: PyTree) -> None:
+        """Refuses params the noise or its problem cannot work with."""
+        self.problem.check(params)
+
+
+def normals(key: Key[Array, ""], count: int, like: PyTree) -> PyTree:
+    """`count` draws of standard normals shaped like `like`; without it, the keys to draw them from."""
+    keys = jax.random.split(key, count)
+    return keys if like is None else jax.vmap(lambda k: trees.standard_normal(k, like))(keys)
+
+
+def normals_now(slice: PyTree, like: PyTree) -> PyTree:
+    """One slice of `normals`, drawn now if it is still a key."""
+    return trees.standard_normal(slice, like) if _is_key(slice) else slice
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)

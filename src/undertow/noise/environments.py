@@ -1,0 +1,224 @@
+"""HeteroSGD: every batch comes from one environment."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, Key, PyTree
+
+from undertow import trees
+from undertow.covariance import AbstractCovariance, Factored, SampleCovariance, Sum
+from undertow.noise import sampling
+from undertow.noise.base import AbstractNoise
+from undertow.noise.minibatch import Minibatch
+from undertow.problem import AbstractSampled
+from undertow.validate import positive_integer, quote
+
+__all__ = ["Environments"]
+
+
+class Environments(AbstractNoise):
+    """One environment a step (HeteroSGD): e ~ weights, then the mean gradient over e, or over `size` samples of it.
+
+    **Arguments:** `groups` gives every sample's environment, whole numbers 0..k-1; `weights` the probability of each
+    environment (None: in proportion to its samples, so that the mean gradient is the gradient of `problem`); `size`
+    the batch drawn with replacement inside the environment (None: the whole environment).
+
+    `.problem` is the loss whose gradient the draws have on average, sum_e w_e L_e. `.pooled()` is the same problem
+    with batches that mix the environments. Covariance = between environments + within them.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import undertow as ut
+    >>> problem = ut.Problem(lambda w, x: (w - x) ** 2 / 2, jnp.array([0.0, 0.0, 4.0, 4.0]))
+    >>> hetero = ut.Environments(problem, groups=jnp.array([0, 0, 1, 1]))
+    >>> print(abs(hetero.draw(jax.random.key(0), jnp.array(2.0))), hetero.covariance(jnp.array(2.0)).trace())
+    2.0 4.0
+    """
+
+    problem: AbstractSampled
+    groups: Int[Array, " samples"]
+    weights: Float[Array, " environments"]
+    members: Int[Array, "environments largest"]
+    sizes: Int[Array, " environments"]
+    size: int | None = eqx.field(static=True)
+
+    def __init__(
+        self,
+        problem: AbstractSampled,
+        groups: Any,
+        weights: Any = None,
+        size: int | None = None,
+    ):
+        if not isinstance(problem, AbstractSampled):
+            raise TypeError(f"`Environments`: a {type(problem).__name__} has no samples to group; give a Problem.")
+        if problem.weights is not None:
+            raise ValueError("`Environments`: the problem is reweighted already; give the plain one and `weights=`.")
+        labels, counts = _labels(groups, problem.size)
+        if size is not None:
+            size = positive_integer("Environments", "size", size)
+        self.size = size
+        self.groups = jnp.asarray(labels, jnp.int32)
+        self.sizes = jnp.asarray(counts, jnp.int32)
+        self.members = jnp.asarray(_padded_members(labels, counts), jnp.int32)
+        dtype = jnp.result_type(float)
+        if weights is None:
+            self.weights = jnp.asarray(counts / counts.sum(), dtype)
+            self.problem = problem
+        else:
+            shares = _shares(weights, len(counts))
+            self.weights = jnp.asarray(shares, dtype)
+            self.problem = problem.reweight(jnp.asarray((shares / counts)[labels], dtype))
+
+    @staticmethod
+    def of(problems: Sequence[AbstractSampled], weights: Any = None, size: int | None = None) -> "Environments":
+        """Environments from one problem each; all must have the same loss and samples of the same shapes.
+
+        >>> import jax.numpy as jnp
+        >>> import undertow as ut
+        >>> loss = lambda w, x: (w - x) ** 2 / 2
+        >>> hetero = ut.Environments.of([ut.Problem(loss, jnp.zeros(2)), ut.Problem(loss, 4 * jnp.ones(3))])
+        >>> print(hetero.groups)
+        [0 0 1 1 1]
+        """
+        if not problems:
+            raise ValueError("`Environments.of(problems)`: no problems; give at least one.")
+        first = problems[0]
+        for index, other in enumerate(problems):
+            if not isinstance(other, AbstractSampled) or _rest(other) != _rest(first):
+                raise ValueError(
+                    f"`Environments.of(problems)`: problem {index} has another type or loss than problem 0; "
+                    "build them all from the same function."
+                )
+            if other.weights is not None:
+                raise ValueError(f"`Environments.of(problems)`: problem {index} is reweighted; give plain problems.")
+        shapes = [jax.tree.map(lambda x: (x.shape[1:], x.dtype), p.data) for p in problems]
+        for index, shape in enumerate(shapes):
+            if shape != shapes[0]:
+                raise ValueError(f"`Environments.of(problems)`: the samples of problem {index} have another shape.")
+        data = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *[p.data for p in problems])
+        joined = eqx.tree_at(lambda p: p.data, first, data)
+        groups = np.repeat(np.arange(len(problems)), [p.size for p in problems])
+        return Environments(joined, groups, weights, size)
+
+    @property
+    def count(self) -> int:
+        """k, the number of environments."""
+        return self.sizes.shape[0]
+
+    def pooled(self, size: int | None = None) -> Minibatch:
+        """The mixed twin (PooledSGD): every sample of a batch draws its own environment.
+
+        The batch size is this noise's, or the mean size of an environment where batches are whole environments.
+        """
+        if size is None:
+            size = self.size
+        if size is None:
+            size = max(1, round(float(jnp.vdot(self.weights, self.sizes.astype(self.weights.dtype)))))
+        return Minibatch(self.problem, size)
+
+    def randomness(self, key: Key[Array, ""], count: int, like: PyTree = None) -> PyTree:
+        which, who = jax.random.split(key)
+        environment = sampling.weighted(which, self.weights, (count,))
+        if self.size is None:
+            return environment
+        sizes = self.sizes[environment].reshape(-1, *[1] * (self.size > 1))
+        shape = (count,) if self.size == 1 else (count, self.size)
+        position = jax.random.randint(who, shape, 0, sizes, jnp.int32)
+        return self.members[environment.reshape(sizes.shape), position]
+
+    def gradient(self, params: PyTree, slice: PyTree) -> PyTree:
+        if self.size is None:
+            return self.environment_gradient(params, slice)
+        return self.problem.batch_gradient(params, slice)
+
+    def environment_gradient(self, params: PyTree, environment: Int[Array, ""]) -> PyTree:
+        """grad L_e, the mean over all samples of one environment."""
+        rows = self.members[environment]
+        size = self.sizes[environment]
+        batch = trees.take(self.problem.data, rows)
+
+        def mean(p: PyTree) -> Float[Array, ""]:
+            losses = jax.vmap(lambda s: self.problem.sample_loss(p, s))(batch)
+            # padding repeats a sample of the environment, so its loss is as finite as the others before it is dropped
+            inside = jnp.arange(rows.shape[0]) < size
+            return jnp.sum(jnp.where(inside, losses, 0)) / size.astype(losses.dtype)
+
+        return jax.grad(mean)(params)
+
+    def covariance(self, params: PyTree) -> AbstractCovariance:
+        """Between + within; the second part is absent when batches are whole environments."""
+        return self.between(params) if self.size is None else Sum((self.between(params), self.within(params)))
+
+    def between(self, params: PyTree) -> Factored:
+        """sum_e w_e (g_e - g)(g_e - g)', g_e the gradient of environment e."""
+        gradients = jax.lax.map(lambda e: self.environment_gradient(params, e), jnp.arange(self.count))
+        centred = trees.centre(gradients, self.weights)
+        half = jnp.sqrt(self.weights)
+        return Factored(jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1) * _trailing(half, x), centred))
+
+    def within(self, params: PyTree) -> SampleCovariance:
+        """sum_e w_e Cov_e / size, Cov_e the covariance of one sample's gradient inside environment e."""
+        if self.size is None:
+            raise ValueError("`Environments.within`: whole environments have no noise within; give `size=`.")
+        return SampleCovariance(self.problem, params, 1 / self.size, self.groups, self.count)
+
+
+def _trailing(half: Array, stacked: Array) -> Array:
+    return half.astype(stacked.dtype).reshape(*[1] * (stacked.ndim - 1), -1)
+
+
+def _rest(problem: AbstractSampled) -> tuple:
+    """All of a problem that is not data: its type and its callables."""
+    fields = {name: value for name, value in vars(problem).items() if name not in ("data", "weights")}
+    return type(problem), tuple(fields.items())
+
+
+def _labels(groups: Any, samples: int) -> tuple[np.ndarray, np.ndarray]:
+    """The checked labels, and how many samples each environment has."""
+    labels = np.asarray(groups)
+    if labels.shape != (samples,):
+        raise ValueError(
+            f"`Environments`: `groups` has shape {labels.shape} and the problem {samples} samples; give one label each."
+        )
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise TypeError(
+            f"`Environments`: `groups` has dtype {labels.dtype}; give whole numbers 0..k-1, "
+            "such as `np.unique(names, return_inverse=True)[1]`."
+        )
+    if labels.min() < 0:
+        raise ValueError(f"`Environments`: `groups` holds {labels.min()}; labels are 0..k-1.")
+    counts = np.bincount(labels)
+    empty = np.flatnonzero(counts == 0)
+    if empty.size:
+        raise ValueError(
+            f"`Environments`: group {empty[0]} has no data; number the groups 0..k-1 without gaps, "
+            "such as `np.unique(groups, return_inverse=True)[1]`."
+        )
+    return labels, counts
+
+
+def _shares(weights: Any, environments: int) -> np.ndarray:
+    """The checked probability of each environment."""
+    shares = np.asarray(weights, float)
+    if shares.shape != (environments,):
+        raise ValueError(
+            f"`Environments`: `weights` has shape {shares.shape} and there are {environments} groups; give one each."
+        )
+    if not np.all(np.isfinite(shares)) or np.any(shares <= 0) or abs(shares.sum() - 1) > 1e-6:
+        raise ValueError(
+            f"{quote('Environments', weights=shares.tolist())}: `weights` must be positive and sum to 1 "
+            f"(they sum to {shares.sum():g}); divide by the sum, and leave out an environment of weight 0."
+        )
+    return shares
+
+
+def _padded_members(labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    """Row e lists the samples of environment e, padded by repeating its first one to the largest environment's size."""
+    order = np.argsort(labels, kind="stable")
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    position = np.arange(counts.max())[None]
+    inside = position < counts[:, None]
+    return order[starts[:, None] + np.where(inside, position, 0)]

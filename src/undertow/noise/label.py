@@ -1,0 +1,77 @@
+"""Label noise: every step sees its labels disturbed afresh."""
+
+from typing import Literal
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key, PyTree
+
+from undertow import trees
+from undertow.covariance import LabelCovariance, SampleCovariance, Sum
+from undertow.noise import sampling
+from undertow.noise.base import AbstractNoise
+from undertow.problem import Regression, batch_gradient
+from undertow.validate import Number, finite_number, quote
+
+__all__ = ["LabelNoise"]
+
+
+class LabelNoise(AbstractNoise):
+    """SGD on labels y_i + strength * e, e = +-1 (or N(0, 1) with kind="gaussian"), fresh and independent at every step.
+
+    Each sample of the batch and each output coordinate has its own e. Covariance of one draw: the minibatch part plus
+    strength^2/size * (1/n) sum_i J_i'J_i, which at zero loss is strength^2/size * H alone (zero_loss, section 6).
+
+    >>> import jax, jax.numpy as jnp
+    >>> import undertow as ut
+    >>> line = ut.Regression(lambda w, x: w * x, inputs=jnp.array([1.0, 1.0]), targets=jnp.array([2.0, 2.0]))
+    >>> noise = ut.LabelNoise(line, strength=0.5)
+    >>> print(abs(noise.draw(jax.random.key(0), jnp.array(2.0))), noise.covariance(jnp.array(2.0)).trace())
+    0.5 0.25
+    """
+
+    problem: Regression
+    strength: Float[Array, ""]
+    size: int = eqx.field(static=True)
+    replace: bool = eqx.field(static=True)
+    kind: Literal["sign", "gaussian"] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        problem: Regression,
+        strength: Number = 1.0,
+        size: int = 1,
+        replace: bool = True,
+        kind: Literal["sign", "gaussian"] = "sign",
+    ):
+        if not isinstance(problem, Regression):
+            raise TypeError(
+                f"`LabelNoise(problem)`: a {type(problem).__name__} has no labels to disturb; give a `Regression`."
+            )
+        finite_number("LabelNoise", "strength", strength)
+        if kind not in ("sign", "gaussian"):
+            raise ValueError(f'{quote("LabelNoise", kind=repr(kind))}: `kind` is "sign" or "gaussian".')
+        self.size = sampling.batch_size("LabelNoise", problem, size, replace)
+        self.problem = problem
+        self.strength = jnp.asarray(strength, problem.targets.dtype)
+        self.replace = replace
+        self.kind = kind
+
+    def randomness(self, key: Key[Array, ""], count: int, like: PyTree = None) -> PyTree:
+        which, how = jax.random.split(key)
+        batches = sampling.indices(which, self.problem, count, self.size, self.replace)
+        shape = (*batches.shape, *self.problem.targets.shape[1:])
+        draw = jax.random.rademacher if self.kind == "sign" else jax.random.normal
+        return batches, draw(how, shape, dtype=self.problem.targets.dtype)
+
+    def gradient(self, params: PyTree, slice: PyTree) -> PyTree:
+        index, disturbance = slice
+        x, y = trees.take(self.problem.data, index)
+        y = y + self.strength * disturbance
+        return batch_gradient(self.problem.sample_loss, params, (x, y), single=index.ndim == 0)
+
+    def covariance(self, params: PyTree) -> Sum:
+        labels = LabelCovariance(self.problem, params, self.strength**2 / self.size)
+        batch = SampleCovariance(self.problem, params, sampling.factor_of_size(self.problem, self.size, self.replace))
+        return Sum((labels, batch))

@@ -1,0 +1,75 @@
+"""Which samples a step sees: indices with replacement, by weight, or a fresh subset."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from undertow.problem import AbstractProblem, AbstractSampled, Population
+from undertow.validate import positive_integer, quote
+
+__all__ = ["batch_size", "factor_of_size", "indices", "subsets", "weighted"]
+
+
+def batch_size(function: str, problem: AbstractProblem, size: int, replace: bool) -> int:
+    """The checked batch size of a noise on samples."""
+    size = positive_integer(function, "size", size)
+    if isinstance(problem, Population):
+        if not replace:
+            raise ValueError(
+                f"{quote(function, replace=False)}: a `Population` has fresh samples at every step and nothing to "
+                "draw without replacement; leave `replace=True`, or fix the data with `population.sample(key, count)`."
+            )
+        return size
+    if not isinstance(problem, AbstractSampled):
+        raise TypeError(f"`{function}`: a {type(problem).__name__} has no samples; give a Problem or a Regression.")
+    if not replace and problem.weights is not None:
+        raise ValueError(f"{quote(function, replace=False)}: the samples are weighted; use replace=True.")
+    if not replace and size > problem.size:
+        raise ValueError(
+            f"{quote(function, size=size)}: the problem has {problem.size} samples; "
+            f"use size <= {problem.size} or replace=True."
+        )
+    return size
+
+
+def factor_of_size(problem: AbstractSampled, size: int, replace: bool) -> float:
+    """What multiplies one sample's covariance in a batch mean: 1/S, times (N-S)/(N-1) without replacement."""
+    if replace:
+        return 1 / size
+    return (problem.size - size) / (max(problem.size - 1, 1) * size)
+
+
+def indices(
+    key: Key[Array, ""], problem: AbstractSampled, count: int, size: int, replace: bool
+) -> Int[Array, " count"] | Int[Array, "count size"]:
+    """`count` batches of sample indices. A batch of one carries no batch axis."""
+    shape = (count,) if size == 1 else (count, size)
+    if problem.weights is not None:
+        return weighted(key, problem.weights, shape)
+    if replace or size == 1:
+        return jax.random.randint(key, shape, 0, problem.size, jnp.int32)
+    return subsets(key, problem.size, count, size)
+
+
+def weighted(key: Key[Array, ""], weights: Float[Array, " n"], shape: tuple[int, ...]) -> Int[Array, "..."]:
+    """Indices drawn with the given probabilities, by inverting their cumulative sum."""
+    edges = jnp.cumsum(weights)
+    drawn = jax.random.uniform(key, shape, edges.dtype) * edges[-1]
+    return jnp.minimum(jnp.searchsorted(edges, drawn, side="right"), weights.shape[0] - 1).astype(jnp.int32)
+
+
+def subsets(key: Key[Array, ""], total: int, count: int, size: int) -> Int[Array, "count size"]:
+    """`count` independent uniform subsets of range(total), by Floyd's algorithm: O(size^2) each, no sort of `total`.
+
+    Member j is t ~ U{0..total-size+j} unless t was taken before, else the number total-size+j itself.
+    """
+    tops = total - size + jnp.arange(size, dtype=jnp.int32)
+    proposals = jax.random.randint(key, (count, size), 0, tops[None] + 1, jnp.int32)
+
+    def choose(chosen: Array, j: Array) -> tuple[Array, None]:
+        proposal = proposals[:, j]
+        taken = jnp.any(chosen == proposal[:, None], axis=1)
+        return chosen.at[:, j].set(jnp.where(taken, tops[j], proposal)), None
+
+    empty = jnp.full((count, size), -1, jnp.int32)
+    return jax.lax.scan(choose, empty, jnp.arange(size))[0]

@@ -1,0 +1,52 @@
+"""Progress that a person sees: nothing for two seconds, then a bar on a terminal; or a callback of one's own."""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Progress"]
+
+PATIENCE_SECONDS = 2.0
+
+
+class Progress:
+    """Reports (done, total) to a callback, or to a bar on the terminal once `PATIENCE_SECONDS` have passed.
+
+    `report=None` shows the bar where stderr is a terminal, `report=False` shows nothing.
+    """
+
+    def __init__(self, what: str, total: int, report: Callable[[int, int], Any] | bool | None):
+        self.what = what
+        self.total = total
+        self.callback = report if callable(report) else None
+        self.visible = report is True or (report is None and sys.stderr.isatty())
+        self.began = time.monotonic()
+        self.bar: Any = None
+        self.task: Any = None
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            self.bar.stop()
+
+    def update(self, done: int) -> None:
+        """Says how far the work is."""
+        if self.callback is not None:
+            self.callback(done, self.total)
+        elif self.visible and self.bar is None and time.monotonic() - self.began > PATIENCE_SECONDS:
+            self._show()
+        if self.bar is not None:
+            self.bar.update(self.task, completed=done)
+
+    def _show(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+        self.bar = Bar(*columns, console=Console(stderr=True), transient=True)
+        self.bar.start()
+        self.task = self.bar.add_task(self.what, total=self.total)

@@ -1,0 +1,90 @@
+"""What is wrong with an argument, in one sentence that quotes the call and says what to do."""
+
+import math
+from numbers import Integral, Real
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+__all__ = ["Number", "concrete", "finite_number", "params_of_floats", "positive_integer", "quote", "sample_axis"]
+
+Number = float | int | np.generic | np.ndarray | Array
+"""What a user may give where one real number is meant."""
+
+
+def quote(function: str, **arguments: Any) -> str:
+    """The call as the user wrote it: quote("LabelNoise", size=64) is "`LabelNoise(size=64)`"."""
+    return f"`{function}({', '.join(f'{name}={value}' for name, value in arguments.items())})`"
+
+
+def concrete(value: Any) -> bool:
+    """Whether a value can be looked at: False inside jit, vmap and grad."""
+    return not isinstance(value, jax.core.Tracer)
+
+
+def positive_integer(function: str, name: str, value: Any) -> int:
+    """`value` as an int of at least 1."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{quote(function, **{name: repr(value)})}: `{name}` must be a whole number of at least 1.")
+    if value < 1:
+        raise ValueError(f"{quote(function, **{name: value})}: `{name}` must be at least 1.")
+    return int(value)
+
+
+def finite_number(function: str, name: str, value: Any, *, least: float = 0.0, below: float = math.inf) -> None:
+    """Refuses what is not a real scalar, NaN, infinite, under `least`, or at `below` and above. Tracers pass."""
+    if not concrete(value):
+        return
+    scalar = isinstance(value, Real) or (isinstance(value, Array | np.ndarray | np.generic) and value.ndim == 0)
+    if isinstance(value, bool) or not scalar:
+        raise TypeError(f"{quote(function, **{name: repr(value)})}: `{name}` must be a number.")
+    number = float(value)
+    if not math.isfinite(number) or number < least or number >= below:
+        bound = f"at least {least:g}" + (f" and below {below:g}" if below < math.inf else "")
+        raise ValueError(f"{quote(function, **{name: value})}: `{name}` must be a finite number, {bound}.")
+
+
+def params_of_floats(function: str, params: PyTree) -> None:
+    """Refuses params that are not a pytree of floating-point arrays."""
+    flat, _ = jax.tree_util.tree_flatten_with_path(params)
+    if not flat:
+        raise ValueError(f"`{function}`: `params` has no leaves; give a pytree of floating-point arrays.")
+    for path, leaf in flat:
+        place = "params" + jax.tree_util.keystr(path)
+        if not hasattr(leaf, "dtype"):
+            advice = (
+                "wrap numbers with jnp.asarray; of an equinox module pass the arrays only, "
+                "`eqx.partition(model, eqx.is_inexact_array)[0]`"
+            )
+            raise TypeError(f"`{function}`: `{place}` is a {type(leaf).__name__}, not a float array; {advice}.")
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise TypeError(
+                f"`{function}`: `{place}` has dtype {leaf.dtype}; params must be real floating-point: "
+                "convert it with `.astype(float)`, or keep it out of params."
+            )
+
+
+def sample_axis(function: str, **data: PyTree) -> int:
+    """The common length of the leading axes of all leaves of all the named data. Refuses empty or uneven data."""
+    sizes: dict[str, int] = {}
+    for name, tree in data.items():
+        for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
+            place = name + jax.tree_util.keystr(path)
+            if not hasattr(leaf, "shape"):
+                raise TypeError(f"`{function}`: `{place}` is a {type(leaf).__name__}; data must be arrays.")
+            if len(leaf.shape) == 0:
+                raise ValueError(f"`{function}`: `{place}` is a scalar; every array needs a leading sample axis.")
+            sizes[place] = leaf.shape[0]
+    if not sizes:
+        raise ValueError(f"`{function}`: no data; give at least one array with a leading sample axis.")
+    if len(set(sizes.values())) > 1:
+        listed = ", ".join(f"`{place}` {size}" for place, size in sizes.items())
+        raise ValueError(f"`{function}`: the leading (sample) axes differ: {listed}; make them equal.")
+    (size,) = set(sizes.values())
+    if size == 0:
+        raise ValueError(f"`{function}`: the data is empty (0 samples); give at least one sample.")
+    return size
