@@ -1,6 +1,7 @@
 """Every test runs with shapes and types checked, rank promotion refused and warnings as errors."""
 
 import jax
+import jaxtyping
 import pytest
 from jaxtyping import install_import_hook
 
@@ -15,3 +16,11 @@ def x64():
     """Double precision for one test."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture
+def as_a_user():
+    """Without the type checks, which would answer before the library's own messages."""
+    jaxtyping.config.update("jaxtyping_disable", True)
+    yield
+    jaxtyping.config.update("jaxtyping_disable", False)

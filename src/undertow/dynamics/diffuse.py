@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -103,8 +103,7 @@ def diffuse(
         given = (params, step_size, key, observe, average, every, seeds, lane_width)
         changed = any(value is not None for value in given) or weight_decay != 0.0
         run = drive.continued("diffuse", noise, changed)
-        dt = float(cast("Array", run.rule.step_size))
-        return drive.go_on(run, _steps(time, dt), progress, clock="time")
+        return drive.go_on(run, _steps(time, run.step_size), progress, clock="time")
     if callable(step_size):
         raise TypeError("`diffuse`: `step_size` is a schedule; an SDE has one noise level: give a number.")
     validate.finite_number("diffuse", "step_size", step_size)

@@ -42,6 +42,8 @@ class Continuation:
 
     function: str
     rule: engine.Rule
+    step_size: Any
+    """The rule's step size as it was given: a number in double precision, or the schedule."""
     lanes: tuple[engine.State, ...]
     step: int
     block: int
@@ -114,6 +116,7 @@ def begin(
     return Continuation(
         function=function,
         rule=rule,
+        step_size=step_size if callable(step_size) else float(step_size),
         lanes=lanes,
         step=0,
         block=block,
@@ -144,7 +147,7 @@ def go_on(
     if goal >= engine.NEVER:
         raise ValueError(f"{validate.quote(run.function, steps=steps)}: a run has fewer than {engine.NEVER} steps.")
     due = _observation_steps(run, goal)
-    clocks(run.function, run.rule.step_size, np.asarray([goal]))  # a bad schedule is refused before anything runs
+    clocks(run.function, run.step_size, np.asarray([goal]))  # a bad schedule is refused before anything runs
     began = time.perf_counter()
     seen: list[list[PyTree]] = [[] for _ in run.lanes]
     steps_seen: list[int] = []
@@ -377,16 +380,16 @@ def _trajectory(run: Continuation, interrupted: bool, clock: Literal["step", "ti
     else:
         params = jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[: run.seeds], *[s.params for s in run.lanes])
         gone, when = (np.concatenate(parts)[: run.seeds] for parts in (died, at))
-    diverged = gone < engine.NEVER
+    diverged = np.asarray(gone < engine.NEVER)
     diverged_at = np.where(diverged, when, -1)
     if np.any(diverged):
         after = diverged[..., None] & (steps >= diverged_at[..., None])
         observed = jax.tree.map(lambda x: _blank(x, after), observed)
-    time_, slow = clocks(run.function, run.rule.step_size, steps)
+    time_, slow = clocks(run.function, run.step_size, steps)
     facts = {
         "made_by": run.function,
         "noise": type(run.rule.noise).__name__,
-        "step_size": None if callable(run.rule.step_size) else float(run.rule.step_size) * run.substeps,
+        "step_size": None if callable(run.step_size) else run.step_size * run.substeps,
         "steps": run.step / run.substeps if run.substeps > 1 else run.step,
         "block": run.block,
         "lane_width": run.wide,

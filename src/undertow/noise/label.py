@@ -62,8 +62,8 @@ class LabelNoise(AbstractNoise):
         which, how = jax.random.split(key)
         batches = sampling.indices(which, self.problem, count, self.size, self.replace)
         shape = (*batches.shape, *self.problem.targets.shape[1:])
-        draw = jax.random.rademacher if self.kind == "sign" else jax.random.normal
-        return batches, draw(how, shape, dtype=self.problem.targets.dtype)
+        draw = sampling.signs if self.kind == "sign" else jax.random.normal
+        return batches, draw(how, shape, self.problem.targets.dtype)
 
     def gradient(self, params: PyTree, slice: PyTree) -> PyTree:
         index, disturbance = slice

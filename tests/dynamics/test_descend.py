@@ -1,0 +1,316 @@
+"""The engine against a plain loop; the same bits however a run is cut, observed or widened; divergence as data."""
+
+import itertools
+import subprocess
+import sys
+import time
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import undertow as ut
+from compiling import compilations
+from kinds import KINDS, params, problem, regression
+from undertow import trees
+from undertow.dynamics import drive, engine
+
+FLAT = {"flat": trees.ravel}
+NOISE = ut.Minibatch(problem(), 2)
+KEY = jax.random.key(7)
+
+
+def plain_loop(noise, point, steps, step_size, seed=0, momentum=0.0, weight_decay=0.0, key=KEY):
+    """SGD as one would write it on paper, on the engine's own randomness. Returns params after every step."""
+    block = engine.block_length(noise, point)
+    seed_key = jax.random.fold_in(key, seed)
+    gradient = eqx.filter_jit(noise.gradient)
+    velocity = trees.zeros_like(point)
+    path = [point]
+    for step in range(steps):
+        if step % block == 0:
+            slices = noise.randomness(jax.random.fold_in(seed_key, step // block), block, point)
+        eta = step_size(step) if callable(step_size) else step_size
+        g = gradient(path[-1], trees.take(slices, step % block))
+        g = trees.add(g, trees.scale(2 * weight_decay, path[-1]))
+        velocity = trees.add(trees.scale(momentum, velocity), g)
+        path.append(trees.subtract(path[-1], trees.scale(eta, velocity)))
+    return np.stack([trees.ravel(p) for p in path])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_against_a_plain_loop(kind):
+    noise = KINDS[kind]()
+    run = ut.descend(noise, params(), step_size=0.05, steps=12, key=KEY, observe=FLAT, every=1)
+    np.testing.assert_allclose(run.observed["flat"], plain_loop(noise, params(), 12, 0.05), rtol=1e-4, atol=1e-5)
+    np.testing.assert_array_equal(run.step, np.arange(13))
+
+
+@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.1), (0.9, 0.0), (0.5, 0.2)])
+@pytest.mark.parametrize("schedule", [0.05, optax.linear_schedule(0.1, 0.01, 20)])
+def test_momentum_weight_decay_and_schedules(momentum, weight_decay, schedule):
+    settings = {"momentum": momentum, "weight_decay": weight_decay}
+    run = ut.descend(NOISE, params(), step_size=schedule, steps=40, key=KEY, observe=FLAT, every=8, seeds=3, **settings)
+    for seed in range(3):
+        expected = plain_loop(NOISE, params(), 40, schedule, seed, **settings)[::8]
+        np.testing.assert_allclose(run.observed["flat"][seed], expected, rtol=1e-4, atol=1e-5)
+    etas = np.array([float(schedule(k)) if callable(schedule) else schedule for k in range(40)])
+    np.testing.assert_allclose(run.time, np.concatenate([[0], np.cumsum(etas)])[::8], rtol=1e-6)
+    np.testing.assert_allclose(run.slow_time, np.concatenate([[0], np.cumsum(etas**2)])[::8], rtol=1e-6)
+
+
+def descend(steps, every=None, seeds=3, **more):
+    return ut.descend(
+        NOISE, params(), step_size=0.02, steps=steps, key=KEY, observe=FLAT, every=every, seeds=seeds, **more
+    )
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """2,500 steps of three seeds, seen at every one of them."""
+    return descend(2500, every=1)
+
+
+@settings(max_examples=12, deadline=None)
+@given(every=st.integers(1, 3000), seeds=st.integers(1, 20))
+def test_the_same_bits_whatever_is_observed_and_however_many_seeds(reference, every, seeds):
+    run = descend(2500, every=every, seeds=seeds)
+    both = min(seeds, 3)
+    np.testing.assert_array_equal(run.observed["flat"][:both], reference.observed["flat"][:both, ::every])
+    for mine, theirs in zip(jax.tree.leaves(run.params), jax.tree.leaves(reference.params), strict=True):
+        np.testing.assert_array_equal(mine[:both], theirs[:both])
+
+
+@settings(max_examples=12, deadline=None)
+@given(cuts=st.lists(st.integers(1, 2499), max_size=4, unique=True), every=st.sampled_from([1, 7, 1000, 1300]))
+def test_the_same_bits_however_a_run_is_cut(reference, cuts, every):
+    ends = [*sorted(cuts), 2500]
+    run = descend(ends[0], every=every)
+    for before, after in itertools.pairwise(ends):
+        run = ut.descend(run, steps=after - before)
+    np.testing.assert_array_equal(run.observed["flat"], reference.observed["flat"][:, ::every])
+    np.testing.assert_array_equal(run.step, np.arange(0, 2501, every))
+    for mine, theirs in zip(jax.tree.leaves(run.params), jax.tree.leaves(reference.params), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+
+
+def test_small_buffers_and_small_chunks_change_nothing(reference, monkeypatch):
+    monkeypatch.setattr(drive, "MOST_OBSERVATIONS", 3)
+    run = descend(2500, every=11)
+    np.testing.assert_array_equal(run.observed["flat"], reference.observed["flat"][:, ::11])
+
+
+def test_a_single_run_is_seed_zero(reference):
+    run = descend(2500, every=500, seeds=None)
+    assert run.observed["flat"].shape == (6, 8)
+    assert run.diverged.shape == ()
+    np.testing.assert_allclose(run.observed["flat"], reference.observed["flat"][0, ::500], rtol=1e-3, atol=1e-4)
+
+
+def test_without_every_a_run_is_seen_at_its_ends(reference):
+    run = ut.descend(descend(1200), steps=1300)
+    np.testing.assert_array_equal(run.step, [0, 1200, 2500])
+    np.testing.assert_array_equal(run.observed["flat"], reference.observed["flat"][:, [0, 1200, 2500]])
+
+
+def test_averages_are_means_over_the_steps_between(reference):
+    average = {"mean": trees.ravel, "sign": lambda p: trees.ravel(p)[0] > 0}
+    run = descend(2500, every=700, average=average)
+    every_step = reference.observed["flat"].astype(float)
+    np.testing.assert_allclose(run.observed["mean"][:, 0], every_step[:, 0], rtol=1e-6)
+    for k in range(1, 4):
+        window = every_step[:, 700 * (k - 1) + 1 : 700 * k + 1]
+        np.testing.assert_allclose(run.observed["mean"][:, k], window.mean(1), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(run.observed["sign"][:, k], (window[:, :, 0] > 0).mean(1), atol=1e-5)
+    cut = ut.descend(descend(333, every=700, average=average), steps=2167)
+    np.testing.assert_allclose(cut.observed["mean"], run.observed["mean"], rtol=1e-5)
+
+
+def test_one_start_a_seed():
+    run = ut.descend(
+        NOISE,
+        lambda key: trees.standard_normal(key, params()),
+        step_size=0.01,
+        steps=5,
+        key=KEY,
+        observe=FLAT,
+        seeds=20,
+    )
+    starts = run.observed["flat"][:, 0]
+    assert np.unique(starts[:, 0]).size == 20
+    again = ut.descend(
+        NOISE, lambda key: trees.standard_normal(key, params()), step_size=0.3, steps=1, key=KEY, observe=FLAT, seeds=2
+    )
+    np.testing.assert_array_equal(again.observed["flat"][:, 0], starts[:2])
+
+
+class TestDivergence:
+    """w+ = (1 - eta x) w for x = 1, or 2.5 (growth) on some seeds' draws: overflow at a known step."""
+
+    task = ut.Problem(lambda w, x: jnp.sum(x * w**2) / 2, jnp.array([1.0]))
+    step_size = 3.0  # multiplies by -2: 1e38 is passed at step 127 or 128
+    start = staticmethod(lambda key: jnp.where(jax.random.uniform(key) < 0.5, 0.0, 1.0) * jnp.ones(2))
+
+    def run(self, steps=3000, **more):
+        return ut.descend(
+            ut.Minibatch(self.task, 1),
+            self.start,
+            step_size=self.step_size,
+            steps=steps,
+            key=KEY,
+            observe={"w": lambda w: w},
+            average={"size": lambda w: jnp.sum(jnp.abs(w))},
+            seeds=20,
+            **more,
+        )
+
+    def test_is_data(self):
+        run = self.run(every=16)
+        lives = run.observed["w"][:, 0, 0] == 0
+        assert 0 < lives.sum() < 20
+        np.testing.assert_array_equal(run.diverged, ~lives)
+        # |w| = 2^k leaves single precision at k = 128
+        np.testing.assert_array_equal(run.diverged_at, np.where(lives, -1, 128))
+        np.testing.assert_array_equal(run.params[~lives], 1.0)  # frozen at the start of the first block
+        before, after = run.step < 128, run.step >= 128
+        assert np.all(np.isfinite(run.observed["w"][:, before]))
+        assert np.all(np.isnan(run.observed["w"][~lives][:, after]))
+        assert np.all(np.isnan(run.observed["size"][~lives][:, after]))
+        assert np.all(run.observed["w"][lives] == 0)
+
+    def test_later_blocks_and_continued_runs(self):
+        self_like = ut.descend(
+            ut.Minibatch(self.task, 1), jnp.full(2, 1e-30), step_size=2.06, steps=4000, key=KEY, every=500,
+            observe={"w": lambda w: w[0]}, seeds=2,
+        )  # fmt: skip
+        # the derivative of w^2, 2 w = 2e-30 * 1.06^k, passes the largest number one step before w is infinite
+        expected = 1 + np.ceil(np.log(float(jnp.finfo(jnp.float32).max) / 2e-30) / np.log(1.06))
+        assert abs(self_like.diverged_at[0] - expected) <= 1
+        np.testing.assert_allclose(self_like.params[0], 1e-30 * 1.06**2000, rtol=1e-3)
+        first = ut.descend(
+            ut.Minibatch(self.task, 1), jnp.full(2, 1e-30), step_size=2.06, steps=2600, key=KEY, every=500,
+            observe={"w": lambda w: w[0]}, seeds=2,
+        )  # fmt: skip
+        assert not first.diverged.any()
+        rest = ut.descend(first, steps=1400)
+        np.testing.assert_array_equal(rest.diverged_at, self_like.diverged_at)
+        np.testing.assert_array_equal(rest.params, self_like.params)
+        np.testing.assert_array_equal(rest.observed["w"], self_like.observed["w"])
+
+    def test_a_single_run(self):
+        run = ut.descend(
+            ut.Minibatch(self.task, 1), jnp.ones(2), step_size=3.0, steps=500, key=KEY, observe={"n": lambda w: 3}
+        )
+        assert bool(run.diverged)
+        assert int(run.diverged_at) == 128
+        assert run.observed["n"][0] == 3
+        assert np.isnan(run.observed["n"][1])
+
+    def test_padding_is_not_counted(self):
+        run = ut.descend(
+            ut.Minibatch(self.task, 1),
+            lambda key: jnp.ones(2) * 0.5,
+            step_size=1.0,
+            steps=100,
+            key=KEY,
+            seeds=3,
+        )
+        assert run.diverged.shape == (3,)
+        assert not run.diverged.any()
+
+
+class TestDriver:
+    def test_progress_callback(self):
+        seen = []
+        descend(30_000, progress=lambda done, total: seen.append((done, total)))
+        assert seen[-1] == (30_000, 30_000)
+        assert len(seen) > 1
+        assert all(a < b for (a, _), (b, _) in itertools.pairwise(seen))
+
+    def test_interrupt_keeps_what_is_done(self, reference):
+        def interrupt(done, total):
+            if done >= 2000:
+                raise KeyboardInterrupt
+
+        with pytest.warns(RuntimeWarning, match="stopped by Ctrl-C"):
+            run = descend(400_000, every=500, progress=interrupt)
+        assert run.interrupted
+        assert 2000 <= run.step[-1] < 400_000
+        np.testing.assert_array_equal(run.observed["flat"][:, :5], reference.observed["flat"][:, 0:2001:500])
+        on = ut.descend(run, steps=1000)
+        assert not on.interrupted
+        assert on.step[-1] == run.step[-1] + 1000
+
+    def test_ctrl_c_in_a_real_process(self, tmp_path):
+        code = """
+import warnings, jax, jax.numpy as jnp, undertow as ut
+warnings.simplefilter("ignore")
+task = ut.Problem(lambda w, x: (w - x) ** 2 / 2, jnp.array([1.0, 3.0]))
+def report(done, total):
+    print("going", flush=True)
+run = ut.descend(ut.Minibatch(task, 1), jnp.array(0.0), step_size=0.1, steps=1_000_000_000, key=0, every=1_000_000,
+                 observe={"w": lambda w: w}, seeds=40, progress=report)
+print("returned", run.interrupted, run.observed["w"].shape[1] == len(run.step), bool(jnp.isfinite(run.params).all()))
+"""
+        process = subprocess.Popen(
+            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert process.stdout.readline() == "going\n"
+        time.sleep(0.7)
+        process.send_signal(2)
+        out, err = process.communicate(timeout=60)
+        assert "returned True True True" in out, out + err
+
+    def test_lanes_follow_settings_made_for_one_thread(self, x64):
+        """x64 by a context manager holds for the main thread alone; the lanes must not fall back to single."""
+        noise = ut.Minibatch(problem(jnp.float64), 2)
+        run = ut.descend(noise, params(dtype=jnp.float64), step_size=0.02, steps=20, key=KEY, observe=FLAT, seeds=40)
+        assert run.observed["flat"].dtype == np.float64
+
+    def test_other_numbers_compile_nothing_new(self):
+        def go(task, strength, scale, eta, steps, seed, beta, gamma, every):
+            noise = ut.LabelNoise(task, strength)
+            start = trees.scale(scale, params())
+            return ut.descend(
+                noise, start, step_size=eta, steps=steps, key=jax.random.key(seed), momentum=beta, weight_decay=gamma,
+                every=every, seeds=5, observe=FLAT,
+            )  # fmt: skip
+
+        task = regression()
+        other = ut.Regression(task.predict, task.inputs + 1, task.targets * 2)
+        go(task, 1.0, 1.0, 0.01, 1500, 0, 0.9, 0.0, 300)
+        with compilations() as compiled:
+            go(task, 0.5, 2.0, 0.02, 3700, 1, 0.5, 0.1, 170)
+            go(other, 0.5, 2.0, 0.02, 3700, 1, 0.5, 0.1, 170)
+        assert compiled == []
+
+    def test_the_count_of_compilations_can_rise(self):
+        with compilations() as compiled:
+            ut.descend(ut.Minibatch(problem(), 3), params(), step_size=0.02, steps=10, key=KEY)
+        assert compiled
+
+
+def test_facts_and_xarray():
+    run = ut.descend(
+        NOISE, params(), step_size=0.02, steps=2500, key=KEY, every=500, seeds=3,
+        observe={"flat": trees.ravel, "tree": lambda p: p},
+    )  # fmt: skip
+    data = run.to_xarray()
+    assert data["flat"].dims == ("seed", "step", "flat_0")
+    assert data["tree.inner"].shape == (3, 6, 2, 3)
+    assert data["params.outer"].dims == ("seed", "params.outer_0")
+    np.testing.assert_allclose(data.time, data.step * 0.02)
+    np.testing.assert_allclose(data.slow_time, data.step * 0.0004)
+    assert float(data["flat"].sel(seed=1, step=1000)[0]) == run.observed["flat"][1, 2, 0]
+    assert data.attrs["step_size"] == 0.02
+    assert data.attrs["steps"] == 2500
+    single = descend(10, seeds=None).to_xarray()
+    assert single["flat"].dims == ("step", "flat_0")
+    part = run.select([0, -1])
+    assert part.observed["flat"].shape == (3, 2, 8)
+    assert part.step.tolist() == [0, 2500]

@@ -1,0 +1,97 @@
+"""The SDE against its exact law, and against SGD with the same noise."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import undertow as ut
+from kinds import KINDS, params
+from undertow import trees
+
+KEY = jax.random.key(21)
+
+# L = w'Aw/2 with noise B: an Ornstein-Uhlenbeck process with exact moments
+CURVATURE = jnp.array([0.5, 2.0])
+FACTOR = jnp.array([[1.0], [0.5]])
+BOWL = ut.Additive(ut.Problem(lambda w, _: jnp.sum(CURVATURE * w**2) / 2, jnp.zeros(1)), lambda w: FACTOR)
+
+
+def moments(w: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The second moments of final positions about the mean, with standard errors."""
+    centred = w - w.mean(0)
+    products = centred[:, :, None] * centred[:, None, :]
+    return products.mean(0), products.std(0) / np.sqrt(len(w))
+
+
+@pytest.mark.parametrize("substeps", [1, 4])
+def test_against_the_exact_law_of_the_scheme(substeps):
+    """Euler-Maruyama of an OU process is a linear recursion: w+ = (1 - dt A) w + sqrt(eta dt) B z."""
+    eta, time, dt = 0.2, 3.0, 0.2 / substeps
+    run = ut.diffuse(BOWL, jnp.array([1.0, -1.0]), step_size=eta, time=time, key=KEY, observe={"w": lambda w: w},
+                     seeds=20_000, substeps=substeps)  # fmt: skip
+    steps = round(time / dt)
+    decay = 1 - dt * np.asarray(CURVATURE)
+    sigma = np.asarray(FACTOR @ FACTOR.T)
+    mean, covariance = np.array([1.0, -1.0]) * decay**steps, np.zeros((2, 2))
+    for _ in range(steps):
+        covariance = decay[:, None] * covariance * decay + eta * dt * sigma
+    w = run.observed["w"][:, -1].astype(float)
+    assert np.all(np.abs(w.mean(0) - mean) < 4.5 * w.std(0) / np.sqrt(len(w)))
+    second, error = moments(w)
+    assert np.all(np.abs(second - covariance) < 4.5 * error)
+    np.testing.assert_allclose(run.time, [0, time], rtol=1e-9)
+    np.testing.assert_allclose(run.step, [0, time / eta])
+    np.testing.assert_allclose(run.slow_time, [0, time * eta])
+
+
+def test_finer_steps_approach_the_sde():
+    """The exact OU variance eta sigma / (2 a) at stationarity; Euler-Maruyama's is that over 1 - a dt / 2."""
+    curvature, eta = 1.0, 0.5
+    task = ut.Additive(ut.Problem(lambda w, _: curvature * w**2 / 2, jnp.zeros(1)), lambda w: jnp.ones(1))
+    for substeps in (1, 8):
+        run = ut.diffuse(task, jnp.array(0.0), step_size=eta, time=12.0, key=KEY, observe={"w": lambda w: w},
+                         seeds=30_000, substeps=substeps)  # fmt: skip
+        w = run.observed["w"][:, -1].astype(float)
+        error = w.var() * np.sqrt(2 / len(w))
+        expected = eta / (2 * curvature) / (1 - curvature * eta / substeps / 2)
+        assert abs(w.var() - expected) < 4.5 * error
+        if substeps == 1:
+            assert abs(w.var() - eta / 2) > 10 * error  # so the test can tell the two apart
+
+
+def test_sgd_and_sde_agree_on_a_quadratic():
+    """Minibatch SGD on least squares and its diffusion: same mean, and variances equal to O(step_size)."""
+    keys = jax.random.split(jax.random.key(1), 2)
+    x, y = jax.random.normal(keys[0], (40, 2)), jax.random.normal(keys[1], (40,))
+    noise = ut.Minibatch(ut.Regression(lambda w, x: w @ x, x, y), 1)
+    common = {"step_size": 0.02, "key": KEY, "observe": {"w": lambda w: w}, "seeds": 4000}
+    sgd = ut.descend(noise, jnp.ones(2), steps=200, **common).observed["w"][:, -1]
+    sde = ut.diffuse(noise, jnp.ones(2), time=4.0, **common).observed["w"][:, -1]
+    error = np.sqrt((sgd.var(0) + sde.var(0)) / 4000)
+    assert np.all(np.abs(sgd.mean(0) - sde.mean(0)) < 4.5 * error + 0.02 * np.abs(sgd.mean(0)))
+    np.testing.assert_allclose(sgd.var(0), sde.var(0), rtol=0.15)
+
+
+def test_weight_decay_pulls_to_zero():
+    task = ut.Additive(ut.Problem(lambda w, _: 0.0 * w, jnp.zeros(1)), lambda w: jnp.zeros(1))
+    run = ut.diffuse(task, jnp.array(1.0), step_size=0.01, time=2.0, key=KEY, weight_decay=0.5, substeps=20)
+    np.testing.assert_allclose(run.params, np.exp(-2.0), rtol=2e-3)
+
+
+@pytest.mark.parametrize("kind", [k for k in KINDS if "population" not in k])
+def test_every_noise_diffuses(kind):
+    run = ut.diffuse(KINDS[kind](), params(), step_size=0.01, time=0.1, key=KEY, observe={"flat": trees.ravel}, every=2)
+    assert run.observed["flat"].shape == (6, 8)
+    assert np.isfinite(run.observed["flat"]).all()
+    assert run.clock == "time"
+
+
+def test_a_diffusion_goes_on():
+    whole = ut.diffuse(BOWL, jnp.ones(2), step_size=0.1, time=3.0, key=KEY, seeds=3, every=5, observe={"w": jnp.sum})
+    part = ut.diffuse(BOWL, jnp.ones(2), step_size=0.1, time=1.0, key=KEY, seeds=3, every=5, observe={"w": jnp.sum})
+    both = ut.diffuse(part, time=2.0)
+    np.testing.assert_array_equal(both.observed["w"], whole.observed["w"])
+    np.testing.assert_allclose(both.time, whole.time)
+    with pytest.raises(TypeError, match="made by `diffuse`"):
+        ut.descend(part, steps=5)

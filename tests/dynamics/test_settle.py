@@ -1,0 +1,29 @@
+"""The end of gradient flow, where it is known."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import undertow as ut
+
+
+def test_circle_keeps_the_angle(x64):
+    circle = ut.Problem(lambda x, _: (jnp.sum(x**2) - 1) ** 2 / 8, jnp.zeros(1))
+    for start in ([0.9, 1.2], [-0.3, 0.1], [2.0, 0.0]):
+        start = jnp.array(start)
+        end = ut.settle(circle, start)
+        np.testing.assert_allclose(end, start / jnp.linalg.norm(start), atol=1e-8)
+
+
+def test_invariants_of_a_factorisation(x64):
+    """Gradient flow of (u v - 1)^2/2 conserves u^2 - v^2 and ends at u v = 1."""
+    task = ut.Problem(lambda p, _: (p["u"] * p["v"] - 1) ** 2 / 2, jnp.zeros(1))
+    end = ut.settle(task, {"u": jnp.array(0.5), "v": jnp.array(0.2)})
+    np.testing.assert_allclose(end["u"] * end["v"], 1.0, atol=1e-8)
+    np.testing.assert_allclose(end["u"] ** 2 - end["v"] ** 2, 0.21, rtol=1e-7)
+
+
+def test_a_flow_without_an_end_is_an_error():
+    slope = ut.Problem(lambda x, _: x, jnp.zeros(1))
+    with pytest.raises(Exception, match="did not reach"):
+        ut.settle(slope, jnp.array(0.0), max_steps=50)

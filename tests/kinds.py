@@ -1,0 +1,81 @@
+"""One small example of every kind of noise, for the tests that all of them must pass.
+
+A new noise is added here; `test_protocol.py` fails until it is.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+import undertow as ut
+from undertow.dynamics.diffuse import Gaussian
+
+SAMPLES, INPUTS = 7, 3
+
+
+def regression(outputs: int | None = None, dtype=jnp.float32) -> ut.Regression:
+    """A two-layer tanh net on noisy data, away from zero loss; params from `params`."""
+    keys = jax.random.split(jax.random.key(11), 2)
+    inputs = jax.random.normal(keys[0], (SAMPLES, INPUTS), dtype)
+    shape = (SAMPLES,) if outputs is None else (SAMPLES, outputs)
+    targets = jax.random.normal(keys[1], shape, dtype)
+
+    def predict(p, x):
+        hidden = jnp.tanh(p["inner"] @ x)
+        return jnp.vdot(p["outer"], hidden) if outputs is None else p["outer"] @ hidden
+
+    return ut.Regression(predict, inputs, targets)
+
+
+def params(outputs: int | None = None, dtype=jnp.float32) -> dict:
+    keys = jax.random.split(jax.random.key(12), 2)
+    outer = (2,) if outputs is None else (outputs, 2)
+    return {"inner": jax.random.normal(keys[0], (2, INPUTS), dtype), "outer": jax.random.normal(keys[1], outer, dtype)}
+
+
+def problem(dtype=jnp.float32) -> ut.Problem:
+    """The same net with an absolute-value-like loss: nothing quadratic about it."""
+    net = regression(dtype=dtype)
+    return ut.Problem(lambda p, s: jnp.sqrt(1 + (net.predict(p, s[0]) - s[1]) ** 2), net.data)
+
+
+def population(dtype=jnp.float32) -> ut.Population:
+    net = regression(dtype=dtype)
+
+    def draw(key):
+        x = jax.random.normal(key, (INPUTS,), dtype)
+        return x, jnp.sin(x[0])
+
+    return ut.Population(lambda p, s: (net.predict(p, s[0]) - s[1]) ** 2 / 2, draw)
+
+
+def factor(p: dict) -> dict:
+    """A factor with three columns that depends on params."""
+    return jax.tree.map(lambda leaf: jnp.stack([leaf, jnp.ones_like(leaf), jnp.sin(3 * leaf)], axis=-1), p)
+
+
+GROUPS = jnp.array([0, 0, 1, 2, 1, 1, 2])
+WEIGHTS = jnp.array([0.5, 0.2, 0.3])
+
+Build = Callable[..., ut.AbstractNoise]
+
+KINDS: dict[str, Build] = {
+    "minibatch of one": lambda dtype=jnp.float32: ut.Minibatch(problem(dtype), 1),
+    "minibatch with replacement": lambda dtype=jnp.float32: ut.Minibatch(problem(dtype), 3),
+    "minibatch without replacement": lambda dtype=jnp.float32: ut.Minibatch(problem(dtype), 3, replace=False),
+    "minibatch of a population": lambda dtype=jnp.float32: ut.Minibatch(population(dtype), 2),
+    "label noise, one sample": lambda dtype=jnp.float32: ut.LabelNoise(regression(dtype=dtype), 0.7),
+    "label noise, subsets": lambda dtype=jnp.float32: ut.LabelNoise(regression(dtype=dtype), 0.7, 3, replace=False),
+    "label noise, Gaussian": lambda dtype=jnp.float32: ut.LabelNoise(regression(dtype=dtype), 0.7, 2, kind="gaussian"),
+    "isotropic": lambda dtype=jnp.float32: ut.Isotropic(problem(dtype), 0.3),
+    "additive": lambda dtype=jnp.float32: ut.Additive(problem(dtype), factor),
+    "whole environments": lambda dtype=jnp.float32: ut.Environments(problem(dtype), GROUPS),
+    "weighted environments": lambda dtype=jnp.float32: ut.Environments(problem(dtype), GROUPS, WEIGHTS),
+    "batches inside environments": lambda dtype=jnp.float32: ut.Environments(problem(dtype), GROUPS, WEIGHTS, size=2),
+    "one sample inside environments": lambda dtype=jnp.float32: ut.Environments(problem(dtype), GROUPS, size=1),
+    "pooled environments": lambda dtype=jnp.float32: ut.Environments(problem(dtype), GROUPS, WEIGHTS, size=2).pooled(),
+    "Gaussian twin": lambda dtype=jnp.float32: Gaussian(
+        ut.LabelNoise(regression(dtype=dtype), 0.7), jnp.asarray(1.5, dtype)
+    ),
+}
