@@ -60,6 +60,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "claims":
+        return importlib.import_module("undertow.claims")
     if name not in _HOME:
         raise AttributeError(f"module 'undertow' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"undertow.{_HOME[name]}"), name)
@@ -68,4 +70,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *_HOME, "claims"})

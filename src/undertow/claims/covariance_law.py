@@ -1,0 +1,139 @@
+"""The experiment behind every claim of the form: draws of this noise have that covariance."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray
+from jaxtyping import Array, Key, PyTree
+from scipy.stats import norm
+
+from undertow import trees
+from undertow.claims.claim import Claim, Measurement, Paper
+from undertow.claims.criterion import AtLevel, Check, Within
+from undertow.figures import style
+from undertow.models.tanh_net import TanhNet
+from undertow.noise.base import AbstractNoise
+
+__all__ = ["Draws", "covariance_claim"]
+
+GROUPS = 50
+"""Independent groups of draws; the spread between their means is the standard error."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How a covariance is measured."""
+
+    draws: int
+    """How many stochastic gradients are drawn."""
+    directions: int = 12
+    """Along how many random directions their variance is measured."""
+    inputs: int = 5
+    """Inputs of the tanh network whose gradient is drawn."""
+    hidden: int = 6
+    """Hidden units of that network."""
+    samples: int = 12
+    """Training samples of that network."""
+
+
+def covariance_claim(
+    claim_id: str,
+    paper: Paper,
+    place: str,
+    statement: str,
+    equation: str,
+    build: Callable[[TanhNet], dict[str, AbstractNoise]],
+) -> Claim:
+    """A claim that the named noises, built on a tanh network away from zero loss, have the covariance they state."""
+
+    def measure(parameters: Draws, key: Key[Array, ""]) -> Measurement:
+        return _measure(build, parameters, key)
+
+    return Claim(
+        id=claim_id,
+        paper=paper,
+        place=place,
+        statement=statement,
+        equation=equation,
+        scales={"smoke": Draws(40_000), "default": Draws(200_000), "full": Draws(2_000_000)},
+        measure=measure,
+        draw=_draw,
+    )
+
+
+def _measure(
+    build: Callable[[TanhNet], dict[str, AbstractNoise]], parameters: Draws, key: Key[Array, ""]
+) -> Measurement:
+    net_key, direction_key, draw_key = jax.random.split(key, 3)
+    net = TanhNet.draw(
+        net_key, inputs=parameters.inputs, hidden=parameters.hidden, n=parameters.samples, dtype=jnp.float64
+    )
+    checks, found = [], {}
+    for name, noise in build(net).items():
+        directions = [
+            trees.standard_normal(k, net.params) for k in jax.random.split(direction_key, parameters.directions)
+        ]
+        predicted, groups = _variances(noise, net.params, directions, parameters.draws, draw_key)
+        ratios = groups / predicted
+        total = ratios.mean(axis=1)
+        checks.append(
+            Check(
+                f"variance of {name} over its prediction",
+                float(total.mean()),
+                1.0,
+                float(total.std(ddof=1) / np.sqrt(GROUPS)),
+                Within(tolerance=0.0, resolution=0.05),
+            )
+        )
+        z = (ratios.mean(0) - 1) / (ratios.std(0, ddof=1) / np.sqrt(GROUPS))
+        p_value = min(1.0, 2 * len(directions) * float(norm.sf(np.abs(z).max())))
+        test = f"largest |z| of {len(directions)} directions, Bonferroni"
+        checks.append(Check(f"{name}: p-value", p_value, 1.0, 0.0, AtLevel(1e-4, test)))
+        found[name] = (predicted, groups.mean(0), groups.std(0, ddof=1) / np.sqrt(GROUPS))
+    names = list(found)
+    data = xarray.Dataset(
+        {
+            "predicted": (("noise", "direction"), np.stack([found[n][0] for n in names])),
+            "measured": (("noise", "direction"), np.stack([found[n][1] for n in names])),
+            "error": (("noise", "direction"), np.stack([found[n][2] for n in names])),
+        },
+        attrs={"noises": names},
+    )
+    return Measurement(tuple(checks), data, seeds=parameters.draws)
+
+
+def _variances(
+    noise: AbstractNoise, params: PyTree, directions: list[PyTree], draws: int, key: Key[Array, ""]
+) -> tuple[np.ndarray, np.ndarray]:
+    """a'Sigma a for each direction, and the mean of (a.(g - E g))^2 in each group of draws: (groups, directions)."""
+    sigma, mean = noise.covariance(params), noise.mean(params)
+    predicted = np.array([float(trees.dot(a, sigma.mv(a))) for a in directions])
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *directions)
+
+    @eqx.filter_jit
+    def group(noise: AbstractNoise, k: Key[Array, ""]) -> Array:
+        def one(j: Key[Array, ""]) -> Array:
+            deviation = trees.subtract(noise.draw(j, params), mean)
+            return jax.vmap(lambda a: trees.dot(a, deviation) ** 2)(stacked)
+
+        return jnp.mean(jax.vmap(one)(jax.random.split(k, draws // GROUPS)), axis=0)
+
+    return predicted, np.stack([group(noise, k) for k in jax.random.split(key, GROUPS)])
+
+
+def _draw(measurement: Measurement, parameters: Any) -> Any:
+    figure, (axes,) = style.new_figure()
+    data = measurement.data
+    for index, (name, colour) in enumerate(zip(data.attrs["noises"], style.COLOURS, strict=False)):
+        row = data.isel(noise=index)
+        style.points(axes, row.predicted, row.measured, row.error, name, colour)
+    ends = [float(data.predicted.min()), float(data.predicted.max())]
+    style.theory(axes, ends, ends, "theory")
+    axes.set(xscale="log", yscale="log", xlabel="predicted variance a'Σa", ylabel="measured variance along a")
+    axes.legend()
+    return figure

@@ -1,0 +1,44 @@
+"""The covariances of the noises that the limiting diffusion is stated for."""
+
+import jax
+import jax.numpy as jnp
+
+from undertow.claims.covariance_law import covariance_claim
+from undertow.noise.additive import Additive
+from undertow.noise.isotropic import Isotropic
+from undertow.noise.label import LabelNoise
+
+CLAIMS = (
+    covariance_claim(
+        "label-noise-covariance",
+        "zero_loss",
+        "Section 6, Eq. (12)",
+        "Fresh label noise of strength delta adds delta^2/b (1/n) sum J_i'J_i to the minibatch covariance of a batch "
+        "of b; at zero loss that is delta^2/b times the Hessian.",
+        "Cov g = delta^2/b (1/n) sum_i J_i'J_i + minibatch part",
+        lambda net: {
+            "signs, one sample": LabelNoise(net.problem, 0.8),
+            "Gaussian, batch of 3": LabelNoise(net.problem, 0.8, size=3, kind="gaussian"),
+        },
+    ),
+    covariance_claim(
+        "isotropic-covariance",
+        "zero_loss",
+        "Section 5.1",
+        "Isotropic noise of scale s has covariance s^2 I.",
+        "Cov g = s^2 I",
+        lambda net: {"isotropic": Isotropic(net.problem, 0.3)},
+    ),
+    covariance_claim(
+        "additive-covariance",
+        "zero_loss",
+        "Eq. (1)",
+        "Noise sigma(x) xi with a factor sigma that depends on the point has covariance sigma sigma'.",
+        "Cov g = sigma(x) sigma(x)'",
+        lambda net: {
+            "state-dependent factor": Additive(
+                net.problem, lambda p: jax.tree.map(lambda x: jnp.stack([x, jnp.cos(x)], axis=-1), p)
+            )
+        },
+    ),
+)

@@ -1,0 +1,261 @@
+"""The command line. Nothing heavy is imported before a command needs it."""
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+__all__ = ["main"]
+
+GOOD, SURPRISE, MISTAKE, INTERRUPTED = 0, 1, 2, 130
+
+Names = tyro.conf.Positional[tuple[str, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Verify:
+    """Run the claims of the papers and judge each: live verdicts, report.html, results.json.
+
+    Exits with 0 only when every verdict is the expected one. Finished claims are kept: after Ctrl-C, or when called
+    again, only what is missing or changed is run.
+    """
+
+    claims: Annotated[Names, tyro.conf.arg(metavar="[CLAIM ...]")] = ()
+    """Which claims; all of them when none is named. `undertow list` shows the names."""
+    paper: Literal["heterogeneity", "zero_loss", "noise_equilibrium"] | None = None
+    """Only the claims of one paper."""
+    scale: Literal["smoke", "default", "full"] = "default"
+    """How much to compute: smoke takes minutes, default tens of minutes, full wants a GPU."""
+    jobs: int = min(2, os.cpu_count() or 1)
+    """How many claims run at the same time, each in its own process."""
+    out: Path = Path("undertow-report")
+    """The folder for the report, the results and the data."""
+    seed: int = 0
+    """Another number repeats everything with other randomness."""
+    fresh: bool = False
+    """Run everything anew, even what is finished."""
+
+
+@dataclasses.dataclass(frozen=True)
+class List:
+    """Show all claims with their places in the papers and the verdicts expected of them."""
+
+    paper: Literal["heterogeneity", "zero_loss", "noise_equilibrium"] | None = None
+    """Only the claims of one paper."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Errata:
+    """Show what the papers print wrongly, what is right, and the claim that decides."""
+
+    json: bool = False
+    """Print the list as JSON, for other programs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Build report.html again from the results in a folder."""
+
+    folder: tyro.conf.Positional[Path]
+    """A folder that `undertow verify` wrote."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Run one experiment with your own numbers: `undertow run EXPERIMENT --help` shows its parameters."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Where to start from and where to write."""
+
+    scale: Literal["smoke", "default", "full"] = "smoke"
+    """Where parameters that are not given come from."""
+    seed: int = 0
+    """Another number repeats the experiment with other randomness."""
+    out: Path = Path("undertow-run")
+    """The folder for the data, the figure and the report."""
+
+
+Command = (
+    Annotated[Verify, tyro.conf.subcommand("verify")]
+    | Annotated[List, tyro.conf.subcommand("list")]
+    | Annotated[Run, tyro.conf.subcommand("run")]
+    | Annotated[Errata, tyro.conf.subcommand("errata")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
+)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The entry point: parses, runs, and turns mistakes into sentences and exit statuses."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    from undertow.lab.store import StoreError
+
+    try:
+        if arguments[:1] == ["run"]:
+            status = _run(arguments[1:])
+        elif arguments[:1] == ["--version"]:
+            from undertow import __version__
+
+            print(f"undertow {__version__}")
+            status = GOOD
+        else:
+            status = _dispatch(_parse(arguments))
+    except StoreError as error:
+        status = _complain(str(error))
+    except KeyboardInterrupt:
+        print("\nStopped. What was finished is kept; the same command goes on from there.", file=sys.stderr)
+        status = INTERRUPTED
+    raise SystemExit(status)
+
+
+def _parse(arguments: list[str]) -> Any:
+    """One of the dataclasses above, filled in."""
+    description = "What the noise of stochastic gradient descent does to a model: predicted, simulated, verified."
+    return tyro.cli(Command, prog="undertow", description=description, args=arguments)
+
+
+def _dispatch(command: Any) -> int:
+    actions = {Verify: _verify, List: _list, Errata: _errata, Report: _report}
+    return actions[type(command)](command)
+
+
+def _complain(sentence: str) -> int:
+    print(f"undertow: {sentence}", file=sys.stderr)
+    return MISTAKE
+
+
+def _verify(command: Verify) -> int:
+    from undertow.claims import registry
+    from undertow.lab import store
+    from undertow.lab.runner import task_of
+
+    if command.jobs < 1:
+        return _complain(f"--jobs {command.jobs}: give at least 1.")
+    for name in command.claims:
+        if name not in registry:
+            return _complain(registry.unknown(name))
+    chosen = [
+        claim
+        for claim in registry.values()
+        if (not command.claims or claim.id in command.claims) and command.paper in (None, claim.paper)
+    ]
+    if not chosen:
+        return _complain(f"none of the claims named belongs to the paper {command.paper}.")
+    tasks = [task_of(claim.id, command.scale, claim.parameters(command.scale), command.seed) for claim in chosen]
+    out = store.writable_folder(command.out)
+    with store.folder_lock(out):
+        return _run_and_report(tasks, out, command.jobs, command.fresh)
+
+
+def _run_and_report(tasks: list[dict[str, Any]], out: Path, jobs: int, fresh: bool) -> int:
+    """Runs tasks with live progress, writes results.json and report.html, prints the verdicts."""
+    from undertow.lab.live import Live
+    from undertow.lab.report import build_report, write_results
+    from undertow.lab.runner import run_claims
+
+    finished: list[dict[str, Any]] = []
+    with Live(len(tasks)) as live:
+        try:
+            results = run_claims(
+                tasks,
+                out,
+                jobs,
+                fresh=fresh,
+                report=lambda result, reused: (finished.append(result), live.result(result, reused)),
+                started=live.started,
+            )
+        except KeyboardInterrupt:
+            if finished:
+                write_results(out, finished)
+                build_report(out, finished)
+            raise
+    write_results(out, results)
+    page = build_report(out, results)
+    as_expected = sum(r["verdict"] == r["expected"] for r in results)
+    print(f"\n{as_expected} of {len(results)} verdicts as expected. Report: {page}")
+    return GOOD if as_expected == len(results) else SURPRISE
+
+
+def _list(command: List) -> int:
+    import shutil
+    import textwrap
+
+    from undertow.claims import registry
+    from undertow.claims.errata import expected
+
+    width = min(110, shutil.get_terminal_size().columns)
+    for claim in registry.values():
+        if command.paper in (None, claim.paper):
+            print(f"{claim.id:<28} {claim.paper}, {claim.place}; expected: {expected(claim.id)}")
+            print(textwrap.fill(claim.statement, width, initial_indent="    ", subsequent_indent="    "))
+    return GOOD
+
+
+def _errata(command: Errata) -> int:
+    import json
+
+    from undertow.claims.errata import ERRATA
+
+    if command.json:
+        print(json.dumps([dataclasses.asdict(erratum) for erratum in ERRATA], indent=1))
+        return GOOD
+    for erratum in ERRATA:
+        print(f"{erratum.paper}, {erratum.place}")
+        print(f"  printed: {erratum.printed}")
+        print(f"  right:   {erratum.right}")
+        print(f"  decided: undertow verify {erratum.claim}\n")
+    return GOOD
+
+
+def _report(command: Report) -> int:
+    from undertow.lab.report import build_report, read_results
+
+    print(build_report(command.folder, read_results(command.folder)))
+    return GOOD
+
+
+def _run(arguments: list[str]) -> int:
+    """`undertow run EXPERIMENT [--parameter value ...]`: a claim's experiment with the user's own parameters."""
+    from undertow.claims import registry
+
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: undertow run EXPERIMENT [--parameter VALUE ...] [--scale SCALE] [--out DIR]\n")
+        print("Runs one experiment with your own numbers; `undertow run EXPERIMENT --help` shows its parameters.\n")
+        for claim in registry.values():
+            print(f"  {claim.id:<28}{claim.place} ({claim.paper})")
+        return GOOD
+    name, *rest = arguments
+    if name not in registry:
+        return _complain(registry.unknown(name))
+    claim = registry[name]
+
+    scale = _option(rest, "--scale") or "smoke"
+    if scale not in claim.scales:
+        return _complain(f"--scale {scale}: choose one of {', '.join(claim.scales)}.")
+    default: Any = claim.scales[scale]
+    fields = [("parameters", type(default), default), ("settings", Settings, Settings())]
+    both: Any = dataclasses.make_dataclass("Experiment", fields)
+    omit = (tyro.conf.OmitArgPrefixes,)
+    chosen: Any = tyro.cli(both, prog=f"undertow run {name}", description=claim.statement, args=rest, config=omit)
+    settings = chosen.settings
+    from undertow.lab import store
+    from undertow.lab.runner import task_of
+
+    task = task_of(name, settings.scale, dataclasses.asdict(chosen.parameters), settings.seed)
+    out = store.writable_folder(settings.out)
+    with store.folder_lock(out):
+        return _run_and_report([task], out, jobs=1, fresh=False)
+
+
+def _option(arguments: list[str], name: str) -> str | None:
+    """The value of an option among arguments that are not parsed yet."""
+    for index, argument in enumerate(arguments):
+        if argument == name and index + 1 < len(arguments):
+            return arguments[index + 1]
+        if argument.startswith(f"{name}="):
+            return argument.removeprefix(f"{name}=")
+    return None

@@ -1,0 +1,1 @@
+"""One style for all figures."""

@@ -1,0 +1,294 @@
+"""Runs claims, here or in other processes, and keeps what is finished.
+
+Each claim has a folder under the output folder with its data, its figure and, written last, `result.json`. A result
+whose fingerprint (code, versions, parameters) is the one asked for is not run again, so an interrupted verification
+goes on where it stopped. A claim that raises, or whose process dies, is a result too and stops nobody else.
+"""
+
+import json
+import multiprocessing
+import os
+import time
+import traceback
+import zlib
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from undertow.lab import store
+
+__all__ = ["Inline", "configure", "make_executor", "processes", "run_claim", "run_claims", "task_of"]
+
+Result = dict[str, Any]
+
+
+def configure() -> None:
+    """What every process that runs claims sets first: double precision, and a compilation cache that outlives it."""
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    cache = Path(os.environ.get("UNDERTOW_CACHE") or Path(home) / "undertow")
+    jax.config.update("jax_compilation_cache_dir", str(cache / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+
+
+def _start_worker() -> None:
+    """A worker leaves Ctrl-C to the process that started it."""
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    configure()
+
+
+class Inline(Executor):
+    """An executor that runs each task at once, in this process."""
+
+    def submit(self, fn: Callable, /, *args: Any, **kwargs: Any) -> Future:
+        future: Future = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def processes(jobs: int) -> Executor:
+    """Spawned processes (never forked: jax has threads)."""
+    return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker)
+
+
+def make_executor(jobs: int) -> Executor:
+    """This process for one job, spawned processes for more."""
+    if jobs == 1:
+        configure()
+        return Inline()
+    return processes(jobs)
+
+
+def task_of(claim_id: str, scale: str, parameters: dict[str, Any], seed: int) -> dict[str, Any]:
+    """What a worker needs to run one claim, as plain values, with the fingerprint of the result it will make."""
+    from undertow.lab.provenance import fingerprint
+
+    facts = {"claim": claim_id, "scale": scale, "parameters": parameters, "seed": seed}
+    return facts | {"fingerprint": fingerprint(facts)}
+
+
+def run_claims(
+    tasks: Sequence[dict[str, Any]],
+    out: Path,
+    jobs: int,
+    *,
+    fresh: bool = False,
+    report: Callable[[Result, bool], Any] = lambda result, reused: None,
+    started: Callable[[str], Any] = lambda claim_id: None,
+    executor: Callable[[int], Executor] = make_executor,
+    work: "Callable[[dict[str, Any], str], Result] | None" = None,
+) -> list[Result]:
+    """Runs the tasks and returns their results in the order of the tasks; `report` sees each as it comes.
+
+    Ctrl-C and any other error leave finished results on disk; the next call takes them up.
+    """
+    work = work or run_claim
+    results: dict[str, Result] = {}
+    todo = []
+    for task in tasks:
+        kept = None if fresh else _finished(out, task)
+        if kept is None:
+            todo.append(task)
+        else:
+            results[task["claim"]] = kept
+            report(kept, True)
+
+    def keep(result: Result) -> None:
+        results[result["claim"]] = result
+        report(result, False)
+
+    while todo:
+        with _ended(executor(min(jobs, len(todo)))) as pool:
+            todo, suspects = _run_pool(pool, partial(work, out=str(out)), todo, jobs, keep, started)
+        for task in suspects:  # one of them killed its process: each gets one of its own to show which
+            with _ended(processes(1)) as pool:
+                _, dead = _run_pool(pool, partial(work, out=str(out)), [task], 1, keep, started)
+            for lost in dead:
+                keep(_keep(out, _failed(lost, "its process died (killed, or out of memory)", 0.0)))
+    return [results[task["claim"]] for task in tasks]
+
+
+def _run_pool(
+    pool: Executor,
+    work: Callable[[dict[str, Any]], Result],
+    todo: list[dict[str, Any]],
+    jobs: int,
+    keep: Callable[[Result], Any],
+    started: Callable[[str], Any],
+) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Runs tasks on a pool, as many at a time as there are jobs.
+
+    Where a process of the pool dies, returns the tasks that had not begun and those that were running, the suspects.
+    """
+    waiting, running = list(todo), {}
+    while waiting or running:
+        while waiting and len(running) < jobs:
+            task = waiting.pop(0)
+            started(task["claim"])
+            running[pool.submit(work, task)] = task
+        done, _ = wait(running, return_when=FIRST_COMPLETED)
+        for future in done:
+            try:
+                result = future.result()
+            except BrokenProcessPool:
+                return waiting, list(running.values())
+            del running[future]
+            keep(result)
+    return [], []
+
+
+@contextmanager
+def _ended(pool: Executor) -> Generator[Executor]:
+    """A pool that is closed in peace at the end, and at once on an error or Ctrl-C."""
+    try:
+        yield pool
+    except BaseException:
+        children = list((getattr(pool, "_processes", None) or {}).values())
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in children:
+            child.terminate()
+        raise
+    pool.shutdown()
+
+
+def run_claim(task: dict[str, Any], out: str) -> Result:
+    """Runs one claim and writes its folder; an exception becomes a result with the verdict `error`."""
+    from undertow.claims import registry
+
+    began = time.perf_counter()
+    claim = registry[task["claim"]]
+    try:
+        return _measure(claim, task, Path(out))
+    except store.StoreError:
+        raise
+    except Exception as error:
+        sentence = f"{type(error).__name__}: {error}".splitlines()[0]
+        return _keep(Path(out), _failed(task, sentence, time.perf_counter() - began, traceback.format_exc()))
+
+
+def _measure(claim: Any, task: dict[str, Any], out: Path) -> Result:
+    import jax
+
+    from undertow.claims.claim import overall
+    from undertow.claims.criterion import judge
+    from undertow.claims.errata import expected
+    from undertow.figures import style
+    from undertow.lab.provenance import provenance
+
+    kind = type(next(iter(claim.scales.values())))
+    parameters = kind(**task["parameters"])
+    key = jax.random.fold_in(jax.random.key(task["seed"]), zlib.crc32(claim.id.encode()) & 0x7FFFFFFF)
+    began = time.perf_counter()
+    with _compile_seconds() as compiling:
+        measurement = claim.measure(parameters, key)
+    seconds = time.perf_counter() - began
+    verdict, seeds_needed = overall(measurement)
+    folder = out / "claims" / claim.id
+    facts = provenance(task["parameters"], measurement.seeds, seconds)
+    store.save(folder / "data.zarr", measurement.data, facts)
+    with style.applied():
+        figure = claim.draw(measurement, parameters)
+    store.write_bytes(folder / "figure.svg", style.to_svg(figure).encode())
+    head = measurement.checks[0]
+    checks = [
+        asdict(check) | {"criterion": str(check.criterion), "verdict": judge(check, measurement.seeds)[0]}
+        for check in measurement.checks
+    ]
+    result = _identity(task) | {
+        "verdict": verdict,
+        "measured": head.measured,
+        "predicted": head.predicted,
+        "uncertainty": head.uncertainty,
+        "printed": head.printed,
+        "what": head.what,
+        "criterion": str(head.criterion),
+        "checks": checks,
+        "seeds": measurement.seeds,
+        "seeds_needed": seeds_needed,
+        "diverged": measurement.diverged,
+        "note": measurement.note,
+        "seconds": seconds,
+        "compile_seconds": sum(compiling),
+        "run_seconds": max(0.0, seconds - sum(compiling)),
+        "provenance": facts,
+    }
+    return _keep(out, result | {"expected": expected(claim.id)})
+
+
+def _identity(task: dict[str, Any]) -> Result:
+    """What a result says about its claim, whatever came of it."""
+    from undertow.claims import registry
+    from undertow.claims.errata import expected
+
+    claim = registry[task["claim"]]
+    about = {name: getattr(claim, name) for name in ("paper", "place", "statement", "equation")}
+    return {"claim": claim.id, **about, "expected": expected(claim.id), **task}
+
+
+def _failed(task: dict[str, Any], message: str, seconds: float, trace: str = "") -> Result:
+    nothing = dict.fromkeys(("measured", "predicted", "uncertainty", "printed", "what", "criterion", "seeds_needed"))
+    return (
+        _identity(task)
+        | nothing
+        | {
+            "verdict": "error",
+            "checks": [],
+            "seeds": 0,
+            "diverged": 0,
+            "note": message,
+            "traceback": trace,
+            "seconds": seconds,
+            "compile_seconds": 0.0,
+            "run_seconds": seconds,
+            "provenance": {},
+        }
+    )
+
+
+def _keep(out: Path, result: Result) -> Result:
+    """Writes result.json, last of a claim's files: its presence says that the others are whole."""
+    text = json.dumps(result, indent=1, default=float)
+    store.write_bytes(out / "claims" / result["claim"] / "result.json", text.encode())
+    return json.loads(text)
+
+
+def _finished(out: Path, task: dict[str, Any]) -> Result | None:
+    """The result of an earlier run of the very same task, unless it was an error."""
+    folder = out / "claims" / task["claim"]
+    try:
+        result = json.loads((folder / "result.json").read_text())
+        store.provenance_of(folder / "data.zarr")
+    except (OSError, ValueError, store.StoreError):
+        return None
+    same = result.get("fingerprint") == task["fingerprint"] and result.get("verdict") != "error"
+    return result if same and (folder / "figure.svg").is_file() else None
+
+
+@contextmanager
+def _compile_seconds() -> Generator[list[float]]:
+    """Gathers what XLA spends compiling, or reading its cache, inside the block."""
+    import jax
+
+    found: list[float] = []
+
+    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            found.append(duration_secs)
+
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        yield found
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
