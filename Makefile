@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 
-.PHONY: help setup check lint types test test-all bench clean
+.PHONY: help setup verify check lint types test test-all bench clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -19,6 +19,9 @@ setup: .venv/.done ## a virtual environment in .venv with undertow and what its 
 .venv/.done-bench: .venv/.done
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
 	@touch $@
+
+verify: setup ## run every claim at the smallest scale and write undertow-report/report.html
+	$(BIN)/undertow verify --scale smoke --out undertow-report
 
 check: lint types ## lint and types
 
@@ -37,6 +40,7 @@ test-all: check ## the same with the slow tests
 
 bench: .venv/.done-bench ## speed against numba, NumPy and PyTorch, written to benchmarks/results
 	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks.readme
 
 clean: ## removes .venv and what tools left behind
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis

@@ -62,8 +62,8 @@ def dot(a: PyTree, b: PyTree) -> Float[Array, ""]:
 
 
 def take(stacked: PyTree, index: Any) -> PyTree:
-    """Entry `index` along the leading axis of every leaf."""
-    return jax.tree.map(lambda leaf: leaf[index], stacked)
+    """Entry `index` (or entries, for an array of them) along the leading axis of every leaf; it must be in range."""
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf).at[index].get(mode="promise_in_bounds"), stacked)
 
 
 def weigh(weights: Float[Array, " n"], stacked: PyTree) -> PyTree:

@@ -135,9 +135,13 @@ def _run_pool(
     waiting, running = list(todo), {}
     while waiting or running:
         while waiting and len(running) < jobs:
-            task = waiting.pop(0)
+            task = waiting[0]
+            try:
+                future = pool.submit(work, task)
+            except BrokenProcessPool:
+                return waiting, list(running.values())
+            running[future] = waiting.pop(0)
             started(task["claim"])
-            running[pool.submit(work, task)] = task
         done, _ = wait(running, return_when=FIRST_COMPLETED)
         for future in done:
             try:

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import tempfile
+import time
 import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ def save(path: Path | str, dataset: "xarray.Dataset", provenance: dict[str, Any]
         files = {str(f.relative_to(temporary)): _mark(f) for f in sorted(temporary.rglob("*")) if f.is_file()}
         seal = {"undertow_format": FORMAT, "provenance": provenance, "files": files}
         (temporary / SEAL).write_text(json.dumps(seal, indent=1, default=str))
+        os.chmod(temporary, 0o777 & ~_umask())
         _flush_tree(temporary)
         _put_in_place(temporary, path)
     return path
@@ -77,6 +79,7 @@ def write_bytes(path: Path | str, content: bytes) -> Path:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
+            os.chmod(name, 0o666 & ~_umask())
             os.replace(name, path)
             _flush(path.parent)
         except BaseException:
@@ -150,7 +153,11 @@ def _beside(path: Path) -> Generator[Path]:
     try:
         yield temporary
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        for _ in range(40):  # after an error zarr's threads may still be writing into it
+            shutil.rmtree(temporary, ignore_errors=True)
+            if not temporary.exists():
+                break
+            time.sleep(0.05)
 
 
 def _retired(path: Path) -> Path:
@@ -165,6 +172,13 @@ def _put_in_place(temporary: Path, path: Path) -> None:
     temporary.rename(path)
     _flush(path.parent)
     shutil.rmtree(retired, ignore_errors=True)
+
+
+def _umask() -> int:
+    """What the user keeps from others; temporary files are made for their owner alone."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def _flush_tree(folder: Path) -> None:

@@ -1,0 +1,51 @@
+"""The README says what is true: its Python runs, its commands exist, its numbers are the measured ones."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from undertow.claims import registry
+from undertow.claims.errata import expected
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "README.md").read_text()
+
+
+def blocks() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
+
+
+def test_python_prints_what_it_says():
+    (code,) = blocks()
+    lines = [line for line in code.splitlines() if line.strip()]
+    assert len(lines) <= 12
+    out = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    assert out.returncode == 0, out.stderr
+    for line in out.stdout.strip().splitlines():
+        assert f"    {line}\n" in TEXT
+
+
+def test_make_commands_exist():
+    makefile = (ROOT / "Makefile").read_text()
+    for target in re.findall(r"(?:^    |`)make ([a-z-]+)", TEXT, flags=re.MULTILINE):
+        assert re.search(rf"^{target}:", makefile, flags=re.MULTILINE), target
+
+
+def test_verdicts_shown_are_the_verdicts_expected():
+    shown = re.findall(r"^    (holds|corrected) +(\S+) ", TEXT, flags=re.MULTILINE)
+    assert {name: verdict for verdict, name in shown} == {name: expected(name) for name in registry}
+    assert f"{len(registry)} of {len(registry)} verdicts as expected" in TEXT
+
+
+def test_public_names_shown_exist():
+    import undertow as ut
+
+    for name in re.findall(r"`([A-Z][A-Za-z]+)[(`]", TEXT):
+        assert hasattr(ut, name), name
+
+
+def test_speed_is_the_measured_speed():
+    from benchmarks.readme import section
+
+    assert section() in TEXT
