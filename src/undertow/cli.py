@@ -167,6 +167,7 @@ def _run_and_report(tasks: list[dict[str, Any]], out: Path, jobs: int, fresh: bo
                 fresh=fresh,
                 report=lambda result, reused: (finished.append(result), live.result(result, reused)),
                 started=live.started,
+                warn=lambda sentence: print(f"undertow: {sentence}", file=sys.stderr),
             )
         except KeyboardInterrupt:
             if finished:

@@ -9,7 +9,7 @@ import pytest
 from work import finish, finish_or_die, finish_or_hang
 
 from undertow.claims import registry
-from undertow.lab import runner
+from undertow.lab import runner, store
 
 NAMES = ["sensing-factor-two", "additive-covariance", "isotropic-covariance", "minibatch-covariance"]
 
@@ -48,8 +48,19 @@ def test_what_changed_runs_again(tasks, tmp_path):
     runner.run_claims(changed, tmp_path, 1, work=finish)
     assert log(tmp_path) == [*NAMES, NAMES[2]]
     (tmp_path / "claims" / NAMES[0] / "data.zarr" / "a" / "0").write_bytes(b"")
-    runner.run_claims(changed, tmp_path, 1, work=finish)
+    said = []
+    runner.run_claims(changed, tmp_path, 1, work=finish, warn=said.append)
     assert log(tmp_path)[-1] == NAMES[0]
+    assert "damaged and runs again" in said[0]
+
+
+def test_results_of_a_newer_version_are_not_replaced(tasks, tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "FORMAT", store.FORMAT + 1)
+    runner.run_claims(tasks[:1], tmp_path, 1, work=finish)
+    monkeypatch.undo()
+    with pytest.raises(store.StoreError, match="newer undertow"):
+        runner.run_claims(tasks[:1], tmp_path, 1, work=finish)
+    assert len(log(tmp_path)) == 1
 
 
 def test_a_process_that_dies_is_a_result(tasks, tmp_path):

@@ -87,6 +87,7 @@ def run_claims(
     fresh: bool = False,
     report: Callable[[Result, bool], Any] = lambda result, reused: None,
     started: Callable[[str], Any] = lambda claim_id: None,
+    warn: Callable[[str], Any] = lambda sentence: None,
     executor: Callable[[int], Executor] = make_executor,
     work: "Callable[[dict[str, Any], str], Result] | None" = None,
 ) -> list[Result]:
@@ -98,7 +99,7 @@ def run_claims(
     results: dict[str, Result] = {}
     todo = []
     for task in tasks:
-        kept = None if fresh else _finished(out, task)
+        kept = None if fresh else _finished(out, task, warn)
         if kept is None:
             todo.append(task)
         else:
@@ -268,15 +269,22 @@ def _keep(out: Path, result: Result) -> Result:
     return json.loads(text)
 
 
-def _finished(out: Path, task: dict[str, Any]) -> Result | None:
-    """The result of an earlier run of the very same task, unless it was an error."""
+def _finished(out: Path, task: dict[str, Any], warn: Callable[[str], Any]) -> Result | None:
+    """The result of an earlier run of the very same task, unless it was an error. A damaged one is run again."""
     folder = out / "claims" / task["claim"]
+    if not (folder / "result.json").is_file():
+        return None
     try:
         result = json.loads((folder / "result.json").read_text())
+        if result["verdict"] == "error":
+            return None
         store.provenance_of(folder / "data.zarr")
-    except (OSError, ValueError, store.StoreError):
+    except store.NewerFormatError:
+        raise
+    except (OSError, ValueError, KeyError, store.StoreError) as error:
+        warn(f"the result of {task['claim']} is damaged and runs again ({error})")
         return None
-    same = result.get("fingerprint") == task["fingerprint"] and result.get("verdict") != "error"
+    same = result.get("fingerprint") == task["fingerprint"]
     return result if same and (folder / "figure.svg").is_file() else None
 
 

@@ -21,7 +21,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["FORMAT", "StoreError", "folder_lock", "load", "provenance_of", "save", "writable_folder", "write_bytes"]
+__all__ = [
+    "FORMAT",
+    "NewerFormatError",
+    "StoreError",
+    "folder_lock",
+    "load",
+    "provenance_of",
+    "save",
+    "writable_folder",
+    "write_bytes",
+]
 
 FORMAT = 1
 """Raised whenever an older undertow could misread what a newer one writes."""
@@ -31,6 +41,10 @@ SEAL = ".undertow.json"
 
 class StoreError(Exception):
     """What is wrong with a file or folder, in a sentence for the person who asked for it."""
+
+
+class NewerFormatError(StoreError):
+    """A result that only a newer undertow can read: never to be replaced by this one."""
 
 
 def save(path: Path | str, dataset: "xarray.Dataset", provenance: dict[str, Any]) -> Path:
@@ -130,7 +144,7 @@ def _seal(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, KeyError, TypeError):
         raise StoreError(f"{path}: not a result of undertow, or damaged (no readable {SEAL}).") from None
     if written > FORMAT:
-        raise StoreError(
+        raise NewerFormatError(
             f"{path}: written by a newer undertow (format {written}, this one reads {FORMAT}); upgrade undertow."
         )
     for name, mark in files.items():
