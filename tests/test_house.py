@@ -29,8 +29,9 @@ MAY_IMPORT = {
     "noise": GROUND | {"problem", "covariance"},
     "models": GROUND | {"problem", "covariance", "noise"},
     "dynamics": THEORY,
+    "manifold": THEORY,
     "figures": set(),
-    "claims": THEORY | {"models", "dynamics", "figures"},
+    "claims": THEORY | {"models", "dynamics", "manifold", "figures"},
     "lab": {"claims", "figures"},
     "cli": {"lab", "claims"},
 }

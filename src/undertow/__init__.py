@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from undertow.dynamics.diffuse import diffuse
     from undertow.dynamics.settle import settle
     from undertow.estimate import Estimate
+    from undertow.manifold.drift import second_derivative
+    from undertow.manifold.limit import Limit
     from undertow.noise.additive import Additive
     from undertow.noise.base import AbstractNoise
     from undertow.noise.environments import Environments
@@ -30,6 +32,7 @@ _HOME = {
     "Estimate": "estimate",
     "Isotropic": "noise.isotropic",
     "LabelNoise": "noise.label",
+    "Limit": "manifold.limit",
     "Minibatch": "noise.minibatch",
     "Population": "problem",
     "Problem": "problem",
@@ -37,6 +40,7 @@ _HOME = {
     "Trajectory": "trajectory",
     "descend": "dynamics.descend",
     "diffuse": "dynamics.diffuse",
+    "second_derivative": "manifold.drift",
     "settle": "dynamics.settle",
 }
 
@@ -48,6 +52,7 @@ __all__ = [
     "Estimate",
     "Isotropic",
     "LabelNoise",
+    "Limit",
     "Minibatch",
     "Population",
     "Problem",
@@ -55,6 +60,7 @@ __all__ = [
     "Trajectory",
     "descend",
     "diffuse",
+    "second_derivative",
     "settle",
 ]
 

@@ -28,6 +28,27 @@ ERRATA: tuple[Erratum, ...] = (
         "or the loss is 1/(4m) sum r^2",
         claim="sensing-factor-two",
     ),
+    Erratum(
+        paper="zero_loss",
+        place="Lemma 4.5, Eq. (9), and Eq. (10)",
+        printed="plus signs before the tangent and the mixed part of the second derivative of Phi",
+        right="all three parts have a minus sign",
+        claim="d2phi-signs",
+    ),
+    Erratum(
+        paper="zero_loss",
+        place="Corollary 5.1, Eq. (11)",
+        printed="isotropic noise regularises by -1/2 P grad ln |H|_+ (the proof loses a factor 1/2)",
+        right="-1/4 P grad ln |H|_+; and |H|_+ is the product of the nonzero eigenvalues, ln |H|_+ the sum of logarithms",
+        claim="isotropic-quarter",
+    ),
+    Erratum(
+        paper="zero_loss",
+        place="Lemma C.8",
+        printed="the motor turns at the speed (D - 2)/2",
+        right="(D - 2)/8, with alpha = 2 pi/(D - 2) and 1/8 in the first term of the loss",
+        claim="motor-speed",
+    ),
 )
 
 

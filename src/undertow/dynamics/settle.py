@@ -10,10 +10,14 @@ import jax.scipy.sparse.linalg
 from jaxtyping import Array, Float, PyTree
 
 from undertow import trees, validate
-from undertow.problem import AbstractProblem, Population
+from undertow.problem import AbstractProblem, Population, Regression
 from undertow.validate import Number
 
 __all__ = ["settle"]
+
+POWER_STEPS = 60
+DEEPEST_SADDLE = 1e-4
+"""How negative the lowest curvature may be, relative to the largest, before an end counts as a saddle."""
 
 LONGEST_JUMP = 1e-3
 """How far, relative to 1 + |params|, the linear end of the flow may be jumped; the error is its square."""
@@ -47,12 +51,18 @@ def settle(
         single = any(leaf.dtype != jnp.float64 for leaf in jax.tree.leaves(params))
         tolerance = 1e-4 if single else 1e-9
     validate.finite_number("settle", "tolerance", tolerance)
-    end, norm, jump = _phi(problem, params, jnp.asarray(tolerance, jnp.result_type(float)), max_steps)
+    end, norm, jump, bend = _phi(problem, params, jnp.asarray(tolerance, jnp.result_type(float)), max_steps)
     far = f"`settle`: gradient flow did not reach |grad L| <= {float(tolerance):g} in {max_steps} steps"
     end = eqx.error_if(
         end,
         ~(norm <= float(tolerance)),
         f"{far}; raise `max_steps` or `tolerance`, start closer, or check that the loss has a minimum.",
+    )
+    end = eqx.error_if(
+        end,
+        bend < -DEEPEST_SADDLE,
+        "`settle`: gradient flow ends at a saddle (the Hessian has a negative eigenvalue there), not at a minimum; "
+        "start off its stable manifold, for instance from slightly disturbed params.",
     )
     return eqx.error_if(
         end,
@@ -64,8 +74,8 @@ def settle(
 @eqx.filter_jit
 def _phi(
     problem: AbstractProblem, params: PyTree, tolerance: Float[Array, ""], max_steps: int
-) -> tuple[PyTree, Float[Array, ""], Float[Array, ""]]:
-    """The end of the flow, the gradient norm there, and how far the last part of the way was jumped."""
+) -> tuple[PyTree, Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
+    """The end of the flow, the gradient norm there, how far the last part was jumped, and the lowest curvature."""
     dtype = jax.tree.leaves(params)[0].dtype
     handover = jnp.sqrt(tolerance) * 0.03
     # a step's error shows in the gradient times the largest curvature: keep it well below the handover
@@ -74,7 +84,28 @@ def _phi(
     end = _newton(problem, near, tolerance)
     moved = trees.subtract(end, near)
     size = jnp.sqrt(trees.dot(end, end))
-    return end, _norm(problem.gradient(end)), jnp.sqrt(trees.dot(moved, moved)) / (1 + size)
+    jump = jnp.sqrt(trees.dot(moved, moved)) / (1 + size)
+    return end, _norm(problem.gradient(end)), jump, _lowest_curvature(problem, jax.lax.stop_gradient(end))
+
+
+def _lowest_curvature(problem: AbstractProblem, params: PyTree) -> Float[Array, ""]:
+    """The smallest eigenvalue of the Hessian over the largest in size."""
+    product = lambda v: jax.jvp(problem.gradient, (params,), (v,))[1]
+    largest = jnp.abs(_strongest(product, params)) + 1e-30
+    shifted = _strongest(lambda v: trees.subtract(trees.scale(1.05 * largest, v), product(v)), params)
+    return (1.05 * largest - shifted) / largest
+
+
+def _strongest(apply: Any, like: PyTree) -> Float[Array, ""]:
+    """The eigenvalue of the largest size of a symmetric operator, by power iteration from a fixed start."""
+
+    def step(_: Any, v: PyTree) -> PyTree:
+        w = apply(v)
+        return trees.scale(1 / jnp.maximum(_norm(w), 1e-30), w)
+
+    begin = trees.standard_normal(jax.random.key(0), jax.lax.stop_gradient(like))
+    v = jax.lax.fori_loop(0, POWER_STEPS, step, trees.scale(1 / _norm(begin), begin))
+    return trees.dot(v, apply(v))
 
 
 def _norm(vector: PyTree) -> Float[Array, ""]:
@@ -98,6 +129,7 @@ def _flow(
         y0=params,
         stepsize_controller=diffrax.PIDController(rtol=error, atol=error),
         event=diffrax.Event(arrived),
+        adjoint=diffrax.ForwardMode(),
         max_steps=max_steps,
         throw=False,
     )
@@ -107,19 +139,46 @@ def _flow(
 def _newton(problem: AbstractProblem, params: PyTree, tolerance: Float[Array, ""]) -> PyTree:
     """x - H^+ grad L, a few times: the rest of the flow from a point where it is linear.
 
-    To first order gradient flow from x ends at x - H^+ grad L; what is left out is quadratic in the jump. Conjugate
-    gradients on the consistent singular system stay in the range of H, so the jump is normal to the manifold.
+    To first order gradient flow from x ends at x - H^+ grad L; what is left out is quadratic in the jump.
     """
 
     def refine(state: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
         x, count = state
-        gradient = problem.gradient(x)
-        product = lambda v: jax.jvp(problem.gradient, (x,), (v,))[1]
-        step, _ = jax.scipy.sparse.linalg.cg(product, gradient, tol=1e-6, maxiter=min(trees.count(x), 2000))
-        return trees.subtract(x, step), count + 1
+        return trees.subtract(x, _normal_step(problem, x)), count + 1
 
     def going(state: tuple[PyTree, Array]) -> Array:
         x, count = state
-        return (_norm(problem.gradient(x)) > tolerance) & (count < 8)
+        # twice at least: on the manifold the steps are zero, but their derivative is what makes dPhi the projector
+        return (count < 2) | ((_norm(problem.gradient(x)) > tolerance) & (count < 8))
 
     return jax.lax.while_loop(going, refine, (params, jnp.asarray(0)))[0]
+
+
+def _normal_step(problem: AbstractProblem, x: PyTree) -> PyTree:
+    """H^+ grad L by conjugate gradients, kept out of the tangent directions.
+
+    Near the manifold H has small eigenvalues of either sign along it, of the size of the distance, and inverting them
+    would move the point along the manifold as far as it is away from it. For least squares the Gauss-Newton matrix
+    J'J/n has none: its range holds the gradient exactly. Else the filter h/(h^2 + mu^2) is used, which is 1/h for
+    curvatures h well above mu and small for those well below.
+    """
+    gradient = problem.gradient(x)
+    most = min(4 * trees.count(x), 4000)
+    single = jnp.finfo(jax.tree.leaves(x)[0].dtype).eps > 1e-10
+    accuracy = 1e-5 if single else 1e-11
+    if isinstance(problem, Regression):
+        product = lambda v: _gauss_newton(problem, x, v)
+        return jax.scipy.sparse.linalg.cg(product, gradient, tol=accuracy, maxiter=most)[0]
+    hessian = lambda v: jax.jvp(problem.gradient, (x,), (v,))[1]
+    still = jax.lax.stop_gradient(x)
+    largest = jnp.abs(_strongest(lambda v: jax.jvp(problem.gradient, (still,), (v,))[1], x))
+    cut = (1e-2 if single else 1e-4) * largest
+    squared = lambda v: trees.add(hessian(hessian(v)), trees.scale(cut**2, v))
+    return jax.scipy.sparse.linalg.cg(squared, hessian(gradient), tol=accuracy, maxiter=most)[0]
+
+
+def _gauss_newton(problem: Regression, x: PyTree, v: PyTree) -> PyTree:
+    """sum_i p_i J_i'J_i v."""
+    _, pushed = jax.jvp(problem.predictions, (x,), (v,))
+    weights = problem.probabilities.astype(pushed.dtype).reshape(-1, *[1] * (pushed.ndim - 1))
+    return jax.vjp(problem.predictions, x)[1](weights * pushed)[0]

@@ -1,0 +1,112 @@
+"""The derivatives of Phi: the projector, and the second derivative with the right signs."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray
+from jaxtyping import Array, Key, PyTree
+
+from undertow import trees
+from undertow.claims.claim import Claim, Measurement
+from undertow.claims.criterion import Below, Check, Within
+from undertow.dynamics.settle import settle
+from undertow.figures.compare import compare
+from undertow.manifold.drift import second_derivative
+from undertow.manifold.geometry import frame_at
+from undertow.models import curves
+from undertow.models.linear import LinearModel
+from undertow.models.tanh_net import TanhNet
+from undertow.problem import AbstractProblem
+
+STEP = 4e-3
+"""Of the finite differences; their error is of the fourth order."""
+
+
+@dataclass(frozen=True)
+class Directions:
+    """Random directions at a point of the manifold of three losses."""
+
+    directions: int
+    """In how many directions the derivatives are taken."""
+
+
+def _losses(key: Key[Array, ""]) -> dict[str, tuple[AbstractProblem, PyTree]]:
+    model = LinearModel.draw(key, d=6, n=3, sparsity=2, dtype=jnp.float64)
+    net = TanhNet.draw(jax.random.key(0), inputs=5, hidden=8, n=5, dtype=jnp.float64)
+    plain = curves.metric()
+    return {
+        "linear model": (model.problem, model.settle(model.start(1.0))),
+        "tanh network": (net.problem, settle(net.problem, net.params, tolerance=1e-12)),
+        "metric": (plain, settle(plain, jnp.array([0.6, 0.7, 0.2, 0.3, 0.4]), tolerance=1e-12)),
+    }
+
+
+def _measure_first(parameters: Directions, key: Key[Array, ""]) -> Measurement:
+    checks, found = [], []
+    for name, (problem, point) in _losses(key).items():
+        frame = frame_at(problem, point)
+        push = jax.jit(lambda v, task=problem, x=point: jax.jvp(lambda p: settle(task, p), (x,), (v,))[1])
+        errors = []
+        for k in jax.random.split(key, parameters.directions):
+            v = trees.standard_normal(k, point)
+            errors.append(float(jnp.linalg.norm(trees.ravel(push(v)) - frame.project(trees.ravel(v)))))
+        checks.append(Check(f"{name}: |dPhi v - P v|", max(errors), 0.0, 0.0, Below(1e-6)))
+        found.append(errors)
+    data = xarray.Dataset({"error": (("loss", "direction"), np.array(found))})
+    return Measurement(tuple(checks), data, seeds=parameters.directions)
+
+
+def _measure_second(parameters: Directions, key: Key[Array, ""]) -> Measurement:
+    """Finite differences of Phi, fitted by the three parts: each coefficient is 1 if its sign and factor are right."""
+    checks, found = [], []
+    # Eq. (9) prints the tangent and the mixed part with the opposite signs
+    printed = {"tangent": -1.0, "normal": None, "mixed": -1.0}
+    for name, (problem, point) in _losses(key).items():
+        measured, parts = [], []
+        phi = jax.jit(lambda p, task=problem: trees.ravel(settle(task, p, tolerance=1e-12)))
+        for k in jax.random.split(key, parameters.directions):
+            v = trees.standard_normal(k, point)
+            values = [np.asarray(phi(trees.add(point, trees.scale(m * STEP, v)))) for m in (-2, -1, 0, 1, 2)]
+            measured.append(np.tensordot([-1, 16, -30, 16, -1], np.stack(values), axes=1) / (12 * STEP**2))
+            factor = jax.tree.map(lambda leaf: leaf[..., None], v)
+            parts.append([np.asarray(trees.ravel(part)) for part in second_derivative(problem, point, factor)])
+        design = np.concatenate([np.stack(p, axis=1) for p in parts])
+        fitted, *_ = np.linalg.lstsq(design, np.concatenate(measured), rcond=None)
+        for value, (part, wrong) in zip(fitted, printed.items(), strict=True):
+            checks.append(Check(f"{name}: {part}", float(value), 1.0, 0.0, Within(1e-4, 1e-3), wrong))
+        found.append(fitted)
+    data = xarray.Dataset({"coefficient": (("loss", "part"), np.array(found))})
+    return Measurement(tuple(checks), data, seeds=parameters.directions)
+
+
+def _draw(measurement: Measurement, parameters: Any) -> Any:
+    return compare(measurement.checks)
+
+
+CLAIMS = (
+    Claim(
+        id="dphi-projector",
+        paper="zero_loss",
+        place="Lemma 4.3",
+        statement="On the manifold the derivative of Phi (the end of gradient flow) is the projector on the tangent "
+        "space.",
+        equation="dPhi(x) = P(x) for x in Gamma",
+        scales={"smoke": Directions(3), "default": Directions(10), "full": Directions(100)},
+        measure=_measure_first,
+        draw=_draw,
+    ),
+    Claim(
+        id="d2phi-signs",
+        paper="zero_loss",
+        place="Lemma 4.5, Eq. (9)",
+        statement="The second derivative of Phi has three parts, all with a minus sign; the paper prints a plus before "
+        "the tangent and the mixed one. Finite differences of Phi, fitted by the three parts, decide.",
+        equation="d2Phi[S] = -H^+ d3L[PSP] - P d3L[L_H^-1(QSQ)] - 2 P d3L[H^+ QSP]",
+        scales={"smoke": Directions(3), "default": Directions(8), "full": Directions(40)},
+        measure=_measure_second,
+        draw=_draw,
+    ),
+)

@@ -1,0 +1,225 @@
+"""The second derivative of Phi, the end of gradient flow, at a point of the manifold of minimisers.
+
+With P = dPhi the tangent projector, Q = I - P, H the Hessian, d3L[A] = sum_ij A_ij d_i d_j grad L and L_H(X) = HX + XH
+(zero_loss, section 4, with the signs corrected: all three are minus):
+
+    d2Phi[S] = - H^+ d3L[P S P]  -  P d3L[L_H^-1(Q S Q)]  -  2 P d3L[H^+ Q S P]
+                   tangent              normal                  mixed
+
+The drift of the limiting diffusion is half of it, S the covariance of the noise. Everything is linear in S, so a sum of
+covariances is a sum of drifts, and each type of covariance takes its own shortest way.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple, TypeGuard
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from undertow import chunks, trees
+from undertow.covariance import AbstractCovariance, LabelCovariance, SampleCovariance, ScaledIdentity, Sum
+from undertow.manifold.geometry import Frame, frame_at, refuse_off_manifold
+from undertow.problem import AbstractProblem, Regression
+
+__all__ = ["Parts", "covariance_parts", "factor_parts", "second_derivative"]
+
+
+class Parts(NamedTuple):
+    """The three parts of d2Phi[S] (or of the drift, which is half of it), each like params."""
+
+    tangent: PyTree
+    """Compensates the curvature of the manifold; normal to it."""
+    normal: PyTree
+    """The regularisation by noise across the manifold; tangent to it. The only part that knows the loss."""
+    mixed: PyTree
+    """From noise along and across that is correlated; tangent."""
+
+    @property
+    def total(self) -> PyTree:
+        """The sum of the three."""
+        return trees.add(trees.add(self.tangent, self.normal), self.mixed)
+
+
+def second_derivative(problem: AbstractProblem, params: PyTree, factor: PyTree) -> Parts:
+    """d2Phi[B B'] at a point of the manifold, for a factor B: params with one extra trailing axis.
+
+    Phi(params) is where gradient flow from params ends (`settle`); this is its second derivative, summed over the
+    columns of B, as `.tangent`, `.normal`, `.mixed` and `.total`.
+
+    >>> import jax.numpy as jnp
+    >>> import undertow as ut
+    >>> circle = ut.Problem(lambda x, _: (jnp.sum(x**2) - 1) ** 2 / 8, jnp.zeros(1))
+    >>> along = jnp.array([[0.0], [1.0]])  # a unit step along the circle at (1, 0)
+    >>> print(ut.second_derivative(circle, jnp.array([1.0, 0.0]), along).total.round(4) + 0.0)
+    [-1.  0.]
+    """
+    _check_factor(params, factor)
+    frame = frame_at(problem, params)
+    refuse_off_manifold("second_derivative", problem, frame)
+    parts = factor_parts(problem, frame, _flatten(factor), 0.0)
+    return Parts(*(frame.unravel(part) for part in parts))
+
+
+def covariance_parts(
+    problem: AbstractProblem, frame: Frame, covariance: AbstractCovariance, finite_step: Any
+) -> tuple[Array, Array, Array]:
+    """The parts of d2Phi[Sigma] as flat vectors, by the shortest way for the covariance's type."""
+    zero = jnp.zeros_like(frame.point)
+    if isinstance(covariance, Sum):
+        parts = [covariance_parts(problem, frame, part, finite_step) for part in covariance.parts]
+        return tuple(sum(column[1:], column[0]) for column in zip(*parts, strict=True))
+    if isinstance(covariance, LabelCovariance) and isinstance(problem, Regression) and problem.weights is None:
+        return zero, _label_normal(problem, frame, covariance.amount, finite_step), zero
+    if isinstance(covariance, ScaledIdentity):
+        return _isotropic(problem, frame, covariance.variance, finite_step)
+    if isinstance(covariance, SampleCovariance) and isinstance(problem, Regression):
+        return zero, zero, zero  # at zero loss every sample's gradient vanishes
+    return factor_parts(problem, frame, _flatten(covariance.factor()), finite_step)
+
+
+def factor_parts(
+    problem: AbstractProblem, frame: Frame, factor: Float[Array, "D k"], finite_step: Any
+) -> tuple[Array, Array, Array]:
+    """The parts of d2Phi[B B'] for an explicit factor."""
+    along = frame.project(factor)
+    inner = frame.normal.T @ factor
+    return (
+        _tangent(problem, frame, along),
+        _normal(problem, frame, frame.lyapunov(inner @ inner.T, finite_step)),
+        _mixed(problem, frame, inner, along),
+    )
+
+
+def _tangent(problem: AbstractProblem, frame: Frame, along: Float[Array, "D k"]) -> Float[Array, " D"]:
+    """-H^+ d3L[q q'] summed over the tangent columns q; for least squares -J^+ f''[q, q]."""
+    if _least_squares(problem):
+        bend = partial(_bend, problem, frame)
+        return -frame.pseudo_inverse(_pull(problem, frame, _sum_columns(bend, along)) / problem.size)
+    third = partial(_third, problem, frame)
+    return -frame.pseudo_inverse(_sum_columns(lambda q: third(q, q), along))
+
+
+def _normal(problem: AbstractProblem, frame: Frame, inner: Float[Array, "r r"]) -> Float[Array, " D"]:
+    """-P d3L[V X V'] for a symmetric X: -P grad tr(H(x) A), A = V X V' held fixed."""
+    weights, rotation = jnp.linalg.eigh((inner + inner.T) / 2)
+    columns = frame.normal @ rotation
+    if _least_squares(problem):
+        # P grad tr(H A) = (1/n) P grad tr(J A J'): what else depends on x is a multiple of rows of J
+        def one(pair: Array) -> Array:
+            weight, direction = pair[0], pair[1:]
+            pushed = lambda x: jax.jvp(partial(_predictions, problem, frame), (x,), (direction,))[1]
+            return weight * jax.grad(lambda x: jnp.sum(pushed(x) ** 2))(frame.point)
+
+        total = _sum_columns(one, jnp.concatenate([weights[None], columns])) / problem.size
+    else:
+        third = partial(_third, problem, frame)
+        total = _sum_columns(lambda c: c[0] * third(c[1:], c[1:]), jnp.concatenate([weights[None], columns]))
+    return -frame.project(total)
+
+
+def _mixed(
+    problem: AbstractProblem, frame: Frame, inner: Float[Array, "r k"], along: Float[Array, "D k"]
+) -> Float[Array, " D"]:
+    """-2 P d3L[H^+ Q b, P b] summed over the columns b."""
+    across = frame.normal @ (frame.inverse_curvature[:, None] * inner)
+    size = along.shape[0]
+    pairs = jnp.concatenate([across, along])
+    if _least_squares(problem):
+        # (1/n) P grad <J c, J(x) q>, c = H^+ Q b
+        def one(pair: Array) -> Array:
+            c, q = pair[:size], pair[size:]
+            fixed = jax.jvp(partial(_predictions, problem, frame), (frame.point,), (c,))[1]
+            pushed = lambda x: jax.jvp(partial(_predictions, problem, frame), (x,), (q,))[1]
+            return jax.grad(lambda x: jnp.vdot(fixed, pushed(x)))(frame.point)
+
+        return -2 * frame.project(_sum_columns(one, pairs)) / problem.size
+    third = partial(_third, problem, frame)
+    return -2 * frame.project(_sum_columns(lambda pair: third(pair[:size], pair[size:]), pairs))
+
+
+def _label_normal(problem: Regression, frame: Frame, amount: Array, finite_step: Any) -> Float[Array, " D"]:
+    """Sigma = c H. X = c/2 on the normal space, so -P d3L[X] = -(c/2) P grad tr H, tr H = (1/n) |J|^2.
+
+    With a finite step X = c/(2 - eta h) differs from direction to direction, and the general way is taken.
+    """
+    if not isinstance(finite_step, float) or finite_step != 0.0:
+        inner = frame.lyapunov(amount * jnp.diag(frame.curvature), finite_step)
+        return _normal(problem, frame, inner)
+    params = frame.unravel(frame.point)
+
+    def one(x: PyTree) -> Array:
+        def power(p: PyTree) -> Array:
+            output, pull = jax.vjp(lambda q: problem.predict(q, x), p)
+            basis = jnp.eye(max(1, output.size), dtype=output.dtype).reshape(-1, *output.shape)
+            rows = jax.vmap(lambda c: pull(c)[0])(basis)
+            return trees.dot(rows, rows)
+
+        return trees.ravel(jax.grad(power)(params))
+
+    block = lambda inputs: jnp.sum(jax.vmap(one)(inputs), axis=0)
+    gradient = chunks.sum_samples(block, problem.inputs, problem.chunk(params)) / problem.size
+    return -amount / 2 * frame.project(gradient)
+
+
+def _isotropic(problem: AbstractProblem, frame: Frame, variance: Array, finite_step: Any) -> tuple[Array, Array, Array]:
+    """Sigma = s I: nothing mixed; normal -(s/2) P grad ln |H|_+; tangent -s H^+ d3L[P], over an orthonormal basis."""
+    inner = frame.lyapunov(jnp.diag(jnp.where(frame.active, variance, 0)), finite_step)
+    bend = partial(_bend, problem, frame) if _least_squares(problem) else lambda q: _third(problem, frame, q, q)
+    unit = lambda i: jnp.zeros_like(frame.point).at[i].set(1)
+    size = frame.point.shape[0]
+    everywhere = jax.lax.map(lambda i: bend(frame.project(unit(i))), jnp.arange(size), batch_size=min(size, 64))
+    total = jnp.sum(everywhere, axis=0)
+    if _least_squares(problem):
+        total = _pull(problem, frame, total) / problem.size
+    return -variance * frame.pseudo_inverse(total), _normal(problem, frame, inner), jnp.zeros_like(frame.point)
+
+
+def _third(problem: AbstractProblem, frame: Frame, u: Array, v: Array) -> Float[Array, " D"]:
+    """d3L[u v'] = d/de d/dt grad L(x + e u + t v)."""
+    gradient = lambda x: trees.ravel(problem.gradient(frame.unravel(x)))
+    along_u = lambda x: jax.jvp(gradient, (x,), (u,))[1]
+    return jax.jvp(along_u, (frame.point,), (v,))[1]
+
+
+def _predictions(problem: Regression, frame: Frame, x: Array) -> Array:
+    return problem.predictions(frame.unravel(x))
+
+
+def _bend(problem: Regression, frame: Frame, q: Array) -> Array:
+    """f''[q, q], one number an output."""
+    f = partial(_predictions, problem, frame)
+    return jax.jvp(lambda x: jax.jvp(f, (x,), (q,))[1], (frame.point,), (q,))[1]
+
+
+def _pull(problem: Regression, frame: Frame, cotangent: Array) -> Float[Array, " D"]:
+    """J' c."""
+    return jax.vjp(partial(_predictions, problem, frame), frame.point)[1](cotangent)[0]
+
+
+def _sum_columns(function: Any, columns: Float[Array, "m k"]) -> Array:
+    """sum_k function(column k), in bounded memory."""
+    bytes_each = 8 * columns.shape[0] * columns.dtype.itemsize
+    block = lambda rows: jnp.sum(jax.vmap(function)(rows), axis=0)
+    return chunks.sum_samples(block, columns.T, chunks.chunk_length(bytes_each))
+
+
+def _least_squares(problem: AbstractProblem) -> TypeGuard[Regression]:
+    return isinstance(problem, Regression) and problem.weights is None
+
+
+def _flatten(factor: PyTree) -> Float[Array, "D k"]:
+    return jnp.concatenate([leaf.reshape(-1, leaf.shape[-1]) for leaf in jax.tree.leaves(factor)])
+
+
+def _check_factor(params: PyTree, factor: PyTree) -> None:
+    shapes = [
+        (leaf.shape, column.shape)
+        for leaf, column in zip(jax.tree.leaves(params), jax.tree.leaves(factor), strict=False)
+    ]
+    alike = jax.tree.structure(params) == jax.tree.structure(factor)
+    if not alike or any(column[:-1] != leaf or len(column) != len(leaf) + 1 for leaf, column in shapes):
+        raise ValueError(
+            "`second_derivative(problem, params, factor)`: `factor` must be like params with one extra trailing axis "
+            "(for flat params the D x k matrix B)."
+        )

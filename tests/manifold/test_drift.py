@@ -1,0 +1,120 @@
+"""The second derivative of Phi, against finite differences of an independently integrated Phi and against itself."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from losses import LOSSES, factor, flat
+from scipy.integrate import solve_ivp
+
+import undertow as ut
+from undertow.manifold.geometry import frame_at
+
+
+def phi_by_scipy(problem, unravel):
+    """Gradient flow by another integrator (scipy's DOP853), to where the loss no longer falls."""
+    gradient = jax.jit(lambda x: flat(problem.gradient(unravel(x))))
+
+    def phi(x):
+        end = solve_ivp(lambda t, y: -np.asarray(gradient(y)), (0, 400), x, method="DOP853", rtol=1e-12, atol=1e-13)
+        return end.y[:, -1]
+
+    return phi
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_against_finite_differences_of_another_integrator(name, x64):
+    problem, point = LOSSES[name]()
+    frame = frame_at(problem, point)
+    assert float(jnp.min(frame.curvature[frame.active])) > 0.05
+    b = factor(point, columns=1)
+    direction = np.asarray(flat(jax.tree.map(lambda leaf: leaf[..., 0], b)))
+    phi, x, h = phi_by_scipy(problem, frame.unravel), np.asarray(frame.point), 4e-3
+    values = [phi(x + k * h * direction) for k in (-2, -1, 0, 1, 2)]
+    measured = np.tensordot([-1, 16, -30, 16, -1], values, axes=1) / (12 * h**2)
+    predicted = np.asarray(flat(ut.second_derivative(problem, point, b).total))
+    assert np.linalg.norm(measured - predicted) <= 1e-5 * np.linalg.norm(predicted)
+
+
+@pytest.mark.parametrize("name", ["linear model", "tanh network"])
+def test_matrix_free_against_dense(name, x64):
+    problem, point = LOSSES[name]()
+    b = factor(point, columns=3)
+    rows = ut.second_derivative(problem, point, b)
+    full = ut.second_derivative(ut.Problem(problem.sample_loss, problem.data), point, b)
+    for mine, theirs in zip(rows, full, strict=True):
+        assert np.linalg.norm(flat(mine) - flat(theirs)) <= 1e-10 * np.linalg.norm(flat(theirs))
+
+
+@settings(max_examples=8, deadline=None)
+@given(seed=st.integers(0, 10**6), scale=st.floats(0.1, 3.0))
+def test_linear_in_the_covariance_and_in_its_spaces(seed, scale):
+    """d2Phi is linear in BB'; the tangent part is normal to the manifold, the other two lie in it."""
+    with jax.enable_x64(True):
+        problem, point = LOSSES["metric"]()
+        b = factor(point, columns=2, seed=seed)
+        whole = ut.second_derivative(problem, point, scale * b)
+        columns = [ut.second_derivative(problem, point, b[:, k : k + 1]) for k in range(2)]
+        for part, one, two in zip(whole, *columns, strict=True):
+            np.testing.assert_allclose(part, scale**2 * (one + two), rtol=1e-9, atol=1e-9)
+        frame = frame_at(problem, point)
+        np.testing.assert_allclose(frame.project(whole.tangent), 0, atol=1e-9)
+        np.testing.assert_allclose(frame.project(whole.normal), whole.normal, atol=1e-9)
+        np.testing.assert_allclose(frame.project(whole.mixed), whole.mixed, atol=1e-9)
+
+
+def test_a_rotation_of_the_factor_changes_nothing(x64):
+    problem, point = LOSSES["metric"]()
+    b = factor(point, columns=3)
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
+    one, other = ut.second_derivative(problem, point, b), ut.second_derivative(problem, point, b @ turn)
+    np.testing.assert_allclose(one.total, other.total, atol=1e-10)
+
+
+def test_tangent_and_mixed_parts_know_the_manifold_only(x64):
+    """Lemma C.7, extended: another loss with the same minimisers changes the normal part alone."""
+    constraint = lambda x: x[0] ** 2 + 2 * x[1] ** 2 + jnp.sin(x[2]) - 1
+    plain = ut.Problem(lambda x, _: constraint(x) ** 2 / 2, jnp.zeros(1))
+    weighted = ut.Problem(lambda x, _: jnp.exp(x[0] + 0.5 * x[2]) * constraint(x) ** 2, jnp.zeros(1))
+    point = ut.settle(plain, jnp.array([0.5, 0.5, 0.1]), tolerance=1e-12)
+    b = factor(point)
+    one, other = ut.second_derivative(plain, point, b), ut.second_derivative(weighted, point, b)
+    np.testing.assert_allclose(one.tangent, other.tangent, atol=1e-9)
+    np.testing.assert_allclose(one.mixed, other.mixed, atol=1e-9)
+    assert np.linalg.norm(one.normal - other.normal) > 0.05
+
+
+def test_label_noise_drift_is_a_quarter_of_the_gradient_of_the_trace(x64):
+    for name in ("linear model", "tanh network"):
+        problem, point = LOSSES[name]()
+        frame = frame_at(problem, point)
+        trace = lambda x, task=problem, f=frame: jnp.trace(jax.hessian(lambda y: task.loss(f.unravel(y)))(x))
+        against = np.asarray(frame.project(jax.grad(trace)(frame.point)))
+        drift = np.asarray(flat(ut.Limit(ut.LabelNoise(problem, 0.7)).drift(point)))
+        coefficient = drift @ against / (against @ against) / 0.49
+        assert abs(coefficient + 0.25) < 1e-5
+        np.testing.assert_allclose(drift, -0.25 * 0.49 * against, atol=1e-6 * np.linalg.norm(against))
+
+
+def test_isotropic_noise(x64):
+    """Normal part -1/4 P grad ln |H|_+, tangent part -1/2 H^+ d3L[P]: by the general way, column by column."""
+    for name in LOSSES:
+        problem, point = LOSSES[name]()
+        frame = frame_at(problem, point)
+        parts = ut.Limit(ut.Isotropic(problem, 0.6)).parts(point)
+        eye = jax.vmap(frame.unravel, in_axes=1, out_axes=-1)(0.6 * jnp.eye(frame.point.size))
+        by_columns = ut.second_derivative(problem, point, eye)
+        for mine, theirs in zip(parts, by_columns, strict=True):
+            np.testing.assert_allclose(flat(mine), flat(theirs) / 2, atol=1e-9)
+        rank = int(frame.rank)
+        volume = jax.jit(lambda x, t=problem, f=frame, r=rank: frame_at(t, f.unravel(x), rank=r).log_determinant())
+        step = 1e-5
+        gradient = np.array([
+            (volume(frame.point.at[i].add(step)) - volume(frame.point.at[i].add(-step))) / (2 * step)
+            for i in range(frame.point.size)
+        ])  # fmt: skip
+        against = np.asarray(frame.project(jnp.asarray(gradient)))
+        coefficient = np.asarray(flat(parts.normal)) @ against / (against @ against) / 0.36
+        assert abs(coefficient + 0.25) < 1e-5

@@ -1,0 +1,136 @@
+"""The limiting diffusion against exact solutions, against SGD, and its mistakes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from losses import LOSSES, flat
+
+import undertow as ut
+from compiling import compilations
+from undertow.models import curves
+from undertow.models.linear import LinearModel
+
+KEY = jax.random.key(5)
+
+
+def params_of(p):
+    return p
+
+
+def test_the_flow_against_its_exact_solution(x64):
+    model = LinearModel.draw(jax.random.key(0), d=20, n=10, sparsity=3, dtype=jnp.float64)
+    start = model.settle(model.start(1.0))
+    path = ut.Limit(ut.LabelNoise(model.problem, 1.0)).solve(start, time=5.0, observe={"p": params_of}, looks=10)
+    assert path.clock == "slow_time"
+    assert path.facts["motion"] == "flow"
+    for k, t in enumerate(path.slow_time):
+        exact = model.settle(model.decayed(model.start(1.0), t, 1.0))
+        for mine, theirs in zip((leaf[k] for leaf in path.observed["p"]), exact, strict=True):
+            np.testing.assert_allclose(mine, theirs, atol=1e-5)
+    assert np.all(path.observed["distance"] < 1e-9)
+    data = path.to_xarray()
+    assert data["distance"].dims == ("slow_time",)
+
+
+def test_the_generic_flow_equals_the_fast_one(x64):
+    """The same label noise through its explicit factor, so that nothing recognises it."""
+    model = LinearModel.draw(jax.random.key(0), d=8, n=4, sparsity=2, dtype=jnp.float64)
+    start = model.settle(model.start(1.0))
+    labels = lambda p: ut.LabelNoise(model.problem, 0.8).covariance(p).parts[0].factor()
+    slow = ut.Limit(ut.Additive(model.problem, labels)).solve(start, time=1.0, looks=2)
+    fast = ut.Limit(ut.LabelNoise(model.problem, 0.8)).solve(start, time=1.0, looks=2)
+    np.testing.assert_allclose(flat(slow.params), flat(fast.params), atol=1e-5)
+
+
+def test_brownian_motion_on_the_circle(x64):
+    """Isotropic noise on the circle: E cos(angle) = exp(-t/2)."""
+    noise = ut.Isotropic(curves.circle(), 1.0)
+    path = ut.Limit(noise).solve(
+        jnp.array([1.0, 0.0]), time=1.0, key=KEY, seeds=4000, steps=200, looks=2, observe={"x": params_of}
+    )
+    assert path.facts["motion"] == "diffusion"
+    x = path.observed["x"][:, :, 0]
+    for k in (1, 2):
+        expected, error = np.exp(-path.slow_time[k] / 2), x[:, k].std() / np.sqrt(4000)
+        assert abs(x[:, k].mean() - expected) < 4.5 * error + 0.003
+    assert path.observed["distance"].max() < 1e-3
+
+
+def test_isotropic_noise_on_the_ellipse(x64):
+    """E x^2 = 2 in equilibrium; it would be 1.680 without the normal part and 2.338 with -1/2 for -1/4."""
+    path = ut.Limit(curves.isotropic_ellipse()).solve(
+        jnp.array([0.0, 1.0]), time=16.0, key=KEY, seeds=2000, steps=3200, looks=8, observe={"x": params_of}
+    )
+    late = (path.observed["x"][:, 4:, 0] ** 2).mean(1)
+    assert abs(late.mean() - 2) < 4.5 * late.std() / np.sqrt(2000) + 0.02
+
+
+def test_the_motor_turns(x64):
+    start = jnp.array([1.0, 0.0, 0.0, 0.0, 0.0])
+    path = ut.Limit(curves.motor(3)).solve(start, time=4.0, looks=4, observe={"angle": curves.motor_angle})
+    np.testing.assert_allclose(path.observed["angle"], path.slow_time * 3 / 8, atol=1e-4)
+
+
+def test_finite_steps_speed_the_motor_up_as_sgd_does(x64):
+    """SGD turns faster than the limit by O(step_size); finite_step predicts the most of it."""
+    eta, time = 0.1, 8.0
+    start = jnp.array([1.0, 0.0, 0.0, 0.0, 0.0])
+    run = ut.descend(
+        curves.motor(3), start, step_size=eta, steps=round(time / eta**2), key=KEY, every=20,
+        observe={"angle": curves.motor_angle}, seeds=400,
+    )  # fmt: skip
+    angle = np.unwrap(run.observed["angle"], axis=1)[:, -1]
+    speed, error = angle.mean() / time, angle.std() / np.sqrt(400) / time
+    limit = ut.Limit(curves.motor(3))
+    plain = float(limit.drift(start)[1])
+    corrected = float(limit.drift(start, finite_step=eta)[1])
+    assert plain == pytest.approx(0.375)
+    assert speed - plain > 4 * error
+    assert abs(speed - corrected) < 0.4 * (speed - plain) + 4 * error
+
+
+def test_minibatch_noise_vanishes_at_interpolation(x64):
+    problem, point = LOSSES["tanh network"]()
+    limit = ut.Limit(ut.Minibatch(problem, 1))
+    np.testing.assert_array_equal(flat(limit.drift(point)), 0)
+    with pytest.warns(UserWarning, match="null drift"):
+        path = limit.solve(point, time=3.0, observe={"p": flat})
+    np.testing.assert_allclose(path.observed["p"][-1], flat(point), atol=1e-9)
+    assert path.facts["motion"] == "none"
+
+
+def test_solving_again_compiles_nothing(x64):
+    problem, point = LOSSES["linear model"]()
+    solve = lambda strength, time: ut.Limit(ut.LabelNoise(problem, strength)).solve(point, time=time, looks=3)
+    solve(1.0, 1.0)
+    with compilations() as compiled:
+        solve(0.5, 2.0)
+    assert compiled == []
+
+
+SQUARE = ut.Regression(lambda w, z: w @ z, jnp.eye(2), jnp.ones(2))
+
+MISTAKES = {
+    "a point off the manifold": (
+        lambda p, x: ut.Limit(ut.LabelNoise(p)).drift(jax.tree.map(lambda a: a + 0.1, x)),
+        r"away from the manifold.*ut\.settle",
+    ),
+    "as many equations as parameters": (
+        lambda p, x: ut.Limit(ut.LabelNoise(SQUARE)).drift(jnp.ones(2)),
+        "2 equations .* for 2 parameters",
+    ),
+    "a factor of the wrong shape": (lambda p, x: ut.second_derivative(p, x, x), "one extra trailing axis"),
+    "time backwards": (lambda p, x: ut.Limit(ut.LabelNoise(p)).solve(x, time=-1.0), "`time` must be a finite number"),
+    "a diffusion without a key": (lambda p, x: ut.Limit(ut.Isotropic(p)).solve(x, time=1.0), "give `key=`"),
+    "a problem where a noise is meant": (lambda p, x: ut.Limit(p), "give a noise"),
+    "a negative finite step": (lambda p, x: ut.Limit(ut.LabelNoise(p)).drift(x, finite_step=-0.1), "`finite_step`"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes(mistake, as_a_user, x64):
+    problem, point = LOSSES["linear model"]()
+    call, message = MISTAKES[mistake]
+    with pytest.raises((ValueError, TypeError), match=message):
+        call(problem, point)
