@@ -39,7 +39,7 @@ ERRATA: tuple[Erratum, ...] = (
         paper="zero_loss",
         place="Corollary 5.1, Eq. (11)",
         printed="isotropic noise regularises by -1/2 P grad ln |H|_+ (the proof loses a factor 1/2)",
-        right="-1/4 P grad ln |H|_+; and |H|_+ is the product of the nonzero eigenvalues, ln |H|_+ the sum of logarithms",
+        right="-1/4 P grad ln |H|_+, and ln |H|_+, not |H|_+, is the sum of the logarithms of the nonzero eigenvalues",
         claim="isotropic-quarter",
     ),
     Erratum(

@@ -180,8 +180,8 @@ _frame = eqx.filter_jit(frame_at)
 @eqx.filter_jit
 def _parts(noise: AbstractNoise, frame: Frame, eta: Any) -> tuple[Array, Array, Array]:
     covariance = noise.covariance(frame.unravel(frame.point))
-    parts = covariance_parts(noise.problem, frame, covariance, eta)
-    return tuple(part / 2 for part in parts)
+    tangent, normal, mixed = covariance_parts(noise.problem, frame, covariance, eta)
+    return tangent / 2, normal / 2, mixed / 2
 
 
 @eqx.filter_jit
@@ -217,7 +217,7 @@ def _velocity(
     """The tangent drift at a flat point near the manifold, and the step back to the manifold from there."""
     problem = noise.problem
     amount = _label_amount(noise.covariance(like.unravel(like.point)), problem)
-    if amount is not None and isinstance(eta, float):
+    if amount is not None and isinstance(eta, float) and isinstance(problem, Regression):
         return _label_velocity(problem, like, amount)
 
     def drift(x: Array) -> Array:
@@ -321,7 +321,7 @@ def _diffuse_plain(
     def step(x: Array, k: Array, dt: Array) -> Array:
         here = frame_at(noise.problem, frame.unravel(x), rank=rank)
         jolt = trees.ravel(noise.covariance(frame.unravel(x)).gaussian(k))
-        return back(x + here.project(jolt) * jnp.sqrt(dt) + drift(x) * dt)
+        return back(back(x + here.project(jolt) * jnp.sqrt(dt) + drift(x) * dt))
 
     def between(x: Array, drawn: tuple[Array, Array]) -> tuple[Array, PyTree]:
         gap, k = drawn

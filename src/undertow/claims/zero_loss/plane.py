@@ -89,8 +89,8 @@ CLAIMS = (
         id="mixed-circle",
         paper="zero_loss",
         place="Eq. (10), mixed regularisation",
-        statement="One noise along and across the circle, sigma = t + rho n, turns the point at the speed -rho, although "
-        "neither direction alone would.",
+        statement="One noise along and across the circle, sigma = t + rho n, turns the point at the speed -rho, "
+        "although neither direction alone would.",
         equation="d angle/dt = -rho",
         scales={"smoke": Circle(1000), "default": Circle(4000), "full": Circle(100_000)},
         measure=_measure_circle,
