@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-ALL = ["linear_model", "factorisation", "memory"]
+ALL = ["linear_model", "factorisation", "memory", "manifold"]
 
 
 def main() -> None:

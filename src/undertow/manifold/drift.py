@@ -19,7 +19,8 @@ from jaxtyping import Array, Float, PyTree
 
 from undertow import chunks, trees
 from undertow.covariance import AbstractCovariance, LabelCovariance, SampleCovariance, ScaledIdentity, Sum
-from undertow.manifold.geometry import Frame, frame_at, refuse_off_manifold
+from undertow.manifold.geometry import Frame, frame_at, jacobian, refuse_off_manifold
+from undertow.manifold.label import trace_gradient
 from undertow.problem import AbstractProblem, Regression
 
 __all__ = ["Parts", "covariance_parts", "factor_parts", "second_derivative"]
@@ -146,20 +147,8 @@ def _label_normal(problem: Regression, frame: Frame, amount: Array, finite_step:
     if not isinstance(finite_step, float) or finite_step != 0.0:
         inner = frame.lyapunov(amount * jnp.diag(frame.curvature), finite_step)
         return _normal(problem, frame, inner)
-    params = frame.unravel(frame.point)
-
-    def one(x: PyTree) -> Array:
-        def power(p: PyTree) -> Array:
-            output, pull = jax.vjp(lambda q: problem.predict(q, x), p)
-            basis = jnp.eye(max(1, output.size), dtype=output.dtype).reshape(-1, *output.shape)
-            rows = jax.vmap(lambda c: pull(c)[0])(basis)
-            return trees.dot(rows, rows)
-
-        return trees.ravel(jax.grad(power)(params))
-
-    block = lambda inputs: jnp.sum(jax.vmap(one)(inputs), axis=0)
-    gradient = chunks.sum_samples(block, problem.inputs, problem.chunk(params)) / problem.size
-    return -amount / 2 * frame.project(gradient)
+    rows = jacobian(problem, frame.unravel(frame.point))
+    return -amount / 2 * frame.project(trace_gradient(problem, frame.point, frame.unravel, rows))
 
 
 def _isotropic(problem: AbstractProblem, frame: Frame, variance: Array, finite_step: Any) -> tuple[Array, Array, Array]:

@@ -18,7 +18,16 @@ from jaxtyping import Array, Float, PyTree
 from undertow import chunks, trees, validate
 from undertow.problem import AbstractProblem, Population, Regression
 
-__all__ = ["DENSE_LIMIT", "Frame", "frame_at", "jacobian", "off_manifold", "refuse_off_manifold"]
+__all__ = [
+    "DENSE_LIMIT",
+    "Frame",
+    "frame_at",
+    "jacobian",
+    "off_manifold",
+    "refuse_distance",
+    "refuse_off_manifold",
+    "refuse_square",
+]
 
 DENSE_LIMIT = 4000
 """The largest number of parameters for which a D x D Hessian is formed."""
@@ -126,12 +135,7 @@ def jacobian(problem: Regression, params: PyTree) -> Float[Array, "rows D"]:
 
 
 def _row_frame(problem: Regression, params: PyTree, flat: Array, unravel: Any, threshold: float) -> Frame:
-    rows = problem.targets.size
-    if rows >= flat.size:
-        raise ValueError(
-            f"`Limit`: {rows} equations (samples times outputs) for {flat.size} parameters leave no manifold of "
-            "minimisers to move on; use fewer samples or a larger model."
-        )
+    refuse_square(problem, params)
     basis, triangle = jnp.linalg.qr(jacobian(problem, params).T)
     left, singular, _ = jnp.linalg.svd(triangle)
     curvature = singular**2 / problem.size
@@ -159,9 +163,29 @@ def refuse_off_manifold(function: str, problem: AbstractProblem, frame: Frame) -
     if not validate.concrete(frame.point):
         return
     far, left, scale, largest = (float(x) for x in _distances(problem, frame))
-    tolerance = 1e-4 if frame.point.dtype == jnp.float64 else 1e-2
-    if far > tolerance * scale or left > tolerance * scale * max(largest, 1e-30):
+    # off the manifold the gradient may also point along it
+    along = left / max(largest, 1e-30)
+    refuse_distance(function, max(far, along), scale - 1)
+
+
+def refuse_distance(function: str, far: Any, size: Any) -> None:
+    """An error where a point of the given size is too far off the manifold; NaN is too far."""
+    if not validate.concrete(far):
+        return
+    double = not hasattr(far, "dtype") or far.dtype == jnp.float64
+    tolerance = 1e-4 if double else 1e-2
+    if not float(far) <= tolerance * (1 + float(size)):
         raise ValueError(
-            f"`{function}`: the point is about {far:.2g} away from the manifold of minimisers; "
+            f"`{function}`: the point is about {float(far):.2g} away from the manifold of minimisers; "
             "go there first with `ut.settle(problem, params)`."
+        )
+
+
+def refuse_square(problem: Regression, params: PyTree) -> None:
+    """An error where there are as many equations as parameters."""
+    rows, size = problem.targets.size, trees.count(params)
+    if rows >= size:
+        raise ValueError(
+            f"`Limit`: {rows} equations (samples times outputs) for {size} parameters leave no manifold of "
+            "minimisers to move on; use fewer samples or a larger model."
         )

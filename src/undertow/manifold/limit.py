@@ -12,14 +12,22 @@ from typing import Any
 import diffrax
 import equinox as eqx
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
 from undertow import trees, validate
-from undertow.covariance import AbstractCovariance, LabelCovariance, SampleCovariance, Sum
 from undertow.manifold.drift import Parts, covariance_parts
-from undertow.manifold.geometry import Frame, frame_at, jacobian, off_manifold, refuse_off_manifold
+from undertow.manifold.geometry import (
+    Frame,
+    frame_at,
+    off_manifold,
+    refuse_distance,
+    refuse_off_manifold,
+    refuse_square,
+)
+from undertow.manifold.label import label_amount, label_drift, label_return
 from undertow.noise.base import AbstractNoise
 from undertow.problem import Population, Regression
 from undertow.trajectory import Trajectory
@@ -60,8 +68,11 @@ class Limit(eqx.Module):
         self.noise = noise
 
     def drift(self, params: PyTree, *, finite_step: Number | None = None) -> PyTree:
-        """1/2 d2Phi[Sigma(params)], like params."""
-        return self.parts(params, finite_step=finite_step).total
+        """1/2 d2Phi[Sigma(params)], like params. Label noise takes a shorter way than `parts`."""
+        validate.params_of_floats("Limit.drift", params)
+        drift, far, size = _drift(self.noise, params, _finite_step(finite_step))
+        refuse_distance("Limit.drift", far, size)
+        return drift
 
     def parts(self, params: PyTree, *, finite_step: Number | None = None) -> Parts:
         """The drift as its three parts: tangent compensation, normal regularisation, mixed.
@@ -70,7 +81,7 @@ class Limit(eqx.Module):
         HX + XH = Sigma. That is the larger part of what a finite step changes (about two thirds on the motor: claim
         `finite-step`), not all of it.
         """
-        self.noise.problem.check(params)
+        validate.params_of_floats("Limit.parts", params)
         eta = _finite_step(finite_step)
         frame = _frame(self.noise.problem, params)
         refuse_off_manifold("Limit", self.noise.problem, frame)
@@ -178,6 +189,22 @@ _frame = eqx.filter_jit(frame_at)
 
 
 @eqx.filter_jit
+def _drift(noise: AbstractNoise, params: PyTree, eta: Any) -> tuple[PyTree, Array, Array]:
+    """The drift, how far off the manifold it was taken, and the size of the point."""
+    problem = noise.problem
+    flat, unravel = jax.flatten_util.ravel_pytree(params)
+    amount = label_amount(noise.covariance(params), problem) if isinstance(eta, float) else None
+    if amount is not None and isinstance(problem, Regression):
+        refuse_square(problem, params)
+        drift, far = label_drift(problem, flat, unravel, amount)
+    else:
+        frame = frame_at(problem, params)
+        drift = sum(covariance_parts(problem, frame, noise.covariance(params), eta), jnp.zeros_like(flat)) / 2
+        far = off_manifold(problem, frame)
+    return unravel(drift), far, jnp.linalg.norm(flat)
+
+
+@eqx.filter_jit
 def _parts(noise: AbstractNoise, frame: Frame, eta: Any) -> tuple[Array, Array, Array]:
     covariance = noise.covariance(frame.unravel(frame.point))
     tangent, normal, mixed = covariance_parts(noise.problem, frame, covariance, eta)
@@ -201,24 +228,17 @@ def _motion(noise: AbstractNoise, frame: Frame) -> str:
     return "diffusion" if along > scale * total else "flow"
 
 
-def _label_amount(covariance: AbstractCovariance, problem: Any) -> Array | None:
-    """c where the noise on the manifold is c H (label noise of a plain regression), None elsewhere."""
-    if not isinstance(problem, Regression) or problem.weights is not None:
-        return None
-    parts = covariance.parts if isinstance(covariance, Sum) else (covariance,)
-    labels = [part for part in parts if isinstance(part, LabelCovariance)]
-    others = [part for part in parts if not isinstance(part, LabelCovariance | SampleCovariance)]
-    return labels[0].amount if len(labels) == 1 and not others else None
-
-
 def _velocity(
     noise: AbstractNoise, like: Frame, rank: int, eta: Any
 ) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
     """The tangent drift at a flat point near the manifold, and the step back to the manifold from there."""
     problem = noise.problem
-    amount = _label_amount(noise.covariance(like.unravel(like.point)), problem)
+    amount = label_amount(noise.covariance(like.unravel(like.point)), problem)
     if amount is not None and isinstance(eta, float) and isinstance(problem, Regression):
-        return _label_velocity(problem, like, amount)
+        return (
+            lambda x: label_drift(problem, x, like.unravel, amount)[0],
+            lambda x: label_return(problem, x, like.unravel),
+        )
 
     def drift(x: Array) -> Array:
         frame = frame_at(problem, like.unravel(x), rank=rank)
@@ -228,38 +248,6 @@ def _velocity(
     def back(x: Array) -> Array:
         frame = frame_at(problem, like.unravel(x), rank=rank)
         return x - frame.pseudo_inverse(trees.ravel(problem.gradient(like.unravel(x))))
-
-    return drift, back
-
-
-def _label_velocity(problem: Regression, like: Frame, amount: Array) -> tuple[Callable, Callable]:
-    """-(c/4) P grad tr H and x - J^+ r, by one Cholesky factorisation of J J' each."""
-
-    def rows(x: Array) -> tuple[Array, Any]:
-        jac = jacobian(problem, like.unravel(x))
-        return jac, jax.scipy.linalg.cho_factor(jac @ jac.T)
-
-    def drift(x: Array) -> Array:
-        jac, factor = rows(x)
-        # grad (1/n) |J|^2 = (2/n) sum_i f_i'' J_i, one derivative of J'(w) along its own rows
-        pull = lambda y, z, c: trees.ravel(jax.vjp(lambda p: problem.predict(p, z), like.unravel(y))[1](c)[0])
-
-        def bend(z: PyTree, c: Array, row: Array) -> Array:
-            return jax.jvp(lambda y: pull(y, z, c), (x,), (row,))[1]
-
-        outputs = problem.targets[0].size
-        shape = problem.targets.shape[1:]
-        basis = jnp.eye(outputs, dtype=x.dtype).reshape(outputs, *shape)
-        stacked = jac.reshape(problem.size, outputs, -1)
-        per_sample = lambda z, r: jnp.sum(jax.vmap(lambda c, row: bend(z, c, row))(basis, r), axis=0)
-        gradient = 2 * jnp.sum(jax.vmap(per_sample)(problem.inputs, stacked), axis=0) / problem.size
-        along = gradient - jac.T @ jax.scipy.linalg.cho_solve(factor, jac @ gradient)
-        return -amount / 4 * along
-
-    def back(x: Array) -> Array:
-        jac, factor = rows(x)
-        residual = problem.residuals(like.unravel(x)).ravel()
-        return x - jac.T @ jax.scipy.linalg.cho_solve(factor, residual)
 
     return drift, back
 

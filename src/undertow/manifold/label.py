@@ -1,0 +1,76 @@
+"""Label noise on a least-squares problem: the shortest way, by one small Cholesky factorisation.
+
+On the manifold Sigma = c H with H = J'J/n, and the limit is the flow -(c/4) P grad tr H, tr H = (1/n) |J|^2,
+P v = v - J'(JJ')^-1 J v. Only n q rows of length D are ever held.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from undertow import chunks, trees
+from undertow.covariance import AbstractCovariance, LabelCovariance, SampleCovariance, Sum
+from undertow.manifold.geometry import jacobian
+from undertow.problem import AbstractProblem, Regression
+
+__all__ = ["label_amount", "label_drift", "label_return", "trace_gradient"]
+
+Unravel = Callable[[Array], PyTree]
+
+
+def label_amount(covariance: AbstractCovariance, problem: AbstractProblem) -> Array | None:
+    """c where the noise on the manifold is c H (label noise of a plain regression), None elsewhere."""
+    if not isinstance(problem, Regression) or problem.weights is not None:
+        return None
+    parts = covariance.parts if isinstance(covariance, Sum) else (covariance,)
+    labels = [part for part in parts if isinstance(part, LabelCovariance)]
+    others = [part for part in parts if not isinstance(part, LabelCovariance | SampleCovariance)]
+    return labels[0].amount if len(labels) == 1 and not others else None
+
+
+def trace_gradient(
+    problem: Regression, point: Float[Array, " D"], unravel: Unravel, rows: Float[Array, "rows D"]
+) -> Float[Array, " D"]:
+    """grad tr H = (2/n) sum_i f_i'' J_i: one derivative of every row along itself, in bounded memory."""
+    shape = problem.targets.shape[1:]
+    outputs = max(1, problem.targets[0].size)
+    basis = jnp.eye(outputs, dtype=point.dtype).reshape(outputs, *shape)
+
+    def pull(x: Array, z: PyTree, c: Array) -> Array:
+        return trees.ravel(jax.vjp(lambda p: problem.predict(p, z), unravel(x))[1](c)[0])
+
+    def one(z: PyTree, own: Array) -> Array:
+        along = lambda c, row: jax.jvp(lambda x: pull(x, z, c), (point,), (row,))[1]
+        return jnp.sum(jax.vmap(along)(basis, own), axis=0)
+
+    block = lambda samples: jnp.sum(jax.vmap(one)(*samples), axis=0)
+    samples = (problem.inputs, rows.reshape(problem.size, outputs, -1))
+    each = 4 * outputs * point.size * point.dtype.itemsize
+    return 2 * chunks.sum_samples(block, samples, chunks.chunk_length(each)) / problem.size
+
+
+def label_drift(
+    problem: Regression, point: Float[Array, " D"], unravel: Unravel, amount: Array
+) -> tuple[Float[Array, " D"], Float[Array, ""]]:
+    """-(c/4) P grad tr H, and |J^+ r|, how far off the manifold the point is."""
+    rows, solve = _rows(problem, point, unravel)
+    gradient = trace_gradient(problem, point, unravel, rows)
+    project = lambda v: v - rows.T @ solve(rows @ v)
+    residual = problem.residuals(unravel(point)).ravel()
+    # twice: the second removes what rounding left in the first
+    return -amount / 4 * project(project(gradient)), jnp.linalg.norm(rows.T @ solve(residual))
+
+
+def label_return(problem: Regression, point: Float[Array, " D"], unravel: Unravel) -> Float[Array, " D"]:
+    """x - J^+ r, a Gauss-Newton step back to the manifold."""
+    rows, solve = _rows(problem, point, unravel)
+    return point - rows.T @ solve(problem.residuals(unravel(point)).ravel())
+
+
+def _rows(problem: Regression, point: Array, unravel: Unravel) -> tuple[Array, Callable[[Array], Array]]:
+    """J, and the solution of (JJ') c = b."""
+    rows = jacobian(problem, unravel(point))
+    factor = jax.scipy.linalg.cho_factor(rows @ rows.T)
+    return rows, lambda b: jax.scipy.linalg.cho_solve(factor, b)
