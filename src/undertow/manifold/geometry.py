@@ -6,6 +6,7 @@ it, H = V diag(h) V'. For a `Regression` at zero loss both come from the n q row
 Hessian.
 """
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -174,6 +175,11 @@ def refuse_distance(function: str, far: Any, size: Any) -> None:
         return
     double = not hasattr(far, "dtype") or far.dtype == jnp.float64
     tolerance = 1e-4 if double else 1e-2
+    if not math.isfinite(float(far)):
+        raise ValueError(
+            f"`{function}`: the Hessian loses rank at this point (rows of the Jacobian are linearly dependent, or the "
+            "loss is not finite): there is no smooth manifold of minimisers through it; start from another point."
+        )
     if not float(far) <= tolerance * (1 + float(size)):
         raise ValueError(
             f"`{function}`: the point is about {float(far):.2g} away from the manifold of minimisers; "

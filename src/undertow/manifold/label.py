@@ -54,23 +54,25 @@ def trace_gradient(
 def label_drift(
     problem: Regression, point: Float[Array, " D"], unravel: Unravel, amount: Array
 ) -> tuple[Float[Array, " D"], Float[Array, ""]]:
-    """-(c/4) P grad tr H, and |J^+ r|, how far off the manifold the point is."""
-    rows, solve = _rows(problem, point, unravel)
+    """-(c/4) P grad tr H, and |J^+ r|, how far off the manifold the point is: NaN where J loses rank."""
+    rows, solve, lost = _rows(problem, point, unravel)
     gradient = trace_gradient(problem, point, unravel, rows)
     project = lambda v: v - rows.T @ solve(rows @ v)
-    residual = problem.residuals(unravel(point)).ravel()
+    far = jnp.linalg.norm(rows.T @ solve(problem.residuals(unravel(point)).ravel()))
     # twice: the second removes what rounding left in the first
-    return -amount / 4 * project(project(gradient)), jnp.linalg.norm(rows.T @ solve(residual))
+    return -amount / 4 * project(project(gradient)), jnp.where(lost, jnp.nan, far)
 
 
 def label_return(problem: Regression, point: Float[Array, " D"], unravel: Unravel) -> Float[Array, " D"]:
     """x - J^+ r, a Gauss-Newton step back to the manifold."""
-    rows, solve = _rows(problem, point, unravel)
+    rows, solve, _ = _rows(problem, point, unravel)
     return point - rows.T @ solve(problem.residuals(unravel(point)).ravel())
 
 
-def _rows(problem: Regression, point: Array, unravel: Unravel) -> tuple[Array, Callable[[Array], Array]]:
-    """J, and the solution of (JJ') c = b."""
+def _rows(problem: Regression, point: Array, unravel: Unravel) -> tuple[Array, Callable[[Array], Array], Array]:
+    """J, the solution of (JJ') c = b, and whether J has lost rank."""
     rows = jacobian(problem, unravel(point))
     factor = jax.scipy.linalg.cho_factor(rows @ rows.T)
-    return rows, lambda b: jax.scipy.linalg.cho_solve(factor, b)
+    pivots = jnp.abs(jnp.diag(factor[0]))
+    lost = ~(jnp.min(pivots) > 10 * jnp.sqrt(jnp.finfo(point.dtype).eps) * jnp.max(pivots))
+    return rows, lambda b: jax.scipy.linalg.cho_solve(factor, b), lost

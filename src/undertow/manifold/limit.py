@@ -28,6 +28,7 @@ from undertow.manifold.geometry import (
     refuse_square,
 )
 from undertow.manifold.label import label_amount, label_drift, label_return
+from undertow.manifold.smoothness import kinks
 from undertow.noise.base import AbstractNoise
 from undertow.problem import Population, Regression
 from undertow.trajectory import Trajectory
@@ -42,8 +43,9 @@ class Limit(eqx.Module):
     """The limiting diffusion of SGD with a noise, on the manifold of minimisers of its problem.
 
     **Arguments:** any noise whose problem is a `Regression` (matrix-free) or any small `Problem` (dense Hessian).
-    It covers SGD; heavy-ball momentum has the same limit on the clock of its effective step size
-    `step_size/(1 - momentum)`. It does not cover Adam.
+    A loss with kinks (ReLU, absolute values) is refused unless `piecewise=True`: between its kinks the formulas hold,
+    at them nothing is known. It covers SGD; heavy-ball momentum has the same limit on the clock of its effective
+    step size `step_size/(1 - momentum)`. It does not cover Adam.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
@@ -56,8 +58,9 @@ class Limit(eqx.Module):
     """
 
     noise: AbstractNoise
+    piecewise: bool = eqx.field(static=True)
 
-    def __init__(self, noise: AbstractNoise):
+    def __init__(self, noise: AbstractNoise, piecewise: bool = False):
         if not isinstance(noise, AbstractNoise):
             raise TypeError(f"`Limit(noise)`: got a {type(noise).__name__}; give a noise, such as `LabelNoise(task)`.")
         if isinstance(noise.problem, Population):
@@ -66,10 +69,11 @@ class Limit(eqx.Module):
                 "`population.sample(key, count)`."
             )
         self.noise = noise
+        self.piecewise = piecewise
 
     def drift(self, params: PyTree, *, finite_step: Number | None = None) -> PyTree:
         """1/2 d2Phi[Sigma(params)], like params. Label noise takes a shorter way than `parts`."""
-        validate.params_of_floats("Limit.drift", params)
+        self._check("Limit.drift", params)
         drift, far, size = _drift(self.noise, params, _finite_step(finite_step))
         refuse_distance("Limit.drift", far, size)
         return drift
@@ -81,7 +85,7 @@ class Limit(eqx.Module):
         HX + XH = Sigma. That is the larger part of what a finite step changes (about two thirds on the motor: claim
         `finite-step`), not all of it.
         """
-        validate.params_of_floats("Limit.parts", params)
+        self._check("Limit.parts", params)
         eta = _finite_step(finite_step)
         frame = _frame(self.noise.problem, params)
         refuse_off_manifold("Limit", self.noise.problem, frame)
@@ -109,7 +113,7 @@ class Limit(eqx.Module):
         A diffusion needs a `key`, and `seeds` makes an ensemble of it.
         """
         problem = self.noise.problem
-        problem.check(params)
+        self._check("Limit.solve", params)
         validate.finite_number("Limit.solve", "time", time)
         looks = validate.positive_integer("Limit.solve", "looks", looks)
         steps = validate.positive_integer("Limit.solve", "steps", steps)
@@ -128,7 +132,7 @@ class Limit(eqx.Module):
         times = np.linspace(0.0, float(time), looks + 1)
         gaps = jnp.asarray(np.diff(times))
         rank = int(frame.rank)
-        look = _Look(observe, problem, rank, frame.unravel)
+        look = _Look(observe, problem, jnp.max(frame.curvature), rank, frame.unravel)
         if motion == "diffusion":
             ends, seen = self._diffusion(frame, rank, gaps, key, seeds, eta, look, steps)
         else:
@@ -136,6 +140,7 @@ class Limit(eqx.Module):
             if seeds is not None:
                 repeat = lambda x: jnp.broadcast_to(x[None], (seeds, *x.shape))
                 ends, seen = jax.tree.map(repeat, (ends, seen))
+        _refuse_rank_change(seen.pop("flattest"), times, rank)
         alive = np.isfinite(np.asarray(ends)).all(axis=-1)
         unravel = jax.vmap(frame.unravel) if seeds is not None else frame.unravel
         return Trajectory(
@@ -150,6 +155,18 @@ class Limit(eqx.Module):
             clock="slow_time",
             facts={"made_by": "Limit.solve", "noise": type(self.noise).__name__, "motion": motion},
         )
+
+    def _check(self, function: str, params: PyTree) -> None:
+        """Refuses params that are no floats, and a loss with kinks unless that is known."""
+        validate.params_of_floats(function, params)
+        if self.piecewise:
+            return
+        found = kinks(self.noise.problem, params)
+        if found:
+            raise ValueError(
+                f"`{function}`: the loss has kinks ({', '.join(found)}), and the limit is made of its derivatives; "
+                "between them it holds almost everywhere: use a smooth activation, or `Limit(noise, piecewise=True)`."
+            )
 
     def _diffusion(
         self, frame: Frame, rank: int, gaps: Array, key: Any, seeds: int | None, eta: Any, look: Any, steps: int
@@ -168,13 +185,30 @@ class _Look(eqx.Module):
 
     observe: dict[str, Callable]
     problem: Any
+    steepest: Array
+    """The largest curvature at the start, the scale that others are small against."""
     rank: int = eqx.field(static=True)
     unravel: Callable = eqx.field(static=True)
 
     def __call__(self, point: Array) -> PyTree:
         params = self.unravel(point)
         frame = frame_at(self.problem, params, rank=self.rank)
-        return {**{name: f(params) for name, f in self.observe.items()}, "distance": off_manifold(self.problem, frame)}
+        kept = jnp.sort(frame.curvature)[-self.rank :]
+        seen = {name: f(params) for name, f in self.observe.items()}
+        return {**seen, "distance": off_manifold(self.problem, frame), "flattest": kept[0] / self.steepest}
+
+
+def _refuse_rank_change(flattest: Array, times: np.ndarray, rank: int) -> None:
+    """An error where a normal curvature has fallen to nothing beside the largest at the start, or is no number."""
+    flat = np.asarray(flattest)
+    limit = 1e-13 if flat.dtype == np.float64 else 1e-6
+    bad = ~(flat > limit)
+    if bad.any():
+        when = times[np.argmax(bad.any(axis=0) if bad.ndim > 1 else bad)]
+        raise ValueError(
+            f"`Limit.solve`: the rank of the Hessian falls below its {rank} by slow time {when:.3g} (a curvature "
+            "across the manifold vanishes, or the solution is not finite); it ends there: solve for a shorter time."
+        )
 
 
 def _finite_step(value: Number | None) -> Any:
