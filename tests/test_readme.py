@@ -37,6 +37,7 @@ def test_verdicts_shown_are_the_verdicts_expected():
     assert len(shown) >= 5
     assert all(expected(name) == verdict for verdict, name in shown)
     assert f"{len(registry)} of {len(registry)} verdicts as expected" in TEXT
+    assert f"each of {len(registry)} claims" in TEXT
 
 
 def test_public_names_shown_exist():
