@@ -73,8 +73,8 @@ class Limit(eqx.Module):
 
     def drift(self, params: PyTree, *, finite_step: Number | None = None) -> PyTree:
         """1/2 d2Phi[Sigma(params)], like params. Label noise takes a shorter way than `parts`."""
-        self._check("Limit.drift", params)
-        drift, far, size = _drift(self.noise, params, _finite_step(finite_step))
+        validate.params_of_floats("Limit.drift", params)
+        drift, far, size = _drift(self, params, _finite_step(finite_step))
         refuse_distance("Limit.drift", far, size)
         return drift
 
@@ -85,9 +85,9 @@ class Limit(eqx.Module):
         HX + XH = Sigma. That is the larger part of what a finite step changes (about two thirds on the motor: claim
         `finite-step`), not all of it.
         """
-        self._check("Limit.parts", params)
+        validate.params_of_floats("Limit.parts", params)
         eta = _finite_step(finite_step)
-        frame = _frame(self.noise.problem, params)
+        frame = _frame(self, params)
         refuse_off_manifold("Limit", self.noise.problem, frame)
         flat = _parts(self.noise, frame, eta)
         return Parts(*(frame.unravel(part) for part in flat))
@@ -113,12 +113,12 @@ class Limit(eqx.Module):
         A diffusion needs a `key`, and `seeds` makes an ensemble of it.
         """
         problem = self.noise.problem
-        self._check("Limit.solve", params)
+        validate.params_of_floats("Limit.solve", params)
         validate.finite_number("Limit.solve", "time", time)
         looks = validate.positive_integer("Limit.solve", "looks", looks)
         steps = validate.positive_integer("Limit.solve", "steps", steps)
         eta = _finite_step(finite_step)
-        frame = _frame(problem, params)
+        frame = _frame(self, params)
         refuse_off_manifold("Limit.solve", problem, frame)
         observe = dict(observe or {})
         motion = _motion(self.noise, frame)
@@ -155,18 +155,6 @@ class Limit(eqx.Module):
             clock="slow_time",
             facts={"made_by": "Limit.solve", "noise": type(self.noise).__name__, "motion": motion},
         )
-
-    def _check(self, function: str, params: PyTree) -> None:
-        """Refuses params that are no floats, and a loss with kinks unless that is known."""
-        validate.params_of_floats(function, params)
-        if self.piecewise:
-            return
-        found = kinks(self.noise.problem, params)
-        if found:
-            raise ValueError(
-                f"`{function}`: the loss has kinks ({', '.join(found)}), and the limit is made of its derivatives; "
-                "between them it holds almost everywhere: use a smooth activation, or `Limit(noise, piecewise=True)`."
-            )
 
     def _diffusion(
         self, frame: Frame, rank: int, gaps: Array, key: Any, seeds: int | None, eta: Any, look: Any, steps: int
@@ -219,13 +207,27 @@ def _finite_step(value: Number | None) -> Any:
     return jnp.asarray(value, jnp.result_type(float))
 
 
-_frame = eqx.filter_jit(frame_at)
+def _refuse_kinks(limit: Limit, params: PyTree) -> None:
+    """Refuses a loss with kinks unless that is known. Called while tracing, so that it costs nothing later."""
+    found = [] if limit.piecewise else kinks(limit.noise.problem, params)
+    if found:
+        raise ValueError(
+            f"`Limit`: the loss has kinks ({', '.join(found)}), and the limit is made of its derivatives; between "
+            "them it holds almost everywhere: use a smooth activation, or `Limit(noise, piecewise=True)`."
+        )
 
 
 @eqx.filter_jit
-def _drift(noise: AbstractNoise, params: PyTree, eta: Any) -> tuple[PyTree, Array, Array]:
+def _frame(limit: Limit, params: PyTree) -> Frame:
+    _refuse_kinks(limit, params)
+    return frame_at(limit.noise.problem, params)
+
+
+@eqx.filter_jit
+def _drift(limit: Limit, params: PyTree, eta: Any) -> tuple[PyTree, Array, Array]:
     """The drift, how far off the manifold it was taken, and the size of the point."""
-    problem = noise.problem
+    _refuse_kinks(limit, params)
+    noise, problem = limit.noise, limit.noise.problem
     flat, unravel = jax.flatten_util.ravel_pytree(params)
     amount = label_amount(noise.covariance(params), problem) if isinstance(eta, float) else None
     if amount is not None and isinstance(problem, Regression):
