@@ -11,6 +11,17 @@ install_import_hook("undertow", "beartype.beartype")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+@pytest.fixture(autouse=True)
+def settings_restored():
+    """The command line sets jax up for good in its process; tests share theirs."""
+    names = ("jax_enable_x64", "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    yield
+    for name, value in before.items():
+        if getattr(jax.config, name) != value:
+            jax.config.update(name, value)
+
+
 @pytest.fixture
 def x64():
     """Double precision for one test."""

@@ -4,7 +4,6 @@ import json
 import subprocess
 import sys
 
-import jax
 import pytest
 
 import undertow
@@ -12,16 +11,6 @@ from undertow import cli
 from undertow.claims import registry
 
 FAST = "sensing-factor-two"
-
-
-@pytest.fixture(autouse=True)
-def settings_restored():
-    """The command line sets up its process for good; these tests share theirs with others."""
-    names = ("jax_enable_x64", "jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
-    before = {name: getattr(jax.config, name) for name in names}
-    yield
-    for name, value in before.items():
-        jax.config.update(name, value)
 
 
 def call(capsys, *arguments):

@@ -294,9 +294,8 @@ class LabelCovariance(AbstractCovariance):
             weights, inputs = rows
 
             def quadratic(x: PyTree) -> Scalar:
-                return jnp.sum(
-                    jax.vmap(lambda row: trees.dot(row, row if matrix is None else matrix(row)))(self._rows(x))
-                )
+                form = lambda row: trees.dot(row, row if matrix is None else matrix(row))
+                return jnp.sum(jax.vmap(form)(self.problem.rows(self.params, x)))
 
             return jnp.vdot(weights, jax.vmap(quadratic)(inputs))
 
@@ -304,7 +303,7 @@ class LabelCovariance(AbstractCovariance):
 
     def factor(self) -> PyTree:
         p = jnp.sqrt(self.amount * self.problem.probabilities)
-        rows = chunks.map_samples(self._rows, self.problem.inputs, self._chunk())
+        rows = chunks.map_samples(lambda x: self.problem.rows(self.params, x), self.problem.inputs, self._chunk())
 
         def leaf(stacked: Array) -> Array:  # (n, q, ...) -> (..., n q)
             weighted = stacked * p.astype(stacked.dtype).reshape(-1, *[1] * (stacked.ndim - 1))
@@ -324,12 +323,6 @@ class LabelCovariance(AbstractCovariance):
             return jax.grad(weighted)(self.params)
 
         return chunks.sum_samples(block, (self.problem.inputs, cotangent), self._chunk())
-
-    def _rows(self, x: PyTree) -> PyTree:
-        """J_i, one row an output, as vectors stacked on a leading axis of length q."""
-        output, pull = jax.vjp(lambda p: self.problem.predict(p, x), self.params)
-        basis = jnp.eye(max(1, output.size), dtype=output.dtype).reshape(-1, *output.shape)
-        return jax.vmap(lambda c: pull(c)[0])(basis)
 
     def _weighted(self, weights: Array, outputs: Array) -> Array:
         return weights.astype(outputs.dtype).reshape(-1, *[1] * (outputs.ndim - 1)) * outputs

@@ -259,6 +259,12 @@ class Regression(AbstractSampled):
         self._check_shapes(params)
         return chunks.map_samples(lambda x: self.predict(params, x), self.inputs, self.chunk(params))
 
+    def rows(self, params: PyTree, x: PyTree) -> PyTree:
+        """The Jacobian of one prediction: a vector like params for every output, stacked on a leading axis."""
+        output, pull = jax.vjp(lambda p: self.predict(p, x), params)
+        basis = jnp.eye(max(1, output.size), dtype=output.dtype).reshape(-1, *output.shape)
+        return jax.vmap(lambda c: pull(c)[0])(basis)
+
     def residuals(self, params: PyTree) -> Float[Array, " samples"] | Float[Array, "samples outputs"]:
         """predict(params, x_i) - y_i for every sample."""
         return self.predictions(params) - self.targets

@@ -1,6 +1,7 @@
 """The engine against a plain loop; the same bits however a run is cut, observed or widened; divergence as data."""
 
 import itertools
+import signal
 import subprocess
 import sys
 import time
@@ -15,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import undertow as ut
-from compiling import compilations
 from kinds import KINDS, params, problem, regression
 from undertow import trees
 from undertow.dynamics import drive, engine
+from undertow.lab.compiling import compilations
 
 FLAT = {"flat": trees.ravel}
 NOISE = ut.Minibatch(problem(), 2)
@@ -248,7 +249,8 @@ class TestDriver:
 
     def test_ctrl_c_in_a_real_process(self, tmp_path):
         code = """
-import warnings, jax, jax.numpy as jnp, undertow as ut
+import signal, warnings, jax, jax.numpy as jnp, undertow as ut
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started the tests with Ctrl-C ignored
 warnings.simplefilter("ignore")
 task = ut.Problem(lambda w, x: (w - x) ** 2 / 2, jnp.array([1.0, 3.0]))
 def report(done, total):
@@ -257,13 +259,15 @@ run = ut.descend(ut.Minibatch(task, 1), jnp.array(0.0), step_size=0.1, steps=1_0
                  observe={"w": lambda w: w}, seeds=40, progress=report)
 print("returned", run.interrupted, run.observed["w"].shape[1] == len(run.step), bool(jnp.isfinite(run.params).all()))
 """
-        process = subprocess.Popen(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-        )
-        assert process.stdout.readline() == "going\n"
-        time.sleep(0.7)
-        process.send_signal(2)
-        out, err = process.communicate(timeout=60)
+        command = [sys.executable, "-c", code]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                assert process.stdout.readline() == "going\n"
+                time.sleep(0.7)
+                process.send_signal(signal.SIGINT)
+                out, err = process.communicate(timeout=60)
+            finally:
+                process.kill()
         assert "returned True True True" in out, out + err
 
     def test_lanes_follow_settings_made_for_one_thread(self, x64):

@@ -7,7 +7,7 @@ import pytest
 from losses import LOSSES, flat
 
 import undertow as ut
-from compiling import compilations
+from undertow.lab.compiling import compilations
 from undertow.manifold.geometry import frame_at
 from undertow.manifold.smoothness import kinks
 from undertow.models import curves

@@ -10,6 +10,7 @@ import jax.scipy.sparse.linalg
 from jaxtyping import Array, Float, PyTree
 
 from undertow import trees, validate
+from undertow.covariance import LabelCovariance
 from undertow.problem import AbstractProblem, Population, Regression
 from undertow.validate import Number
 
@@ -167,18 +168,11 @@ def _normal_step(problem: AbstractProblem, x: PyTree) -> PyTree:
     single = jnp.finfo(jax.tree.leaves(x)[0].dtype).eps > 1e-10
     accuracy = 1e-5 if single else 1e-11
     if isinstance(problem, Regression):
-        product = lambda v: _gauss_newton(problem, x, v)
-        return jax.scipy.sparse.linalg.cg(product, gradient, tol=accuracy, maxiter=most)[0]
+        gauss_newton = LabelCovariance(problem, x, jnp.asarray(1.0)).mv
+        return jax.scipy.sparse.linalg.cg(gauss_newton, gradient, tol=accuracy, maxiter=most)[0]
     hessian = lambda v: jax.jvp(problem.gradient, (x,), (v,))[1]
     still = jax.lax.stop_gradient(x)
     largest = jnp.abs(_strongest(lambda v: jax.jvp(problem.gradient, (still,), (v,))[1], x))
     cut = (1e-2 if single else 1e-4) * largest
     squared = lambda v: trees.add(hessian(hessian(v)), trees.scale(cut**2, v))
     return jax.scipy.sparse.linalg.cg(squared, hessian(gradient), tol=accuracy, maxiter=most)[0]
-
-
-def _gauss_newton(problem: Regression, x: PyTree, v: PyTree) -> PyTree:
-    """sum_i p_i J_i'J_i v."""
-    _, pushed = jax.jvp(problem.predictions, (x,), (v,))
-    weights = problem.probabilities.astype(pushed.dtype).reshape(-1, *[1] * (pushed.ndim - 1))
-    return jax.vjp(problem.predictions, x)[1](weights * pushed)[0]

@@ -190,13 +190,14 @@ def _measure(claim: Any, task: dict[str, Any], out: Path) -> Result:
     from undertow.claims.criterion import judge
     from undertow.claims.errata import expected
     from undertow.figures import style
+    from undertow.lab.compiling import compilations
     from undertow.lab.provenance import provenance
 
     kind = type(next(iter(claim.scales.values())))
     parameters = kind(**task["parameters"])
     key = jax.random.fold_in(jax.random.key(task["seed"]), zlib.crc32(claim.id.encode()) & 0x7FFFFFFF)
     began = time.perf_counter()
-    with _compile_seconds() as compiling:
+    with compilations() as compiling:
         measurement = claim.measure(parameters, key)
     seconds = time.perf_counter() - began
     verdict, seeds_needed = overall(measurement)
@@ -286,21 +287,3 @@ def _finished(out: Path, task: dict[str, Any], warn: Callable[[str], Any]) -> Re
         return None
     same = result.get("fingerprint") == task["fingerprint"]
     return result if same and (folder / "figure.svg").is_file() else None
-
-
-@contextmanager
-def _compile_seconds() -> Generator[list[float]]:
-    """Gathers what XLA spends compiling, or reading its cache, inside the block."""
-    import jax
-
-    found: list[float] = []
-
-    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
-        if event == "/jax/core/compile/backend_compile_duration":
-            found.append(duration_secs)
-
-    jax.monitoring.register_event_duration_secs_listener(listen)
-    try:
-        yield found
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listen)

@@ -11,7 +11,6 @@ import json
 import os
 import shutil
 import tempfile
-import time
 import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -53,12 +52,14 @@ def save(path: Path | str, dataset: "xarray.Dataset", provenance: dict[str, Any]
     for name, variable in dataset.variables.items():
         if variable.dtype.kind == "O":
             raise StoreError(f"`save`: variable {name!r} holds Python objects; store numbers, flags or plain text.")
+    content = _encoded(dataset.assign_attrs(undertow_format=FORMAT, provenance=json.dumps(provenance, default=str)))
+    marks = {name: _mark(data) for name, data in content.items()}
+    seal = {"undertow_format": FORMAT, "provenance": provenance, "files": marks}
+    content[SEAL] = json.dumps(seal, indent=1, default=str).encode()
     with _sentences(path), _beside(path) as temporary:
-        described = dataset.assign_attrs(undertow_format=FORMAT, provenance=json.dumps(provenance, default=str))
-        described.to_zarr(temporary, mode="w", zarr_format=2, consolidated=True)
-        files = {str(f.relative_to(temporary)): _mark(f) for f in sorted(temporary.rglob("*")) if f.is_file()}
-        seal = {"undertow_format": FORMAT, "provenance": provenance, "files": files}
-        (temporary / SEAL).write_text(json.dumps(seal, indent=1, default=str))
+        for name, data in content.items():
+            (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+            (temporary / name).write_bytes(data)
         os.chmod(temporary, 0o777 & ~_umask())
         _flush_tree(temporary)
         _put_in_place(temporary, path)
@@ -149,13 +150,21 @@ def _seal(path: Path) -> dict[str, Any]:
         )
     for name, mark in files.items():
         file = path / name
-        if not file.is_file() or _mark(file) != mark:
+        if not file.is_file() or _mark(file.read_bytes()) != mark:
             raise StoreError(f"{path}: damaged, {name} is not as it was written; delete it and run again.")
     return seal
 
 
-def _mark(file: Path) -> list[int]:
-    content = file.read_bytes()
+def _encoded(dataset: "xarray.Dataset") -> dict[str, bytes]:
+    """The files of a zarr folder, made in memory: zarr's own threads must not write to a folder that may be given up."""
+    import zarr.storage
+
+    files: dict[str, Any] = {}
+    dataset.to_zarr(zarr.storage.MemoryStore(files), mode="w", zarr_format=2, consolidated=True)
+    return {name: buffer.to_bytes() for name, buffer in sorted(files.items())}
+
+
+def _mark(content: bytes) -> list[int]:
     return [len(content), zlib.crc32(content)]
 
 
@@ -167,11 +176,7 @@ def _beside(path: Path) -> Generator[Path]:
     try:
         yield temporary
     finally:
-        for _ in range(40):  # after an error zarr's threads may still be writing into it
-            shutil.rmtree(temporary, ignore_errors=True)
-            if not temporary.exists():
-                break
-            time.sleep(0.05)
+        shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _retired(path: Path) -> Path:

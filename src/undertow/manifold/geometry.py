@@ -126,11 +126,7 @@ def frame_at(
 def jacobian(problem: Regression, params: PyTree) -> Float[Array, "rows D"]:
     """J: one flat row for every sample and output, in chunks of samples."""
 
-    def rows(x: PyTree) -> Array:
-        output, pull = jax.vjp(lambda p: problem.predict(p, x), params)
-        basis = jnp.eye(max(1, output.size), dtype=output.dtype).reshape(-1, *output.shape)
-        return jax.vmap(lambda c: trees.ravel(pull(c)[0]))(basis)
-
+    rows = lambda x: jax.vmap(trees.ravel)(problem.rows(params, x))
     stacked = chunks.map_samples(rows, problem.inputs, problem.chunk(params))
     return stacked.reshape(-1, stacked.shape[-1])
 
