@@ -156,7 +156,7 @@ def _seal(path: Path) -> dict[str, Any]:
 
 
 def _encoded(dataset: "xarray.Dataset") -> dict[str, bytes]:
-    """The files of a zarr folder, made in memory: zarr's own threads must not write to a folder that may be given up."""
+    """The files of a zarr folder, made in memory: zarr has threads, and they must not write where we may give up."""
     import zarr.storage
 
     files: dict[str, Any] = {}
