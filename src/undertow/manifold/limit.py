@@ -82,8 +82,8 @@ class Limit(eqx.Module):
         """The drift as its three parts: tangent compensation, normal regularisation, mixed.
 
         `finite_step=eta` takes the covariance across the manifold from HX + XH - eta HXH = Sigma instead of
-        HX + XH = Sigma. That is the larger part of what a finite step changes (about two thirds on the motor: claim
-        `finite-step`), not all of it.
+        HX + XH = Sigma. That is nearly all of what a finite step changes to first order on the motor (claim
+        `finite-step`); it leaves out how curvature and noise change over the width of the fluctuations.
         """
         validate.params_of_floats("Limit.parts", params)
         eta = _finite_step(finite_step)
