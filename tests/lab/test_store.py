@@ -167,7 +167,6 @@ def test_one_run_a_folder(tmp_path):
         pass
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked processes")
 def test_kill_at_twenty_random_times(tmp_path):
     script = Path(__file__).with_name("kill_store.py")
     out = subprocess.run(

@@ -121,7 +121,7 @@ def advance(
 
         length = target - position
         params, velocity, sums = jax.lax.cond(
-            length == block,  # a loop of known length needs no test a step: 10 % for a small model
+            length == block,  # a loop of known length needs no test a step, which a small model feels
             lambda moving: jax.lax.fori_loop(0, block, one, moving),
             lambda moving: jax.lax.fori_loop(position - base, target - base, one, moving),
             (params, velocity, trees.zeros_like(means)),

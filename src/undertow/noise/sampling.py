@@ -58,7 +58,7 @@ def uniform(key: Key[Array, ""], total: int, shape: tuple[int, ...]) -> Int[Arra
     """Uniform on range(total), from one 32-bit word w each: the upper half of the product w * total.
 
     No index is more likely than another by more than total/2^32, relatively. Where that passes 1e-6, two words are
-    taken (jax.random.randint), four times the price.
+    taken (jax.random.randint), which costs more.
     """
     if total > 4096:
         return jax.random.randint(key, shape, 0, total, jnp.int32)

@@ -197,7 +197,7 @@ CLAIMS = (
         paper="zero_loss",
         place="Section 6.1",
         statement="The limiting flow of label noise on the overparametrised linear model ends at the minimiser of a "
-        "weighted l1 norm among all solutions, whatever the start.",
+        "weighted l1 norm among all solutions (from u = v = 1, n = 2d/5).",
         equation="min sum_j s_j |w_j| subject to Z w = y",
         scales={"smoke": DataSets(5), "default": DataSets(20), "full": DataSets(200)},
         measure=_measure_program,
