@@ -98,5 +98,6 @@ def judge(check: Check, seeds: int) -> tuple[Verdict, int | None]:
 
 
 def _seeds(seeds: int, width: float, wanted: float) -> int:
-    """Standard errors fall like 1/sqrt(seeds)."""
-    return math.ceil(seeds * (width / wanted) ** 2) if wanted > 0 else 2**31
+    """Standard errors fall like 1/sqrt(seeds); 2^31 stands for more than anybody will run."""
+    needed = seeds * (width / wanted) ** 2 if wanted > width * 1e-12 else math.inf
+    return math.ceil(min(needed, 2**31))
