@@ -49,6 +49,34 @@ ERRATA: tuple[Erratum, ...] = (
         right="(D - 2)/8, with alpha = 2 pi/(D - 2) and 1/8 in the first term of the loss",
         claim="motor-speed",
     ),
+    Erratum(
+        paper="zero_loss",
+        place="Theorem 4.6",
+        printed="the limiting diffusion starts at Y(0) = x(0), which need not be a minimiser",
+        right="Y(0) = Phi(x(0)), where gradient flow from x(0) ends",
+        claim="limit-starts-at-phi",
+    ),
+    Erratum(
+        paper="zero_loss",
+        place="Lemma C.7, proof",
+        printed="H^+ H = dPhi, so that the tangent compensation is -dPhi c'', called the second fundamental form",
+        right="H^+ H = I - dPhi, and the second fundamental form is (I - dPhi) c''",
+        claim="second-fundamental-form",
+    ),
+    Erratum(
+        paper="zero_loss",
+        place="Section 6.3",
+        printed="grad f_i = [alpha z_i, -alpha z_i] at u = v = alpha",
+        right="2 alpha [z_i, -z_i]",
+        claim="kernel-gradient",
+    ),
+    Erratum(
+        paper="zero_loss",
+        place="Lemma D.2",
+        printed="|grad L|^2 >= 16 lambda_min(ZZ') min_j |u_j v_j| L along gradient flow",
+        right="16/n in place of 16: the proof's own lines give it",
+        claim="pl-constant",
+    ),
 )
 
 

@@ -72,7 +72,8 @@ class LinearModel(eqx.Module):
 
         The flow moves along u = a exp(Z'mu), v = b exp(-Z'mu) and ends at the minimiser mu of
         F(mu) = 1/2 sum_j (u_j^2 + v_j^2) - y.mu, whose gradient is Z(u^2 - v^2) - y. Damped Newton: no exponent
-        moves by more than 1 a step. Near a sparse end the flow itself is too stiff to follow.
+        moves by more than 1 a step. Near a sparse end the flow itself is too stiff to follow. The end is NaN where
+        Newton does not arrive: the products u_j v_j are so small that its matrix is singular to rounding.
         """
         z, y = self.problem.data
         a, b = params
