@@ -168,8 +168,8 @@ CLAIMS = (
         id="limit-starts-at-phi",
         paper="zero_loss",
         place="Theorem 4.6",
-        statement="The limiting diffusion starts where gradient flow ends, at Phi(x(0)), not at x(0): coming down takes "
-        "no slow time.",
+        statement="The limiting diffusion starts where gradient flow ends, at Phi(x(0)), not at x(0): coming down "
+        "takes no slow time.",
         equation="Y(0) = Phi(x(0))",
         scales={"smoke": Starts(16), "default": Starts(64), "full": Starts(1024)},
         measure=_measure_start,

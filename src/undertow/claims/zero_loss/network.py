@@ -27,8 +27,8 @@ class Network:
 
     seeds: int
     """Runs at each step size."""
-    relative_steps: tuple[float, ...] = (0.4, 0.2, 0.1, 0.05)
-    """Step sizes times the largest curvature at the start, each half of the one before."""
+    largest_step: float = 0.4
+    """The largest step size, times the largest curvature at the start; three more are halves of it."""
     slow_time: float = 4.0
     """How long, in units of steps * step_size^2."""
     strength: float = 0.5
@@ -44,7 +44,7 @@ def _measure(parameters: Network, key: Key[Array, ""]) -> Measurement:
     begin = np.asarray(trees.ravel(start))
     way = np.asarray(trees.ravel(limit)) - begin
     medians, errors, diverged = [], [], 0
-    step_sizes = np.array(parameters.relative_steps) / float(jnp.max(frame_at(net.problem, start).curvature))
+    step_sizes = parameters.largest_step / 2.0 ** np.arange(4) / float(jnp.max(frame_at(net.problem, start).curvature))
     for index, eta in enumerate(step_sizes):
         run = descend(
             noise, start, step_size=eta, steps=round(parameters.slow_time / eta**2), seeds=parameters.seeds,
