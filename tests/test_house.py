@@ -30,8 +30,9 @@ MAY_IMPORT = {
     "models": GROUND | {"problem", "covariance", "noise"},
     "dynamics": THEORY,
     "manifold": THEORY,
+    "symmetry": THEORY,
     "figures": set(),
-    "claims": THEORY | {"models", "dynamics", "manifold", "figures"},
+    "claims": THEORY | {"models", "dynamics", "manifold", "symmetry", "figures"},
     "lab": {"claims", "figures"},
     "cli": {"lab", "claims"},
 }

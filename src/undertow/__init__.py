@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from undertow.noise.label import LabelNoise
     from undertow.noise.minibatch import Minibatch
     from undertow.problem import AbstractProblem, Population, Problem, Regression
+    from undertow.symmetry.equilibrium import equilibrium
+    from undertow.symmetry.flow import noether_flow
+    from undertow.symmetry.generators import DoubleRotation, Exponential, Rescaling, Scaling
     from undertow.trajectory import Trajectory
 
 __version__ = "0.1.0"
@@ -28,8 +31,10 @@ _HOME = {
     "AbstractNoise": "noise.base",
     "AbstractProblem": "problem",
     "Additive": "noise.additive",
+    "DoubleRotation": "symmetry.generators",
     "Environments": "noise.environments",
     "Estimate": "estimate",
+    "Exponential": "symmetry.generators",
     "Isotropic": "noise.isotropic",
     "LabelNoise": "noise.label",
     "Limit": "manifold.limit",
@@ -37,9 +42,13 @@ _HOME = {
     "Population": "problem",
     "Problem": "problem",
     "Regression": "problem",
+    "Rescaling": "symmetry.generators",
+    "Scaling": "symmetry.generators",
     "Trajectory": "trajectory",
     "descend": "dynamics.descend",
     "diffuse": "dynamics.diffuse",
+    "equilibrium": "symmetry.equilibrium",
+    "noether_flow": "symmetry.flow",
     "second_derivative": "manifold.drift",
     "settle": "dynamics.settle",
 }
@@ -48,8 +57,10 @@ __all__ = [
     "AbstractNoise",
     "AbstractProblem",
     "Additive",
+    "DoubleRotation",
     "Environments",
     "Estimate",
+    "Exponential",
     "Isotropic",
     "LabelNoise",
     "Limit",
@@ -57,9 +68,13 @@ __all__ = [
     "Population",
     "Problem",
     "Regression",
+    "Rescaling",
+    "Scaling",
     "Trajectory",
     "descend",
     "diffuse",
+    "equilibrium",
+    "noether_flow",
     "second_derivative",
     "settle",
 ]

@@ -7,6 +7,7 @@ Every type answers the same questions and none of them ever forms a D x D matrix
     root(z)          Sigma^(1/2) z: any square root, root(z) ~ N(0, Sigma)
     gaussian(key)    a draw of N(0, Sigma)
     trace(A)         Tr[Sigma A], exactly
+    moment(form)     E form(x), x ~ N(0, Sigma), for quadratic forms: many traces at once
     factor()         B with Sigma = B B', explicit
     split(project)   the tangent, normal and mixed parts under a projector
 
@@ -66,6 +67,10 @@ class AbstractCovariance(eqx.Module):
         """Sigma^(1/2) z for standard normals z shaped like `white()`."""
 
     @abstractmethod
+    def moment(self, form: Linear) -> PyTree:
+        """E form(x) for x ~ N(0, Sigma), exactly: `form` is quadratic, from vectors to any pytree of arrays."""
+
+    @abstractmethod
     def trace(self, matrix: Linear | None = None) -> Scalar:
         """Tr[Sigma A] for a linear map A of vectors (None: the identity), exactly."""
 
@@ -122,6 +127,9 @@ class Factored(AbstractCovariance):
     def root(self, white: PyTree) -> PyTree:
         return trees.columns(self.columns, white)
 
+    def moment(self, form: Linear) -> PyTree:
+        return jax.tree.map(lambda x: jnp.sum(x, axis=0), jax.vmap(form, in_axes=-1)(self.columns))
+
     def trace(self, matrix: Linear | None = None) -> Scalar:
         if matrix is None:
             return trees.dot(self.columns, self.columns)
@@ -160,6 +168,10 @@ class ScaledIdentity(AbstractCovariance):
 
     def root(self, white: PyTree) -> PyTree:
         return trees.scale(jnp.sqrt(self.variance), white)
+
+    def moment(self, form: Linear) -> PyTree:
+        unit = trees.elements(self.like)
+        return trees.scale(self.variance, _sum_over(lambda i: form(unit(i)), trees.count(self.like)))
 
     def trace(self, matrix: Linear | None = None) -> Scalar:
         if matrix is None:
@@ -207,35 +219,40 @@ class SampleCovariance(AbstractCovariance):
         along = self._group_sum(half * z) / self._group_sum(half**2)
         return self.problem.combine(self.params, jnp.sqrt(self.amount) * half * (z - half * along))
 
-    def trace(self, matrix: Linear | None = None) -> Scalar:
-        def form(g: PyTree) -> Scalar:
-            return trees.dot(g, g if matrix is None else matrix(g))
-
+    def moment(self, form: Linear) -> PyTree:
         second = self.problem.quadratic(self.params, form)
+        return trees.scale(self.amount, trees.subtract(second, self.between(form)))
+
+    def between(self, form: Linear) -> PyTree:
+        """sum_e p_e form(gbar_e), what the group means take away; without groups form of the mean gradient."""
         if self.groups is None:
-            return self.amount * (second - form(self.problem.gradient(self.params)))
+            return form(self.problem.gradient(self.params))
         p = self.problem.probabilities
 
-        def between(e: Array) -> Scalar:
+        def one(e: Array) -> PyTree:
             inside = jnp.where(self.groups == e, p, 0)
             share = jnp.sum(inside)
-            return share * form(self.problem.combine(self.params, inside / share))
+            return trees.scale(share, form(self.problem.combine(self.params, inside / share)))
 
-        return self.amount * (second - jnp.sum(jax.lax.map(between, jnp.arange(self.group_count))))
+        return _sum_over(one, self.group_count)
+
+    def trace(self, matrix: Linear | None = None) -> Scalar:
+        return self.moment(_form(matrix))
 
     def trace_error(self, matrix: Linear | None = None) -> Scalar:
         """The standard error of `trace` when the samples are a draw from a population (one group, equal weights)."""
         if self.groups is not None or self.problem.weights is not None:
             raise ValueError("`trace_error`: only for equally weighted samples of one population.")
+        return self.moment_error(_form(matrix))
+
+    def moment_error(self, form: Linear) -> PyTree:
+        """The standard error of `moment` in the same case."""
         mean = self.problem.gradient(self.params)
-
-        def form(g: PyTree) -> Scalar:
-            centred = trees.subtract(g, mean)
-            return trees.dot(centred, centred if matrix is None else matrix(centred))
-
-        first = self.problem.quadratic(self.params, form)
-        second = self.problem.quadratic(self.params, lambda g: (form(g) - first) ** 2)
-        return self.amount * jnp.sqrt(second / (self.problem.size - 1))
+        centred = lambda g: form(trees.subtract(g, mean))
+        first = self.problem.quadratic(self.params, centred)
+        squares = lambda g: jax.tree.map(lambda x, m: (x - m) ** 2, centred(g), first)
+        second = self.problem.quadratic(self.params, squares)
+        return jax.tree.map(lambda x: self.amount * jnp.sqrt(x / (self.problem.size - 1)), second)
 
     def factor(self) -> PyTree:
         p = self.problem.probabilities
@@ -287,19 +304,22 @@ class LabelCovariance(AbstractCovariance):
     def root(self, white: PyTree) -> PyTree:
         return self._pull(self._weighted(jnp.sqrt(self.amount * self.problem.probabilities), white))
 
-    def trace(self, matrix: Linear | None = None) -> Scalar:
+    def moment(self, form: Linear) -> PyTree:
         p = (self.amount * self.problem.probabilities).astype(self.white().dtype)
 
-        def one(rows: PyTree) -> Scalar:
+        def one(rows: PyTree) -> PyTree:
             weights, inputs = rows
 
-            def quadratic(x: PyTree) -> Scalar:
-                form = lambda row: trees.dot(row, row if matrix is None else matrix(row))
-                return jnp.sum(jax.vmap(form)(self.problem.rows(self.params, x)))
+            def quadratic(x: PyTree) -> PyTree:
+                values = jax.vmap(form)(self.problem.rows(self.params, x))
+                return jax.tree.map(lambda v: jnp.sum(v, axis=0), values)
 
-            return jnp.vdot(weights, jax.vmap(quadratic)(inputs))
+            return trees.weigh(weights, jax.vmap(quadratic)(inputs))
 
         return chunks.sum_samples(one, (p, self.problem.inputs), self._chunk())
+
+    def trace(self, matrix: Linear | None = None) -> Scalar:
+        return self.moment(_form(matrix))
 
     def factor(self) -> PyTree:
         p = jnp.sqrt(self.amount * self.problem.probabilities)
@@ -357,6 +377,9 @@ class Operator(AbstractCovariance):
     def root(self, white: PyTree) -> PyTree:
         return self.square_root(white)
 
+    def moment(self, form: Linear) -> PyTree:
+        return Factored(self.factor()).moment(form)
+
     def trace(self, matrix: Linear | None = None) -> Scalar:
         return _trace_of(self.mv if matrix is None else lambda v: matrix(self.mv(v)), self.like)
 
@@ -386,6 +409,9 @@ class Sum(AbstractCovariance):
 
     def root(self, white: PyTree) -> PyTree:
         return self._total([part.root(z) for part, z in zip(self.parts, white, strict=True)])
+
+    def moment(self, form: Linear) -> PyTree:
+        return self._total([part.moment(form) for part in self.parts])
 
     def trace(self, matrix: Linear | None = None) -> Scalar:
         return self._total([part.trace(matrix) for part in self.parts])
@@ -422,6 +448,9 @@ class Projected(AbstractCovariance):
     def root(self, white: PyTree) -> PyTree:
         return self.project(self.covariance.root(white))
 
+    def moment(self, form: Linear) -> PyTree:
+        return self.covariance.moment(lambda v: form(self.project(v)))
+
     def trace(self, matrix: Linear | None = None) -> Scalar:
         inner = (lambda v: v) if matrix is None else matrix
         return self.covariance.trace(lambda v: self.project(inner(self.project(v))))
@@ -430,12 +459,17 @@ class Projected(AbstractCovariance):
         return jax.vmap(self.project, in_axes=-1, out_axes=-1)(self.covariance.factor())
 
 
+def _form(matrix: Linear | None) -> Callable[[PyTree], Scalar]:
+    """x'Ax as a function of x."""
+    return lambda x: trees.dot(x, x if matrix is None else matrix(x))
+
+
+def _sum_over(function: Callable[[Array], PyTree], count: int) -> PyTree:
+    """The sum of function(i) over range(count), one at a time."""
+    return jax.tree.map(lambda x: jnp.sum(x, axis=0), jax.lax.map(function, jnp.arange(count)))
+
+
 def _trace_of(matrix: Linear, like: PyTree) -> Scalar:
     """Tr A, one unit vector at a time."""
     unit = trees.elements(like)
-
-    def one(i: Array) -> Scalar:
-        e = unit(i)
-        return trees.dot(e, matrix(e))
-
-    return jnp.sum(jax.lax.map(one, jnp.arange(trees.count(like))))
+    return _sum_over(lambda i: _form(matrix)(unit(i)), trees.count(like))

@@ -1,0 +1,127 @@
+"""The Noether flow: how fast noise, weight decay and a broken symmetry move a charge."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Key, PyTree
+
+from undertow import validate
+from undertow.noise.base import AbstractNoise
+from undertow.problem import AbstractSampled, Population
+from undertow.symmetry.generators import AbstractSymmetry
+from undertow.symmetry.powers import mean_gradient, powers, route
+from undertow.validate import Number
+
+__all__ = ["Flow", "noether_flow", "refuse_broken"]
+
+
+class Flow(eqx.Module):
+    """How a charge C moves at a point. Everything has the shape of the charge."""
+
+    charge: Float[Array, "..."]
+    """C = 1/2 params'A params."""
+    rate: Float[Array, "..."]
+    """dC/dt in continuous time, t = steps * eta (eta/(1 - beta) with momentum): -4 gamma C + eta/2 Tr[Sigma A]."""
+    per_step: Float[Array, "..."] | None
+    """The expected change in one step, exactly: it includes the mean gradient. None with momentum."""
+    noise: Float[Array, "..."]
+    """Tr[Sigma A], Sigma the covariance of one stochastic gradient."""
+    gradient: Float[Array, "..."]
+    """g'A g for the mean gradient g: what the continuous flow leaves out."""
+    breaking: Float[Array, "..."]
+    """-g'A params for the mean gradient g: zero for a true symmetry."""
+    standard_error: Float[Array, "..."]
+    """Of `rate`, where the noise is estimated from a draw of samples; else zero."""
+    route: str = eqx.field(static=True)
+    """How the noise was computed."""
+
+
+def noether_flow(
+    noise: AbstractNoise,
+    symmetry: AbstractSymmetry,
+    params: PyTree,
+    *,
+    step_size: Number,
+    weight_decay: Number = 0.0,
+    momentum: Number = 0.0,
+    approximate: bool = False,
+    key: Key[Array, ""] | None = None,
+) -> Flow:
+    """How SGD moves the charge of a symmetry at params, in expectation.
+
+    In continuous time dC/dt = -4 gamma C + eta/2 Tr[Sigma A]; in one step, exactly,
+    E dC = -4 eta gamma (1 - eta gamma) C + eta^2/2 (g'Ag + Tr[Sigma A]), g the mean gradient. A loss that has the
+    symmetry only approximately is refused unless `approximate=True`; then both carry the term -g'A params.
+
+    >>> import jax.numpy as jnp
+    >>> import undertow as ut
+    >>> product = ut.Problem(lambda p, y: (p["u"] * p["w"] - y) ** 2, jnp.array([0.0, 2.0]))
+    >>> balance = ut.Rescaling(lambda p: p["u"], lambda p: p["w"])
+    >>> params = {"u": jnp.array(2.0), "w": jnp.array(0.5)}
+    >>> flow = ut.noether_flow(ut.Minibatch(product, 1), balance, params, step_size=0.1)
+    >>> print(f"C = {flow.charge}, moving at {flow.rate:.3f}")
+    C = 1.875, moving at -0.750
+    """
+    _refuse(noise, symmetry, step_size, weight_decay)
+    validate.finite_number("noether_flow", "momentum", momentum, below=1.0)
+    if not approximate:
+        refuse_broken("noether_flow", noise, symmetry, params, key)
+    numbers = (jnp.asarray(x, jax.tree.leaves(params)[0].dtype) for x in (step_size, weight_decay, momentum))
+    plain = isinstance(momentum, float | int) and momentum == 0
+    fields = _flow(noise, symmetry, params, *numbers)
+    per_step = fields.pop("per_step")
+    return Flow(**fields, per_step=per_step if plain else None, route=route(noise, symmetry, params))
+
+
+@eqx.filter_jit
+def _flow(
+    noise: AbstractNoise, symmetry: AbstractSymmetry, params: PyTree, eta: Array, gamma: Array, beta: Array
+) -> dict[str, Array]:
+    found = powers(noise, symmetry, params)
+    mean = mean_gradient(noise, params)
+    charge = symmetry.charge(params)
+    along = jnp.subtract(*symmetry.pair(params, mean))
+    square = jnp.subtract(*symmetry.pair(mean, mean))
+    trace = found.plus - found.minus
+    shrink = eta * gamma
+    return {
+        "charge": charge,
+        "rate": -along - 4 * gamma * charge + eta / (1 - beta) / 2 * trace,
+        "per_step": -4 * shrink * (1 - shrink) * charge
+        - (1 - 2 * shrink) * eta * along
+        + eta**2 / 2 * (square + trace),
+        "noise": trace,
+        "gradient": square,
+        "breaking": -along,
+        "standard_error": eta / (1 - beta) / 2 * found.error,
+    }
+
+
+def _refuse(noise: Any, symmetry: Any, step_size: Any, weight_decay: Any) -> None:
+    if not isinstance(noise, AbstractNoise):
+        raise TypeError(f"got a {type(noise).__name__} where a noise is meant, such as `Minibatch(problem, 32)`.")
+    if not isinstance(symmetry, AbstractSymmetry):
+        raise TypeError(f"got a {type(symmetry).__name__} where a symmetry is meant, such as `Rescaling(...)`.")
+    validate.finite_number("symmetry", "step_size", step_size)
+    validate.finite_number("symmetry", "weight_decay", weight_decay)
+
+
+def refuse_broken(
+    function: str, noise: AbstractNoise, symmetry: AbstractSymmetry, params: PyTree, key: Key[Array, ""] | None
+) -> None:
+    """Raises where the loss does not have the symmetry, and says by how much."""
+    symmetry.refuse(params)
+    problem = noise.problem
+    leaves = jax.tree.leaves((params, problem))
+    concrete = all(validate.concrete(leaf) for leaf in leaves if eqx.is_array(leaf))
+    if not concrete or not isinstance(problem, AbstractSampled | Population):
+        return
+    found = symmetry.check(problem, params, jax.random.key(0) if key is None else key)
+    if not found.holds:
+        raise ValueError(
+            f"`{function}`: the loss does not have the symmetry ({symmetry.describe(params)}): along the orbit it "
+            f"changes by {found.loss:.1e} of itself, and gradients have a part {found.gradient:.1e} along it; "
+            "`noether_flow(..., approximate=True)` gives the flow with the breaking term."
+        )
