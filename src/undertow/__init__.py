@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from undertow.symmetry.equilibrium import equilibrium
     from undertow.symmetry.flow import noether_flow
     from undertow.symmetry.generators import DoubleRotation, Exponential, Rescaling, Scaling
+    from undertow.symmetry.search import find_symmetries
     from undertow.trajectory import Trajectory
 
 __version__ = "0.1.0"
@@ -48,6 +49,7 @@ _HOME = {
     "descend": "dynamics.descend",
     "diffuse": "dynamics.diffuse",
     "equilibrium": "symmetry.equilibrium",
+    "find_symmetries": "symmetry.search",
     "noether_flow": "symmetry.flow",
     "second_derivative": "manifold.drift",
     "settle": "dynamics.settle",
@@ -74,6 +76,7 @@ __all__ = [
     "descend",
     "diffuse",
     "equilibrium",
+    "find_symmetries",
     "noether_flow",
     "second_derivative",
     "settle",

@@ -42,7 +42,8 @@ def entries(pick: Pick, params: PyTree) -> list[np.ndarray]:
     sizes = [int(np.prod(leaf.shape)) for leaf in leaves]
     starts = np.concatenate([[0], np.cumsum(sizes)])
     numbered = [np.arange(a, b).reshape(leaf.shape) for a, b, leaf in zip(starts, starts[1:], leaves, strict=False)]
-    return [np.asarray(x) for x in jax.tree.leaves(pick(jax.tree.unflatten(structure, numbered)))]
+    with jax.ensure_compile_time_eval():  # a pick may use jax.numpy, and be called while tracing
+        return [np.asarray(x) for x in jax.tree.leaves(pick(jax.tree.unflatten(structure, numbered)))]
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,162 @@
+"""What to expect of training along the symmetries: how long to equilibrium, how sharp there, how large a step."""
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Key, PyTree
+
+from undertow import trees, validate
+from undertow.estimate import Estimate
+from undertow.noise.base import AbstractNoise
+from undertow.problem import AbstractProblem, Population
+from undertow.symmetry.equilibrium import Equilibrium, equilibrium
+from undertow.symmetry.generators import AbstractSymmetry, DoubleRotation
+from undertow.symmetry.powers import powers
+from undertow.validate import Number
+
+__all__ = ["Forecast", "forecast", "largest_curvature", "relaxation_steps", "trace_of_hessian"]
+
+
+class Forecast(eqx.Module):
+    """The equilibrium and what changes on the way there. Tuples have one entry a symmetry."""
+
+    equilibrium: Equilibrium
+    relaxation: tuple[float, ...]
+    """Steps in which the slowest part of each charge comes nearer to equilibrium by a factor e."""
+    phase: Literal["fast", "slow"]
+    """fast: charges are at equilibrium while the loss still falls; slow: they drift after the loss has settled."""
+    sharpness: tuple[Estimate, Estimate]
+    """Tr H now and at equilibrium."""
+    largest_step: tuple[float, float]
+    """2/lambda_max(H), now and at equilibrium: above it even gradient descent diverges; noise needs a smaller one."""
+
+
+def forecast(
+    noise: AbstractNoise,
+    symmetries: AbstractSymmetry | Sequence[AbstractSymmetry],
+    params: PyTree,
+    *,
+    step_size: Number,
+    weight_decay: Number = 0.0,
+    key: Key[Array, ""] | int = 0,
+) -> Forecast:
+    """Where training at this step size and batch size takes the charges, how fast, and what that does to sharpness.
+
+    >>> import jax.numpy as jnp
+    >>> import undertow as ut
+    >>> from undertow.symmetry.forecast import forecast
+    >>> product = ut.Problem(lambda p, y: (p["u"] * p["w"] - y) ** 2, jnp.array([0.0, 2.0]))
+    >>> balance = ut.Rescaling(lambda p: p["u"], lambda p: p["w"])
+    >>> params = {"u": jnp.array(4.0), "w": jnp.array(0.25)}
+    >>> seen = forecast(ut.Minibatch(product, 1), balance, params, step_size=0.01)
+    >>> print(f"{seen.relaxation[0]:.0f} steps, {seen.phase}, steps up to {seen.largest_step[1]:.2f}")
+    2500 steps, fast, steps up to 0.50
+    """
+    several = (symmetries,) if isinstance(symmetries, AbstractSymmetry) else tuple(symmetries)
+    key = jax.random.key(key) if isinstance(key, int) else key
+    found = equilibrium(noise, several, params, step_size=step_size, weight_decay=weight_decay)
+    problem = noise.problem.sample(key, 1024) if isinstance(noise.problem, Population) else noise.problem
+    relaxation = tuple(
+        relaxation_steps(noise, s, found.params, step_size=step_size, weight_decay=weight_decay) for s in several
+    )
+    slowest = max((t for t in relaxation if np.isfinite(t)), default=np.inf) * float(step_size)
+    loss, gradient = problem.loss(params), problem.gradient(params)
+    falling = float(loss) / max(float(trees.dot(gradient, gradient)), 1e-300)
+    ends = (params, found.params)
+    return Forecast(
+        equilibrium=found,
+        relaxation=relaxation,
+        phase="fast" if slowest < falling else "slow",
+        sharpness=tuple(trace_of_hessian(problem, p, key) for p in ends),
+        largest_step=tuple(2 / max(largest_curvature(problem, p, key), 1e-300) for p in ends),
+    )
+
+
+def relaxation_steps(
+    noise: AbstractNoise, symmetry: AbstractSymmetry, params: PyTree, *, step_size: Number, weight_decay: Number = 0.0
+) -> float:
+    """The slowest relaxation time of a symmetry's charges near an equilibrium `params`, in steps.
+
+    One over eta (4 gamma + eta (s_u + s_w)/(|u|^2 + |w|^2)), s the noise powers of a stochastic gradient; for GL(d) the
+    matrices take the place of the numbers (exactly so where they commute). Dead neurons do not count.
+    """
+    validate.finite_number("relaxation_steps", "step_size", step_size, least=np.finfo(float).tiny)
+    eta, gamma = float(step_size), float(weight_decay)
+    noise_sum, weight_sum = (np.asarray(x, np.float64) for x in _totals(noise, symmetry, params))
+    if isinstance(symmetry, DoubleRotation):
+        values, vectors = np.linalg.eigh(weight_sum)
+        kept = values > 1e-10 * max(values[-1], 1e-300)
+        half = vectors[:, kept] / np.sqrt(values[kept])
+        rates = np.linalg.eigvalsh(half.T @ noise_sum @ half)
+    else:
+        alive = (np.abs(noise_sum) > 0) & (np.abs(weight_sum) > 0)
+        rates = np.atleast_1d(np.abs(noise_sum)[alive] / np.abs(weight_sum)[alive])
+    if rates.size == 0:
+        return np.inf
+    slowest = 4 * gamma + eta * max(float(rates.min()), 0.0)
+    return 1 / (eta * slowest) if slowest > 0 else np.inf
+
+
+@eqx.filter_jit
+def _totals(noise: AbstractNoise, symmetry: AbstractSymmetry, params: PyTree) -> tuple[Array, Array]:
+    found = powers(noise, symmetry, params)
+    plus, minus = symmetry.pair(params, params)
+    return found.plus + found.minus, plus + minus
+
+
+def _hessian_product(problem: AbstractProblem, params: PyTree) -> Any:
+    return lambda v: jax.jvp(problem.gradient, (params,), (v,))[1]
+
+
+def trace_of_hessian(problem: AbstractProblem, params: PyTree, key: Key[Array, ""], probes: int = 64) -> Estimate:
+    """Tr H by random signs, with its standard error."""
+    probes = validate.positive_integer("trace_of_hessian", "probes", probes)
+    return Estimate.of(_quadratics(problem, params, jax.random.split(key, probes)))
+
+
+@eqx.filter_jit
+def _quadratics(problem: AbstractProblem, params: PyTree, keys: Array) -> Array:
+    product = _hessian_product(problem, params)
+
+    def one(key: Array) -> Array:
+        signs = jax.tree.map(jnp.sign, trees.standard_normal(key, params))
+        return trees.dot(signs, product(signs))
+
+    return jax.lax.map(one, keys)
+
+
+def largest_curvature(problem: AbstractProblem, params: PyTree, key: Key[Array, ""], steps: int = 40) -> float:
+    """The largest eigenvalue of the Hessian, by Lanczos steps (from below, to about a percent)."""
+    return float(_lanczos(problem, params, key, min(steps, trees.count(params))))
+
+
+@eqx.filter_jit
+def _lanczos(problem: AbstractProblem, params: PyTree, key: Array, steps: int) -> Array:
+    flat, unravel = jax.flatten_util.ravel_pytree(params)
+    product = _hessian_product(problem, params)
+    start = jax.random.normal(key, flat.shape, flat.dtype)
+    start = start / jnp.linalg.norm(start)
+
+    def step(carry: tuple[Array, Array], k: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
+        basis, v = carry
+        basis = basis.at[k].set(v)
+        image = trees.ravel(product(unravel(v)))
+        diagonal = jnp.vdot(v, image)
+        rest = image - basis.T @ (basis @ image)
+        rest = rest - basis.T @ (basis @ rest)  # twice is enough
+        size = jnp.linalg.norm(rest)
+        return (basis, rest / jnp.maximum(size, 1e-30)), (diagonal, size)
+
+    begin = (jnp.zeros((steps, flat.size), flat.dtype), start)
+    _, (diagonal, beside) = jax.lax.scan(step, begin, jnp.arange(steps))
+    # an invariant subspace ends the chain: what comes after it is not connected
+    linked = jnp.cumprod(beside[:-1] > 1e-5 * jnp.max(jnp.abs(diagonal)))
+    off = jnp.where(linked, beside[:-1], 0)
+    reached = jnp.concatenate([jnp.ones(1, bool), linked.astype(bool)])
+    matrix = jnp.diag(jnp.where(reached, diagonal, jnp.min(diagonal))) + jnp.diag(off, 1) + jnp.diag(off, -1)
+    return jnp.linalg.eigvalsh(matrix)[-1]
