@@ -32,9 +32,10 @@ MAY_IMPORT = {
     "manifold": THEORY,
     "symmetry": THEORY,
     "figures": set(),
+    "analysis": THEORY | {"manifold", "symmetry"},
     "claims": THEORY | {"models", "dynamics", "manifold", "symmetry", "figures"},
-    "lab": {"claims", "figures"},
-    "cli": {"lab", "claims"},
+    "lab": {"claims", "figures", "analysis", "noise", "problem", "trees"},
+    "cli": {"lab", "claims", "analysis"},
 }
 # the version number, which lives at the top
 TOP = {"__version__"}

@@ -69,6 +69,29 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
+class Analyze:
+    """Look at your own problem: its symmetries, where noise takes their charges, sharpness, and what to do about it.
+
+    Writes analysis.html, and equilibrium.npz with the params at equilibrium (the same function, balanced noise).
+    """
+
+    target: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FILE.py:OBJECT")]
+    """A problem or a noise of a Python file, a pair of it and params, or a function that returns one of these."""
+    params: str = "params"
+    """The variable of the file with the params, where OBJECT does not bring them."""
+    step_size: float = 0.01
+    """The step size of training."""
+    weight_decay: float = 0.0
+    """gamma of loss + gamma |params|^2; half of what PyTorch calls weight decay."""
+    batch_size: int = 32
+    """The batch size of training, where OBJECT is a problem and not a noise."""
+    seed: int = 0
+    """Of the random points and probes."""
+    out: Path = Path("undertow-analysis")
+    """The folder for the page and the params."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Settings:
     """Where to start from and where to write."""
 
@@ -84,6 +107,7 @@ Command = (
     Annotated[Verify, tyro.conf.subcommand("verify")]
     | Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Run, tyro.conf.subcommand("run")]
+    | Annotated[Analyze, tyro.conf.subcommand("analyze")]
     | Annotated[Errata, tyro.conf.subcommand("errata")]
     | Annotated[Report, tyro.conf.subcommand("report")]
 )
@@ -119,7 +143,7 @@ def _parse(arguments: list[str]) -> Any:
 
 
 def _dispatch(command: Any) -> int:
-    actions = {Verify: _verify, List: _list, Errata: _errata, Report: _report}
+    actions = {Verify: _verify, List: _list, Analyze: _analyze, Errata: _errata, Report: _report}
     return actions[type(command)](command)
 
 
@@ -209,6 +233,33 @@ def _errata(command: Errata) -> int:
         print(f"  printed: {erratum.printed}")
         print(f"  right:   {erratum.right}")
         print(f"  decided: undertow verify {erratum.claim}\n")
+    return GOOD
+
+
+def _analyze(command: Analyze) -> int:
+    from undertow.analysis import analyze
+    from undertow.lab import analyze as pages
+    from undertow.lab import store
+
+    for name, value in (("--step-size", command.step_size), ("--batch-size", command.batch_size)):
+        if not value > 0:
+            return _complain(f"{name} {value}: give a number above 0.")
+    if command.weight_decay < 0:
+        return _complain(f"--weight-decay {command.weight_decay}: give 0 or more.")
+    out = store.writable_folder(command.out)
+    try:
+        what, params = pages.load(command.target, command.params)
+        found = analyze(
+            what, params, step_size=command.step_size, weight_decay=command.weight_decay,
+            batch_size=command.batch_size, key=command.seed,
+            tell=lambda stage: print(f"{stage} ...", file=sys.stderr, flush=True),
+        )  # fmt: skip
+    except (pages.UserFileError, ValueError, TypeError) as error:
+        return _complain(str(error))
+    pages.print_table(found)
+    page = pages.write_page(found, command.target, out)
+    saved = pages.write_params(found, out)
+    print(f"Page: {page}" + (f"; params at equilibrium: {saved}" if saved else ""))
     return GOOD
 
 

@@ -23,6 +23,7 @@ __all__ = [
     "dot",
     "elements",
     "floats_bytes",
+    "names",
     "ravel",
     "scale",
     "standard_normal",
@@ -90,6 +91,12 @@ def ravel(vector: PyTree) -> Shaped[Array, " D"]:
 def count(vector: PyTree) -> int:
     """D, the number of scalars in a vector."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(vector))
+
+
+def names(tree: PyTree) -> list[str]:
+    """What each leaf is called: its path, such as `layers.0.weight`; a lone array is `params`."""
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
+    return [jax.tree_util.keystr(path, simple=True, separator=".") or "params" for path in paths]
 
 
 def floats_bytes(tree: PyTree) -> int:

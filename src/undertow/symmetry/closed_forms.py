@@ -33,7 +33,7 @@ def rescaling_amount(
 
 def _root(matrix: Array, power: float) -> Array:
     values, vectors = jnp.linalg.eigh((matrix + matrix.T) / 2)
-    return (vectors * jnp.maximum(values, 0) ** power) @ vectors.T
+    return (vectors * (jnp.maximum(values, 0) ** power)[None]) @ vectors.T
 
 
 def geometric_mean(a: Float[Array, "d d"], b: Float[Array, "d d"]) -> Float[Array, "d d"]:
@@ -74,7 +74,7 @@ def rotation(
     keep = _range(first @ (right @ right.T) @ first)
     count = jnp.round(jnp.trace(keep)).astype(int)
     values, vectors = jnp.linalg.eigh(keep)
-    basis = vectors * (values > 0.5)  # d x d, zero columns for what is lost
+    basis = vectors * (values > 0.5)[None]  # d x d, zero columns for what is lost
     rest = jnp.eye(d, dtype=left.dtype) - basis.T @ basis  # ones on the diagonal of the lost ones: harmless there
     u, w = left @ basis, basis.T @ right
     a = basis.T @ noise_left @ basis + k * (w @ w.T) + rest
@@ -82,9 +82,9 @@ def rotation(
     x = geometric_mean(a, b)
     values, vectors = jnp.linalg.eigh(x)
     values = jnp.maximum(values, jnp.finfo(x.dtype).tiny)
-    there = (vectors * jnp.sqrt(values)) @ vectors.T
-    back = (vectors / jnp.sqrt(values)) @ vectors.T
-    amount = basis @ ((vectors * (jnp.log(values) / 2)) @ vectors.T) @ basis.T
+    there = (vectors * jnp.sqrt(values)[None]) @ vectors.T
+    back = (vectors / jnp.sqrt(values)[None]) @ vectors.T
+    amount = basis @ ((vectors * (jnp.log(values) / 2)[None]) @ vectors.T) @ basis.T
     return Balance(u @ there @ basis.T, basis @ (back @ w), amount, d - count)
 
 
@@ -92,7 +92,7 @@ def _range(matrix: Array) -> Array:
     """The projector on the range of a positive semidefinite matrix."""
     values, vectors = jnp.linalg.eigh((matrix + matrix.T) / 2)
     small = matrix.shape[0] * jnp.finfo(matrix.dtype).eps * jnp.maximum(values[-1], 0)
-    return (vectors * (values > small)) @ vectors.T
+    return (vectors * (values > small)[None]) @ vectors.T
 
 
 def balanced_factors(
@@ -106,7 +106,7 @@ def balanced_factors(
     vectors, values, others = jnp.linalg.svd(half_left @ product @ half_right, full_matrices=False)
     rank = min(width, values.shape[0])
     roots = jnp.sqrt(values[:rank])
-    left = _root(gamma_left, -0.5) @ (vectors[:, :rank] * roots)
+    left = _root(gamma_left, -0.5) @ (vectors[:, :rank] * roots[None])
     right = (roots[:, None] * others[:rank]) @ _root(gamma_right, -0.5)
     pad = width - rank
     return jnp.pad(left, ((0, 0), (0, pad))), jnp.pad(right, ((0, pad), (0, 0)))
@@ -136,8 +136,8 @@ def deep_linear(
     layers = [frame(widths[0]) @ (first[:, None] * right) @ _root(inputs, -0.5)]
     used = (values > values[0] * rank * jnp.finfo(values.dtype).eps).astype(product.dtype)
     for before, after in itertools.pairwise(widths):
-        layers.append(jnp.sqrt(beta) * (frame(after) * used) @ frame(before).T)
-    layers.append(_root(noise, -0.5) @ (left * last) @ frame(widths[-1]).T)
+        layers.append(jnp.sqrt(beta) * (frame(after) * used[None]) @ frame(before).T)
+    layers.append(_root(noise, -0.5) @ (left * last[None]) @ frame(widths[-1]).T)
     return layers
 
 

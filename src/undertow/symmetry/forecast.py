@@ -19,7 +19,7 @@ from undertow.symmetry.generators import AbstractSymmetry, DoubleRotation
 from undertow.symmetry.powers import powers
 from undertow.validate import Number
 
-__all__ = ["Forecast", "forecast", "largest_curvature", "relaxation_steps", "trace_of_hessian"]
+__all__ = ["Forecast", "forecast", "largest_curvature", "relaxation_times", "trace_of_hessian"]
 
 
 class Forecast(eqx.Module):
@@ -61,31 +61,30 @@ def forecast(
     key = jax.random.key(key) if isinstance(key, int) else key
     found = equilibrium(noise, several, params, step_size=step_size, weight_decay=weight_decay)
     problem = noise.problem.sample(key, 1024) if isinstance(noise.problem, Population) else noise.problem
-    relaxation = tuple(
-        relaxation_steps(noise, s, found.params, step_size=step_size, weight_decay=weight_decay) for s in several
-    )
+    times = [relaxation_times(noise, s, found.params, step_size=step_size, weight_decay=weight_decay) for s in several]
+    relaxation = tuple(float(t.max()) if t.size else np.inf for t in times)
     slowest = max((t for t in relaxation if np.isfinite(t)), default=np.inf) * float(step_size)
     loss, gradient = problem.loss(params), problem.gradient(params)
     falling = float(loss) / max(float(trees.dot(gradient, gradient)), 1e-300)
-    ends = (params, found.params)
+    bound = lambda p: 2 / max(largest_curvature(problem, p, key), 1e-300)
     return Forecast(
         equilibrium=found,
         relaxation=relaxation,
         phase="fast" if slowest < falling else "slow",
-        sharpness=tuple(trace_of_hessian(problem, p, key) for p in ends),
-        largest_step=tuple(2 / max(largest_curvature(problem, p, key), 1e-300) for p in ends),
+        sharpness=(trace_of_hessian(problem, params, key), trace_of_hessian(problem, found.params, key)),
+        largest_step=(bound(params), bound(found.params)),
     )
 
 
-def relaxation_steps(
+def relaxation_times(
     noise: AbstractNoise, symmetry: AbstractSymmetry, params: PyTree, *, step_size: Number, weight_decay: Number = 0.0
-) -> float:
-    """The slowest relaxation time of a symmetry's charges near an equilibrium `params`, in steps.
+) -> np.ndarray:
+    """The relaxation times of a symmetry's charges near an equilibrium `params`, in steps.
 
     One over eta (4 gamma + eta (s_u + s_w)/(|u|^2 + |w|^2)), s the noise powers of a stochastic gradient; for GL(d) the
     matrices take the place of the numbers (exactly so where they commute). Dead neurons do not count.
     """
-    validate.finite_number("relaxation_steps", "step_size", step_size, least=np.finfo(float).tiny)
+    validate.finite_number("relaxation_times", "step_size", step_size, least=np.finfo(float).tiny)
     eta, gamma = float(step_size), float(weight_decay)
     noise_sum, weight_sum = (np.asarray(x, np.float64) for x in _totals(noise, symmetry, params))
     if isinstance(symmetry, DoubleRotation):
@@ -96,10 +95,8 @@ def relaxation_steps(
     else:
         alive = (np.abs(noise_sum) > 0) & (np.abs(weight_sum) > 0)
         rates = np.atleast_1d(np.abs(noise_sum)[alive] / np.abs(weight_sum)[alive])
-    if rates.size == 0:
-        return np.inf
-    slowest = 4 * gamma + eta * max(float(rates.min()), 0.0)
-    return 1 / (eta * slowest) if slowest > 0 else np.inf
+    with np.errstate(divide="ignore"):
+        return 1 / (eta * (4 * gamma + eta * np.maximum(rates, 0.0)))
 
 
 @eqx.filter_jit

@@ -313,8 +313,8 @@ class DoubleRotation(AbstractSymmetry):
         if amount.ndim == 0:
             amount = amount * jnp.eye(u.shape[1], dtype=u.dtype)
         values, vectors = jnp.linalg.eigh((amount + amount.T) / 2)
-        there = (vectors * jnp.exp(values)) @ vectors.T
-        back = (vectors * jnp.exp(-values)) @ vectors.T
+        there = (vectors * jnp.exp(values)[None]) @ vectors.T
+        back = (vectors * jnp.exp(-values)[None]) @ vectors.T
         return self.replace(params, u @ there, back @ w)
 
     def norm(self, vector: PyTree) -> Float[Array, ""]:
@@ -374,7 +374,7 @@ class Exponential(AbstractSymmetry):
     def orbit(self, params: PyTree, amount: Any) -> PyTree:
         self.refuse(params)
         if not callable(self.generator):
-            return jax.tree.map(lambda a, p: p * jnp.exp(amount * a), self.generator, params)
+            return jax.tree.map(lambda a, p: p * jnp.exp(amount * jnp.asarray(a, p.dtype)), self.generator, params)
         return _exponential(self.apply, params, jnp.asarray(amount, jax.tree.leaves(params)[0].dtype))
 
     def norm(self, vector: PyTree) -> Float[Array, ""]:

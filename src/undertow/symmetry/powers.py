@@ -116,7 +116,7 @@ def route(noise: AbstractNoise, symmetry: AbstractSymmetry, params: PyTree) -> s
         else:
             ways = list(taps.routes(part.problem, params).items())
             used = sorted({request.leaf for request in recipe.requests})
-            named.append(", ".join(f"{ways[leaf][0] or 'params'} by {ways[leaf][1]}" for leaf in used))
+            named.append(", ".join(f"{ways[leaf][0]} by {ways[leaf][1]}" for leaf in used))
     return "; ".join(dict.fromkeys(named))
 
 

@@ -112,7 +112,7 @@ def find_symmetries(
     >>> params = {"in": jnp.ones((3, 2)), "out": jnp.ones(3)}
     >>> for symmetry in ut.find_symmetries(ut.Problem(loss, data), params, key=0):
     ...     print(symmetry.describe(params))
-    rescaling of 3 neurons, ['in'] against ['out']
+    rescaling of 3 neurons, in against out
     """
     if not isinstance(problem, AbstractSampled | Population):
         raise TypeError(f"`find_symmetries(problem, ...)`: a {type(problem).__name__} has no samples to search on.")
@@ -173,9 +173,8 @@ def _evidence(problem: Any, params: PyTree, key: Array, points: int) -> _Evidenc
     leaves = [x[good] for x in leaves]
     grads = [(g[good].T / length[good]).T for g in grads]
     alive = [np.abs(g).max(0) > 1e-12 for g in grads]
-    names = [jax.tree_util.keystr(path) or "params" for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
     eps = float(jnp.finfo(jax.tree.leaves(params)[0].dtype).eps)
-    return _Evidence(names, leaves, grads, alive, eps**0.6)
+    return _Evidence(trees.names(params), leaves, grads, alive, eps**0.6)
 
 
 def _along(evidence: _Evidence, leaf: int, axis: int) -> np.ndarray:

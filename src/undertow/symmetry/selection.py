@@ -6,14 +6,15 @@ is linear, so that its transpose writes back, and applied to the numbers of the 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-__all__ = ["Pick", "Piece", "entries", "pieces", "replace", "scatter", "selected"]
+from undertow import trees
+
+__all__ = ["Pick", "Piece", "describe", "entries", "pieces", "replace", "scatter", "selected"]
 
 Pick = Callable[[PyTree], PyTree]
 
@@ -94,14 +95,11 @@ def _piece(local: np.ndarray, leaf: int, shape: tuple[int, ...]) -> Piece | None
 
 def describe(pick: Pick, params: PyTree) -> str:
     """The names of the leaves a pick takes from, as the paths in params."""
-    starts, names, total = [], [], 0
-    for path, leaf in jax.tree_util.tree_flatten_with_path(params)[0]:
-        starts.append(total)
-        names.append(jax.tree_util.keystr(path) or "params")
-        total += int(np.prod(leaf.shape))
-    taken: list[Any] = []
+    names = trees.names(params)
+    starts = np.cumsum([0, *(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))])[:-1]
+    taken: list[str] = []
     for ids in entries(pick, params):
-        for first in np.unique(np.searchsorted(starts, ids.ravel(), side="right") - 1):
-            if names[first] not in taken:
-                taken.append(names[first])
+        for leaf in np.unique(np.searchsorted(starts, ids.ravel(), side="right") - 1):
+            if names[leaf] not in taken:
+                taken.append(names[leaf])
     return ", ".join(taken)

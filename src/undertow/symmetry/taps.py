@@ -183,7 +183,7 @@ def _convolution(equation: Any, alias: _Alias, inputs: list) -> tuple[str, Array
     )  # fmt: skip
     feature = numbers.out_spec[1]
     # patches list (input channel, *window) in this order
-    return "convolution", patches, (out_axis, (in_axis, *space), feature, tuple(kernel.shape))
+    return "convolution", patches, ((out_axis, in_axis, *space), feature, tuple(kernel.shape))
 
 
 class _Plan(NamedTuple):
@@ -215,8 +215,8 @@ def _plan(loss: Callable, params: PyTree, sample: PyTree) -> _Plan:
 def routes(problem: AbstractSampled, params: PyTree) -> dict[str, str]:
     """How the noise of every leaf is computed: "taps" or "per-sample gradients"."""
     plan = _plan(problem.sample_loss, params, trees.take(problem.data, 0))
-    names = [jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_flatten_with_path(params)[0]]
-    return {name: "per-sample gradients" if k in plan.others else "taps" for k, name in enumerate(names)}
+    way = lambda k: "per-sample gradients" if k in plan.others else "taps"
+    return {name: way(k) for k, name in enumerate(trees.names(params))}
 
 
 class _Outer(NamedTuple):
@@ -224,9 +224,14 @@ class _Outer(NamedTuple):
 
     out: Array
     into: Array
-    out_axis: int
+    axes: tuple[int, ...]
+    """Which axes of the leaf are the output and (flattened, in this order) the inputs."""
     shape: tuple[int, ...]
-    """Of the leaf as a matrix: (out, into) if out_axis == 0, else (into, out). A kernel's `into` is flattened."""
+    """Of the leaf."""
+
+    @property
+    def out_axis(self) -> int:
+        return self.axes[0]
 
 
 def moments(
@@ -281,37 +286,30 @@ def moments(
 
 jax.tree_util.register_pytree_node(
     _Outer,
-    lambda o: ((o.out, o.into), (o.out_axis, o.shape)),
+    lambda o: ((o.out, o.into), (o.axes, o.shape)),
     lambda facts, arrays: _Outer(*arrays, *facts),
 )
 
 
 def _outer(site: _Site, tap: Array, received: Array) -> _Outer:
     if site.kind == "dense":
-        out_leaf_axis, _, output_axis, across = site.facts
+        out_leaf_axis, in_leaf_axis, output_axis, across = site.facts
         out = jnp.moveaxis(tap, output_axis, -1).reshape(-1, tap.shape[output_axis])
         into = jnp.moveaxis(received, across, -1).reshape(-1, received.shape[across])
         sizes = (out.shape[-1], into.shape[-1])
-        return _Outer(out, into, out_leaf_axis, sizes if out_leaf_axis == 0 else sizes[::-1])
-    out_axis, _, feature, shape = site.facts
+        return _Outer(out, into, (out_leaf_axis, in_leaf_axis), sizes if out_leaf_axis == 0 else sizes[::-1])
+    axes, feature, shape = site.facts
     out = jnp.moveaxis(tap, feature, -1).reshape(-1, tap.shape[feature])
     into = jnp.moveaxis(received, feature, -1).reshape(-1, received.shape[feature])
-    return _Outer(out, into, out_axis, shape)
+    return _Outer(out, into, axes, shape)
 
 
 def _dense_gradient(g: Any) -> Array:
     """One sample's gradient as an array of the leaf's shape."""
     if not isinstance(g, _Outer):
         return g
-    matrix = g.out.T @ g.into  # (out, into)
-    if len(g.shape) == 2:
-        return matrix if g.out_axis == 0 else matrix.T
-    return jnp.moveaxis(matrix.reshape(-1, *_window(g)), 0, g.out_axis)
-
-
-def _window(g: _Outer) -> tuple[int, ...]:
-    """The axes of a kernel besides the output channel, as patches list them; kernels are (out, in, *window) here."""
-    return tuple(np.delete(np.array(g.shape), g.out_axis))
+    unordered = (g.out.T @ g.into).reshape([g.shape[axis] for axis in g.axes])
+    return jnp.transpose(unordered, np.argsort(g.axes))
 
 
 def _mean(gradients: Any, weights: Float[Array, " samples"], leaf: Array) -> Array:
