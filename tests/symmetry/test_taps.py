@@ -46,7 +46,9 @@ def jitted(p, s):
 
 
 def mixed_precision(p, s):
-    return nets.square((p["b"].astype(jnp.float32) @ jnp.tanh(p["a"] @ s[0]).astype(jnp.float32)).astype(s[1].dtype), s[1])
+    return nets.square(
+        (p["b"].astype(jnp.float32) @ jnp.tanh(p["a"] @ s[0]).astype(jnp.float32)).astype(s[1].dtype), s[1]
+    )
 
 
 def recurrent(p, s):

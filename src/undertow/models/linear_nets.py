@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Key, PyTree
 from undertow import trees, validate
 from undertow.problem import Population, Problem
 
-__all__ = ["GaussianPairs","split_variance","two_layer_loss","deep_loss"]
+__all__ = ["GaussianPairs", "split_variance", "two_layer_loss", "deep_loss"]
 
 Pair = dict[str, Array]
 

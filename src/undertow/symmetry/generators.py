@@ -36,7 +36,7 @@ class Violation(eqx.Module):
     """How far a loss is from having a symmetry: both numbers are relative, and zero to rounding if it has it."""
 
     loss: float
-    """The largest change of a sample's loss along random elements of the orbit, over the mean loss."""
+    """The largest change of a sample's loss along random elements of the orbit, over the mean loss here and nearby."""
     gradient: float
     """The largest |<grad l_i, A params>| over |grad l_i| |A params|."""
     tolerance: float
@@ -133,7 +133,12 @@ def _violation(symmetry: AbstractSymmetry, problem: Any, params: PyTree, key: Ar
     drawn = 0.3 * jax.random.normal(key, (3, *shape.shape), before.dtype)
     amounts = (drawn + jnp.swapaxes(drawn, -1, -2)) / 2 if drawn.ndim == 3 else drawn
     after = jax.lax.map(lambda amount: problem.losses(symmetry.orbit(params, amount)), amounts)
-    change = jnp.max(jnp.abs(after - before[None])) / jnp.maximum(jnp.mean(jnp.abs(before)), 1e-30)
+    # off the orbit, by a tenth: what the loss could have changed by, where it is zero itself
+    tenth = jax.tree.map(
+        lambda p, z: p + 0.1 * jnp.sqrt(jnp.mean(p**2)) * z, params, trees.standard_normal(key, params)
+    )
+    scale = jnp.mean(jnp.abs(before)) + jnp.mean(jnp.abs(problem.losses(tenth)))
+    change = jnp.max(jnp.abs(after - before[None])) / jnp.maximum(scale, 1e-30)
 
     def along(sample: PyTree) -> Array:
         gradient = problem.sample_gradient(params, sample)

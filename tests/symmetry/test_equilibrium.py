@@ -1,0 +1,218 @@
+"""Noise equilibria: closed forms against each other, against the flow, and what has none."""
+
+import jax
+import jax.numpy as jnp
+import nets
+import numpy as np
+import pytest
+
+import undertow as ut
+from undertow.symmetry import closed_forms
+
+ETA = 0.02
+
+
+def double(tree):
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), tree)
+
+
+@pytest.fixture
+def factors(x64):
+    x, y = double(nets.data(samples=40, inputs=4, outputs=5))
+    return ut.Minibatch(ut.Problem(nets.linear_net, (x, y)), 4), double(nets.weights(U=(5, 3), W=(3, 4)))
+
+
+@pytest.fixture
+def relu(x64):
+    noise = ut.Minibatch(ut.Problem(nets.relu_net, double(nets.data())), 4)
+    return noise, double(nets.relu_params())
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.2])
+def test_rotations_balance_and_change_nothing_else(factors, decay):
+    noise, params = factors
+    found = ut.equilibrium(noise, nets.FACTORS, params, step_size=ETA, weight_decay=decay)
+    assert found.residual <= 1e-10
+    np.testing.assert_allclose(found.params["U"] @ found.params["W"], params["U"] @ params["W"], atol=1e-12)
+    np.testing.assert_allclose(noise.problem.loss(found.params), noise.problem.loss(params), rtol=1e-12)
+    flow = ut.noether_flow(noise, nets.FACTORS, found.params, step_size=ETA, weight_decay=decay)
+    before = ut.noether_flow(noise, nets.FACTORS, params, step_size=ETA, weight_decay=decay)
+    assert np.abs(flow.rate).max() < 1e-10 * np.abs(before.rate).max()
+    moved = nets.FACTORS.orbit(params, found.amount[0])
+    np.testing.assert_allclose(moved["U"], found.params["U"], atol=1e-10)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3])
+def test_two_layer_linear_nets_by_the_svd(factors, decay):
+    """At the global minimum the residual does not depend on the factors: W Gamma_W W' = U' Gamma_U U, k = gamma S/eta."""
+    noise, _ = factors
+    x, y = noise.problem.data
+    least = jnp.linalg.lstsq(x, y)[0].T  # 5 x 4, of rank 4
+    start = {"U": least @ jnp.diag(jnp.array([1.0, 2.0, 3.0, 4.0])), "W": jnp.diag(1 / jnp.array([1.0, 2.0, 3.0, 4.0]))}
+    r = x @ least.T - y
+    k = decay * noise.size / ETA
+    gamma_w = jnp.einsum("n,ni,nj->ij", jnp.sum(r**2, 1), x, x) / len(x) + k * jnp.eye(4)
+    gamma_u = jnp.einsum("n,ni,nj->ij", jnp.sum(x**2, 1), r, r) / len(x) + k * jnp.eye(5)
+    u, w = closed_forms.balanced_factors(least, gamma_u, gamma_w, 4)
+    np.testing.assert_allclose(u @ w, least, atol=1e-12)
+    np.testing.assert_allclose(w @ gamma_w @ w.T, u.T @ gamma_u @ u, atol=1e-10)
+    found = ut.equilibrium(noise, nets.FACTORS, start, step_size=ETA, weight_decay=decay).params
+    np.testing.assert_allclose(found["U"] @ found["U"].T, u @ u.T, atol=1e-9)
+    np.testing.assert_allclose(found["W"].T @ found["W"], w.T @ w, atol=1e-9)
+
+
+def test_directions_that_do_not_reach_the_product_die_out(x64):
+    x, y = double(nets.data(samples=40, inputs=4, outputs=2))
+    noise = ut.Minibatch(ut.Problem(nets.linear_net, (x, y)), 4)
+    params = double(nets.weights(U=(2, 6), W=(6, 4)))
+    found = ut.equilibrium(noise, nets.FACTORS, params, step_size=ETA)
+    assert found.infinite == (4,)
+    assert found.residual < 1e-10
+    np.testing.assert_allclose(found.params["U"] @ found.params["W"], params["U"] @ params["W"], atol=1e-12)
+    assert np.linalg.matrix_rank(found.params["W"], tol=1e-10) == 2
+
+
+def test_layers_that_share_weights_are_solved_together(relu):
+    noise, params = relu
+    found = ut.equilibrium(noise, nets.RELU_LAYERS, params, step_size=ETA, weight_decay=0.05)
+    assert found.residual <= 1e-10
+    np.testing.assert_allclose(noise.problem.losses(found.params), noise.problem.losses(params), rtol=1e-10)
+    for layer in nets.RELU_LAYERS:
+        rate = ut.noether_flow(noise, layer, found.params, step_size=ETA, weight_decay=0.05).rate
+        scale = ut.noether_flow(noise, layer, params, step_size=ETA, weight_decay=0.05).rate
+        assert np.abs(rate).max() < 1e-9 * np.abs(scale).max()
+
+
+def test_it_is_the_least_noise_on_the_orbit(relu):
+    """F = eta/4 Tr Sigma + gamma |params|^2 grows in every direction along the orbit."""
+    noise, params = relu
+    decay = 0.05
+
+    def cost(p):
+        weights = sum(float(jnp.sum(x**2)) for x in jax.tree.leaves(p))
+        return ETA / 4 * float(noise.covariance(p).trace()) + decay * weights
+
+    found = ut.equilibrium(noise, nets.RELU_LAYERS, params, step_size=ETA, weight_decay=decay)
+    least = cost(found.params)
+    for seed in range(6):
+        direction = 0.1 * jax.random.normal(jax.random.key(seed), (5,), jnp.float64)
+        assert cost(nets.RELU_LAYERS[0].orbit(found.params, direction)) > least
+    assert cost(params) > least
+
+
+def test_every_start_of_an_orbit_ends_at_one_point(relu):
+    noise, params = relu
+    ends = []
+    for seed in range(3):
+        amount = jax.random.normal(jax.random.key(seed), (5,), jnp.float64)
+        start = nets.RELU_LAYERS[0].orbit(params, amount)
+        ends.append(ut.equilibrium(noise, nets.RELU_LAYERS, start, step_size=ETA).params)
+    for end in ends[1:]:
+        for a, b in zip(jax.tree.leaves(ends[0]), jax.tree.leaves(end), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9)
+
+
+def test_a_general_generator_by_its_root(factors):
+    noise, params = factors
+    generator = {"U": jnp.ones((5, 3)), "W": -jnp.ones((3, 4))}
+    for kind in (generator, lambda v: {"U": v["U"], "W": -v["W"]}):
+        by_root = ut.equilibrium(noise, ut.Exponential(kind), params, step_size=ETA, weight_decay=0.1)
+        closed = ut.equilibrium(
+            noise, ut.Rescaling(lambda p: p["U"], lambda p: p["W"]), params, step_size=ETA, weight_decay=0.1
+        )
+        np.testing.assert_allclose(by_root.amount[0], closed.amount[0], rtol=1e-8)
+
+
+def test_rotations_in_a_chain(x64):
+    """Three layers: two rotations that share the middle one; the ends agree with the closed form of Theorem 5.4."""
+    keys = jax.random.split(jax.random.key(0), 4)
+    scale_x, scale_e = jnp.array([1.0, 2.0, 0.5]), jnp.array([0.3, 1.0, 2.0])
+    x = jax.random.normal(keys[0], (4000, 3), jnp.float64) * jnp.sqrt(scale_x)[None]
+    truth = jax.random.normal(keys[1], (3, 3), jnp.float64)
+    noise_y = jax.random.normal(keys[2], (4000, 3), jnp.float64) * jnp.sqrt(scale_e)[None]
+    problem = ut.Problem(
+        lambda p, s: nets.square(p["C"] @ (p["B"] @ (p["A"] @ s[0])), s[1]), (x, x @ truth.T + noise_y)
+    )
+    start = {"A": 2 * truth, "B": jnp.eye(3) * 0.5, "C": jnp.eye(3)}
+    pairs = (
+        ut.DoubleRotation(lambda p: p["B"], lambda p: p["A"]),
+        ut.DoubleRotation(lambda p: p["C"], lambda p: p["B"]),
+    )
+    found = ut.equilibrium(ut.Minibatch(problem, 8), pairs, start, step_size=ETA)
+    assert found.residual < 1e-6
+    np.testing.assert_allclose(found.params["C"] @ found.params["B"] @ found.params["A"], truth, atol=1e-10)
+    norms = [float(jnp.sum(found.params[name] ** 2)) for name in "ABC"]
+    told = closed_forms.deep_linear_norms(truth, jnp.diag(scale_x), jnp.diag(scale_e), 3)
+    np.testing.assert_allclose(norms, told, rtol=0.1)  # 4,000 samples know the moments to a few percent
+
+
+def test_a_deep_linear_net_satisfies_the_pairwise_equations(x64):
+    keys = jax.random.split(jax.random.key(1), 3)
+    truth = jax.random.normal(keys[0], (4, 3), jnp.float64)
+    root = lambda k, n: jax.random.normal(keys[k], (n, n), jnp.float64)
+    sx, se = root(1, 3) @ root(1, 3).T + jnp.eye(3), root(2, 4) @ root(2, 4).T + jnp.eye(4)
+    layers = closed_forms.deep_linear(truth, sx, se, [5, 4, 6])
+    before, after = [jnp.eye(3)], [jnp.eye(4)]
+    for layer in layers:
+        before.append(layer @ before[-1])
+    for layer in layers[::-1]:
+        after.append(after[-1] @ layer)
+    np.testing.assert_allclose(before[-1], truth, atol=1e-12)
+    for i in range(len(layers) - 1):
+        into, out = before[i], after[len(layers) - 2 - i]  # what feeds layer i, what follows layer i + 1
+        left = layers[i + 1].T @ out.T @ se @ out @ layers[i + 1] * jnp.trace(into @ sx @ into.T)
+        right = layers[i] @ into @ sx @ into.T @ layers[i].T * jnp.trace(out.T @ se @ out)
+        np.testing.assert_allclose(left, right, atol=1e-10 * float(jnp.abs(left).max()))
+
+
+def test_norms_that_only_grow_have_their_equilibrium_at_infinity(x64):
+    problem = ut.Problem(nets.normalised, double(nets.data()))
+    params = double(nets.weights(u=(2, 3), w=(3, 2)))
+    found = ut.equilibrium(ut.Minibatch(problem, 4), nets.SCALE, params, step_size=ETA)
+    assert np.isposinf(found.amount[0]) and found.infinite == (1,)
+    np.testing.assert_array_equal(found.params["w"], params["w"])
+    decayed = ut.equilibrium(ut.Minibatch(problem, 4), nets.SCALE, params, step_size=ETA, weight_decay=0.1)
+    assert np.isfinite(decayed.amount[0]) and decayed.residual < 1e-10
+    one_sided = ut.Exponential({"u": jnp.zeros((2, 3)), "w": jnp.ones((3, 2))})
+    assert np.isposinf(ut.equilibrium(ut.Minibatch(problem, 4), one_sided, params, step_size=ETA).amount[0])
+
+
+def test_dead_neurons_are_left_out_and_listed(x64):
+    params = double(nets.relu_params())
+    params["b1"] = params["b1"].at[2].set(-100.0)
+    noise = ut.Minibatch(ut.Problem(nets.relu_net, double(nets.data())), 4)
+    found = ut.equilibrium(noise, nets.RELU_LAYERS[0], params, step_size=ETA)
+    assert found.excluded == ((2,),)
+    assert found.amount[0][2] == 0
+    np.testing.assert_allclose(found.params["w1"][2], params["w1"][2])
+    assert found.residual < 1e-10
+
+
+def test_no_noise_at_all_is_an_error(x64):
+    x, _ = double(nets.data())
+    params = double(nets.weights(U=(2, 3), W=(3, 2)))
+    problem = ut.Problem(nets.linear_net, (x, x @ params["W"].T @ params["U"].T))  # interpolated
+    rescaling = ut.Rescaling(lambda p: p["U"], lambda p: p["W"])
+    with pytest.raises(ValueError, match="every point of its orbit is an equilibrium"):
+        ut.equilibrium(ut.Minibatch(problem, 2), rescaling, params, step_size=ETA)
+
+
+BAD = {
+    "no symmetry": (lambda n, p: ut.equilibrium(n, [], p, step_size=ETA), "give a symmetry or a sequence"),
+    "no noise": (lambda n, p: ut.equilibrium(n.problem, nets.FACTORS, p, step_size=ETA), "give a noise"),
+    "weight decay below zero": (
+        lambda n, p: ut.equilibrium(n, nets.FACTORS, p, step_size=ETA, weight_decay=-0.1), "`weight_decay` must be",
+    ),
+    "a step of zero": (lambda n, p: ut.equilibrium(n, nets.FACTORS, p, step_size=0.0), "`step_size` must be"),
+    "a broken symmetry": (
+        lambda n, p: ut.equilibrium(n, ut.Scaling(lambda q: q["U"]), p, step_size=ETA), "does not have the symmetry",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_explained(what, as_a_user):
+    call, sentence = BAD[what]
+    noise = ut.Minibatch(ut.Problem(nets.linear_net, nets.data()), 2)
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        call(noise, nets.weights(U=(2, 3), W=(3, 2)))

@@ -1,0 +1,73 @@
+"""Relaxation times, sharpness and stable steps against what they predict."""
+
+import jax
+import jax.numpy as jnp
+import nets
+import numpy as np
+
+import undertow as ut
+from undertow.symmetry.forecast import forecast, largest_curvature, relaxation_times, trace_of_hessian
+
+
+def double(tree):
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), tree)
+
+
+def test_curvatures_against_the_dense_hessian(x64):
+    problem = ut.Problem(nets.relu_net, double(nets.data()))
+    params = double(nets.relu_params())
+    flat, unravel = jax.flatten_util.ravel_pytree(params)
+    dense = jax.hessian(lambda x: problem.loss(unravel(x)))(flat)
+    estimate = trace_of_hessian(problem, params, jax.random.key(0), probes=200)
+    assert abs(estimate.value - jnp.trace(dense)) < 5 * estimate.standard_error
+    np.testing.assert_allclose(
+        largest_curvature(problem, params, jax.random.key(0)), jnp.linalg.eigvalsh(dense)[-1], rtol=1e-6
+    )
+
+
+def test_lanczos_on_a_hessian_of_rank_one():
+    problem = ut.Problem(lambda p, s: jnp.sum(p) ** 2, jnp.ones(3))
+    np.testing.assert_allclose(largest_curvature(problem, jnp.ones(10), jax.random.key(0)), 20.0, rtol=1e-4)
+
+
+def test_relaxation_of_isotropic_factors_is_the_closed_form(x64):
+    """tau = S/(4 eta^2 lambda) steps where Gamma_U = Gamma_W = lambda I."""
+    x = jnp.concatenate([jnp.eye(2), -jnp.eye(2)]) * jnp.sqrt(2.0)
+    x = jnp.concatenate([x, x])
+    e = jnp.concatenate([jnp.ones((4, 2)), jnp.ones((4, 2)) * jnp.array([[1.0, -1.0]])])
+    params = {"U": jnp.eye(2), "W": jnp.eye(2)}
+    problem = ut.Problem(nets.linear_net, (x, x + e))
+    noise, eta = ut.Minibatch(problem, 4), 0.01
+    rate = float(jnp.mean(jnp.sum(e**2, 1)))  # |r|^2 = 2 and E xx' = I/2 * 2: Gamma = 2 I; likewise Gamma_U
+    expected = 4 / (4 * eta**2 * rate)
+    times = relaxation_times(noise, nets.FACTORS, params, step_size=eta)
+    np.testing.assert_allclose(times, expected, rtol=1e-6)
+
+
+def test_charges_relax_at_the_time_told():
+    """The charge of a product of two numbers falls by a factor e in one relaxation time, on average over runs."""
+    y = jnp.array([1.0, -1.0]) * 0.5
+    problem = ut.Problem(lambda p, s: (p["u"] * p["w"] - 1 - s) ** 2, y)
+    symmetry = ut.Rescaling(lambda p: p["u"], lambda p: p["w"])
+    noise, eta = ut.Minibatch(problem, 1), 0.02
+    params = {"u": jnp.array(1.2), "w": jnp.array(1 / 1.2)}
+    seen = forecast(noise, symmetry, params, step_size=eta)
+    steps = round(seen.relaxation[0])
+    run = ut.descend(
+        noise, params, step_size=eta, steps=steps, key=0, seeds=256, lane_width=256, progress=False,
+        observe={"charge": symmetry.charge},
+    )  # fmt: skip
+    left = run.observed["charge"][:, -1] / float(symmetry.charge(params))
+    assert abs(left.mean() - np.exp(-1)) < 5 * left.std() / 16 + 0.03  # the rate at the end, not all along
+
+
+def test_the_equilibrium_of_an_unbalanced_net_is_flatter():
+    params = nets.weights(U=(3, 8), W=(8, 3))
+    params["U"] = 5 * params["U"]
+    keys = jax.random.split(jax.random.key(0))
+    x = jax.random.normal(keys[0], (200, 3))
+    problem = ut.Problem(nets.linear_net, (x, x + jax.random.normal(keys[1], (200, 3))))
+    seen = forecast(ut.Minibatch(problem, 8), nets.FACTORS, params, step_size=1e-3)
+    assert seen.sharpness[1].value < seen.sharpness[0].value / 2
+    assert seen.largest_step[1] > 1.5 * seen.largest_step[0]
+    assert seen.phase in ("fast", "slow")

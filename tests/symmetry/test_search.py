@@ -1,0 +1,122 @@
+"""Symmetries found from gradients: all of them, and no false one."""
+
+import jax
+import jax.numpy as jnp
+import nets
+import numpy as np
+import pytest
+
+import undertow as ut
+from undertow.symmetry.generators import DoubleRotation, Rescaling, Scaling
+
+
+def total(found, params):
+    return sum(symmetry.dimension(params) for symmetry in found)
+
+
+@pytest.mark.parametrize("name", nets.ARCHITECTURES)
+def test_the_right_count_on_small_architectures(name, x64):
+    loss, params, count = nets.ARCHITECTURES[name]
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params)
+    problem = ut.Problem(loss, jax.tree.map(lambda x: x.astype(jnp.float64), nets.data()))
+    found = ut.find_symmetries(problem, params, key=1)
+    assert total(found, params) == count, [s.describe(params) for s in found]
+    for symmetry in found:
+        assert symmetry.check(problem, params, jax.random.key(0)).holds, symmetry.describe(params)
+
+
+def test_kinds_have_their_names(x64):
+    problem = lambda name: ut.Problem(nets.ARCHITECTURES[name][0], nets.data())
+    params = lambda name: nets.ARCHITECTURES[name][1]
+    (pair,) = ut.find_symmetries(problem("two-layer linear"), params("two-layer linear"))
+    assert isinstance(pair, DoubleRotation)
+    assert pair.describe(params("two-layer linear")) == "GL(2) between U and W"
+    (neurons,) = ut.find_symmetries(problem("ReLU with biases"), params("ReLU with biases"))
+    assert isinstance(neurons, Rescaling)
+    assert neurons.describe(params("ReLU with biases")) == "rescaling of 3 neurons, b, i against o"
+    (together,) = ut.find_symmetries(problem("net A"), params("net A"))
+    assert isinstance(together, Scaling)
+
+
+def test_single_precision_finds_the_same():
+    for name in ("two-layer linear", "ReLU with biases", "tanh", "net B"):
+        loss, params, count = nets.ARCHITECTURES[name]
+        assert total(ut.find_symmetries(ut.Problem(loss, nets.data()), params), params) == count
+
+
+def attention(p, s):
+    x, y = s
+    heads = lambda z: z.reshape(5, 2, 3).transpose(1, 0, 2)
+    q, k, v = (heads(x @ p[name].T) for name in "qkv")
+    mixed = jax.nn.softmax(q @ k.transpose(0, 2, 1), axis=-1) @ v
+    out = x + mixed.transpose(1, 0, 2).reshape(5, 6) @ p["o"].T
+    out = out + (jax.nn.swish(out @ p["gate"].T) * (out @ p["up"].T)) @ p["down"].T
+    return nets.square(jnp.mean(out, axis=0)[:2], y)
+
+
+def test_heads_and_gates_of_a_transformer_layer(x64):
+    keys = jax.random.split(jax.random.key(0), 4)
+    shapes = {"q": (6, 6), "k": (6, 6), "v": (6, 6), "o": (6, 6), "gate": (8, 6), "up": (8, 6), "down": (6, 8)}
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64) / 2, nets.weights(**shapes))
+    data = (jax.random.normal(keys[0], (40, 5, 6), jnp.float64), jax.random.normal(keys[1], (40, 2), jnp.float64))
+    problem = ut.Problem(attention, data)
+    found = ut.find_symmetries(problem, params)
+    rotations = [s for s in found if isinstance(s, DoubleRotation)]
+    neurons = [s for s in found if isinstance(s, Rescaling)]
+    assert [s.dimension(params) for s in rotations] == [6] * 4  # GL(3) for two heads, in QK and in OV
+    assert [s.dimension(params) for s in neurons] == [8]
+    assert len(found) == 5
+    assert rotations[0].describe(params) == "GL(3) between k[0:3] and q[0:3]"
+    for symmetry in found:
+        assert symmetry.check(problem, params, jax.random.key(0)).holds
+
+
+def test_a_wide_network_by_structure():
+    params = nets.relu_params(40, 30, inputs=10, outputs=3)
+    keys = jax.random.split(jax.random.key(0))
+    data = (jax.random.normal(keys[0], (100, 10)), jax.random.normal(keys[1], (100, 3)))
+    problem = ut.Problem(nets.relu_net, data)
+    found = ut.find_symmetries(problem, params)
+    assert [type(s) for s in found] == [Rescaling, Rescaling]
+    assert sorted(s.dimension(params) for s in found) == [30, 40]
+    assert total(ut.find_symmetries(ut.Problem(tanh_net, data), params), params) == 0
+
+
+def tanh_net(p, s):
+    hidden = jnp.tanh(p["w2"] @ jnp.tanh(p["w1"] @ s[0] + p["b1"]) + p["b2"])
+    return nets.square(p["w3"] @ hidden, s[1])
+
+
+def test_a_population_can_be_searched():
+    population = ut.Population(nets.linear_net, lambda key: (jax.random.normal(key, (2,)), jnp.ones(2)))
+    params = nets.weights(U=(2, 2), W=(2, 2))
+    assert [s.dimension(params) for s in ut.find_symmetries(population, params)] == [3]
+
+
+BAD = {
+    "no samples": (lambda: ut.find_symmetries(1, jnp.ones(2)), TypeError, "no samples to search on"),
+    "no gradient": (
+        lambda: ut.find_symmetries(ut.Problem(lambda p, s: 0 * jnp.sum(p), jnp.ones(3)), jnp.ones(2)),
+        ValueError, "all gradients near params vanish",
+    ),
+    "not a number": (
+        lambda: ut.find_symmetries(ut.Problem(lambda p, s: jnp.sum(p) * jnp.nan, jnp.ones(3)), jnp.ones(2)),
+        ValueError, "no gradient near params is finite",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_explained(what, as_a_user):
+    call, kind, sentence = BAD[what]
+    with pytest.raises(kind, match=sentence):
+        call()
+
+
+def test_the_seed_decides_nothing(x64):
+    loss, params, count = nets.ARCHITECTURES["SwiGLU"]
+    params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params)
+    problem = ut.Problem(loss, jax.tree.map(lambda x: x.astype(jnp.float64), nets.data()))
+    for seed in range(3):
+        assert total(ut.find_symmetries(problem, params, key=seed), params) == count
+    assert np.isfinite(count)
