@@ -44,7 +44,7 @@ def test_rotations_balance_and_change_nothing_else(factors, decay):
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])
 def test_two_layer_linear_nets_by_the_svd(factors, decay):
-    """At the global minimum the residual does not depend on the factors: W Gamma_W W' = U' Gamma_U U, k = gamma S/eta."""
+    """At the global minimum the residual does not depend on the factors: W Gamma_W W' = U' Gamma_U U."""
     noise, _ = factors
     x, y = noise.problem.data
     least = jnp.linalg.lstsq(x, y)[0].T  # 5 x 4, of rank 4
@@ -169,10 +169,12 @@ def test_norms_that_only_grow_have_their_equilibrium_at_infinity(x64):
     problem = ut.Problem(nets.normalised, double(nets.data()))
     params = double(nets.weights(u=(2, 3), w=(3, 2)))
     found = ut.equilibrium(ut.Minibatch(problem, 4), nets.SCALE, params, step_size=ETA)
-    assert np.isposinf(found.amount[0]) and found.infinite == (1,)
+    assert np.isposinf(found.amount[0])
+    assert found.infinite == (1,)
     np.testing.assert_array_equal(found.params["w"], params["w"])
     decayed = ut.equilibrium(ut.Minibatch(problem, 4), nets.SCALE, params, step_size=ETA, weight_decay=0.1)
-    assert np.isfinite(decayed.amount[0]) and decayed.residual < 1e-10
+    assert np.isfinite(decayed.amount[0])
+    assert decayed.residual < 1e-10
     one_sided = ut.Exponential({"u": jnp.zeros((2, 3)), "w": jnp.ones((3, 2))})
     assert np.isposinf(ut.equilibrium(ut.Minibatch(problem, 4), one_sided, params, step_size=ETA).amount[0])
 

@@ -2,11 +2,11 @@
 
 import jax
 import jax.numpy as jnp
-import kinds
 import nets
 import numpy as np
 import pytest
 
+import kinds
 import undertow as ut
 from undertow.symmetry.powers import entry_powers, powers
 
@@ -90,7 +90,8 @@ def test_a_population_carries_a_standard_error(x64):
 def test_the_route_is_told(x64):
     problem = ut.Problem(nets.relu_net, double(nets.data()))
     flow = ut.noether_flow(ut.Minibatch(problem, 4), nets.RELU_LAYERS[0], double(nets.relu_params()), step_size=ETA)
-    assert "w1 by taps" in flow.route and "b1 by per-sample gradients" in flow.route
+    assert "w1 by taps" in flow.route
+    assert "b1 by per-sample gradients" in flow.route
     other = ut.noether_flow(ut.Isotropic(problem), nets.RELU_LAYERS[0], double(nets.relu_params()), step_size=ETA)
     assert other.route == "covariance"
 
@@ -99,7 +100,7 @@ def test_a_symmetry_the_loss_does_not_have_is_refused_with_its_size():
     params = nets.weights(o=(2, 3), i=(3, 2))
     problem = ut.Problem(lambda p, s: nets.square(p["o"] @ jnp.tanh(p["i"] @ s[0]), s[1]), nets.data())
     neurons = ut.Rescaling(lambda p: p["o"], lambda p: p["i"], neurons=True)
-    with pytest.raises(ValueError, match="does not have the symmetry.*approximate=True"):
+    with pytest.raises(ValueError, match=r"does not have the symmetry.*approximate=True"):
         ut.noether_flow(ut.Minibatch(problem, 2), neurons, params, step_size=ETA)
     flow = ut.noether_flow(ut.Minibatch(problem, 2), neurons, params, step_size=ETA, approximate=True)
     assert np.abs(flow.breaking).max() > 1e-3

@@ -47,7 +47,7 @@ def test_the_loss_has_it_and_the_check_says_so(kind):
     problem, params, symmetry = kind
     found = symmetry.check(problem, params, jax.random.key(0))
     assert found.holds
-    assert found.loss < 1e-12 and found.gradient < 1e-12
+    assert max(found.loss, found.gradient) < 1e-12
     assert "holds" in str(found)
 
 
@@ -96,7 +96,7 @@ def test_a_broken_symmetry_is_measured():
     problem = ut.Problem(lambda p, s: nets.square(p["o"] @ jnp.tanh(p["i"] @ s[0]), s[1]), nets.data())
     found = ut.Rescaling(lambda p: p["o"], lambda p: p["i"], neurons=True).check(problem, params, jax.random.key(0))
     assert not found.holds
-    assert found.loss > 1e-2 and found.gradient > 1e-2
+    assert min(found.loss, found.gradient) > 1e-2
     assert "broken" in str(found)
 
 
@@ -114,12 +114,13 @@ BAD = {
     "a rotation as generator": (
         lambda: ut.Exponential(lambda v: jnp.stack([v[1], -v[0]])).charge(jnp.ones(2)), "not symmetric",
     ),
-    "a generator of another shape": (lambda: ut.Exponential(lambda v: v[:1]).charge(jnp.ones(2)), "a vector like params"),
+    "a generator of another shape": (lambda: ut.Exponential(lambda v: v[:1]).charge(jnp.ones(2)), "vector like params"),
     "a generator for other params": (
         lambda: ut.Exponential(lambda v: v["w"]).charge(jnp.ones(2)), "does not act on vectors like params",
     ),
     "momentum in the identity": (
-        lambda: nets.SCALE.change({"w": jnp.ones(2)}, {"w": jnp.ones(2)}, step_size=0.1, momentum=0.9), "without momentum",
+        lambda: nets.SCALE.change({"w": jnp.ones(2)}, {"w": jnp.ones(2)}, step_size=0.1, momentum=0.9),
+        "without momentum",
     ),
     "two arrays for one factor": (
         lambda: ut.DoubleRotation(lambda p: (p["U"], p["b"]), lambda p: p["W"]).charge(PARAMS), "one array each",

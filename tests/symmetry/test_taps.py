@@ -65,11 +65,12 @@ def pair_data(*shape, outputs=2):
 
 
 CASES = {
-    "dense": (nets.relu_net, lambda: pair_data(2), lambda: nets.relu_params(), {"w1": "taps", "w2": "taps", "b1": "per"}),
+    "dense": (nets.relu_net, lambda: pair_data(2), nets.relu_params, {"w1": "taps", "w2": "taps", "b1": "per"}),
     "attention": (attention, lambda: pair_data(5, 4, outputs=4),
                   lambda: {n: normal(k, 4, 4) for k, n in enumerate("qkvo")}, dict.fromkeys("qkvo", "taps")),
     "convolution": (convolution, lambda: pair_data(1, 6, 6),
-                    lambda: {"c1": normal(0, 3, 1, 3, 3), "b": normal(1, 3), "c2": normal(2, 4, 3, 2, 3), "w": normal(3, 2, 4)},
+                    lambda: {"c1": normal(0, 3, 1, 3, 3), "b": normal(1, 3), "c2": normal(2, 4, 3, 2, 3),
+                             "w": normal(3, 2, 4)},
                     {"c1": "taps", "c2": "taps", "w": "taps", "b": "per"}),
     "tied": (tied, lambda: pair_data(2), lambda: {"w": normal(0, 3, 2)}, {"w": "per"}),
     "jit and remat inside": (jitted, lambda: pair_data(2), lambda: {"a": normal(0, 3, 2), "b": normal(1, 2, 3)},

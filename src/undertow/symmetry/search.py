@@ -27,6 +27,8 @@ __all__ = ["FULL_SEARCH", "find_symmetries"]
 
 FULL_SEARCH = 30
 """Up to so many parameters the null space is searched in full: its cost grows like the sixth power."""
+MEMORY = 2**28
+"""Bytes that points and gradients may take together in a larger search."""
 
 
 @dataclass(frozen=True)
@@ -93,15 +95,16 @@ def find_symmetries(
     params: PyTree,
     *,
     key: Key[Array, ""] | int | None = None,
-    points: int = 64,
+    points: int | None = None,
 ) -> tuple[AbstractSymmetry, ...]:
     """The exponential symmetries of a loss: `Rescaling`, `DoubleRotation`, `Scaling`, and what else there is.
 
-    **Arguments:** a problem with samples, params of the shapes to search (their values set the scale of `points`
-    random points around them at which gradients are taken), and a key. Each symmetry found says what it is with
-    `.describe(params)` and how many generators it has with `.dimension(params)`; they are independent. Parameters
-    without any gradient are left out. Models of up to 30 parameters are searched in full, so that nothing is missed
-    and generators of no known kind come as `Exponential`s; larger ones for the kinds that networks have.
+    **Arguments:** a problem with samples, params of the shapes to search (their values set the scale of the random
+    points around them at which gradients are taken; `points` of them, None chooses), and a key. Each symmetry found
+    says what it is with `.describe(params)` and how many generators it has with `.dimension(params)`; they are
+    independent. Parameters without any gradient are left out, and so are neurons that are hardly ever alive. Models of
+    up to 30 parameters are searched in full, so that nothing is missed and generators of no known kind come as
+    `Exponential`s; larger ones for the kinds that networks have.
 
     >>> import jax, jax.numpy as jnp
     >>> import undertow as ut
@@ -117,14 +120,14 @@ def find_symmetries(
     if not isinstance(problem, AbstractSampled | Population):
         raise TypeError(f"`find_symmetries(problem, ...)`: a {type(problem).__name__} has no samples to search on.")
     validate.params_of_floats("find_symmetries", params)
-    points = validate.positive_integer("find_symmetries", "points", points)
     key = jax.random.key(key or 0) if key is None or isinstance(key, int) else key
     size = trees.count(params)
     full = size <= FULL_SEARCH
-    unknowns = size * (size + 1) // 2
-    evidence = _evidence(
-        problem, params, key, max(points, 6 * unknowns) if full else max(points, 4 * _most_axes(params))
-    )
+    if points is None:
+        least = 6 * size * (size + 1) // 2 if full else 4 * _most_axes(params)
+        points = max(least, min(256, max(32, MEMORY // (16 * size))))
+    points = validate.positive_integer("find_symmetries", "points", points)
+    evidence = _evidence(problem, params, key, points)
     found = _independent(_rotations(evidence) + _neurons(evidence))
     found += _whole_leaves(evidence, found, params)
     if full:
@@ -172,7 +175,7 @@ def _evidence(problem: Any, params: PyTree, key: Array, points: int) -> _Evidenc
         raise ValueError("`find_symmetries`: all gradients near params vanish; check the loss and the data.")
     leaves = [x[good] for x in leaves]
     grads = [(g[good].T / length[good]).T for g in grads]
-    alive = [np.abs(g).max(0) > 1e-12 for g in grads]
+    alive = [np.asarray(np.abs(g).max(0) > 1e-12) for g in grads]
     eps = float(jnp.finfo(jax.tree.leaves(params)[0].dtype).eps)
     return _Evidence(trees.names(params), leaves, grads, alive, eps**0.6)
 

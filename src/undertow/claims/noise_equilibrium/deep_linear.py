@@ -202,8 +202,8 @@ CLAIMS = (
         id="deep-linear-equations",
         paper="noise_equilibrium",
         place="Theorem 5.4 and Theorem E.1",
-        statement="The closed form of a deep linear net's noise equilibrium solves the pairwise equations at every depth "
-        "once the traces of Sigma_x and Sigma_eps stand at its ends; with the printed d it does so only if both are I.",
+        statement="The closed form of a deep linear net's noise equilibrium solves the pairwise equations at every "
+        "depth with the traces of Sigma_x and Sigma_eps at its ends; with the printed d, only if both traces are d.",
         equation="W_i+1' xi' C_0 xi W_i+1 = W_i h C_1 h' W_i'",
         scales={"smoke": Nets(5), "default": Nets(50), "full": Nets(500)},
         measure=_measure_equations,
@@ -213,8 +213,8 @@ CLAIMS = (
         id="deep-linear-norms",
         paper="noise_equilibrium",
         place="Eq. (18)-(19)",
-        statement="The common equilibrium of all neighbouring layers on data has the norms of the corrected closed form: "
-        "equal in the middle, set by the traces of Sigma_x and Sigma_eps at the ends.",
+        statement="The common equilibrium of all neighbouring layers on data has the norms of the corrected closed "
+        "form: equal in the middle, set by the traces of Sigma_x and Sigma_eps at the ends.",
         equation="Tr Sigma_1^2 = beta Tr Sigma_x,  Tr Sigma_i^2 = beta d,  Tr Sigma_D^2 = beta Tr Sigma_eps",
         scales={"smoke": Nets(2), "default": Nets(5), "full": Nets(50)},
         measure=_measure_search,

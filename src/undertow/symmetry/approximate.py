@@ -1,0 +1,159 @@
+"""A broken symmetry: the loss is symmetric but for one term, and SGD settles beside the minimum that term makes.
+
+Write the loss as l(params, z) + b(params), l with the symmetry and b without noise, and expand the stationary law of SGD
+round a minimum. With H the Hessian of the whole loss, delta = params - minimum and Sigma the covariance of one stochastic
+gradient, to first order in the step size eta:
+
+    H X + X H = eta Sigma,            X = Cov[delta]
+    H E[delta] = -1/2 d3L[X],         the curvature changes over the width of the fluctuations
+    E[C] - C* = E[delta]'A theta* + 1/2 Tr[A X].
+"""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from undertow import trees, validate
+from undertow.noise.base import AbstractNoise
+from undertow.problem import Population
+from undertow.symmetry.generators import AbstractSymmetry
+from undertow.validate import Number
+
+__all__ = ["Deviation", "deviation"]
+
+NEWTON_STEPS = 50
+
+
+class Deviation(eqx.Module):
+    """Where SGD puts a charge whose symmetry is broken. All but `params` have the shape of the charge."""
+
+    params: PyTree
+    """The minimum of the whole loss."""
+    charge: Float[Array, "..."]
+    """C* = 1/2 params'A params, at the minimum."""
+    shift: Float[Array, "..."]
+    """E[C] - C* in the stationary state, to first order in the step size: `drift` + `spread`."""
+    drift: Float[Array, "..."]
+    """E[delta]'A params: the mean of SGD is not the minimum."""
+    spread: Float[Array, "..."]
+    """1/2 Tr[A X]: the charge is quadratic."""
+    balance: Float[Array, "..."]
+    """E[delta]'H A params, H the Hessian of the whole loss: what noise leaves for the breaking term to hold."""
+    push: Float[Array, "..."]
+    """eta/2 Tr[Sigma A]: what the paper's Eq. (21) takes `balance` for."""
+    printed: Float[Array, "..."]
+    """The paper's Eq. (23): `push` over the curvature of the breaking term along A params."""
+
+
+def deviation(
+    noise: AbstractNoise, breaking: Any, symmetry: AbstractSymmetry, params: PyTree, *, step_size: Number
+) -> Deviation:
+    """The mean charge of SGD near a minimum, where the loss has a symmetry but for one term.
+
+    noise_equilibrium, section 5.4, corrected: Eq. (21) and (23) leave out the fluctuations. For one noisy direction n
+    and a breaking term of curvature h in every direction, `shift` is `printed` times 1 - h/(2 n'Hn).
+
+    **Arguments:**
+
+    - `noise`: that of training, on the whole loss.
+    - `breaking(params)`: the term without the symmetry, a part of that loss.
+    - `symmetry`: that of the rest.
+    - `params`: near the minimum; Newton's method goes the rest of the way.
+    - `step_size`: eta of SGD, without momentum.
+
+    For small models: it forms D x D Hessians and takes third derivatives.
+
+    >>> import jax.numpy as jnp
+    >>> import undertow as ut
+    >>> from undertow.symmetry.approximate import deviation
+    >>> pull = lambda p: 4 * jnp.sum((p - jnp.array([2.0, 0.5])) ** 2)
+    >>> product = ut.Problem(lambda p, y: (p[0] * p[1] - y) ** 2 + pull(p), jnp.array([0.0, 2.0]))
+    >>> balance = ut.Exponential(jnp.array([1.0, -1.0]))
+    >>> found = deviation(ut.Minibatch(product, 1), pull, balance, jnp.array([2.0, 0.5]), step_size=0.01)
+    >>> print(f"C* = {found.charge:.3f}, E[C] - C* = {found.shift:.4f}, printed {found.printed:.4f}")
+    C* = 1.875, E[C] - C* = -0.0071, printed -0.0094
+    """
+    if not isinstance(noise, AbstractNoise):
+        raise TypeError(f"`deviation(noise, ...)`: got a {type(noise).__name__}; give a noise, such as `Minibatch`.")
+    if isinstance(noise.problem, Population):
+        raise TypeError("`deviation`: a `Population` has no exact minimum; fix a data set with `.sample(key, count)`.")
+    if not callable(breaking):
+        raise TypeError(f"`deviation(breaking=...)`: a {type(breaking).__name__}; give a function of params.")
+    validate.finite_number("deviation", "step_size", step_size)
+    symmetry.refuse(params)
+    point, gradient, least = _minimum(noise, params)
+    scale = float(jnp.finfo(jax.tree.leaves(params)[0].dtype).eps) ** 0.5
+    if not float(gradient) <= scale:
+        raise ValueError(
+            f"`deviation`: Newton's method found no minimum near params (relative gradient {float(gradient):.1e}); "
+            "start nearer, with `settle` or `descend`."
+        )
+    if not float(least) > scale:
+        raise ValueError(
+            f"`deviation`: the smallest curvature at the minimum is {float(least):.1e} of the largest; the breaking term "
+            "must make the minimum isolated (another symmetry, still whole?)."
+        )
+    return _deviation(noise, breaking, symmetry, point, jnp.asarray(step_size, jax.tree.leaves(params)[0].dtype))
+
+
+@eqx.filter_jit
+def _minimum(noise: AbstractNoise, params: PyTree) -> tuple[PyTree, Array, Array]:
+    """A minimum by damped Newton steps, the gradient there and the least curvature, both relative."""
+    flat, unravel = jax.flatten_util.ravel_pytree(params)
+    loss = lambda v: noise.problem.loss(unravel(v))
+
+    def step(_: Any, v: Array) -> Array:
+        values, vectors = jnp.linalg.eigh(jax.hessian(loss)(v))
+        # |curvature|, kept off zero: a descent direction wherever it starts
+        safe = jnp.maximum(jnp.abs(values), 1e-6 * jnp.max(jnp.abs(values)))
+        move = -vectors @ ((vectors.T @ jax.grad(loss)(v)) / safe)
+        longest = 0.3 * (1 + jnp.linalg.norm(v))
+        return v + move * jnp.minimum(1, longest / jnp.maximum(jnp.linalg.norm(move), 1e-30))
+
+    end = jax.lax.fori_loop(0, NEWTON_STEPS, step, flat)
+    values = jnp.linalg.eigvalsh(jax.hessian(loss)(end))
+    largest = jnp.max(jnp.abs(values))
+    gradient = jnp.linalg.norm(jax.grad(loss)(end)) / (largest * jnp.maximum(jnp.linalg.norm(end), 1e-30))
+    return unravel(end), gradient, values[0] / largest
+
+
+@eqx.filter_jit
+def _deviation(
+    noise: AbstractNoise, breaking: Any, symmetry: AbstractSymmetry, params: PyTree, eta: Array
+) -> Deviation:
+    flat, unravel = jax.flatten_util.ravel_pytree(params)
+    loss = lambda v: noise.problem.loss(unravel(v))
+    sigma = jax.vmap(lambda v: trees.ravel(noise.covariance(params).mv(unravel(v))))(
+        jnp.eye(flat.size, dtype=flat.dtype)
+    )
+    hessian = jax.hessian(loss)(flat)
+    values, vectors = jnp.linalg.eigh(hessian)
+    turned = vectors.T @ sigma @ vectors
+    spread = vectors @ (eta * turned / (values[:, None] + values[None])) @ vectors.T
+    # d3L[X] is the gradient of Tr[H X] with X held fixed
+    bend = jax.grad(lambda v: jnp.sum(jax.hessian(loss)(v) * spread))(flat)
+    mean = -vectors @ ((vectors.T @ bend) / values) / 2
+
+    charge = lambda v: symmetry.charge(unravel(v))
+    along = jax.jacobian(charge)(flat)  # A params, the last axis
+    generators = jax.hessian(charge)(flat)  # A, the last two axes
+    trace = lambda matrix: jnp.sum(generators * matrix, axis=(-2, -1))
+    soft = jax.hessian(lambda v: breaking(unravel(v)))(flat)
+    # the curvature of the breaking term along A params: exact where that is an eigenvector, as Eq. (22) assumes
+    curvature = jnp.sum(along * (along @ soft), axis=-1) / jnp.sum(along**2, axis=-1)
+    push = eta / 2 * trace(sigma)
+    drift, wide = along @ mean, trace(spread) / 2
+    return Deviation(
+        params=params,
+        charge=charge(flat),
+        shift=drift + wide,
+        drift=drift,
+        spread=wide,
+        balance=along @ (hessian @ mean),
+        push=push,
+        printed=push / curvature,
+    )
