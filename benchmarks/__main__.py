@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-ALL = ["linear_model", "factorisation", "memory", "manifold"]
+ALL = ["linear_model", "factorisation", "memory", "manifold", "symmetry"]
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """A broken symmetry: the loss is symmetric but for one term, and SGD settles beside the minimum that term makes.
 
-Write the loss as l(params, z) + b(params), l with the symmetry and b without noise, and expand the stationary law of SGD
-round a minimum. With H the Hessian of the whole loss, delta = params - minimum and Sigma the covariance of one stochastic
-gradient, to first order in the step size eta:
+Write the loss as l(params, z) + b(params), l with the symmetry and b without noise, and expand the stationary law of
+SGD round a minimum theta*. With H the Hessian of the whole loss, delta = params - theta* and Sigma the covariance of
+one stochastic gradient, to first order in the step size eta:
 
     H X + X H = eta Sigma,            X = Cov[delta]
     H E[delta] = -1/2 d3L[X],         the curvature changes over the width of the fluctuations
@@ -94,8 +94,8 @@ def deviation(
         )
     if not float(least) > scale:
         raise ValueError(
-            f"`deviation`: the smallest curvature at the minimum is {float(least):.1e} of the largest; the breaking term "
-            "must make the minimum isolated (another symmetry, still whole?)."
+            f"`deviation`: the smallest curvature at the minimum is {float(least):.1e} of the largest; the breaking "
+            "term must make the minimum isolated (is there another symmetry, still whole?)."
         )
     return _deviation(noise, breaking, symmetry, point, jnp.asarray(step_size, jax.tree.leaves(params)[0].dtype))
 
@@ -127,9 +127,8 @@ def _deviation(
 ) -> Deviation:
     flat, unravel = jax.flatten_util.ravel_pytree(params)
     loss = lambda v: noise.problem.loss(unravel(v))
-    sigma = jax.vmap(lambda v: trees.ravel(noise.covariance(params).mv(unravel(v))))(
-        jnp.eye(flat.size, dtype=flat.dtype)
-    )
+    covariance = noise.covariance(params)
+    sigma = jax.vmap(lambda v: trees.ravel(covariance.mv(unravel(v))))(jnp.eye(flat.size, dtype=flat.dtype))
     hessian = jax.hessian(loss)(flat)
     values, vectors = jnp.linalg.eigh(hessian)
     turned = vectors.T @ sigma @ vectors
@@ -141,7 +140,7 @@ def _deviation(
     charge = lambda v: symmetry.charge(unravel(v))
     along = jax.jacobian(charge)(flat)  # A params, the last axis
     generators = jax.hessian(charge)(flat)  # A, the last two axes
-    trace = lambda matrix: jnp.sum(generators * matrix, axis=(-2, -1))
+    trace = lambda matrix: jnp.tensordot(generators, matrix, axes=2)
     soft = jax.hessian(lambda v: breaking(unravel(v)))(flat)
     # the curvature of the breaking term along A params: exact where that is an eigenvector, as Eq. (22) assumes
     curvature = jnp.sum(along * (along @ soft), axis=-1) / jnp.sum(along**2, axis=-1)

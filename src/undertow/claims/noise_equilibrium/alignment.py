@@ -13,8 +13,7 @@ from undertow.claims.claim import Claim, Measurement
 from undertow.claims.criterion import Above, Below, Check
 from undertow.dynamics.descend import descend
 from undertow.figures import style
-from undertow.models.linear_nets import GaussianPairs, balance, condensed, cosine, two_layer_loss, xavier
-from undertow.noise.isotropic import Isotropic
+from undertow.models.linear_nets import GaussianPairs, balance, condensed, cosine, noiseless, two_layer_loss, xavier
 from undertow.noise.minibatch import Minibatch
 
 
@@ -61,7 +60,7 @@ def _measure(parameters: Alignment, key: Key[Array, ""]) -> Measurement:
         ),
         # a linear net sees only second moments: the same descent, with fewer samples
         "GD": descend(
-            Isotropic(condensed(problem), 0.0), init, steps=parameters.descent_steps,
+            noiseless(condensed(problem)), init, steps=parameters.descent_steps,
             every=parameters.descent_steps // 20, **common,
         ),
     }  # fmt: skip

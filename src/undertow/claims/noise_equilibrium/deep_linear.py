@@ -41,7 +41,7 @@ class Nets:
 def _covariance(key: Key[Array, ""], size: int, scale: float) -> Array:
     """Random directions, eigenvalues from 0.3 to 1.7 times `scale`."""
     turn = jnp.linalg.qr(jax.random.normal(key, (size, size), jnp.float64))[0]
-    return scale * (turn * jnp.linspace(0.3, 1.7, size)) @ turn.T
+    return scale * (turn * jnp.linspace(0.3, 1.7, size)[None]) @ turn.T
 
 
 def _root(matrix: np.ndarray, power: float) -> np.ndarray:

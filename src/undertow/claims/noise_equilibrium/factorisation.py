@@ -81,7 +81,7 @@ def _at_minimum(key: Key[Array, ""], samples: int, width: int) -> tuple[Problem,
     y = x @ normal(keys[2], COLUMNS, ROWS) + normal(keys[3], samples, ROWS)
     product = jnp.linalg.solve(x.T @ x, x.T @ y).T
     first, _, last = jnp.linalg.svd(normal(keys[4], ROWS, width), full_matrices=False)
-    left = (first * jnp.linspace(0.5, 2.0, ROWS)) @ last
+    left = (first * jnp.linspace(0.5, 2.0, ROWS)[None]) @ last
     inverse = jnp.linalg.pinv(left)
     hidden = normal(keys[5], width, COLUMNS)
     right = inverse @ product + hidden - inverse @ (left @ hidden)

@@ -190,7 +190,7 @@ class Task(eqx.Module):
         """Singular values and variances from 0.5 to 1.5, in random directions."""
         keys = jax.random.split(key, 4)
         left, right, x, e = (jnp.linalg.qr(jax.random.normal(k, (SIZE, SIZE), jnp.float64))[0] for k in keys)
-        spread = jnp.linspace(0.5, 1.5, SIZE)
+        spread = jnp.linspace(0.5, 1.5, SIZE)[None]
         parts = (left * spread) @ right, x * jnp.sqrt(spread), e * jnp.sqrt(spread)
         return Task(*(part.astype(jnp.float32) for part in parts))
 
