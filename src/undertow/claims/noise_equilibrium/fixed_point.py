@@ -239,13 +239,14 @@ def _measure_starts(parameters: Starts, key: Key[Array, ""]) -> Measurement:
     ends = {name: np.asarray(outer(factors)) for name, outer in OUTER.items()}
     least = min(float(np.linalg.eigvalsh(m)[0]) for m in moments)
     relaxation = round(parameters.size / (4 * parameters.step_size**2 * least))
+    steps = round(parameters.relaxations * relaxation)
     common: dict[str, Any] = {
-        "step_size": parameters.step_size, "steps": round(parameters.relaxations * relaxation), "every": relaxation,
-        "key": jax.random.fold_in(key, 1), "average": OUTER, "seeds": parameters.seeds,
-        "lane_width": parameters.seeds, "progress": False,
+        "step_size": parameters.step_size, "every": relaxation, "key": jax.random.fold_in(key, 1), "average": OUTER,
+        "seeds": parameters.seeds, "lane_width": parameters.seeds, "progress": False,
     }  # fmt: skip
-    sgd = descend(Minibatch(task.population(), parameters.size), _start, **common)
-    gd = descend(Minibatch(task.expected(), 1, replace=False), _start, **common)
+    sgd = descend(Minibatch(task.population(), parameters.size), _start, steps=steps, **common)
+    # gradient descent has come to rest long before
+    gd = descend(Minibatch(task.expected(), 1, replace=False), _start, steps=steps // 4, **common)
     distance = lambda a, b, name: np.linalg.norm(a - b, axis=(-2, -1)) / np.linalg.norm(ends[name])
     apart = lambda x: np.concatenate([distance(x[name][::2], x[name][1::2], name) for name in OUTER])
     look = lambda run, time: {name: run.observed[name][:, time] for name in OUTER}
@@ -266,7 +267,8 @@ def _measure_starts(parameters: Starts, key: Key[Array, ""]) -> Measurement:
         for name, run in (("sgd", sgd), ("gd", gd))
     }
     data = xarray.Dataset(
-        {name: (("seed", "time"), values) for name, values in errors.items()}, coords={"time": sgd.step / relaxation}
+        {"sgd": (("seed", "time"), errors["sgd"]), "gd": (("seed", "short"), errors["gd"])},
+        coords={"time": sgd.step / relaxation, "short": gd.step / relaxation},
     )
     return Measurement(checks, data, parameters.seeds, int(sgd.diverged.sum() + gd.diverged.sum()))
 
@@ -299,9 +301,9 @@ def _draw_infinity(measurement: Measurement, parameters: Orbits) -> Any:
 def _draw_starts(measurement: Measurement, parameters: Starts) -> Any:
     figure, (axes,) = style.new_figure()
     data = measurement.data
-    for name, words, colour in (("gd", "gradient descent", "red"), ("sgd", "SGD", "blue")):
+    for name, time, words, colour in (("gd", "short", "gradient descent", "red"), ("sgd", "time", "SGD", "blue")):
         for index, row in enumerate(data[name].values):
-            style.points(axes, data.time, row, None, words if index == 0 else "_", colour)
+            style.points(axes, data[time], row, None, words if index == 0 else "_", colour)
     style.theory(axes, data.time, float(data.sgd[:, 0].max()) * np.exp(-data.time), "slowest decay, exp(−t/τ)")
     axes.set(yscale="log", ylim=(5e-3, 30), xlabel="steps / relaxation time τ", ylabel="distance to the closed form")
     axes.legend()

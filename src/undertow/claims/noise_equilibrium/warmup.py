@@ -72,28 +72,30 @@ class _Sharpness(eqx.Module):
 
 
 class _Schedule(eqx.Module):
-    """A step size that is constant, grows linearly over three quarters of the run, or jumps halfway."""
+    """SMALL during a share `hold` of the run; then the largest step size, reached linearly at the share `ramp`."""
 
-    kind: str = eqx.field(static=True)
-    largest: float
-    steps: float
+    largest: Array
+    steps: Array
+    hold: Array
+    ramp: Array
 
     def __call__(self, step: Array) -> Array:
         share = (step + 1) / self.steps
-        if self.kind == "ramp":
-            return self.largest * jnp.minimum(share / 0.75, 1.0)
-        return jnp.where(share <= 0.5, SMALL, self.largest)
+        return jnp.where(share <= self.hold, SMALL, self.largest * jnp.minimum(share / self.ramp, 1.0))
 
 
 def _measure(parameters: Warmup, key: Key[Array, ""]) -> Measurement:
     n = parameters.inputs
     law = _law(n, jnp.float32)
     noise = Minibatch(law.population(two_layer_loss), parameters.batch)
+    schedule = lambda hold, ramp: _Schedule(
+        *(jnp.asarray(x, jnp.float64) for x in (parameters.step_size, parameters.steps, hold, ramp))
+    )
     ways = {
-        "no warm-up": (False, parameters.step_size),
-        "linear ramp": (False, _Schedule("ramp", parameters.step_size, float(parameters.steps))),
-        "two stages": (False, _Schedule("jump", parameters.step_size, float(parameters.steps))),
-        "teleport": (True, parameters.step_size),
+        "no warm-up": (False, schedule(0.0, 1e-9)),
+        "linear ramp": (False, schedule(0.0, 0.75)),
+        "two stages": (False, schedule(0.5, 1e-9)),
+        "teleport": (True, schedule(0.0, 1e-9)),
     }
     traces, alive = {}, {}
     for name, (teleported, step_size) in ways.items():

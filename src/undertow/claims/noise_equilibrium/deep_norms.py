@@ -1,0 +1,206 @@
+"""Deep linear nets: noise brings the middle layers to one norm, wherever they start; data decide the two ends."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray
+from jaxtyping import Array, Key
+
+from undertow.claims.claim import Claim, Measurement
+from undertow.claims.criterion import Above, Below, Check, Within
+from undertow.dynamics.descend import descend
+from undertow.figures import style
+from undertow.models.digits import digits
+from undertow.models.linear_nets import (
+    GaussianPairs, condensed, deep_loss, deep_start, loud_first, noiseless, split_variance, squared_norms,
+)  # fmt: skip
+from undertow.noise.minibatch import Minibatch
+from undertow.problem import Problem
+from undertow.symmetry.closed_forms import deep_linear_norms
+from undertow.trajectory import Trajectory
+
+PHI = 0.6
+"""The inputs' variance in half of the coordinates; 1.4 in the others."""
+STARTS = {"equal": 0.0, "different": 0.3}
+"""The spread of the logarithm of the layers' factors at the start."""
+LOOKS = 60
+
+
+@dataclass(frozen=True)
+class Gaussian:
+    """A deep linear net on fresh data y = x + eps, inputs of two variances, noise louder in the first coordinate."""
+
+    seeds: int
+    """Runs for each kind of start."""
+    steps: int
+    """Steps of SGD; the last quarter is averaged over."""
+    layers: int = 5
+    """Layers."""
+    width: int = 10
+    """Of every layer, inputs and outputs included."""
+    batch: int = 8
+    """Samples a step."""
+    step_size: float = 0.01
+    """Of SGD."""
+
+
+@dataclass(frozen=True)
+class Digits:
+    """A deep linear net from the principal components of handwritten digits to their labels."""
+
+    seeds: int
+    """Runs for each kind of start, by SGD and by gradient descent."""
+    steps: int
+    """Steps of SGD; the last quarter is averaged over."""
+    descent_steps: int = 3000
+    """Steps of gradient descent."""
+    layers: int = 5
+    """Layers."""
+    components: int = 20
+    """Inputs."""
+    width: int = 10
+    """Of the layers between."""
+    batch: int = 4
+    """Samples a step."""
+    step_size: float = 0.01
+    """Of SGD and of gradient descent."""
+
+
+@functools.cache
+def _start(widths: tuple[int, ...], spread: float) -> Any:
+    """The same function for the same sizes, so that runs share their compilation."""
+    return lambda key: deep_start(key, widths, spread)
+
+
+def _run(noise: Any, parameters: Any, widths: tuple[int, ...], spread: float, steps: int, key: Array) -> Trajectory:
+    return descend(
+        noise, _start(widths, spread), step_size=parameters.step_size, steps=steps, key=key,
+        observe={"norms": squared_norms}, every=max(1, steps // LOOKS), seeds=parameters.seeds,
+        lane_width=parameters.seeds, progress=False,
+    )  # fmt: skip
+
+
+def _late(run: Trajectory) -> np.ndarray:
+    """(seeds, layers): squared norms, averaged over the last quarter of the run."""
+    return run.observed["norms"][:, run.step > 0.75 * run.step[-1]].mean(axis=1)
+
+
+def _spread(norms: np.ndarray) -> np.ndarray:
+    """(largest - least)/mean of the middle layers' squared norms, of every seed."""
+    middle = norms[:, 1:-1]
+    return (middle.max(axis=1) - middle.min(axis=1)) / middle.mean(axis=1)
+
+
+def _mean(values: np.ndarray) -> tuple[float, float]:
+    return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def _measure(parameters: Gaussian, key: Key[Array, ""]) -> Measurement:
+    n = parameters.width
+    law = GaussianPairs(split_variance(n, PHI), loud_first(n))
+    noise = Minibatch(law.population(deep_loss), parameters.batch)
+    widths = (n,) * (parameters.layers + 1)
+    inputs, labels = (jnp.diag(v.astype(jnp.float64)) for v in (law.input_variance, law.noise_variance))
+    theory = np.array(deep_linear_norms(jnp.eye(n, dtype=jnp.float64), inputs, labels, parameters.layers))
+    checks, data, diverged = [], {}, 0
+    for index, (name, spread) in enumerate(STARTS.items()):
+        run = _run(noise, parameters, widths, spread, parameters.steps, jax.random.fold_in(key, index))
+        norms = _late(run)
+        value, error = _mean(_spread(norms))
+        checks.append(Check(f"{name} norms at the start: spread of the middle layers", value, 0.0, error, Below(0.04)))
+        for layer in range(parameters.layers):
+            value, error = _mean(norms[:, layer] / theory[layer])
+            what = f"{name} norms at the start: |W_{layer + 1}|² over theory"
+            checks.append(Check(what, value, 1.0, error, Within(0.08, 0.04)))
+        data[name] = (("seed", "step", "layer"), run.observed["norms"])
+        diverged += int(run.diverged.sum())
+    data["theory"] = ("layer", theory)
+    return Measurement(tuple(checks), xarray.Dataset(data, coords={"step": run.step}), parameters.seeds, diverged)
+
+
+def _measure_digits(parameters: Digits, key: Key[Array, ""]) -> Measurement:
+    problem = Problem(deep_loss, digits(parameters.components))
+    noises = {"SGD": Minibatch(problem, parameters.batch), "GD": noiseless(condensed(problem))}
+    outputs = problem.data[1].shape[1]
+    widths = (parameters.components, *(parameters.width,) * (parameters.layers - 1), outputs)
+    checks, data, steps, diverged = [], {}, {}, 0
+    for index, (start, spread) in enumerate(STARTS.items()):
+        for name, noise in noises.items():
+            length = parameters.steps if name == "SGD" else parameters.descent_steps
+            run = _run(noise, parameters, widths, spread, length, jax.random.fold_in(key, index))
+            norms = _late(run)
+            value, error = _mean(_spread(norms))
+            what = f"{name}, {start} norms at the start: spread of the middle layers"
+            if name == "SGD":
+                checks.append(Check(what, value, 0.0, error, Below(0.04)))
+            elif start == "different":
+                checks.append(Check(what, value, 0.0, error, Above(0.04)))
+            data[f"{name}_{start}"] = (("seed", f"{name}_step", "layer"), run.observed["norms"])
+            steps[f"{name}_step"] = run.step
+            diverged += int(run.diverged.sum())
+    return Measurement(tuple(checks), xarray.Dataset(data, coords=steps), parameters.seeds, diverged)
+
+
+COLOURS = ("red", "blue", "green", "purple", "grey")
+
+
+def _paths(axes: Any, steps: Any, values: np.ndarray, title: str) -> None:
+    """Means over seeds of every layer's squared norm."""
+    for layer in range(values.shape[2]):
+        each = values[:, ::3, layer]
+        spread = each.std(axis=0, ddof=1) / np.sqrt(len(each))
+        style.points(axes, steps[::3], each.mean(axis=0), spread, f"|W_{layer + 1}|²", COLOURS[layer % len(COLOURS)])
+    axes.set(xlabel="steps", ylabel="squared norm", title=title)
+
+
+def _draw(measurement: Measurement, parameters: Gaussian) -> Any:
+    figure, panels = style.new_figure(len(STARTS), width=4.4)
+    data = measurement.data
+    for axes, name in zip(panels, STARTS, strict=True):
+        _paths(axes, data.step.values, data[name].values, f"{name} norms at the start")
+        for layer, value in enumerate(data.theory.values):
+            axes.axhline(
+                value, color=style.COLOURS[COLOURS[layer % len(COLOURS)]], lw=1, label=None if layer else "theory"
+            )
+    panels[0].legend()
+    return figure
+
+
+def _draw_digits(measurement: Measurement, parameters: Digits) -> Any:
+    figure, panels = style.new_figure(3, width=3.8)
+    data = measurement.data
+    shown = (("SGD", "equal"), ("SGD", "different"), ("GD", "different"))
+    for axes, (name, start) in zip(panels, shown, strict=True):
+        _paths(axes, data[f"{name}_step"].values, data[f"{name}_{start}"].values, f"{name}, {start} norms at the start")
+    panels[0].legend()
+    return figure
+
+
+CLAIMS = (
+    Claim(
+        id="deep-norms",
+        paper="noise_equilibrium",
+        place="Theorem 5.4 and Figure 5",
+        statement="SGD brings the middle layers of a deep linear net to one norm and the first and last to norms set "
+        "by the data, as the corrected theorem says, from layers of equal or of different norms.",
+        equation="|W_i|^2 = beta d,  beta = (Tr S'/sqrt(Tr Sx Tr Se))^(2/D),  1 < i < D",
+        scales={"smoke": Gaussian(8, 30_000), "default": Gaussian(16, 60_000), "full": Gaussian(128, 120_000)},
+        measure=_measure,
+        draw=_draw,
+    ),
+    Claim(
+        id="deep-norms-digits",
+        paper="noise_equilibrium",
+        place="Figure 5",
+        statement="The same on handwritten digits: the middle layers end with one norm under SGD; gradient descent keeps "
+        "the differences they start with.",
+        equation="|W_2|^2 = ... = |W_(D-1)|^2",
+        scales={"smoke": Digits(8, 40_000), "default": Digits(16, 80_000), "full": Digits(128, 160_000)},
+        measure=_measure_digits,
+        draw=_draw_digits,
+    ),
+)
