@@ -31,9 +31,10 @@ MAY_IMPORT = {
     "dynamics": THEORY,
     "manifold": THEORY,
     "symmetry": THEORY,
+    "environments": THEORY,
     "figures": set(),
     "analysis": THEORY | {"manifold", "symmetry"},
-    "claims": THEORY | {"models", "dynamics", "manifold", "symmetry", "figures"},
+    "claims": THEORY | {"models", "dynamics", "manifold", "symmetry", "environments", "figures"},
     "lab": {"claims", "figures", "analysis", "noise", "problem", "trees"},
     "cli": {"lab", "claims", "analysis"},
 }

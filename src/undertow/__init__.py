@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from undertow.dynamics.descend import descend
     from undertow.dynamics.diffuse import diffuse
     from undertow.dynamics.settle import settle
+    from undertow.environments.growth import lyapunov, tail_exponent
     from undertow.estimate import Estimate
     from undertow.manifold.drift import second_derivative
     from undertow.manifold.limit import Limit
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from undertow.noise.isotropic import Isotropic
     from undertow.noise.label import LabelNoise
     from undertow.noise.minibatch import Minibatch
+    from undertow.noise.sensing import MatrixSensing
     from undertow.problem import AbstractProblem, Population, Problem, Regression
     from undertow.symmetry.equilibrium import equilibrium
     from undertow.symmetry.flow import noether_flow
@@ -39,6 +41,7 @@ _HOME = {
     "Isotropic": "noise.isotropic",
     "LabelNoise": "noise.label",
     "Limit": "manifold.limit",
+    "MatrixSensing": "noise.sensing",
     "Minibatch": "noise.minibatch",
     "Population": "problem",
     "Problem": "problem",
@@ -50,9 +53,11 @@ _HOME = {
     "diffuse": "dynamics.diffuse",
     "equilibrium": "symmetry.equilibrium",
     "find_symmetries": "symmetry.search",
+    "lyapunov": "environments.growth",
     "noether_flow": "symmetry.flow",
     "second_derivative": "manifold.drift",
     "settle": "dynamics.settle",
+    "tail_exponent": "environments.growth",
 }
 
 __all__ = [
@@ -66,6 +71,7 @@ __all__ = [
     "Isotropic",
     "LabelNoise",
     "Limit",
+    "MatrixSensing",
     "Minibatch",
     "Population",
     "Problem",
@@ -77,9 +83,11 @@ __all__ = [
     "diffuse",
     "equilibrium",
     "find_symmetries",
+    "lyapunov",
     "noether_flow",
     "second_derivative",
     "settle",
+    "tail_exponent",
 ]
 
 

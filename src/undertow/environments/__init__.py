@@ -1,0 +1,1 @@
+"""Environments: when heterogeneity between batches filters a signal out, and when it does not."""

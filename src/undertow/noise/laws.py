@@ -1,0 +1,213 @@
+"""Laws of what varies between environments: the size of a spurious signal, one number for each of its directions.
+
+Each can be drawn from, knows its mean and covariance, and takes expectations: exactly for finitely many values, by
+quadrature where there is a density.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+from undertow import validate
+
+__all__ = ["AbstractLaw", "Gaussian", "Table", "Uniform", "two_point"]
+
+NODES = 200
+"""Of the Gauss quadratures: enough for log|1 + eta s|, whose singularity is integrable."""
+
+
+class AbstractLaw(eqx.Module):
+    """The law of s in R^k: independent between environments, components independent unless a `Table` says otherwise."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """k, the number of components."""
+
+    @abstractmethod
+    def draw(self, key: Key[Array, ""], count: int) -> Float[Array, "count k"]:
+        """`count` independent draws."""
+
+    @abstractmethod
+    def mean(self) -> Float[Array, " k"]:
+        """E s."""
+
+    @abstractmethod
+    def covariance(self) -> Float[Array, "k k"]:
+        """Cov s."""
+
+    @abstractmethod
+    def nodes(self) -> tuple[Float[Array, "n k"], Float[Array, "n k"]]:
+        """Values and weights, for each component, whose weighted sums are expectations of functions of it."""
+
+    def expectation(self, function: Callable[[Array], Array]) -> Float[Array, " k"]:
+        """E function(s_j) for each component, of a function of one number."""
+        values, weights = self.nodes()
+        return jnp.sum(weights * function(values), axis=0)
+
+
+def _vector(value: Any) -> Array:
+    return jnp.atleast_1d(jnp.asarray(value, jnp.result_type(float)))
+
+
+def _refuse(function: str, **values: Array) -> None:
+    for name, value in values.items():
+        if value.ndim != 1 or not np.isfinite(np.asarray(value)).all():
+            raise ValueError(
+                f"`{function}`: `{name}` must be finite numbers, one or one a direction (finite variance)."
+            )
+
+
+class Table(AbstractLaw):
+    """Finitely many environments: values (k,) or (environments, directions), with probabilities (equal if None).
+
+    >>> import jax.numpy as jnp
+    >>> from undertow.noise.laws import Table
+    >>> law = Table(jnp.array([[-4.0], [6.0]]))
+    >>> print(law.mean(), law.covariance())
+    [1.] [[25.]]
+    """
+
+    values: Float[Array, "e k"]
+    probabilities: Float[Array, " e"]
+
+    def __init__(self, values: Any, probabilities: Any = None):
+        values = jnp.asarray(values, jnp.result_type(float))
+        values = values[:, None] if values.ndim == 1 else values
+        if values.ndim != 2 or 0 in values.shape or not np.isfinite(np.asarray(values)).all():
+            raise ValueError(
+                "`Table(values)`: give finite numbers of shape (environments,) or (environments, directions)."
+            )
+        count = values.shape[0]
+        weights = jnp.full(count, 1 / count) if probabilities is None else _vector(probabilities)
+        weights = weights.astype(values.dtype)
+        if weights.shape != (count,) or (np.asarray(weights) < 0).any() or abs(float(weights.sum()) - 1) > 1e-5:
+            raise ValueError(f"`Table(probabilities)`: give {count} numbers of at least 0 that sum to 1.")
+        self.values = values
+        self.probabilities = weights
+
+    @property
+    def size(self) -> int:
+        return self.values.shape[1]
+
+    def draw(self, key: Key[Array, ""], count: int) -> Float[Array, "count k"]:
+        return self.values[jax.random.choice(key, len(self.probabilities), (count,), p=self.probabilities)]
+
+    def mean(self) -> Float[Array, " k"]:
+        return self.probabilities @ self.values
+
+    def covariance(self) -> Float[Array, "k k"]:
+        centred = self.values - self.mean()[None]
+        return (centred * self.probabilities[:, None]).T @ centred
+
+    def nodes(self) -> tuple[Float[Array, "n k"], Float[Array, "n k"]]:
+        return self.values, jnp.broadcast_to(self.probabilities[:, None], self.values.shape)
+
+
+def two_point(mean: Any, spread: Any, directions: int = 1) -> Table:
+    """mean - spread or mean + spread with equal probability: the paper's law. Directions vary together.
+
+    >>> from undertow.noise.laws import two_point
+    >>> print(two_point(1.0, 5.0).values.ravel())
+    [-4.  6.]
+    """
+    centre = jnp.broadcast_to(_vector(mean), (directions,))
+    width = jnp.broadcast_to(_vector(spread), (directions,))
+    _refuse("two_point", mean=centre, spread=width)
+    return Table(jnp.stack([centre - width, centre + width]))
+
+
+class Uniform(AbstractLaw):
+    """Uniform on [low, high], one interval or one a direction.
+
+    >>> from undertow.noise.laws import Uniform
+    >>> print(Uniform(-2.0, 4.0).mean(), Uniform(-2.0, 4.0).covariance())
+    [1.] [[3.]]
+    """
+
+    low: Float[Array, " k"]
+    high: Float[Array, " k"]
+
+    def __init__(self, low: Any, high: Any):
+        low, high = jnp.broadcast_arrays(_vector(low), _vector(high))
+        _refuse("Uniform", low=low, high=high)
+        if not (np.asarray(low) <= np.asarray(high)).all():
+            raise ValueError("`Uniform(low, high)`: `low` must not be above `high`.")
+        self.low = low
+        self.high = high
+
+    @property
+    def size(self) -> int:
+        return self.low.shape[0]
+
+    def draw(self, key: Key[Array, ""], count: int) -> Float[Array, "count k"]:
+        unit = jax.random.uniform(key, (count, self.size), self.low.dtype)
+        return self.low[None] + (self.high - self.low)[None] * unit
+
+    def mean(self) -> Float[Array, " k"]:
+        return (self.low + self.high) / 2
+
+    def covariance(self) -> Float[Array, "k k"]:
+        return jnp.diag((self.high - self.low) ** 2 / 12)
+
+    def nodes(self) -> tuple[Float[Array, "n k"], Float[Array, "n k"]]:
+        points, weights = np.polynomial.legendre.leggauss(NODES)
+        half = (self.high - self.low)[None] / 2
+        values = self.mean()[None] + half * jnp.asarray(points, self.low.dtype)[:, None]
+        return values, jnp.broadcast_to(jnp.asarray(weights / 2, self.low.dtype)[:, None], values.shape)
+
+
+class Gaussian(AbstractLaw):
+    """N(mean, deviation^2), one for all or one a direction.
+
+    >>> from undertow.noise.laws import Gaussian
+    >>> print(Gaussian(1.0, 2.0).covariance())
+    [[4.]]
+    """
+
+    centre: Float[Array, " k"]
+    deviation: Float[Array, " k"]
+
+    def __init__(self, mean: Any, deviation: Any):
+        centre, deviation = jnp.broadcast_arrays(_vector(mean), _vector(deviation))
+        _refuse("Gaussian", mean=centre, deviation=deviation)
+        if (np.asarray(deviation) < 0).any():
+            raise ValueError("`Gaussian(mean, deviation)`: `deviation` must be at least 0.")
+        self.centre = centre
+        self.deviation = deviation
+
+    @property
+    def size(self) -> int:
+        return self.centre.shape[0]
+
+    def draw(self, key: Key[Array, ""], count: int) -> Float[Array, "count k"]:
+        return self.centre[None] + self.deviation[None] * jax.random.normal(key, (count, self.size), self.centre.dtype)
+
+    def mean(self) -> Float[Array, " k"]:
+        return self.centre
+
+    def covariance(self) -> Float[Array, "k k"]:
+        return jnp.diag(self.deviation**2)
+
+    def nodes(self) -> tuple[Float[Array, "n k"], Float[Array, "n k"]]:
+        points, weights = np.polynomial.hermite_e.hermegauss(NODES)
+        values = self.centre[None] + self.deviation[None] * jnp.asarray(points, self.centre.dtype)[:, None]
+        share = jnp.asarray(weights / weights.sum(), self.centre.dtype)
+        return values, jnp.broadcast_to(share[:, None], values.shape)
+
+
+def as_law(function: str, law: Any) -> AbstractLaw:
+    """A law, or the finitely many values of one."""
+    if isinstance(law, AbstractLaw):
+        return law
+    if isinstance(law, validate.Number | list | tuple):
+        return Table(law if np.ndim(law) else [law])
+    raise TypeError(
+        f"`{function}`: `law` is a {type(law).__name__}; give a law, such as `two_point(1.0, 5.0)`, or values."
+    )
