@@ -4,12 +4,14 @@ A new noise is added here; `test_protocol.py` fails until it is.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 import undertow as ut
 from undertow.dynamics.diffuse import Gaussian
+from undertow.noise import laws
 
 SAMPLES, INPUTS = 7, 3
 
@@ -55,6 +57,19 @@ def factor(p: dict) -> dict:
     return jax.tree.map(lambda leaf: jnp.stack([leaf, jnp.ones_like(leaf), jnp.sin(3 * leaf)], axis=-1), p)
 
 
+def sensing(dtype=jnp.float32, law=None, **settings) -> ut.MatrixSensing:
+    """Four by four, with two spurious directions that vary together."""
+    law = laws.Table([[-1.0, 0.5], [2.0, 1.0], [0.5, -2.0]], [0.2, 0.5, 0.3]) if law is None else law
+    return ut.MatrixSensing(4, 6, law, key=jax.random.key(2), dtype=dtype, **settings)
+
+
+def point(kind: str, dtype=jnp.float32) -> Any:
+    """Params for a kind of noise."""
+    if kind.startswith("matrix sensing"):
+        return jax.random.normal(jax.random.key(13), (4, 3), dtype) / 2
+    return params(dtype=dtype)
+
+
 GROUPS = jnp.array([0, 0, 1, 2, 1, 1, 2])
 WEIGHTS = jnp.array([0.5, 0.2, 0.3])
 
@@ -75,6 +90,12 @@ KINDS: dict[str, Build] = {
     "batches inside environments": lambda dtype=jnp.float32: ut.Environments(problem(dtype), GROUPS, WEIGHTS, size=2),
     "one sample inside environments": lambda dtype=jnp.float32: ut.Environments(problem(dtype), GROUPS, size=1),
     "pooled environments": lambda dtype=jnp.float32: ut.Environments(problem(dtype), GROUPS, WEIGHTS, size=2).pooled(),
+    "matrix sensing": lambda dtype=jnp.float32: sensing(dtype),
+    "matrix sensing, full measurements": lambda dtype=jnp.float32: sensing(dtype, ensemble="full"),
+    "matrix sensing, pooled": lambda dtype=jnp.float32: sensing(dtype, pooled=True),
+    "matrix sensing, pooled, a law with a density": lambda dtype=jnp.float32: sensing(
+        dtype, law=laws.Uniform([-1.0, 0.0], [2.0, 1.5]), pooled=True, ensemble="full"
+    ),
     "Gaussian twin": lambda dtype=jnp.float32: Gaussian(
         ut.LabelNoise(regression(dtype=dtype), 0.7), jnp.asarray(1.5, dtype)
     ),

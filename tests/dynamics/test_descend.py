@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import undertow as ut
-from kinds import KINDS, params, problem, regression
+from kinds import KINDS, params, point, problem, regression
 from undertow import trees
 from undertow.dynamics import drive, engine
 from undertow.lab.compiling import compilations
@@ -47,8 +47,9 @@ def plain_loop(noise, point, steps, step_size, seed=0, momentum=0.0, weight_deca
 @pytest.mark.parametrize("kind", KINDS)
 def test_against_a_plain_loop(kind):
     noise = KINDS[kind]()
-    run = ut.descend(noise, params(), step_size=0.05, steps=12, key=KEY, observe=FLAT, every=1)
-    np.testing.assert_allclose(run.observed["flat"], plain_loop(noise, params(), 12, 0.05), rtol=1e-4, atol=1e-5)
+    start = point(kind)
+    run = ut.descend(noise, start, step_size=0.05, steps=12, key=KEY, observe=FLAT, every=1)
+    np.testing.assert_allclose(run.observed["flat"], plain_loop(noise, start, 12, 0.05), rtol=1e-4, atol=1e-5)
     np.testing.assert_array_equal(run.step, np.arange(13))
 
 

@@ -12,6 +12,7 @@ from scipy.stats import norm
 
 import undertow as ut
 from kinds import KINDS, params
+from kinds import point as point_of
 from undertow import trees
 from undertow.covariance import AbstractCovariance
 
@@ -63,7 +64,7 @@ def test_every_noise_has_an_example():
 
 @kinds
 def test_draws_have_the_mean_and_the_covariance(kind, x64):
-    noise, point = KINDS[kind](jnp.float64), params(dtype=jnp.float64)
+    noise, point = KINDS[kind](jnp.float64), point_of(kind, jnp.float64)
     keys = jax.random.split(jax.random.key(3), DRAWS)
     draws = np.asarray(jax.jit(jax.vmap(lambda k: trees.ravel(noise.draw(k, point))))(keys))
     directions = probes(point)
@@ -92,7 +93,7 @@ def test_the_moments_test_can_fail(x64):
 
 @kinds
 def test_gaussian_has_the_covariance(kind, x64):
-    noise, point = KINDS[kind](jnp.float64), params(dtype=jnp.float64)
+    noise, point = KINDS[kind](jnp.float64), point_of(kind, jnp.float64)
     sigma = noise.covariance(point)
     count = 2_000 if isinstance(noise.problem, ut.Population) else DRAWS
     keys = jax.random.split(jax.random.key(4), count)
@@ -105,7 +106,7 @@ def test_gaussian_has_the_covariance(kind, x64):
 
 @kinds
 def test_covariance_answers_agree_with_one_another(kind, x64):
-    noise, point = KINDS[kind](jnp.float64), params(dtype=jnp.float64)
+    noise, point = KINDS[kind](jnp.float64), point_of(kind, jnp.float64)
     sigma = noise.covariance(point)
     flat, unravel = jax.flatten_util.ravel_pytree(point)
     size = flat.size
@@ -132,6 +133,11 @@ def test_covariance_answers_agree_with_one_another(kind, x64):
     np.testing.assert_allclose(trees.ravel(split.mixed(unravel(v))), rest @ dense @ onto @ v, atol=1e-10)
     np.testing.assert_allclose(split.normal.trace(), np.trace(rest @ dense), rtol=1e-8, atol=1e-10)
 
+    along = lambda v: {"one": trees.ravel(v) ** 2, "two": trees.dot(v, matrix(v))}
+    moments = sigma.moment(along)
+    np.testing.assert_allclose(moments["one"], np.diag(dense), rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(moments["two"], np.trace(dense @ middle), rtol=1e-8, atol=1e-9)
+
     estimate = sigma.trace_estimate(jax.random.key(0), probes=400)
     assert abs(estimate.value - np.trace(dense)) < 5 * estimate.standard_error
 
@@ -139,7 +145,7 @@ def test_covariance_answers_agree_with_one_another(kind, x64):
 @kinds
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
 def test_shapes_and_dtypes(kind, dtype, x64):
-    noise, point = KINDS[kind](dtype), params(dtype=dtype)
+    noise, point = KINDS[kind](dtype), point_of(kind, dtype)
     like = jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), point)
     key = jax.random.key(0)
     shapes = lambda tree: jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), tree)
@@ -152,7 +158,7 @@ def test_shapes_and_dtypes(kind, dtype, x64):
 
 @kinds
 def test_draw_is_the_gradient_on_randomness(kind):
-    noise, point = KINDS[kind](), params()
+    noise, point = KINDS[kind](), point_of(kind)
     key = jax.random.key(8)
     drawn = noise.draw(key, point)
     for like in (None, point):
@@ -163,7 +169,7 @@ def test_draw_is_the_gradient_on_randomness(kind):
 
 @kinds
 def test_jit_vmap_and_one_trace(kind):
-    noise, point = KINDS[kind](), params()
+    noise, point = KINDS[kind](), point_of(kind)
     traces = []
 
     @eqx.filter_jit

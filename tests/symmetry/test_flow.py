@@ -53,7 +53,7 @@ def test_continuous_time_is_the_step_without_the_mean_gradient(x64):
 @pytest.mark.parametrize("name", kinds.KINDS)
 def test_every_noise_has_its_powers(name, x64):
     """Of a noise's dense covariance: sums of the diagonal, with signs."""
-    noise, params = kinds.KINDS[name](jnp.float64), kinds.params(dtype=jnp.float64)
+    noise, params = kinds.KINDS[name](jnp.float64), kinds.point(name, jnp.float64)
     half = jax.tree.map(lambda leaf: jnp.where(jnp.arange(leaf.size).reshape(leaf.shape) % 2 == 0, 1.0, -1.0), params)
     symmetry = ut.Exponential(half)
     sigma = noise.covariance(params)

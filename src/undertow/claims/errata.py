@@ -77,6 +77,102 @@ ERRATA: tuple[Erratum, ...] = (
         right="16/n in place of 16: the proof's own lines give it",
         claim="pl-constant",
     ),
+    Erratum(
+        paper="noise_equilibrium",
+        place="Eq. (6), and C_B in Proposition 5.1",
+        printed="the charge is theta'A theta, and Tr[UBU'] - Tr[W'BW]; its flow is sigma^2 Tr[Sigma A]",
+        right="that flow belongs to C = 1/2 theta'A theta (grad C = A theta); theta'A theta moves at twice the rate",
+        claim="charge-factor-two",
+    ),
+    Erratum(
+        paper="noise_equilibrium",
+        place="Eq. (24)",
+        printed="d/dt |theta|^2 = -gamma |theta|^2 + sigma^2 Tr Sigma",
+        right="-4 gamma |theta|^2 + 2 sigma^2 Tr Sigma",
+        claim="charge-factor-two",
+    ),
+    Erratum(
+        paper="noise_equilibrium",
+        place="Eq. (31) against Eq. (5)",
+        printed="dC = sigma^2/2 Tr[Sigma grad^2 C] dt: the derivation puts sqrt(sigma^2 Sigma) for the sqrt(2 sigma^2 "
+        "Sigma) of Eq. (1)",
+        right="dC = sigma^2 Tr[Sigma grad^2 C] dt, as in Eq. (5)",
+        claim="charge-factor-two",
+    ),
+    Erratum(
+        paper="noise_equilibrium",
+        place="Section 4.3, first paragraph, against Eq. (9)",
+        printed="the stationary point is where -gamma C + eta Tr[Sigma A] = 0",
+        right="4 gamma C = sigma^2 Tr[Sigma A], sigma^2 = eta/(2S), as in Eq. (9)",
+        claim="stationary-condition",
+    ),
+    Erratum(
+        paper="noise_equilibrium",
+        place="Section 4.2, time scales",
+        printed="t_equi is proportional to sigma^2",
+        right="to 1/sigma^2, as the conclusions drawn from it say: the larger sigma^2, the sooner the equilibrium",
+        claim="equilibration-time",
+    ),
+    Erratum(
+        paper="noise_equilibrium",
+        place="Appendix B.2, proof of Theorem 4.3",
+        printed="the eigenvalues of Z = exp(lambda A) A exp(lambda A) are a exp(lambda a)",
+        right="a exp(2 lambda a)",
+        claim="orbit-eigenvalues",
+    ),
+    Erratum(
+        paper="noise_equilibrium",
+        place="Appendices B.2 and D, proofs of Theorems 4.3 and D.1",
+        printed="I_1 is strictly increasing, with I_1(-inf) = +inf and I_1(+inf) = 0",
+        right="strictly decreasing, as these limits say",
+        claim="orbit-eigenvalues",
+    ),
+    Erratum(
+        paper="noise_equilibrium",
+        place="Section 5.1, U a row and W a column",
+        printed="the charge decays at the rate Var[r], whatever the step size and the batch size",
+        right="(4 eta/S) Var[rx]",
+        claim="vectors-decay",
+    ),
+    Erratum(
+        paper="noise_equilibrium",
+        place="Section 5.1, U a row and W a column",
+        printed="all neurons end with the same sign, sgn(U_i) = sgn(U_j)",
+        right="the products U_k W_k do: W = U' or W = -U', and the U_k keep signs of their own",
+        claim="vectors-decay",
+    ),
+    Erratum(
+        paper="noise_equilibrium",
+        place="Theorem 5.2",
+        printed="weight decay adds 2 gamma I to Gamma_W and Gamma_U",
+        right="(gamma S/eta) I",
+        claim="decay-in-the-balance",
+    ),
+    Erratum(
+        paper="noise_equilibrium",
+        place="Proposition 5.3",
+        printed="Tr H = d_y |W Sigma_x^1/2|^2 + |U|^2 Tr Sigma_x (the proof differentiates half the loss)",
+        right="twice that",
+        claim="hessian-trace",
+    ),
+    Erratum(
+        paper="noise_equilibrium",
+        place="Theorem 5.4, Eq. (18)-(19)",
+        printed="Sigma_1 = Sigma_D = (d/Tr S')^((D-2)/2D) sqrt(S'), Sigma_i = (Tr S'/d)^(1/D) I, all of one norm",
+        right="with beta = (Tr S'/sqrt(Tr Sx Tr Se))^(2/D): Sigma_i = sqrt(beta) I, Sigma_1^2 = sqrt(Tr Sx/Tr Se) "
+        "beta^-(D-2)/2 S', Sigma_D^2 with the ratio inverted; the norms are beta Tr Sx, beta d and beta Tr Se",
+        claim="deep-linear-norms",
+    ),
+    Erratum(
+        paper="noise_equilibrium",
+        place="Section 5.4, Eq. (21)-(23)",
+        printed="zeta (theta - theta*)'H A theta* = sigma^2 Tr[Sigma A], and theta'A theta = C* + 2 sigma^2/(zeta h) "
+        "Tr[Sigma A]",
+        right="the fluctuations are of the same order: zeta E[delta]'H A theta* = sigma^2 Tr[Sigma A] - zeta "
+        "Tr[H A Cov], a factor 1 - zeta h/H_nn for one noisy direction n, and "
+        "E[theta'A theta] - C* = 2 E[delta]'A theta* + Tr[A Cov]",
+        claim="broken-charge",
+    ),
 )
 
 

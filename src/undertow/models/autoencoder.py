@@ -1,15 +1,15 @@
 """Two-layer autoencoders U act(W x) with one of five activations (noise_equilibrium, Figures 6 and 9)."""
 
-import functools
 from collections.abc import Callable
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from undertow.models.linear_nets import GaussianPairs, cosine
 
-__all__ = ["ACTIVATIONS", "autoencoder_loss", "latent_cosine"]
+__all__ = ["ACTIVATIONS", "AutoencoderLoss", "latent_cosine"]
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "linear": lambda h: h,
@@ -20,27 +20,29 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 }
 
 
-@functools.cache
-def autoencoder_loss(activation: str) -> Callable[[dict[str, Array], tuple[Array, Array]], Array]:
-    """The loss |U act(W x) - y|^2, the same function for the same activation.
+class AutoencoderLoss(eqx.Module):
+    """The loss |U act(W x) - y|^2. The activation is a number to the compiler: what is compiled once serves all five.
 
     >>> import jax, jax.numpy as jnp
-    >>> from undertow.models.autoencoder import autoencoder_loss
+    >>> from undertow.models.autoencoder import AutoencoderLoss
     >>> from undertow.models.linear_nets import GaussianPairs, fan_in, loud_first
     >>> law = GaussianPairs(jnp.ones(4), loud_first(4))
-    >>> population = law.population(autoencoder_loss("tanh"))
+    >>> population = law.population(AutoencoderLoss("tanh"))
     >>> print(population.loss(fan_in(jax.random.key(0), inputs=4, hidden=4)).value > 4)
     True
     """
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"`autoencoder_loss({activation!r})`: choose one of {', '.join(ACTIVATIONS)}.")
-    act = ACTIVATIONS[activation]
 
-    def loss(params: dict[str, Array], sample: tuple[Array, Array]) -> Float[Array, ""]:
+    index: Int[Array, ""]
+
+    def __init__(self, activation: str):
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"`AutoencoderLoss({activation!r})`: choose one of {', '.join(ACTIVATIONS)}.")
+        self.index = jnp.asarray(list(ACTIVATIONS).index(activation), jnp.int32)
+
+    def __call__(self, params: dict[str, Array], sample: tuple[Array, Array]) -> Float[Array, ""]:
         x, y = sample
-        return jnp.sum((params["U"] @ act(params["W"] @ x) - y) ** 2)
-
-    return loss
+        hidden = jax.lax.switch(self.index, list(ACTIVATIONS.values()), params["W"] @ x)
+        return jnp.sum((params["U"] @ hidden - y) ** 2)
 
 
 def latent_cosine(params: dict[str, Array], law: GaussianPairs) -> Float[Array, ""]:

@@ -16,7 +16,14 @@ from undertow.dynamics.descend import descend
 from undertow.figures import style
 from undertow.models.digits import digits
 from undertow.models.linear_nets import (
-    GaussianPairs, condensed, deep_loss, deep_start, loud_first, noiseless, split_variance, squared_norms,
+    GaussianPairs,
+    condensed,
+    deep_loss,
+    deep_start,
+    loud_first,
+    noiseless,
+    split_variance,
+    squared_norms,
 )  # fmt: skip
 from undertow.noise.minibatch import Minibatch
 from undertow.problem import Problem
@@ -62,9 +69,9 @@ class Digits:
     """Layers."""
     components: int = 20
     """Inputs."""
-    width: int = 10
-    """Of the layers between."""
-    batch: int = 4
+    width: int = 9
+    """Of the layers between: the rank of the centred labels. Unused directions of wider layers keep their start."""
+    batch: int = 8
     """Samples a step."""
     step_size: float = 0.01
     """Of SGD and of gradient descent."""
@@ -95,8 +102,14 @@ def _spread(norms: np.ndarray) -> np.ndarray:
     return (middle.max(axis=1) - middle.min(axis=1)) / middle.mean(axis=1)
 
 
-def _mean(values: np.ndarray) -> tuple[float, float]:
-    return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))
+def _median(values: np.ndarray) -> tuple[float, float]:
+    """The median over seeds and its standard error, from the quartiles.
+
+    Of runs that start with very different norms, a few in a hundred lose a direction to noise for good.
+    """
+    low, middle, high = np.quantile(values, (0.25, 0.5, 0.75))
+    deviation = (high - low) / 1.349  # of a Gaussian with these quartiles
+    return float(middle), float(1.253 * deviation / np.sqrt(len(values)))
 
 
 def _measure(parameters: Gaussian, key: Key[Array, ""]) -> Measurement:
@@ -110,10 +123,10 @@ def _measure(parameters: Gaussian, key: Key[Array, ""]) -> Measurement:
     for index, (name, spread) in enumerate(STARTS.items()):
         run = _run(noise, parameters, widths, spread, parameters.steps, jax.random.fold_in(key, index))
         norms = _late(run)
-        value, error = _mean(_spread(norms))
+        value, error = _median(_spread(norms))
         checks.append(Check(f"{name} norms at the start: spread of the middle layers", value, 0.0, error, Below(0.04)))
         for layer in range(parameters.layers):
-            value, error = _mean(norms[:, layer] / theory[layer])
+            value, error = _median(norms[:, layer] / theory[layer])
             what = f"{name} norms at the start: |W_{layer + 1}|² over theory"
             checks.append(Check(what, value, 1.0, error, Within(0.08, 0.04)))
         data[name] = (("seed", "step", "layer"), run.observed["norms"])
@@ -133,7 +146,7 @@ def _measure_digits(parameters: Digits, key: Key[Array, ""]) -> Measurement:
             length = parameters.steps if name == "SGD" else parameters.descent_steps
             run = _run(noise, parameters, widths, spread, length, jax.random.fold_in(key, index))
             norms = _late(run)
-            value, error = _mean(_spread(norms))
+            value, error = _median(_spread(norms))
             what = f"{name}, {start} norms at the start: spread of the middle layers"
             if name == "SGD":
                 checks.append(Check(what, value, 0.0, error, Below(0.04)))
@@ -196,10 +209,10 @@ CLAIMS = (
         id="deep-norms-digits",
         paper="noise_equilibrium",
         place="Figure 5",
-        statement="The same on handwritten digits: the middle layers end with one norm under SGD; gradient descent keeps "
-        "the differences they start with.",
+        statement="The same on handwritten digits: the middle layers end with one norm under SGD; gradient descent "
+        "keeps the differences they start with.",
         equation="|W_2|^2 = ... = |W_(D-1)|^2",
-        scales={"smoke": Digits(8, 40_000), "default": Digits(16, 80_000), "full": Digits(128, 160_000)},
+        scales={"smoke": Digits(8, 80_000), "default": Digits(16, 80_000), "full": Digits(128, 160_000)},
         measure=_measure_digits,
         draw=_draw_digits,
     ),
