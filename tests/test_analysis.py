@@ -53,7 +53,8 @@ def test_a_file_of_ones_own(name, file, tmp_path, capsys):
     assert set(saved) == {"in", "bias", "out"}
     # the same function as before
     inputs = jax.random.normal(jax.random.key(5), (20, 3))
-    before = {"in": jnp.ones((4, 3)) + 0.3 * jax.random.normal(jax.random.key(0), (60, 3))[:4], "out": jnp.full(4, 0.05)}
+    first = jax.random.normal(jax.random.key(0), (60, 3))[:4]
+    before = {"in": jnp.ones((4, 3)) + 0.3 * first, "out": jnp.full(4, 0.05)}
     value = lambda p, x: p["out"] @ jax.nn.relu(p["in"] @ x)
     for x in inputs:
         np.testing.assert_allclose(value({k: jnp.asarray(saved[k]) for k in saved}, x), value(before, x), rtol=1e-4)

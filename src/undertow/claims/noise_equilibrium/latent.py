@@ -1,4 +1,4 @@
-"""Latent representations: when W Sx W' and U'Se U look alike, and whether it is noise or fresh data that makes them so."""
+"""Latent representations: when W Sx W' and U'Se U look alike, and whether noise or fresh data makes them so."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +17,7 @@ from undertow.figures import style
 from undertow.models.autoencoder import ACTIVATIONS, AutoencoderLoss, latent_cosine
 from undertow.models.linear_nets import GaussianPairs, fan_in, loud_first, noiseless
 from undertow.noise.minibatch import Minibatch
+from undertow.trajectory import Trajectory
 
 REFERENCE = {"linear": 0.97, "tanh": 0.93, "relu": 0.85, "leaky": 0.86, "swish": 0.89}
 """Cosines that SGD with fresh data reaches, from another implementation of the same nets."""
@@ -62,26 +63,25 @@ def _law() -> GaussianPairs:
     return GaussianPairs(jnp.ones(WIDTH, jnp.float32), loud_first(WIDTH))
 
 
-def _run(noise: Any, parameters: Latent, quiet: bool, key: Array) -> np.ndarray:
-    """(seeds, looks): the cosine along the run."""
+def _run(noise: Any, parameters: Latent, quiet: bool, key: Array) -> Trajectory:
     steps = parameters.quiet_steps if quiet else parameters.steps
     seeds = parameters.quiet_seeds if quiet else parameters.seeds
-    run = descend(
+    return descend(
         noise, _start, step_size=parameters.step_size, steps=steps, key=key, observe={"cosine": _Cosine(_law())},
         every=max(1, steps // LOOKS), seeds=seeds, lane_width=seeds, progress=False,
     )  # fmt: skip
-    return run.observed["cosine"]
 
 
-def _settled(paths: np.ndarray) -> tuple[float, float]:
-    """The mean over the second half of stationary runs, with its standard error over seeds."""
-    late = paths[:, paths.shape[1] // 2 :].mean(axis=1)
+def _settled(run: Trajectory) -> tuple[float, float]:
+    """The mean cosine over the second half of stationary runs, with its standard error over seeds."""
+    late = run.observed["cosine"][:, len(run.step) // 2 :].mean(axis=1)
     return float(late.mean()), float(late.std(ddof=1) / np.sqrt(len(late)))
 
 
-def _end(paths: np.ndarray) -> tuple[float, float]:
-    """The mean over seeds at the end, with its standard error."""
-    return float(paths[:, -1].mean()), float(paths[:, -1].std(ddof=1) / np.sqrt(len(paths)))
+def _end(run: Trajectory) -> tuple[float, float]:
+    """The mean cosine over seeds at the end, with its standard error."""
+    last = run.observed["cosine"][:, -1]
+    return float(last.mean()), float(last.std(ddof=1) / np.sqrt(len(last)))
 
 
 def _measure(parameters: Latent, key: Key[Array, ""]) -> Measurement:
@@ -180,12 +180,12 @@ CLAIMS = (
         id="latent-fresh-data",
         paper="noise_equilibrium",
         place="Figures 6 and 9, a control",
-        statement="In a linear autoencoder it is noise that makes the two matrices alike, with fresh or with fixed data. "
-        "In nonlinear ones it is fresh data: they become alike with hardly any noise, and on a fixed data set they do "
-        "not however strong the noise.",
+        statement="In a linear autoencoder noise makes the two matrices alike, with fresh and with fixed data. In "
+        "nonlinear ones fresh data do: with hardly any noise the matrices become almost as alike as under SGD, and on a "
+        "fixed data set SGD leaves them unlike.",
         equation="W Sigma_x W'/Tr Sigma_x = U'Sigma_eps U/Tr Sigma_eps",
         scales={
-            "smoke": Latent(8, 4000, 2, 1000),
+            "smoke": Latent(8, 4000, 4, 600),
             "default": Latent(8, 10_000, 8, 2000),
             "full": Latent(64, 10_000, 64, 4000),
         },
