@@ -10,6 +10,7 @@ import xarray
 from jaxtyping import Array, Key
 
 from undertow import trees
+from undertow.claims import statistics
 from undertow.claims.claim import Claim, Measurement
 from undertow.claims.criterion import Check, Within
 from undertow.dynamics.descend import descend
@@ -54,9 +55,9 @@ def _measure(parameters: Network, key: Key[Array, ""]) -> Measurement:
         ends = np.asarray(jax.vmap(trees.ravel)(run.params))[~run.diverged]
         gone = (ends - begin) @ way / (way @ way)
         # medians: at a large step a few runs leave for another part of the manifold
-        medians.append(np.median(gone))
-        spread = 1.4826 * np.median(np.abs(gone - medians[-1]))
-        errors.append(np.sqrt(np.pi / 2) * spread / np.sqrt(len(gone)))
+        middle, error = statistics.median(gone)
+        medians.append(middle)
+        errors.append(error)
     value, error = 2 * medians[-1] - medians[-2], float(np.hypot(2 * errors[-1], errors[-2]))
     check = Check("progress along the limiting flow, extrapolated", float(value), 1.0, error, Within(0.03, 0.15))
     data = xarray.Dataset(

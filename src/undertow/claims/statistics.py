@@ -1,0 +1,26 @@
+"""Numbers with standard errors, for skewed samples too: means, medians, shares."""
+
+import numpy as np
+
+__all__ = ["mean", "median", "share"]
+
+
+def mean(values: np.ndarray) -> tuple[float, float]:
+    """The mean of independent values and its standard error."""
+    values = np.asarray(values, float)
+    return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))
+
+
+def median(values: np.ndarray, resamples: int = 400) -> tuple[float, float]:
+    """The median and its standard error by the bootstrap (a fixed one: the same values give the same error)."""
+    values = np.asarray(values, float)
+    drawn = np.random.default_rng(0).choice(values, (resamples, len(values)))
+    return float(np.median(values)), float(np.median(drawn, axis=1).std(ddof=1))
+
+
+def share(flags: np.ndarray) -> tuple[float, float]:
+    """The share of true flags and its standard error; of all or none, that of one in twice as many."""
+    flags = np.asarray(flags, bool)
+    p = float(flags.mean())
+    spread = max(p * (1 - p), (0.5 / len(flags)) * (1 - 0.5 / len(flags)))
+    return p, float(np.sqrt(spread / len(flags)))
