@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from undertow.dynamics.descend import descend
     from undertow.dynamics.diffuse import diffuse
     from undertow.dynamics.settle import settle
+    from undertow.environments.advise import advise
     from undertow.environments.growth import lyapunov, tail_exponent
     from undertow.estimate import Estimate
     from undertow.manifold.drift import second_derivative
@@ -49,6 +50,7 @@ _HOME = {
     "Rescaling": "symmetry.generators",
     "Scaling": "symmetry.generators",
     "Trajectory": "trajectory",
+    "advise": "environments.advise",
     "descend": "dynamics.descend",
     "diffuse": "dynamics.diffuse",
     "equilibrium": "symmetry.equilibrium",
@@ -79,6 +81,7 @@ __all__ = [
     "Rescaling",
     "Scaling",
     "Trajectory",
+    "advise",
     "descend",
     "diffuse",
     "equilibrium",

@@ -149,17 +149,21 @@ def paper_window(law: AbstractLaw | Any) -> tuple[float, float]:
 
 
 @eqx.filter_jit
-def _iterate(drawn: Float[Array, "steps runs"], eta: Any, start: Any, floor: Any, kicks: Array) -> tuple[Array, Array]:
+def _iterate(
+    law: AbstractLaw, key: Array, eta: Array, start: Array, floor: Array, steps: Array, runs: int
+) -> tuple[Array, Array]:
     """q^2 at the end and its largest value, of q <- q (1 + eta (s - q^2)) + floor * normal."""
 
-    def step(carry: tuple[Array, Array], row: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
+    def step(index: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         q, top = carry
-        s, kick = row
+        first, second = jax.random.split(jax.random.fold_in(key, index))
+        s = law.draw(first, runs)[:, 0].astype(q.dtype)
+        kick = jax.lax.cond(floor > 0, lambda: jax.random.normal(second, q.shape, q.dtype), lambda: jnp.zeros_like(q))
         q = q * (1 + eta * (s - q**2)) + floor * kick
-        return (q, jnp.maximum(top, q**2)), None
+        return q, jnp.maximum(top, q**2)
 
-    q = jnp.full(drawn.shape[1:], start, drawn.dtype)
-    (q, top), _ = jax.lax.scan(step, (q, q**2), (drawn, kicks))
+    q = jnp.full((runs,), start, eta.dtype)
+    q, top = jax.lax.fori_loop(0, steps, step, (q, q**2))
     return q**2, top
 
 
@@ -189,10 +193,8 @@ def scalar_map(
     validate.finite_number("scalar_map", "step_size", step_size)
     law = as_law("scalar_map", law)
     key = jax.random.key(key) if isinstance(key, int) else key
-    first, second = jax.random.split(key)
-    drawn = law.draw(first, steps * runs)[:, 0].reshape(steps, runs)
-    kicks = jax.random.normal(second, (steps, runs), drawn.dtype) if floor else jnp.zeros((steps, 1), drawn.dtype)
-    end, top = _iterate(drawn, jnp.asarray(step_size, drawn.dtype), alpha, floor, kicks)
+    numbers = (jnp.asarray(x, jnp.result_type(float)) for x in (step_size, alpha, floor))
+    end, top = _iterate(law, key, *numbers, jnp.asarray(steps), runs)
     return np.asarray(end), np.asarray(top)
 
 

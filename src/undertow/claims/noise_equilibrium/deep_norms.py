@@ -179,7 +179,7 @@ def _draw(measurement: Measurement, parameters: Gaussian) -> Any:
             axes.axhline(
                 value, color=style.COLOURS[COLOURS[layer % len(COLOURS)]], lw=1, label=None if layer else "theory"
             )
-    panels[0].legend()
+    panels[1].legend()
     return figure
 
 

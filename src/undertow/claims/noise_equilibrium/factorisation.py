@@ -244,7 +244,7 @@ def _measure_vectors(parameters: Vectors, key: Key[Array, ""]) -> Measurement:
     )  # fmt: skip
     data = xarray.Dataset(
         {"u": (("seed", "neuron"), u), "w": (("seed", "neuron"), w)},
-        attrs={"rates": means, "errors": errors},
+        attrs={"rates": [float(m) for m in means], "errors": [float(e) for e in errors]},
     )
     return Measurement(checks, data, parameters.seeds, int(long.diverged.sum()))
 

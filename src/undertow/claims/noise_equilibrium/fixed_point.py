@@ -36,8 +36,8 @@ class Orbits:
 
     draws: int
     """Draws of each model."""
-    points: int = 41
-    """Points on each orbit."""
+    points: int = 40
+    """Points on each orbit, an even number: none of them is the equilibrium itself."""
     reach: float = 1.5
     """How far the orbit is followed, to both sides."""
     step_size: float = 0.05

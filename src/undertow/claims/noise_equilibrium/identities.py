@@ -223,7 +223,7 @@ def _measure_expected(parameters: Batches, key: Key[Array, ""]) -> Measurement:
                 missed.append(((groups - continuous) @ along, (theory - continuous) @ along))
         share, expected = missed[0]
         checks += [
-            Check(f"{name}: largest |z| of the mean change", float(np.abs(scores).max()), 0.0, 0.0, Below(5)),
+            Check(f"{name}: largest |z| of the mean change", float(np.abs(scores).max()), 0.0, 0.0, Below(5.0)),
             Check(f"{name}: share that the flow in continuous time misses", float(share.mean()), float(expected),
                   float(share.std(ddof=1) / np.sqrt(GROUPS)), Within(0.0, 0.1)),
         ]  # fmt: skip

@@ -151,7 +151,7 @@ def _draw(measurement: Measurement, parameters: Warmup) -> Any:
         means = [column.mean() for column in kept]
         style.points(axes, data.step[here], means, spread, f"{label}: {alive} of {len(values)} live", colour)
     axes.set(xlabel="steps", ylabel="Tr H", yscale="log")
-    axes.legend()
+    axes.legend(loc="center right")
     return figure
 
 
