@@ -199,7 +199,8 @@ CLAIMS = (
         paper="noise_equilibrium",
         place="Theorem 5.4 and Figure 5",
         statement="SGD brings the middle layers of a deep linear net to one norm and the first and last to norms set "
-        "by the data, as the corrected theorem says, from layers of equal or of different norms.",
+        "by the data, as the corrected theorem says, from orthogonal layers of equal or of different norms. (From "
+        "Gaussian layers many runs lose a direction, and the theorem's full rank with it.)",
         equation="|W_i|^2 = beta d,  beta = (Tr S'/sqrt(Tr Sx Tr Se))^(2/D),  1 < i < D",
         scales={"smoke": Gaussian(8, 30_000), "default": Gaussian(16, 60_000), "full": Gaussian(128, 120_000)},
         measure=_measure,

@@ -77,7 +77,7 @@ def _at_minimum(key: Key[Array, ""], samples: int, width: int) -> tuple[Problem,
     """Correlated inputs, noisy labels, and random factors of the least-squares solution V."""
     keys = jax.random.split(key, 6)
     normal = lambda k, *shape: jax.random.normal(k, shape, jnp.float64)
-    x = normal(keys[0], samples, COLUMNS) @ normal(keys[1], COLUMNS, COLUMNS) / np.sqrt(COLUMNS)
+    x = normal(keys[0], samples, COLUMNS) @ (jnp.eye(COLUMNS) + 0.2 * normal(keys[1], COLUMNS, COLUMNS))
     y = x @ normal(keys[2], COLUMNS, ROWS) + normal(keys[3], samples, ROWS)
     product = jnp.linalg.solve(x.T @ x, x.T @ y).T
     first, _, last = jnp.linalg.svd(normal(keys[4], ROWS, width), full_matrices=False)

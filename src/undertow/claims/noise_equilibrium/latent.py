@@ -169,7 +169,8 @@ CLAIMS = (
         paper="noise_equilibrium",
         place="Figures 6 and 9",
         statement="SGD with fresh data makes W Sigma_x W' and U'Sigma_eps U alike also in nonlinear autoencoders, less "
-        "so than in linear ones; gradient descent on a fixed data set does not.",
+        "so than in linear ones; gradient descent on a fixed data set does not. This alone does not show that noise "
+        "makes the difference: `latent-fresh-data` parts the two.",
         equation="W Sigma_x W'/Tr Sigma_x = U'Sigma_eps U/Tr Sigma_eps",
         scales={
             "smoke": Latent(8, 4000, 4, 600),

@@ -1,0 +1,151 @@
+"""Growth theory against exact numbers, simulation, and the full matrix problem."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import undertow as ut
+from undertow.environments.growth import paper_window, phase_diagram, scalar_map, transition_spread
+from undertow.noise.laws import Gaussian, Table, Uniform, two_point
+
+ETA = 0.05
+LAWS = {
+    "two points": two_point(1.0, 8.0),
+    "table": Table([-3.0, 0.5, 7.0], [0.5, 0.2, 0.3]),
+    "uniform over the singularity": Uniform(-30.0, 12.0),
+    "Gaussian": Gaussian(1.0, 8.0),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_the_exponent_against_monte_carlo(name):
+    law = LAWS[name]
+    drawn = np.log(np.abs(1 + ETA * np.asarray(law.draw(jax.random.key(0), 400_000), np.float64)))
+    error = drawn.std() / np.sqrt(len(drawn))
+    assert abs(ut.lyapunov(law, ETA) - drawn.mean()) < 5 * error
+
+
+def test_a_sampler_carries_its_error():
+    estimate = ut.lyapunov(lambda key, count: 1 + 8 * jnp.sign(jax.random.normal(key, (count,))), ETA)
+    assert abs(float(estimate.value) - ut.lyapunov(two_point(1.0, 8.0), ETA)) < 5 * float(estimate.standard_error)
+
+
+def test_several_directions_have_several_exponents():
+    law = Table([[-7.0, 1.0], [9.0, 1.0]])
+    np.testing.assert_allclose(ut.lyapunov(law, ETA), [ut.lyapunov(two_point(1.0, 8.0), ETA), np.log(1.05)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_the_tail_exponent_solves_its_equation(name):
+    law = LAWS[name]
+    kappa = ut.tail_exponent(law, ETA)
+    if ut.lyapunov(law, ETA) >= 0:
+        assert kappa == 0
+    else:
+        assert kappa > 0
+        factors = np.abs(1 + ETA * np.asarray(law.draw(jax.random.key(1), 400_000), np.float64)) ** kappa
+        assert abs(factors.mean() - 1) < 5 * factors.std() / np.sqrt(len(factors))
+
+
+def test_extremes_of_the_tail_exponent():
+    assert ut.tail_exponent(two_point(1.0, 0.5), ETA) == 0
+    assert ut.tail_exponent(two_point(-1.0, 0.5), ETA) == np.inf
+
+
+def test_where_the_exponent_changes_sign():
+    spread = transition_spread(1.0, ETA)
+    np.testing.assert_allclose(spread, np.sqrt(1 + 2 / ETA))
+    assert ut.lyapunov(two_point(1.0, spread + 0.01), ETA) < 0 < ut.lyapunov(two_point(1.0, spread - 0.01), ETA)
+    later = transition_spread(1.0, ETA, steps=200, alpha=1e-3)
+    np.testing.assert_allclose(1e-3 * np.exp(200 * ut.lyapunov(two_point(1.0, later), ETA)), 1, rtol=1e-5)
+
+
+def test_the_scalar_map_tells_the_full_problem():
+    """The share of runs that are rid of the spurious signal, at three heterogeneities."""
+    for spread in (1.0, 4.0, 8.0):
+        law = two_point(1.0, spread)
+        sensing = ut.MatrixSensing(20, 8000, law)
+        run = ut.descend(sensing, sensing.start(1e-3), step_size=ETA, steps=200, key=0, seeds=128, lane_width=128,
+                         observe={"seen": sensing.measure}, progress=False)  # fmt: skip
+        share = (run.observed["seen"]["spurious"][:, -1] < 0.1).mean()
+        end, _ = scalar_map(law, ETA, steps=200, key=1, runs=5000)
+        assert abs(share - (end < 0.1).mean()) < 0.2
+
+
+def test_noise_reseeds_what_was_filtered():
+    _, calm = scalar_map(two_point(1.0, 8.0), ETA, steps=3000, key=0, runs=300)
+    _, kicked = scalar_map(two_point(1.0, 8.0), ETA, steps=3000, key=0, runs=300, floor=1e-3)
+    assert (kicked > 0.5).mean() > (calm > 0.5).mean() + 0.3
+
+
+def test_a_phase_diagram_has_the_transition_in_it():
+    spreads = np.array([1.0, 3.5, 9.0])
+    share = phase_diagram([0.5, 1.0], spreads, ETA, steps=200, key=0, runs=1000)
+    assert share.shape == (3, 2)
+    assert share[0, 1] == 0
+    assert share[2].min() > 0.9
+    assert 0.1 < share[1, 1] < 0.6
+
+
+def test_the_window_of_the_paper_is_empty_up_to_a_spread_of_three_thousand():
+    for spread, empty in ((8.0, True), (3070.0, True), (3080.0, False)):
+        low, high = paper_window(two_point(1.0, spread))
+        assert (low >= high) == empty
+
+
+def test_advice():
+    good = ut.advise(two_point(1.0, 8.0))
+    assert good.probability > 0.95
+    assert good.step_sizes is not None
+    assert good.step_sizes[0] < 0.05 < good.step_sizes[1]
+    assert "bursts return" in str(good)
+    assert "empty" in str(good)
+    late = ut.advise(two_point(1.0, 3.0))
+    assert late.stop is not None
+    assert late.stop[1] < 1000
+    for hopeless in (two_point(1.0, 0.5), [5.0, 4.0, 5.5], Gaussian(3.0, 0.5)):
+        found = ut.advise(hopeless)
+        assert found.step_sizes is None
+        assert "use another method" in str(found)
+    assert "no spurious signal" in str(ut.advise([0.0, 0.0]))
+
+
+def test_advice_keeps_its_word():
+    """A run at the advised step, stopped in the advised window."""
+    law = two_point(1.0, 6.0)
+    told = ut.advise(law)
+    assert told.stop is not None
+    sensing = ut.MatrixSensing(15, 8000, law)
+    steps = round(1.3 * told.stop[0])
+    run = ut.descend(sensing, sensing.start(1e-3), step_size=told.step_size, steps=steps, key=0, seeds=64,
+                     observe={"seen": sensing.measure}, progress=False)  # fmt: skip
+    seen = run.observed["seen"]
+    assert np.nanmedian(seen["true"][:, -1]) > 0.8
+    assert (seen["spurious"][:, -1] < 0.1).mean() > told.probability - 0.2
+
+
+BAD = {
+    "a law that is none": (lambda: ut.lyapunov({"a": 1}, ETA), "give a law"),
+    "a negative step": (lambda: ut.lyapunov([1.0], -0.1), "`step_size` must be"),
+    "infinite values": (lambda: Table([1.0, np.inf]), "finite numbers"),
+    "infinite variance": (lambda: Gaussian(0.0, np.inf), "finite variance"),
+    "probabilities that do not sum to one": (lambda: Table([1.0, 2.0], [0.2, 0.2]), "sum to 1"),
+    "an interval the wrong way": (lambda: Uniform(1.0, 0.0), "must not be above"),
+    "a negative deviation": (lambda: Gaussian(0.0, -1.0), "at least 0"),
+    "no measurements": (lambda: ut.MatrixSensing(5, 0, [1.0]), "`m` must be at least 1"),
+    "a start of zero": (lambda: ut.MatrixSensing(5, 1, [1.0]).start(0.0), "`alpha` must be"),
+    "ranks above d": (lambda: ut.MatrixSensing(3, 1, [[1.0, 1.0]], rank=2), "do not fit"),
+    "an unknown ensemble": (lambda: ut.MatrixSensing(3, 1, [1.0], ensemble="wishart"), 'choose "goe"'),
+    "a spectrum of another length": (lambda: ut.MatrixSensing(3, 1, [1.0], rank=2, spectrum=[1.0]), "give 2 numbers"),
+    "params of another size": (
+        lambda: ut.descend(ut.MatrixSensing(3, 1, [1.0]), jnp.eye(4), step_size=0.1, steps=1, key=0), "with 3 rows",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_explained(what, as_a_user):
+    call, sentence = BAD[what]
+    with pytest.raises((ValueError, TypeError), match=sentence):
+        call()
