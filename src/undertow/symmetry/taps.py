@@ -309,7 +309,7 @@ def _dense_gradient(g: Any) -> Array:
     if not isinstance(g, _Outer):
         return g
     unordered = (g.out.T @ g.into).reshape([g.shape[axis] for axis in g.axes])
-    return jnp.transpose(unordered, np.argsort(g.axes))
+    return jnp.transpose(unordered, [g.axes.index(k) for k in range(len(g.axes))])
 
 
 def _mean(gradients: Any, weights: Float[Array, " samples"], leaf: Array) -> Array:
