@@ -114,7 +114,7 @@ class AbstractSymmetry(eqx.Module):
         few = _some(problem, jax.random.fold_in(key, 1), samples)
         loss, gradient = _violation(self, few, params, jax.random.fold_in(key, 2))
         dtype = jax.tree.leaves(params)[0].dtype
-        return Violation(float(loss), float(gradient), float(jnp.finfo(dtype).eps) ** 0.6)
+        return Violation(float(loss), float(gradient), float(jnp.finfo(dtype).eps) ** 0.5)
 
 
 def _some(problem: AbstractSampled, key: Key[Array, ""], samples: int) -> Any:

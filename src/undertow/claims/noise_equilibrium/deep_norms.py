@@ -213,7 +213,7 @@ CLAIMS = (
         statement="The same on handwritten digits: the middle layers end with one norm under SGD; gradient descent "
         "keeps the differences they start with.",
         equation="|W_2|^2 = ... = |W_(D-1)|^2",
-        scales={"smoke": Digits(8, 80_000), "default": Digits(16, 80_000), "full": Digits(128, 160_000)},
+        scales={"smoke": Digits(8, 50_000), "default": Digits(16, 80_000), "full": Digits(128, 160_000)},
         measure=_measure_digits,
         draw=_draw_digits,
     ),
