@@ -91,9 +91,7 @@ KINDS: dict[str, Build] = {
     "one sample inside environments": lambda dtype=jnp.float32: ut.Environments(problem(dtype), GROUPS, size=1),
     "pooled environments": lambda dtype=jnp.float32: ut.Environments(problem(dtype), GROUPS, WEIGHTS, size=2).pooled(),
     "matrix sensing": lambda dtype=jnp.float32: sensing(dtype),
-    "matrix sensing, full measurements": lambda dtype=jnp.float32: sensing(dtype, ensemble="full"),
-    "matrix sensing, pooled": lambda dtype=jnp.float32: sensing(dtype, pooled=True),
-    "matrix sensing, pooled, a law with a density": lambda dtype=jnp.float32: sensing(
+    "matrix sensing, pooled": lambda dtype=jnp.float32: sensing(
         dtype, law=laws.Uniform([-1.0, 0.0], [2.0, 1.5]), pooled=True, ensemble="full"
     ),
     "Gaussian twin": lambda dtype=jnp.float32: Gaussian(

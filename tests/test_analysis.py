@@ -41,7 +41,7 @@ def run(*arguments):
     return stopped.value.code
 
 
-@pytest.mark.parametrize("name", ["problem", "make"])
+@pytest.mark.parametrize("name", ["problem", pytest.param("make", marks=pytest.mark.slow)])
 def test_a_file_of_ones_own(name, file, tmp_path, capsys):
     assert run(f"{file}:{name}", "--out", tmp_path / "out", "--step-size", 0.02, "--batch-size", 4) == 0
     shown = capsys.readouterr().out

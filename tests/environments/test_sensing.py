@@ -11,7 +11,7 @@ from undertow.noise.laws import Table, Uniform
 from undertow.noise.sensing import explicit_gradient
 
 
-@pytest.mark.parametrize("ensemble", ["goe", "full"])
+@pytest.mark.parametrize("ensemble", ["goe", pytest.param("full", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("pooled", [False, True])
 @pytest.mark.parametrize("law", [Table([[-1.0], [2.0]], [0.3, 0.7]), Uniform(-1.0, 2.0)], ids=["table", "density"])
 def test_the_law_is_that_of_explicit_measurements(law, pooled, ensemble):
