@@ -222,7 +222,7 @@ CLAIMS = (
         statement="HeteroSGD learns the invariant signal at every heterogeneity and filters the spurious one out when "
         "it varies enough; the scalar map q <- q (1 + eta (s - q^2)) says how often.",
         equation="y = <X, u*u*' + s v*v*'>,  s in {1 - M, 1 + M}",
-        scales={"smoke": Sweep(64, 4), "default": Sweep(64, 14), "full": Sweep(200, 29)},
+        scales={"smoke": Sweep(128, 4, d=40), "default": Sweep(128, 14), "full": Sweep(200, 29)},
         measure=_measure_spread,
         draw=_draw_spread,
     ),
@@ -232,7 +232,7 @@ CLAIMS = (
         place="Figure 4",
         statement="A large step is what filters: at the same time steps * eta a small one learns the spurious signal.",
         equation="lambda = E log|1 + eta s| < 0 needs eta > 2 E s/(M^2 - E s^2)",
-        scales={"smoke": Steps(64), "default": Steps(128), "full": Steps(512)},
+        scales={"smoke": Steps(128, d=40), "default": Steps(128), "full": Steps(512)},
         measure=_measure_steps,
         draw=_draw_steps,
     ),
