@@ -61,6 +61,7 @@ def test_where_the_exponent_changes_sign():
     np.testing.assert_allclose(1e-3 * np.exp(200 * ut.lyapunov(two_point(1.0, later), ETA)), 1, rtol=1e-5)
 
 
+@pytest.mark.slow  # a claim measures the same
 def test_the_scalar_map_tells_the_full_problem():
     """The share of runs that are rid of the spurious signal, at three heterogeneities."""
     for spread in (1.0, 4.0, 8.0):
@@ -111,6 +112,7 @@ def test_advice():
     assert "no spurious signal" in str(ut.advise([0.0, 0.0]))
 
 
+@pytest.mark.slow
 def test_advice_keeps_its_word():
     """A run at the advised step, stopped in the advised window."""
     law = two_point(1.0, 6.0)

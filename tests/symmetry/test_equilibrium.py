@@ -123,6 +123,7 @@ def test_a_general_generator_by_its_root(factors):
         np.testing.assert_allclose(by_root.amount[0], closed.amount[0], rtol=1e-8)
 
 
+@pytest.mark.slow  # a claim measures the same
 def test_rotations_in_a_chain(x64):
     """Three layers: two rotations that share the middle one; the ends agree with the closed form of Theorem 5.4."""
     keys = jax.random.split(jax.random.key(0), 4)

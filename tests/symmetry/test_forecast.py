@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import nets
 import numpy as np
+import pytest
 
 import undertow as ut
 from undertow.symmetry.forecast import forecast, largest_curvature, relaxation_times, trace_of_hessian
@@ -44,6 +45,7 @@ def test_relaxation_of_isotropic_factors_is_the_closed_form(x64):
     np.testing.assert_allclose(times, expected, rtol=1e-6)
 
 
+@pytest.mark.slow  # a claim measures the same
 def test_charges_relax_at_the_time_told():
     """The charge of a product of two numbers falls by a factor e in one relaxation time, on average over runs."""
     y = jnp.array([1.0, -1.0]) * 0.5
