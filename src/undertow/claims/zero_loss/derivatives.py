@@ -33,6 +33,11 @@ class Directions:
     """In how many directions the derivatives are taken."""
 
 
+def second_difference(values: list[Any]) -> np.ndarray:
+    """The second derivative at the middle of five values that lie `STEP` apart, to the fourth order."""
+    return np.tensordot([-1, 16, -30, 16, -1], np.stack([np.asarray(v) for v in values]), axes=1) / (12 * STEP**2)
+
+
 def _losses(key: Key[Array, ""]) -> dict[str, tuple[AbstractProblem, PyTree]]:
     model = LinearModel.draw(key, d=6, n=3, sparsity=2, dtype=jnp.float64)
     net = TanhNet.draw(jax.random.key(0), inputs=5, hidden=8, n=5, dtype=jnp.float64)
@@ -70,7 +75,7 @@ def _measure_second(parameters: Directions, key: Key[Array, ""]) -> Measurement:
         for k in jax.random.split(key, parameters.directions):
             v = trees.standard_normal(k, point)
             values = [np.asarray(phi(trees.add(point, trees.scale(m * STEP, v)))) for m in (-2, -1, 0, 1, 2)]
-            measured.append(np.tensordot([-1, 16, -30, 16, -1], np.stack(values), axes=1) / (12 * STEP**2))
+            measured.append(second_difference(values))
             factor = jax.tree.map(lambda leaf: leaf[..., None], v)
             parts.append([np.asarray(trees.ravel(part)) for part in second_derivative(problem, point, factor)])
         design = np.concatenate([np.stack(p, axis=1) for p in parts])

@@ -12,6 +12,7 @@ from jaxtyping import Array, Key
 from undertow import trees
 from undertow.claims.claim import Claim, Measurement
 from undertow.claims.criterion import Above, Check, Within
+from undertow.claims.zero_loss.derivatives import STEP, second_difference
 from undertow.dynamics.descend import descend
 from undertow.dynamics.settle import settle
 from undertow.figures.compare import compare
@@ -21,9 +22,6 @@ from undertow.manifold.limit import Limit
 from undertow.models import curves
 from undertow.models.linear import LinearModel, predict
 from undertow.noise.label import LabelNoise
-
-STEP = 4e-3
-"""Of the finite differences along a curve; their error is of the fourth order."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ def _measure_form(parameters: Curves, key: Key[Array, ""]) -> Measurement:
         k1, k2 = jax.random.split(k)
         v, bend = (frame.project(jax.random.normal(k, point.shape, point.dtype)) for k in (k1, k2))
         values = [phi(point + t * v + t**2 * bend) for t in np.array([-2, -1, 0, 1, 2]) * STEP]
-        second = jnp.tensordot(jnp.array([-1.0, 16, -30, 16, -1]), jnp.stack(values), axes=1) / (12 * STEP**2)
+        second = jnp.asarray(second_difference(values))
         along.append(np.asarray(frame.project(second)))
         across.append(np.asarray(second) - along[-1])
         target.append(-np.asarray(trees.ravel(second_derivative(problem, point, v[:, None]).tangent)))
