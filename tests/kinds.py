@@ -11,7 +11,10 @@ import jax.numpy as jnp
 
 import undertow as ut
 from undertow.dynamics.diffuse import Gaussian
+from undertow.environments.quadratic_net import QuadraticNet
 from undertow.noise import laws
+from undertow.noise.ensembles import Correlated
+from undertow.noise.measurements import FreshMeasurements
 
 SAMPLES, INPUTS = 7, 3
 
@@ -65,7 +68,7 @@ def sensing(dtype=jnp.float32, law=None, **settings) -> ut.MatrixSensing:
 
 def point(kind: str, dtype=jnp.float32) -> Any:
     """Params for a kind of noise."""
-    if kind.startswith("matrix sensing"):
+    if kind.startswith(("matrix sensing", "quadratic net")):
         return jax.random.normal(jax.random.key(13), (4, 3), dtype) / 2
     return params(dtype=dtype)
 
@@ -93,6 +96,18 @@ KINDS: dict[str, Build] = {
     "matrix sensing": lambda dtype=jnp.float32: sensing(dtype),
     "matrix sensing, pooled": lambda dtype=jnp.float32: sensing(
         dtype, law=laws.Uniform([-1.0, 0.0], [2.0, 1.5]), pooled=True, ensemble="full"
+    ),
+    "matrix sensing, measured": lambda dtype=jnp.float32: FreshMeasurements(
+        sensing(
+            dtype,
+            law=laws.Table([[-1.0, 0.5, 0.4], [2.0, 1.0, -0.3]], [0.4, 0.6]),
+            spurious_rank=2,
+            ensemble=Correlated(jax.random.normal(jax.random.key(5), (10, 4, 4), dtype) / 3),
+        ),
+        chunk=4,
+    ),
+    "quadratic net": lambda dtype=jnp.float32: QuadraticNet(
+        4, 6, laws.Table([[-1.0], [2.0]], [0.4, 0.6]), key=jax.random.key(2), dtype=dtype
     ),
     "Gaussian twin": lambda dtype=jnp.float32: Gaussian(
         ut.LabelNoise(regression(dtype=dtype), 0.7), jnp.asarray(1.5, dtype)

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from undertow.dynamics.settle import settle
     from undertow.environments.advise import advise
     from undertow.environments.growth import lyapunov, tail_exponent
+    from undertow.environments.hetero_regressor import HeteroRegressor
+    from undertow.environments.invariant_regressor import InvariantRegressor
     from undertow.estimate import Estimate
     from undertow.manifold.drift import second_derivative
     from undertow.manifold.limit import Limit
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from undertow.noise.environments import Environments
     from undertow.noise.isotropic import Isotropic
     from undertow.noise.label import LabelNoise
+    from undertow.noise.measurements import sensing_problem
     from undertow.noise.minibatch import Minibatch
     from undertow.noise.sensing import MatrixSensing
     from undertow.problem import AbstractProblem, Population, Problem, Regression
@@ -39,6 +42,8 @@ _HOME = {
     "Environments": "noise.environments",
     "Estimate": "estimate",
     "Exponential": "symmetry.generators",
+    "HeteroRegressor": "environments.hetero_regressor",
+    "InvariantRegressor": "environments.invariant_regressor",
     "Isotropic": "noise.isotropic",
     "LabelNoise": "noise.label",
     "Limit": "manifold.limit",
@@ -58,6 +63,7 @@ _HOME = {
     "lyapunov": "environments.growth",
     "noether_flow": "symmetry.flow",
     "second_derivative": "manifold.drift",
+    "sensing_problem": "noise.measurements",
     "settle": "dynamics.settle",
     "tail_exponent": "environments.growth",
 }
@@ -70,6 +76,8 @@ __all__ = [
     "Environments",
     "Estimate",
     "Exponential",
+    "HeteroRegressor",
+    "InvariantRegressor",
     "Isotropic",
     "LabelNoise",
     "Limit",
@@ -89,6 +97,7 @@ __all__ = [
     "lyapunov",
     "noether_flow",
     "second_derivative",
+    "sensing_problem",
     "settle",
     "tail_exponent",
 ]

@@ -151,3 +151,31 @@ def test_bad_input_is_explained(what, as_a_user):
     call, sentence = BAD[what]
     with pytest.raises((ValueError, TypeError), match=sentence):
         call()
+
+
+def test_advice_on_data():
+    """One cause, one child whose correlation flips its sign strongly: told, and true for a run at the advised step."""
+    rng = np.random.default_rng(0)
+    groups = np.repeat(np.arange(4), 500)
+    cause = rng.normal(size=2000)
+    y = cause + 0.1 * rng.normal(size=2000)
+    child = np.array([-2.0, 2.5, -1.9, 2.4])[groups] * y + rng.normal(size=2000)
+    told = ut.advise((np.stack([cause, child], axis=1), y, groups))
+    assert told.step_size is not None
+    assert told.step_sizes is not None
+    assert told.stop is not None
+    assert told.step_sizes[0] <= told.step_size <= told.step_sizes[1]
+    assert told.probability > 0.5
+    assert "one sign in all groups: x0." in str(told)
+    # by hand: the growth of u a step at the advised step size, covariances in units of pooled standard deviations
+    child = (child - child.mean()) / child.std()
+    target = (y - y.mean()) / y.std()
+    sizes = [np.mean(child[groups == g] * target[groups == g]) for g in range(4)]
+    exponent = np.mean(np.log(np.abs(1 + 2 * told.step_size * np.array(sizes) * np.sign(np.mean(sizes)))))
+    np.testing.assert_allclose(told.exponent, exponent, rtol=1e-4)
+    hopeless = ut.advise((cause[:, None], y, groups))
+    assert hopeless.step_sizes is None
+    assert "one sign" in str(hopeless)
+    noise = rng.normal(size=(2000, 1)) * np.array([1.0, -1.0, 1.0, -1.0])[groups][:, None]
+    nothing = ut.advise((noise + np.array([1.0, -1.0, 1.0, -1.0])[groups][:, None] * cause[:, None], y, groups))
+    assert "no signal that holds" in str(nothing)

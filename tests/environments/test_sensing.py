@@ -7,32 +7,118 @@ import pytest
 from scipy.stats import ks_2samp
 
 import undertow as ut
+from undertow import chunks
+from undertow.noise.ensembles import Correlated, MatrixNormal, as_ensemble
 from undertow.noise.laws import Table, Uniform
-from undertow.noise.sensing import explicit_gradient
+from undertow.noise.measurements import FreshMeasurements
 
 
-@pytest.mark.parametrize("ensemble", ["goe", pytest.param("full", marks=pytest.mark.slow)])
+def _ensembles() -> dict:
+    factor = jax.random.normal(jax.random.key(7), (2, 4, 4)) / 2 + jnp.eye(4)[None]
+    some = jax.random.normal(jax.random.key(8), (12, 4, 4)) / 3
+    return {"goe": "goe", "full": "full", "matrix normal": MatrixNormal(*factor), "correlated": Correlated(some)}
+
+
+ENSEMBLES = _ensembles()
+LAWS = {
+    "table": (Table([[-1.0], [2.0]], [0.3, 0.7]), None),
+    "density": (Uniform(-1.0, 2.0), None),
+    "off the diagonal": (Table([[-1.0, 1.0, 0.8], [2.0, 0.5, -0.6]], [0.3, 0.7]), 2),
+}
+FAST = {("goe", "table"), ("goe", "density"), ("correlated", "off the diagonal")}
+
+
 @pytest.mark.parametrize("pooled", [False, True])
-@pytest.mark.parametrize("law", [Table([[-1.0], [2.0]], [0.3, 0.7]), Uniform(-1.0, 2.0)], ids=["table", "density"])
-def test_the_law_is_that_of_explicit_measurements(law, pooled, ensemble):
-    noise = ut.MatrixSensing(4, 5, law, pooled=pooled, ensemble=ensemble, key=jax.random.key(3))
+@pytest.mark.parametrize(
+    ("ensemble", "law"),
+    [
+        pytest.param(e, name, marks=() if (e, name) in FAST else pytest.mark.slow, id=f"{e}, {name}")
+        for e in ENSEMBLES
+        for name in LAWS
+    ],
+)
+def test_the_law_is_that_of_explicit_measurements(law, ensemble, pooled):
+    law, rank = LAWS[law]
+    noise = ut.MatrixSensing(
+        4, 5, law, spurious_rank=rank, pooled=pooled, ensemble=ENSEMBLES[ensemble], key=jax.random.key(3)
+    )
+    explicit = FreshMeasurements(noise, chunk=3)
     point = jax.random.normal(jax.random.key(4), (4, 2))
-
-    def explicit(key):
-        k1, k2 = jax.random.split(key)
-        x = jax.random.normal(k1, (5, 4, 4))
-        x = (x + jnp.swapaxes(x, 1, 2)) / 2 if ensemble == "goe" else x
-        sizes = law.draw(k2, 5 if pooled else 1)
-        return explicit_gradient(noise, point, x, jnp.broadcast_to(sizes, (5, 1)))
-
-    draw = jax.jit(jax.vmap(lambda k: noise.draw(k, point)))(jax.random.split(jax.random.key(0), 20_000))
-    plain = jax.jit(jax.vmap(explicit))(jax.random.split(jax.random.key(1), 20_000))
+    draws = lambda source, key: np.asarray(
+        jax.jit(jax.vmap(lambda k: source.draw(k, point)))(jax.random.split(jax.random.key(key), 20_000))
+    )
+    one, two = draws(noise, 0), draws(explicit, 1)
     fixed = jax.random.normal(jax.random.key(5), (3, 4, 2))
     see = lambda g: np.concatenate(
         [np.einsum("nij,kij->nk", g, fixed), np.linalg.norm(g, axis=(1, 2))[:, None]], axis=1
     )
-    least = min(ks_2samp(a, b).pvalue for a, b in zip(see(draw).T, see(plain).T, strict=True))
+    least = min(ks_2samp(a, b).pvalue for a, b in zip(see(one).T, see(two).T, strict=True))
     assert least > 1e-4 / 4
+    # the second moment, told by the covariance
+    squares = (one.astype(np.float64) ** 2).sum((1, 2))
+    mean = noise.mean(point)
+    told = float(noise.covariance(point).trace()) + float(jnp.vdot(mean, mean))
+    assert abs(squares.mean() - told) < 5 * squares.std() / np.sqrt(len(squares))
+
+
+@pytest.mark.parametrize(("ensemble", "d"), [*((name, 4) for name in ENSEMBLES), ("goe", 5), ("goe", 1)])
+def test_an_ensemble_has_the_covariance_it_says(ensemble, d, x64):
+    made = as_ensemble("test", ENSEMBLES[ensemble])
+    white = jnp.zeros(made.white(d))
+    jacobian = jax.jacobian(lambda w: made.root(w.reshape(white.shape), d).ravel())(white.ravel())
+    matrix = jax.random.normal(jax.random.key(0), (d, d))
+    np.testing.assert_allclose(made.transform(matrix).ravel(), jacobian @ (jacobian.T @ matrix.ravel()), atol=1e-10)
+    even = matrix + matrix.T
+    np.testing.assert_allclose(made.apply(even), made.transform(even), atol=1e-10)
+
+
+def test_your_own_measurements(x64):
+    """The gradient of given X, y against the formula; rank-one ones are the same as their matrices; environments."""
+    x = jax.random.normal(jax.random.key(0), (30, 4))
+    full = jnp.einsum("ni,nj->nij", x, x)
+    y = jax.random.normal(jax.random.key(1), (30,))
+    for point in (jax.random.normal(jax.random.key(2), (4, 3)), {"U": jnp.eye(4), "V": 0.5 * jnp.ones((4, 2))}):
+        shape = point["U"] @ point["U"].T - point["V"] @ point["V"].T if isinstance(point, dict) else point @ point.T
+        g = jnp.einsum("n,nij->ij", jnp.einsum("nij,ij->n", full, shape) - y, full) / 30
+        by_hand = {"U": g @ point["U"], "V": -g @ point["V"]} if isinstance(point, dict) else g @ point
+        for measurements in (x, full):
+            found = ut.sensing_problem(measurements, y).gradient(point)
+            for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(by_hand), strict=True):
+                np.testing.assert_allclose(a, b, atol=1e-9)
+    groups = np.arange(30) % 3
+    noise = ut.Environments(ut.sensing_problem(full, y), groups)
+    point = jnp.eye(4)
+    inside = full[groups == 1]
+    by_hand = jnp.einsum("n,nij->ij", jnp.einsum("nij,ij->n", inside, point @ point.T) - y[groups == 1], inside) / 10
+    np.testing.assert_allclose(noise.environment_gradient(point, jnp.asarray(1)), by_hand @ point, atol=1e-9)
+
+
+def test_the_memory_of_measurements_is_bounded(monkeypatch, x64):
+    """Chunks of a few samples give the same gradient as all at once."""
+    x = jax.random.normal(jax.random.key(0), (101, 3, 3))
+    noise = ut.Environments(ut.sensing_problem(x, x[:, 0, 0]), np.arange(101) % 2)
+    point = 0.5 * jnp.eye(3)
+    whole = noise.problem.gradient(point), noise.environment_gradient(point, jnp.asarray(0))
+    monkeypatch.setattr(chunks, "BUDGET_BYTES", 1500)
+    assert noise.problem.chunk(point) < 20
+    parts = noise.problem.gradient(point), noise.environment_gradient(point, jnp.asarray(0))
+    np.testing.assert_allclose(parts, whole, atol=1e-12)
+
+
+def test_a_few_columns_find_the_same_matrix():
+    """U with 3 columns of 20: the same end as the square start, at a seventh of the products."""
+    sensing = ut.MatrixSensing(20, 8000, [[-7.0], [9.0]])
+    run = ut.descend(sensing, sensing.start(1e-3, columns=3), step_size=0.05, steps=200, key=0, seeds=16,
+                     observe={"seen": sensing.measure}, progress=False)  # fmt: skip
+    seen = {name: np.median(values[:, -1]) for name, values in run.observed["seen"].items()}
+    assert 0.95 < seen["true"] < 1.05
+    assert seen["spurious"] < 1e-2
+
+
+def test_a_step_too_large_is_told_before_the_run():
+    sensing = ut.MatrixSensing(4, 100, [[-4.0], [6.0]])
+    with pytest.warns(UserWarning, match=r"0\.3 \* 6 = 1\.8; above about 0\.9 runs diverge"):
+        ut.descend(sensing, sensing.start(1e-3), step_size=0.3, steps=1, key=0, progress=False)
 
 
 def test_the_loss_and_its_gradient(x64):

@@ -94,6 +94,8 @@ def begin(
     first_key = engine.seed_keys(key, jnp.asarray(0))
     sample = init(jax.random.fold_in(first_key, START))
     noise.check(sample)
+    if not callable(step_size):
+        noise.check_step_size(float(step_size))
     floats = jnp.result_type(float)
     rule = engine.Rule(
         noise=noise,

@@ -26,7 +26,7 @@ NEVER = 2**30
 """A step that is never reached: longer runs are refused."""
 
 LONGEST_BLOCK = 1000
-BLOCK_BYTES = 4 * 2**20
+BLOCK_BYTES = 2**20
 
 Observable = Callable[[PyTree], PyTree]
 

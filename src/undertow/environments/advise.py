@@ -1,7 +1,7 @@
 """Before a run with one environment a step: will it filter, at which step sizes, and when must it stop?"""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -9,13 +9,14 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from undertow import validate
-from undertow.environments.growth import lyapunov, paper_window, scalar_map, tail_exponent
+from undertow.environments.bursts import burst_exponent
+from undertow.environments.grouped import moments_of
+from undertow.environments.growth import lyapunov, paper_window, scalar_map
 from undertow.noise.laws import AbstractLaw, Table, as_law
+from undertow.noise.sensing import STABLE
 
 __all__ = ["Advice", "advise"]
 
-STABLE = 0.9
-"""step_size * max|s| below this keeps runs from diverging (measured on matrix sensing)."""
 LEVEL = 0.1
 """A spurious signal below this counts as filtered."""
 
@@ -35,7 +36,7 @@ class Advice:
     exponent: float
     """lambda at that step size: the typical growth a step of the spurious signal."""
     tail: float
-    """kappa: bursts that measurement noise re-seeds have tails q^-kappa."""
+    """kappa: bursts that measurement noise re-seeds have tails q^-kappa (`undertow.environments.bursts`)."""
     paper_window: tuple[float, float]
     """The step sizes of the paper's theorem, for comparison; empty where the first is not below the second."""
     warnings: tuple[str, ...]
@@ -59,23 +60,29 @@ def advise(
     key: Key[Array, ""] | int = 0,
     runs: int = 1000,
 ) -> Advice:
-    """The step-size window, the stopping window and the probability of success for a law of spurious sizes.
+    """The step-size window, the stopping window and the probability of success for a law of spurious sizes, or data.
 
     **Arguments:** `law`, or the sizes of a spurious signal in the environments at hand (a table with equal weights),
-    in units of the true signal; `horizon`, the most steps one would run; `alpha`, the size of the start.
+    in units of the true signal; or data (X, y, groups) for `HeteroRegressor`, whose growth a step is that of each
+    variable's covariance with y; `horizon`, the most steps one would run; `alpha`, the size of the start.
+
+    With data, the strongest variable that has one sign in all groups stands for the true signal, those that change
+    their sign for spurious ones, and step sizes are those of `HeteroRegressor`.
 
     >>> import undertow as ut
     >>> from undertow.noise.laws import two_point
     >>> print(ut.advise(two_point(1.0, 0.5)))
     The spurious signal has one sign in all environments: no step size filters it; use another method.
     """
+    if isinstance(law, tuple) and len(law) == 3 and np.ndim(law[0]) == 2:
+        return _advise_data(law, horizon, alpha=alpha, key=key, runs=runs)
     law = as_law("advise", law)
     horizon = validate.positive_integer("advise", "horizon", horizon)
     validate.finite_number("advise", "alpha", alpha, least=np.finfo(float).tiny, below=1.0)
     key = jax.random.key(key) if isinstance(key, int) else key
     window = paper_window(law)
-    values, weights = (np.asarray(x) for x in law.nodes())
-    largest = float(np.abs(values[weights > 1e-4]).max())  # what happens within a few thousand steps
+    values = np.asarray(law.nodes()[0])
+    largest = law.largest()
     none = lambda *said: Advice(None, None, None, 0.0, math.nan, math.nan, window, said)
     if isinstance(law, Table) and (np.all(values >= 0) or np.all(values <= 0)):
         if largest == 0:
@@ -97,15 +104,16 @@ def advise(
             f"varies too little against its mean ({float(np.max(np.asarray(law.mean()))):.3g}); use another method."
         )
     shares = np.zeros(len(grid))
+    worst = law.component(int(np.argmax(np.atleast_1d(lyapunov(law, float(grid[good][-1]))))))
     for index in np.flatnonzero(good):
         steps = min(int(1.3 * arrive[index]) + 1, horizon)
-        end, _ = scalar_map(law, float(grid[index]), steps=steps, key=jax.random.fold_in(key, int(index)), runs=runs,
+        end, _ = scalar_map(worst, float(grid[index]), steps=steps, key=jax.random.fold_in(key, int(index)), runs=runs,
                             alpha=alpha)  # fmt: skip
         shares[index] = np.mean(end < LEVEL)
     best = int(np.lexsort((exponents, -shares.round(2)))[0])  # of equally good ones, the fastest to filter
     eta = float(grid[best])
     stop = (math.ceil(1.15 * arrive[best]), int(min(last[best], horizon)))
-    tail = float(np.min(np.atleast_1d(tail_exponent(law, eta))))
+    tail = float(np.min(np.atleast_1d(burst_exponent(law, eta))))
     said = []
     if exponents[best] < 0:
         said.append(
@@ -125,4 +133,30 @@ def advise(
         tail=tail,
         paper_window=window,
         warnings=tuple(said),
+    )
+
+
+def _advise_data(data: tuple[Any, Any, Any], horizon: int, **settings: Any) -> Advice:
+    """Advice in the units of one true signal, with step sizes turned into those of w = u^2 - v^2."""
+    moments, _, names = moments_of("advise", *data)
+    names = np.array([f"x{j}" for j in range(moments.cross.shape[1])]) if names is None else names
+    cross = moments.cross * np.where(moments.pooled_cross < 0, -1.0, 1.0)[None]
+    steady = (cross > 0).all(0)
+    if not steady.any():
+        said = "No variable has the same sign in all groups: there is no signal that holds in all of them."
+        return Advice(None, None, None, 0.0, math.nan, math.nan, (math.nan, math.nan), (said,))
+    unit = 2 * float(np.abs(moments.pooled_cross[steady]).max())  # u grows by 1 + 2 eta c a step
+    kept = f"No step size filters what has one sign in all groups: {', '.join(names[steady][:5])}" + (
+        f" and {steady.sum() - 5} more." if steady.sum() > 5 else "."
+    )
+    if steady.all():
+        return Advice(None, None, None, 0.0, math.nan, math.nan, (math.nan, math.nan), (kept,))
+    told = advise(Table(2 * cross[:, ~steady] / unit, moments.shares), horizon, **settings)
+    small = lambda eta: None if eta is None else eta / unit
+    return replace(
+        told,
+        step_sizes=None if told.step_sizes is None else (told.step_sizes[0] / unit, told.step_sizes[1] / unit),
+        step_size=small(told.step_size),
+        paper_window=(told.paper_window[0] / unit, told.paper_window[1] / unit),
+        warnings=(*told.warnings, kept),
     )

@@ -9,7 +9,7 @@ from typing import Any
 from undertow import trees
 from undertow.analysis import Analysis
 from undertow.lab import store
-from undertow.lab.report import STYLE
+from undertow.lab.page import page
 
 __all__ = ["UserFileError", "load", "print_table", "write_page", "write_params"]
 
@@ -114,18 +114,15 @@ def write_page(analysis: Analysis, target: str, out: Path) -> Path:
         f"<div class='wide'><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>" if body else ""
     )
     said = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in analysis.sentences)
-    page = f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>undertow: {html.escape(target)}</title><style>{STYLE}</style></head><body>
-<header><h1>What gradient noise does to {html.escape(target)}</h1>
+    content = f"""<header><h1>What gradient noise does to {html.escape(target)}</h1>
 <p class="soft">{analysis.parameters:,} parameters, loss {analysis.loss:.4g}, step size {analysis.step_size:g}, weight
 decay {analysis.weight_decay:g}.</p></header>
 <main><ul>{said}</ul>{table}
 <p class="soft">A charge is 1/2 params'A params for a generator A; the column shows the root of the sum of squares over
 the generators. Imbalance is the noise that pushes a charge up less that which pushes it down, over their sum.</p>
-</main></body></html>
-"""
-    return store.write_bytes(Path(out) / "analysis.html", page.encode())
+</main>"""
+    text = page(f"undertow: {html.escape(target)}", content)
+    return store.write_bytes(Path(out) / "analysis.html", text.encode())
 
 
 def write_params(analysis: Analysis, out: Path) -> Path | None:

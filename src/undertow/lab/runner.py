@@ -189,7 +189,7 @@ def _measure(claim: Any, task: dict[str, Any], out: Path) -> Result:
     from undertow.claims.claim import overall
     from undertow.claims.criterion import judge
     from undertow.claims.errata import expected
-    from undertow.figures import style
+    from undertow.figures import export, style
     from undertow.lab.compiling import compilations
     from undertow.lab.provenance import provenance
 
@@ -206,7 +206,8 @@ def _measure(claim: Any, task: dict[str, Any], out: Path) -> Result:
     store.save(folder / "data.zarr", measurement.data, facts)
     with style.applied():
         figure = claim.draw(measurement, parameters)
-    store.write_bytes(folder / "figure.svg", style.to_svg(figure).encode())
+    store.write_bytes(folder / "figure.svg", export.to_svg(figure).encode())
+    store.write_bytes(out / "figures" / f"{claim.id}.pdf", export.to_pdf(figure))
     head = measurement.checks[0]
     checks = [
         asdict(check) | {"criterion": str(check.criterion), "verdict": judge(check, measurement.seeds)[0]}
@@ -237,9 +238,13 @@ def _identity(task: dict[str, Any]) -> Result:
     """What a result says about its claim, whatever came of it."""
     from undertow.claims import registry
     from undertow.claims.errata import expected
+    from undertow.lab.repeat import command, meanings
 
     claim = registry[task["claim"]]
-    about = {name: getattr(claim, name) for name in ("paper", "place", "statement", "equation")}
+    about = {name: getattr(claim, name) for name in ("paper", "place", "statement", "equation")} | {
+        "meanings": meanings(type(claim.scales[task["scale"]])),
+        "command": command(claim, task["scale"], task["parameters"], task["seed"]),
+    }
     return {"claim": claim.id, **about, "expected": expected(claim.id), **task}
 
 

@@ -52,6 +52,9 @@ class AbstractNoise(eqx.Module):
         """Refuses params the noise or its problem cannot work with."""
         self.problem.check(params)
 
+    def check_step_size(self, step_size: float) -> None:
+        """Warns before a run whose largest step is known to be too large for this noise."""
+
 
 def normals(key: Key[Array, ""], count: int, like: PyTree) -> PyTree:
     """`count` draws of standard normals shaped like `like`; without it, the keys to draw them from."""

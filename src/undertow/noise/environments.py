@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from undertow import trees
+from undertow import chunks, trees
 from undertow.covariance import AbstractCovariance, Factored, SampleCovariance, Sum
 from undertow.noise import sampling
 from undertow.noise.base import AbstractNoise
@@ -136,17 +136,20 @@ class Environments(AbstractNoise):
 
     def environment_gradient(self, params: PyTree, environment: Int[Array, ""]) -> PyTree:
         """grad L_e, the mean over all samples of one environment."""
-        rows = self.members[environment]
-        size = self.sizes[environment]
-        batch = trees.take(self.problem.data, rows)
+        rows, size = self.members[environment], self.sizes[environment]
+        # padding repeats a sample of the environment, so its loss is as finite as the others before it is dropped
+        inside = jnp.arange(rows.shape[0]) < size
 
-        def mean(p: PyTree) -> Float[Array, ""]:
-            losses = jax.vmap(lambda s: self.problem.sample_loss(p, s))(batch)
-            # padding repeats a sample of the environment, so its loss is as finite as the others before it is dropped
-            inside = jnp.arange(rows.shape[0]) < size
-            return jnp.sum(jnp.where(inside, losses, 0)) / size.astype(losses.dtype)
+        def block(part: tuple[Array, Array]) -> PyTree:
+            batch = trees.take(self.problem.data, part[0])
 
-        return jax.grad(mean)(params)
+            def total(p: PyTree) -> Float[Array, ""]:
+                losses = jax.vmap(lambda s: self.problem.sample_loss(p, s))(batch)
+                return jnp.sum(jnp.where(part[1], losses, 0)) / size.astype(losses.dtype)
+
+            return jax.grad(total)(params)
+
+        return chunks.sum_samples(block, (rows, inside), self.problem.chunk(params))
 
     def covariance(self, params: PyTree) -> AbstractCovariance:
         """Between + within; the second part is absent when batches are whole environments."""

@@ -18,6 +18,8 @@ from undertow import validate
 
 __all__ = ["AbstractLaw", "Gaussian", "Table", "Uniform", "two_point"]
 
+SEEN = 1e-4
+"""Values with less weight are not met within a few thousand steps."""
 NODES = 200
 """Of the Gauss quadratures: enough for log|1 + eta s|, whose singularity is integrable."""
 
@@ -45,6 +47,19 @@ class AbstractLaw(eqx.Module):
     @abstractmethod
     def nodes(self) -> tuple[Float[Array, "n k"], Float[Array, "n k"]]:
         """Values and weights, for each component, whose weighted sums are expectations of functions of it."""
+
+    @abstractmethod
+    def component(self, index: int) -> "AbstractLaw":
+        """The law of s_index alone."""
+
+    @abstractmethod
+    def shifted(self, by: Any) -> "AbstractLaw":
+        """The law of s + by."""
+
+    def largest(self) -> float:
+        """The largest |s| of a few thousand draws: of the values with a weight that is seen by then."""
+        values, weights = (np.asarray(x) for x in self.nodes())
+        return float(np.abs(values[weights > SEEN]).max())
 
     def expectation(self, function: Callable[[Array], Array]) -> Float[Array, " k"]:
         """E function(s_j) for each component, of a function of one number."""
@@ -102,6 +117,12 @@ class Table(AbstractLaw):
     def mean(self) -> Float[Array, " k"]:
         return self.probabilities @ self.values
 
+    def component(self, index: int) -> "Table":
+        return Table(self.values[:, index], self.probabilities)
+
+    def shifted(self, by: Any) -> "Table":
+        return Table(self.values + by, self.probabilities)
+
     def covariance(self) -> Float[Array, "k k"]:
         centred = self.values - self.mean()[None]
         return (centred * self.probabilities[:, None]).T @ centred
@@ -150,6 +171,12 @@ class Uniform(AbstractLaw):
         unit = jax.random.uniform(key, (count, self.size), self.low.dtype)
         return self.low[None] + (self.high - self.low)[None] * unit
 
+    def component(self, index: int) -> "Uniform":
+        return Uniform(self.low[index], self.high[index])
+
+    def shifted(self, by: Any) -> "Uniform":
+        return Uniform(self.low + by, self.high + by)
+
     def mean(self) -> Float[Array, " k"]:
         return (self.low + self.high) / 2
 
@@ -188,6 +215,12 @@ class Gaussian(AbstractLaw):
 
     def draw(self, key: Key[Array, ""], count: int) -> Float[Array, "count k"]:
         return self.centre[None] + self.deviation[None] * jax.random.normal(key, (count, self.size), self.centre.dtype)
+
+    def component(self, index: int) -> "Gaussian":
+        return Gaussian(self.centre[index], self.deviation[index])
+
+    def shifted(self, by: Any) -> "Gaussian":
+        return Gaussian(self.centre + by, self.deviation)
 
     def mean(self) -> Float[Array, " k"]:
         return self.centre

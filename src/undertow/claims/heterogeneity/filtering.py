@@ -12,11 +12,13 @@ from jaxtyping import Array, Key
 from undertow.claims import statistics
 from undertow.claims.claim import Claim, Measurement
 from undertow.claims.criterion import Above, Below, Check, Within
-from undertow.dynamics.descend import descend
+from undertow.claims.sensing_runs import ends
 from undertow.environments.growth import lyapunov, scalar_map
 from undertow.figures import style
 from undertow.noise.laws import two_point
 from undertow.noise.sensing import MatrixSensing
+
+QUARTILES = (0.25, 0.5, 0.75)
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Steps:
 
     seeds: int
     """Runs at each step size."""
+    values: int
+    """How many step sizes, from 0.01 to 0.1, both included."""
     d: int = 100
     """Dimension of the matrices."""
     m: int = 8000
@@ -67,22 +71,14 @@ class Moments:
     """t."""
 
 
-def _run(sensing: MatrixSensing, eta: float, steps: int, alpha: float, seeds: int, key: Array) -> dict[str, np.ndarray]:
-    """The measures of all runs at the end; diverged runs are NaN."""
-    run = descend(
-        sensing, sensing.start(alpha), step_size=eta, steps=steps, key=key, seeds=seeds,
-        observe={"seen": sensing.measure}, progress=False,
-    )  # fmt: skip
-    return {name: values[:, -1] for name, values in run.observed["seen"].items()}
-
-
 def _measure_spread(parameters: Sweep, key: Key[Array, ""]) -> Measurement:
     spreads = np.linspace(1, 8, parameters.spreads)
-    true, spurious, gone, told, errors = [], [], [], [], []
+    true, spurious, gone, told, errors, lost = [], [], [], [], [], 0
     for index, spread in enumerate(spreads):
         sensing = MatrixSensing(parameters.d, parameters.m, two_point(1.0, spread), dtype=jnp.float32)
-        seen = _run(sensing, parameters.step_size, parameters.steps, parameters.alpha, parameters.seeds,
-                    jax.random.fold_in(key, index))  # fmt: skip
+        seen, diverged = ends(sensing, parameters.step_size, parameters.steps, parameters.seeds,
+                              jax.random.fold_in(key, index), alpha=parameters.alpha)  # fmt: skip
+        lost += diverged
         true.append(seen["true"])
         spurious.append(seen["spurious"])
         gone.append(statistics.share(seen["spurious"] < 0.1))
@@ -106,15 +102,14 @@ def _measure_spread(parameters: Sweep, key: Key[Array, ""]) -> Measurement:
     )  # fmt: skip
     data = xarray.Dataset(
         {
-            "true": (("spread", "seed"), np.array(true)),
-            "spurious": (("spread", "seed"), np.array(spurious)),
+            "true": (("spread", "quantile"), [np.quantile(x, QUARTILES) for x in true]),
+            "spurious": (("spread", "quantile"), [np.quantile(x, QUARTILES) for x in spurious]),
             "share": ("spread", [g[0] for g in gone]),
             "share_error": ("spread", [g[1] for g in gone]),
             "scalar_map": ("spread", told),
         },
-        coords={"spread": spreads},
+        coords={"spread": spreads, "quantile": list(QUARTILES)},
     )
-    lost = int(np.isnan(np.array(true)).sum())
     return Measurement(checks, data, parameters.seeds, lost)
 
 
@@ -122,10 +117,15 @@ def _draw_spread(measurement: Measurement, parameters: Sweep) -> Any:
     figure, (left, right) = style.new_figure(2, width=4.4)
     data = measurement.data
     for name, colour in (("true", "blue"), ("spurious", "red")):
-        values = data[name].values
-        middle = np.nanmedian(values, axis=1)
-        spread = np.abs(np.nanquantile(values, [0.25, 0.75], axis=1) - middle[None])
-        style.points(left, data.spread, middle, spread, f"{name} signal, median and quartiles", colour)
+        low, middle, high = data[name].values.T
+        style.points(
+            left,
+            data.spread,
+            middle,
+            np.stack([middle - low, high - middle]),
+            f"{name} signal, median and quartiles",
+            colour,
+        )
     left.set(xlabel="spread M of the spurious signal 1 ± M", ylabel="learnt")
     left.legend()
     style.theory(right, data.spread, data.scalar_map, "scalar map")
@@ -136,13 +136,13 @@ def _draw_spread(measurement: Measurement, parameters: Sweep) -> Any:
 
 
 def _measure_steps(parameters: Steps, key: Key[Array, ""]) -> Measurement:
-    etas = np.array([0.01, 0.02, 0.05, 0.1])
+    etas = np.sort([0.01, 0.1, 0.05, 0.02][: parameters.values])
     sensing = MatrixSensing(parameters.d, parameters.m, two_point(1.0, parameters.spread), dtype=jnp.float32)
     found = [
-        _run(sensing, float(eta), round(parameters.time / eta), 1e-3, parameters.seeds, jax.random.fold_in(key, i))
+        ends(sensing, float(eta), round(parameters.time / eta), parameters.seeds, jax.random.fold_in(key, i))
         for i, eta in enumerate(etas)
     ]
-    medians = [statistics.median(seen["spurious"]) for seen in found]
+    medians = [statistics.median(seen["spurious"]) for seen, _ in found]
     checks = (
         Check("eta = 0.01: median spurious signal", *_first(medians[0]), Above(0.4)),
         Check("eta = 0.1: median spurious signal", *_first(medians[-1]), Below(0.005)),
@@ -151,7 +151,7 @@ def _measure_steps(parameters: Steps, key: Key[Array, ""]) -> Measurement:
         {"median": ("step_size", [m for m, _ in medians]), "error": ("step_size", [e for _, e in medians])},
         coords={"step_size": etas},
     )
-    return Measurement(checks, data, parameters.seeds)
+    return Measurement(checks, data, parameters.seeds, sum(lost for _, lost in found))
 
 
 def _first(pair: tuple[float, float]) -> tuple[float, float, float]:
@@ -222,7 +222,7 @@ CLAIMS = (
         statement="HeteroSGD learns the invariant signal at every heterogeneity and filters the spurious one out when "
         "it varies enough; the scalar map q <- q (1 + eta (s - q^2)) says how often.",
         equation="y = <X, u*u*' + s v*v*'>,  s in {1 - M, 1 + M}",
-        scales={"smoke": Sweep(128, 4, d=40), "default": Sweep(128, 14), "full": Sweep(200, 29)},
+        scales={"smoke": Sweep(128, 3, d=20), "default": Sweep(128, 14), "full": Sweep(200, 29)},
         measure=_measure_spread,
         draw=_draw_spread,
     ),
@@ -232,7 +232,7 @@ CLAIMS = (
         place="Figure 4",
         statement="A large step is what filters: at the same time steps * eta a small one learns the spurious signal.",
         equation="lambda = E log|1 + eta s| < 0 needs eta > 2 E s/(M^2 - E s^2)",
-        scales={"smoke": Steps(128, d=40), "default": Steps(128), "full": Steps(512)},
+        scales={"smoke": Steps(256, 2, d=20), "default": Steps(128, 4), "full": Steps(512, 4)},
         measure=_measure_steps,
         draw=_draw_steps,
     ),

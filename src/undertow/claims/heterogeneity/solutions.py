@@ -12,7 +12,7 @@ from jaxtyping import Array, Key
 from undertow.claims import statistics
 from undertow.claims.claim import Claim, Measurement
 from undertow.claims.criterion import Above, Below, Check, Criterion, Within
-from undertow.dynamics.descend import descend
+from undertow.claims.sensing_runs import ends
 from undertow.figures.compare import compare
 from undertow.noise.laws import two_point
 from undertow.noise.sensing import MatrixSensing
@@ -82,15 +82,6 @@ class Signals:
     """The paper's eta."""
 
 
-def _ends(sensing: MatrixSensing, eta: float, steps: int, seeds: int, key: Array, signed: bool = False) -> Any:
-    run = descend(
-        sensing, sensing.start(1e-3, signed=signed), step_size=eta, steps=steps, key=key, seeds=seeds,
-        observe={"seen": sensing.measure}, progress=False,
-    )  # fmt: skip
-    lived = ~run.diverged
-    return {name: values[lived, -1] for name, values in run.observed["seen"].items()}, int((~lived).sum())
-
-
 def _check(what: str, values: np.ndarray, predicted: float, criterion: Criterion) -> Check:
     middle, error = statistics.median(values)
     return Check(what, middle, predicted, error, criterion)
@@ -101,8 +92,8 @@ def _measure_both(parameters: Both, key: Key[Array, ""]) -> Measurement:
     law = two_point(p.mean, p.spread, p.spurious_rank)
     hetero = MatrixSensing(p.d, p.m, law, rank=p.true_rank, dtype=jnp.float32)
     pooled = MatrixSensing(p.d, 2 * p.m, law, rank=p.true_rank, pooled=True, dtype=jnp.float32)
-    one, lost = _ends(hetero, p.step_size, p.steps, p.seeds, key)
-    two, lost_too = _ends(pooled, p.step_size, p.steps, p.seeds, jax.random.fold_in(key, 1))
+    one, lost = ends(hetero, p.step_size, p.steps, p.seeds, key)
+    two, lost_too = ends(pooled, p.step_size, p.steps, p.seeds, jax.random.fold_in(key, 1))
     checks = (
         _check("one environment a step: spurious over its mean", one["spurious"] / p.mean, 0.0, Below(0.02)),
         _check("one environment a step: |UU' - A*|", one["to_invariant"], 0.0, Below(0.35)),
@@ -121,7 +112,7 @@ def _measure_few(parameters: Few, key: Key[Array, ""]) -> Measurement:
     sensing = MatrixSensing(p.d, p.m, two_point(p.mean, p.spread, p.rank), rank=p.rank, pooled=True, dtype=jnp.float32)
     checks, lost, medians = [], 0, []
     for index, (eta, low, high) in enumerate(((0.01, 1.2, 1.6), (0.05, 1.9, 2.6), (0.1, 2.5, 3.5))):
-        seen, gone = _ends(sensing, eta, round(p.time / eta), p.seeds, jax.random.fold_in(key, index))
+        seen, gone = ends(sensing, eta, round(p.time / eta), p.seeds, jax.random.fold_in(key, index))
         lost += gone
         middle = (low + high) / 2
         checks.append(
@@ -141,7 +132,7 @@ def _measure_signals(parameters: Signals, key: Key[Array, ""]) -> Measurement:
     for index, pooled in enumerate((False, True)):
         law = two_point(1.0, p.spread)
         sensing = MatrixSensing(p.d, p.m, law, spectrum=spectrum, pooled=pooled, dtype=jnp.float32)
-        seen, gone = _ends(sensing, p.step_size, p.steps, p.seeds, jax.random.fold_in(key, index), signed=p.second < 0)
+        seen, gone = ends(sensing, p.step_size, p.steps, p.seeds, jax.random.fold_in(key, index), signed=p.second < 0)
         errors.append(seen["to_invariant"] / size)
         lost += gone
     checks = (

@@ -1,0 +1,252 @@
+"""Grouped regression data: nine designs, all methods, losses as visible as wins. Writes docs/grouped-benchmark.md."""
+
+import json
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from benchmarks.harness import RESULTS, in_words, save
+from scipy.optimize import minimize
+from sklearn.linear_model import LassoCV, RidgeCV
+
+import undertow as ut
+from undertow.environments.grouped import Moments, moments_of
+from undertow.environments.icp import all_subsets
+from undertow.environments.penalties import irm_penalty, smooth_max, vrex_penalty
+from undertow.models.grouped_designs import DESIGNS, GroupedDesign, grouped_design
+
+SEEDS = 30
+FIRST_SEED = 20_000
+PENALTIES = (1.0, 10.0, 100.0, 1000.0)
+SHARPNESS = 100.0
+SCREENED = 8
+PAGE = Path(__file__).parent.parent / "docs" / "grouped-benchmark.md"
+
+Fit = tuple[np.ndarray, float]
+
+
+def quadratics(beta: jax.Array, second: jax.Array, cross: jax.Array, power: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Half the mean squared error in each group, and its slope in a scale on the predictions."""
+    energy, overlap = jnp.einsum("i,eij,j->e", beta, second, beta), cross @ beta
+    return energy / 2 - overlap + power / 2, energy - overlap
+
+
+def irm_loss(beta: jax.Array, penalty: float, shares: jax.Array, *data: jax.Array) -> jax.Array:
+    risks, slopes = quadratics(beta, *data)
+    return shares @ risks + penalty * irm_penalty(slopes, shares)
+
+
+def vrex_loss(beta: jax.Array, penalty: float, shares: jax.Array, *data: jax.Array) -> jax.Array:
+    risks, _ = quadratics(beta, *data)
+    return shares @ risks + penalty * vrex_penalty(risks, shares)
+
+
+def dro_loss(beta: jax.Array, sharpness: float, shares: jax.Array, *data: jax.Array) -> jax.Array:
+    return smooth_max(quadratics(beta, *data)[0], shares, sharpness)
+
+
+LOSSES = {
+    name: jax.jit(jax.value_and_grad(f)) for name, f in (("irm", irm_loss), ("vrex", vrex_loss), ("dro", dro_loss))
+}
+
+
+def penalised(loss: str, strength: float, moments: Moments) -> Fit:
+    """The minimum of a loss of the groups' risks, from the least-squares solution, with an intercept."""
+    joint = moments.joint
+    data = tuple(jnp.asarray(x) for x in (moments.shares, joint[:, :-1, :-1], joint[:, :-1, -1], joint[:, -1, -1]))
+
+    def value(beta: np.ndarray) -> tuple[float, np.ndarray]:
+        f, g = LOSSES[loss](jnp.asarray(beta), strength, *data)
+        return float(f), np.asarray(g)
+
+    start = np.concatenate([[0.0], moments.least_squares()])
+    beta = minimize(value, start, jac=True, method="L-BFGS-B", options={"maxiter": 500}).x
+    return moments.original(beta[1:], float(beta[0]))
+
+
+def screened(moments: Moments) -> Fit:
+    """All subsets of the columns with the largest ridge coefficients; least squares where none passes."""
+    candidates = np.argsort(-np.abs(moments.ridge(0.02)))[:SCREENED]
+    found = all_subsets(moments, candidates, 0.05)
+    if found.coef is None or found.intercept is None:
+        return moments.original(moments.least_squares())
+    return found.coef, found.intercept
+
+
+def oracle(design: GroupedDesign) -> Fit:
+    causes = design.truth != 0
+    columns = np.concatenate([np.ones((len(design.y), 1)), design.X[:, causes]], axis=1)
+    beta = np.linalg.lstsq(columns, design.y, rcond=None)[0]
+    coef = np.zeros(len(causes))
+    coef[causes] = beta[1:]
+    return coef, float(beta[0])
+
+
+def fits(design: GroupedDesign) -> tuple[dict[str, Fit], dict[str, float], bool]:
+    """Coefficients and intercept of every method, the seconds they took, and whether a model was invariant."""
+    X, y, groups = design.X, design.y, design.groups
+    moments, _, _ = moments_of("benchmark", X, y, groups)
+    found: dict[str, Fit] = {}
+    seconds: dict[str, float] = {}
+
+    def add(name: str, method: Callable[[], Any]) -> Any:
+        began = time.perf_counter()
+        result = method()
+        seconds[name] = time.perf_counter() - began
+        found[name] = result if isinstance(result, tuple) else (result.coef_, result.intercept_)
+        return result
+
+    add("least squares", lambda: moments.original(moments.least_squares()))
+    add("ridge", lambda: RidgeCV(np.geomspace(1e-2, 1e4, 13)).fit(X, y))
+    add("lasso", lambda: LassoCV(cv=5, alphas=30).fit(X, y))
+    hetero = add("HeteroRegressor", lambda: ut.HeteroRegressor().fit(X, y, groups))
+    found["pooled u^2 - v^2"] = (hetero.pooled_coef_, hetero.pooled_intercept_)
+    invariant = add("InvariantRegressor", lambda: ut.InvariantRegressor().fit(X, y, groups))
+    for penalty in PENALTIES:
+        add(f"IRM {penalty:g}", lambda p=penalty: penalised("irm", p, moments))
+        add(f"V-REx {penalty:g}", lambda p=penalty: penalised("vrex", p, moments))
+    add("GroupDRO", lambda: penalised("dro", SHARPNESS, moments))
+    add("ICP (screened)", lambda: screened(moments))
+    add("oracle", lambda: oracle(design))
+    return found, seconds, invariant.invariant_
+
+
+def interval(values: np.ndarray) -> list[float]:
+    """The median with a 95% bootstrap interval."""
+    drawn = np.random.default_rng(0).choice(values, (2000, len(values)))
+    low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975])
+    return [float(np.median(values)), float(low), float(high)]
+
+
+def in_hindsight(table: dict[str, Any], name: str) -> dict[str, Any]:
+    """Of the penalties of one method, the one with the smallest median error in this design."""
+    best = min(PENALTIES, key=lambda p: table[f"{name} {p:g}"]["error"][0])
+    return table[f"{name} {best:g}"] | {"penalty": best}
+
+
+METHODS = (
+    "least squares", "ridge", "lasso", "pooled u^2 - v^2", "HeteroRegressor", "InvariantRegressor", "IRM", "V-REx",
+    "GroupDRO", "ICP (screened)", "oracle",
+)  # fmt: skip
+
+
+def measure() -> dict[str, Any]:
+    results: dict[str, Any] = {"seeds": SEEDS, "designs": {}, "accepted": {}}
+    times: dict[str, list[float]] = {}
+    for name in DESIGNS:
+        print(f"  {name}", flush=True)
+        rows: dict[str, list[tuple[float, float]]] = {}
+        accepted = []
+        for seed in range(FIRST_SEED, FIRST_SEED + SEEDS):
+            design = grouped_design(name, seed)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                found, seconds, passed = fits(design)
+            accepted.append(passed)
+            for method, (coef, intercept) in found.items():
+                rows.setdefault(method, []).append((design.error(coef), design.risk(coef, intercept)))
+            for method, value in seconds.items():
+                times.setdefault(method.rstrip(" 01"), []).append(value)
+        table: dict[str, Any] = {}
+        for method, pairs in rows.items():
+            errors, risks = np.array(pairs).T
+            table[method] = {
+                "error": interval(errors), "risk": interval(risks), "below_0.1": float(np.mean(errors < 0.1)),
+            }  # fmt: skip
+        table["IRM"], table["V-REx"] = in_hindsight(table, "IRM"), in_hindsight(table, "V-REx")
+        results["designs"][name] = table
+        results["accepted"][name] = float(np.mean(accepted))
+    results["seconds_a_fit"] = {method: float(np.median(values)) for method, values in times.items()}
+    large = grouped_design("flip", FIRST_SEED, d=60, causes=8, children=8)
+    began = time.perf_counter()
+    ut.InvariantRegressor().fit(large.X, large.y, large.groups)
+    results["seconds_at_d_60"] = time.perf_counter() - began
+    return results
+
+
+def number(x: float) -> str:
+    return f"{x:.3f}" if x < 1 else f"{x:.2f}" if x < 9.995 else f"{x:.0f}"
+
+
+def cell(table: dict[str, Any], method: str, what: str, *, ends: bool = True) -> str:
+    """A median, bold where no other method but the oracle shows a smaller one, and its interval."""
+    middle, low, high = map(number, table[method][what])
+    least = number(min(table[m][what][0] for m in METHODS if m != "oracle"))
+    shown = f"**{middle}**" if middle == least and method != "oracle" else middle
+    return f"{shown} [{low}, {high}]" if ends else shown
+
+
+def page(results: dict[str, Any]) -> str:
+    """The text with its tables."""
+    designs = results["designs"]
+    lines = [
+        "# Grouped regression data: a benchmark",
+        "",
+        "Written by `python -m benchmarks grouped` from `benchmarks/results/grouped.json`; do not edit by hand.",
+        "",
+        f"Nine designs with a known answer (`undertow.models.grouped_designs`), {results['seeds']} data sets each: 30",
+        "columns, five groups of 1,000 rows. *Error* is |w - w\\*|/|w\\*| in units of the columns' deviations. *Risk*",
+        "is the largest mean squared error over test environments beyond the training range, divided by that of w\\*.",
+        "Medians with 95% bootstrap intervals over the data sets; the best of a column is bold, the oracle (least",
+        "squares on the causes alone) aside.",
+        "",
+        "## What works and what does not",
+        "",
+        "- `InvariantRegressor` is built for children of y whose effect differs between groups. Read its row beside",
+        f"  that of ICP: trying all subsets of {SCREENED} screened columns with the same test is a strong reference.",
+        "- It fails on some data sets, as the last columns show. Where means shift it mostly proposes no model that",
+        "  passes, though one exists, which ICP finds; then it returns least squares, with a warning.",
+        "  A model passes in: " + ", ".join(f"{name} {share:.0%}" for name, share in results["accepted"].items()) + ".",
+        "- `HeteroRegressor`, SGD with one group a step, helps where the effect of a child changes sign (flip) and",
+        "  not much elsewhere. The pooled u^2 - v^2 beside it stops as early and sees no groups: part of what both",
+        "  win is early stopping.",
+        "- IRM and V-REx have their penalty chosen in hindsight, the best of "
+        + ", ".join(f"{p:g}" for p in PENALTIES)
+        + " by median error",
+        "  in each design. No user can do that, and another optimiser may do better than L-BFGS from least squares.",
+        "- All models here are linear, and the data synthetic, with children of the kind these methods look for.",
+        "  Nothing follows for networks or for real data. A model that passes a test of invariance need not be causal.",
+        "",
+        "## Median errors",
+        "",
+        "| | " + " | ".join(designs) + " |",
+        "|---|" + "---|" * len(designs),
+    ]
+    for method in METHODS:
+        shown = [cell(table, method, "error", ends=False) for table in designs.values()]
+        lines.append(f"| {method} | " + " | ".join(shown) + " |")
+    for name, table in designs.items():
+        lines += ["", f"## {name}", "", "| | error | risk | share with error < 0.1 |", "|---|---|---|---|"]
+        for method in METHODS:
+            row = table[method]
+            label = f"{method}, penalty {row['penalty']:g}" if "penalty" in row else method
+            error, risk = cell(table, method, "error"), cell(table, method, "risk")
+            lines.append(f"| {label} | {error} | {risk} | {row['below_0.1']:.2f} |")
+    seconds = results["seconds_a_fit"]
+    lines += [
+        "",
+        "## Time of a fit",
+        "",
+        ", ".join(f"{m} {in_words(seconds[m])}" for m in METHODS if m in seconds)
+        + f". `InvariantRegressor` with 60 columns: {in_words(results['seconds_at_d_60'])}.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> list[tuple[str, str, str]]:
+    with jax.enable_x64(True):
+        results = measure()
+    save("grouped", results)
+    PAGE.write_text(page(json.loads((RESULTS / "grouped.json").read_text())))
+    rows = [
+        (f"grouped: {name}, median error of InvariantRegressor", f"{table['InvariantRegressor']['error'][0]:.3f}",
+         f"least squares {table['least squares']['error'][0]:.3f}")
+        for name, table in results["designs"].items()
+    ]  # fmt: skip
+    return [*rows, ("grouped: InvariantRegressor, d = 60", in_words(results["seconds_at_d_60"]), "< 2 s")]

@@ -1,0 +1,89 @@
+"""Random subspaces are nearly orthogonal: how nearly."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import xarray
+from jaxtyping import Array, Key
+
+from undertow.claims import statistics
+from undertow.claims.claim import Claim, Measurement
+from undertow.claims.criterion import Below, Check, Within
+from undertow.figures import style
+
+
+@dataclass(frozen=True)
+class Subspaces:
+    """Two independent random subspaces."""
+
+    draws: int
+    """Pairs at each dimension."""
+    first: int = 3
+    """Dimension of the first."""
+    second: int = 2
+    """Dimension of the second."""
+    smallest: int = 20
+    """The first dimension d of the space around them."""
+    doublings: int = 5
+    """How often it is doubled."""
+
+
+def _measure(parameters: Subspaces, key: Key[Array, ""]) -> Measurement:
+    p = parameters
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    dimensions = p.smallest * 2 ** np.arange(p.doublings + 1)
+    basis = lambda d, r: np.linalg.qr(rng.standard_normal((p.draws, d, r)))[0]
+    norm = lambda x: np.linalg.norm(x, ord=2, axis=(1, 2))
+    scaled = [norm(np.swapaxes(basis(d, p.first), 1, 2) @ basis(d, p.second)) * np.sqrt(d) for d in dimensions]
+    found = [statistics.mean(x) for x in scaled]
+    logs = np.log(dimensions) - np.log(dimensions).mean()
+    weights = logs / (logs**2).sum()
+    slope = float(weights @ np.log([m for m, _ in found])) - 0.5
+    error = float(np.sqrt(weights**2 @ np.array([(e / m) ** 2 for m, e in found])))
+    limit = statistics.mean(norm(rng.standard_normal((20 * p.draws, p.first, p.second))))
+    ratio = found[-1][0] / limit[0]
+    beyond = statistics.share(np.concatenate(scaled) > 2 * np.sqrt(p.first + p.second))
+    checks = (
+        Check("overlap ~ d^a, the exponent a", slope, -0.5, error, Within(0.02, 0.1)),
+        Check(
+            f"overlap times sqrt(d), d = {dimensions[-1]}, over the norm of a Gaussian r1 x r2 matrix", ratio, 1.0,
+            ratio * float(np.hypot(found[-1][1] / found[-1][0], limit[1] / limit[0])), Within(0.01, 0.1),
+        ),
+        Check("share beyond 2 sqrt((r1 + r2)/d)", beyond[0], 0.0, beyond[1], Below(0.01)),
+    )  # fmt: skip
+    data = xarray.Dataset(
+        {
+            "overlap": ("d", [m / np.sqrt(d) for (m, _), d in zip(found, dimensions, strict=True)]),
+            "error": ("d", [e / np.sqrt(d) for (_, e), d in zip(found, dimensions, strict=True)]),
+            "limit": limit[0],
+        },
+        coords={"d": dimensions},
+    )
+    return Measurement(checks, data, p.draws)
+
+
+def _draw(measurement: Measurement, parameters: Subspaces) -> Any:
+    figure, (axes,) = style.new_figure()
+    data = measurement.data
+    style.theory(axes, data.d, float(data.limit) / np.sqrt(data.d), "norm of a Gaussian r1 x r2 matrix / sqrt(d)")
+    style.points(axes, data.d, data.overlap, data.error, "largest cosine, mean")
+    axes.set(xlabel="d", ylabel="|U*'V*|", xscale="log", yscale="log")
+    axes.legend()
+    return figure
+
+
+CLAIMS = (
+    Claim(
+        id="random-overlap",
+        paper="heterogeneity",
+        place="Proposition 1",
+        statement="Random subspaces of dimensions r1 and r2 overlap by sqrt((r1 + r2)/d) at most, up to a constant; "
+        "for large d by the norm of a Gaussian r1 x r2 matrix over sqrt(d).",
+        equation="|U*'V*| <= t sqrt((r1 + r2)/d)",
+        scales={"smoke": Subspaces(1000), "default": Subspaces(4000), "full": Subspaces(20_000)},
+        measure=_measure,
+        draw=_draw,
+    ),
+)

@@ -1,0 +1,122 @@
+"""Figures as files: tidied, then written as SVG with the figure in words inside, or as PDF."""
+
+import html
+import io
+import re
+from typing import TYPE_CHECKING, Any
+
+from undertow.figures.style import applied
+from undertow.figures.words import describe
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["tidy", "to_pdf", "to_svg"]
+
+
+def to_svg(figure: "Figure") -> str:
+    """The figure as SVG text, the same bytes for the same figure; its words are in the element `desc`."""
+    tidy(figure)
+    text = _written(figure, "svg", {"Date": None, "Creator": None}).decode()
+    # a reader without DejaVu has Verdana, of the same widths, or something narrower
+    text = re.sub(r"(['\"]?)DejaVu Sans\1(, sans-serif)?", "'DejaVu Sans', Verdana, sans-serif", text)
+    text = re.sub(r"[ \t]+\n", "\n", text)
+    opening = re.search(r"<svg[^>]*>", text)
+    assert opening is not None
+    return f"{text[: opening.end()]}\n <desc>{html.escape(describe(figure))}</desc>{text[opening.end() :]}"
+
+
+def to_pdf(figure: "Figure") -> bytes:
+    """The figure as PDF, the same bytes for the same figure."""
+    tidy(figure)
+    return _written(figure, "pdf", {"CreationDate": None, "Creator": "undertow"})
+
+
+def _written(figure: "Figure", kind: str, metadata: dict[str, Any]) -> bytes:
+    buffer = io.BytesIO()
+    with applied():
+        figure.savefig(buffer, format=kind, metadata=metadata, dpi=150)
+    return buffer.getvalue()
+
+
+def tidy(figure: "Figure") -> None:
+    """Legends go above their panels, where they hide nothing; ticks get labels that do not run into each other."""
+    with applied():
+        for axes in figure.axes:
+            _tidy_ticks(axes)
+        legends = [axes for axes in figure.axes if axes.get_legend() is not None]
+        if legends:
+            figure.draw_without_rendering()
+        panels = sum(not hasattr(axes, "_colorbar") for axes in figure.axes)
+        if len(legends) == 1 and panels > 1:
+            _share_legend(figure, legends[0])
+        else:
+            for axes in legends:
+                _lift_legend(axes)
+
+
+def _tidy_ticks(axes: "Axes") -> None:
+    """On logarithmic axes 1 and its powers of ten get labels; the numbers between only where decades are few."""
+    import math
+
+    from matplotlib.ticker import AutoLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    figure: Any = axes.figure
+    size = axes.get_position().size * figure.get_size_inches()
+    for axis, limits, room, least in (
+        (axes.xaxis, axes.get_xlim(), size[0], 3.2),
+        (axes.yaxis, axes.get_ylim(), size[1], 2.2),
+    ):
+        if axis.get_scale() == "linear" and type(axis.get_major_locator()) is AutoLocator:
+            axis.set_major_locator(MaxNLocator(nbins=5 if room < least else 7, steps=[1, 2, 2.5, 5, 10]))
+        if axis.get_scale() != "log":
+            continue
+        decades = math.log10(max(limits) / min(limits))
+        axis.set_minor_formatter(NullFormatter())
+        if decades >= 2.5:
+            axis.set_major_locator(LogLocator(numticks=7))
+            continue
+        digits = (1, 2, 3, 4, 6, 8) if decades < 0.8 else (1, 2, 5) if decades < 1.6 else (1, 3)
+        axis.set_major_locator(LogLocator(subs=digits, numticks=20))
+        axis.set_major_formatter(FuncFormatter(_plain))
+
+
+def _plain(value: float, _: Any = None) -> str:
+    """A tick as one writes it: 0.02, 5, 30000; as a power of ten only beyond that."""
+    if 1e-3 <= value < 1e6:
+        return f"{value:.6g}"
+    mantissa, power = f"{value:.0e}".split("e")
+    return rf"${mantissa}\times 10^{{{int(power)}}}$" if mantissa != "1" else rf"$10^{{{int(power)}}}$"
+
+
+def _share_legend(figure: "Figure", axes: "Axes") -> None:
+    """The one legend of several panels, above them all."""
+    handles, names = axes.get_legend_handles_labels()
+    legend: Any = axes.get_legend()
+    legend.remove()
+    figure.legend(handles, names, loc="outside upper left", ncols=min(len(names), 6))
+
+
+def _lift_legend(axes: "Axes") -> None:
+    """The legend above the panel, in as many columns as its width has room for, and the title above the legend."""
+    legend: Any = axes.get_legend()
+    handles, names = axes.get_legend_handles_labels()
+    if not handles:
+        return
+    figure: Any = axes.figure
+    point = figure.dpi / 72
+    widths = [text.get_window_extent().width / point + 34 for text in legend.get_texts()]
+    room = axes.get_window_extent().width / point
+    columns = next(
+        (c for c in range(len(widths), 1, -1) if sum(max(widths[k::c]) for k in range(c)) <= room), 1
+    )  # matplotlib fills columns first; the widest entry of each row position is close enough
+    legend.remove()
+    axes.legend(
+        handles, names, loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, borderaxespad=0.3, borderpad=0.0,
+        columnspacing=1.4, handletextpad=0.6,
+    )  # fmt: skip
+    for place in ("left", "center", "right"):
+        if axes.get_title(loc=place):
+            rows = -(-len(names) // columns)
+            axes.set_title(axes.get_title(loc=place), loc=place, pad=8 + 14.5 * rows)

@@ -1,0 +1,75 @@
+"""A figure in words, read off the figure itself: for people who do not see it, and for the curious."""
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+__all__ = ["describe"]
+
+
+def describe(figure: "Figure") -> str:
+    """What the panels show: their axes, and every named line, set of points and map with where it begins and ends.
+
+    A figure that knows better carries its own words as its label (`figure.set_label`).
+
+    >>> from undertow.figures import style, words
+    >>> figure, (axes,) = style.new_figure()
+    >>> style.theory(axes, [0, 1, 2], [1, 0.5, 0.25], "flow")
+    >>> style.points(axes, [1, 2], [0.52, 0.24], [0.01, 0.01], "SGD")
+    >>> _ = axes.set_xlabel("time"), axes.set_ylabel("charge")
+    >>> words.describe(figure)
+    'charge against time. flow, a line: 1 at 0 to 0.25 at 2. SGD, 2 points with intervals: 0.52 at 1 to 0.24 at 2.'
+    """
+    if figure.get_label():
+        return str(figure.get_label())
+    panels = [axes for axes in figure.axes if not hasattr(axes, "_colorbar")]
+    sentences = [_panel(axes) for axes in panels]
+    if len(sentences) == 1:
+        return sentences[0]
+    return " ".join(f"Panel {k}: {sentence}" for k, sentence in enumerate(sentences, 1))
+
+
+def _panel(axes: "Axes") -> str:
+    from matplotlib.collections import QuadMesh
+
+    x, y = axes.get_xlabel(), axes.get_ylabel()
+    title = next((t for t in (axes.get_title(loc=place) for place in ("left", "center", "right")) if t), "")
+    found = [f"{y} against {x}" if x and y else y or x]
+    found += [_map(mesh) for mesh in axes.collections if isinstance(mesh, QuadMesh)]
+    handles, names = axes.get_legend_handles_labels()
+    found += [_series(name, handle) for handle, name in zip(handles, names, strict=True)]
+    found += [text.get_text() for text in axes.texts if text.get_text()]
+    return " ".join(f"{sentence}." for sentence in [title, *found] if sentence)
+
+
+def _series(name: str, handle: Any) -> str:
+    """A named line or set of points: how many, where it begins, where it ends."""
+    line, intervals = handle, False
+    if not hasattr(line, "get_xydata"):  # an errorbar is a container: its line, its caps, its bars
+        parts = getattr(handle, "lines", None)
+        if parts is None:
+            return name
+        line, intervals = parts[0], bool(parts[2])
+    data = np.asarray(line.get_xydata(), float)
+    data = data[np.isfinite(data).all(axis=1)]
+    if not len(data):
+        return f"{name}: no finite values"
+    drawn = line.get_linestyle() not in ("None", "none", "", " ")
+    count = f"{len(data)} point{'s' if len(data) > 1 else ''}"
+    kind = "a line" if drawn else f"{count} with intervals" if intervals else count
+    (x0, y0), (x1, y1) = data[0], data[-1]
+    place = f"{y0:.4g} at {x0:.4g}"
+    if len(data) > 1:
+        place = f"{y0:.4g} throughout" if drawn and np.ptp(data[:, 1]) == 0 else f"{place} to {y1:.4g} at {x1:.4g}"
+    return f"{name}, {kind}: {place}"
+
+
+def _map(mesh: Any) -> str:
+    values = np.ma.masked_invalid(mesh.get_array())
+    name = mesh.colorbar.ax.get_ylabel() if mesh.colorbar is not None else "values"
+    rows, columns = mesh.get_coordinates().shape[0] - 1, mesh.get_coordinates().shape[1] - 1
+    return f"{name}, a heat map of {columns} by {rows} cells: {values.min():.4g} to {values.max():.4g}"

@@ -1,0 +1,176 @@
+"""One environment a step on grouped data: the runs against `descend`, the phases against the runs."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+import undertow as ut
+from undertow.environments import hetero_regressor as module
+from undertow.environments.grouped import moments_of
+from undertow.environments.two_phase import growth_phases, moment_noise
+from undertow.models.grouped_designs import grouped_design
+
+
+def data(name="flip", seed=0, **sizes):
+    design = grouped_design(name, seed, **sizes)
+    return design, moments_of("fit", design.X, design.y, design.groups)[0]
+
+
+def test_a_step_is_the_gradient_step_of_the_mean_squared_error(x64):
+    """u <- u - eta dL_e/du on rows, by automatic differentiation, against the update on moments."""
+    design, moments = data(n=50, d=8)
+    x = (design.X - design.X.mean(0)) / design.X.std(0)
+    y = (design.y - design.y.mean()) / design.y.std()
+
+    def loss(params, e):
+        u, v = params
+        rows = design.groups == e
+        return jnp.mean((x[rows] @ (u**2 - v**2) - y[rows]) ** 2) / 2
+
+    rng = np.random.default_rng(0)
+    params = tuple(jnp.asarray(rng.uniform(0.1, 0.5, 8)) for _ in range(2))
+    noise = moment_noise(moments, jnp.float64)
+    for e in range(5):
+        by_rows = jax.grad(loss)(params, e)
+        by_moments = noise.gradient(params, jnp.asarray(e))
+        g = moments.gradients(np.asarray(params[0] ** 2 - params[1] ** 2))[e]
+        for rows, on_moments, formula in zip(by_rows, by_moments, (2 * params[0] * g, -2 * params[1] * g), strict=True):
+            np.testing.assert_allclose(rows, on_moments, atol=1e-12)
+            np.testing.assert_allclose(rows, formula, atol=1e-12)
+
+
+def test_runs_are_those_of_descend(x64):
+    """The same sequence of groups gives the same path as the noise's own steps."""
+    _, moments = data(n=100, d=8)
+    steps, eta = 40, 0.3
+    runs = module._descend(moments, eta, steps, 1e-3, 3, np.random.default_rng(5))
+    which = np.random.default_rng(5).choice(5, (steps, 3), p=moments.shares)
+    noise = moment_noise(moments, jnp.float64)
+
+    @jax.jit
+    def path(groups):
+        start = (jnp.full(8, 1e-3), jnp.full(8, 1e-3))
+        step = lambda p, e: (jax.tree.map(lambda a, g: a - eta * g, p, noise.gradient(p, e)), None)
+        return jax.lax.scan(step, start, groups)[0]
+
+    for seed in range(3):
+        u, v = path(jnp.asarray(which[:, seed]))
+        np.testing.assert_allclose(runs.coef[seed], u**2 - v**2, rtol=1e-9, atol=1e-14)
+        np.testing.assert_allclose(runs.log_u[seed], np.log(np.abs(u)), rtol=1e-8)
+
+
+def test_pooled_is_gradient_descent_on_all_rows():
+    design, _ = data("iid", n=100, d=8)
+    model = ut.HeteroRegressor(steps=4000, step_size=0.2, seeds=1).fit(design.X, design.y, design.groups)
+    columns = np.concatenate([np.ones((500, 1)), design.X], axis=1)
+    exact = np.linalg.lstsq(columns, design.y, rcond=None)[0]
+    np.testing.assert_allclose(model.pooled_coef_[:4], exact[1:5], atol=0.02)  # the others have hardly grown
+    np.testing.assert_allclose(model.pooled_intercept_, exact[0], atol=0.05)
+
+
+@pytest.mark.parametrize("theta", [0.4, 0.7, 1.0])
+@pytest.mark.parametrize("mean", [0.1, 0.3])
+def test_the_condition_for_two_values(theta, mean):
+    """s = m +- M at eta = theta/(2(m + M)): lam < 0 iff M > m (1 + 2/theta)."""
+    edge = mean * (1 + 2 / theta)
+    for spread, sign in ((edge * 1.02, -1), (edge * 0.98, 1)):
+        eta = theta / (2 * (mean + spread))
+        growth = np.mean(np.log(np.abs(1 + 2 * eta * np.array([mean - spread, mean + spread]))))
+        assert np.sign(growth) == sign
+
+
+def correlation(causes, seed, seeds=64):
+    """Of the predicted log u and log v of all but the causes with their means over simulated runs, alpha = 1e-6."""
+    design, moments = data(seed=seed, causes=causes)
+    truth = design.truth * moments.scale[:-1] / moments.scale[-1]
+    eta, alpha = module._safe_step_size(moments), 1e-6
+    arrived = growth_phases(moments, truth, step_size=eta, steps=100_000, alpha=alpha).t1
+    steps = int(1.5 * arrived)
+    phases = growth_phases(moments, truth, step_size=eta, steps=steps, alpha=alpha)
+    runs = module._descend(moments, eta, steps, alpha, seeds, np.random.default_rng(seed))
+    seen = np.stack([runs.log_u.mean(0), runs.log_v.mean(0)])
+    others = truth == 0
+    against = lambda predicted: np.corrcoef(predicted[:, others].ravel(), seen[:, others].ravel())[0, 1]
+    return against(phases.end), against(phases.two_phase(alpha, steps))
+
+
+def test_the_two_phase_law_for_one_cause():
+    phases, two = correlation(causes=1, seed=100)
+    assert phases > 0.99
+    assert two > 0.99
+
+
+@pytest.mark.slow
+def test_the_law_over_many_designs():
+    """One cause: the two-phase law. Four: one phase for each, better than a single t1."""
+    assert np.median([correlation(1, seed)[1] for seed in range(200, 220)]) > 0.99
+    four = np.array([correlation(4, seed) for seed in range(200, 220)])
+    assert np.median(four[:, 0]) > 0.99
+    assert np.median(four[:, 0]) > np.median(four[:, 1])
+
+
+def test_phases_of_a_variable_of_one_sign_never_shrink():
+    """All s_e of one sign: E log|1 + 2 eta s_e| > 0 for every step size."""
+    _, moments = data("consistent", d=8)
+    for eta in np.geomspace(1e-3, 10, 9):
+        phases = growth_phases(moments, np.zeros(8), step_size=eta, steps=10)
+        one_sign = (moments.cross > 0).all(0)
+        assert one_sign.any()
+        assert (phases.first[0, one_sign] > 0).all()
+        np.testing.assert_allclose(phases.end, np.log(1e-3) + 10 * phases.first)
+
+
+def test_it_filters_children_that_change_sign_and_says_why():
+    design, _ = data(seed=3)
+    model = ut.HeteroRegressor().fit(design.X, design.y, design.groups)
+    assert design.error(model.coef_) < 0.1
+    assert design.error(model.coef_) < design.error(model.pooled_coef_)
+    table = model.diagnosis_
+    assert list(table["lived"]) == list(design.truth != 0)
+    assert not np.isnan(table["predicted_log"]).any()
+    assert np.corrcoef(table["predicted_log"], table["simulated_log"])[0, 1] > 0.97
+    report = model.report()
+    assert len(report.splitlines()) == 31
+    assert "filtered: the groups pull it both ways" in report
+    assert "lives" in report
+
+
+def test_a_child_of_one_sign_lives():
+    design, _ = data("consistent", seed=3)
+    model = ut.HeteroRegressor().fit(design.X, design.y, design.groups)
+    assert model.diagnosis_["lived"][design.children].all()
+
+
+def test_diverged_runs_are_counted():
+    design, _ = data(n=50, d=8)
+    with pytest.raises(ValueError, match="every run diverged; use a smaller"):
+        ut.HeteroRegressor(step_size=30.0, steps=300).fit(design.X, design.y, design.groups)
+    some = ut.HeteroRegressor(step_size=0.85, steps=150, seeds=40).fit(design.X, design.y, design.groups)
+    lost = np.isnan(some.coef_runs_).any(1)
+    assert 0 < some.diverged_ < 40
+    assert some.diverged_ == lost.sum()
+    np.testing.assert_allclose(some.coef_, np.median(some.coef_runs_[~lost], axis=0))
+
+
+def test_units_do_not_matter():
+    design, _ = data(n=200, d=8)
+    model = ut.HeteroRegressor().fit(design.X, design.y, design.groups)
+    scaled = ut.HeteroRegressor().fit(design.X * 1e3 + 5, design.y * 1e-2 - 7, design.groups)
+    np.testing.assert_allclose(scaled.coef_, model.coef_ * 1e-5, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(scaled.predict(design.X * 1e3 + 5), model.predict(design.X) * 1e-2 - 7, rtol=1e-6)
+
+
+def test_conventions_and_bootstrap():
+    design, _ = data(n=200, d=8)
+    model = clone(ut.HeteroRegressor(alpha=1e-2, seeds=4).set_params(random_state=3))
+    assert model.get_params() == {"alpha": 1e-2, "seeds": 4, "random_state": 3, "step_size": None, "steps": None}
+    one = model.fit(design.X, design.y, design.groups).coef_
+    np.testing.assert_array_equal(clone(model).fit(design.X, design.y, design.groups).coef_, one)
+    assert model.score(design.X, design.y) > 0.5
+    with pytest.warns(UserWarning, match="5 groups are few"):
+        drawn = model.bootstrap(design.X, design.y, design.groups, repeats=30)
+    low, high = drawn.interval()
+    assert drawn.coef.shape == (30, 8)
+    assert ((low[:4] <= one[:4]) & (one[:4] <= high[:4])).sum() >= 3

@@ -1,0 +1,174 @@
+"""The invariance test has its level, the flow its threshold, and the estimator finds the truth where it should."""
+
+import warnings
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+import undertow as ut
+from undertow.environments.flow import heterogeneity_flow
+from undertow.environments.grouped import moments_of
+from undertow.environments.invariance import invariance_test
+from undertow.models.grouped_designs import grouped_design
+
+
+def rows(rng, noises, n=200, slope=(1.0, -0.5)):
+    """Groups with their own law of x and noise level, and the same linear model."""
+    parts = []
+    for e, noise in enumerate(noises):
+        x = rng.normal(e % 2, 1 + e % 3, (n, 2))
+        parts.append((x, x @ np.array(slope) + 3 + noise * rng.normal(size=n)))
+    return (
+        np.concatenate([x for x, _ in parts]),
+        np.concatenate([y for _, y in parts]),
+        np.repeat(range(len(noises)), n),
+    )
+
+
+def test_the_refit_is_generalised_least_squares():
+    """Against explicit weighted least squares on rows, with the weights iterated."""
+    X, y, groups = rows(np.random.default_rng(1), [0.3, 1.0, 4.0])
+    moments = moments_of("fit", X, y, groups)[0]
+    fit = invariance_test(moments, np.array([True, True]))
+    design = np.concatenate([np.ones((len(y), 1)), X], axis=1)
+    beta = np.zeros(3)
+    for _ in range(200):
+        noise = np.array([np.mean((y - design @ beta)[groups == e] ** 2) for e in range(3)])
+        half = 1 / np.sqrt(noise[groups])
+        beta = np.linalg.lstsq(design * half[:, None], y * half, rcond=None)[0]
+    coef, intercept = moments.original(fit.coef, fit.intercept)
+    np.testing.assert_allclose([intercept, *coef], beta, rtol=1e-6)
+    r = y - design @ beta
+    np.testing.assert_allclose(fit.risk * y.var(), np.mean(r**2), rtol=1e-6)
+    statistic = 0.0
+    for e in range(3):
+        z, left = design[groups == e], r[groups == e]
+        hat = z @ np.linalg.solve(z.T @ z, z.T @ left)
+        statistic += hat @ hat / np.mean(left**2)
+    np.testing.assert_allclose(fit.statistic, statistic, rtol=1e-5)
+    assert fit.freedom == (3 - 1) * (2 + 1)
+
+
+def test_the_level_of_the_test_with_unequal_noise():
+    """Rejections at 5% over 400 data sets: binomial, so within 4 standard deviations (1.1% each) of 5%."""
+    rng = np.random.default_rng(7)
+    p = []
+    for _ in range(400):
+        X, y, groups = rows(rng, [0.2, 1.0, 5.0, 2.0])
+        p.append(invariance_test(moments_of("fit", X, y, groups)[0], np.array([True, True])).p_value)
+    assert abs(np.mean(np.array(p) < 0.05) - 0.05) < 0.044
+
+
+def test_a_model_that_differs_is_rejected():
+    rng = np.random.default_rng(2)
+    X, y, groups = rows(rng, [1.0, 1.0, 1.0])
+    y = y + 0.5 * (groups == 1) * X[:, 0]
+    moments = moments_of("fit", X, y, groups)[0]
+    assert invariance_test(moments, np.array([True, True])).p_value < 1e-6
+
+
+def test_small_groups_lose_degrees_of_freedom():
+    """Two rows can contradict at most two conditions of three."""
+    X, y, groups = rows(np.random.default_rng(3), [1.0, 1.0], n=100)
+    X, y, groups = X[:102], y[:102], groups[:102]
+    assert np.bincount(groups).tolist() == [100, 2]
+    assert invariance_test(moments_of("fit", X, y, groups)[0], np.array([True, True])).freedom == 3 + 2 - 3
+
+
+def test_without_heterogeneity_the_flow_is_least_squares():
+    """rho = 0: the end of gradient flow on u^2 - v^2, which is least squares for what has had time to grow."""
+    rng = np.random.default_rng(4)
+    X = rng.normal(size=(3000, 3))
+    y = X @ np.array([1.0, -0.7, 0.5]) + 0.5 * rng.normal(size=3000)
+    moments = moments_of("fit", X, y, np.repeat([0, 1, 2], 1000))[0]
+    w = heterogeneity_flow(moments, np.zeros(2), np.array([False, True]))
+    np.testing.assert_allclose(w, np.stack([moments.least_squares()] * 2), atol=1e-6)
+
+
+def test_the_threshold_of_the_flow():
+    """One column alone: it stays small iff |gbar| < rho V at w = 0, V the stated variance."""
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(4000, 1))
+    groups = np.repeat([0, 1, 2, 3], 1000)
+    y = x[:, 0] * np.array([-0.2, 0.6, 0.2, 0.8])[groups] + rng.normal(size=4000)
+    moments = moments_of("fit", x, y, groups)[0]
+    curvature = moments.second[:, 0, 0]
+    spread = np.var(moments.cross[:, 0] / curvature, ddof=1) - np.mean(moments.power / (1000 * curvature))
+    edge = abs(moments.pooled_cross[0]) / spread
+    w = heterogeneity_flow(moments, edge * np.array([0.8, 1.25]), np.array([False, False]))
+    assert abs(w[0, 0]) > 0.01
+    assert abs(w[1, 0]) < 1e-5
+
+
+def test_nothing_invariant():
+    """Every variable has another effect in every group: pooled least squares, said aloud."""
+    rng = np.random.default_rng(6)
+    X, groups = rng.normal(size=(3000, 3)), np.repeat([0, 1, 2], 1000)
+    y = np.sum(X * rng.normal(size=(3, 3))[groups], axis=1) + 3.0 * groups + 0.1 * rng.normal(size=3000)
+    with pytest.warns(UserWarning, match="no linear model is the same in every group.*pooled least squares"):
+        model = ut.InvariantRegressor().fit(X, y, groups)
+    assert not model.invariant_
+    assert model.p_value_ < 0.05
+    assert np.isnan(model.rho_)
+    exact = np.linalg.lstsq(np.concatenate([np.ones((3000, 1)), X], axis=1), y, rcond=None)[0]
+    np.testing.assert_allclose([model.intercept_, *model.coef_], exact, atol=1e-8)
+
+
+def fit(name, seed, **sizes):
+    design = grouped_design(name, seed, **sizes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        return design, ut.InvariantRegressor().fit(design.X, design.y, design.groups)
+
+
+def test_what_it_keeps_and_reports():
+    design, model = fit("flip", 11)
+    assert model.invariant_
+    assert model.p_value_ > 0.05
+    assert design.error(model.coef_) < 0.05
+    assert design.error(model.pooled_coef_) > 0.1
+    assert not (model.support_ & design.children).any()
+    assert (model.coef_[~model.support_] == 0).all()
+    assert list(model.path_.columns) == ["start", "rho", "size", "p_value", "risk", "support"]
+    assert len(model.path_) == 26
+    passing = model.path_[model.path_["p_value"] > 0.05]
+    chosen = passing.loc[passing["risk"].idxmin()]
+    assert set(chosen["support"]) == set(np.flatnonzero(model.support_))
+    assert model.rho_ in set(passing["rho"])
+
+
+def test_units_do_not_matter():
+    design, model = fit("mild", 2)
+    moved = ut.InvariantRegressor().fit(design.X * 1e4 - 3, 1e-3 * design.y + 10, design.groups.astype(str))
+    np.testing.assert_allclose(moved.coef_, model.coef_ * 1e-7, rtol=1e-5, atol=1e-15)
+    np.testing.assert_allclose(moved.predict(design.X * 1e4 - 3), 1e-3 * model.predict(design.X) + 10, rtol=1e-6)
+
+
+def test_conventions_and_bootstrap():
+    design, model = fit("flip", 1, n=300, d=10)
+    assert clone(model).get_params() == {"level": 0.05, "alpha": 1e-3}
+    assert model.score(design.X, design.y) > 0.3
+    with pytest.warns(UserWarning, match="5 groups are few"):
+        drawn = model.bootstrap(design.X, design.y, design.groups, repeats=40)
+    low, high = drawn.interval()
+    assert ((low[:4] <= model.coef_[:4]) & (model.coef_[:4] <= high[:4])).all()
+
+
+BOUNDS = {"flip": 0.05, "mild": 0.05, "chain": 0.05, "iid": 0.05, "consistent": 0.1}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BOUNDS)
+def test_the_truth_is_found(name):
+    errors = []
+    for seed in range(9000, 9020):
+        design, model = fit(name, seed)
+        errors.append(design.error(model.coef_))
+    assert np.median(errors) <= BOUNDS[name]
+
+
+@pytest.mark.slow
+def test_mean_shifts_are_mostly_refused():
+    """Where it fails, it says so: the designs with shifted means are accepted at most 5 times in 20."""
+    assert sum(fit("shift", seed)[1].invariant_ for seed in range(9000, 9020)) <= 5
