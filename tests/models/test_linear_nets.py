@@ -19,7 +19,6 @@ from undertow.models.linear_nets import (
     hessian_trace,
     kaiming,
     loud_first,
-    noiseless,
     rank_one_loss,
     split_variance,
     squared_norms,
@@ -27,6 +26,7 @@ from undertow.models.linear_nets import (
     xavier,
 )
 from undertow.models.scale_invariant import LinearData, NormalisedLoss, start
+from undertow.noise.additive import noiseless
 
 N, HIDDEN = 4, 3
 DTYPE = jnp.float64

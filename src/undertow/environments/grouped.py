@@ -13,6 +13,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from undertow import validate
+from undertow.progress import Progress
 
 __all__ = [
     "PRESENT",
@@ -282,12 +283,14 @@ def bootstrap(
         )
     rng = np.random.default_rng(seed)
     fits = []
-    for repeat in range(repeats):
-        drawn = moments.take(rng.integers(0, count, count))
-        if drawn is not None:
-            coef, intercept = estimate(drawn, repeat)
-            if np.isfinite(coef).all():
-                fits.append((coef, intercept))
+    with Progress("bootstrap", repeats, None) as bar:
+        for repeat in range(repeats):
+            drawn = moments.take(rng.integers(0, count, count))
+            if drawn is not None:
+                coef, intercept = estimate(drawn, repeat)
+                if np.isfinite(coef).all():
+                    fits.append((coef, intercept))
+            bar.update(repeat + 1)
     if not fits:
         raise ValueError(
             f"`{function}`: no draw of groups gave a fit; a column varies in one group only, or all diverge."

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import validate
-from undertow.noise.additive import Additive
 from undertow.problem import Population, Problem
 
 __all__ = [
@@ -28,7 +27,6 @@ __all__ = [
     "hessian_trace",
     "kaiming",
     "loud_first",
-    "noiseless",
     "rank_one_loss",
     "split_variance",
     "squared_norms",
@@ -119,15 +117,6 @@ def condensed(problem: Problem) -> Problem:
     x, y = problem.data
     both = jnp.concatenate([x, y], axis=1)
     return _of_moment(problem.function, both.T @ both / both.shape[0], x.shape[1])
-
-
-def noiseless(problem: Problem) -> Additive:
-    """Gradient descent as a noise: one number is drawn a step, and multiplied by zero."""
-    return Additive(problem, _no_columns)
-
-
-def _no_columns(params: PyTree) -> PyTree:
-    return jax.tree.map(lambda leaf: jnp.zeros((*leaf.shape, 1), leaf.dtype), params)
 
 
 def _of_moment(loss: Loss, moment: Float[Array, "m m"], inputs: int) -> Problem:

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import jax
+import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
 from undertow import trees
@@ -11,7 +12,7 @@ from undertow.noise.base import AbstractNoise, normals, normals_now
 from undertow.noise.isotropic import refuse_population
 from undertow.problem import AbstractProblem
 
-__all__ = ["Additive"]
+__all__ = ["Additive", "noiseless"]
 
 
 class Additive(AbstractNoise):
@@ -75,3 +76,20 @@ class Additive(AbstractNoise):
         if len(ranks) != 1:
             raise ValueError(f"`Additive`: the trailing axes of `factor(params)` differ: {sorted(ranks)}; use one k.")
         return jax.ShapeDtypeStruct((ranks.pop(),), jax.tree.leaves(factor)[0].dtype)
+
+
+def noiseless(problem: AbstractProblem) -> Additive:
+    """Gradient descent as a noise: one number is drawn a step, and multiplied by zero.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import undertow as ut
+    >>> from undertow.noise.additive import noiseless
+    >>> bowl = ut.Problem(lambda w, _: jnp.sum(w**2) / 2, jnp.zeros(1))
+    >>> print(noiseless(bowl).draw(jax.random.key(0), jnp.ones(2)))
+    [1. 1.]
+    """
+    return Additive(problem, _no_columns)
+
+
+def _no_columns(params: PyTree) -> PyTree:
+    return jax.tree.map(lambda leaf: jnp.zeros((*leaf.shape, 1), leaf.dtype), params)

@@ -13,7 +13,8 @@ from undertow.claims.claim import Claim, Measurement
 from undertow.claims.criterion import Above, Below, Check
 from undertow.dynamics.descend import descend
 from undertow.figures import style
-from undertow.models.linear_nets import GaussianPairs, balance, condensed, cosine, noiseless, two_layer_loss, xavier
+from undertow.models.linear_nets import GaussianPairs, balance, condensed, cosine, two_layer_loss, xavier
+from undertow.noise.additive import noiseless
 from undertow.noise.minibatch import Minibatch
 
 

@@ -22,10 +22,10 @@ from undertow.models.linear_nets import (
     deep_loss,
     deep_start,
     loud_first,
-    noiseless,
     split_variance,
     squared_norms,
 )  # fmt: skip
+from undertow.noise.additive import noiseless
 from undertow.noise.minibatch import Minibatch
 from undertow.problem import Problem
 from undertow.symmetry.closed_forms import deep_linear_norms

@@ -15,7 +15,8 @@ from undertow.claims.criterion import Above, Below, Check, Within
 from undertow.dynamics.descend import descend
 from undertow.figures import style
 from undertow.models.autoencoder import ACTIVATIONS, AutoencoderLoss, latent_cosine
-from undertow.models.linear_nets import GaussianPairs, fan_in, loud_first, noiseless
+from undertow.models.linear_nets import GaussianPairs, fan_in, loud_first
+from undertow.noise.additive import noiseless
 from undertow.noise.minibatch import Minibatch
 from undertow.trajectory import Trajectory
 

@@ -15,7 +15,8 @@ from undertow.claims.claim import Claim, Measurement
 from undertow.claims.criterion import Above, Below, Check, Within
 from undertow.dynamics.descend import descend
 from undertow.figures import style
-from undertow.models.linear_nets import GaussianPairs, fan_in, hessian_trace, noiseless, split_variance, two_layer_loss
+from undertow.models.linear_nets import GaussianPairs, fan_in, hessian_trace, split_variance, two_layer_loss
+from undertow.noise.additive import noiseless
 from undertow.noise.minibatch import Minibatch
 
 PHIS = (0.2, 0.6, 1.0, 1.8)

@@ -14,8 +14,8 @@ from undertow.claims.claim import Claim, Measurement
 from undertow.claims.criterion import Above, Below, Check, Within
 from undertow.dynamics.descend import descend
 from undertow.figures import style
-from undertow.models.linear_nets import noiseless
 from undertow.models.scale_invariant import LinearData, NormalisedLoss, start
+from undertow.noise.additive import noiseless
 from undertow.noise.minibatch import Minibatch
 from undertow.problem import Problem
 
