@@ -268,7 +268,9 @@ class MatrixSensing(AbstractNoise):
         """For every environment of a table: how many measurements it has, their chi-square, and normals in the span."""
         assert isinstance(self.law, Table)
         environments, dtype = len(self.law.probabilities), self.truth.dtype
-        numbers = jax.random.multinomial(which, self.m, jnp.broadcast_to(self.law.probabilities, (count, environments)))
+        numbers = _multinomial(
+            which, jnp.asarray(self.m), jnp.broadcast_to(self.law.probabilities, (count, environments))
+        )
         first, second = jax.random.split(along)
         squares = 2 * jax.random.gamma(first, jnp.maximum(numbers, 0.5).astype(dtype) / 2)
         squares = jnp.where(numbers > 0, squares, 0).astype(dtype)
@@ -396,6 +398,9 @@ def _subspaces(d: int, rank: int, other: int, key: Any, dtype: Any) -> tuple[Arr
     first, second = jax.random.split(key)
     draw = lambda k, r: jnp.linalg.qr(jax.random.normal(k, (d, r), dtype))[0]
     return draw(first, rank), draw(second, other)
+
+
+_multinomial = jax.jit(jax.random.multinomial)  # a long program: compiled once for those who call it by itself
 
 
 def _chi_square(key: Array, degrees: int, shape: tuple[int, ...], dtype: Any) -> Array:

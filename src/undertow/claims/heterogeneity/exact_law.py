@@ -8,13 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray
-from jaxtyping import Array, Key
+from jaxtyping import Array, Key, PyTree
 from scipy.stats import ks_2samp
 
 from undertow import trees
 from undertow.claims.claim import Claim, Measurement
 from undertow.claims.criterion import AtLevel, Check, Within
 from undertow.figures.compare import compare
+from undertow.noise.ensembles import Correlated, MatrixNormal
 from undertow.noise.laws import AbstractLaw, Table, Uniform
 from undertow.noise.sensing import MatrixSensing
 
@@ -38,29 +39,43 @@ class Draws:
 def _kinds(parameters: Draws) -> dict[str, MatrixSensing]:
     table = Table([[-1.0, 0.5], [2.0, 1.0], [0.5, -2.0]], [0.2, 0.5, 0.3])
     density = Uniform([-1.0, 0.0], [2.0, 1.5])
+    filled = Table(
+        [[-1.0, 0.5, 0.7], [2.0, 1.0, -0.4], [0.5, -2.0, 0.2]], [0.2, 0.5, 0.3]
+    )  # two directions and the entry between them
+    d, (first, second) = parameters.d, jax.random.split(jax.random.key(3))
+    some = Correlated(jax.random.normal(first, (3 * d, d, d), jnp.float32) / d)
+    rows, columns = jnp.eye(d)[None] + jax.random.normal(second, (2, d, d), jnp.float32) / d
+    settings = [(f"{name}, {which}", law, which) for name, law in (("table", table), ("density", density))
+                for which in ENSEMBLES]  # fmt: skip
+    settings += [
+        ("entries off the diagonal, any covariance", filled, some),
+        ("entries off the diagonal, correlated rows and columns", filled, MatrixNormal(rows, columns)),
+    ]
     return {
-        f"{name}, {'pooled' if pooled else 'one environment'}, {ensemble}": MatrixSensing(
-            parameters.d, parameters.m, law, pooled=pooled, ensemble=ensemble, key=jax.random.key(1), dtype=jnp.float32
+        f"{name}, {'pooled' if pooled else 'one environment'}": MatrixSensing(
+            d, parameters.m, law, spurious_rank=2, pooled=pooled, ensemble=ensemble, key=jax.random.key(1),
+            dtype=jnp.float32,
         )
-        for name, law in (("table", table), ("density", density))
+        for name, law, ensemble in settings
         for pooled in (False, True)
-        for ensemble in ENSEMBLES
-    }
+    }  # fmt: skip
 
 
 def _exact(noise: MatrixSensing, point: Array, draws: int, key: Key[Array, ""]) -> tuple[np.ndarray, float]:
     """Draws of the library, the randomness in blocks as runs have it, and what it says of E|G U|^2."""
     arrays, rest = eqx.partition(noise, eqx.is_array)
 
-    def block(arrays: MatrixSensing, point: Array, key: Key[Array, ""]) -> tuple[Array, Array]:
+    def block(arrays: MatrixSensing, point: Array, drawn: PyTree) -> tuple[Array, Array]:
         noise = eqx.combine(arrays, rest)
         mean = noise.mean(point)
         told = noise.covariance(point).trace() + trees.dot(mean, mean)
-        return jax.vmap(lambda one: noise.gradient(point, one))(noise.randomness(key, BLOCK)), told
+        return jax.vmap(lambda one: noise.gradient(point, one))(drawn), told
 
-    # eight programs that run for a moment each: compiling them well takes longer than running them
+    # programs that run for a moment: compiling them well takes longer than running them, and the randomness is drawn
+    # outside, operation by operation, because all kinds share those
     compiled = jax.jit(block, compiler_options={"xla_backend_optimization_level": 0})
-    found = [compiled(arrays, point, k) for k in jax.random.split(key, -(-draws // BLOCK))]
+    keys = jax.random.split(key, -(-draws // BLOCK))
+    found = [compiled(arrays, point, noise.randomness(k, BLOCK)) for k in keys]
     return np.concatenate([np.asarray(g) for g, _ in found])[:draws], float(found[0][1])
 
 
@@ -68,13 +83,14 @@ def _explicit(noise: MatrixSensing, point: Array, draws: int, rng: np.random.Gen
     """Draws from m measurements each, by plain NumPy; only X = root(normals) comes from the ensemble."""
     d, m, k = noise.truth.shape[0], noise.m, noise.law.size
     each = m if noise.pooled else 1
-    root = jax.jit(jax.vmap(noise.ensemble.root))
-    u, v, signal = (np.asarray(x, np.float64) for x in (point, noise.problem.directions, noise.problem.signal))
+    root = jax.jit(jax.vmap(lambda white: noise.ensemble.root(white, d)))
+    each_part = jax.vmap(noise.problem.spurious)(jnp.eye(k))
+    u, parts, signal = (np.asarray(x, np.float64) for x in (point, each_part, noise.problem.signal))
     found = []
     for _ in range(-(-draws // BLOCK)):
         x = np.asarray(root(rng.standard_normal((BLOCK * m, *noise.ensemble.white(d))))).reshape(BLOCK, m, d * d)
         sizes = _environments(noise.law, BLOCK * each, rng).reshape(BLOCK, each, k)
-        target = (u @ u.T - signal).ravel() - sizes @ np.einsum("ik,jk->kij", v, v).reshape(k, d * d)
+        target = (u @ u.T - signal).ravel() - sizes @ parts.reshape(k, d * d)
         weights = (x * target).sum(2)
         found.append(np.einsum("nm,nmk->nk", weights, x).reshape(BLOCK, d, d) @ u / m)
     return np.concatenate(found)[:draws]
@@ -125,8 +141,8 @@ CLAIMS = (
         paper="heterogeneity",
         place="Algorithms 1 and 2, the law of a step",
         statement="A step on fresh Gaussian measurements has the law of one Gaussian matrix and a chi-square, with one "
-        "environment a step and pooled, for symmetric and for full measurements: no measurement need be drawn.",
-        equation="G = (c/m) M + (sqrt(c)/m) (|M| Z - <Z, M/|M|> M),  c ~ chi^2_m",
+        "environment a step and pooled, for symmetric, full and any other Gaussian measurements: none need be drawn.",
+        equation="G = (c/m) CM + (sqrt(c)/m) (s Z - <Z, M> CM/s),  s^2 = <M, CM>,  c ~ chi^2_m",
         scales={"smoke": Draws(8_000), "default": Draws(50_000), "full": Draws(200_000)},
         measure=_measure,
         draw=_draw,

@@ -75,13 +75,14 @@ def _path(parameters: Path, key: Key[Array, ""], pooled: bool) -> tuple[dict[str
     p = parameters
     law = two_point(1.0, p.spread, 2)
     sensing = MatrixSensing(p.d, p.m, law, rank=3, pooled=pooled, dtype=jnp.float32)
-    singular = lambda u: jnp.sqrt(jnp.maximum(jnp.linalg.eigvalsh(sensing.truth.T @ u @ u.T @ sensing.truth), 0))
+    inside = lambda u: sensing.truth.T @ u @ u.T @ sensing.truth
     run = descend(
         sensing, sensing.start(p.alpha), step_size=p.step_size, steps=p.steps, key=key, seeds=p.seeds, every=1,
-        observe={"singular": singular, "seen": sensing.measure}, progress=False,
+        observe={"inside": inside, "seen": sensing.measure}, progress=False,
     )  # fmt: skip
     lived = ~run.diverged
-    seen = {"singular": run.observed["singular"], **run.observed["seen"]}
+    singular = np.sqrt(np.maximum(np.linalg.eigvalsh(run.observed["inside"]), 0))
+    seen = {"singular": singular, **run.observed["seen"]}
     return {name: values[lived] for name, values in seen.items()}, int((~lived).sum())
 
 
