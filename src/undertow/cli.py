@@ -69,6 +69,75 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
+class SweepRun:
+    """Run a sweep, or go on with it: live progress, a figure that fills up, one dataset that xarray opens.
+
+    The same file finds what is finished, whatever interrupted it; a changed one starts beside it.
+    """
+
+    spec: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="SPEC.toml")]
+    """The file that says what to run: experiment, [axes], [parameters], seeds."""
+    on: str | None = None
+    """The address of a Dask scheduler, such as tcp://10.0.0.1:8786; without it, processes on this machine."""
+    jobs: int | None = None
+    """How many processes here; two by default."""
+    out: Path = Path("undertow-sweep")
+    """The folder in which each sweep gets its own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepCheck:
+    """Check a sweep before it runs: its parameters, the number of points, time and memory, from one block."""
+
+    spec: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="SPEC.toml")]
+    """The file that says what to run."""
+    on: str | None = None
+    """The address of a Dask scheduler."""
+    jobs: int | None = None
+    """How many processes here; two by default."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepStatus:
+    """Say how far a sweep is, what failed, and whether it is running."""
+
+    folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
+    """The folder of a sweep, or one with several."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """Run one experiment at many points: grids, ranges, random samples, seeds; on this machine or on a cluster."""
+
+    action: (
+        Annotated[SweepRun, tyro.conf.subcommand("run", prefix_name=False)]
+        | Annotated[SweepCheck, tyro.conf.subcommand("check", prefix_name=False)]
+        | Annotated[SweepStatus, tyro.conf.subcommand("status", prefix_name=False)]
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class PhaseDiagram:
+    """A phase diagram with the boundary that theory draws: undertow's own, run as a sweep."""
+
+    of: Literal["hetero", "recovery", "stability"] = "hetero"
+    """hetero: HeteroSGD over step size and heterogeneity. recovery: the limiting flow of label noise over equations and
+    sparsity. stability: a badly balanced start, as it is and at its noise equilibrium, over step size and imbalance."""
+    points: int | None = None
+    """Points along each axis."""
+    seeds: int | None = None
+    """Runs at every point."""
+    seed: int = 0
+    """Another number repeats it with other randomness."""
+    on: str | None = None
+    """The address of a Dask scheduler."""
+    jobs: int | None = None
+    """How many processes here; two by default."""
+    out: Path = Path("undertow-sweep")
+    """The folder in which each diagram gets its own."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Analyze:
     """Look at your own problem: its symmetries, where noise takes their charges, sharpness, and what to do about it.
 
@@ -107,6 +176,7 @@ Command = (
     Annotated[Verify, tyro.conf.subcommand("verify")]
     | Annotated[List, tyro.conf.subcommand("list")]
     | Annotated[Run, tyro.conf.subcommand("run")]
+    | Annotated[Sweep, tyro.conf.subcommand("sweep")]
     | Annotated[Analyze, tyro.conf.subcommand("analyze")]
     | Annotated[Errata, tyro.conf.subcommand("errata")]
     | Annotated[Report, tyro.conf.subcommand("report")]
@@ -139,11 +209,12 @@ def main(arguments: list[str] | None = None) -> None:
 def _parse(arguments: list[str]) -> Any:
     """One of the dataclasses above, filled in."""
     description = "What the noise of stochastic gradient descent does to a model: predicted, simulated, verified."
-    return tyro.cli(Command, prog="undertow", description=description, args=arguments)
+    config = (tyro.conf.OmitArgPrefixes,)
+    return tyro.cli(Command, prog="undertow", description=description, args=arguments, config=config)
 
 
 def _dispatch(command: Any) -> int:
-    actions = {Verify: _verify, List: _list, Analyze: _analyze, Errata: _errata, Report: _report}
+    actions = {Verify: _verify, List: _list, Sweep: _sweep, Analyze: _analyze, Errata: _errata, Report: _report}
     return actions[type(command)](command)
 
 
@@ -236,6 +307,37 @@ def _errata(command: Errata) -> int:
     return GOOD
 
 
+def _sweep(command: Sweep) -> int:
+    from undertow.lab.sweeps import sweep
+    from undertow.lab.sweeps.spec import read_spec
+
+    action = command.action
+    if isinstance(action, SweepStatus):
+        print(*sweep.status(action.folder), sep="\n")
+        return GOOD
+    spec = read_spec(action.spec)
+    if isinstance(action, SweepCheck):
+        print(*sweep.check(spec, on=action.on, jobs=action.jobs), sep="\n")
+        return GOOD
+    _, state = sweep.run_spec(spec, action.out, on=action.on, jobs=action.jobs)
+    return SURPRISE if state.failed else GOOD
+
+
+def _phase_diagram(arguments: list[str]) -> int:
+    command = tyro.cli(PhaseDiagram, prog="undertow run phase-diagram", args=arguments)
+    from undertow.lab.sweeps.sweep import phase_diagram
+
+    for name in ("points", "seeds"):
+        value = getattr(command, name)
+        if value is not None and value < (2 if name == "points" else 1):
+            return _complain(f"--{name} {value}: give a larger number.")
+    state = phase_diagram(
+        command.of, points=command.points, seeds=command.seeds, seed=command.seed, on=command.on, jobs=command.jobs,
+        out=command.out,
+    )  # fmt: skip
+    return SURPRISE if state.failed else GOOD
+
+
 def _analyze(command: Analyze) -> int:
     from undertow.analysis import analyze
     from undertow.lab import analyze as pages
@@ -279,8 +381,11 @@ def _run(arguments: list[str]) -> int:
         print("Runs one experiment with your own numbers; `undertow run EXPERIMENT --help` shows its parameters.\n")
         for claim in registry.values():
             print(f"  {claim.id:<28}{claim.place} ({claim.paper})")
+        print(f"  {'phase-diagram':<28}HeteroSGD, recovery by label noise, stability: a sweep over two parameters")
         return GOOD
     name, *rest = arguments
+    if name == "phase-diagram":
+        return _phase_diagram(rest)
     if name not in registry:
         return _complain(registry.unknown(name))
     claim = registry[name]
