@@ -3,8 +3,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
+TORCH := src/undertow/torch tests/torch
+ONE_THREAD := OMP_NUM_THREADS=1 XLA_FLAGS=--xla_backend_optimization_level=0
 
-.PHONY: help setup verify check lint types test test-report test-all browser bench clean
+.PHONY: help setup verify check lint types test test-torch test-torch-all test-report test-all browser faults bench docs gallery clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -16,8 +18,16 @@ setup: .venv/.done ## a virtual environment in .venv with undertow and what its 
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
+.venv/.done-torch: .venv/.done
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,torch-test]'
+	@touch $@
+
 .venv/.done-bench: .venv/.done
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
+	@touch $@
+
+.venv/.done-docs: .venv/.done
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	@touch $@
 
 verify: setup ## run every claim at the smallest scale and write undertow-report/report.html
@@ -33,7 +43,13 @@ types: setup
 	$(BIN)/ty check
 
 test: check ## lint, types, fast tests and the examples in docstrings (code compiled without optimisation: a third faster)
-	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m pytest -q -n $(WORKERS) -m 'not slow and not browser'
+	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m pytest -q -n $(WORKERS) $(TORCH:%=--ignore=%) -m 'not slow and not browser and not docs'
+
+test-torch: .venv/.done-torch ## the PyTorch bridge, on models of transformers and PEFT with random weights
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -n $(WORKERS) -m 'not slow' $(TORCH)
+
+test-torch-all: .venv/.done-torch ## the same with its slow tests: every census for five seeds
+	$(ONE_THREAD) $(BIN)/python -m pytest -q -n $(WORKERS) $(TORCH)
 
 test-report: setup browser ## report.html in a real browser: by mouse and keyboard, on a phone, in the dark, on paper
 	$(BIN)/python -m pytest -q -m browser tests/report
@@ -47,12 +63,25 @@ browser:
 	fi
 
 test-all: check ## the same with the slow tests, and the code compiled as users have it
-	$(BIN)/python -m pytest -q -n $(WORKERS) -m 'not browser'
+	$(BIN)/python -m pytest -q -n $(WORKERS) $(TORCH:%=--ignore=%) -m 'not browser and not docs'
+
+faults: setup ## 200 faults at random times in sweeps: kills, full disks, tasks that raise or hang; writes docs/faults.md
+	@rm -rf .faults
+	PYTHONPATH=tests/lab $(BIN)/python tests/lab/sweep_faults.py .faults 200 0 docs/faults.md
+	@rm -rf .faults
 
 bench: .venv/.done-bench ## speed against numba, NumPy and PyTorch, written to benchmarks/results
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.readme
 
+docs: .venv/.done-docs browser ## runs every code block of the documentation and builds it in site/, without a warning
+	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m docs tests/docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "site/index.html"
+
+gallery: verify ## runs every claim at the smallest scale and puts the figures into docs/gallery
+	$(BIN)/python -m docs.gallery undertow-report
+
 clean: ## removes .venv and what tools left behind
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

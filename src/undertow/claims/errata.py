@@ -231,6 +231,44 @@ ERRATA: tuple[Erratum, ...] = (
         "E[theta'A theta] - C* = 2 E[delta]'A theta* + Tr[A Cov]",
         claim="broken-charge",
     ),
+    Erratum(
+        paper="noise_equilibrium",
+        place="Lemma B.3, Eq. (55), and Corollary B.4, Eq. (62)",
+        printed="-(C - C*)/lambda* <= 2 theta*'A_+^2 theta* for lambda* > 0, and so -dC/dt/(C - C*) >= "
+        "sigma^2 Tr[Sigma* A_+^2]/theta*'A_+^2 theta* (A_- for lambda* < 0)",
+        right="the term of A_- that (59) drops is negative, not positive, and neither bound holds; the rate is "
+        "2 sigma^2 Tr[Sigma A^2]/theta'A^2 theta (C = 1/2 theta'A theta) at a point of the orbit between the two",
+        claim="charge-relaxes",
+    ),
+    Erratum(
+        paper="noise_equilibrium",
+        place="Lemma B.5, Eq. (63), and Eq. (72)",
+        printed="E(C - C*)^2 <= (2 mu^2 + s^2)/(2 sigma^4 c_0^2)",
+        right="mu^2/(sigma^2 c_0)^2 + s^2/(2 sigma^2 c_0), as the line before, (71), gives it",
+        claim="charge-follows",
+    ),
+    Erratum(
+        paper="noise_equilibrium",
+        place="Section 5.2, after Eq. (15), Kaiming",
+        printed="the variances are 1 in U and 1/d_x in W, and a net with d = d_x = d_y starts as sharp as it ends",
+        right="with variance 1 in U it starts (d + 1)/2 times sharper; what is said holds for variance 1/d in U",
+        claim="sharpness-of-starts",
+    ),
+    Erratum(
+        paper="noise_equilibrium",
+        place="Section 5.2, after Eq. (15), Xavier",
+        printed="the variances are 1/(d_y + d) and 1/(d + d_x), and S_init is slightly smaller than S_end",
+        right="S_init/S_end = d/(d + d_x) for d >= d_x = d_y, a half for a square net; Xavier's variances are twice "
+        "as large, and with them S_init >= S_end",
+        claim="sharpness-of-starts",
+    ),
+    Erratum(
+        paper="noise_equilibrium",
+        place="Theorem D.1",
+        printed="for any real gamma the expected change of the charge falls along an orbit and has a zero",
+        right="for gamma >= 0, as in Theorem 4.3: with gamma < 0 a scale-invariant loss has none",
+        claim="discrete-fixed-point",
+    ),
 )
 
 

@@ -104,7 +104,7 @@ CLAIMS = (
         statement="SGD on a two-layer linear net aligns its layers, a = W Gamma_W W' with b = U'Gamma_U U, up to "
         "fluctuations; gradient descent from the same starts (Xavier) keeps them apart.",
         equation="W E[|r|^2 xx'] W' = U' E[|x|^2 rr'] U,  r = UWx - y",
-        scales={"smoke": Alignment(8), "default": Alignment(16), "full": Alignment(128)},
+        scales={"smoke": Alignment(4), "default": Alignment(16), "full": Alignment(128)},
         measure=_measure,
         draw=_draw,
     ),

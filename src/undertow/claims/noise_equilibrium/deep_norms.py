@@ -196,7 +196,7 @@ CLAIMS = (
         "by the data, as the corrected theorem says, from orthogonal layers of equal or of different norms. (From "
         "Gaussian layers many runs lose a direction, and the theorem's full rank with it.)",
         equation="|W_i|^2 = beta d,  beta = (Tr S'/sqrt(Tr Sx Tr Se))^(2/D),  1 < i < D",
-        scales={"smoke": Gaussian(8, 30_000), "default": Gaussian(16, 60_000), "full": Gaussian(128, 120_000)},
+        scales={"smoke": Gaussian(4, 20_000), "default": Gaussian(16, 60_000), "full": Gaussian(128, 120_000)},
         measure=_measure,
         draw=_draw,
     ),
@@ -207,7 +207,7 @@ CLAIMS = (
         statement="The same on handwritten digits: the middle layers end with one norm under SGD; gradient descent "
         "keeps the differences they start with.",
         equation="|W_2|^2 = ... = |W_(D-1)|^2",
-        scales={"smoke": Digits(16, 50_000), "default": Digits(32, 80_000), "full": Digits(128, 160_000)},
+        scales={"smoke": Digits(12, 50_000), "default": Digits(32, 80_000), "full": Digits(128, 160_000)},
         measure=_measure_digits,
         draw=_draw_digits,
     ),

@@ -188,6 +188,10 @@ def _vector_loss(p: PyTree, sample: PyTree) -> Array:
     return (p[0] @ p[1] * x - y) ** 2
 
 
+def _itself(params: PyTree) -> PyTree:
+    return params
+
+
 def _size(p: PyTree) -> Array:
     """log |U'U - WW'|: all entries of that matrix decay by the same factor at every step."""
     return jnp.log(jnp.sum((jnp.outer(p[0], p[0]) - jnp.outer(p[1], p[1])) ** 2)) / 2
@@ -212,7 +216,7 @@ def _measure_vectors(parameters: Vectors, key: Key[Array, ""]) -> Measurement:
         unit = 4 * eta * variance
         run = descend(
             Minibatch(problem, size), start, step_size=eta, steps=round(relaxations * size / (unit * eta)), key=k,
-            observe={"log": _size, "params": lambda p: p}, seeds=parameters.seeds, lane_width=parameters.seeds,
+            observe={"log": _size, "params": _itself}, seeds=parameters.seeds, lane_width=parameters.seeds,
             progress=False,
         )  # fmt: skip
         logs = run.observed["log"]

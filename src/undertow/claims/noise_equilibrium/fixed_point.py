@@ -317,7 +317,7 @@ CLAIMS = (
         place="Theorem 4.3 and Lemma B.1",
         statement="Along every orbit the flow of the charge falls, the charge rises, and the flow has one zero.",
         equation="Tr[Sigma(theta_lambda) A] = Tr[exp(-2 lambda A) Sigma(theta) A],  G(theta_lambda*) = 0",
-        scales={"smoke": Orbits(3), "default": Orbits(20), "full": Orbits(200)},
+        scales={"smoke": Orbits(2), "default": Orbits(20), "full": Orbits(200)},
         measure=_measure_theorem,
         draw=_draw_theorem,
     ),
@@ -328,7 +328,7 @@ CLAIMS = (
         statement="Where the generator has one sign, as for scale invariance, the equilibrium lies at infinity without "
         "weight decay, and at a finite point with it.",
         equation="G(theta_lambda) = exp(-2 lambda) G(theta) > 0",
-        scales={"smoke": Orbits(3), "default": Orbits(20), "full": Orbits(200)},
+        scales={"smoke": Orbits(2), "default": Orbits(20), "full": Orbits(200)},
         measure=_measure_infinity,
         draw=_draw_infinity,
     ),
@@ -339,7 +339,7 @@ CLAIMS = (
         statement="SGD on a factorisation ends at the same UU' and W'W wherever it started, that of the closed form; "
         "gradient descent ends elsewhere from every start.",
         equation="U = Gamma_U^-1/2 L sqrt(S) F,  W = F' sqrt(S) R Gamma_W^-1/2",
-        scales={"smoke": Starts(8), "default": Starts(32), "full": Starts(256)},
+        scales={"smoke": Starts(4), "default": Starts(32), "full": Starts(256)},
         measure=_measure_starts,
         draw=_draw_starts,
     ),

@@ -288,7 +288,7 @@ CLAIMS = (
         place="Appendix D, Eq. (97), with weight decay",
         statement="A step of SGD changes the charge by an amount that its batch gradient fixes, on every path.",
         equation="dC = -4 eta gamma (1 - eta gamma) C + eta^2/2 g'A g",
-        scales={"smoke": Batches(2000), "default": Batches(20_000), "full": Batches(200_000)},
+        scales={"smoke": Batches(5000), "default": Batches(20_000), "full": Batches(200_000)},
         measure=_measure_identity,
         draw=_draw_identity,
     ),
@@ -299,7 +299,7 @@ CLAIMS = (
         statement="The expected change of the charge in a step is known exactly, with and without replacement. The "
         "flow in continuous time leaves out the mean gradient, a large part of it away from minima.",
         equation="E dC = -4 eta gamma (1 - eta gamma) C + eta^2/2 (grad L'A grad L + c Tr[Sigma A]/S)",
-        scales={"smoke": Batches(20_000), "default": Batches(100_000), "full": Batches(1_000_000)},
+        scales={"smoke": Batches(5000), "default": Batches(100_000), "full": Batches(1_000_000)},
         measure=_measure_expected,
         draw=_draw_expected,
     ),

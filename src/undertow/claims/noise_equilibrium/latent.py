@@ -174,7 +174,7 @@ CLAIMS = (
         "makes the difference: `latent-fresh-data` parts the two.",
         equation="W Sigma_x W'/Tr Sigma_x = U'Sigma_eps U/Tr Sigma_eps",
         scales={
-            "smoke": Latent(8, 4000, 4, 600),
+            "smoke": Latent(4, 2000, 4, 500, samples=250),
             "default": Latent(8, 10_000, 8, 3000),
             "full": Latent(64, 10_000, 64, 10_000),
         },
@@ -190,7 +190,7 @@ CLAIMS = (
         "a fixed data set SGD leaves them unlike.",
         equation="W Sigma_x W'/Tr Sigma_x = U'Sigma_eps U/Tr Sigma_eps",
         scales={
-            "smoke": Latent(8, 4000, 4, 400),
+            "smoke": Latent(4, 2000, 4, 500, samples=250),
             "default": Latent(8, 10_000, 8, 2000),
             "full": Latent(64, 10_000, 64, 4000),
         },

@@ -207,7 +207,7 @@ CLAIMS = (
         "for inputs of variances phi and 2 - phi, and the sharpness follows. Gradient descent with weight decay always "
         "ends with equal norms.",
         equation="|U|^2/|W|^2 = sqrt(phi (2 - phi)),  Tr H/(4 n^2) = (sqrt(phi) + sqrt(2 - phi))/2",
-        scales={"smoke": Online(8, 12_000), "default": Online(16, 30_000), "full": Online(128, 120_000)},
+        scales={"smoke": Online(4, 12_000, 12, 24), "default": Online(16, 30_000), "full": Online(128, 120_000)},
         measure=_measure,
         draw=_draw,
     ),
@@ -218,7 +218,7 @@ CLAIMS = (
         statement="Step size, batch size and width move the ratio of the norms that SGD ends with by a few per cent "
         "only, less the smaller the step size over the batch size.",
         equation="|U|^2/|W|^2 = sqrt(phi (2 - phi)) at phi = 0.2",
-        scales={"smoke": Online(8, 18_000), "default": Online(16, 60_000), "full": Online(128, 240_000)},
+        scales={"smoke": Online(4, 18_000, 12, 24), "default": Online(16, 60_000), "full": Online(128, 240_000)},
         measure=_measure_settings,
         draw=_draw_settings,
     ),

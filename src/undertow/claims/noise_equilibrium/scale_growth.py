@@ -151,7 +151,7 @@ CLAIMS = (
         "gradient descent. With a scaling symmetry for each layer (net B) each layer grows; with a common one only "
         "(net A) a layer may shrink.",
         equation="|theta+|^2 - |theta|^2 = eta^2 |g|^2",
-        scales={"smoke": Growth(8, 4), "default": Growth(16, 8), "full": Growth(128, 16)},
+        scales={"smoke": Growth(4, 2), "default": Growth(16, 8), "full": Growth(128, 16)},
         measure=_measure,
         draw=_draw,
     ),

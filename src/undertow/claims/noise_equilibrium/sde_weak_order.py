@@ -126,7 +126,7 @@ CLAIMS = (
         statement="SGD follows the SDE d theta = -grad L dt + sqrt(2 sigma^2 Sigma) dW with sigma^2 = eta/(2S), to "
         "weak order one: expectations differ by O(eta).",
         equation="|E phi(SGD at time T) - E phi(SDE at time T)| = O(eta)",
-        scales={"smoke": WeakOrder(100_000), "default": WeakOrder(1_000_000), "full": WeakOrder(10_000_000)},
+        scales={"smoke": WeakOrder(4 * LANE), "default": WeakOrder(1_000_000), "full": WeakOrder(10_000_000)},
         measure=_measure,
         draw=_draw,
     ),

@@ -1,8 +1,10 @@
 """The derivatives of Phi: the projector, and the second derivative with the right signs."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +16,7 @@ from undertow.claims.claim import Claim, Measurement
 from undertow.claims.criterion import Below, Check, Within
 from undertow.dynamics.settle import settle
 from undertow.figures.compare import compare
-from undertow.manifold.drift import second_derivative
+from undertow.manifold.drift import Parts, second_derivative
 from undertow.manifold.geometry import frame_at
 from undertow.models import curves
 from undertow.models.linear import LinearModel
@@ -38,27 +40,52 @@ def second_difference(values: list[Any]) -> np.ndarray:
     return np.tensordot([-1, 16, -30, 16, -1], np.stack([np.asarray(v) for v in values]), axes=1) / (12 * STEP**2)
 
 
+@eqx.filter_jit
+def parts_at(problem: AbstractProblem, point: PyTree, factor: PyTree) -> Parts:
+    """`second_derivative`, compiled once for a loss."""
+    return second_derivative(problem, point, factor)
+
+
+metric = functools.cache(curves.metric)
+"""One loss, so that what is compiled for it serves every claim."""
+
+
+def end_of(problem: AbstractProblem, params: PyTree) -> PyTree:
+    """Phi(params), near the rounding of double precision."""
+    return settle(problem, params, tolerance=1e-12)
+
+
 def _losses(key: Key[Array, ""]) -> dict[str, tuple[AbstractProblem, PyTree]]:
     model = LinearModel.draw(key, d=6, n=3, sparsity=2, dtype=jnp.float64)
     net = TanhNet.draw(jax.random.key(0), inputs=5, hidden=8, n=5, dtype=jnp.float64)
-    plain = curves.metric()
+    plain = metric()
     return {
-        "linear model": (model.problem, model.settle(model.start(1.0))),
-        "tanh network": (net.problem, settle(net.problem, net.params, tolerance=1e-12)),
-        "metric": (plain, settle(plain, jnp.array([0.6, 0.7, 0.2, 0.3, 0.4]), tolerance=1e-12)),
+        "linear model": (model.problem, model.start(1.0)),
+        "tanh network": (net.problem, net.params),
+        "metric": (plain, jnp.array([0.6, 0.7, 0.2, 0.3, 0.4])),
     }
+
+
+def _pushed(problem: AbstractProblem, params: PyTree, vector: PyTree) -> tuple[PyTree, PyTree]:
+    """Phi(params) and dPhi(params) applied to a vector. Compiled inside; with its errors it could not be stored."""
+    return jax.jvp(lambda p: end_of(problem, p), (params,), (vector,))
+
+
+@eqx.filter_jit
+def _projected(problem: AbstractProblem, point: PyTree, vector: PyTree) -> Array:
+    """P v."""
+    return frame_at(problem, point).project(trees.ravel(vector))
 
 
 def _measure_first(parameters: Directions, key: Key[Array, ""]) -> Measurement:
     checks, found = [], []
-    for name, (problem, point) in _losses(key).items():
-        frame = frame_at(problem, point)
-        push = jax.jit(lambda v, task=problem, x=point: jax.jvp(lambda p: settle(task, p), (x,), (v,))[1])
+    for name, (problem, start) in _losses(key).items():
+        point, _ = _pushed(problem, start, start)
         errors = []
         for k in jax.random.split(key, parameters.directions):
             v = trees.standard_normal(k, point)
-            errors.append(float(jnp.linalg.norm(trees.ravel(push(v)) - frame.project(trees.ravel(v)))))
-        checks.append(Check(f"{name}: |dPhi v - P v|", max(errors), 0.0, 0.0, Below(1e-6)))
+            errors.append(np.linalg.norm(trees.ravel(_pushed(problem, point, v)[1]) - _projected(problem, point, v)))
+        checks.append(Check(f"{name}: |dPhi v - P v|", float(max(errors)), 0.0, 0.0, Below(1e-6)))
         found.append(errors)
     data = xarray.Dataset({"error": (("loss", "direction"), np.array(found))})
     return Measurement(tuple(checks), data, seeds=parameters.directions)
@@ -69,15 +96,15 @@ def _measure_second(parameters: Directions, key: Key[Array, ""]) -> Measurement:
     checks, found = [], []
     # Eq. (9) prints the tangent and the mixed part with the opposite signs
     printed = {"tangent": -1.0, "normal": None, "mixed": -1.0}
-    for name, (problem, point) in _losses(key).items():
+    for name, (problem, start) in _losses(key).items():
         measured, parts = [], []
-        phi = jax.jit(lambda p, task=problem: trees.ravel(settle(task, p, tolerance=1e-12)))
+        point = end_of(problem, start)
         for k in jax.random.split(key, parameters.directions):
             v = trees.standard_normal(k, point)
-            values = [np.asarray(phi(trees.add(point, trees.scale(m * STEP, v)))) for m in (-2, -1, 0, 1, 2)]
-            measured.append(second_difference(values))
+            ends = [end_of(problem, trees.add(point, trees.scale(m * STEP, v))) for m in (-2, -1, 0, 1, 2)]
+            measured.append(second_difference([trees.ravel(end) for end in ends]))
             factor = jax.tree.map(lambda leaf: leaf[..., None], v)
-            parts.append([np.asarray(trees.ravel(part)) for part in second_derivative(problem, point, factor)])
+            parts.append([np.asarray(trees.ravel(part)) for part in parts_at(problem, point, factor)])
         design = np.concatenate([np.stack(p, axis=1) for p in parts])
         fitted, *_ = np.linalg.lstsq(design, np.concatenate(measured), rcond=None)
         for value, (part, wrong) in zip(fitted, printed.items(), strict=True):

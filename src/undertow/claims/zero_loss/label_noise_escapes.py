@@ -60,7 +60,7 @@ def _measure(parameters: Escape, key: Key[Array, ""]) -> Measurement:
             step_size=parameters.step_size,
             steps=steps,
             key=run_key,
-            observe={"params": lambda p: p},
+            observe={"params": _itself},
             every=every,
             seeds=parameters.seeds,
             lane_width=min(parameters.seeds, 16),
@@ -72,7 +72,9 @@ def _measure(parameters: Escape, key: Key[Array, ""]) -> Measurement:
         sgd.append(_settled_errors(double, lived))
         start = double.start(parameters.alpha)
         decayed = [double.decayed(start, t, parameters.strength) for t in slow_time]
-        path = jax.tree.map(lambda *leaves: jnp.stack(leaves)[None], *decayed)
+        # as many copies as there are runs: the program is compiled already
+        runs = len(lived[0])
+        path = jax.tree.map(lambda *leaves, k=runs: np.stack([np.stack(leaves)] * k), *decayed)
         flow.append(_settled_errors(double, path)[0])
         plain.append(flow[-1][0])  # at time 0 the flow is where gradient descent ends
     ends = np.array([errors[:, -1].mean() for errors in sgd])
@@ -95,10 +97,18 @@ def _measure(parameters: Escape, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, seeds=parameters.data_sets, diverged=diverged)
 
 
+def _itself(params: Any) -> Any:
+    return params
+
+
 def _settled_errors(model: LinearModel, params: Any) -> np.ndarray:
     """|Phi(x) - w*| for params with leading axes (runs, times)."""
-    settled = eqx.filter_jit(jax.vmap(jax.vmap(lambda p: model.error(model.settle(p)))))
-    return np.asarray(settled(jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params)))
+    return np.asarray(_settled(model, jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params)))
+
+
+@eqx.filter_jit
+def _settled(model: LinearModel, params: Any) -> Array:
+    return jax.vmap(jax.vmap(lambda p: model.error(model.settle(p))))(params)
 
 
 def _draw(measurement: Measurement, parameters: Escape) -> Any:
@@ -129,7 +139,7 @@ CLAIMS = (
         statement="From deep in the kernel regime (alpha = 1) label-noise SGD on the overparametrised linear model "
         "escapes and finds the sparse ground truth; gradient descent from the same start does not.",
         equation="f_i = z_i.(u^2 - v^2),  x(t) = Phi(exp(-delta^2 s t/2) x(0)),  s_j = (4/n) sum_i z_ij^2",
-        scales={"smoke": Escape(4, 2), "default": Escape(12, 4), "full": Escape(50, 16)},
+        scales={"smoke": Escape(6, 1, slow_time=5.0), "default": Escape(12, 4), "full": Escape(50, 16)},
         measure=_measure,
         draw=_draw,
     ),

@@ -206,7 +206,7 @@ CLAIMS = (
         statement="Label noise makes u_j v_j decay at the rate delta^2 s_j in slow time; SGD approaches that with an "
         "excess proportional to the step size, eta/2 |grad f_i|^2 on average.",
         equation="d/dt (u_j v_j) = -delta^2 s_j u_j v_j,  s_j = (4/n) sum_i z_ij^2",
-        scales={"smoke": Rates(64), "default": Rates(256), "full": Rates(4096)},
+        scales={"smoke": Rates(16), "default": Rates(256), "full": Rates(4096)},
         measure=_measure_rate,
         draw=_draw,
     ),

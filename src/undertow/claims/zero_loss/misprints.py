@@ -12,14 +12,11 @@ from jaxtyping import Array, Key
 from undertow import trees
 from undertow.claims.claim import Claim, Measurement
 from undertow.claims.criterion import Above, Check, Within
-from undertow.claims.zero_loss.derivatives import STEP, second_difference
+from undertow.claims.zero_loss.derivatives import STEP, end_of, metric, parts_at, second_difference
 from undertow.dynamics.descend import descend
-from undertow.dynamics.settle import settle
 from undertow.figures.compare import compare
-from undertow.manifold.drift import second_derivative
 from undertow.manifold.geometry import frame_at
 from undertow.manifold.limit import Limit
-from undertow.models import curves
 from undertow.models.linear import LinearModel, predict
 from undertow.noise.label import LabelNoise
 
@@ -64,19 +61,18 @@ class Draws:
 
 def _measure_form(parameters: Curves, key: Key[Array, ""]) -> Measurement:
     """H^+ d3L[v, v] as a Q c'' + b P c'', where c'' is measured along curves with acceleration in all directions."""
-    problem = curves.metric()
-    point = settle(problem, jnp.array([0.6, 0.7, 0.2, 0.3, 0.4]), tolerance=1e-12)
+    problem = metric()
+    point = end_of(problem, jnp.array([0.6, 0.7, 0.2, 0.3, 0.4]))
     frame = frame_at(problem, point)
-    phi = jax.jit(lambda p: settle(problem, p, tolerance=1e-12))
     across, along, target = [], [], []
     for k in jax.random.split(key, parameters.curves):
         k1, k2 = jax.random.split(k)
         v, bend = (frame.project(jax.random.normal(k, point.shape, point.dtype)) for k in (k1, k2))
-        values = [phi(point + t * v + t**2 * bend) for t in np.array([-2, -1, 0, 1, 2]) * STEP]
+        values = [end_of(problem, point + t * v + t**2 * bend) for t in np.array([-2, -1, 0, 1, 2]) * STEP]
         second = jnp.asarray(second_difference(values))
         along.append(np.asarray(frame.project(second)))
         across.append(np.asarray(second) - along[-1])
-        target.append(-np.asarray(trees.ravel(second_derivative(problem, point, v[:, None]).tangent)))
+        target.append(-np.asarray(trees.ravel(parts_at(problem, point, v[:, None]).tangent)))
     design = np.stack([np.concatenate(across), np.concatenate(along)], axis=1)
     (normal, tangent), *_ = np.linalg.lstsq(design, np.concatenate(target), rcond=None)
     checks = (

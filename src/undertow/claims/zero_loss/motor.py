@@ -18,6 +18,8 @@ from undertow.models.curves import motor, motor_angle
 
 PHASES = 3
 SPEED = PHASES / 8
+LANE = 256
+"""Runs that advance together, at most."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,8 @@ def _speeds(
         run = descend(
             motor(PHASES), _at(0.0), step_size=eta * (1 - momentum), momentum=momentum,
             steps=round(parameters.slow_time / eta**2), every=max(1, round(0.25 / eta**2)),
-            key=jax.random.fold_in(key, index), observe={"angle": motor_angle}, seeds=parameters.seeds, progress=False,
+            key=jax.random.fold_in(key, index), observe={"angle": motor_angle}, seeds=parameters.seeds,
+            lane_width=min(parameters.seeds, LANE), progress=False,
         )  # fmt: skip
         turned = np.unwrap(run.observed["angle"], axis=1)[:, -1] / parameters.slow_time / SPEED
         means.append(turned.mean())
@@ -61,7 +64,7 @@ def _predicted(etas: np.ndarray) -> np.ndarray:
     The corrected speed changes with the angle, so a turn takes the mean of the slowness.
     """
     limit = Limit(motor(PHASES))
-    angles = np.linspace(0, 2 * np.pi, 8 * PHASES, endpoint=False)
+    angles = np.linspace(0, 2 * np.pi / PHASES, 8, endpoint=False)  # a turn by a phase changes nothing
 
     def speed(angle: float, eta: float) -> float:
         drift = np.asarray(limit.drift(_at(angle), finite_step=eta))
@@ -114,7 +117,7 @@ def _measure_momentum(parameters: Turning, key: Key[Array, ""]) -> Measurement:
 def _draw(measurement: Measurement, parameters: Any) -> Any:
     figure, (axes,) = style.new_figure()
     data = measurement.data
-    fine = np.linspace(0, float(data.step_size.max()) * 1.05, 20)
+    fine = np.linspace(0, float(data.step_size.max()) * 1.05, 8)
     style.theory(axes, fine, np.concatenate([[1.0], _predicted(fine[1:])]), "limit with finite-step correction")
     style.points(axes, data.step_size, data.speed, data.error, "SGD")
     axes.axhline(1.0, color=style.COLOURS["green"], lw=1, ls="--", label="limit of small steps, (D − 2)/8")
@@ -123,7 +126,7 @@ def _draw(measurement: Measurement, parameters: Any) -> Any:
     return figure
 
 
-SCALES: Any = {"smoke": Turning(400), "default": Turning(2000), "full": Turning(20_000)}
+SCALES: Any = {"smoke": Turning(128), "default": Turning(2000), "full": Turning(20_000)}
 
 CLAIMS = (
     Claim(

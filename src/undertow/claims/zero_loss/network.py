@@ -85,7 +85,7 @@ CLAIMS = (
         statement="Label-noise SGD on a tanh network goes as far as its limiting flow says, up to an excess that "
         "vanishes with the step size.",
         equation="x(T/eta^2) -> Y(T),  dY = -(delta^2/4) P grad tr H dt",
-        scales={"smoke": Network(64), "default": Network(256), "full": Network(2048)},
+        scales={"smoke": Network(16), "default": Network(256), "full": Network(2048)},
         measure=_measure,
         draw=_draw,
     ),

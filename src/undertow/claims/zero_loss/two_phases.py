@@ -37,12 +37,16 @@ def _radius() -> float:
     return float(1 / np.sqrt(1 - gap))
 
 
+def _itself(x: Array) -> Array:
+    return x
+
+
 def _measure(parameters: Phases, key: Key[Array, ""]) -> Measurement:
-    start, noise = jnp.array([2.0, 0.0]), Isotropic(circle(), 1.0)
+    start, noise = jnp.array([2.0, 0.0], jnp.float32), Isotropic(circle(), 1.0)
     along, across, turned, turned_error = [], [], [], []
     for index, eta in enumerate(STEP_SIZES):
         common: dict[str, Any] = {
-            "step_size": eta, "key": jax.random.fold_in(key, index), "observe": {"x": lambda x: x},
+            "step_size": eta, "key": jax.random.fold_in(key, index), "observe": {"x": _itself},
             "seeds": parameters.seeds, "progress": False, "lane_width": 128,
         }  # fmt: skip
         first = descend(noise, start, steps=round(FIRST_TIME / eta), **common).observed["x"][:, -1]
@@ -87,7 +91,7 @@ CLAIMS = (
         statement="SGD comes down to the manifold along gradient flow in about 1/eta steps, within sqrt(eta) of it; "
         "then it stays within sqrt(eta) of the manifold and moves along it in about 1/eta^2 steps.",
         equation="|x(t/eta) - flow(t)|^2 = O(eta),  dist(x(t/eta^2), Gamma)^2 = O(eta)",
-        scales={"smoke": Phases(1000), "default": Phases(4000), "full": Phases(40_000)},
+        scales={"smoke": Phases(800, slow_time=0.25), "default": Phases(4000), "full": Phases(40_000)},
         measure=_measure,
         draw=_draw,
     ),

@@ -1,0 +1,84 @@
+"""`python -m docs.gallery FOLDER`: figures and results of `undertow verify --out FOLDER`, made small, for the site.
+
+`make gallery` runs the claims at the smallest scale first. The pages of the gallery are made from what lies here.
+"""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+__all__ = ["FOLDER", "compact", "results", "store"]
+
+FOLDER = Path(__file__).parent / "gallery"
+KEPT = ("claim", "scale", "seed", "verdict", "seeds", "diverged", "note", "seconds", "parameters")
+FONT = "font-family: 'DejaVu Sans', Verdana, sans-serif; "
+CHECKED = ("what", "measured", "predicted", "uncertainty", "criterion", "printed", "verdict")
+
+
+def compact(svg: str) -> str:
+    """The same figure in less: no metadata, hundredths of a point, and what marks have in common said once."""
+    body = svg[svg.index("<svg") :]
+    body = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", body, flags=re.DOTALL)
+    body = re.sub(r"-?\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), body)
+    body = re.sub(r' (d|points)="([^"]*)"', lambda m: f' {m[1]}="{" ".join(m[2].split())}"', body)
+    used = dict.fromkeys(re.findall(r'(?:url\(#|href="#)([^)"]+)', body))
+    short = {name: f"a{number}" for number, name in enumerate(used)}
+    body = re.sub(r' id="([^"]*)"', lambda m: f' id="{short[m[1]]}"' if m[1] in short else "", body)
+    body = re.sub(r'(url\(#|href="#)([^)"]+)', lambda m: m[1] + short[m[2]], body)
+    body = re.sub(r' transform="rotate\(-0 [^)]*\)"', "", body)
+    body = body.replace(FONT, "").replace("<svg ", f'<svg font-family="{FONT[13:-2]}" ', 1)
+    body = re.sub(r"-0(?![.\d])", "0", re.sub(r">\s+<", "><", body))
+    body = re.sub(r"<g([^>]*)>((?:<use [^>]*/>)+)</g>", _share, body)
+    return re.sub(r"<g>((?:(?!</?g[ >]).)*)</g>", r"\1", body).strip() + "\n"
+
+
+def _share(found: re.Match[str]) -> str:
+    """Marks of one style: it goes to their group, from which they inherit it."""
+    styles = set(re.findall(r' style="([^"]*)"', found[2]))
+    marks = found[2].count("<use ")
+    if len(styles) != 1 or "style=" in found[1] or found[2].count(" style=") != marks:
+        return found[0]
+    (style,) = styles
+    plain = found[2].replace(f' style="{style}"', "")
+    return f'<g{found[1]} style="{style}">{plain}</g>'
+
+
+def store(report: Path) -> list[str]:
+    """Writes the results and figures of a report folder into the gallery, and forgets those it had."""
+    found = json.loads((report / "results.json").read_text())
+    FOLDER.mkdir(exist_ok=True)
+    for old in FOLDER.glob("*.svg"):
+        old.unlink()
+    kept: list[dict[str, Any]] = []
+    for result in found:
+        figure = report / "claims" / result["claim"] / "figure.svg"
+        if not figure.is_file() or not result["checks"]:
+            continue
+        (FOLDER / f"{result['claim']}.svg").write_text(compact(figure.read_text()))
+        checks = [{name: check[name] for name in CHECKED} for check in result["checks"]]
+        made = {"undertow": result["provenance"]["undertow"], "device": result["provenance"]["device"]}
+        kept.append({name: result[name] for name in KEPT} | made | {"checks": checks})
+    text = "[\n" + ",\n".join(json.dumps(result) for result in kept) + "\n]\n"
+    (FOLDER / "results.json").write_text(text)
+    return [result["claim"] for result in kept]
+
+
+def results() -> dict[str, dict[str, Any]]:
+    """What the gallery holds, by claim."""
+    file = FOLDER / "results.json"
+    return {result["claim"]: result for result in json.loads(file.read_text())} if file.is_file() else {}
+
+
+def main() -> None:
+    """Reads the folder named on the command line."""
+    if len(sys.argv) != 2 or not (Path(sys.argv[1]) / "results.json").is_file():
+        raise SystemExit("usage: python -m docs.gallery FOLDER, a folder that `undertow verify --out FOLDER` wrote")
+    names = store(Path(sys.argv[1]))
+    size = sum(file.stat().st_size for file in FOLDER.iterdir())
+    print(f"{len(names)} claims in {FOLDER}, {size / 1e6:.2f} MB")
+
+
+if __name__ == "__main__":
+    main()

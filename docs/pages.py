@@ -1,0 +1,332 @@
+"""Pages made from the program: claims with their figures, errata, coverage, performance, changelog, how to cite."""
+
+import ast
+import html
+import importlib.util
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import in_words
+from docs.reference import command_line, reference_pages
+from docs.setting import equation, words
+
+from docs import gallery
+from undertow.claims import registry
+from undertow.claims.claim import PAPERS, Claim
+from undertow.claims.errata import ERRATA, expected
+from undertow.figures.inline import inline, words_of
+from undertow.lab.report import TITLES, VERDICTS, number
+
+__all__ = ["all_pages", "figure"]
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def all_pages() -> dict[str, str]:
+    """Every page that is made, by its place in the site."""
+    pages = {"gallery/index.md": gallery_index()}
+    pages |= {f"gallery/{paper}.md": gallery_page(paper) for paper in PAPERS}
+    pages |= {"errata.md": errata(), "performance.md": performance(), "changelog.md": changelog(), "cite.md": cite()}
+    if importlib.util.find_spec("undertow.claims.coverage") is not None:
+        pages["coverage.md"] = coverage()
+    return pages | reference_pages() | {"api/command-line.md": command_line()}
+
+
+def link(claim: str) -> str:
+    """A claim's name, leading to its place in the gallery."""
+    return f"[`{claim}`](gallery/{registry[claim].paper}.md#{claim})" if claim in registry else f"`{claim}`"
+
+
+def verdict(name: str) -> str:
+    """A verdict in its colour and shape."""
+    return f'<span class="verdict {name}">{name}</span>'
+
+
+# the gallery
+
+
+def gallery_index() -> str:
+    """All claims with their verdicts, and how the figures were made."""
+    found = gallery.results()
+    scales = ", ".join(sorted({result["scale"] for result in found.values()})) or "none yet"
+    devices = ", ".join(sorted({result["device"].split(":")[0] for result in found.values()}))
+    tally = {name: sum(result["verdict"] == name for result in found.values()) for name in VERDICTS}
+    listed = "\n".join(f"- {verdict(n)} {tally[n]}: {VERDICTS[n]}" for n in reversed(VERDICTS) if tally[n])
+    parts = [
+        "# Gallery of claims",
+        f"undertow turns {len(registry)} statements of three papers, and of its own beyond them, into experiments. "
+        "Each has a criterion that is the same at every scale and grants four standard errors, and a figure drawn by "
+        "the program: theory is a line, experiment is points with intervals.",
+        f"The figures below were made by `make gallery`, which is `undertow verify --scale smoke` and "
+        f"`python -m docs.gallery` (scale: {scales}; device: {devices}). Larger scales differ in seeds, steps and "
+        "sizes only. [Reading a report](../howto/reading-a-report.md) says what every number means.",
+        listed,
+    ]
+    for paper in PAPERS:
+        rows = [_row(claim, found.get(claim.id)) for claim in registry.values() if claim.paper == paper]
+        head = "| claim | place | verdict | measured | predicted |\n|---|---|---|---|---|"
+        parts += [f"## {TITLES[paper]}", "\n".join([head, *rows])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _row(claim: Claim, result: dict[str, Any] | None) -> str:
+    name = f"[`{claim.id}`]({claim.paper}.md#{claim.id})"
+    if result is None:
+        return f"| {name} | {words(claim.place)} | expected: {expected(claim.id)} | | |"
+    first = result["checks"][0]
+    measured = words(number(first["measured"], first["uncertainty"]))
+    return f"| {name} | {words(claim.place)} | {verdict(result['verdict'])} | {measured} | {_predicted(first)} |"
+
+
+def _predicted(check: dict[str, Any]) -> str:
+    if check["criterion"].startswith(("below", "above")):
+        return words(check["criterion"].split(" by ")[0])
+    if ", level " in check["criterion"]:
+        return f"p above {check['criterion'].split(', level ')[1]}"
+    printed = "" if check["printed"] is None else f" (in print: {number(check['printed'])})"
+    return words(number(check["predicted"]) + printed)
+
+
+def gallery_page(paper: str) -> str:
+    """The claims of one paper, each with its figure."""
+    found = gallery.results()
+    claims = [_claim(claim, found.get(claim.id)) for claim in registry.values() if claim.paper == paper]
+    opening = words("Places are those of the paper; the words are undertow's. All claims: [gallery]").replace(
+        "&#91;gallery&#93;", "[gallery](index.md)"
+    )
+    return "\n\n".join([f"# {TITLES[paper]}", f"{opening}.", *claims]) + "\n"
+
+
+def _claim(claim: Claim, result: dict[str, Any] | None) -> str:
+    parts = [f"## {claim.id} {{ #{claim.id} }}"]
+    judged = verdict(result["verdict"]) if result else f"expected: {expected(claim.id)}"
+    parts += [f"{judged} <span class='place'>{words(claim.place)}</span>", words(claim.statement)]
+    parts.append(equation(claim.equation))
+    if any(erratum.claim == claim.id for erratum in ERRATA):
+        parts.append(f"This claim decides an [erratum](../errata.md#{claim.paper}).")
+    if result is None:
+        parts.append("No figure yet: `make gallery` draws it.")
+    else:
+        parts += [f'<div class="figure-here" data-claim="{claim.id}"></div>', _checks(result)]
+        if result["note"]:
+            parts.append(words(result["note"]))
+        lost = f", {result['diverged']} of them diverged and left out" if result["diverged"] else ""
+        parts.append(f"{result['seeds']:,} seeds{lost}; {result['seconds']:.1f} s. Make it again:")
+    parts.append(f"```console\nundertow verify {claim.id} --scale smoke\n```")
+    return "\n\n".join(parts)
+
+
+def _checks(result: dict[str, Any]) -> str:
+    rows = [
+        f"| {words(c['what'])} | {words(number(c['measured'], c['uncertainty']))} | {_predicted(c)} "
+        f"| {words(c['criterion'])} | {verdict(c['verdict'])} |"
+        for c in result["checks"]
+    ]
+    return "\n".join(["| check | measured | predicted | criterion | verdict |", "|---|---|---|---|---|", *rows])
+
+
+def figure(claim: str) -> str:
+    """A figure of the gallery as an element of the page, in the page's colours, with the figure in words below."""
+    svg = (gallery.FOLDER / f"{claim}.svg").read_text()
+    told = words_of(svg)
+    drawn = inline(svg, claim, f"Figure of {claim}. {told}")
+    scrolls = f' tabindex="0" role="group" aria-label="Figure of {claim}"' if "--least" in drawn else ""
+    return (
+        f'<figure data-search-exclude><div class="plot"{scrolls}>{drawn}</div><figcaption><details><summary>The figure '
+        f"in words</summary>{html.escape(told)}</details></figcaption></figure>"
+    )
+
+
+# errata and coverage
+
+
+def errata() -> str:
+    """What the papers print wrongly."""
+    parts = [
+        "# Errata",
+        "What the papers print, what is right, and the claim whose measurement decides. `undertow errata` prints the "
+        f"same list ({len(ERRATA)} corrections). A claim that decides one gets the verdict {verdict('corrected')} only "
+        "if the data reject what is printed and agree with the correction.",
+    ]
+    for paper in PAPERS:
+        parts.append(f"## {TITLES[paper]} {{ #{paper} }}")
+        for erratum in ERRATA:
+            if erratum.paper == paper:
+                parts += [
+                    f"### {words(erratum.place)}",
+                    f"In print\n:   {words(erratum.printed)}\n\nRight\n:   {words(erratum.right)}\n\n"
+                    f"Decided by\n:   {link(erratum.claim)}",
+                ]
+    return "\n\n".join(parts) + "\n"
+
+
+def coverage() -> str:
+    """Every result of the papers, with the claims that test it or the reason why none does."""
+    table = importlib.import_module("undertow.claims.coverage")
+    parts = [
+        "# Coverage",
+        "Every result of the papers, in their order, with the claims that check it or the reason why none does. The "
+        "claims at the end say what no sentence of a paper does.",
+    ]
+    for paper in PAPERS:
+        rows = ["| result | what it says | claims, or the reason |", "|---|---|---|"]
+        for entry in table.COVERAGE:
+            if entry.paper == paper:
+                checked = ", ".join(link(claim) for claim in entry.claims)
+                last = "; ".join(filter(None, [checked, words(entry.reason)]))
+                rows.append(f"| {words(entry.result)} | {words(entry.says)} | {last} |")
+        parts += [f"## {TITLES[paper]}", "\n".join(rows)]
+    rows = [f"| {link(addition.claim)} | {words(addition.adds)} |" for addition in table.BEYOND]
+    parts += ["## Beyond the papers", "\n".join(["| claim | what it adds |", "|---|---|", *rows])]
+    return "\n\n".join(parts) + "\n"
+
+
+# performance
+
+
+def performance() -> str:
+    """Every file of benchmarks/results, beside what its benchmark says it measures."""
+    parts = [
+        "# Performance",
+        "Made from `benchmarks/results`. `make bench` runs all but the accelerator's, interleaved in one process, and "
+        "takes medians; each section has the command for its own. Compare numbers of one section: other sections may "
+        "have been measured at other times.",
+    ]
+    order = list(HEADS)
+    files = RESULTS.glob("*.json")
+    for file in sorted(files, key=lambda f: (order.index(f.stem) if f.stem in order else len(order), f.stem)):
+        facts = json.loads(file.read_text())
+        name = file.stem.removesuffix("_gpu")
+        source = ROOT / "benchmarks" / f"{name}.py"
+        told = (ast.get_docstring(ast.parse(source.read_text())) if source.is_file() else "") or ""
+        device = facts.pop("device", "")
+        kind = facts.pop("kind", "CPU" if device.startswith("cpu") else device)
+        versions = f"{kind}, Python {facts.pop('python', '?')}, JAX {facts.pop('jax', '?')}"
+        told = re.sub(r" Writes \S+$", "", told.split("\n\n")[0])
+        parts += [f"## {HEADS.get(file.stem, name.replace('_', ' ').capitalize())}", words(told)]
+        parts.append(_grouped(facts) if name == "grouped" else _table(facts))
+        parts.append(f"{versions}. Command: `python -m benchmarks {name}`.")
+    return "\n\n".join(parts) + "\n"
+
+
+HEADS = {
+    "linear_model": "SGD on a small model",
+    "factorisation": "Matrix factorisation",
+    "memory": "Memory of a long run",
+    "manifold": "The limiting drift and flow",
+    "symmetry": "Noise of every neuron",
+    "sensing": "Matrix sensing",
+    "grouped": "Grouped data",
+    "accelerator_gpu": "On a GPU",
+}
+"""Titles of the benchmarks, in the order of the page; others follow."""
+
+MEANINGS = {
+    "figure_3_seconds": "Figure 3 of the paper, 14 spreads with 50 seeds each, compilation included",
+    "sensing_steps_a_second": "matrix sensing, d = 100, steps a second over all seeds",
+    "MiB_large_drift": "memory at the largest drift",
+    "MiB_up_to_a_tenth": "memory after a tenth of the run",
+    "MiB_after": "memory at its end",
+    "relative_difference": "relative difference between the two ways",
+}
+"""What a name in a file of results stands for, where it does not say so itself."""
+
+
+def _table(facts: dict[str, Any]) -> str:
+    rows = [f"| {label} | {amount} |" for label, amount in _rows(facts, ())]
+    return "\n".join(["| quantity | measured |", "|---|---|", *rows])
+
+
+def _rows(value: Any, path: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Numbers and words of nested facts, each with where it stands."""
+    if isinstance(value, dict):
+        return [row for key, inside in value.items() for row in _rows(inside, (*path, str(key)))]
+    return [(_label(path), _amount(path, value))]
+
+
+def _label(path: tuple[str, ...]) -> str:
+    first, rest = path[0], path[1:]
+    if first in MEANINGS:
+        return words(MEANINGS[first])
+    if not rest:
+        return words(first.removesuffix("_seconds").replace("_", " "))
+    if len(rest) == 1 and re.fullmatch(r"\d+", rest[0]):
+        return f"{words(first.replace('_', ' '))}, {int(rest[0]):,} seeds"
+    if first == "ratios":
+        return words(f"{', '.join(rest)}, ratio")
+    return words(", ".join(rest if "seconds" in first else path).replace("_", " "))
+
+
+def _amount(path: tuple[str, ...], value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(_amount(path, each) for each in value)
+    if isinstance(value, str | bool) or value is None:
+        return words(str(value))
+    if any("seconds" in part for part in path):
+        return in_words(value).replace("us", "μs")
+    if path[0].startswith("MiB"):
+        return f"{value:,.0f} MiB"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return words(f"{value:,.0f}" if 100 <= abs(value) < 1e6 else f"{value:.3g}")
+
+
+def _grouped(facts: dict[str, Any]) -> str:
+    designs = facts["designs"]
+    methods = list(dict.fromkeys(method for rows in designs.values() for method in rows if method != "passes"))
+    head = "| median error | " + " | ".join(designs) + " |\n|---|" + "---|" * len(designs)
+    rows = [f"| {words(method)} | " + " | ".join(_error(designs[d].get(method)) for d in designs) + " |"
+            for method in methods]  # fmt: skip
+    more = "All of it, with intervals, risks and what fails: [grouped data: a benchmark](grouped-benchmark.md)."
+    return "\n".join([head, *rows]) + "\n\n" + more
+
+
+def _error(found: Any) -> str:
+    if not isinstance(found, dict) or "error" not in found:
+        return ""
+    error = found["error"][0]
+    return f"{error:.2f}" if error >= 0.1 else f"{error:.3f}"
+
+
+# changelog and citation
+
+
+def changelog() -> str:
+    """CHANGELOG.md."""
+    return (ROOT / "CHANGELOG.md").read_text()
+
+
+def cite() -> str:
+    """CITATION.cff, as a reference, as BibTeX and as it is."""
+    import yaml
+
+    text = (ROOT / "CITATION.cff").read_text()
+    facts = yaml.safe_load(text)
+    authors = " and ".join(a.get("name") or f"{a['family-names']}, {a['given-names']}" for a in facts["authors"])
+    bibtex = f"@software{{undertow,\n  author = {{{{{authors}}}}},\n  title = {{{facts['title']}}},\n"
+    bibtex += f"  version = {{{facts['version']}}},\n  license = {{{facts['license']}}}\n}}"
+    papers = "\n".join(
+        f"- {TITLES[paper]}: [claims](gallery/{paper}.md), [errata](errata.md#{paper})" for paper in PAPERS
+    )
+    return f"""# How to cite
+
+{facts["message"]}
+
+```bibtex
+{bibtex}
+```
+
+The papers, by their titles:
+
+{papers}
+
+Where you use a corrected constant, cite undertow for the correction and the paper for the result. The file
+`CITATION.cff`, which reference managers read:
+
+```yaml
+{text.strip()}
+```
+"""

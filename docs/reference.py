@@ -1,0 +1,264 @@
+"""The reference, made from the program: every public name with its signature, docstring, fields and methods."""
+
+import ast
+import functools
+import importlib
+import inspect
+import re
+import textwrap
+from dataclasses import dataclass
+
+from docs.setting import docstring, words
+
+import undertow as ut
+
+__all__ = ["PAGES", "command_line", "reference_pages"]
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page: the public names that live in some modules, and names of other modules worth knowing."""
+
+    title: str
+    opening: str
+    homes: tuple[str, ...]
+    more: tuple[str, ...] = ()
+
+
+PAGES: dict[str, Page] = {
+    "problems": Page(
+        "Problems",
+        "What is trained: a loss with its data. Params, gradients and all vectors are pytrees of one shape.",
+        ("problem", "estimate"),
+        ("problem.AbstractSampled",),
+    ),
+    "noises": Page(
+        "Noises",
+        "Where the randomness of a gradient comes from. A noise can be drawn from, and knows its covariance.",
+        ("noise",),
+        (
+            "noise.laws.AbstractLaw", "noise.laws.two_point", "noise.laws.Table", "noise.laws.Uniform",
+            "noise.laws.Gaussian", "noise.ensembles.Goe", "noise.ensembles.Full", "noise.ensembles.MatrixNormal",
+            "noise.ensembles.Correlated", "noise.measurements.FreshMeasurements", "noise.additive.noiseless",
+            "covariance.AbstractCovariance", "covariance.Factored", "covariance.ScaledIdentity",
+            "covariance.SampleCovariance", "covariance.LabelCovariance", "covariance.Sum",
+        ),
+    ),
+    "dynamics": Page(
+        "Dynamics",
+        "What SGD does, what its SDE does, where gradient flow ends, and what comes out of all of them.",
+        ("dynamics", "trajectory"),
+    ),
+    "manifold": Page(
+        "After zero loss",
+        "The slow motion along the manifold of minimisers.",
+        ("manifold",),
+        ("manifold.drift.Parts",),
+    ),
+    "symmetry": Page(
+        "Symmetry",
+        "Symmetries of a loss, how noise moves their charges, and where that ends.",
+        ("symmetry",),
+        (
+            "symmetry.generators.AbstractSymmetry", "symmetry.generators.Violation", "symmetry.flow.Flow",
+            "symmetry.equilibrium.Equilibrium",
+        ),
+    ),
+    "environments": Page(
+        "Environments",
+        "Growth with one environment a step, advice, and estimators for rows in groups.",
+        ("environments",),
+        (
+            "environments.advise.Advice", "environments.growth.transition_spread", "environments.growth.scalar_map",
+            "environments.growth.phase_diagram", "environments.growth.paper_window",
+            "environments.bursts.burst_exponent", "environments.bursts.burst_probability",
+            "environments.grouped.Bootstrap", "environments.icp.icp",
+        ),
+    ),
+    "sweeps": Page("Sweeps", "Experiments over a grid of parameters.", ("lab",)),
+    "claims": Page(
+        "Claims",
+        "Statements of the papers as experiments with verdicts. `undertow.claims.registry` holds them all, by id.",
+        (),
+        (
+            "claims.claim.Claim", "claims.claim.Measurement", "claims.criterion.Check", "claims.criterion.Within",
+            "claims.criterion.Below", "claims.criterion.Above", "claims.criterion.AtLevel", "claims.errata.Erratum",
+        ),
+    ),
+}  # fmt: skip
+
+
+def reference_pages() -> dict[str, str]:
+    """The pages of the reference, by their place in the site."""
+    left = dict(ut._HOME)
+    pages = {}
+    for slug, page in PAGES.items():
+        mine = [name for name, home in left.items() if home.split(".")[0] in page.homes]
+        if not mine and not page.more:
+            continue
+        mine.sort(key=lambda name: name.startswith("Abstract"))
+        for name in mine:
+            del left[name]
+        parts = [f"# {page.title}", words(page.opening)]
+        parts += [_entry("ut.", f"undertow.{ut._HOME[name]}", name) for name in mine]
+        parts += [_entry("", *f"undertow.{path}".rsplit(".", 1)) for path in page.more]
+        pages[f"api/{slug}.md"] = _linked("\n\n".join(parts)) + "\n"
+    if left:
+        parts = [_entry("ut.", f"undertow.{home}", name) for name, home in left.items()]
+        pages["api/more.md"] = _linked("\n\n".join(["# Other names", *parts])) + "\n"
+    return {"api/index.md": _contents()} | pages
+
+
+@functools.cache
+def _places() -> dict[str, str]:
+    """The page of every name that has an entry."""
+    slugs = {home: slug for slug, page in PAGES.items() for home in page.homes}
+    found = {name: slugs.get(home.split(".")[0], "more") for name, home in ut._HOME.items()}
+    beside = {path.rsplit(".", 1)[1]: slug for slug, page in PAGES.items() for path in page.more}
+    return beside | found
+
+
+def _linked(text: str) -> str:
+    """The text with every name in code that has an entry leading there."""
+    places = _places()
+    there = lambda m: f"[<code>{m[1]}</code>]({places[m[1]]}.md#{m[1]})" if m[1] in places else m[0]
+    return re.sub(r"<code>(\w+)</code>", there, text)
+
+
+def _contents() -> str:
+    rows = ["# Reference", "Made from the docstrings of the program.", "| name | what it is |\n|---|---|"]
+    places = _places()
+    for slug in [*PAGES, "more"]:
+        for name in ut._HOME:
+            if places[name] == slug:
+                first = inspect.cleandoc(getattr(ut, name).__doc__).split("\n\n")[0]
+                rows.append(f"| [`ut.{name}`]({slug}.md#{name}) | {words(' '.join(first.split()))} |")
+    rows[2:] = ["\n".join(rows[2:])]
+    return "\n\n".join([*rows, "See also the [command line](command-line.md)."]) + "\n"
+
+
+def _entry(prefix: str, module: str, name: str) -> str:
+    """One name: a function, or a class with its fields and methods. Without a prefix, where to import it from."""
+    thing = getattr(importlib.import_module(module), name)
+    node = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(thing)))).body[0]
+    parts = [f"## {prefix}{name} {{ #{name} }}"]
+    if not prefix:
+        parts.append(_code(f"from {module} import {name}"))
+    if isinstance(node, ast.FunctionDef):
+        parts += [_code(_signature(name, node)), docstring(ast.get_docstring(node) or "")]
+        return "\n\n".join(parts)
+    assert isinstance(node, ast.ClassDef), f"{module}.{name}"
+    start = next((f for f in node.body if isinstance(f, ast.FunctionDef) and f.name == "__init__"), None)
+    fields = _fields(node)
+    if start is not None:
+        parts.append(_code(_signature(name, start, skip=1)))
+    elif _is_plain(node):
+        shown = [re.sub(r" = (?:eqx\.)?field\(.*\)$", "", ast.unparse(field)) for field in _assigned(node)]
+        parts.append(_code(_call(name, shown, "")))
+    parts.append(docstring(ast.get_docstring(node) or ""))
+    bases = [ast.unparse(base) for base in node.bases if ast.unparse(base) in _places()]
+    if bases:
+        parts.append(f"It has what every {' and '.join(f'<code>{base}</code>' for base in bases)} has.")
+    if fields:
+        rows = [f"| `{field}` | {words(said)} |" for field, said in fields]
+        parts.append("| field | meaning |\n|---|---|\n" + "\n".join(rows))
+    parts += [_method(name, f) for f in node.body if isinstance(f, ast.FunctionDef) and _shown(f)]
+    return "\n\n".join(parts)
+
+
+def _is_plain(node: ast.ClassDef) -> bool:
+    """A dataclass, a tuple of names or a module whose fields are its arguments."""
+    abstract = any(ast.unparse(d).startswith("abstractmethod") for f in node.body if isinstance(f, ast.FunctionDef)
+                   for d in f.decorator_list)  # fmt: skip
+    return bool(_assigned(node)) and not abstract
+
+
+def _assigned(node: ast.ClassDef) -> list[ast.AnnAssign]:
+    return [item for item in node.body if isinstance(item, ast.AnnAssign)]
+
+
+def _fields(node: ast.ClassDef) -> list[tuple[str, str]]:
+    """The fields that have a sentence of their own."""
+    found = []
+    for item, after in zip(node.body, node.body[1:], strict=False):
+        if isinstance(item, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            found.append((ast.unparse(item.target), " ".join(str(after.value.value).split())))
+    return found
+
+
+def _shown(node: ast.FunctionDef) -> bool:
+    return not node.name.startswith("_") and ast.get_docstring(node) is not None
+
+
+def _method(owner: str, node: ast.FunctionDef) -> str:
+    decorators = [ast.unparse(d) for d in node.decorator_list]
+    head = node.name if "property" in decorators else _signature(node.name, node, skip=0 if "staticmethod" in decorators
+                                                                 else 1)  # fmt: skip
+    said = docstring(ast.get_docstring(node) or "")
+    return f"### {node.name} {{ #{owner}.{node.name} }}\n\n{_code(head)}\n\n{said}"
+
+
+def _signature(name: str, node: ast.FunctionDef, skip: int = 0) -> str:
+    args = node.args
+    positional = [*args.posonlyargs, *args.args]
+    defaults = [None] * (len(positional) - len(args.defaults)) + list(args.defaults)
+    shown = [_argument(arg, default) for arg, default in zip(positional, defaults, strict=True)][skip:]
+    if args.vararg:
+        shown.append(f"*{ast.unparse(args.vararg)}")
+    elif args.kwonlyargs:
+        shown.append("*")
+    shown += [_argument(arg, default) for arg, default in zip(args.kwonlyargs, args.kw_defaults, strict=True)]
+    if args.kwarg:
+        shown.append(f"**{ast.unparse(args.kwarg)}")
+    back = f" -> {ast.unparse(node.returns)}" if node.returns and node.name != "__init__" else ""
+    return _call(name, shown, back)
+
+
+def _argument(arg: ast.arg, default: ast.expr | None) -> str:
+    text = ast.unparse(arg)
+    return text if default is None else f"{text}{' = ' if arg.annotation else '='}{ast.unparse(default)}"
+
+
+def _call(name: str, shown: list[str], back: str) -> str:
+    line = f"{name}({', '.join(shown)}){back}"
+    if len(line) <= 88:
+        return line
+    return "\n".join([f"{name}(", *(f"    {item}," if item != "*" else "    *," for item in shown), f"){back}"])
+
+
+def _code(text: str) -> str:
+    return f"```{{ .py .signature }}\n{text}\n```"
+
+
+def command_line() -> str:
+    """The commands of `undertow`, with the sentence of every flag."""
+    from undertow import cli
+
+    source = inspect.getsource(cli)
+    classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
+    parts = ["# Command line", words("`undertow COMMAND --help` prints the same, with the defaults of this machine.")]
+    for name, command in re.findall(r'Annotated\[(\w+), tyro\.conf\.subcommand\("([\w-]+)"\)\]', source):
+        node = classes[name]
+        parts += [f"## undertow {command}", docstring(ast.get_docstring(node) or "")]
+        described = dict(_fields(node))
+        rows = [
+            f"| `{_flag(item)}` | {_default(item)} | {words(described[ast.unparse(item.target)])} |"
+            for item in _assigned(node)
+            if ast.unparse(item.target) in described
+        ]
+        if rows:
+            parts.append("| flag | default | meaning |\n|---|---|---|\n" + "\n".join(rows))
+    return "\n\n".join(parts) + "\n"
+
+
+def _flag(item: ast.AnnAssign) -> str:
+    name, kind = ast.unparse(item.target), ast.unparse(item.annotation)
+    positional = "Positional" in kind or "Names" in kind
+    return name.upper() if positional else f"--{name.replace('_', '-')}"
+
+
+def _default(item: ast.AnnAssign) -> str:
+    if item.value is None or ast.unparse(item.value) in ("()", "None"):
+        return ""
+    text = ast.unparse(item.value).replace("'", "")
+    return f"`{text.removeprefix('Path(').removesuffix(')')}`" if text.startswith("Path(") else f"`{text}`"

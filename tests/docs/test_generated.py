@@ -1,0 +1,165 @@
+"""The pages that are made: they cover what the program has, and what they are made from is up to date."""
+
+import ast
+import dataclasses
+import functools
+import importlib
+import inspect
+import re
+import xml.etree.ElementTree
+from pathlib import Path
+
+import pytest
+
+import undertow as ut
+from docs import gallery, pages, reference, setting
+from undertow.claims import registry
+from undertow.claims.errata import ERRATA, expected
+
+pytestmark = [pytest.mark.docs, pytest.mark.xdist_group("made")]
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@functools.cache
+def made() -> dict[str, str]:
+    return pages.all_pages()
+
+
+def headings(text: str) -> set[str]:
+    return set(re.findall(r"^##+ .*\{ #(\S+) \}$", text, flags=re.MULTILINE))
+
+
+def test_the_reference_has_every_public_name():
+    found = set().union(*(headings(text) for place, text in made().items() if place.startswith("api/")))
+    assert set(ut.__all__) <= found
+    contents = made()["api/index.md"]
+    assert all(f"[`ut.{name}`]" in contents for name in ut.__all__)
+
+
+def test_the_reference_shows_whole_docstrings():
+    """Every example of a public docstring is on its page, word for word."""
+    text = "\n".join(text for place, text in made().items() if place.startswith("api/"))
+    for name in ut.__all__:
+        lines = [line for line in inspect.cleandoc(getattr(ut, name).__doc__).splitlines() if line.startswith(">>> ")]
+        assert all(line in text for line in lines), name
+
+
+def test_signatures_are_the_real_ones():
+    """What a signature block says parses, and has the argument names that Python reports."""
+    for name in ("descend", "equilibrium", "advise", "find_symmetries", "Minibatch", "LabelNoise", "HeteroRegressor"):
+        thing = getattr(ut, name)
+        text = next(t for p, t in made().items() if name in headings(t) and p.startswith("api/"))
+        block = re.search(rf"## ut\.{name} .*?```{{ \.py \.signature }}\n(.*?)```", text, flags=re.DOTALL)
+        assert block
+        (function,) = ast.parse(f"def {block[1].strip()}: ...").body
+        assert isinstance(function, ast.FunctionDef)
+        shown = [arg.arg for arg in (*function.args.args, *function.args.kwonlyargs)]
+        assert shown == list(inspect.signature(thing).parameters)
+
+
+def test_names_beside_the_public_ones_exist():
+    for page in reference.PAGES.values():
+        for path in page.more:
+            module, name = f"undertow.{path}".rsplit(".", 1)
+            assert name in importlib.import_module(module).__all__, path
+
+
+def test_every_claim_and_every_erratum_has_its_place():
+    claims = set().union(*(headings(made()[f"gallery/{paper}.md"]) for paper in gallery_papers()))
+    assert claims == set(registry)
+    assert made()["errata.md"].count("In print\n:") == len(ERRATA)
+    assert f"{len(registry)} statements" in made()["gallery/index.md"]
+
+
+def gallery_papers() -> set[str]:
+    return {claim.paper for claim in registry.values()}
+
+
+def test_the_gallery_is_up_to_date():
+    """Run `make gallery` where this fails: a claim has come, gone or changed since the figures were made."""
+    found = gallery.results()
+    assert set(found) == set(registry)
+    assert {file.stem for file in gallery.FOLDER.glob("*.svg")} == set(registry)
+    for name, result in found.items():
+        assert result["verdict"] == expected(name), name
+        assert result["scale"] == "smoke", name
+        assert result["parameters"] == registry[name].parameters("smoke"), name
+
+
+def test_the_gallery_stays_small():
+    assert sum(file.stat().st_size for file in gallery.FOLDER.iterdir()) < 2_000_000
+
+
+SVG = """<?xml version="1.0"?><svg width="72pt" height="36pt" viewBox="0 0 72 36" xmlns="http://www.w3.org/2000/svg"
+ xmlns:xlink="http://www.w3.org/1999/xlink"><metadata>by</metadata><desc>Two points.</desc><defs><path id="mark"
+ d="M 0 0.123456"/></defs><g id="figure"><g clip-path="url(#box)"><use xlink:href="#mark" x="1.23456" y="2"
+ style="fill: #b2182b"/><use xlink:href="#mark" x="3" y="4" style="fill: #b2182b"/></g></g></svg>"""
+
+
+def test_compact_figures_say_the_same():
+    small = gallery.compact(SVG)
+    assert len(small) < len(SVG)
+    tree = xml.etree.ElementTree.fromstring(small)
+    space = {"s": "http://www.w3.org/2000/svg"}
+    marks = tree.findall(".//s:use", space)
+    assert [(mark.get("x"), mark.get("y")) for mark in marks] == [("1.23", "2"), ("3", "4")]
+    (group,) = [g for g in tree.iter() if g.get("style") == "fill: #b2182b"]
+    assert list(group) == marks
+    assert tree.findtext(".//s:desc", namespaces=space) == "Two points."
+
+
+def test_performance_has_every_result():
+    text = made()["performance.md"]
+    commands = re.findall(r"`python -m benchmarks (\w+)`", text)
+    files = {file.stem.removesuffix("_gpu") for file in (ROOT / "benchmarks" / "results").glob("*.json")}
+    assert set(commands) == files
+    assert all((ROOT / "benchmarks" / f"{name}.py").is_file() for name in commands)
+
+
+def test_performance_numbers_are_those_of_the_files():
+    import json
+
+    ratio = json.loads((ROOT / "benchmarks/results/sensing.json").read_text())["ratios"]["fresh / exact"]
+    assert f"| fresh / exact, ratio | {ratio:,.0f} |" in made()["performance.md"]
+
+
+def test_changelog_and_citation_are_the_files():
+    assert made()["changelog.md"] == (ROOT / "CHANGELOG.md").read_text()
+    assert (ROOT / "CITATION.cff").read_text().strip() in made()["cite.md"]
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a `step_size` of A*, B*", "a <code>step&#95;size</code> of A&#42;, B&#42;"),
+        ("**Arguments:** `alpha` is alpha", "**Arguments:** <code>alpha</code> is α"),
+        ("|x|^2 [S]", "&#124;x&#124;<sup>2</sup> &#91;S&#93;"),
+    ],
+)
+def test_words_keep_code_and_set_mathematics(text, shown):
+    assert setting.words(text) == shown
+
+
+def test_docstrings_keep_lists_equations_and_examples():
+    text = setting.docstring("Moves.\n\n- `d`: one\n  and more\n- two\n\n    x = eta^2\n\n>>> 1\n1\n")
+    assert text.split("\n\n") == [
+        "Moves.",
+        "- <code>d</code>: one and more\n- two",
+        '<div class="equation" role="math">x = η<sup>2</sup></div>',
+        "```pycon\n>>> 1\n1\n```",
+    ]
+
+
+def test_experiments_and_flags_exist():
+    """`undertow run EXPERIMENT --flag` and `undertow verify CLAIM` name what there is."""
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
+        for block in re.findall(r"^```console\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE):
+            for line in block.splitlines():
+                found = re.match(r"undertow (run|verify) ([a-z][a-z0-9-]+)(.*)", line)
+                if not found:
+                    continue
+                claim = registry[found[2]]
+                fields = {f.name.replace("_", "-") for f in dataclasses.fields(claim.scales["smoke"])}
+                given = set(re.findall(r"--([a-z-]+)", found[3])) if found[1] == "run" else set()
+                assert given <= fields | {"help", "scale", "seed", "out"}, line

@@ -1,0 +1,62 @@
+"""The site as a reader meets it from a disk, in a real browser: no network, no errors, wide, dark, on a phone."""
+
+import json
+import time
+
+import pytest
+from chromium import Tab
+
+pytestmark = [pytest.mark.docs, pytest.mark.xdist_group("made")]
+
+PLACES = ("index", "theory/zero-loss", "gallery/zero_loss", "errata", "api/noises", "performance")
+
+
+@pytest.fixture(scope="module")
+def tab():
+    tab = Tab()
+    yield tab
+    tab.close()
+
+
+def found(tab: Tab, method: str) -> list[str]:
+    return [json.dumps(event["params"]) for event in tab.events if event["method"] == method]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_pages_need_no_network_and_fit_their_screen(tab, site, place):
+    tab.open(site / f"{place}.html")
+    asked = [json.loads(event)["request"]["url"] for event in found(tab, "Network.requestWillBeSent")]
+    assert asked
+    assert all(url.startswith(("file:", "data:", "about:")) for url in asked)
+    assert not found(tab, "Runtime.exceptionThrown") + found(tab, "Log.entryAdded")
+    for width in (1300, 390):
+        tab.screen(width, 900)
+        assert tab.run("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
+
+
+def test_the_dark_scheme_is_dark(tab, site):
+    light = (
+        "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number).every((x) => x > 200)"
+    )
+    tab.open(site / "gallery" / "zero_loss.html")
+    assert tab.run(light)
+    tab.media(scheme="dark")
+    assert soon(tab, f"!({light})")
+    assert tab.run("getComputedStyle(document.body).getPropertyValue('--figure-blue')").strip()
+
+
+def test_search_works_from_a_disk(tab, site):
+    tab.open(site / "index.html")
+    tab.click(".md-search__input")
+    tab.send("Input.insertText", text="teleport")
+    assert soon(tab, "document.querySelectorAll('.md-search-result__item').length > 0")
+
+
+def soon(tab: Tab, script: str) -> bool:
+    """Whether it comes true within ten seconds."""
+    end = time.monotonic() + 10
+    while time.monotonic() < end:
+        if tab.run(f"Boolean({script})"):
+            return True
+        time.sleep(0.1)
+    return False

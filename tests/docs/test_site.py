@@ -1,0 +1,73 @@
+"""The built site: nothing is fetched from elsewhere, every link leads somewhere, search works from a disk."""
+
+import html.parser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+pytestmark = [pytest.mark.docs, pytest.mark.xdist_group("made")]
+
+
+class Page(html.parser.HTMLParser):
+    """What a page loads, where it links to, and the places it has."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.loads: list[str] = []
+        self.links: list[str] = []
+        self.places: set[str] = set()
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        found = {name: value or "" for name, value in attrs}
+        self.places |= {found[name] for name in ("id", "name") if name in found}
+        if tag in ("script", "img", "iframe") and "src" in found:
+            self.loads.append(found["src"])
+        if tag == "link" and "stylesheet" in found.get("rel", "") + found.get("as", ""):
+            self.loads.append(found["href"])
+        if tag == "a" and "href" in found:
+            self.links.append(found["href"])
+
+
+def pages(site: Path) -> dict[Path, Page]:
+    return {file.resolve(): Page(file.read_text()) for file in site.rglob("*.html") if file.name != "404.html"}
+
+
+def test_nothing_comes_from_elsewhere(site):
+    for file, page in pages(site).items():
+        for address in page.loads:
+            assert not urlsplit(address).netloc, f"{file.name} loads {address}"
+            assert (file.parent / unquote(urlsplit(address).path)).exists(), f"{file.name} loads {address}"
+    for style in site.rglob("*.css"):
+        assert "url(http" not in style.read_text().replace("url(https://fonts", "url(http"), style.name
+
+
+def test_every_link_leads_somewhere(site):
+    found = pages(site)
+    for file, page in found.items():
+        for address in page.links:
+            parts = urlsplit(address)
+            if parts.scheme or parts.netloc or address == ".":
+                continue
+            target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
+            target = target / "index.html" if target.is_dir() else target
+            assert target.is_file(), f"{file.name}: {address}"
+            if parts.fragment and target in found:
+                assert unquote(parts.fragment) in found[target].places, f"{file.name}: {address}"
+
+
+def test_search_has_its_index_for_a_disk(site):
+    assert (site / "search" / "search_index.js").read_text().startswith("var __index")
+    assert "teleport" in (site / "search" / "search_index.js").read_text()
+    first = next(iter(pages(site).values()))
+    assert any("iframe-worker" in script for script in first.loads)
+
+
+def test_every_figure_of_the_gallery_is_shown(site):
+    from docs import gallery
+
+    shown = "".join((site / "gallery" / f"{paper}.html").read_text()
+                    for paper in ("heterogeneity", "zero_loss", "noise_equilibrium"))  # fmt: skip
+    assert shown.count("<figure data-search-exclude>") == len(gallery.results())
+    assert "figure-here" not in shown
