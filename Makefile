@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
-TORCH := src/undertow/torch tests/torch
+TORCH := src/undertow/torch tests/torch_bridge
 ONE_THREAD := OMP_NUM_THREADS=1 XLA_FLAGS=--xla_backend_optimization_level=0
 
 .PHONY: help setup verify check lint types test test-torch test-torch-all test-report test-all browser faults bench docs gallery clean

@@ -3,7 +3,7 @@
 import importlib
 import sys
 
-ALL = ["linear_model", "factorisation", "memory", "manifold", "symmetry", "sensing", "grouped"]
+ALL = ["linear_model", "factorisation", "memory", "manifold", "symmetry", "sensing", "grouped", "sweeps"]
 
 
 def main() -> None:

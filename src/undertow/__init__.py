@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from undertow.environments.hetero_regressor import HeteroRegressor
     from undertow.environments.invariant_regressor import InvariantRegressor
     from undertow.estimate import Estimate
+    from undertow.lab.sweeps.sweep import sweep
     from undertow.manifold.drift import second_derivative
     from undertow.manifold.limit import Limit
     from undertow.noise.additive import Additive
@@ -65,6 +66,7 @@ _HOME = {
     "second_derivative": "manifold.drift",
     "sensing_problem": "noise.measurements",
     "settle": "dynamics.settle",
+    "sweep": "lab.sweeps.sweep",
     "tail_exponent": "environments.growth",
 }
 
@@ -99,6 +101,7 @@ __all__ = [
     "second_derivative",
     "sensing_problem",
     "settle",
+    "sweep",
     "tail_exponent",
 ]
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,20 @@ from undertow.noise.minibatch import Minibatch
 from undertow.problem import AbstractProblem, AbstractSampled, Population, Regression
 from undertow.symmetry.flow import noether_flow
 from undertow.symmetry.forecast import Forecast, forecast, largest_curvature, relaxation_times, trace_of_hessian
-from undertow.symmetry.generators import AbstractSymmetry, Scaling
+from undertow.symmetry.generators import Scaling
 from undertow.symmetry.powers import powers_now
 from undertow.symmetry.search import find_symmetries
 from undertow.validate import Number
 
-__all__ = ["Analysis", "Row", "analyze"]
+__all__ = ["Analysis", "Network", "Row", "analyze"]
+
+
+class Network(NamedTuple):
+    """A torch model with its loss(model, batch) and data: a `Dataset`, or batches."""
+
+    model: Any
+    loss: Callable[[Any, Any], Any]
+    data: Any
 
 
 @dataclass(frozen=True)
@@ -58,10 +66,10 @@ class Analysis:
     step_size: float
     weight_decay: float
     rows: tuple[Row, ...]
-    symmetries: tuple[AbstractSymmetry, ...]
+    symmetries: tuple[Any, ...]
     forecast: Forecast | None
-    sharpness: tuple[float, float]
-    """Tr H and its standard error, now."""
+    sharpness: tuple[float, float] | None
+    """Tr H and its standard error, now; None for a torch model."""
     sharpness_then: tuple[float, float] | None
     """The same at equilibrium."""
     largest_step: float
@@ -72,7 +80,7 @@ class Analysis:
 
 
 def analyze(
-    noise: AbstractNoise | AbstractProblem,
+    noise: AbstractNoise | AbstractProblem | Network,
     params: PyTree,
     *,
     step_size: Number = 0.01,
@@ -83,6 +91,8 @@ def analyze(
 ) -> Analysis:
     """Looks for symmetries of a loss, and says where SGD will take their charges. A problem is given minibatches.
 
+    A `Network` of torch carries its own params (give None) and its own batches.
+
     >>> import jax, jax.numpy as jnp
     >>> import undertow as ut
     >>> from undertow.analysis import analyze
@@ -92,6 +102,8 @@ def analyze(
     >>> print(found.rows[0].name, "|", found.rows[0].generators)
     rescaling of 3 neurons, in against out | 3
     """
+    if isinstance(noise, Network):
+        return _network(noise, step_size, weight_decay, batch_size, key, tell)
     if not isinstance(noise, AbstractNoise | AbstractProblem):
         raise TypeError(f"`analyze`: got a {type(noise).__name__}; give a problem or a noise, and params.")
     if not isinstance(noise, AbstractNoise):
@@ -135,6 +147,19 @@ def analyze(
         drift=_label_drift(problem, params),
     )
     return replace(analysis, sentences=tuple(_sentences(analysis)))
+
+
+def _network(
+    given: Network, step_size: Number, weight_decay: Number, batch_size: int, key: Array | int, tell: Callable
+) -> Analysis:
+    from undertow.torch import analysis as bridge
+    from undertow.torch.decay import lambda_of
+
+    seed = key if isinstance(key, int) else int(jax.random.key_data(key)[-1])
+    return bridge.analyze(
+        *given, step_size=float(step_size), weight_decay=lambda_of(float(weight_decay)), batch_size=batch_size,
+        seed=seed, tell=tell,
+    )  # fmt: skip
 
 
 def _forecast(
@@ -221,7 +246,7 @@ def _sentences(a: Analysis) -> list[str]:
                 f"{row.relaxation:,.0f} steps to balance half of it ({row.slowest:,.0f} for the slowest), changing "
                 f"weights by up to a factor {row.moved:.2g}."
             )
-    if a.forecast is not None and a.sharpness_then is not None and a.largest_step_then is not None:
+    if a.forecast is not None and a.sharpness and a.sharpness_then and a.largest_step_then is not None:
         before, after = a.sharpness, a.sharpness_then
         gain = a.largest_step_then / a.largest_step
         change = "falls" if after[0] < before[0] else "rises"

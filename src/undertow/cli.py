@@ -80,7 +80,7 @@ class SweepRun:
     on: str | None = None
     """The address of a Dask scheduler, such as tcp://10.0.0.1:8786; without it, processes on this machine."""
     jobs: int | None = None
-    """How many processes here; two by default."""
+    """How many processes here; as many as there are cores by default."""
     out: Path = Path("undertow-sweep")
     """The folder in which each sweep gets its own."""
 
@@ -94,7 +94,7 @@ class SweepCheck:
     on: str | None = None
     """The address of a Dask scheduler."""
     jobs: int | None = None
-    """How many processes here; two by default."""
+    """How many processes here; as many as there are cores by default."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,7 +132,7 @@ class PhaseDiagram:
     on: str | None = None
     """The address of a Dask scheduler."""
     jobs: int | None = None
-    """How many processes here; two by default."""
+    """How many processes here; as many as there are cores by default."""
     out: Path = Path("undertow-sweep")
     """The folder in which each diagram gets its own."""
 

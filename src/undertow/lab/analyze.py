@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from undertow import trees
-from undertow.analysis import Analysis
+from undertow.analysis import Analysis, Network
 from undertow.lab import store
 from undertow.lab.page import page
 
@@ -22,7 +22,7 @@ def load(target: str, params_name: str) -> tuple[Any, Any]:
     """The problem (or noise) and the params that FILE.py:OBJECT names.
 
     OBJECT is a problem or a noise, with params in the variable `params_name` of the file; or a pair of both; or a
-    function without arguments that returns either.
+    torch model with its loss and data, (model, loss, data); or a function without arguments that returns either.
     """
     path, _, name = target.partition(":")
     file = Path(path)
@@ -38,13 +38,21 @@ def load(target: str, params_name: str) -> tuple[Any, Any]:
     from undertow.noise.base import AbstractNoise
     from undertow.problem import AbstractProblem
 
+    if _is_torch_model(found):
+        raise UserFileError(
+            f"{target} is a torch model; let the object be (model, loss, data) with loss(model, batch) and data a "
+            "Dataset or batches."
+        )
     if callable(found) and not isinstance(found, AbstractNoise | AbstractProblem):
         found = found()
+    if isinstance(found, tuple) and len(found) == 3 and _is_torch_model(found[0]):
+        return Network(*found), None
     if isinstance(found, tuple) and len(found) == 2:
         return found
     if not isinstance(found, AbstractNoise | AbstractProblem):
         raise UserFileError(
-            f"{target} is a {type(found).__name__}; give a problem, a noise, or a pair (problem or noise, params)."
+            f"{target} is a {type(found).__name__}; give a problem, a noise, or a pair (problem or noise, params); or "
+            "(model, loss, data) of torch."
         )
     if not hasattr(module, params_name):
         raise UserFileError(
@@ -52,6 +60,12 @@ def load(target: str, params_name: str) -> tuple[Any, Any]:
             "(problem, params)."
         )
     return found, getattr(module, params_name)
+
+
+def _is_torch_model(found: Any) -> bool:
+    """Without importing torch: whoever has a model has imported it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and hasattr(torch, "nn") and isinstance(found, torch.nn.Module)
 
 
 def _run(file: Path) -> Any:

@@ -8,6 +8,7 @@ goes on where it stopped. A claim that raises, or whose process dies, is a resul
 import json
 import multiprocessing
 import os
+import threading
 import time
 import traceback
 import zlib
@@ -22,7 +23,7 @@ from typing import Any
 
 from undertow.lab import store
 
-__all__ = ["Inline", "configure", "make_executor", "processes", "run_claim", "run_claims", "task_of"]
+__all__ = ["Inline", "configure", "end_with_parent", "make_executor", "processes", "run_claim", "run_claims", "task_of"]
 
 Result = dict[str, Any]
 
@@ -35,15 +36,30 @@ def configure() -> None:
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     cache = Path(os.environ.get("UNDERTOW_CACHE") or Path(home) / "undertow")
     jax.config.update("jax_compilation_cache_dir", str(cache / "xla"))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
+    # small programs are many, and read ten times faster than compiled
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
 def _start_worker() -> None:
-    """A worker leaves Ctrl-C to the process that started it."""
+    """A worker leaves Ctrl-C to the process that started it, and ends with it."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
     configure()
+
+
+def end_with_parent() -> None:
+    """Ends this process when the one that started it is gone, however that ended; a pool alone would wait for ever."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
+    if parent is not None:
+        threading.Thread(target=watch, daemon=True).start()
 
 
 class Inline(Executor):

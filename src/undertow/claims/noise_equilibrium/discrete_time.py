@@ -102,7 +102,8 @@ def _measure(parameters: Steps, key: Key[Array, ""]) -> Measurement:
                 rises.append(np.diff(values).max() / np.ptp(values))
                 zeros.append(np.sum(np.sign(values[:-1]) != np.sign(values[1:])) == 1)
                 flows.append(values / np.abs(values).max())
-            slopes.append(_slope(model, point, rng.normal(size=4), eta, gamma))
+            # in proportion to the point: near u = 0 the equilibrium runs away, and no fixed difference is small
+            slopes.append(_slope(model, point, point * rng.normal(size=4), eta, gamma))
         scaled, away = _direction(rng, p.samples)
         noise = eta**2 / 2 * float(np.mean(np.sum(scaled.gradients(away) ** 2, axis=1)))
         grow = 2 * eta * p.weight_decay * (1 + eta * p.weight_decay) * float(away @ away)
