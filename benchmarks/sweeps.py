@@ -1,0 +1,112 @@
+"""Sweeps: what the machinery costs a block, how fast a finished sweep is found again, and two sweeps of real size."""
+
+import shutil
+import sys
+import tempfile
+import time
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from benchmarks.harness import in_words, save
+
+BLOCKS = 1000
+
+
+def scalar(key, *, step_size: float, spread: float, mean: float = 1.0, steps: int = 200, runs: int = 64):
+    """The share of `runs` runs of the scalar map of undertow.environments.growth that filter the spurious signal."""
+    import equinox as eqx
+    import jax
+    import jax.numpy as jnp
+
+    from undertow.environments.growth import _iterate
+    from undertow.noise.laws import two_point
+
+    values = jnp.stack([mean - jnp.asarray(spread), mean + jnp.asarray(spread)])[:, None]
+    with jax.ensure_compile_time_eval():
+        law = two_point(1.0, 1.0)
+    law = eqx.tree_at(lambda table: table.values, law, values)
+    numbers = (jnp.asarray(step_size), jnp.asarray(1e-3), jnp.asarray(0.0))
+    end, top = _iterate(law, key, *numbers, jnp.asarray(steps), runs)
+    return {"filtered": jnp.mean(end < 0.1), "top": jnp.max(top)}
+
+
+def describe_nothing(request: dict) -> dict:
+    """An experiment of no work."""
+    return {
+        "kinds": {"a": "float"}, "needed": (), "dimensions": {}, "attributes": {}, "platform": "cpu", "device": "",
+        "memory": 2**30, "batched": True, "run_bytes": 2**27, "why": "",
+    }  # fmt: skip
+
+
+def work_nothing(task: dict) -> dict:
+    """A block that costs nothing but its way here and back."""
+    values = np.zeros(len(task["seeds"]))
+    return {"values": {"x": values, "y": values}, "errors": {}, "seconds": 0.0, "run_seconds": 0.0, "worker": "",
+            "compiled": (0, 0.0)}  # fmt: skip
+
+
+def light_pool(jobs: int) -> ProcessPoolExecutor:
+    import multiprocessing
+
+    return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
+
+
+def machinery(folder: Path) -> tuple[float, float]:
+    """Seconds a block of no work, and seconds to find out that a sweep of BLOCKS blocks is finished."""
+    from undertow.lab.sweeps import drive
+    from undertow.lab.sweeps.engines import Here
+    from undertow.lab.sweeps.spec import as_spec
+
+    spec = as_spec("nothing.py:f", {"a": {"linear": [0.0, 1.0, BLOCKS]}}, seeds=2)
+    job = drive.Job(spec, "nothing", "", folder, describe_nothing, work_nothing)
+    engine = Here(2, light_pool)
+    engine.submit(describe_nothing, {}).result()  # the processes are there
+    began = time.perf_counter()
+    drive.run(job, lambda: engine)
+    each = (time.perf_counter() - began) / BLOCKS
+    began = time.perf_counter()
+    state = drive.run(job, lambda: engine)
+    again = time.perf_counter() - began
+    assert (state.reused, state.blocks) == (2 * BLOCKS, BLOCKS)
+    return each, again
+
+
+def timed_sweep(experiment: str, axes: dict, seeds: int, folder: Path) -> tuple[float, float, object]:
+    """Seconds of a whole sweep with two processes from nothing, those that its blocks computed, and how it went."""
+    from undertow.lab.sweeps.spec import as_spec
+    from undertow.lab.sweeps.sweep import run_spec
+
+    began = time.perf_counter()
+    _, state = run_spec(as_spec(experiment, axes, seeds=seeds), folder)
+    return time.perf_counter() - began, state.work_seconds, state
+
+
+def main() -> list[tuple[str, str, str]]:
+    folder = Path(tempfile.mkdtemp())
+    try:
+        each, again = machinery(folder / "nothing")
+        axes = {"step_size": {"log": [0.01, 0.1, 100]}, "spread": {"linear": [0.5, 9.0, 100]}}
+        points, _, _ = timed_sweep(f"{Path(__file__).resolve()}:scalar", axes, 1, folder)
+        axes = {"step_size": {"log": [0.01, 0.1, 20]}, "spread": {"linear": [0.5, 9.0, 20]}}
+        diagram, worked, state = timed_sweep("hetero", axes, 50, folder)
+    finally:
+        shutil.rmtree(folder)
+    assert state.done == 20_000
+    share = state.blocks * each / diagram
+    facts = {
+        "seconds_a_block": each, "resume_1000_blocks_seconds": again, "scalar_map_10000_points_seconds": points,
+        "hetero_20x20x50_seconds": diagram, "hetero_block_seconds": worked, "hetero_blocks": state.blocks,
+        "machinery_share": share, "compilations": state.compilations[0], "compile_seconds": state.compilations[1],
+    }  # fmt: skip
+    save("sweeps", facts)
+    return [
+        ("sweep: machinery a block", in_words(each), f"{BLOCKS} blocks of no work, two processes"),
+        ("sweep: a finished one found again", in_words(again), f"{BLOCKS} blocks"),
+        ("sweep: 10,000 points of the scalar map", in_words(points), "64 runs each, from nothing, two processes"),
+        ("sweep: HeteroSGD, 20 x 20 x 50, d = 40", in_words(diagram), f"machinery {share:.1%} of it"),
+    ]
+
+
+if __name__ == "__main__":
+    sys.exit("run python -m benchmarks sweeps")

@@ -1,0 +1,154 @@
+"""What moving a torch model to its noise equilibrium changes: tiny models, six seeds, default and imbalanced starts.
+
+    python -m benchmarks.torch_teleport
+
+Noise power and largest stable step (two over the curvature at the start) after over before; the largest step size, in
+powers of 4, that 50 steps of SGD survive (they end below 1.5 times the first loss), after over before; and the loss
+after 100 steps at one small step size less that without the move.
+"""
+
+import copy
+import statistics
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.harness import save
+
+SEEDS, STEPS, BATCHES = 6, 100, 16
+LADDER = [4.0**k for k in range(6)]
+"""Multiples of the small step size that are tried for survival."""
+
+
+def network(torch: Any) -> tuple[Any, Callable, Callable, float]:
+    nn = torch.nn
+    net = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+
+    def draw() -> Any:
+        x = torch.randn(16, 8)
+        return x, torch.sin(x[:, :4]) + 0.1 * torch.randn(16, 4)
+
+    return net, draw, lambda model, batch: (model(batch[0]) - batch[1]).square().mean(), 0.05
+
+
+def llama(torch: Any) -> tuple[Any, Callable, Callable, float]:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64,
+    )  # fmt: skip
+
+    def draw() -> Any:
+        first, step = torch.randint(0, 64, (8, 1)), torch.randint(1, 4, (8, 1))
+        ids = (first + step * torch.arange(12)) % 64
+        return {"input_ids": ids, "labels": ids}
+
+    return LlamaForCausalLM(config), draw, lambda model, batch: model(**batch).loss, 0.1
+
+
+def lora(torch: Any) -> tuple[Any, Callable, Callable, float]:
+    import peft
+
+    base, draw, loss, _ = llama(torch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"]))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:  # warm: at B = 0 there is no finite equilibrium
+                parameter.normal_(std=0.02)
+    return model, draw, loss, 0.1
+
+
+def imbalanced(torch: Any, model: Any, found: Any, seed: int) -> Any:
+    """A copy with every symmetry moved by factors of up to exp(2)."""
+    from undertow.torch.axes import move
+    from undertow.torch.copies import trainable
+
+    other = copy.deepcopy(model)
+    params = trainable(other)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for relation in found:
+            factor = torch.exp(4 * torch.rand(relation.size, generator=generator, dtype=torch.float64) - 2)
+            transform = factor
+            if relation.block > 1:
+                transform = torch.diag_embed(factor.reshape(-1, relation.block))
+            kept = {name: params[name].detach().double() for name in relation.parameters}
+            for name, value in move(kept, relation, transform).items():
+                params[name].copy_(value)
+    return other
+
+
+def trained(torch: Any, model: Any, loss: Callable, draws: list, step_size: float) -> float:
+    """The loss over the last ten batches, training on all of them in turn."""
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=step_size)
+    values = []
+    for batch in draws:
+        optimizer.zero_grad()
+        value = loss(model, batch)
+        value.backward()
+        optimizer.step()
+        values.append(float(value.detach()))
+    return statistics.fmean(values[-10:])
+
+
+def survived(torch: Any, model: Any, loss: Callable, draws: list, step_size: float) -> float:
+    """The largest step size on the ladder up to which every run survives; the smallest if none.
+
+    A run survives that ends below 1.5 times the first loss: slow ones count, as an adapter's first steps are.
+    """
+    with torch.no_grad():
+        first = float(loss(model, draws[0]))
+    good = step_size
+    for factor in LADDER:
+        last = trained(torch, copy.deepcopy(model), loss, draws, factor * step_size)
+        if not last < 1.5 * first:
+            break
+        good = factor * step_size
+    return good
+
+
+def one(torch: Any, make: Callable, start: str, seed: int) -> dict[str, float]:
+    from undertow.torch import census, equilibrate
+
+    torch.manual_seed(seed)
+    model, draw, loss, step_size = make(torch)
+    found = census(model, draw(), loss, seed=seed)
+    if start == "imbalanced":
+        model = imbalanced(torch, model, found, seed)
+    moved = copy.deepcopy(model)
+    done = equilibrate(moved, found, [draw() for _ in range(BATCHES)], loss, step_size=step_size)
+    draws = [draw() for _ in range(STEPS)]
+    steps = done.largest_step
+    after, before = (survived(torch, net, loss, draws[:50], step_size) for net in (moved, model))
+    return {
+        "noise": done.noise[1].value / done.noise[0].value,
+        "step": steps[1].value / steps[0].value,
+        "survived": after / before,
+        "loss": trained(torch, moved, loss, draws, step_size) - trained(torch, model, loss, draws, step_size),
+    }
+
+
+def main() -> list[tuple[str, str, str]]:
+    import torch
+
+    torch.set_num_threads(1)
+    rows, facts = [], {}
+    for make in (network, llama, lora):
+        for start in ("default", "imbalanced"):
+            runs = [one(torch, make, start, seed) for seed in range(SEEDS)]
+            facts[f"{make.__name__}, {start}"] = runs
+            spread = {key: [run[key] for run in runs] for key in runs[0]}
+            said = ", ".join(
+                f"{key} {statistics.fmean(v):.3g} ± {statistics.stdev(v) / SEEDS**0.5:.1g}" for key, v in spread.items()
+            )
+            rows.append((f"teleport of {make.__name__}, {start} start", said, ""))
+            print(rows[-1], flush=True)
+    save("torch_teleport", facts)
+    return rows
+
+
+if __name__ == "__main__":
+    main()

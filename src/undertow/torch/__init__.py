@@ -1,0 +1,28 @@
+"""The PyTorch bridge: the symmetries of a network as it is, and the move to its noise equilibrium.
+
+`census` finds the symmetries and proves them, `equilibrate` moves a model to the point of its orbit where gradient
+noise pushes no charge. Noise moments are gathered here; the equilibria are the closed forms of `undertow.symmetry`.
+"""
+
+try:
+    from torch import nn as _nn  # noqa: F401
+except ImportError as error:
+    raise ImportError("`undertow.torch` needs PyTorch: install it with `pip install 'undertow[torch]'`.") from error
+
+from undertow.torch.analysis import analyze
+from undertow.torch.axes import Axis, Relation
+from undertow.torch.census import Census, census
+from undertow.torch.decay import gamma_of, lambda_of
+from undertow.torch.equilibrate import Equilibrated, equilibrate
+
+__all__ = [
+    "Axis",
+    "Census",
+    "Equilibrated",
+    "Relation",
+    "analyze",
+    "census",
+    "equilibrate",
+    "gamma_of",
+    "lambda_of",
+]

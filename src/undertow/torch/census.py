@@ -1,0 +1,402 @@
+"""Which exponential symmetries a network has, found from gradients at random weights and proved on its outputs.
+
+For every axis of every parameter the moment m_i = sum G W over the other axes (G the gradient) says how the loss
+changes when index i is scaled. Symmetries are the relations between moments that hold at every draw of weights: a null
+space. What a block of indices allows beyond scales, GL(d), shows in the matrices G W'.
+"""
+
+import functools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from undertow.torch.axes import Axis, Relation, move, unfold
+from undertow.torch.copies import (
+    Loss,
+    Precise,
+    as_double,
+    epsilon,
+    forward,
+    model_copy,
+    randomise,
+    trainable,
+    unwrap,
+)
+from undertow.torch.gather import undisturbed
+from undertow.torch.hints import Level, atoms, attention_heads, levels
+from undertow.torch.names import name_relation
+from undertow.torch.nullspace import CLEAR, NULL, Found, integer_null_space, sparse_basis
+from undertow.torch.proof import HOLDS, Bench
+
+__all__ = ["Census", "census"]
+
+MOST_DRAWS = 16
+"""Draws of random weights, each one forward and backward pass."""
+LARGE_EPS, NO_EPS = 0.1, 1e-30
+"""With a large eps in every norm only exact symmetries are left; with none the approximate ones are exact too."""
+STEP = 1e-7
+"""Of differences of outputs in double precision: the error is as large, below what counts as zero."""
+SILENT = 1e-9
+"""A gradient below this, relative to the largest, is none: key biases under softmax, biases into a norm."""
+
+
+@dataclass(frozen=True)
+class Census:
+    """The symmetries of a network. Iterating goes over the exact ones."""
+
+    relations: tuple[Relation, ...]
+    """Exact, each proved on its orbit."""
+    approximate: tuple[Relation, ...]
+    """They hold but for the eps of a norm; `change` says how far, on randomised weights."""
+    unclear: tuple[str, ...]
+    """What was seen and not understood, in sentences."""
+    silent: tuple[str, ...]
+    """Parameters, or parts of them, that the loss does not depend on."""
+    frozen: tuple[str, ...]
+    """Parameters that do not train: SGD has no symmetry that would have to move them."""
+    free: tuple[str, ...]
+    """Trainable parameters that no exact symmetry moves."""
+
+    def __iter__(self) -> Iterator[Relation]:
+        return iter(self.relations)
+
+    def __len__(self) -> int:
+        return len(self.relations)
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.relations)} exact symmetries"]
+        lines += [f"  {relation}  [outputs change by {relation.change:.0e}]" for relation in self.relations]
+        if self.approximate:
+            lines.append(f"{len(self.approximate)} approximate ones")
+            lines += [f"  {relation}  [outputs change by {relation.change:.0e}]" for relation in self.approximate]
+        for title, names in (
+            ("no gradient", self.silent),
+            ("frozen", self.frozen),
+            ("moved by none", self.free),
+            ("unclear", self.unclear),
+        ):
+            if names:
+                lines.append(f"{title}: {', '.join(names[:8])}" + (f" and {len(names) - 8} more" if names[8:] else ""))
+        return "\n".join(lines)
+
+
+def census(model: nn.Module, batch: Any, loss: Loss, *, seed: int = 0) -> Census:
+    """The exponential symmetries of a network, each named and proved. The network itself is not touched.
+
+    **Arguments:**
+
+    - `model`: any `nn.Module`; what `torch.compile` and data-parallel wrappers hold is looked at.
+    - `batch`: a small batch; `loss(model, batch)` returns its loss as a tensor, calling the model it is given.
+    - `seed`: of the random weights.
+
+    >>> import torch
+    >>> from undertow.torch import census
+    >>> net = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3))
+    >>> found = census(net, torch.randn(6, 5), lambda model, x: model(x).square().mean())
+    >>> for relation in found:
+    ...     print(relation)
+    rescaling, 7 scales: 0.weight[i, :], 0.bias against 2.weight[:, i]
+    """
+    model = unwrap(model)
+    with undisturbed(model, seed):
+        return _census(model, batch, loss, seed)
+
+
+def _census(model: nn.Module, batch: Any, loss: Loss, seed: int) -> Census:
+    twin = model_copy(model, torch.float64)
+    names = list(trainable(twin))
+    frozen = tuple(name for name, p in model.named_parameters() if not p.requires_grad)
+    if not names:
+        raise ValueError("`census`: no parameter of the model trains (requires_grad is False everywhere).")
+    searched = levels(twin)
+    draws = max([2, *(math.ceil(3 * len(level.axes) / level.size) for level in searched)])
+    draws = min(draws, MOST_DRAWS)
+    double = as_double(batch)
+    with Precise():
+        exact = _Look(twin, loss, double, searched, LARGE_EPS, draws, seed)
+        loose = _Look(twin, loss, double, searched, NO_EPS, draws, seed + 1000)
+        found = _relations(searched, exact, [])
+        more = _relations(searched, loose, found)
+        found, more = _grow(exact, found), _grow(loose, more)
+        wide, odd = _whole(twin, loss, double, [*found, *more], exact.silent, seed)
+    small = model_copy(model, torch.float32)
+    randomise(small, seed + 2000)
+    bench = Bench(small, loss, as_double(batch, torch.float32))
+    with Precise():
+        randomise(twin, seed + 2000)
+        ideal = Bench(twin, loss, double)
+    proved, near, unclear = [], [], [*exact.unclear, *loose.unclear, *odd]
+    heads = attention_heads(model)
+    for relation in [*found, *more, *wide]:
+        with Precise():
+            holds = 0.0 if relation in found else ideal.change(relation, seed, LARGE_EPS)
+            nearly = holds if holds <= HOLDS else ideal.change(relation, seed, NO_EPS)
+        change = bench.change(relation, seed)
+        named = name_relation(model, heads, replace(relation, exact=holds <= HOLDS, change=change))
+        if holds <= HOLDS and change <= HOLDS:
+            proved.append(named)
+        elif holds > HOLDS and nearly <= HOLDS:
+            near.append(named)
+        else:
+            unclear.append(f"{named}: gradients show it, outputs change by {max(change, nearly):.0e} along its orbit")
+    moved = {name for relation in proved for name in relation.parameters}
+    order = {name: place for place, name in enumerate(names)}
+    place = lambda relation: min((order[a.parameter], int(a.index.min())) for a in relation.minus or relation.plus)
+    return Census(
+        relations=tuple(sorted(proved, key=place)),
+        approximate=tuple(sorted(near, key=place)),
+        unclear=tuple(unclear),
+        silent=tuple(dict.fromkeys(map(str, exact.silent))),
+        frozen=frozen,
+        free=tuple(name for name in names if name not in moved),
+    )
+
+
+class _Look:
+    """Moments of every level at several draws of weights, and the gradients of the last draw."""
+
+    def __init__(
+        self, twin: nn.Module, loss: Loss, batch: Any, searched: list[Level], eps: float, draws: int, seed: int
+    ):
+        self.searched = searched
+        params = trainable(twin)
+        rows: list[list[np.ndarray]] = [[] for _ in searched]
+        self.unclear: list[str] = []
+        with epsilon(twin, eps):
+            for draw in range(draws):
+                randomise(twin, seed + draw)
+                value, _ = forward(twin, loss, batch)
+                found = torch.autograd.grad(value, list(params.values()), allow_unused=True)
+                self.gradients = {
+                    name: torch.zeros_like(p) if g is None else g
+                    for (name, p), g in zip(params.items(), found, strict=True)
+                }
+                self.values = {name: p.detach().clone() for name, p in params.items()}
+                self._check()
+                sums = _sums(searched, self.values, self.gradients)
+                for level, matrix in zip(searched, rows, strict=True):
+                    columns = [sums[a.parameter, a.axis, a.shift][a.index].sum(1) for a in level.axes]
+                    matrix.append(np.stack(columns, axis=1))
+        largest = max(float(g.abs().max()) for g in self.gradients.values())
+        limit = SILENT * largest
+        sizes = {name: float(g.abs().max()) for name, g in self.gradients.items()}
+
+        def quiet(axis: Axis) -> bool:
+            if axis.index.size == axis.length or sizes[axis.parameter] <= limit:
+                return sizes[axis.parameter] <= limit
+            return float(unfold(self.gradients[axis.parameter], axis).abs().max()) <= limit
+
+        self.silent = [axis for axis in _pieces(searched) if quiet(axis)]
+        silent = {id(axis) for axis in self.silent}
+        self.bounds = {name: float(g.norm() * self.values[name].norm()) for name, g in self.gradients.items()}
+        self.quiet = [[id(axis) in silent for axis in level.axes] for level in searched]
+        self.moments = [np.concatenate(matrix) for matrix in rows]
+
+    def _check(self) -> None:
+        bad = [name for name, g in self.gradients.items() if not bool(torch.isfinite(g).all())]
+        if bad:
+            raise ValueError(f"`census`: the gradient of {bad[0]} is not finite at random weights.")
+
+
+def _pieces(searched: list[Level]) -> list[Axis]:
+    return [axis for level in searched for axis in level.axes]
+
+
+def _sums(searched: list[Level], values: dict[str, Tensor], gradients: dict[str, Tensor]) -> dict:
+    """sum G (W + shift) over all axes but one."""
+    found = {}
+    for axis in _pieces(searched):
+        key = (axis.parameter, axis.axis, axis.shift)
+        if key not in found:
+            g, w = gradients[axis.parameter], values[axis.parameter]
+            both = g * (w + axis.shift) if axis.shift else g * w
+            others = [k for k in range(g.ndim) if k != axis.axis]
+            found[key] = (both.sum(others) if others else both).numpy(force=True)
+    return found
+
+
+def _relations(searched: list[Level], look: _Look, known: list[Relation]) -> list[Relation]:
+    """What the null spaces of all levels hold beyond the relations known."""
+    found: list[Relation] = []
+    for level, moments, quiet in zip(searched, look.moments, look.quiet, strict=True):
+        # a moment of zero with a gradient is a symmetry of its own; without a gradient it is nothing
+        sizes = np.abs(moments).max(axis=0)
+        lone = sizes <= 1e-9 * _bounds(level, look)
+        axes = [axis for axis, q, s in zip(level.axes, quiet, lone, strict=True) if not q and not s]
+        kept = moments[:, [not q and not s for q, s in zip(quiet, lone, strict=True)]]
+        for axis, q, s in zip(level.axes, quiet, lone, strict=True):
+            if s and not q and not axis.shift:
+                _add(found, known, Relation("", (axis,), (), 1, False, math.inf))
+        if len(axes) < 2:
+            continue
+        if kept.shape[0] < 2 * kept.shape[1]:
+            look.unclear.append(f"{level.name}: too many axes for so few indices, not searched")
+            continue
+        null = integer_null_space(kept)
+        look.unclear += _doubts(level.name, null)
+        for vector in sparse_basis(null.basis, np.zeros((len(axes), 0))):
+            plus = tuple(axis for axis, c in zip(axes, vector, strict=True) if c > 0)
+            minus = tuple(axis for axis, c in zip(axes, vector, strict=True) if c < 0)
+            _add(found, known, Relation("", plus or minus, minus if plus else (), 1, False, math.inf))
+    return found
+
+
+def _doubts(where: str, null: Found) -> list[str]:
+    said = [f"{where}: a relation at {value:.0e}, neither zero nor clear" for value in null.unclear]
+    return said + [f"{where}: a relation whose coefficients are not 0, 1, -1" for _ in null.odd]
+
+
+def _bounds(level: Level, look: _Look) -> np.ndarray:
+    """What the moments of a level could be at most."""
+    return np.array([look.bounds[axis.parameter] for axis in level.axes])
+
+
+def _add(found: list[Relation], known: list[Relation], relation: Relation) -> None:
+    if not _implied(relation, [*known, *found]):
+        found.append(relation)
+
+
+def _implied(relation: Relation, known: list[Relation]) -> bool:
+    """Whether every generator is a sum of generators known: a coarser or a shorter version of them."""
+    signed = lambda r: [(axis, 1) for axis in r.plus] + [(axis, -1) for axis in r.minus]
+    if not known:
+        return False
+    for row in {0, relation.size // 2, relation.size - 1}:
+        wanted = {(key, axis.shift): sign for axis, sign in signed(relation) for key in axis.keys(row)}
+        columns = []
+        for other in known:
+            rows = {
+                int(k)
+                for axis, _ in signed(other)
+                for mine, _ in signed(relation)
+                if (mine.parameter, mine.axis, mine.shift) == (axis.parameter, axis.axis, axis.shift)
+                for k in np.flatnonzero(np.isin(axis.index, mine.index[row]).any(axis=1))
+            }
+            for k in rows:
+                columns.append({(key, axis.shift): sign for axis, sign in signed(other) for key in axis.keys(k)})
+        keys = {key: place for place, key in enumerate(dict.fromkeys([*wanted, *(k for c in columns for k in c)]))}
+        if not columns:
+            return False
+        matrix = np.zeros((len(keys), len(columns)))
+        target = np.zeros(len(keys))
+        for place, column in enumerate(columns):
+            for key, sign in column.items():
+                matrix[keys[key], place] = sign
+        for key, sign in wanted.items():
+            target[keys[key]] = sign
+        best = np.linalg.lstsq(matrix, target, rcond=None)[0]
+        if np.abs(matrix @ best - target).max() > 1e-6:
+            return False
+    return True
+
+
+def _grow(look: _Look, found: list[Relation]) -> list[Relation]:
+    """Each relation with the largest GL block it allows."""
+    return [replace(relation, block=_block(look, relation)) for relation in found]
+
+
+def _block(look: _Look, relation: Relation) -> int:
+    """The largest block on which the sum of G W' over plus is the transpose of that over minus."""
+    if not relation.minus or any(axis.shift or axis.role == "gain" for axis in relation.axes):
+        return 1
+
+    both = [
+        [[unfold(t[axis.parameter], axis).flatten(1) for t in (look.gradients, look.values)] for axis in side]
+        for side in (relation.plus, relation.minus)
+    ]
+
+    @functools.cache
+    def agree(row: int) -> np.ndarray:
+        one = sum((w @ g[row] for g, w in both[0]), torch.zeros(()))
+        two = sum((g @ w[row] for g, w in both[1]), torch.zeros(()))
+        scale = torch.maximum(one.abs(), two.abs()).max().clamp_min(1e-300)
+        return ((one - two).abs() <= 1e-7 * scale).numpy(force=True)
+
+    first = agree(0)
+    width = int(np.argmin(first)) if not first.all() else relation.size
+    divisors = [k for k in range(1, relation.size + 1) if relation.size % k == 0 and k <= max(width, 1)]
+    for width in reversed(divisors):
+        tried = {0, width - 1, width // 2, relation.size - 1, relation.size // 2}
+        if all(agree(row)[row // width * width : (row // width + 1) * width].all() for row in tried):
+            return width
+    return 1
+
+
+@torch.no_grad()
+def _whole(
+    twin: nn.Module, loss: Loss, batch: Any, known: list[Relation], silent: list[Axis], seed: int
+) -> tuple[list[Relation], list[str]]:
+    """Relations between whole parameters, one scale for each, beyond those known: the scale of a residual stream, say.
+
+    Along them all outputs stay, so differences of outputs have as many rows as needed. Known relations are used to
+    leave parameters out first.
+    """
+    params = trainable(twin)
+    quiet = {(axis.parameter, axis.axis, k) for axis in silent for k in axis.index.reshape(-1).tolist()}
+    scales = [a for a in atoms(twin) if not all((a.parameter, a.axis, k) in quiet for k in a.index[0].tolist())]
+    place = {(a.parameter, a.shift, k): n for n, a in enumerate(scales) for k in a.index[0].tolist()}
+    implied = np.zeros((len(scales), len(known)))
+    for column, relation in enumerate(known):
+        for side, sign in ((relation.plus, 1), (relation.minus, -1)):
+            for axis in side:
+                mine = [n for n, a in enumerate(scales) if a.parameter == axis.parameter and a.shift == axis.shift]
+                same = [n for n in mine if scales[n].axis == axis.axis]
+                hit = {place[axis.parameter, axis.shift, int(k)] for k in axis.index.reshape(-1)
+                       if (axis.parameter, axis.shift, int(k)) in place} if same else set(mine)  # fmt: skip
+                for n in hit:
+                    implied[n, column] += sign
+    implied = implied[:, np.any(implied != 0, axis=0)]
+    left_out = _pivots(implied)
+    tried = [n for n in range(len(scales)) if n not in left_out]
+    with epsilon(twin, NO_EPS):
+        randomise(twin, seed + 3000)
+        outputs = forward(twin, loss, batch)[1]
+        count = min(outputs.numel(), 4 * len(tried) + 64)
+        chosen = torch.randperm(outputs.numel(), generator=torch.Generator().manual_seed(seed))[:count]
+        columns = []
+        for n in tried:
+            axis = scales[n]
+            parameter = params[axis.parameter]
+            kept = parameter.detach().clone()
+            one = Relation("", (axis,), (), 1, False, math.inf)
+            factor = torch.tensor([math.exp(STEP)], dtype=torch.float64)
+            parameter.copy_(move({axis.parameter: kept}, one, factor)[axis.parameter])
+            moved = forward(twin, loss, batch)[1]
+            parameter.copy_(kept)
+            columns.append(((moved - outputs)[chosen] / STEP).numpy(force=True))
+    if not columns:
+        return [], []
+    matrix = np.stack(columns, axis=1)
+    size = float(outputs.norm()) / outputs.numel() ** 0.5
+    lone = np.abs(matrix).max(axis=0) <= NULL * size
+    null = integer_null_space(np.where(lone[None], 0.0, matrix))
+    basis = np.zeros((len(scales), null.basis.shape[1]))
+    basis[tried] = null.basis
+    found = []
+    for vector in sparse_basis(basis, implied):
+        plus, minus = (tuple(a for a, c in zip(scales, vector, strict=True) if c == sign) for sign in (1, -1))
+        found.append(Relation("", plus or minus, minus if plus else (), 1, False, math.inf))
+    sizes = zip(tried, np.abs(matrix).max(axis=0) / size, strict=True)
+    faint = [
+        f"whole parameters: outputs change by {s:.0e} of a scale of {scales[n]}" for n, s in sizes if NULL < s < CLEAR
+    ]
+    return found, _doubts("whole parameters", null) + faint
+
+
+def _pivots(matrix: np.ndarray) -> set[int]:
+    """Rows that the columns of a matrix determine: as many as its rank."""
+    work, chosen = matrix.copy(), set()
+    for column in range(work.shape[1]):
+        row = int(np.argmax(np.abs(work[:, column])))
+        if abs(work[row, column]) < 1e-9:
+            continue
+        chosen.add(row)
+        pivot = work[:, column] / work[row, column]
+        for other in range(column + 1, work.shape[1]):
+            work[:, other] -= work[row, other] * pivot
+    return chosen

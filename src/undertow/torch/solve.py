@@ -1,0 +1,147 @@
+"""From noise moments to the equilibrium of linked symmetries: sweeps of the closed forms of `undertow.symmetry`."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from torch import Tensor
+
+from undertow.symmetry import closed_forms
+from undertow.torch.axes import Relation, move
+from undertow.torch.gather import Component, grams, in_stack, squares
+
+__all__ = ["Amount", "Sides", "Solved", "amounts", "sides", "solve"]
+
+MOST_SWEEPS = 500
+STILL = 1e-10
+"""Amounts below this are no move."""
+
+
+class Sides(NamedTuple):
+    """What pushes a charge up and down: numbers a generator, or matrices a block."""
+
+    noise_plus: np.ndarray
+    noise_minus: np.ndarray
+    weight_plus: np.ndarray
+    weight_minus: np.ndarray
+
+
+class Amount(NamedTuple):
+    """How far a relation is from equilibrium: log P, with what has none."""
+
+    amount: np.ndarray
+    """(generators,), or symmetric (blocks, block, block)."""
+    infinite: int
+    dead: int
+
+    @property
+    def imbalance(self) -> float:
+        """max |log(s+/s-)|: with P = exp(amount) noise powers change by P^-2 and P^2."""
+        values = self.amount if self.amount.ndim == 1 else np.linalg.eigvalsh(self.amount)
+        return float(4 * np.abs(values).max(initial=0.0))
+
+
+class Solved(NamedTuple):
+    """A component at its equilibrium."""
+
+    values: dict[str, Tensor]
+    stacks: dict[str, Tensor]
+    momentum: dict[str, Tensor]
+    amounts: list[np.ndarray]
+    """The log of what each relation was moved by, over all sweeps."""
+    infinite: list[int]
+    dead: list[int]
+    sweeps: int
+
+
+def sides(relation: Relation, values: Mapping[str, Tensor], stacks: Mapping[str, Tensor]) -> Sides:
+    """Noise and weights of both sides, from centred gradients (batches, *shape)."""
+    count = next(iter(stacks.values())).shape[0] - 1
+
+    def total(side: tuple, noise: bool) -> np.ndarray:
+        block = relation.block
+        found = np.zeros(relation.size if block == 1 else (relation.size // block, block, block))
+        for axis in side:
+            tensor = stacks[axis.parameter] if noise else values[axis.parameter] + axis.shift
+            where = in_stack(axis) if noise else axis
+            found = found + (squares(tensor, where) if block == 1 else grams(tensor, where, block))
+        return found / count if noise else found
+
+    return Sides(*(total(side, noise) for noise in (True, False) for side in (relation.plus, relation.minus)))
+
+
+@jax.jit
+def _rotations(left: Any, right: Any, noise_left: Any, noise_right: Any, step_size: Any, gamma: Any) -> tuple[Any, Any]:
+    """`closed_forms.rotation` for every block; only U'U and WW' matter, so that roots of them stand for the factors."""
+    rotate = jax.vmap(closed_forms.rotation, in_axes=(0, 0, 0, 0, None, None))
+    found = rotate(left, right, noise_left, noise_right, step_size, gamma)
+    return found.amount, found.lost
+
+
+def _root(matrices: np.ndarray) -> np.ndarray:
+    values, vectors = np.linalg.eigh(matrices)
+    return vectors * np.sqrt(np.maximum(values, 0))[:, None, :]
+
+
+def amounts(relation: Relation, found: Sides, step_size: float, gamma: float) -> Amount:
+    """How far the equilibrium is, by the closed forms."""
+    with jax.enable_x64(True):
+        if relation.block == 1:
+            with np.errstate(all="ignore"):
+                raw = np.asarray(closed_forms.rescaling_amount(*map(jnp.asarray, found), step_size, gamma))
+            # np.inf where noise is one-sided, NaN where there is none
+            return Amount(np.where(np.isfinite(raw), raw, 0.0), int(np.isinf(raw).sum()), int(np.isnan(raw).sum()))
+        left, right = _root(found.weight_plus).swapaxes(1, 2), _root(found.weight_minus)
+        amount, lost = _rotations(left, right, found.noise_plus, found.noise_minus, float(step_size), float(gamma))
+        amount = np.asarray(amount)
+        silent = np.any(~np.isfinite(amount), axis=(1, 2), keepdims=True)
+        gone = np.where(silent[:, 0, 0], 0, np.asarray(lost))
+        return Amount(np.where(silent, 0.0, amount), int(gone.sum()), int(silent.sum()) * relation.block)
+
+
+def _transform(amount: np.ndarray) -> Tensor:
+    if amount.ndim == 1:
+        return torch.as_tensor(np.exp(amount))
+    values, vectors = np.linalg.eigh(amount)
+    return torch.as_tensor((vectors * np.exp(values)[:, None, :]) @ vectors.swapaxes(1, 2))
+
+
+def solve(
+    part: Component,
+    values: dict[str, Tensor],
+    stacks: dict[str, Tensor],
+    momentum: dict[str, Tensor],
+    step_size: float,
+    gamma: float,
+) -> Solved:
+    """Each relation of a component in turn to its own equilibrium, until none moves.
+
+    F = eta/4 Tr Sigma + gamma |params|^2 falls with every move and is convex along the orbit.
+    """
+    values = {name: values[name].double() for name in part.parameters}
+    stacks = {name: stacks[name].double() - stacks[name].double().mean(0, keepdim=True) for name in part.parameters}
+    momentum = {name: m.double() for name, m in momentum.items()}
+    stacked = [
+        replace(r, plus=tuple(map(in_stack, r.plus)), minus=tuple(map(in_stack, r.minus))) for r in part.relations
+    ]
+    moved: list[np.ndarray] = [np.zeros(0)] * len(part.relations)
+    infinite, dead = [0] * len(part.relations), [0] * len(part.relations)
+    sweeps, largest = 0, np.inf
+    while largest > STILL and sweeps < MOST_SWEEPS:
+        sweeps, largest = sweeps + 1, 0.0
+        for place, relation in enumerate(part.relations):
+            far = amounts(relation, sides(relation, values, stacks), step_size, gamma)
+            infinite[place], dead[place] = far.infinite, far.dead
+            moved[place] = far.amount if not moved[place].size else moved[place] + far.amount
+            if far.imbalance > STILL:
+                transform = _transform(far.amount)
+                values |= move(values, relation, transform)
+                stacks |= move(stacks, stacked[place], transform, gradient=True)
+                if all(name in momentum for name in relation.parameters):
+                    momentum |= move(momentum, relation, transform, gradient=True)
+            largest = max(largest, far.imbalance)
+    return Solved(values, stacks, momentum, moved, infinite, dead, sweeps)

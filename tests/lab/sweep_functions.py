@@ -1,0 +1,22 @@
+"""Experiments for sweeps, as a person writes them."""
+
+import jax
+import jax.numpy as jnp
+
+
+def walk(key, *, step_size: float, drift: float = 0.0, steps: int = 20):
+    x = step_size * jax.random.normal(key, (steps,)) + drift
+    return {"end": x.sum(), "path": jnp.cumsum(x)[jnp.array([4, 9])], "high": x.max() > 1}
+
+
+def picky(key, *, n: int, flavour: str = "plain", scale: float = 1.0):
+    """Looks at its numbers, so that it does not trace; raises at one point, in one seed."""
+    if scale > 1e9:
+        raise ValueError("never")
+    if n == 3 and float(jax.random.uniform(key)) >= 0:
+        raise ArithmeticError("three is too many")
+    return {"value": n * scale + len(flavour)}
+
+
+def ragged(key, *, n: int):
+    return {"value": jnp.zeros(n)}

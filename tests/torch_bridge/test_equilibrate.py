@@ -1,0 +1,296 @@
+"""Moving a network to its noise equilibrium: the same function, balanced noise, and back to the bit."""
+
+import copy
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from zoo import adapter, build, language, llama_like, tokens
+
+import undertow as ut
+from undertow.torch import census, equilibrate, gamma_of, lambda_of
+from undertow.torch.axes import move
+from undertow.torch.copies import trainable
+from undertow.torch.proof import random_transform
+
+pytestmark = pytest.mark.torch
+
+
+def regression(model, batch):
+    return (model(batch[0]) - batch[1]).square().mean()
+
+
+def relu_task(seed=0, count=24, size=16):
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3))
+    inputs = [torch.randn(size, 6) for _ in range(count)]
+    return net, [(x, torch.sin(x[:, :3]) + 0.1 * torch.randn(size, 3)) for x in inputs], regression
+
+
+def llama_task(name="Llama"):
+    torch.manual_seed(0)
+    return llama_like(name), [tokens(2, 9) for _ in range(12)], language
+
+
+def lora_task():
+    torch.manual_seed(0)
+    model = adapter()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_()
+    return model, [tokens(2, 9) for _ in range(12)], language
+
+
+TASKS = {"relu": relu_task, "Llama": llama_task, "Gemma": lambda: llama_task("Gemma"), "LoRA": lora_task}
+
+
+def imbalanced(model, found):
+    """A copy moved along its orbits by random amounts."""
+    other = copy.deepcopy(model)
+    params = trainable(other)
+    with torch.no_grad():
+        for seed, relation in enumerate(found):
+            transform = random_transform(relation, seed, torch.float64)
+            transform = transform**3 if transform.ndim == 1 else transform @ transform
+            kept = {name: params[name].detach().double() for name in relation.parameters}
+            for name, value in move(kept, relation, transform).items():
+                params[name].copy_(value)
+    return other
+
+
+def outputs(model, loss, batch):
+    seen = []
+    handle = model.register_forward_hook(lambda module, args, out: seen.append(getattr(out, "logits", out)))
+    with torch.no_grad():
+        loss(model, batch)
+    handle.remove()
+    return seen[0]
+
+
+@pytest.mark.parametrize("name", ["relu", "Llama", "LoRA", pytest.param("Gemma", marks=pytest.mark.slow)])
+def test_an_imbalanced_copy_reaches_the_same_noise(name):
+    model, batches, loss = TASKS[name]()
+    found = census(model, batches[0], loss)
+    assert len(found)
+    bad = imbalanced(model, found)
+    before = outputs(bad, loss, batches[0])
+    one = equilibrate(model, found, batches, loss, step_size=0.1)
+    two = equilibrate(bad, found, batches, loss, step_size=0.1)
+    assert max(m.imbalance[0] for m in two.moved) > 1
+    assert two.noise[0].value > 1.05 * two.noise[1].value
+    for done in (one, two):
+        assert done.noise[1].value <= done.noise[0].value * (1 + 1e-6)
+        assert done.imbalance < 1e-3
+        assert done.change <= 1e-5
+        assert done.noise[1].standard_error > 0
+    assert two.noise[1].value == pytest.approx(one.noise[1].value, rel=0.01)
+    after = outputs(bad, loss, batches[0])
+    assert (after - before).norm() <= 1e-5 * before.norm()
+    # the point itself is the same as well, but for the directions in which a rotation is free
+    if name == "relu":
+        for a, b in zip(model.parameters(), bad.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
+
+
+def test_the_move_can_be_taken_back_to_the_bit():
+    model, batches, loss = relu_task()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loss(model, batches[0]).backward()
+    optimizer.step()
+    states = lambda: (
+        [p.detach().clone() for p in model.parameters()]
+        + [optimizer.state[p]["momentum_buffer"].clone() for p in model.parameters()]
+    )
+    before = states()
+    found = census(model, batches[0], loss)
+    done = equilibrate(model, found, batches, loss, step_size=0.1, optimizer=optimizer)
+    moved = states()
+    assert not all(torch.equal(a, b) for a, b in zip(before, moved, strict=True))
+    done.undo()
+    assert all(torch.equal(a, b) for a, b in zip(before, states(), strict=True))
+
+
+def test_momentum_moves_as_the_gradient_does():
+    """With the gradient of a batch as momentum, that is the gradient of the same batch at the moved point."""
+    model, batches, loss = relu_task()
+    model.double()
+    batches = [(x.double(), y.double()) for x, y in batches]
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-300, momentum=0.9)
+    loss(model, batches[3]).backward()
+    optimizer.step()
+    equilibrate(model, census(model, batches[0], loss), batches, loss, step_size=0.1, optimizer=optimizer)
+    gradients = torch.autograd.grad(loss(model, batches[3]), list(model.parameters()))
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        torch.testing.assert_close(optimizer.state[parameter]["momentum_buffer"], gradient, rtol=1e-8, atol=1e-12)
+
+
+def test_adam_is_refused():
+    model, batches, loss = relu_task(count=2)
+    found = census(model, batches[0], loss)
+    with pytest.raises(TypeError, match="this is for SGD"):
+        equilibrate(model, found, batches, loss, step_size=0.1, optimizer=torch.optim.Adam(model.parameters()))
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.02])
+def test_the_same_point_as_in_jax(decay):
+    """One sample a batch is Minibatch(1); JAX knows its N samples exactly: its covariance is (N - 1)/N of torch's."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).double()
+    x = torch.randn(30, 4, dtype=torch.float64)
+    y = torch.sin(x[:, :2])
+    loss = lambda model, batch: (model(batch[0]) - batch[1]).square().sum()
+    batches = [(x[k : k + 1], y[k : k + 1]) for k in range(len(x))]
+    with jax.enable_x64(True):
+        params = {name.replace(".", "_"): jnp.asarray(p.detach().numpy()) for name, p in net.named_parameters()}
+
+        def one(p, sample):
+            hidden = jax.nn.relu(p["0_weight"] @ sample[0] + p["0_bias"])
+            return jnp.sum((p["2_weight"] @ hidden + p["2_bias"] - sample[1]) ** 2)
+
+        noise = ut.Minibatch(ut.Problem(one, (jnp.asarray(x.numpy()), jnp.asarray(y.numpy()))), 1)
+        symmetry = ut.Rescaling(lambda p: p["2_weight"], lambda p: (p["0_weight"], p["0_bias"]), neurons=True)
+        there = ut.equilibrium(noise, symmetry, params, step_size=0.1 * 30 / 29, weight_decay=gamma_of(decay)).params
+    equilibrate(net, census(net, batches[0], loss), batches, loss, step_size=0.1, weight_decay=decay)
+    for name, parameter in net.named_parameters():
+        wanted = np.asarray(there[name.replace(".", "_")])
+        np.testing.assert_allclose(parameter.detach().numpy(), wanted, rtol=1e-4, atol=1e-8)
+
+
+def test_gl_gives_the_same_point_as_in_jax():
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(5, 3, bias=False), nn.Linear(3, 4, bias=False)).double()
+    x = torch.randn(40, 5, dtype=torch.float64)
+    y = torch.randn(40, 4, dtype=torch.float64)
+    loss = lambda model, batch: (model(batch[0]) - batch[1]).square().sum()
+    batches = [(x[k : k + 1], y[k : k + 1]) for k in range(len(x))]
+    with jax.enable_x64(True):
+        params = {"W": jnp.asarray(net[0].weight.detach().numpy()), "U": jnp.asarray(net[1].weight.detach().numpy())}
+        task = ut.Problem(
+            lambda p, s: jnp.sum((p["U"] @ (p["W"] @ s[0]) - s[1]) ** 2),
+            (jnp.asarray(x.numpy()), jnp.asarray(y.numpy())),
+        )
+        symmetry = ut.DoubleRotation(lambda p: p["U"], lambda p: p["W"])
+        there = ut.equilibrium(ut.Minibatch(task, 1), symmetry, params, step_size=0.1).params
+        there = {name: np.asarray(value) for name, value in there.items()}
+    found = census(net, batches[0], loss)
+    assert [r.block for r in found] == [3]
+    equilibrate(net, found, batches, loss, step_size=0.1)
+    u, w = (layer.weight.detach().numpy() for layer in (net[1], net[0]))
+    np.testing.assert_allclose(u @ u.T, there["U"] @ there["U"].T, rtol=1e-4, atol=1e-7)
+    np.testing.assert_allclose(w.T @ w, there["W"].T @ there["W"], rtol=1e-4, atol=1e-7)
+
+
+def test_a_fresh_adapter_has_no_finite_equilibrium():
+    torch.manual_seed(0)
+    model, batches = adapter(), [tokens(2, 9) for _ in range(4)]
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    done = equilibrate(model, census(model, batches[0], language), batches, language, step_size=0.1)
+    assert [m.infinite for m in done.moved] == [3, 3, 3, 3]
+    assert done.infinite == 12
+    assert "12 directions have no finite equilibrium" in str(done)
+    assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
+
+
+def test_a_scale_needs_weight_decay():
+    """|v|^2 of weight norm only grows under noise; with decay exp(4 amount) = s/(k |v|^2), k = 4 gamma/eta."""
+    torch.manual_seed(0)
+    net = nn.Sequential(torch.nn.utils.parametrizations.weight_norm(nn.Linear(5, 6)), nn.Tanh(), nn.Linear(6, 2))
+    batches = [(x := torch.randn(8, 5), x[:, :2].sin()) for _ in range(16)]
+    found = census(net, batches[0], regression)
+    assert [r.kind for r in found] == ["weight norm"]
+    assert equilibrate(net, found, batches, regression, step_size=0.1).infinite == 6
+    done = equilibrate(net, found, batches, regression, step_size=0.1, weight_decay=0.01)
+    assert done.infinite == 0
+    v = net[0].parametrizations.weight.original1
+    rows = torch.stack([torch.autograd.grad(regression(net, b), v)[0] for b in batches]).double()
+    power = rows.var(dim=0).sum(1)
+    torch.testing.assert_close(power, 4 * gamma_of(0.01) / 0.1 * v.double().square().sum(1), rtol=1e-3, atol=0)
+
+
+def test_gains_with_an_offset_are_left_out_under_weight_decay():
+    model, batches, loss = llama_task("Gemma")
+    done = equilibrate(model, census(model, batches[0], loss), batches[:4], loss, step_size=0.1, weight_decay=0.01)
+    assert {relation.kind for relation, _ in done.skipped} == {"gain against readers"}
+    assert all(not m.relation.shifted for m in done.moved)
+
+
+def test_running_means_and_modes_stay():
+    model, _, _ = build("conv")
+    batches = [(torch.randn(6, 3, 9, 9), torch.randn(6, 3)) for _ in range(4)]
+    model(batches[0][0])
+    before = {name: b.clone() for name, b in model.named_buffers()}
+    done = equilibrate(model, census(model, batches[0], regression), batches, regression, step_size=0.1)
+    assert all(torch.equal(before[name], b) for name, b in model.named_buffers())
+    assert model.training
+    assert done.noise[1].value < done.noise[0].value
+
+
+def test_curvature_against_the_hessian():
+    model, batches, loss = relu_task(count=4)
+    model.double()
+    batches = [(x.double(), y.double()) for x, y in batches]
+    done = equilibrate(model, census(model, batches[0], loss), batches, loss, step_size=0.1)
+    names = [name for name, _ in model.named_parameters()]
+
+    def mean(*tensors):
+        params = dict(zip(names, tensors, strict=True))
+        return sum((torch.func.functional_call(model, params, (x,)) - y).square().mean() for x, y in batches) / 4
+
+    blocks = torch.autograd.functional.hessian(mean, tuple(p.detach() for p in model.parameters()))
+    sizes = [p.numel() for p in model.parameters()]
+    rows = [torch.cat([b.reshape(n, -1) for b in row], 1) for n, row in zip(sizes, blocks, strict=True)]
+    largest = torch.linalg.eigvalsh(torch.cat(rows))[-1].item()
+    assert done.curvature[1].value == pytest.approx(largest, rel=5e-3)
+    assert done.largest_step[1].value == pytest.approx(2 / largest, rel=5e-3)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+@pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile], ids=["DataParallel", "compile"])
+def test_a_wrapped_model_is_moved_inside(wrap):
+    model, batches, loss = relu_task(count=4)
+    found = census(model, batches[0], loss)
+    before = model[0].weight.detach().clone()
+    equilibrate(wrap(model), found, batches, loss, step_size=0.1)
+    assert not torch.equal(before, model[0].weight)
+
+
+def test_weight_decay_converts_in_one_place():
+    assert lambda_of(gamma_of(0.03)) == 0.03
+    parameter = nn.Parameter(torch.tensor([2.0]))
+    optimizer = torch.optim.SGD([parameter], lr=0.1, weight_decay=lambda_of(0.05))
+    parameter.grad = torch.zeros(1)
+    optimizer.step()
+    assert parameter.item() == pytest.approx((1 - 2 * 0.1 * 0.05) * 2)
+
+
+def test_what_cannot_be_done_is_said():
+    model, batches, loss = relu_task(count=3)
+    found = census(model, batches[0], loss)
+    with pytest.raises(ValueError, match="at least 2"):
+        equilibrate(model, found, batches[:1], loss, step_size=0.1)
+    with pytest.raises(ValueError, match="step_size=0"):
+        equilibrate(model, found, batches, loss, step_size=0.0)
+    half = [(x.half(), y.half()) for x, y in batches]
+    with pytest.raises(ValueError, match=r"call `model.float\(\)` first"):
+        equilibrate(copy.deepcopy(model).half(), found, half, loss, step_size=0.1)
+    other = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3))
+    with pytest.raises(ValueError, match="take a census of this model"):
+        equilibrate(other, found, batches, loss, step_size=0.1)
+    model[0].weight.requires_grad_(False)
+    with pytest.raises(ValueError, match="take a census of this model"):
+        equilibrate(model, found, batches, loss, step_size=0.1)
+
+
+def test_a_wrong_census_is_taken_back():
+    """The census of a ReLU net, used on tanh: the outputs change, and the model is as it was."""
+    model, batches, loss = relu_task()
+    found = census(model, batches[0], loss)
+    model[1], model[3] = nn.Tanh(), nn.Tanh()
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(RuntimeError, match="the model is as it was"):
+        equilibrate(model, found, batches, loss, step_size=0.1)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
