@@ -183,7 +183,7 @@ CLAIMS = (
     Claim(
         id="indefinite-signal",
         paper="heterogeneity",
-        place="beyond the paper: UU' - VV'",
+        place="Section 3.1, in one line: UU' - VV'",
         statement="With UU' - VV' an invariant matrix with eigenvalues of both signs is found.",
         equation="A* = diag(1, -1)",
         scales={"smoke": Signals(32, -1.0, 200), "default": Signals(100, -1.0, 200), "full": Signals(1000, -1.0, 200)},

@@ -335,7 +335,7 @@ CLAIMS = (
     Claim(
         id="start-forgotten",
         paper="noise_equilibrium",
-        place="Section 4.3 and Theorem 5.2",
+        place="Section 4.3, Theorem 5.2 and Eq. (14)",
         statement="SGD on a factorisation ends at the same UU' and W'W wherever it started, that of the closed form; "
         "gradient descent ends elsewhere from every start.",
         equation="U = Gamma_U^-1/2 L sqrt(S) F,  W = F' sqrt(S) R Gamma_W^-1/2",

@@ -202,7 +202,7 @@ CLAIMS = (
     Claim(
         id="uv-rate",
         paper="zero_loss",
-        place="Remark 4.7 and Section 6",
+        place="Lemma D.13 and Eq. (17)",
         statement="Label noise makes u_j v_j decay at the rate delta^2 s_j in slow time; SGD approaches that with an "
         "excess proportional to the step size, eta/2 |grad f_i|^2 on average.",
         equation="d/dt (u_j v_j) = -delta^2 s_j u_j v_j,  s_j = (4/n) sum_i z_ij^2",
@@ -213,7 +213,7 @@ CLAIMS = (
     Claim(
         id="flow-minimises-l1",
         paper="zero_loss",
-        place="Section 6.1",
+        place="Lemma 6.5",
         statement="The limiting flow of label noise on the overparametrised linear model ends at the minimiser of a "
         "weighted l1 norm among all solutions (from u = v = 1, n = 2d/5).",
         equation="min sum_j s_j |w_j| subject to Z w = y",

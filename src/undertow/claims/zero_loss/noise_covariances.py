@@ -12,7 +12,7 @@ CLAIMS = (
     covariance_claim(
         "label-noise-covariance",
         "zero_loss",
-        "Section 6, Eq. (12)",
+        "Section 5, Eq. (12)",
         "Fresh label noise of strength delta adds delta^2/b (1/n) sum J_i'J_i to the minibatch covariance of a batch "
         "of b; at zero loss that is delta^2/b times the Hessian.",
         "Cov g = delta^2/b (1/n) sum_i J_i'J_i + minibatch part",
@@ -24,7 +24,7 @@ CLAIMS = (
     covariance_claim(
         "isotropic-covariance",
         "zero_loss",
-        "Section 5.1",
+        "Section 5, Type I noise",
         "Isotropic noise of scale s has covariance s^2 I.",
         "Cov g = s^2 I",
         lambda net: {"isotropic": Isotropic(net.problem, 0.3)},

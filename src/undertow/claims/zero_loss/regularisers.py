@@ -173,7 +173,7 @@ CLAIMS = (
     Claim(
         id="minibatch-null",
         paper="zero_loss",
-        place="Section 5",
+        place="beyond the paper: minibatches at interpolation",
         statement="Minibatch noise vanishes at interpolation, so that plain SGD does not move on the manifold at this "
         "time scale.",
         equation="Sigma = 0 on Gamma, drift = 0",
