@@ -5,6 +5,7 @@ import html
 import importlib.util
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -244,6 +245,8 @@ def _rows(value: Any, path: tuple[str, ...]) -> list[tuple[str, str]]:
     """Numbers and words of nested facts, each with where it stands."""
     if isinstance(value, dict):
         return [row for key, inside in value.items() for row in _rows(inside, (*path, str(key)))]
+    if isinstance(value, list) and value and isinstance(value[0], dict):  # one for each repetition
+        return _rows({f"{key}, median": statistics.median(one[key] for one in value) for key in value[0]}, path)
     return [(_label(path), _amount(path, value))]
 
 

@@ -156,12 +156,13 @@ def _run_pool(
     waiting, running = list(todo), {}
     while waiting or running:
         while waiting and len(running) < jobs:
-            task = waiting[0]
+            task = _next(waiting, list(running.values()))
             try:
                 future = pool.submit(work, task)
             except BrokenProcessPool:
                 return waiting, list(running.values())
-            running[future] = waiting.pop(0)
+            waiting.remove(task)
+            running[future] = task
             started(task["claim"])
         done, _ = wait(running, return_when=FIRST_COMPLETED)
         for future in done:
@@ -172,6 +173,15 @@ def _run_pool(
             del running[future]
             keep(result)
     return [], []
+
+
+def _next(waiting: list[dict[str, Any]], running: list[dict[str, Any]]) -> dict[str, Any]:
+    """The first task from another module than those that run: claims of one share programs, to be compiled once."""
+    from undertow.claims import registry
+
+    module = lambda task: registry[task["claim"]].module if task["claim"] in registry else task["claim"]
+    busy = {module(task) for task in running}
+    return next((task for task in waiting if module(task) not in busy), waiting[0])
 
 
 @contextmanager
