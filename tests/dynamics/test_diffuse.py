@@ -45,6 +45,7 @@ def test_against_the_exact_law_of_the_scheme(substeps):
     np.testing.assert_allclose(run.slow_time, [0, time * eta])
 
 
+@pytest.mark.slow
 def test_finer_steps_approach_the_sde():
     """The exact OU variance eta sigma / (2 a) at stationarity; Euler-Maruyama's is that over 1 - a dt / 2."""
     curvature, eta = 1.0, 0.5

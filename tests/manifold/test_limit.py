@@ -59,6 +59,7 @@ def test_brownian_motion_on_the_circle(x64):
     assert path.observed["distance"].max() < 1e-3
 
 
+@pytest.mark.slow
 def test_isotropic_noise_on_the_ellipse(x64):
     """E x^2 = 2 in equilibrium; it would be 1.680 without the normal part and 2.338 with -1/2 for -1/4."""
     path = ut.Limit(curves.isotropic_ellipse()).solve(

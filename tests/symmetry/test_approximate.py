@@ -78,6 +78,7 @@ SYMMETRIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("symmetry", SYMMETRIES.values(), ids=SYMMETRIES.keys())
 def test_noether_s_way_agrees(x64, symmetry):
     """E[delta] comes from the third derivatives of the whole loss; along H A params the symmetry fixes it too:
