@@ -32,14 +32,6 @@ def test_formulas_by_hand():
     np.testing.assert_allclose(smooth_max(jnp.asarray(RISKS), jnp.asarray(SHARES), 0.7), exact, rtol=1e-6)
 
 
-@pytest.mark.parametrize("function", [vrex_penalty, irm_penalty, lambda r, w: worst_case_weights(r, w, 3.0)])
-def test_formulas_take_tensors(function):
-    torch = pytest.importorskip("torch")
-    found = function(torch.tensor(RISKS), torch.tensor(SHARES))
-    assert isinstance(found, torch.Tensor)
-    np.testing.assert_allclose(found.numpy(), function(RISKS, SHARES))
-
-
 def test_the_smooth_maximum(x64):
     """Its gradient is the exponentiated weights; it lies between mean and maximum, within log(1/w)/sharpness of it."""
     risks, weights = jnp.asarray(RISKS), jnp.asarray(SHARES)

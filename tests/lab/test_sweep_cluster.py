@@ -20,7 +20,6 @@ from undertow.lab.sweeps import drive, sweep
 from undertow.lab.sweeps.engines import Cluster, EngineError
 from undertow.lab.sweeps.spec import as_spec
 
-pytest.importorskip("distributed")
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Dask's own, about sockets of schedulers that were killed
 
 FILE = str(Path(__file__).with_name("sweep_functions.py"))

@@ -99,7 +99,9 @@ def _measure_phases(parameters: Path, key: Key[Array, ""]) -> Measurement:
     low, high = statistics.median(values[:, end].min(1)), statistics.median(values[:, end].max(1))
     last = statistics.median(np.abs(values[:, -1] - 1).max(1))
     spurious = statistics.median(seen["spurious"].max(1))
-    times = [(statistics.median((seen["true"] > level).argmax(1)), int((path**2 > level).argmax())) for level in LEVELS]
+    times = [
+        (statistics.median((seen["true"] > level).argmax(1)), float((path**2 > level).argmax())) for level in LEVELS
+    ]
     checks = (
         Check(
             "phase 1: slowest growth of a singular value a step, over eta", slowest[0], 1.0, slowest[1], Above(1 / 3)
