@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from undertow import trees, validate
+from undertow import validate
 from undertow.covariance import Operator
 from undertow.noise.base import AbstractNoise
 from undertow.noise.ensembles import AbstractEnsemble, as_ensemble
@@ -405,16 +405,3 @@ _multinomial = jax.jit(jax.random.multinomial)  # a long program: compiled once 
 
 def _chi_square(key: Array, degrees: int, shape: tuple[int, ...], dtype: Any) -> Array:
     return 2 * jax.random.gamma(key, degrees / 2, shape, dtype)
-
-
-def explicit_gradient(
-    noise: MatrixSensing, params: PyTree, measurements: Float[Array, "m d d"], sizes: Float[Array, "m p"]
-) -> PyTree:
-    """The same step from measurements that are there: the reference of the exact law."""
-    base = noise.problem.residual(params)
-
-    def one(row: tuple[Array, Array]) -> Array:
-        x, s = row
-        return jnp.sum(x * (base - noise.problem.spurious(s))) * x
-
-    return trees.scale(1 / measurements.shape[0], pull(jnp.sum(jax.vmap(one)((measurements, sizes)), axis=0), params))
