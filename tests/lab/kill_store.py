@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import xarray
 import zarr  # noqa: F401  imported before the forks, which then cost nothing
+from children import in_a_child
 
 from undertow.lab import store
 
@@ -41,18 +42,6 @@ def check(path: Path) -> None:
     assert np.all(loaded.b == version)
     assert store.provenance_of(path) == {"version": version}
     assert np.all(xarray.open_zarr(path).load().a == version)
-
-
-def in_a_child(function, *arguments) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        function(*arguments)
-    except BaseException as error:
-        print(f"child: {type(error).__name__}: {error}", flush=True)
-        os._exit(1)
-    os._exit(0)
 
 
 def main(folder: Path, kills: int, seed: int) -> None:

@@ -16,6 +16,7 @@ from collections import Counter
 from pathlib import Path
 
 import light
+from children import in_a_child
 
 SHAPE, SEEDS = (6, 5), 4
 LANES = 3
@@ -64,18 +65,6 @@ def fill_disk(after: int) -> None:
         real(handle)
 
     os.fsync = fsync
-
-
-def in_a_child(function, *arguments) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        function(*arguments)
-    except BaseException as error:
-        print(f"child: {type(error).__name__}: {error}", flush=True)
-        os._exit(1)
-    os._exit(0)
 
 
 def ended(pid: int) -> int:
