@@ -3,7 +3,18 @@
 import importlib
 import sys
 
-ALL = ["linear_model", "factorisation", "memory", "manifold", "symmetry", "sensing", "grouped", "sweeps"]
+ALL = [
+    "linear_model",
+    "factorisation",
+    "memory",
+    "manifold",
+    "symmetry",
+    "sensing",
+    "grouped",
+    "sweeps",
+    "torch_census",
+    "torch_teleport",
+]
 
 
 def main() -> None:

@@ -68,8 +68,8 @@ class Analysis:
     rows: tuple[Row, ...]
     symmetries: tuple[Any, ...]
     forecast: Forecast | None
-    sharpness: tuple[float, float] | None
-    """Tr H and its standard error, now; None for a torch model."""
+    sharpness: tuple[float, float]
+    """Tr H and its standard error, now."""
     sharpness_then: tuple[float, float] | None
     """The same at equilibrium."""
     largest_step: float
@@ -246,7 +246,7 @@ def _sentences(a: Analysis) -> list[str]:
                 f"{row.relaxation:,.0f} steps to balance half of it ({row.slowest:,.0f} for the slowest), changing "
                 f"weights by up to a factor {row.moved:.2g}."
             )
-    if a.forecast is not None and a.sharpness and a.sharpness_then and a.largest_step_then is not None:
+    if a.forecast is not None and a.sharpness_then and a.largest_step_then is not None:
         before, after = a.sharpness, a.sharpness_then
         gain = a.largest_step_then / a.largest_step
         change = "falls" if after[0] < before[0] else "rises"

@@ -115,6 +115,8 @@ def test_starts(x64):
     assert [w.shape for w in layers] == [(5, 8), (5, 5)]
     # parts of orthogonal matrices, by factors whose product is 1
     np.testing.assert_allclose(jnp.prod(squared_norms(layers)), 5.0**2, rtol=1e-10)
+    for layer in layers:
+        np.testing.assert_allclose(layer @ layer.T, squared_norms([layer])[0] / 5 * jnp.eye(5), atol=1e-12)
 
 
 def test_the_cosine_of_balanced_layers_is_one(law):

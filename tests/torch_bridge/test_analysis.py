@@ -1,10 +1,9 @@
 """`undertow analyze` on a torch model: the same table and page, and numbers that agree with JAX's."""
 
-import subprocess
-import sys
-
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -50,10 +49,27 @@ def test_a_file_of_ones_own(file, tmp_path, capsys):
     shown = capsys.readouterr().out.replace("\n", " ")
     assert "25 parameters" not in shown
     assert "31 parameters" in shown
-    assert "largest stable step from" in shown
+    assert "largest step gradient descent survives goes from" in shown
+    assert "At equilibrium Tr H" in shown
+    assert "lambda_max" in shown
     page = (tmp_path / "out" / "analysis.html").read_text()
     assert "rescaling, 6 scales: 0.weight[i, :], 0.bias against 2.weight[:, i]" in page
     assert "gradients of batches" in page
+    assert "At equilibrium Tr H" in page
+    refuse_another_function(file, tmp_path / "out" / "equilibrium.npz")
+
+
+def refuse_another_function(file, saved):
+    """The params at equilibrium, loaded into the model of the file: other weights, the same outputs."""
+    space: dict = {}
+    exec(file.read_text(), space)
+    model, x = space["model"], space["x"]
+    before, first = model(x), model[0].weight.detach().clone()
+    arrays = np.load(saved)
+    assert set(arrays) == set(dict(model.named_parameters()))
+    model.load_state_dict({name: torch.from_numpy(arrays[name]) for name in arrays}, strict=False)
+    assert not torch.allclose(first, model[0].weight, rtol=1e-2)
+    torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-5)
 
 
 def test_a_model_alone_is_refused(file, tmp_path, capsys):
@@ -85,6 +101,22 @@ def test_the_same_row_as_for_jax():
     assert ours.relaxation == pytest.approx(theirs.relaxation * 29 / 30, rel=1e-4)
     assert ours.slowest == pytest.approx(theirs.slowest * 29 / 30, rel=1e-4)
     assert one.loss == pytest.approx(two.loss, rel=1e-9)
+    assert one.forecast.phase == two.forecast.phase
+    assert one.forecast.equilibrium.charge[0].shape == two.forecast.equilibrium.charge[0].shape
+    # Lanczos iteration, on the first four batches of one sample
+    few = ut.Problem(sample_loss, (jnp.asarray(x.numpy())[:4], jnp.asarray(y.numpy())[:4]))
+    with jax.enable_x64(True):
+        hessian = jax.hessian(lambda flat: few.loss(jax.flatten_util.ravel_pytree(params)[1](flat)))
+        flat = jax.flatten_util.ravel_pytree(params)[0]
+        assert one.largest_step == pytest.approx(2 / float(jnp.linalg.eigvalsh(hessian(flat))[-1]), rel=1e-2)
+        spread = lambda flat, sample: sample_loss(jax.flatten_util.ravel_pytree(params)[1](flat), sample)
+        each = np.asarray(jax.vmap(jax.hessian(spread), in_axes=(None, 0))(flat, task.data))
+    traces = np.trace(each, axis1=1, axis2=2)
+    for value, error in (one.sharpness, two.sharpness):
+        assert abs(value - traces.mean()) <= 4 * error
+    # random signs have the variance 2 sum of H_jk^2 off the diagonal
+    off = 2 * (np.square(each).sum((1, 2)) - np.square(np.diagonal(each, axis1=1, axis2=2)).sum(1))
+    assert one.sharpness[1] == pytest.approx(((traces.var() + off.mean()) / 30) ** 0.5, rel=0.5)
 
 
 def test_a_fresh_adapter_never_balances():
@@ -99,13 +131,3 @@ def test_a_model_without_symmetries():
     found = analyze(KNOWN["tanh"].build(), KNOWN["tanh"].loss, [torch.randn(6, 5) for _ in range(4)])
     assert found.rows == ()
     assert "No exact symmetry" in found.sentences[0]
-
-
-def test_without_torch_the_bridge_says_what_to_install():
-    code = (
-        "import sys; sys.modules['torch'] = None\n"
-        "import undertow; undertow.Problem\n"
-        "try:\n    import undertow.torch\nexcept ImportError as error:\n    print(error)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "pip install 'undertow[torch]'" in done.stdout

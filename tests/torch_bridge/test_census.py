@@ -195,6 +195,43 @@ def test_fused_layers_of_unequal_parts():
     assert [(r.kind, r.size) for r in found.approximate] == [("whole scale", 1)]
 
 
+def other(name):
+    """Networks that fuse queries, keys and values head by head, or turn half of a head by RoPE."""
+    import transformers
+
+    size = {"vocab_size": 40, "hidden_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
+    marks = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "intermediate_size": 60}
+    if name == "GPT-NeoX":
+        config = transformers.GPTNeoXConfig(**size, **marks, rotary_pct=0.5, max_position_embeddings=32)
+        return transformers.GPTNeoXForCausalLM(config)
+    if name == "BLOOM":
+        return transformers.BloomForCausalLM(
+            transformers.BloomConfig(vocab_size=40, hidden_size=48, n_layer=1, n_head=4)
+        )
+    return transformers.PhiForCausalLM(transformers.PhiConfig(**size, **marks, partial_rotary_factor=0.5))
+
+
+HALF = [("QK on RoPE pairs", 12, 1), ("QK", 24, 6), ("OV", 48, 12), *[("gain against readers", 48, 1)] * 3]
+OTHERS = {
+    "GPT-NeoX": HALF,
+    "BLOOM": [("QK", 48, 12), ("OV", 48, 12), *[("gain against readers", 48, 1)] * 2],  # its head is tied
+    "Phi": HALF[:-1],  # attention and the MLP read one norm
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_heads_in_parts(name):
+    torch.manual_seed(0)
+    found = census(other(name), tokens(), language)
+    assert Counter((r.kind, r.size, r.block) for r in found) == Counter(OTHERS[name])
+    assert found.unclear == ()
+    (values,) = (r for r in found if r.kind == "OV")
+    if name != "Phi":
+        assert str(values.minus[0]).endswith("query_key_value.weight[48 of 24:144, :]")
+        # head by head: queries, keys and values of twelve each
+        assert values.minus[0].index[:, 0].reshape(4, 12).tolist() == [[*range(k, k + 12)] for k in (24, 60, 96, 132)]
+
+
 def everything(model):
     state = {name: value.clone() for name, value in model.state_dict().items()}
     flags = [(m.training, p.requires_grad) for m in model.modules() for p in m.parameters(recurse=False)]
@@ -263,6 +300,37 @@ def test_frozen_parameters_take_their_symmetries_with_them():
         census(model, batch, loss)
 
 
+def test_dropout_between_factors_breaks_gl():
+    """Two linear layers have GL(8); with dropout between them each unit has its own scale and no more."""
+    torch.manual_seed(0)
+    for between, block in ((nn.Identity(), 8), (nn.Dropout(0.4), 1)):
+        (relation,) = census(nn.Sequential(nn.Linear(5, 8), between, nn.Linear(8, 3)), torch.randn(6, 5), square)
+        assert (relation.size, relation.block) == (8, block)
+
+
+def test_weights_that_are_not_finite_do_not_matter():
+    """The census draws its own."""
+    model, batch, loss = build("relu")
+    with torch.no_grad():
+        model[0].weight[0, 0] = float("nan")
+    refuse_wrong_answer("relu", census(model, batch, loss))
+
+
+def test_a_batch_of_a_tokenizer_is_read_by_attributes():
+    import transformers
+
+    model, batch, _ = build("LoRA")
+    given = transformers.BatchEncoding(batch)
+    found = census(model, given, lambda net, b: net(input_ids=b.input_ids, labels=b.labels).loss)
+    assert len(found) == 4
+
+
+def test_threads_are_as_before():
+    threads = torch.get_num_threads()
+    census(*build("relu"))
+    assert torch.get_num_threads() == threads
+
+
 class Tied(nn.Module):
     """Encodes and decodes with one matrix."""
 
@@ -313,6 +381,10 @@ def test_what_cannot_be_done_is_said():
         census(model, batch, lambda given, x: model(x.float()).square().mean())
     with pytest.raises(TypeError, match="one number"):
         census(model, batch, lambda given, x: given(x))
+    with pytest.raises(ValueError, match="it is empty"):
+        census(model, batch[:0], square)
+    with pytest.raises(ValueError, match="no parameter of the model trains"):
+        census(nn.ReLU(), batch, square)
 
 
 def test_what_is_unclear_is_listed():

@@ -267,6 +267,106 @@ def test_weight_decay_converts_in_one_place():
     assert parameter.item() == pytest.approx((1 - 2 * 0.1 * 0.05) * 2)
 
 
+def test_with_weight_decay_the_sum_never_rises():
+    """F = eta/4 Tr Sigma + gamma |params|^2 falls; from the point of least noise, the noise itself then rises."""
+    model, batches, loss = relu_task()
+    found = census(model, batches[0], loss)
+    quiet = equilibrate(model, found, batches, loss, step_size=0.1)
+    done = equilibrate(model, found, batches, loss, step_size=0.1, weight_decay=0.01)
+    assert quiet.cost[0].value == pytest.approx(0.1 / 4 * quiet.noise[0].value)
+    squares = sum(p.detach().double().square().sum().item() for p in model.parameters())
+    assert done.cost[1].value == pytest.approx(0.1 / 4 * done.noise[1].value + gamma_of(0.01) * squares)
+    assert done.cost[1].value < done.cost[0].value
+    assert done.noise[1].value > done.noise[0].value
+    again = equilibrate(model, found, batches, loss, step_size=0.1, weight_decay=0.01)
+    assert again.cost[1].value == pytest.approx(again.cost[0].value, rel=1e-5)
+
+
+def test_a_sum_that_rises_is_taken_back():
+    """A loss that grows with every call, whatever the weights: no promise can be kept."""
+    model, batches, loss = relu_task(count=4)
+    found = census(model, batches[0], loss)
+    before = [p.detach().clone() for p in model.parameters()]
+    calls = iter(range(1, 10**6))
+    with pytest.raises(RuntimeError, match="noise plus weight penalty rose"):
+        equilibrate(model, found, batches, lambda m, b: loss(m, b) * next(calls), step_size=0.1)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_equal_batches_have_no_noise_and_move_nothing():
+    model, batches, loss = relu_task(count=2)
+    found = census(model, batches[0], loss)
+    before = [p.detach().clone() for p in model.parameters()]
+    done = equilibrate(model, found, batches[:1] * 3, loss, step_size=0.1)
+    assert [m.dead for m in done.moved] == [16, 12]
+    assert done.noise[0].value == done.noise[1].value == 0
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    done = equilibrate(model, found, batches[:1] * 3, loss, step_size=0.1, weight_decay=0.1)
+    assert sum(m.dead for m in done.moved) == 0
+    # without noise only the penalty counts: both sides of every neuron have the same length
+    for into, out in ((model[0], model[2]), (model[2], model[4])):
+        lengths = into.weight.square().sum(1) + into.bias.square()
+        torch.testing.assert_close(lengths, out.weight.square().sum(0), rtol=1e-4, atol=1e-7)
+
+
+def test_a_model_without_symmetries_stays():
+    model, _, _ = build("tanh")
+    batches = [(torch.randn(8, 5), torch.randn(8, 3)) for _ in range(4)]
+    before = [p.detach().clone() for p in model.parameters()]
+    done = equilibrate(model, census(model, batches[0], regression), batches, regression, step_size=0.1)
+    assert done.moved == ()
+    assert done.change == done.imbalance == 0
+    assert done.noise[0].value == done.noise[1].value > 0
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_a_model_that_trains_with_dropout():
+    """Dropout commutes with scales, and the same units fall out before and after."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
+    _, batches, loss = relu_task(count=12)
+    found = census(net, batches[0], loss)
+    done = equilibrate(net, found, batches, loss, step_size=0.1)
+    assert net.training
+    assert done.change < 1e-5
+    assert done.imbalance < 1e-3
+    assert done.noise[1].value < done.noise[0].value
+
+
+def test_distributed_training_is_moved_inside(tmp_path):
+    torch.distributed.init_process_group("gloo", f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        model, batches, loss = relu_task(count=4)
+        wrapped = nn.parallel.DistributedDataParallel(model)
+        before = model[0].weight.detach().clone()
+        done = equilibrate(wrapped, census(wrapped, batches[0], loss), batches, loss, step_size=0.1)
+        assert not torch.equal(before, model[0].weight)
+        done.undo()
+        assert torch.equal(before, model[0].weight)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_what_is_broken_is_said():
+    model, batches, loss = relu_task(count=3)
+    found = census(model, batches[0], loss)
+    with pytest.raises(ValueError, match="0 batches say nothing"):
+        equilibrate(model, found, [], loss, step_size=0.1)
+    empty = (torch.zeros(0, 6), torch.zeros(0, 3))
+    with pytest.raises(ValueError, match="it is empty"):
+        equilibrate(model, found, [batches[0], empty], loss, step_size=0.1)
+    wrong = (batches[1][0], batches[1][1] / 0)
+    with pytest.raises(ValueError, match="a gradient is not finite"):
+        equilibrate(model, found, [batches[0], wrong], loss, step_size=0.1)
+    lazy = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 3))
+    with pytest.raises(ValueError, match="run the model once"):
+        equilibrate(lazy, found, batches, loss, step_size=0.1)
+    with torch.no_grad():
+        model[2].weight[0, 0] = float("nan")
+    with pytest.raises(ValueError, match=r"2\.weight has entries that are not finite"):
+        equilibrate(model, found, batches, loss, step_size=0.1)
+
+
 def test_what_cannot_be_done_is_said():
     model, batches, loss = relu_task(count=3)
     found = census(model, batches[0], loss)

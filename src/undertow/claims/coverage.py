@@ -35,7 +35,7 @@ def of(claim: str) -> tuple[Entry, ...]:
 
     >>> from undertow.claims.coverage import of
     >>> [entry.result for entry in of("dphi-projector")]
-    ['Lemma 4.3']
+    ['Lemma 4.3', 'Lemma C.2']
     """
     return tuple(entry for entry in COVERAGE if claim in entry.claims)
 
@@ -92,7 +92,7 @@ _HETEROGENEITY = (
         "Pooled SGD approaches the mean solution and is never near the invariant one.",
         ("pooled-stays-away", "invariant-or-mean"),
     ),
-    ("Eq. (14)", "A sum of squares of linear forms is a measurement by xx'.", (), "an identity of two lines"),
+    ("Eq. (14)", "A sum of squares of linear forms is a measurement by xx'.", ("quadratic-net-constants",)),
     ("Example 1, Eq. (15)-(16)", "A net with quadratic activations is such a problem.", ("quadratic-net",)),
     (
         "Eq. (17)-(18)",
@@ -117,7 +117,7 @@ _HETEROGENEITY = (
     ("Figure 4", "From some step size on the spurious signal is filtered out.", ("filtering-by-step",)),
     ("Figure 5", "HeteroSGD against pooled SGD.", ("invariant-or-mean",)),
     ("Lemmas 1 to 4, Eq. (27)-(30)", "What the restricted isometry implies for products of matrices.", (), TEXTBOOK),
-    ("Definition 2, Eq. (31)", "Two recursions that bracket (25).", (), DEFINITION),
+    ("Definition 2, Eq. (31)", "Two recursions that bracket (25).", ("invariant-grows-first",)),
     (
         "Lemma 5, Eq. (32)-(37)",
         "In the first phase the singular values stay within a sixth of (25).",
@@ -129,9 +129,9 @@ _HETEROGENEITY = (
     (
         "Definition 5, Eq. (40)-(41)",
         "The family of products behind the controller.",
-        ("supermartingale-bracket",),
+        ("controller-event",),
     ),
-    ("Lemma 7, Eq. (42)-(46)", "Their power 2/3 is a supermartingale.", ("supermartingale-bracket",)),
+    ("Lemma 7, Eq. (42)-(46)", "Their power 2/3 is a supermartingale.", ("controller-event",)),
     ("Eq. (47)-(50)", "Hence the controller crosses its level rarely.", ("controller-event",)),
     ("Lemma 8, Eq. (51)-(54)", "U'U is the sum over the parts, up to the overlap.", (), TOOL),
     ("Lemmas 9 and 10, Eq. (55)-(60)", "The error of the isometry is below the level.", (), TOOL),
@@ -152,11 +152,15 @@ _HETEROGENEITY = (
         "In the first phase the invariant part grows by more than 1 + eta/3 a step, to between 1/4 and 7/18.",
         ("invariant-grows-first",),
     ),
-    ("Lemma 14, Eq. (75)-(87)", "One step of that growth.", ("invariant-grows-first",)),
+    (
+        "Lemma 14, Eq. (75)-(87)",
+        "One step of that growth, between the recursions (31).",
+        ("invariant-grows-first",),
+    ),
     ("Lemma 15, Eq. (88)-(93)", "Near one the singular values stay between 1 - 5g and 1 + g.", (), TOOL),
     ("Theorem 5, Eq. (94)-(96)", "In the second phase the invariant part approaches one.", ("invariant-grows-first",)),
     ("Definition 6, Lemmas 16 to 19, Eq. (97)-(102)", "Nets, Gaussian matrices, concentration.", (), TEXTBOOK),
-    ("Eq. (103)-(108)", "The proof of Proposition 1.", (), ALGEBRA),
+    ("Eq. (103)-(108)", "The proof of Proposition 1.", ("random-overlap",)),
     (
         "Theorem 6, Eq. (109)-(114)",
         "Theorem 3 for gradient descent on the pooled data.",
@@ -230,12 +234,12 @@ _ZERO_LOSS = (
     ("Remark 6.4", "Earlier work assumed it.", (), "a remark on the literature"),
     ("Eq. (16)-(17)", "The regulariser and its flow.", ("uv-rate",)),
     ("Lemma 6.5", "The flow ends at the minimiser of the regulariser.", ("flow-minimises-l1",)),
-    ("Eq. (18) and Lemma 6.6", "That minimiser is the sparse vector.", ("recovery",)),
+    ("Eq. (18) and Lemma 6.6", "That minimiser is the sparse vector.", ("equations-needed", "recovery")),
     ("Section 6.3", "The gradient of the model in the kernel regime.", ("kernel-gradient",)),
     (
         "Theorem 6.7",
-        "In the kernel regime gradient descent errs by 1 - n/d at least.",
-        ("recovery", "label-noise-escapes"),
+        "On the linearised model gradient descent errs by 1 - n/d at least, whenever it stops.",
+        ("kernel-regime-bound", "recovery", "label-noise-escapes"),
     ),
     ("Definitions A.1 to A.8, Eq. (19)", "Paths with jumps, martingales.", (), TEXTBOOK),
     ("Lemma A.9", "Ito's lemma.", (), TEXTBOOK),
@@ -246,12 +250,7 @@ _ZERO_LOSS = (
     ("Theorems B.7, B.8 and B.9, Eq. (21)-(24)", "Convergence up to the time of leaving a compact set.", (), TOOL),
     ("Remark B.10 and Figure 2", "First down to the manifold, then along it.", ("two-phases",)),
     ("Lemmas C.1 and C.3", "The Hessian vanishes along the manifold.", (), "two lines"),
-    (
-        "Lemma C.2",
-        "Phi does not change along the gradient, to second order.",
-        (),
-        "two lines; Lemmas 4.3 and 4.5, which rest on it, are checked",
-    ),
+    ("Lemma C.2", "Phi does not change along the gradient, to second order.", ("dphi-projector",)),
     ("Lemma C.4, Eq. (25)-(28)", "The second derivative of Phi with one direction along.", ("d2phi-signs",)),
     ("Lemmas C.5 and C.6, Eq. (29)-(31)", "The second derivative of Phi across.", ("d2phi-signs",)),
     (
@@ -274,10 +273,9 @@ _ZERO_LOSS = (
     (
         "Lemma D.7, Eq. (40)",
         "Recovery from k ln(d/k) + k equations of signs.",
-        (),
-        "a bound with unnamed constants, for data of signs; recovery has Gaussian ones",
+        ("equations-needed",),
     ),
-    ("Lemma D.8, Eq. (41)-(45)", "Recovery from k ln d Gaussian equations.", ("recovery",)),
+    ("Lemma D.8, Eq. (41)-(45)", "Recovery from k ln d Gaussian equations.", ("equations-needed", "recovery")),
     ("Lemma D.9", "The mean of the largest of d Gaussians.", (), TEXTBOOK),
     (
         "Lemmas D.10 to D.12, Eq. (46)-(56)",
@@ -293,7 +291,7 @@ _ZERO_LOSS = (
         (),
         "a bound with unnamed constants; where the flow ends is checked in flow-minimises-l1",
     ),
-    ("Eq. (61)-(69)", "The proofs of Lemma 6.5 and Theorem 6.7.", (), ALGEBRA),
+    ("Eq. (61)-(69)", "The proofs of Lemma 6.5 and Theorem 6.7.", ("kernel-regime-bound",)),
 )
 
 _NOISE_EQUILIBRIUM = (
@@ -348,7 +346,7 @@ _NOISE_EQUILIBRIUM = (
     (
         "Theorem 5.4, Eq. (16)-(18)",
         "The noise equilibrium of a deep linear net.",
-        ("deep-linear-equations", "deep-linear-norms", "deep-norms"),
+        ("deep-linear-norms", "deep-norms"),
     ),
     ("Eq. (19)", "The norms of its layers.", ("deep-linear-norms", "deep-norms")),
     (
@@ -356,9 +354,9 @@ _NOISE_EQUILIBRIUM = (
         "SGD brings the middle layers to one norm.",
         ("deep-norms", "deep-norms-digits"),
     ),
-    ("Eq. (20)", "Where a term that breaks the symmetry balances the noise.", ("breaking-balance",)),
+    ("Eq. (20)", "Where a term that breaks the symmetry balances the noise.", ("broken-charge",)),
     ("Eq. (21)", "The same near a minimum.", ("broken-charge",)),
-    ("Eq. (22)", "The case of a deviation along an eigenvector.", (), "a case of (21), which broken-charge checks"),
+    ("Eq. (22)", "The case of a deviation along an eigenvector.", ("two-curvatures",)),
     ("Eq. (23)", "How far the charge is from the minimum's.", ("broken-charge",)),
     (
         "Figure 6",
@@ -394,12 +392,12 @@ _NOISE_EQUILIBRIUM = (
     (
         "Theorem E.1, Eq. (109)-(120)",
         "The balance of neighbouring layers of a deep linear net.",
-        ("deep-linear-equations",),
+        ("deep-linear-norms",),
     ),
     (
         "Eq. (121)-(132)",
         "The solution of those equations.",
-        ("deep-linear-equations", "deep-linear-norms"),
+        ("deep-linear-norms",),
     ),
 )
 
@@ -416,7 +414,6 @@ BEYOND: tuple[Addition, ...] = (
     Addition("two-phase-law", "the growth of variables on grouped data, in phases"),
     Addition("invariant-regressor", "an estimator for grouped data that is built on it"),
     Addition("minibatch-null", "that plain SGD does not move at zero loss on this time scale"),
-    Addition("finite-step", "the first order in the step size of the limit's drift"),
     Addition("heavy-ball", "momentum, which the paper leaves to future work"),
 )
 """The claims beyond the papers."""

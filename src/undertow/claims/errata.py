@@ -55,7 +55,7 @@ ERRATA: tuple[Erratum, ...] = (
         place="Eq. (42)",
         printed="E(1 + eta (S + 2 eta))^(2/3)",
         right="E(1 + eta S + 2 eta)^(2/3), as in Definition 5 and in the line after",
-        claim="supermartingale-bracket",
+        claim="controller-event",
     ),
     Erratum(
         paper="heterogeneity",
@@ -63,6 +63,34 @@ ERRATA: tuple[Erratum, ...] = (
         printed="the event that some q_i is at most p^-1.5 r2^1.5 L has probability at most T2 p",
         right="the event that some q_i is at least that; the one printed is certain, since q_i starts at L",
         claim="controller-event",
+    ),
+    Erratum(
+        paper="heterogeneity",
+        place="Eq. (14)",
+        printed="1'q(Ux) = <xx', UU'>",
+        right="1'q(U'x) = <xx', UU'>: the neurons are the columns of U; 1'q(Ux) is <xx', U'U>",
+        claim="quadratic-net-constants",
+    ),
+    Erratum(
+        paper="heterogeneity",
+        place="Proof of Theorem 4, after Eq. (83)",
+        printed="by Lemma 14 the invariant part increases by 1 + 3/eta a step at least",
+        right="by 1 + eta/3, as in (76) and in the sum that (83) takes",
+        claim="invariant-grows-first",
+    ),
+    Erratum(
+        paper="heterogeneity",
+        place="Eq. (86)",
+        printed="the singular values at step t + 1 lie between the recursions (31) at step t",
+        right="between those at step t + 1, as in (75): they grow by more in a step than the recursions are apart",
+        claim="invariant-grows-first",
+    ),
+    Erratum(
+        paper="heterogeneity",
+        place="Eq. (108)",
+        printed="U1'U2 = R1^-T M1'M2 R1^-1",
+        right="R1^-T M1'M2 R2^-1, as (106) gives and the next line of (108) uses",
+        claim="random-overlap",
     ),
     Erratum(
         paper="heterogeneity",
@@ -233,6 +261,14 @@ ERRATA: tuple[Erratum, ...] = (
     ),
     Erratum(
         paper="noise_equilibrium",
+        place="Section 5.4, Eq. (22)",
+        printed="a deviation along an eigenvector n of H is s = sigma^2 Tr[Sigma A]/(zeta h* n'A theta*)",
+        right="1 - zeta h_m/H_mm times that, for one noisy direction m, with the curvatures there of the pull and of "
+        "the whole loss; not h*, the curvature along n",
+        claim="two-curvatures",
+    ),
+    Erratum(
+        paper="noise_equilibrium",
         place="Lemma B.3, Eq. (55), and Corollary B.4, Eq. (62)",
         printed="-(C - C*)/lambda* <= 2 theta*'A_+^2 theta* for lambda* > 0, and so -dC/dt/(C - C*) >= "
         "sigma^2 Tr[Sigma* A_+^2]/theta*'A_+^2 theta* (A_- for lambda* < 0)",
@@ -261,6 +297,23 @@ ERRATA: tuple[Erratum, ...] = (
         right="S_init/S_end = d/(d + d_x) for d >= d_x = d_y, a half for a square net; Xavier's variances are twice "
         "as large, and with them S_init >= S_end",
         claim="sharpness-of-starts",
+    ),
+    Erratum(
+        paper="noise_equilibrium",
+        place="Eq. (15), d < d_x",
+        printed="S_end = 2 min(d, d_x) Tr Sigma_x: all singular values of U and W end at 1",
+        right="only for d >= d_x: else the residual holds the part of x that is left out, U and W end with different "
+        "norms, and S_end is (rho^1/2 + rho^-1/2)/2 times that, rho = 1 + (d_x - d) sigma_x^2/(d_x sigma_eps^2)",
+        claim="sharpness-of-starts",
+    ),
+    Erratum(
+        paper="noise_equilibrium",
+        place="Section 5.4, Figures 6 and 9",
+        printed="nonlinear nets have similar latent matrices under SGD and dissimilar ones under gradient descent, "
+        "because of gradient noise",
+        right="because of fresh data: batches so large that there is hardly any noise make them nearly as similar, and "
+        "on a fixed data set SGD leaves them dissimilar; noise does it in linear nets",
+        claim="latent-alignment",
     ),
     Erratum(
         paper="noise_equilibrium",

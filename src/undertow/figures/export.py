@@ -4,6 +4,7 @@ import html
 import io
 import re
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from undertow.figures.style import applied
 from undertow.figures.words import describe
@@ -11,13 +12,16 @@ from undertow.figures.words import describe
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
 
 __all__ = ["tidy", "to_pdf", "to_svg"]
+
+_PAGES: "WeakKeyDictionary[Figure, Bbox]" = WeakKeyDictionary()
+"""What each figure that was laid out covers, in inches: the second file of a figure needs no second layout."""
 
 
 def to_svg(figure: "Figure") -> str:
     """The figure as SVG text, the same bytes for the same figure; its words are in the element `desc`."""
-    tidy(figure)
     text = _written(figure, "svg", {"Date": None, "Creator": None}).decode()
     # a reader without DejaVu has Verdana, of the same widths, or something narrower
     text = re.sub(r"(['\"]?)DejaVu Sans\1(, sans-serif)?", "'DejaVu Sans', Verdana, sans-serif", text)
@@ -29,15 +33,27 @@ def to_svg(figure: "Figure") -> str:
 
 def to_pdf(figure: "Figure") -> bytes:
     """The figure as PDF, the same bytes for the same figure."""
-    tidy(figure)
     return _written(figure, "pdf", {"CreationDate": None, "Creator": "undertow"})
 
 
 def _written(figure: "Figure", kind: str, metadata: dict[str, Any]) -> bytes:
     buffer = io.BytesIO()
     with applied():
-        figure.savefig(buffer, format=kind, metadata=metadata, dpi=150)
+        figure.savefig(buffer, format=kind, metadata=metadata, dpi=150, bbox_inches=_page(figure))
     return buffer.getvalue()
+
+
+def _page(figure: "Figure") -> "Bbox":
+    """Tidies the figure and lays it out, once, in points as both kinds of file are; the part of it to show."""
+    import matplotlib
+
+    if figure not in _PAGES:
+        figure.set_dpi(72)
+        tidy(figure)
+        figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+        _PAGES[figure] = figure.get_tightbbox().padded(matplotlib.rcParams["savefig.pad_inches"])
+    return _PAGES[figure]
 
 
 def tidy(figure: "Figure") -> None:
@@ -76,6 +92,7 @@ def _tidy_ticks(axes: "Axes") -> None:
         axis.set_minor_formatter(NullFormatter())
         if decades >= 2.5:
             axis.set_major_locator(LogLocator(numticks=7))
+            axis.set_major_formatter(FuncFormatter(_power))
             continue
         digits = (1, 2, 3, 4, 6, 8) if decades < 0.8 else (1, 2, 5) if decades < 1.6 else (1, 3)
         axis.set_major_locator(LogLocator(subs=digits, numticks=20))
@@ -86,8 +103,14 @@ def _plain(value: float, _: Any = None) -> str:
     """A tick as one writes it: 0.02, 5, 30000; as a power of ten only beyond that."""
     if 1e-3 <= value < 1e6:
         return f"{value:.6g}"
-    mantissa, power = f"{value:.0e}".split("e")
-    return rf"${mantissa}\times 10^{{{int(power)}}}$" if mantissa != "1" else rf"$10^{{{int(power)}}}$"
+    mantissa, _ = f"{value:.0e}".split("e")
+    return _power(value) if mantissa == "1" else f"{mantissa}×{_power(value)}"
+
+
+def _power(value: float, _: Any = None) -> str:
+    """The power of ten at or below a tick. In plain characters: formulas take matplotlib most of a figure's time."""
+    exponent = f"{value:.0e}".split("e")[1]
+    return "10" + str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def _share_legend(figure: "Figure", axes: "Axes") -> None:

@@ -83,7 +83,7 @@ class Limit(eqx.Module):
 
         `finite_step=eta` takes the covariance across the manifold from HX + XH - eta HXH = Sigma instead of
         HX + XH = Sigma. That is nearly all of what a finite step changes to first order on the motor (claim
-        `finite-step`); it leaves out how curvature and noise change over the width of the fluctuations.
+        `motor-speed`); it leaves out how curvature and noise change over the width of the fluctuations.
         """
         validate.params_of_floats("Limit.parts", params)
         eta = _finite_step(finite_step)

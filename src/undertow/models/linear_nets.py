@@ -160,14 +160,22 @@ def deep_start(
     `widths` goes from the inputs to the outputs. Every direction reaches the outputs: a product of many Gaussian
     matrices has directions near zero, which take long to leave it.
     """
-    turn, stretch = jax.random.split(key)
-    logs = spread * jax.random.normal(stretch, (len(widths) - 1,), dtype)
-    factors = jnp.exp(logs - jnp.mean(logs))
-    keys = jax.random.split(turn, len(widths) - 1)
+    layers = [(max(into, out), out, into) for into, out in itertools.pairwise(widths)]
+    # one draw for all: every call of normal is a long program to compile
+    counts = [len(layers), *(size**2 for size, _, _ in layers)]
+    normals = jax.random.normal(key, (sum(counts),), dtype)
+    stretch, *squares = jnp.split(normals, list(itertools.accumulate(counts))[:-1])
+    factors = jnp.exp(spread * (stretch - jnp.mean(stretch)))
     return tuple(
-        factor * jax.random.orthogonal(k, max(into, out), dtype=dtype)[:out, :into]
-        for k, factor, (into, out) in zip(keys, factors, itertools.pairwise(widths), strict=True)
+        factor * _rotation(square.reshape(size, size))[:out, :into]
+        for factor, square, (size, out, into) in zip(factors, squares, layers, strict=True)
     )
+
+
+def _rotation(normals: Float[Array, "n n"]) -> Float[Array, "n n"]:
+    """A uniformly random orthogonal matrix from a matrix of normals."""
+    q, r = jnp.linalg.qr(normals)
+    return q * jnp.sign(jnp.diag(r))[None]
 
 
 def squared_norms(params: PyTree) -> Float[Array, " layers"]:

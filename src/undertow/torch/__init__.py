@@ -14,11 +14,17 @@ from undertow.torch.axes import Axis, Relation
 from undertow.torch.census import Census, census
 from undertow.torch.decay import gamma_of, lambda_of
 from undertow.torch.equilibrate import Equilibrated, equilibrate
+from undertow.torch.monitor import NoiseMonitor
+from undertow.torch.sampling import EnvironmentBatchSampler, LabelNoise, PooledBatchSampler
 
 __all__ = [
     "Axis",
     "Census",
+    "EnvironmentBatchSampler",
     "Equilibrated",
+    "LabelNoise",
+    "NoiseMonitor",
+    "PooledBatchSampler",
     "Relation",
     "analyze",
     "census",

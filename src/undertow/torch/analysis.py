@@ -13,17 +13,20 @@ import torch
 from torch import nn
 
 from undertow.analysis import Analysis, Row
+from undertow.estimate import Estimate
 from undertow.noise.minibatch import Minibatch
 from undertow.problem import Problem
-from undertow.symmetry.forecast import relaxation_times
+from undertow.symmetry.equilibrium import Equilibrium
+from undertow.symmetry.forecast import Forecast, relaxation_times
 from undertow.symmetry.generators import DoubleRotation, Rescaling
 from undertow.torch.axes import Relation
 from undertow.torch.census import census
 from undertow.torch.copies import Loss, forward, trainable, unwrap
+from undertow.torch.curvature import trace_of_hessian
 from undertow.torch.decay import gamma_of
 from undertow.torch.equilibrate import Equilibrated, Moved, equilibrate
-from undertow.torch.gather import gathered, shown, undisturbed
-from undertow.torch.solve import Sides, sides
+from undertow.torch.gather import components, gathered, groups, shown, undisturbed
+from undertow.torch.solve import Sides, noise_of, sides
 
 __all__ = ["analyze", "batches_of"]
 
@@ -76,15 +79,26 @@ def analyze(
     tell("computing noise and equilibrium")
     twin = copy.deepcopy(model)
     done = equilibrate(twin, found, batches, loss, step_size=step_size, weight_decay=weight_decay, seed=seed)
-    used = sorted({name for moved in done.moved for name in moved.relation.parameters})
-    now, then = (_all_sides(net, loss, batches, used, done, seed) for net in (model, twin))
+    now, then = (_all_sides(net, loss, batches, done, seed) for net in (model, twin))
     tell("measuring how fast")
     gamma = gamma_of(weight_decay)
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), jax.default_device("cpu"):
         rows = tuple(_row(*given, step_size, gamma) for given in zip(done.moved, now, then, strict=True))
-    before, after = done.largest_step
-    with undisturbed(model, seed), torch.no_grad():
-        value = float(np.mean([float(forward(model, loss, batch)[0]) for batch in batches]))
+    tell("measuring sharpness")
+    sharpness = [trace_of_hessian(net, loss, batches, seed) for net in ((model, twin) if rows else (model,))]
+    value, slope = _mean_loss(model, loss, batches, seed)
+    steps = [step.value for step in done.largest_step]
+    pair = lambda estimate: (float(estimate.value), float(estimate.standard_error))
+    seen = None
+    if rows:
+        slowest = max((row.slowest for row in rows if np.isfinite(row.slowest)), default=np.inf) * step_size
+        seen = Forecast(
+            equilibrium=_equilibrium(twin, done, then),
+            relaxation=tuple(row.slowest for row in rows),
+            phase="fast" if slowest < value / max(slope, 1e-300) else "slow",
+            sharpness=(sharpness[0], sharpness[1]),
+            largest_step=(steps[0], steps[1]),
+        )
     return Analysis(
         parameters=sum(p.numel() for p in trainable(model).values()),
         loss=value,
@@ -92,26 +106,57 @@ def analyze(
         weight_decay=gamma,
         rows=rows,
         symmetries=found.relations,
-        forecast=None,
-        sharpness=None,
-        sharpness_then=None,
-        largest_step=before.value,
-        largest_step_then=after.value,
+        forecast=seen,
+        sharpness=pair(sharpness[0]),
+        sharpness_then=pair(sharpness[1]) if rows else None,
+        largest_step=steps[0],
+        largest_step_then=steps[1] if rows else None,
         drift=None,
-        sentences=tuple(_sentences(rows, done, len(batches), float(step_size))),
+        sentences=tuple(_sentences(rows, done, sharpness, len(batches), float(step_size))),
     )
 
 
-def _all_sides(
-    model: nn.Module, loss: Loss, batches: list, names: list[str], done: Equilibrated, seed: int
-) -> list[Sides]:
-    if not names:
-        return []
-    stacks = {name: stack.double() for name, stack in gathered(model, loss, batches, names, seed).items()}
-    stacks = {name: stack - stack.mean(0, keepdim=True) for name, stack in stacks.items()}
+def _all_sides(model: nn.Module, loss: Loss, batches: list, done: Equilibrated, seed: int) -> list[Sides]:
     params = trainable(model)
-    values = {name: params[name].detach().double().reshape(params[name].shape or (1,)) for name in names}
-    return [sides(moved.relation, values, stacks) for moved in done.moved]
+    relations = [moved.relation for moved in done.moved]
+    found: dict[int, Sides] = {}
+    parts = [part for part in components(relations, list(params)) if part.relations]
+    for group in groups(parts, params, len(batches)) if parts else []:
+        stacks = gathered(model, loss, batches, [name for part in group for name in part.parameters], seed)
+        for part in group:
+            noise = noise_of({name: stacks.pop(name) for name in part.parameters}, part.relations)
+            values = {n: params[n].detach().double().reshape(params[n].shape or (1,)) for n in part.parameters}
+            found |= {id(relation): sides(relation, values, noise) for relation in part.relations}
+    return [found[id(relation)] for relation in relations]
+
+
+def _mean_loss(model: nn.Module, loss: Loss, batches: list, seed: int) -> tuple[float, float]:
+    """The loss over all batches, and |gradient|^2 of it."""
+    params = list(trainable(model).values())
+    total = [torch.zeros_like(p) for p in params]
+    values = []
+    with undisturbed(model, seed):
+        for batch in batches:
+            value, _ = forward(model, loss, batch)
+            values.append(float(value.detach()))
+            for sum_, gradient in zip(total, torch.autograd.grad(value, params, allow_unused=True), strict=True):
+                if gradient is not None:
+                    sum_ += gradient
+    return float(np.mean(values)), sum(float(t.double().square().sum()) for t in total) / len(batches) ** 2
+
+
+def _equilibrium(twin: nn.Module, done: Equilibrated, then: list[Sides]) -> Equilibrium:
+    """The point as JAX's `equilibrium` gives it; params are the trainable ones by their names."""
+    silent = lambda s: np.flatnonzero(s.noise_plus + s.noise_minus == 0).tolist()
+    return Equilibrium(
+        params={name: p.detach().numpy(force=True) for name, p in trainable(twin).items()},
+        amount=tuple(moved.amount for moved in done.moved),
+        charge=tuple((s.weight_plus - s.weight_minus) / 2 for s in then),
+        residual=done.imbalance,
+        excluded=tuple(tuple(silent(s)) if m.dead else () for m, s in zip(done.moved, then, strict=True)),
+        infinite=tuple(moved.infinite for moved in done.moved),
+        sweeps=done.sweeps,
+    )
 
 
 def _row(moved: Moved, now: Sides, then: Sides, step_size: float, gamma: float) -> Row:
@@ -167,11 +212,18 @@ def _relaxation(relation: Relation, found: Sides, step_size: float, gamma: float
     return np.concatenate(times)
 
 
-def _sentences(rows: tuple[Row, ...], done: Equilibrated, batches: int, step_size: float) -> list[str]:
+def _sentences(
+    rows: tuple[Row, ...], done: Equilibrated, sharpness: list[Estimate], batches: int, step_size: float
+) -> list[str]:
     """What a person can do with the numbers."""
-    if not rows:
-        return ["No exact symmetry was found among the trainable parameters: noise moves no conserved charge here."]
+    noise, steps, curvature = done.noise, done.largest_step, done.curvature
     said = []
+    if not rows:
+        said.append(
+            "No exact symmetry was found among the trainable parameters: noise moves no conserved charge here. "
+            f"The noise power of a batch is {shown(noise[0])}, Tr H {shown(sharpness[0])}, lambda_max "
+            f"{shown(curvature[0])} (measured on {batches} batches)."
+        )
     for row in rows:
         if row.infinite:
             said.append(
@@ -186,16 +238,18 @@ def _sentences(rows: tuple[Row, ...], done: Equilibrated, batches: int, step_siz
             f"The farthest from equilibrium is {worst.name}: a weight changes by up to a factor {worst.moved:.2g}; "
             f"SGD at step size {step_size:g} takes about {worst.relaxation:,.0f} steps to balance half of it."
         )
-    noise, steps = done.noise, done.largest_step
-    said.append(
-        f"At equilibrium the noise power of a batch goes from {shown(noise[0])} to {shown(noise[1])}, lambda_max from "
-        f"{shown(done.curvature[0])} to {shown(done.curvature[1])}, the largest stable step from "
-        f"{steps[0].value:.3g} to {steps[1].value:.3g} (measured on {batches} batches)."
-    )
-    if noise[1].value < 0.8 * noise[0].value:
+    if rows:
+        change = "falls" if sharpness[1].value < sharpness[0].value else "rises"
         said.append(
-            "`undertow.torch.equilibrate` goes there at once, with the same outputs; it is for SGD, not for Adam."
+            f"At equilibrium Tr H {change} from {shown(sharpness[0])} to {shown(sharpness[1])}, lambda_max goes from "
+            f"{shown(curvature[0])} to {shown(curvature[1])}, the noise power of a batch from {shown(noise[0])} to "
+            f"{shown(noise[1])} (measured on {batches} batches); the largest step gradient descent survives goes from "
+            f"{steps[0].value:.3g} to {steps[1].value:.3g}."
         )
+        if noise[1].value < 0.8 * noise[0].value:
+            said.append(
+                "`undertow.torch.equilibrate` goes there at once, with the same outputs; it is for SGD, not for Adam."
+            )
     if step_size > steps[0].value:
         said.append(f"The step size {step_size:g} is above {steps[0].value:.3g}: gradient descent diverges from here.")
     return said

@@ -55,6 +55,8 @@ class Axis:
         if len(used) == self.length and self.role == "whole":
             return name
         part = "" if len(used) == self.length else f"{used[0]}:{used[-1] + 1}"
+        if used[-1] - used[0] >= len(used):
+            part = f"{len(used)} of {part or self.length}"
         if self.dimensions < 2:
             return name + (f"[{part}]" if part else "")
         places = [":"] * self.dimensions

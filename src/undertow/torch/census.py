@@ -7,12 +7,14 @@ space. What a block of indices allows beyond scales, GL(d), shows in the matrice
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from undertow.torch.axes import Axis, Relation, move, unfold
@@ -41,6 +43,10 @@ LARGE_EPS, NO_EPS = 0.1, 1e-30
 """With a large eps in every norm only exact symmetries are left; with none the approximate ones are exact too."""
 STEP = 1e-7
 """Of differences of outputs in double precision: the error is as large, below what counts as zero."""
+LARGE = 10**8
+"""Parameters up to which one thread does the work. It is a hundred passes over a few tokens: threads gain nothing on
+so many small operations, and where another program holds a core they wait for each other at every one of them
+(23 million parameters, two cores: 8 seconds with one thread, more than 60 with two beside two busy programs)."""
 SILENT = 1e-9
 """A gradient below this, relative to the largest, is none: key biases under softmax, biases into a norm."""
 
@@ -103,8 +109,20 @@ def census(model: nn.Module, batch: Any, loss: Loss, *, seed: int = 0) -> Census
     rescaling, 7 scales: 0.weight[i, :], 0.bias against 2.weight[:, i]
     """
     model = unwrap(model)
-    with undisturbed(model, seed):
+    large = sum(p.numel() for p in model.parameters()) > LARGE
+    with undisturbed(model, seed), nullcontext() if large else _one_thread():
         return _census(model, batch, loss, seed)
+
+
+@contextmanager
+def _one_thread() -> Generator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1, user_api="blas"):  # NumPy's and SciPy's
+            yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def _census(model: nn.Module, batch: Any, loss: Loss, seed: int) -> Census:
@@ -170,7 +188,7 @@ class _Look:
         with epsilon(twin, eps):
             for draw in range(draws):
                 randomise(twin, seed + draw)
-                value, _ = forward(twin, loss, batch)
+                value, _ = forward(twin, loss, batch, seed)
                 found = torch.autograd.grad(value, list(params.values()), allow_unused=True)
                 self.gradients = {
                     name: torch.zeros_like(p) if g is None else g
@@ -355,7 +373,7 @@ def _whole(
     tried = [n for n in range(len(scales)) if n not in left_out]
     with epsilon(twin, NO_EPS):
         randomise(twin, seed + 3000)
-        outputs = forward(twin, loss, batch)[1]
+        outputs = forward(twin, loss, batch, seed)[1]
         count = min(outputs.numel(), 4 * len(tried) + 64)
         chosen = torch.randperm(outputs.numel(), generator=torch.Generator().manual_seed(seed))[:count]
         columns = []
@@ -366,7 +384,7 @@ def _whole(
             one = Relation("", (axis,), (), 1, False, math.inf)
             factor = torch.tensor([math.exp(STEP)], dtype=torch.float64)
             parameter.copy_(move({axis.parameter: kept}, one, factor)[axis.parameter])
-            moved = forward(twin, loss, batch)[1]
+            moved = forward(twin, loss, batch, seed)[1]
             parameter.copy_(kept)
             columns.append(((moved - outputs)[chosen] / STEP).numpy(force=True))
     if not columns:

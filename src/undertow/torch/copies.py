@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -65,7 +65,12 @@ def as_double(batch: Any, dtype: torch.dtype = torch.float64) -> Any:
     if isinstance(batch, Tensor):
         return batch.to(dtype) if batch.is_floating_point() else batch
     if isinstance(batch, Mapping):
-        return {key: as_double(value, dtype) for key, value in batch.items()}
+        found = {key: as_double(value, dtype) for key, value in batch.items()}
+        if isinstance(batch, dict) or not isinstance(batch, MutableMapping):
+            return found
+        other = copy.copy(batch)  # a tokenizer's batch is also read by attributes
+        other.update(found)
+        return other
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*(as_double(value, dtype) for value in batch))
     if isinstance(batch, list | tuple):
@@ -74,18 +79,18 @@ def as_double(batch: Any, dtype: torch.dtype = torch.float64) -> Any:
 
 
 def model_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """A copy in another precision, without dropout; batch norms use the statistics of the batch, as in training."""
+    """A copy in another precision, as it trains: with dropout, and batch norms on the statistics of the batch."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             twin = copy.deepcopy(model)
         except RuntimeError as error:
             raise ValueError(f"the model cannot be copied, which a census needs: {error}") from error
-    twin.to(dtype).eval()
+    twin.to(dtype).train()
     for module in twin.modules():
         module._compiled_call_impl = None
-        if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module.train()
+        if getattr(module, "gradient_checkpointing", False):
+            module.gradient_checkpointing = False
     return twin
 
 
@@ -131,8 +136,10 @@ def randomise(model: nn.Module, seed: int) -> None:
         parameter.copy_(drawn)
 
 
-def forward(model: nn.Module, loss: Loss, batch: Any) -> tuple[Tensor, Tensor]:
-    """The loss, and the outputs of the model on the way to it as one vector."""
+def forward(model: nn.Module, loss: Loss, batch: Any, seed: int | None = None) -> tuple[Tensor, Tensor]:
+    """The loss, and the outputs of the model on the way to it as one vector. With a seed dropout draws the same."""
+    if seed is not None:
+        torch.manual_seed(seed)
     seen: list[Any] = []
     handle = model.register_forward_hook(lambda module, args, out: seen.append(out))
     try:
@@ -150,7 +157,10 @@ def forward(model: nn.Module, loss: Loss, batch: Any) -> tuple[Tensor, Tensor]:
     flat = [t.reshape(-1) for out in seen for t in _tensors(out)]
     if not flat:
         raise TypeError(f"the model returns a {type(seen[-1]).__name__} without floating-point tensors.")
-    return value.reshape(()), torch.cat(flat)
+    outputs = torch.cat(flat)
+    if not outputs.numel():
+        raise ValueError("the model returns no numbers on this batch: it is empty.")
+    return value.reshape(()), outputs
 
 
 def _called(error: RuntimeError, model: nn.Module) -> list[nn.Module]:

@@ -1,11 +1,10 @@
-"""The largest curvature of the loss, by Lanczos iteration on products with the Hessian."""
+"""Curvature of the loss from products with its Hessian: the largest eigenvalue by Lanczos iteration, and the trace."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigsh
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -13,12 +12,13 @@ from undertow.estimate import Estimate
 from undertow.torch.copies import Loss, forward, trainable
 from undertow.torch.gather import undisturbed
 
-__all__ = ["largest_curvature"]
+__all__ = ["largest_curvature", "trace_of_hessian"]
 
 TOLERANCE = 1e-2
 """Of the residual, relative; the error of the eigenvalue is of its square."""
-SMALL = 40
-"""Up to so many parameters the Hessian is written out."""
+HELD, KEPT = 12, 4
+"""Vectors that the iteration holds, each as large as the model, and those that a restart keeps."""
+MOST_PRODUCTS = 200
 
 
 def largest_curvature(model: nn.Module, loss: Loss, batches: Sequence[Any], seed: int) -> Estimate:
@@ -26,52 +26,91 @@ def largest_curvature(model: nn.Module, loss: Loss, batches: Sequence[Any], seed
 
     The standard error is over batches, of v'Hv at the eigenvector v; NaN where Lanczos found none.
     """
-    params = list(trainable(model).values())
-    sizes = [p.numel() for p in params]
-    total = sum(sizes)
+    hessian = _Hessian(model, loss, seed)
+    count = len(batches)
 
-    def product(vector: np.ndarray, batch: Any) -> np.ndarray:
-        flat = torch.as_tensor(np.asarray(vector).reshape(-1), dtype=params[0].dtype, device=params[0].device)
-        pieces = [v.reshape(p.shape) for v, p in zip(flat.split(sizes), params, strict=True)]
+    def mean(vector: Tensor) -> Tensor:
+        total = hessian.product(vector, batches[0])
+        for batch in batches[1:]:
+            total += hessian.product(vector, batch)
+        return total / count
+
+    vector = _top(mean, hessian.normal(seed))
+    if vector is None:
+        return Estimate(float("nan"), float("nan"), count)
+    values = np.array([float(vector @ hessian.product(vector, batch)) for batch in batches])
+    spread = values.std(ddof=1) / count**0.5 if count > 1 else 0.0
+    return Estimate(float(values.mean()), float(spread), count)
+
+
+def trace_of_hessian(model: nn.Module, loss: Loss, batches: Sequence[Any], seed: int) -> Estimate:
+    """Tr H of the mean loss by random signs, new ones for each batch: its standard error is of signs and batches."""
+    hessian = _Hessian(model, loss, seed)
+    values = []
+    for row, batch in enumerate(batches):
+        signs = hessian.normal(seed + row).sign()
+        values.append(float(signs @ hessian.product(signs, batch)))
+    spread = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return Estimate(float(np.mean(values)), float(spread), len(values))
+
+
+class _Hessian:
+    """Products with the Hessian of a batch's loss, as vectors on the model's device."""
+
+    def __init__(self, model: nn.Module, loss: Loss, seed: int):
+        self.model, self.loss, self.seed = model, loss, seed
+        self.params = list(trainable(model).values())
+        self.sizes = [p.numel() for p in self.params]
+
+    def normal(self, seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        drawn = torch.randn(sum(self.sizes), generator=generator)
+        return drawn.to(device=self.params[0].device, dtype=self.params[0].dtype)
+
+    def product(self, vector: Tensor, batch: Any) -> Tensor:
+        pieces = [v.reshape(p.shape).to(p) for v, p in zip(vector.split(self.sizes), self.params, strict=True)]
         # flash kernels have no second derivative
-        with undisturbed(model, seed), sdpa_kernel(SDPBackend.MATH):
-            value, _ = forward(model, loss, batch)
-            first = torch.autograd.grad(value, params, create_graph=True, allow_unused=True)
+        with undisturbed(self.model, self.seed), sdpa_kernel(SDPBackend.MATH):
+            value, _ = forward(self.model, self.loss, batch)
+            first = torch.autograd.grad(value, self.params, create_graph=True, allow_unused=True)
             used = [(g, v) for g, v in zip(first, pieces, strict=True) if g is not None and g.requires_grad]
-            along = torch.stack([(g * v).sum() for g, v in used]).sum()
-            second = torch.autograd.grad(along, params, allow_unused=True)
-        return _flat(second, params)
-
-    mean = lambda v: np.mean([product(v, batch) for batch in batches], axis=0)
-    start = np.random.default_rng(seed).standard_normal(total)
-    if total <= SMALL:
-        matrix = np.stack([mean(row) for row in np.eye(total)])
-        vector = np.linalg.eigh((matrix + matrix.T) / 2)[1][:, -1]
-    else:
-        operator = _Hessian(total, mean)
-        try:
-            _, vectors = eigsh(
-                operator, k=1, which="LA", v0=start.astype(np.float32), tol=TOLERANCE, ncv=10, maxiter=40
-            )
-        except ArpackNoConvergence:
-            return Estimate(float("nan"), float("nan"), len(batches))
-        vector = vectors[:, 0]
-    values = np.array([float(vector @ product(vector, batch)) for batch in batches])
-    spread = values.std(ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
-    return Estimate(float(values.mean()), float(spread), len(values))
+            if not used:  # a loss that is linear
+                return torch.zeros_like(vector)
+            along = torch.stack([(g * v).sum().to(vector) for g, v in used]).sum()
+            second = torch.autograd.grad(along, self.params, allow_unused=True)
+        whole = [torch.zeros_like(p) if t is None else t for t, p in zip(second, self.params, strict=True)]
+        return torch.cat([t.detach().reshape(-1).to(vector) for t in whole])
 
 
-class _Hessian(LinearOperator):
-    """The mean Hessian as scipy wants it."""
+def _top(product: Callable[[Tensor], Tensor], start: Tensor) -> Tensor | None:
+    """The eigenvector of the largest eigenvalue, by Lanczos iteration with thick restarts.
 
-    def __init__(self, size: int, product: Callable[[np.ndarray], np.ndarray]):
-        super().__init__(np.dtype(np.float32), (size, size))
-        self.product = product
-
-    def _matvec(self, x: np.ndarray) -> np.ndarray:
-        return self.product(x)
-
-
-def _flat(tensors: Sequence[Tensor | None], like: Sequence[Tensor]) -> np.ndarray:
-    whole = [torch.zeros_like(p) if t is None else t for t, p in zip(tensors, like, strict=True)]
-    return torch.cat([t.detach().reshape(-1) for t in whole]).double().numpy(force=True)
+    Rows of `basis` are orthonormal and `small` is the matrix between them. What is left of the last image, orthogonal
+    to all of them, is the residual of every Ritz pair, so that a restart with the best of them goes on from there.
+    """
+    basis = start.new_empty((HELD, len(start)))
+    small = np.zeros((HELD, HELD))
+    basis[0] = start / start.norm()
+    count = 1
+    for _ in range(MOST_PRODUCTS):
+        held = basis[:count]
+        rest = product(held[-1])
+        along = held @ rest
+        small[count - 1, :count] = small[:count, count - 1] = along.double().numpy(force=True)
+        for _ in range(2):  # twice is enough
+            rest = rest - held.mT @ (held @ rest)
+        left = float(rest.norm())
+        if not np.isfinite(left):
+            return None
+        values, vectors = np.linalg.eigh(small[:count, :count])
+        scale = max(abs(values[-1]), abs(values[0]))
+        if left * abs(vectors[-1, -1]) <= TOLERANCE * abs(values[-1]) or left <= 1e-6 * scale or count == len(start):
+            return torch.as_tensor(vectors[:, -1]).to(start) @ held
+        if count == HELD:
+            basis[:KEPT] = torch.as_tensor(vectors[:, -KEPT:].T.copy()).to(start) @ held
+            small[:] = 0
+            small[range(KEPT), range(KEPT)] = values[-KEPT:]
+            count = KEPT
+        basis[count] = rest / left
+        count += 1
+    return None

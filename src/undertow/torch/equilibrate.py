@@ -16,7 +16,7 @@ from undertow.torch.copies import Loss, forward, trainable, unwrap
 from undertow.torch.curvature import largest_curvature
 from undertow.torch.decay import gamma_of
 from undertow.torch.gather import Component, components, gathered, groups, noise_power, shown, undisturbed
-from undertow.torch.solve import amounts, sides, solve
+from undertow.torch.solve import amounts, noise_of, sides, solve
 
 __all__ = ["Equilibrated", "Moved", "equilibrate"]
 
@@ -33,12 +33,18 @@ class Moved:
     relation: Relation
     imbalance: tuple[float, float]
     """max |log(s+/s-)| before and after, measured on the batches; of the generators that have an equilibrium."""
-    factor: float
-    """The largest factor by which a weight was scaled."""
+    amount: np.ndarray
+    """The log of what it was moved by: (generators,), or symmetric (blocks, block, block)."""
     infinite: int
     """Generators (directions of a GL) whose equilibrium is at infinity: one side has no noise, or is zero."""
     dead: int
     """Generators without any noise."""
+
+    @property
+    def factor(self) -> float:
+        """The largest factor by which a weight was scaled."""
+        values = self.amount if self.amount.ndim == 1 else np.linalg.eigvalsh(self.amount)
+        return float(np.exp(np.abs(values).max(initial=0.0)))
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,10 @@ class Equilibrated:
     skipped: tuple[tuple[Relation, str], ...]
     """Relations that were left as they are, and why."""
     noise: tuple[Estimate, Estimate]
-    """Tr Sigma of a minibatch gradient over all trainable parameters, before and after."""
+    """Tr Sigma of a minibatch gradient over all trainable parameters, before and after. Without weight decay it never
+    rises; with it `cost` never does, and the noise alone may."""
+    cost: tuple[Estimate, Estimate]
+    """What the move makes least, before and after: F = step_size/4 Tr Sigma + weight_decay/2 |params|^2."""
     curvature: tuple[Estimate, Estimate]
     """lambda_max of the Hessian, before and after."""
     change: float
@@ -82,6 +91,7 @@ class Equilibrated:
     def __str__(self) -> str:
         rows = [
             ("noise power", self.noise),
+            ("noise plus weight penalty", self.cost),
             ("largest curvature", self.curvature),
             ("largest stable step", self.largest_step),
         ]
@@ -113,13 +123,16 @@ def equilibrate(
 ) -> Equilibrated:
     """Moves a network along its exact symmetries, in place, to where minibatch noise pushes no charge.
 
-    That is the point of the orbit with the least noise power plus weight penalty: undertow.symmetry's closed forms,
-    swept over linked symmetries. **Arguments:**
+    That is the point of the orbit where F = step_size/4 Tr Sigma + weight_decay/2 |params|^2 is least, Sigma the
+    covariance of a minibatch's gradient: undertow.symmetry's closed forms, swept over linked symmetries. F never rises.
+    Without weight decay F is the noise power, so that never rises; with it the noise may rise for a smaller penalty.
+    Outputs and F are measured before and after: should either break its promise, the move is taken back and an error
+    raised. **Arguments:**
 
     - `census`: of this model. Approximate symmetries are not used.
     - `batches`: minibatches as in training, at least two; their gradients measure the noise.
     - `step_size`, `weight_decay`: of SGD, in PyTorch's convention (gradient + weight_decay * params). Without weight
-      decay the step size does not matter.
+      decay the step size does not matter. With momentum beta it is step_size/(1 - beta) that counts.
     - `optimizer`: its momentum moves along. Only `torch.optim.SGD`: Adam rescales every entry for itself, so that the
       symmetries are none of its own.
 
@@ -154,7 +167,7 @@ def equilibrate(
     few = batches[:CURVATURE_BATCHES]
     sharp = largest_curvature(model, loss, few, seed)
     before = _Measured(model, loss, batches, parts, step_size, gamma, seed)
-    sweeps, factors, infinite, dead = 1, {}, {}, {}
+    sweeps, by, infinite, dead = 1, {}, {}, {}
     for group in groups(parts, params, len(batches)):
         moving = [part for part in group if part.relations]
         names = [name for part in moving for name in part.parameters]
@@ -171,18 +184,19 @@ def equilibrate(
                     buffers[name].copy_(value.reshape(buffers[name].shape))
             sweeps = max(sweeps, found.sweeps)
             for place, relation in enumerate(part.relations):
-                factors[id(relation)] = _factor(found.amounts[place])
+                by[id(relation)] = found.amounts[place]
                 infinite[id(relation)], dead[id(relation)] = found.infinite[place], found.dead[place]
     after = _Measured(model, loss, batches, parts, step_size, gamma, seed)
     changed = _outputs(model, loss, batches[0], seed)
     change = float((changed - outputs).norm() / outputs.norm().clamp_min(1e-300))
     done = Equilibrated(
         moved=tuple(
-            Moved(r, (before.imbalance[id(r)], after.imbalance[id(r)]), factors[id(r)], infinite[id(r)], dead[id(r)])
+            Moved(r, (before.imbalance[id(r)], after.imbalance[id(r)]), by[id(r)], infinite[id(r)], dead[id(r)])
             for r in chosen
         ),
         skipped=tuple(skipped),
         noise=(before.noise, after.noise),
+        cost=(before.cost, after.cost),
         curvature=(sharp, largest_curvature(model, loss, few, seed)),
         change=change,
         sweeps=sweeps,
@@ -193,6 +207,12 @@ def equilibrate(
         raise RuntimeError(
             f"`equilibrate`: the outputs changed by {change:.1e}, more than rounding explains; the model is as it was. "
             "Is the census of this very model? `model.double()` gives more digits."
+        )
+    if not after.cost.value <= before.cost.value * (1 + REFUSED):
+        done.undo()
+        raise RuntimeError(
+            f"`equilibrate`: noise plus weight penalty rose from {shown(before.cost)} to {shown(after.cost)}; the "
+            "model is as it was. Does the loss draw random numbers that `torch.manual_seed` does not fix?"
         )
     return done
 
@@ -210,27 +230,25 @@ class _Measured:
         for group in groups(parts, params, len(batches)):
             stacks = gathered(model, loss, batches, [name for part in group for name in part.parameters], seed)
             for part in group:
-                mine = {name: stacks.pop(name).double() for name in part.parameters}
+                mine = {name: stacks.pop(name) for name in part.parameters}
                 for stack in mine.values():
-                    flat = stack.flatten(1)
+                    flat = stack.flatten(1).double() - stack[:1].flatten(1).double()  # noise has no mean
                     gram += (flat @ flat.mT).numpy(force=True)
-                mine = {name: stack - stack.mean(0, keepdim=True) for name, stack in mine.items()}
+                mine = noise_of(mine, part.relations) if part.relations else mine
                 for relation in part.relations:
                     values = {n: params[n].detach().double().reshape(params[n].shape or (1,)) for n in mine}
                     found = sides(relation, values, mine)
                     self.imbalance[id(relation)] = amounts(relation, found, step_size, gamma).imbalance
         self.noise = noise_power(gram)
+        penalty = gamma * sum(float(p.detach().double().square().sum()) for p in params.values())
+        value, error = self.noise.value * step_size / 4, self.noise.standard_error * step_size / 4
+        self.cost = Estimate(value + penalty, error, len(batches))
 
 
 @torch.no_grad()
 def _outputs(model: nn.Module, loss: Loss, batch: Any, seed: int) -> Tensor:
     with undisturbed(model, seed):
         return forward(model, loss, batch)[1].double()
-
-
-def _factor(amount: np.ndarray) -> float:
-    values = amount if amount.ndim == 1 else np.linalg.eigvalsh(amount)
-    return float(np.exp(np.abs(values).max(initial=0.0)))
 
 
 def _refuse(model: nn.Module, census: Census, batches: list, step_size: float, weight_decay: float) -> None:
@@ -252,6 +270,9 @@ def _refuse(model: nn.Module, census: Census, batches: list, step_size: float, w
                     f"`equilibrate`: the census moves {axis}, which this model does not have as a trainable parameter; "
                     "take a census of this model as it trains now."
                 )
+    broken = [name for name, p in params.items() if not bool(torch.isfinite(p).all())]
+    if broken:
+        raise ValueError(f"`equilibrate`: {broken[0]} has entries that are not finite; the model diverged.")
     half = [name for name, p in params.items() if p.dtype not in (torch.float32, torch.float64)]
     if half and census.relations:
         raise ValueError(

@@ -26,7 +26,7 @@ __all__ = [
     "undisturbed",
 ]
 
-MEMORY = 2**31
+MEMORY = 2**30
 """Bytes of gradients held at once; more parameters take another pass over the batches."""
 
 
@@ -87,12 +87,31 @@ def groups(parts: list[Component], params: dict[str, nn.Parameter], batches: int
     return found
 
 
+def _rounding() -> list[Any]:
+    """Where float32 may be rounded to 10 bits or fewer inside products: more than a proof on outputs allows."""
+    cuda, cudnn, host = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
+    return [cuda.matmul, cudnn.conv, cudnn.rnn, host.matmul, host.conv, host.rnn]
+
+
+@contextmanager
+def full_precision() -> Generator[None]:
+    """Products in all the digits of their type meanwhile."""
+    kept = [(place, place.fp32_precision) for place in _rounding()]
+    try:
+        for place, _ in kept:
+            place.fp32_precision = "ieee"
+        yield
+    finally:
+        for place, before in kept:
+            place.fp32_precision = before
+
+
 @contextmanager
 def undisturbed(model: nn.Module, seed: int) -> Generator[None]:
-    """Random numbers from a seed, and buffers (running means) as they were afterwards."""
+    """Random numbers from a seed, no TF32, and buffers (running means) as they were afterwards."""
     buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=devices), full_precision():
         torch.manual_seed(seed)
         try:
             yield

@@ -25,6 +25,8 @@ class Heads:
     key_heads: int
     width: int
     """Of one head."""
+    rotary: int
+    """How much of a head RoPE turns, if it does; the rest is left as it is."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,14 +84,17 @@ def _fused(model: nn.Module, axis: Axis) -> bool:
     return tripled or any(word in axis.parameter.lower() for word in FUSED)
 
 
-def _cuts(heads: list[Heads], name: str, length: int) -> list[int]:
-    """Where the parts of a fused axis begin."""
+def _parts(heads: list[Heads], name: str, length: int) -> list[np.ndarray]:
+    """The parts of a fused axis: queries, keys and values, or a gate and what it gates."""
+    indices = np.arange(length)
     for h in heads:
         wide, narrow = h.heads * h.width, h.key_heads * h.width
         if name.startswith(h.module) and length == wide + 2 * narrow:
-            return [wide, wide + narrow]
+            if "query_key_value" in name and wide == narrow:  # head by head (GPT-NeoX, BLOOM)
+                return list(indices.reshape(h.heads, 3, h.width).transpose(1, 0, 2).reshape(3, wide))
+            return np.split(indices, [wide, wide + narrow])
     parts = 2 if "gate_up" in name else 3
-    return [k * length // parts for k in range(1, parts)] if length % parts == 0 else []
+    return np.split(indices, parts) if length % parts == 0 else [indices]
 
 
 def attention_heads(model: nn.Module) -> list[Heads]:
@@ -106,13 +111,14 @@ def attention_heads(model: nn.Module) -> list[Heads]:
                         return value
             return None
 
-        own = [key for key in ("head_dim", "attention_head_size") if isinstance(getattr(module, key, None), int)]
-        heads, width = said("num_heads", "num_attention_heads"), said("head_dim", "attention_head_size")
+        widths = ("head_dim", "attention_head_size", "head_size")
+        own = [key for key in widths if isinstance(getattr(module, key, None), int)]
+        heads, width = said("num_heads", "num_attention_heads"), said(*widths)
         if not own or not heads or not width:
             continue
         key_heads = said("num_key_value_heads") or heads // (said("num_key_value_groups") or 1)
         if heads % key_heads == 0:
-            found.append(Heads(name, heads, key_heads, width))
+            found.append(Heads(name, heads, key_heads, width, said("rotary_ndims") or width))
     return found
 
 
@@ -138,37 +144,48 @@ def _attention_levels(h: Heads, plain: list[Axis]) -> list[Level]:
     """Inside one attention module: query heads in groups, RoPE pairs, whole heads."""
     inside = [axis for axis in plain if axis.parameter.startswith(f"{h.module}." if h.module else "")]
     wide, narrow = h.heads * h.width, h.key_heads * h.width
-    queries, keys = [], []
+    queries, keys, apart = [], [], False
     for axis in inside:
         if axis.length == wide:
             queries.append(axis)
-        if axis.length == narrow:
+        if axis.length == narrow != wide:
             keys.append(axis)
         if axis.length == wide + 2 * narrow:
-            queries.append(replace(axis, index=axis.index[:wide]))
-            keys += [replace(axis, index=axis.index[wide + k * narrow :][:narrow]) for k in range(2)]
+            parts = _parts([h], axis.parameter, axis.length)
+            apart = apart or bool(np.any(np.diff(parts[0]) != 1))
+            pieces = [replace(axis, index=part[:, None]) for part in parts]
+            queries += pieces[:1] if wide != narrow else pieces
+            keys += pieces[1:] if wide != narrow else []
     numbers = np.arange(wide).reshape(h.key_heads, h.heads // h.key_heads, h.width)
     group = numbers.transpose(0, 2, 1).reshape(narrow, -1)
     found = []
     together = lambda axis, index, fold: replace(axis, index=axis.index[:, 0][index].reshape(len(index), -1), fold=fold)
+    both = lambda index, fold: (
+        [together(a, group[index].reshape(len(index), -1), fold) for a in queries]
+        + [together(a, index, fold) for a in keys]
+    )
     if wide != narrow:
         found.append(("groups of heads", [together(a, group, "group") for a in queries] + keys))
-    if h.width % 2 == 0:
-        half = np.arange(narrow).reshape(h.key_heads, 2, -1).transpose(0, 2, 1).reshape(-1, 2)
-        for pairs in (half, np.arange(narrow).reshape(-1, 2)):
-            folded = [together(a, group[pairs].reshape(len(pairs), -1), "pair") for a in queries]
-            if wide != narrow:
-                folded += [together(a, pairs, "pair") for a in keys]
-            found.append(("pairs", folded))
-        gains = [axis for axis in inside if axis.length == h.width and axis.role == "gain"]
-        for pairs in (np.arange(h.width).reshape(2, -1).T, np.arange(h.width).reshape(-1, 2)):
-            found.append(("pairs of gains", [together(a, pairs, "pair") for a in gains]))
-        if gains:
-            whole = lambda count: np.arange(count * h.width).reshape(count, -1)
-            out = lambda axes: [axis for axis in axes if axis.role in ("out", "bias")]
-            found.append(("heads", [together(a, whole(h.heads), "head") for a in out(queries)]))
-            if wide != narrow:
-                found.append(("heads", [together(a, whole(h.key_heads), "head") for a in out(keys)]))
+    elif apart:
+        found.append(("parts of heads", queries))
+    each = np.arange(narrow).reshape(h.key_heads, h.width)
+    if h.rotary < h.width:
+        found.append(("what RoPE leaves", both(each[:, h.rotary :].reshape(-1, 1), "group" if wide != narrow else "")))
+    if h.rotary % 2 == 0:
+        turned = each[:, : h.rotary]
+        half = turned.reshape(h.key_heads, 2, -1).transpose(0, 2, 1).reshape(-1, 2)
+        for pairs in (half, turned.reshape(-1, 2)):
+            found.append(("pairs", both(pairs, "pair")))
+    gains = [axis for axis in inside if axis.length == h.width and axis.role == "gain"]
+    if gains:
+        if h.width % 2 == 0:
+            for pairs in (np.arange(h.width).reshape(2, -1).T, np.arange(h.width).reshape(-1, 2)):
+                found.append(("pairs of gains", [together(a, pairs, "pair") for a in gains]))
+        whole = lambda count: np.arange(count * h.width).reshape(count, -1)
+        out = lambda axes: [axis for axis in axes if axis.role in ("out", "bias")]
+        found.append(("heads", [together(a, whole(h.heads), "head") for a in out(queries)]))
+        if wide != narrow:
+            found.append(("heads", [together(a, whole(h.key_heads), "head") for a in out(keys)]))
     return [Level(f"{h.module}: {name}", tuple(axes)) for name, axes in found if axes and axes[0].size > 1]
 
 
@@ -181,8 +198,8 @@ def atoms(model: nn.Module) -> list[Axis]:
         axis = int(np.argmax(shape))
         role = _role(model, name, axis, parameter.ndim)
         whole = Axis(name, axis, np.arange(shape[axis])[None], shape[axis], parameter.ndim, 0.0, role, "whole")
-        cuts = _cuts(heads, name, shape[axis]) if _fused(model, whole) else []
+        pieces = _parts(heads, name, shape[axis]) if _fused(model, whole) else [whole.index[0]]
         for shift in _shifts(model, name, role):
-            for piece in np.split(whole.index[0], cuts):
+            for piece in pieces:
                 found.append(replace(whole, index=piece[None], shift=shift, role="whole"))
     return found

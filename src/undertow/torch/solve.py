@@ -1,6 +1,6 @@
 """From noise moments to the equilibrium of linked symmetries: sweeps of the closed forms of `undertow.symmetry`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,11 +14,11 @@ from undertow.symmetry import closed_forms
 from undertow.torch.axes import Relation, move
 from undertow.torch.gather import Component, grams, in_stack, squares
 
-__all__ = ["Amount", "Sides", "Solved", "amounts", "sides", "solve"]
+__all__ = ["Amount", "Sides", "Solved", "amounts", "noise_of", "sides", "solve"]
 
 MOST_SWEEPS = 500
-STILL = 1e-10
-"""Amounts below this are no move."""
+STILL = 1e-7
+"""An imbalance below this is no move: it changes no digit of a weight in float32."""
 
 
 class Sides(NamedTuple):
@@ -49,7 +49,6 @@ class Solved(NamedTuple):
     """A component at its equilibrium."""
 
     values: dict[str, Tensor]
-    stacks: dict[str, Tensor]
     momentum: dict[str, Tensor]
     amounts: list[np.ndarray]
     """The log of what each relation was moved by, over all sweeps."""
@@ -59,8 +58,7 @@ class Solved(NamedTuple):
 
 
 def sides(relation: Relation, values: Mapping[str, Tensor], stacks: Mapping[str, Tensor]) -> Sides:
-    """Noise and weights of both sides, from centred gradients (batches, *shape)."""
-    count = next(iter(stacks.values())).shape[0] - 1
+    """Noise and weights of both sides; the squares of the stacks (any, *shape) add up to the covariance: `noise_of`."""
 
     def total(side: tuple, noise: bool) -> np.ndarray:
         block = relation.block
@@ -69,9 +67,23 @@ def sides(relation: Relation, values: Mapping[str, Tensor], stacks: Mapping[str,
             tensor = stacks[axis.parameter] if noise else values[axis.parameter] + axis.shift
             where = in_stack(axis) if noise else axis
             found = found + (squares(tensor, where) if block == 1 else grams(tensor, where, block))
-        return found / count if noise else found
+        return found
 
     return Sides(*(total(side, noise) for noise in (True, False) for side in (relation.plus, relation.minus)))
+
+
+def noise_of(stacks: Mapping[str, Tensor], relations: Sequence[Relation]) -> dict[str, Tensor]:
+    """Gradients (batches, *shape) as `sides` wants them: centred, over the root of batches - 1, in double precision.
+
+    Scales need the noise of every entry and no more: where no GL mixes indices one row takes the place of all batches.
+    """
+    mixed = {name for relation in relations if relation.block > 1 for name in relation.parameters}
+    found = {}
+    for name, stack in stacks.items():
+        centred = stack.double() - stack[:1].double()  # equal batches have no noise, to the bit
+        centred = (centred - centred.mean(0, keepdim=True)) / (len(stack) - 1) ** 0.5
+        found[name] = centred if name in mixed else centred.square().sum(0, keepdim=True).sqrt()
+    return found
 
 
 @jax.jit
@@ -89,7 +101,7 @@ def _root(matrices: np.ndarray) -> np.ndarray:
 
 def amounts(relation: Relation, found: Sides, step_size: float, gamma: float) -> Amount:
     """How far the equilibrium is, by the closed forms."""
-    with jax.enable_x64(True):
+    with jax.enable_x64(True), jax.default_device("cpu"):  # small matrices; the GPU is torch's
         if relation.block == 1:
             with np.errstate(all="ignore"):
                 raw = np.asarray(closed_forms.rescaling_amount(*map(jnp.asarray, found), step_size, gamma))
@@ -113,7 +125,7 @@ def _transform(amount: np.ndarray) -> Tensor:
 def solve(
     part: Component,
     values: dict[str, Tensor],
-    stacks: dict[str, Tensor],
+    stacks: Mapping[str, Tensor],
     momentum: dict[str, Tensor],
     step_size: float,
     gamma: float,
@@ -123,7 +135,7 @@ def solve(
     F = eta/4 Tr Sigma + gamma |params|^2 falls with every move and is convex along the orbit.
     """
     values = {name: values[name].double() for name in part.parameters}
-    stacks = {name: stacks[name].double() - stacks[name].double().mean(0, keepdim=True) for name in part.parameters}
+    noise = noise_of(stacks, part.relations)
     momentum = {name: m.double() for name, m in momentum.items()}
     stacked = [
         replace(r, plus=tuple(map(in_stack, r.plus)), minus=tuple(map(in_stack, r.minus))) for r in part.relations
@@ -134,14 +146,14 @@ def solve(
     while largest > STILL and sweeps < MOST_SWEEPS:
         sweeps, largest = sweeps + 1, 0.0
         for place, relation in enumerate(part.relations):
-            far = amounts(relation, sides(relation, values, stacks), step_size, gamma)
+            far = amounts(relation, sides(relation, values, noise), step_size, gamma)
             infinite[place], dead[place] = far.infinite, far.dead
             moved[place] = far.amount if not moved[place].size else moved[place] + far.amount
             if far.imbalance > STILL:
                 transform = _transform(far.amount)
                 values |= move(values, relation, transform)
-                stacks |= move(stacks, stacked[place], transform, gradient=True)
+                noise |= move(noise, stacked[place], transform, gradient=True)
                 if all(name in momentum for name in relation.parameters):
                     momentum |= move(momentum, relation, transform, gradient=True)
             largest = max(largest, far.imbalance)
-    return Solved(values, stacks, momentum, moved, infinite, dead, sweeps)
+    return Solved(values, momentum, moved, infinite, dead, sweeps)

@@ -45,6 +45,13 @@ def _measure(parameters: Subspaces, key: Key[Array, ""]) -> Measurement:
     limit = statistics.mean(norm(rng.standard_normal((20 * p.draws, p.first, p.second))))
     ratio = found[-1][0] / limit[0]
     beyond = statistics.share(np.concatenate(scaled) > 2 * np.sqrt(p.first + p.second))
+    # Gaussian M_i = U_i R_i, both of r1 columns: with fewer in the second R_1^-1 does not even fit
+    pair = [rng.standard_normal((p.draws, p.smallest, p.first)) for _ in range(2)]
+    (one, r_one), (two, r_two) = (_factors(m) for m in pair)
+    across = lambda a, b: np.swapaxes(a, 1, 2) @ b
+    middle = np.linalg.solve(np.swapaxes(r_one, 1, 2), across(*pair))
+    missed = lambda right: np.sum((middle @ np.linalg.inv(right) - across(one, two)) ** 2)
+    explained = [float(1 - missed(right) / np.sum(across(one, two) ** 2)) for right in (r_two, r_one)]
     checks = (
         Check("overlap ~ d^a, the exponent a", slope, -0.5, error, Within(0.02, 0.1)),
         Check(
@@ -52,6 +59,8 @@ def _measure(parameters: Subspaces, key: Key[Array, ""]) -> Measurement:
             ratio * float(np.hypot(found[-1][1] / found[-1][0], limit[1] / limit[0])), Within(0.01, 0.1),
         ),
         Check("share beyond 2 sqrt((r1 + r2)/d)", beyond[0], 0.0, beyond[1], Below(0.01)),
+        Check("(108): share of U1'U2 that R1^-T M1'M2 R2^-1 explains", explained[0], 1.0, 0.0, Within(1e-9, 0.01),
+              printed=explained[1]),
     )  # fmt: skip
     data = xarray.Dataset(
         {
@@ -62,6 +71,13 @@ def _measure(parameters: Subspaces, key: Key[Array, ""]) -> Measurement:
         coords={"d": dimensions},
     )
     return Measurement(checks, data, p.draws)
+
+
+def _factors(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """M = U R with orthonormal columns of U and a positive diagonal of R, which makes them unique."""
+    u, r = np.linalg.qr(matrices)
+    signs = np.sign(np.diagonal(r, axis1=1, axis2=2))
+    return u * signs[:, None], signs[..., None] * r
 
 
 def _draw(measurement: Measurement, parameters: Subspaces) -> Any:
@@ -78,9 +94,9 @@ CLAIMS = (
     Claim(
         id="random-overlap",
         paper="heterogeneity",
-        place="Proposition 1",
+        place="Proposition 1 and Eq. (108)",
         statement="Random subspaces of dimensions r1 and r2 overlap by sqrt((r1 + r2)/d) at most, up to a constant; "
-        "for large d by the norm of a Gaussian r1 x r2 matrix over sqrt(d).",
+        "for large d by the norm of a Gaussian r1 x r2 matrix over sqrt(d). (108) has R1^-1 where the proof has R2^-1.",
         equation="|U*'V*| <= t sqrt((r1 + r2)/d)",
         scales={"smoke": Subspaces(1000), "default": Subspaces(4000), "full": Subspaces(20_000)},
         measure=_measure,

@@ -95,6 +95,9 @@ def _measure_constants(parameters: Moments, key: Key[Array, ""]) -> Measurement:
     start = QuadraticNet(p.d, 1, two_point(1.0, 1.0), dtype=jnp.float64).start(p.alpha)
     size = float(jnp.trace(start @ start.T)) / p.d / p.alpha
     norm = float(np.abs(np.linalg.eigvalsh(target)).max())
+    u = np.triu(np.ones((p.d, p.d)))  # any that does not commute with its transpose
+    outputs = np.sum((x[0] @ u.T) ** 2, axis=1)
+    explained = lambda a: float(1 - np.mean((outputs - np.einsum("ni,ij,nj->n", x[0], a, x[0])) ** 2) / outputs.var())
     checks = (
         Check("step along D, over eta, of the printed gradient 4 G U", step[0], 8.0, step[1], Within(0.0, 1.0), 1.0),
         Check(
@@ -103,6 +106,10 @@ def _measure_constants(parameters: Moments, key: Key[Array, ""]) -> Measurement:
         ),
         Check("tau: the trace that the mean of y shows", tau[0], float(trace), tau[1], Within(0.0, 1.0), norm),
         Check("UU' over alpha I at U = alpha I", size, p.alpha, 0.0, Within(1e-9, 1e-3), 1.0),
+        Check(
+            "(14): share of the variance of 1'q(Ux) that <xx', U'U> explains", explained(u.T @ u), 1.0, 0.0,
+            Within(1e-9, 0.1), explained(u @ u.T),
+        ),
     )  # fmt: skip
     data = xarray.Dataset({"along": ("group", along), "trace": ("group", trace_part)})
     return Measurement(checks, data, p.draws)
@@ -127,9 +134,10 @@ CLAIMS = (
     Claim(
         id="quadratic-net-constants",
         paper="heterogeneity",
-        place="Algorithm 4 and Theorem 7",
+        place="Algorithm 4, Theorem 7 and Eq. (14)",
         statement="Algorithm 4 is the step (21) with the trace taken out. Not with its constants: its gradient moves "
-        "8 eta along D, its shrinkage is a quarter of what the trace needs, and the trace is signed, not a norm.",
+        "8 eta along D, its shrinkage is a quarter of what the trace needs, and the trace is signed, not a norm. With "
+        "neurons in the columns of U the net is 1'q(U'x), not 1'q(Ux) as in (14).",
         equation="E[<xx', D> xx'] = 2 D + tr(D) I",
         scales={"smoke": Moments(400_000), "default": Moments(2_000_000), "full": Moments(10_000_000)},
         measure=_measure_constants,

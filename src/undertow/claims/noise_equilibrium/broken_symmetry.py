@@ -139,28 +139,8 @@ def _extrapolated(found: list[Found], measured: str, unit: str) -> tuple[float, 
     return 2 * small - large, float(np.hypot(2 * e1, e2))
 
 
-def _measure_balance(parameters: Pulled, key: Key[Array, ""]) -> Measurement:
-    checks, table = [], []
-    for name, found in _all(parameters, key).items():
-        ratios = [_ratio(f.held, f.push.mean()) for f in found]
-        table.append(ratios)
-        value, error = ratios[0]
-        checks.append(Check(f"{name}: the two sides of (20) at step size {STEP_SIZES[0]:g}", value, 1.0, error,
-                            Within(0.06, 0.06)))  # fmt: skip
-        limit = 2 * value - ratios[1][0]
-        checks.append(Check(f"{name}: extrapolated to small steps", limit, 1.0,
-                            float(np.hypot(2 * error, ratios[1][1])), Within(0.01, 0.05)))  # fmt: skip
-    values = np.array(table)
-    data = xarray.Dataset(
-        {"ratio": (("model", "step_size"), values[..., 0]), "error": (("model", "step_size"), values[..., 1])},
-        coords={"step_size": list(STEP_SIZES)},
-        attrs={"models": ["product", "direction"]},
-    )
-    return Measurement(tuple(checks), data, parameters.seeds)
-
-
-def _measure_charge(parameters: Pulled, key: Key[Array, ""]) -> Measurement:
-    checks, table, lost = [], [], 0
+def _measure(parameters: Pulled, key: Key[Array, ""]) -> Measurement:
+    checks, balances, charges, lost = [], [], [], 0
     for name, found in _all(parameters, key).items():
         theory = found[0].theory
         value, error = _extrapolated(found, "charge", "shift")
@@ -169,60 +149,56 @@ def _measure_charge(parameters: Pulled, key: Key[Array, ""]) -> Measurement:
         value, error = _extrapolated(found, "linear", "push")
         checks.append(Check(f"{name}: zeta E[theta - theta*]'H A theta* over sigma^2 Tr[Sigma A]", value,
                             float(theory.balance / theory.push), error, Within(0.02, 0.1), printed=1.0))  # fmt: skip
-        table.append([_ratio(f.charge, f.theory.shift) for f in found])
+        (small, e1), (large, e2) = sides = [_ratio(f.held, f.push.mean()) for f in found]
+        checks.append(Check(f"{name}: the two sides of (20) at step size {STEP_SIZES[0]:g}", small, 1.0, e1,
+                            Within(0.06, 0.06)))  # fmt: skip
+        checks.append(Check(f"{name}: the two sides of (20), extrapolated to small steps", 2 * small - large, 1.0,
+                            float(np.hypot(2 * e1, e2)), Within(0.01, 0.05)))  # fmt: skip
+        balances.append(sides)
+        charges.append([_ratio(f.charge, f.theory.shift) for f in found])
         lost += sum(f.diverged for f in found)
-    values = np.array(table)
+    values = np.array([charges, balances])
+    names = ("quantity", "model", "step_size")
     data = xarray.Dataset(
-        {"ratio": (("model", "step_size"), values[..., 0]), "error": (("model", "step_size"), values[..., 1])},
-        coords={"step_size": list(STEP_SIZES)},
-        attrs={"models": ["product", "direction"], "printed": [c.printed for c in checks[::2]]},
+        {"ratio": (names, values[..., 0]), "error": (names, values[..., 1])},
+        coords={"quantity": ["charge", "balance"], "step_size": list(STEP_SIZES)},
+        attrs={"models": ["product", "direction"], "printed": [c.printed for c in checks[::4]]},
     )
     return Measurement(tuple(checks), data, parameters.seeds, lost)
 
 
-def _draw(words: str) -> Callable[[Measurement, Any], Any]:
-    def draw(measurement: Measurement, parameters: Pulled) -> Any:
-        figure, (axes,) = style.new_figure()
-        data = measurement.data
-        steps = np.concatenate([[0.0], data.step_size.values])
+def _draw(measurement: Measurement, parameters: Pulled) -> Any:
+    figure, panels = style.new_figure(2, width=4.2)
+    data = measurement.data
+    steps = np.concatenate([[0.0], data.step_size.values])
+    words = {"charge": "(E[C] − C*) / corrected prediction", "balance": "zeta E[∇l2'Aθ] / σ² E Tr[ΣA]"}
+    for axes, (quantity, label) in zip(panels, words.items(), strict=True):
         style.theory(axes, steps, np.ones_like(steps), "theory, small steps")
-        printed = data.attrs.get("printed", [None, None])
         for index, (name, colour) in enumerate(zip(data.attrs["models"], ("blue", "green"), strict=True)):
-            row = data.isel(model=index)
+            row = data.sel(quantity=quantity).isel(model=index)
             style.points(axes, data.step_size, row.ratio, row.error, f"SGD, {name}", colour)
-            if printed[index] is not None:
-                axes.axhline(printed[index], color=style.COLOURS[colour], ls="--", lw=1, label=f"printed, {name}")
-        axes.set(xlabel="step size", ylabel=words)
-        axes.legend()
-        return figure
+            if quantity == "charge":
+                printed = data.attrs["printed"][index]
+                axes.axhline(printed, color=style.COLOURS[colour], ls="--", lw=1, label=f"printed, {name}")
+        axes.set(xlabel="step size", ylabel=label)
+    panels[0].legend()
+    return figure
 
-    return draw
-
-
-SCALES: Any = {"smoke": Pulled(256), "default": Pulled(1024), "full": Pulled(8192)}
 
 CLAIMS = (
     Claim(
-        id="breaking-balance",
-        paper="noise_equilibrium",
-        place="Eq. (20)",
-        statement="Where a term breaks the symmetry, SGD holds the charge where the pull of that term and the push of "
-        "the noise balance, to first order in the step size.",
-        equation="zeta E[grad l2'A theta] = sigma^2 Tr[Sigma A]",
-        scales=SCALES,
-        measure=_measure_balance,
-        draw=_draw("zeta E[∇l2'Aθ] / σ² E Tr[ΣA]"),
-    ),
-    Claim(
         id="broken-charge",
         paper="noise_equilibrium",
-        place="Eq. (21) and (23)",
-        statement="Near a minimum the charge deviates by less than the paper prints: the fluctuations themselves carry "
-        "a part of the balance, Tr[H A Cov], and a part of the charge. With a strong pull they carry most of it.",
-        equation="zeta E[delta]'H A theta* = sigma^2 Tr[Sigma A] - zeta Tr[H A Cov],  "
+        place="Eq. (20), (21) and (23)",
+        statement="Where a term breaks the symmetry, SGD holds the charge where the pull of that term and the push of "
+        "the noise balance, to first order in the step size. Near a minimum the charge deviates by less than the paper "
+        "prints: the fluctuations themselves carry a part of the balance, Tr[H A Cov], and a part of the charge. With "
+        "a strong pull they carry most of it.",
+        equation="zeta E[grad l2'A theta] = sigma^2 Tr[Sigma A],  "
+        "zeta E[delta]'H A theta* = sigma^2 Tr[Sigma A] - zeta Tr[H A Cov],  "
         "E[C] - C* = E[delta]'A theta* + 1/2 Tr[A Cov]",
-        scales=SCALES,
-        measure=_measure_charge,
-        draw=_draw("(E[C] − C*) / corrected prediction"),
+        scales={"smoke": Pulled(256), "default": Pulled(1024), "full": Pulled(4096)},
+        measure=_measure,
+        draw=_draw,
     ),
 )

@@ -12,7 +12,6 @@ from jaxtyping import Array, Key, PyTree
 from undertow.claims.claim import Claim, Measurement
 from undertow.claims.criterion import Above, Below, Check, Within
 from undertow.figures import style
-from undertow.figures.compare import compare
 from undertow.noise.minibatch import Minibatch
 from undertow.problem import Problem
 from undertow.symmetry.closed_forms import deep_linear
@@ -27,7 +26,9 @@ class Nets:
     """Random deep linear nets at the global minimum, with inputs and label noise that are not isotropic."""
 
     draws: int
-    """Draws of each net."""
+    """Draws of a net at each depth, whose closed form is put into the equations."""
+    searched: int
+    """How many of them have their equilibrium searched for on data."""
     inputs: int = 5
     """Inputs."""
     outputs: int = 4
@@ -82,7 +83,8 @@ def _printed(product: np.ndarray, inputs: np.ndarray, noise: np.ndarray, depth: 
     return [first, *[middle] * (depth - 2), _root(noise, -0.5) @ (left * ends) @ frame.T]
 
 
-def _measure_equations(parameters: Nets, key: Key[Array, ""]) -> Measurement:
+def _equations(parameters: Nets, key: Key[Array, ""]) -> tuple[tuple[Check, ...], xarray.Dataset]:
+    """The closed form in the pairwise equations at every depth, as corrected and as printed."""
     ours, paper, plain, error = np.zeros((4, parameters.draws, len(DEPTHS)))
     for row, k in enumerate(jax.random.split(key, parameters.draws)):
         keys = jax.random.split(k, 3)
@@ -108,7 +110,7 @@ def _measure_equations(parameters: Nets, key: Key[Array, ""]) -> Measurement:
     data = xarray.Dataset(
         {"ours": (("draw", "depth"), ours), "paper": (("draw", "depth"), paper)}, coords={"depth": list(DEPTHS)}
     )
-    return Measurement(checks, data, parameters.draws)
+    return checks, data
 
 
 def _loss(params: PyTree, sample: PyTree) -> Array:
@@ -138,11 +140,11 @@ def _pairs(depth: int) -> tuple[DoubleRotation, ...]:
     return tuple(DoubleRotation(lambda p, i=i: p[i + 1], lambda p, i=i: p[i]) for i in range(depth - 1))
 
 
-def _measure_search(parameters: Nets, key: Key[Array, ""]) -> Measurement:
+def _search(parameters: Nets, key: Key[Array, ""]) -> tuple[tuple[Check, ...], xarray.Dataset]:
     """All pairs of neighbours swept to their common equilibrium on data, from random factors of the product."""
     found, theory, printed, moved = [], [], [], []
     symmetries = _pairs(parameters.depth)
-    for k in jax.random.split(key, parameters.draws):
+    for k in jax.random.split(key, parameters.searched):
         keys = jax.random.split(k, 5)
         shape = (parameters.outputs, parameters.inputs)
         product = jax.random.normal(keys[0], shape, jnp.float64)
@@ -167,8 +169,15 @@ def _measure_search(parameters: Nets, key: Key[Array, ""]) -> Measurement:
         ),
         Check("largest change of the product, relative", max(moved), 0.0, 0.0, Below(1e-8)),
     )  # fmt: skip
-    data = xarray.Dataset({"ratio": (("draw", "layer"), ratio), "printed": (("draw", "layer"), wrong)})
-    return Measurement(checks, data, parameters.draws)
+    data = xarray.Dataset({"ratio": (("searched", "layer"), ratio), "printed": (("searched", "layer"), wrong)})
+    return checks, data
+
+
+def _measure(parameters: Nets, key: Key[Array, ""]) -> Measurement:
+    k1, k2 = jax.random.split(key)
+    norms, ratios = _search(parameters, k1)
+    equations, residuals = _equations(parameters, k2)
+    return Measurement((*norms, *equations), ratios.merge(residuals), parameters.draws)
 
 
 def _scrambled(key: Key[Array, ""], layers: list[Array]) -> list[Array]:
@@ -182,42 +191,34 @@ def _scrambled(key: Key[Array, ""], layers: list[Array]) -> list[Array]:
     return layers
 
 
-def _draw_equations(measurement: Measurement, parameters: Nets) -> Any:
-    figure, (axes,) = style.new_figure()
+def _draw(measurement: Measurement, parameters: Nets) -> Any:
+    figure, (left, right) = style.new_figure(2, width=4.4)
     data = measurement.data
+    layers = np.arange(data.sizes["layer"]) + 1
+    style.theory(left, layers, np.ones(len(layers)), "theory", "grey")
+    for name, words, colour in (("printed", "Eq. (18) as printed", "red"), ("ratio", "equilibrium on data", "blue")):
+        style.points(left, layers, data[name].mean("searched"), None, words, colour)
+    left.set(xlabel="layer", ylabel="squared norm / corrected closed form", xticks=layers)
     for name, words, colour in (("paper", "Eq. (18) as printed", "red"), ("ours", "corrected", "blue")):
-        values = data[name].values
-        style.points(axes, data.depth, values.max(axis=0), None, words, colour)
-    axes.set(yscale="log", xlabel="layers D", ylabel="largest relative residual of Eq. (109)")
-    axes.legend()
+        style.points(right, data.depth, data[name].max("draw"), None, words, colour)
+    right.set(yscale="log", xlabel="layers D", ylabel="largest relative residual of Eq. (109)")
+    for axes in (left, right):
+        axes.legend()
     return figure
-
-
-def _draw_search(measurement: Measurement, parameters: Nets) -> Any:
-    return compare(measurement.checks[:-1])
 
 
 CLAIMS = (
     Claim(
-        id="deep-linear-equations",
-        paper="noise_equilibrium",
-        place="Theorem 5.4 and Theorem E.1",
-        statement="The closed form of a deep linear net's noise equilibrium solves the pairwise equations at every "
-        "depth with the traces of Sigma_x and Sigma_eps at its ends; with the printed d, only if both traces are d.",
-        equation="W_i+1' xi' C_0 xi W_i+1 = W_i h C_1 h' W_i'",
-        scales={"smoke": Nets(5), "default": Nets(50), "full": Nets(500)},
-        measure=_measure_equations,
-        draw=_draw_equations,
-    ),
-    Claim(
         id="deep-linear-norms",
         paper="noise_equilibrium",
-        place="Eq. (18)-(19)",
-        statement="The common equilibrium of all neighbouring layers on data has the norms of the corrected closed "
-        "form: equal in the middle, set by the traces of Sigma_x and Sigma_eps at the ends.",
-        equation="Tr Sigma_1^2 = beta Tr Sigma_x,  Tr Sigma_i^2 = beta d,  Tr Sigma_D^2 = beta Tr Sigma_eps",
-        scales={"smoke": Nets(2), "default": Nets(5), "full": Nets(50)},
-        measure=_measure_search,
-        draw=_draw_search,
+        place="Theorem 5.4, Eq. (18)-(19), and Theorem E.1",
+        statement="The common equilibrium of all neighbouring layers on data is the corrected closed form: norms equal "
+        "in the middle, set by the traces of Sigma_x and Sigma_eps at the ends. It solves the pairwise equations at "
+        "every depth; with the printed d in place of the traces, only if both traces are d.",
+        equation="W_i+1' xi' C_0 xi W_i+1 = W_i h C_1 h' W_i',  "
+        "Tr Sigma_1^2 = beta Tr Sigma_x,  Tr Sigma_i^2 = beta d,  Tr Sigma_D^2 = beta Tr Sigma_eps",
+        scales={"smoke": Nets(5, 2), "default": Nets(50, 5), "full": Nets(300, 15)},
+        measure=_measure,
+        draw=_draw,
     ),
 )

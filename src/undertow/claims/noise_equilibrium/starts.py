@@ -1,5 +1,6 @@
 """How sharp usual starts of a two-layer linear net are, beside where SGD ends."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -7,13 +8,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray
-from jaxtyping import Array, Key
+from jaxtyping import Array, Float, Key
 
 from undertow.claims import statistics
 from undertow.claims.claim import Claim, Measurement
 from undertow.claims.criterion import Above, Check, Within
 from undertow.figures import style
-from undertow.models.linear_nets import hessian_trace
+from undertow.models.linear_nets import GaussianPairs, hessian_trace
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,8 @@ class Widths:
     """Starts of each kind at each width."""
     inputs: int = 12
     """n."""
+    label_variance: float = 0.1
+    """Of y - x, for a net with d = n/2 hidden units; x has 1."""
 
 
 def _variances(n: int, d: Any) -> dict[str, tuple[Any, Any]]:
@@ -39,6 +42,22 @@ def _variances(n: int, d: Any) -> dict[str, tuple[Any, Any]]:
 def _told(n: int, d: np.ndarray) -> dict[str, np.ndarray]:
     """S_init/S_end of Eq. (15) for each start, with min(d, n) = n."""
     return {name: d * (of_u + of_w) / 2 for name, (of_u, of_w) in _variances(n, d).items()}
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _narrow(n: int, label_variance: Float[Array, ""]) -> tuple[Array, Array]:
+    """At d = n/2: W Gamma_W W' over U'Gamma_U U where all singular values are 1, and the balanced Tr H over that one.
+
+    The best UW projects on d directions; r = UWx - y has the rest of x in it, so that r and x are not independent.
+    """
+    d = n // 2
+    law = GaussianPairs(jnp.ones(n), jnp.full(n, label_variance))
+    u, w = jnp.eye(n, d), jnp.eye(d, n)
+    of_inputs, of_residuals = law.gammas(u @ w)
+    ratio = jnp.trace(w @ of_inputs @ w.T) / jnp.trace(u.T @ of_residuals @ u)  # both are multiples of I
+    turned = ratio**0.25
+    sharp = lambda a, b: hessian_trace({"U": a, "W": b}, law.input_variance)
+    return ratio, sharp(turned * u, w / turned) / sharp(u, w)
 
 
 def _measure(parameters: Widths, key: Key[Array, ""]) -> Measurement:
@@ -57,6 +76,8 @@ def _measure(parameters: Widths, key: Key[Array, ""]) -> Measurement:
     ratio = {name: [(m / t, e / t) for (m, e), t in zip(v, told[name], strict=True)] for name, v in found.items()}
     worst = {name: max(v, key=lambda pair: abs(pair[0] - 1) / pair[1]) for name, v in ratio.items()}
     as_printed, right_one, half, twice = found.values()
+    unbalanced, sharper = (float(value) for value in _narrow(n, jnp.asarray(parameters.label_variance)))
+    rho = 1 + (n - n // 2) / (n * parameters.label_variance)
     checks = (
         Check("start called Kaiming, U of variance 1, at d = n: S_init/S_end", as_printed[0][0], (n + 1) / 2,
               as_printed[0][1], Within(0.05, 1.0), printed=1.0),
@@ -66,6 +87,9 @@ def _measure(parameters: Widths, key: Key[Array, ""]) -> Measurement:
         Check("start called Xavier, variances 1/(n + d), at d = n", half[0][0], 0.5, half[0][1], Within(0.01, 0.1),
               printed=1.0),
         Check("Xavier's own variances 2/(n + d), at d = n", twice[0][0], 1.0, twice[0][1], Within(0.01, 0.1)),
+        Check("d = n/2, singular values 1: W Gamma_W W' over U'Gamma_U U", unbalanced, rho, 0.0, Within(1e-9, 0.1),
+              printed=1.0),
+        Check("d = n/2: S_end over Eq. (15)", sharper, (rho**0.5 + rho**-0.5) / 2, 0.0, Within(1e-9, 0.1), printed=1.0),
         *(
             Check(f"{name}: S_init/S_end over Eq. (15), worst width", *(worst[name][0], 1.0, worst[name][1]),
                   Within(0.01, 0.1))
@@ -99,10 +123,12 @@ CLAIMS = (
         id="sharpness-of-starts",
         paper="noise_equilibrium",
         place="Eq. (15) and the paragraph after it",
-        statement="Eq. (15) holds; what is read off from it does not. With variance 1 in U a square net starts "
-        "(n + 1)/2 times sharper than it ends, not equally sharp: variance 1/d is meant. With variances 1/(n + d) it "
-        "starts half as sharp, not slightly less: Xavier's are twice as large.",
-        equation="S_init/S_end = d (sigma_U^2 + sigma_W^2)/2,  d >= n inputs and outputs",
+        statement="Eq. (15) holds for d >= n; what is read off from it does not. With variance 1 in U a square net "
+        "starts (n + 1)/2 times sharper than it ends, not equally sharp: variance 1/d is meant. With variances "
+        "1/(n + d) it starts half as sharp, not slightly less: Xavier's are twice as large. For d < n the layers do "
+        "not balance at equal norms, and the end is sharper than (15) by a factor that grows as label noise falls.",
+        equation="S_init/S_end = d (sigma_U^2 + sigma_W^2)/2,  d >= n inputs and outputs;  S_end = "
+        "(rho^1/2 + rho^-1/2) d Tr Sigma_x,  rho = 1 + (n - d) sigma_x^2/(n sigma_eps^2),  d < n",
         scales={"smoke": Widths(400), "default": Widths(4000), "full": Widths(40_000)},
         measure=_measure,
         draw=_draw,

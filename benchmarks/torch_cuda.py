@@ -1,0 +1,135 @@
+"""The PyTorch bridge on a GPU: census, equilibrium and the way back of four networks, with what was proved and seconds.
+
+    python -m benchmarks.torch_cuda
+
+TF32 is switched on first, as many do for training: the proofs must not notice. With `cpu` as an argument it runs
+there.
+"""
+
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.harness import in_words, save
+
+BATCHES = 16
+
+
+def network(torch: Any, device: str) -> tuple[Any, Callable, Callable]:
+    nn = torch.nn
+    net = nn.Sequential(
+        nn.Linear(64, 256), nn.ReLU(), nn.Dropout(0.1), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 8)
+    )
+    draw = lambda: torch.randn(64, 64, device=device)
+    return net.to(device), draw, lambda model, x: (model(x) - x[:, :8].sin()).square().mean()
+
+
+def convolutions(torch: Any, device: str) -> tuple[Any, Callable, Callable]:
+    nn = torch.nn
+    layers = [nn.Conv2d(3, 32, 3), nn.BatchNorm2d(32), nn.ReLU(), nn.Conv2d(32, 48, 3), nn.BatchNorm2d(48), nn.ReLU()]
+    net = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10)).to(device)
+
+    def draw() -> Any:
+        return torch.randn(32, 3, 16, 16, device=device), torch.randint(0, 10, (32,), device=device)
+
+    return net, draw, lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+
+def attention(torch: Any, device: str) -> tuple[Any, Callable, Callable]:
+    nn = torch.nn
+
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(
+                nn.TransformerEncoderLayer(64, 4, 160, activation="relu", norm_first=True, batch_first=True)
+                for _ in range(2)
+            )
+            self.head = nn.Linear(64, 5)
+
+        def forward(self, x: Any) -> Any:
+            for layer in self.layers:
+                x = layer(x)
+            return self.head(x)
+
+    draw = lambda: torch.randn(8, 20, 64, device=device)
+    return Encoder().to(device), draw, lambda model, x: (model(x) - x[..., :5].sin()).square().mean()
+
+
+def llama(torch: Any, device: str) -> tuple[Any, Callable, Callable]:
+    from benchmarks.torch_census import llama as build
+
+    def draw() -> Any:
+        tokens = torch.randint(0, 9000, (2, 32), device=device)
+        return {"input_ids": tokens, "labels": tokens}
+
+    return build().to(device), draw, lambda model, batch: model(**batch).loss
+
+
+def one(torch: Any, make: Callable, device: str) -> dict[str, Any]:
+    from undertow.torch import census, equilibrate
+
+    def timed(work: Callable) -> tuple[Any, float]:
+        began = time.perf_counter()
+        found = work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return found, time.perf_counter() - began
+
+    torch.manual_seed(0)
+    model, draw, loss = make(torch, device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    loss(model, draw()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    state = lambda: [t.clone() for p in model.parameters() for t in (p.detach(), optimizer.state[p]["momentum_buffer"])]
+    before = state()
+    found, searched = timed(lambda: census(model, draw(), loss))
+    untouched = all(map(torch.equal, before, state()))
+    batches = [draw() for _ in range(BATCHES)]
+    done, moved = timed(lambda: equilibrate(model, found, batches, loss, step_size=0.1, optimizer=optimizer))
+    done.undo()
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "exact": [f"{r.kind} {r.size}/{r.block}" for r in found],
+        "approximate": len(found.approximate),
+        "unclear": list(found.unclear),
+        "worst_proof": max((r.change for r in found), default=0.0),
+        "untouched": untouched,
+        "seconds_census": searched,
+        "seconds_equilibrate": moved,
+        "change": done.change,
+        "imbalance": done.imbalance,
+        "noise": [done.noise[0].value, done.noise[1].value],
+        "curvature": [done.curvature[0].value, done.curvature[1].value],
+        "restored": all(map(torch.equal, before, state())),
+    }
+
+
+def main(device: str = "cuda") -> list[tuple[str, str, str]]:
+    import torch
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.set_float32_matmul_precision("high")
+    facts: dict[str, Any] = {"torch": torch.__version__}
+    rows = []
+    for make in (network, convolutions, attention, llama):
+        found = one(torch, make, device)
+        facts[make.__name__] = found
+        rows += [
+            (f"{make.__name__}: census", in_words(found["seconds_census"]), f"worst proof {found['worst_proof']:.0e}"),
+            (f"{make.__name__}: equilibrate", in_words(found["seconds_equilibrate"]), f"outputs {found['change']:.0e}"),
+        ]
+        print(make.__name__, found, flush=True)
+    if device == "cuda":
+        facts["kind"] = torch.cuda.get_device_name()
+        save("torch_cuda", facts)
+    return rows
+
+
+if __name__ == "__main__":
+    for row in main(*sys.argv[1:]):
+        print("  ".join(row))

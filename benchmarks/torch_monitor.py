@@ -1,0 +1,213 @@
+"""The noise monitor beside a plain training step, and beside per-sample gradients by vmap.
+
+python -m benchmarks.torch_monitor
+
+On one thread, in seconds of the processor: the copies of a model that are watched and not watched train in turns, and
+ratios are medians over turns.
+"""
+
+import copy
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.harness import in_words, save
+
+MLP_RATIO, TRANSFORMER_RATIO, IDLE, CHEAPER, EXACT = 1.5, 1.8, 0.03, 100.0, 1e-5
+EVERY = 50
+
+
+def mlp(torch: Any) -> tuple[Any, Any, Callable]:
+    """784-512-10 on a batch of 1,024."""
+    nn = torch.nn
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 10))
+    batch = torch.randn(1024, 784), torch.randint(0, 10, (1024,))
+    return net, batch, lambda model, b: nn.functional.cross_entropy(model(b[0]), b[1])
+
+
+def transformer(torch: Any) -> tuple[Any, Any, Callable]:
+    """4 layers of width 256 with 4 heads, 16 sequences of 128 tokens."""
+    nn, F = torch.nn, torch.nn.functional
+
+    class Block(nn.Module):
+        def __init__(self, width: int, heads: int):
+            super().__init__()
+            self.heads = heads
+            self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+            self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+            self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+        def forward(self, x: Any) -> Any:
+            n, t, width = x.shape
+            h = self.before(x)
+            q, k, v = (f(h).view(n, t, self.heads, -1).transpose(1, 2) for f in (self.q, self.k, self.v))
+            mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+            x = x + self.o(mixed.transpose(1, 2).reshape(n, t, width))
+            return x + self.down(F.relu(self.up(self.between(x))))
+
+    class Model(nn.Module):
+        def __init__(self, vocabulary: int, width: int, layers: int, heads: int, length: int):
+            super().__init__()
+            self.tokens, self.places = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+            self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
+            self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
+
+        def forward(self, ids: Any) -> Any:
+            x = self.tokens(ids) + self.places.weight[: ids.shape[1]]
+            for block in self.blocks:
+                x = block(x)
+            return self.head(self.norm(x))
+
+    torch.manual_seed(0)
+    net = Model(256, 256, 4, 4, 128)
+    batch = torch.randint(0, 256, (16, 129))
+
+    def loss(model: Any, ids: Any) -> Any:
+        return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+    return net, batch, loss
+
+
+class Trained:
+    """A copy of a model in training, watched or not; `steps(n)` goes on with it."""
+
+    def __init__(self, torch: Any, model: Any, batch: Any, loss: Callable, found: Any, every: int | None):
+        from undertow.torch import NoiseMonitor
+
+        self.model, self.batch, self.loss = copy.deepcopy(model), batch, loss
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self.monitor = None if every is None else NoiseMonitor(self.model, found, every=every)
+
+    def steps(self, count: int) -> float:
+        """Seconds a step."""
+        began = time.process_time()
+        for _ in range(count):
+            self.optimizer.zero_grad()
+            self.loss(self.model, self.batch).backward()
+            self.optimizer.step()
+        return (time.process_time() - began) / count
+
+
+def ratios(runs: dict[str, Trained], count: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds a step, round by round, each round running all of them: what the machine does hits them alike."""
+    for run in runs.values():
+        run.steps(2)
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds):
+        for name, run in runs.items():
+            times[name].append(run.steps(count))
+    return times
+
+
+def against(times: dict[str, list[float]], name: str) -> float:
+    """The median over rounds of a run's time over the plain one's in the same round."""
+    return statistics.median(a / b for a, b in zip(times[name], times["plain"], strict=True))
+
+
+def oracle(torch: Any, model: Any, batch: Any, loss: Callable) -> Callable[[], dict]:
+    """Per-sample gradients by vmap(grad), 64 samples at a time."""
+    params = {name: p.detach() for name, p in model.named_parameters()}
+
+    def one(p: dict, sample: Any) -> Any:
+        whole = tuple(x[None] for x in sample) if isinstance(sample, tuple) else sample[None]
+        return loss(lambda x: torch.func.functional_call(model, p, (x,)), whole)
+
+    return lambda: torch.vmap(torch.func.grad(one), in_dims=(None, 0), chunk_size=64)(params, batch)
+
+
+def worst(torch: Any, model: Any, batch: Any, loss: Callable, found: Any) -> float:
+    """The largest error of the noise of a generator relative to the largest on its side, against vmap(grad)."""
+    run = Trained(torch, model, batch, loss, found, 1)
+    run.steps(1)
+    run.monitor.close()
+    with warnings.catch_warnings():  # attention has no rule for vmap
+        warnings.simplefilter("ignore")
+        gradients = oracle(torch, model, batch, loss)()
+    errors = []
+    for reading in run.monitor.last:
+        for side, noise in ((reading.relation.plus, reading.noise_plus), (reading.relation.minus, reading.noise_minus)):
+            exact = sum(_noise(gradients[axis.parameter].double(), axis, reading.relation.block) for axis in side)
+            errors.append(float(abs(noise - exact.numpy()).max() / exact.abs().max()))
+    return max(errors)
+
+
+def _double(batch: Any) -> Any:
+    return tuple(x.double() if x.is_floating_point() else x for x in batch) if isinstance(batch, tuple) else batch
+
+
+def _noise(gradients: Any, axis: Any, block: int) -> Any:
+    """Of the mean of N gradients: their covariance over N, along an axis."""
+    count = len(gradients)
+    away = gradients - gradients.mean(0)
+    rows = away.movedim(axis.axis + 1, 1).reshape(count, axis.length, -1)[:, axis.index]
+    rows = rows.permute(1, 0, 2, 3).reshape(axis.size // block, block, -1)
+    total = rows @ rows.mT / (count * (count - 1))
+    return total[:, 0, 0] if block == 1 else total
+
+
+def idle(build: Callable, count: int, rounds: int) -> float:
+    """What a monitor costs that measures at every 50th step, relative to a plain one: 50 steps a turn."""
+    times = ratios({"plain": build(None), "watched": build(EVERY)}, count, rounds)
+    return against(times, "watched") - 1
+
+
+def unheard(build: Callable, count: int, rounds: int) -> float:
+    """What a monitor costs between its measurements."""
+    times = ratios({"plain": build(None), "watched": build(10**9)}, count, rounds)
+    return against(times, "watched") - 1
+
+
+def main() -> list[tuple[str, str, str]]:
+    import torch
+
+    from undertow.torch import census
+
+    torch.set_num_threads(1)  # two threads wait for each other on a busy machine
+    rows, facts = [], {"torch": torch.__version__}
+    for make, bar, count, rounds in ((mlp, MLP_RATIO, 20, 15), (transformer, TRANSFORMER_RATIO, 2, 9)):
+        name, (net, batch, loss) = make.__name__, make(torch)
+        small = tuple(x[:4] for x in batch) if isinstance(batch, tuple) else batch[:2, :9]
+        found = census(net, small, loss)
+        build = lambda every, net=net, batch=batch, loss=loss, found=found: Trained(
+            torch, net, batch, loss, found, every
+        )
+        runs = {"plain": build(None), "every step": build(1)}
+        times = ratios(runs, count, rounds)
+        ratio, plain = against(times, "every step"), statistics.median(times["plain"])
+        ways = [f"{way}: {key[0]} x {key[1]}" for key, way in runs["every step"].monitor.ways.items()]
+        between = unheard(build, count, rounds)
+        share = idle(build, EVERY, 9) if make is mlp else between + (ratio - 1) / EVERY
+        exact = worst(torch, copy.deepcopy(net).double(), _double(batch), loss, found)
+        single = worst(torch, net, batch, loss, found)
+        rows += [
+            (f"{name}: a plain step", in_words(plain), ""),
+            (f"{name}: watched at every step, {len(found)} symmetries", f"{ratio:.2f} x", f"<= {bar:g} x"),
+            (f"{name}: between measurements", f"{between:+.1%}", ""),
+            (f"{name}: watched at every {EVERY} steps", f"{share:+.1%}", f"< {IDLE:.0%}"),
+            (f"{name}: error of the noise, in double precision", f"{exact:.1e}", f"<= {EXACT:g}"),
+            (f"{name}: error of the noise, in single precision", f"{single:.1e}", f"<= {EXACT:g}"),
+        ]
+        facts[name] = {
+            "plain": plain, "ratio": ratio, "between": between, "every_50": share, "error": exact,
+            "error_single": single, "symmetries": len(found), "ways": ways,
+        }  # fmt: skip
+        if make is mlp:
+            slow, spent = oracle(torch, net, batch, loss), []
+            for _ in range(4):
+                began = time.process_time()
+                slow()
+                spent.append(time.process_time() - began)
+            extra = plain * (ratio - 1)
+            times_dearer = statistics.median(spent[1:]) / extra
+            rows.append(("mlp: vmap(grad) over the monitor's extra", f"{times_dearer:.0f} x", f">= {CHEAPER:g} x"))
+            facts[name] |= {"vmap": statistics.median(spent[1:]), "extra": extra}
+    save("torch_monitor", facts)
+    return rows
+
+
+if __name__ == "__main__":
+    for row in main():
+        print("  ".join(row))

@@ -1,0 +1,81 @@
+"""How far a symmetry is from its own equilibrium, and how long the way takes, from the moments of noise and weights."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from undertow.symmetry import closed_forms
+from undertow.torch.axes import Relation
+from undertow.torch.solve import Amount, Sides, amounts
+
+__all__ = ["how_far", "relaxation"]
+
+CLEARLY = 1e-10
+"""Of the largest: a pivot above this is not zero."""
+
+
+@jax.jit
+def _means(a: Any, b: Any) -> tuple[Any, Any]:
+    """Eigenvalues and eigenvectors of X with X b X = a, for every block."""
+    return jax.vmap(lambda x, y: jnp.linalg.eigh(closed_forms.geometric_mean(x, y)))(a, b)
+
+
+def how_far(
+    relation: Relation, found: Sides, step_size: float, gamma: float
+) -> tuple[Amount, np.ndarray, np.ndarray | None]:
+    """How far the equilibrium is, and for a GL the eigenvalues and eigenvectors of that.
+
+    Where both sides have full rank P is the root of the geometric mean X, at half the cost of the general case.
+    """
+    if relation.block == 1:
+        far = amounts(relation, found, step_size, gamma)
+        return far, far.amount, None
+    k = 4 * gamma / step_size
+    if _full_rank(found.weight_plus) and _full_rank(found.weight_minus):
+        a, b = found.noise_plus + k * found.weight_minus, found.noise_minus + k * found.weight_plus
+        with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+            values, frame = (np.asarray(x) for x in _means(a, b))
+        if np.all(np.isfinite(values)) and np.all(values > 0):
+            logs = np.log(values) / 2
+            return Amount((frame * logs[:, None]) @ frame.swapaxes(1, 2), 0, 0), logs, frame
+    far = amounts(relation, found, step_size, gamma)
+    return far, *np.linalg.eigh(far.amount)
+
+
+def _full_rank(matrices: np.ndarray) -> bool:
+    """Whether matrices are positive definite, by far; what is doubtful goes the general way."""
+    try:
+        pivots = np.diagonal(np.linalg.cholesky(matrices), axis1=1, axis2=2) ** 2
+    except np.linalg.LinAlgError:
+        return False
+    return bool(np.all(pivots.min(1) > CLEARLY * pivots.max(1)))
+
+
+def relaxation(found: Sides, logs: np.ndarray, frame: np.ndarray | None, step_size: float, gamma: float) -> np.ndarray:
+    """Relaxation times at the equilibrium: `undertow.symmetry.forecast`'s, from moments at another point of the orbit.
+
+    One over eta (4 gamma + eta rate), rates the eigenvalues of the noise of both sides against their weights. The way
+    there is exp(logs), for a GL in the frames of eigenvectors (blocks, block, block).
+    """
+    if frame is None:
+        factor = np.exp(2 * logs)
+        noise = found.noise_plus / factor + found.noise_minus * factor
+        weight = found.weight_plus * factor + found.weight_minus / factor
+        alive = (noise > 0) & (weight > 0)
+        rates = noise[alive] / weight[alive]
+    else:
+        turned = lambda x: frame.swapaxes(1, 2) @ x @ frame
+        factor = np.exp(logs[:, :, None] + logs[:, None])
+        noise = turned(found.noise_plus) / factor + turned(found.noise_minus) * factor
+        weight = turned(found.weight_plus) * factor + turned(found.weight_minus) / factor
+        values, vectors = np.linalg.eigh(weight)
+        kept = values > 1e-10 * np.maximum(values[:, -1:], 1e-300)
+        half = vectors * np.where(kept, 1 / np.sqrt(np.where(kept, values, 1)), 0)[:, None]
+        rates = np.linalg.eigvalsh(half.swapaxes(1, 2) @ noise @ half)
+        # directions that no weight has come out as zeros, which sort first
+        lost = (~kept).sum(1)
+        rates = np.concatenate([np.sort(r)[n:] for r, n in zip(rates, lost, strict=True)])
+    with np.errstate(divide="ignore"):
+        return 1 / (step_size * (4 * gamma + step_size * np.maximum(rates, 0.0)))
