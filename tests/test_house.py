@@ -37,7 +37,7 @@ MAY_IMPORT = {
     "claims": THEORY | {"models", "dynamics", "manifold", "symmetry", "environments", "figures"},
     "diagrams": THEORY | {"models", "dynamics", "symmetry", "environments", "figures"},
     "lab": {"claims", "diagrams", "figures", "analysis", "noise", "problem", "trees"},
-    "torch": THEORY | {"symmetry", "analysis"},
+    "torch": THEORY | {"symmetry", "analysis", "figures"},
     "cli": {"lab", "claims", "analysis"},
 }
 # the version number, which lives at the top
