@@ -39,8 +39,13 @@ def configure() -> None:
     fast. The settings behind that are XLA's own, and it ends the process over one it does not know: they are set for
     the versions they were tried on. `XLA_FLAGS` in the environment goes before all of this.
     """
+    import gc
+
     import jax
 
+    gc.set_threshold(
+        200_000, 50, 100
+    )  # tracing makes many small objects that live: a tenth of its time is looking at them
     os.environ.setdefault("XLA_FLAGS", _QUICKER if jax.__version__.startswith("0.10.") else _QUICK)
     jax.config.update("jax_enable_x64", True)
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

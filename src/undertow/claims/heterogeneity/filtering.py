@@ -232,7 +232,7 @@ CLAIMS = (
         place="Figure 4",
         statement="A large step is what filters: at the same time steps * eta a small one learns the spurious signal.",
         equation="lambda = E log|1 + eta s| < 0 needs eta > 2 E s/(M^2 - E s^2)",
-        scales={"smoke": Steps(256, 2, d=20), "default": Steps(128, 4), "full": Steps(512, 4)},
+        scales={"smoke": Steps(128, 2, d=20), "default": Steps(128, 4), "full": Steps(512, 4)},
         measure=_measure_steps,
         draw=_draw_steps,
     ),

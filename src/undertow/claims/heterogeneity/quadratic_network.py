@@ -127,7 +127,7 @@ CLAIMS = (
         statement="A net with quadratic activations finds the invariant neuron when every batch is from one "
         "environment, and the spurious one too when batches are pooled. The algorithm as printed never gets there.",
         equation="U+ = (U - eta/2 G U)/(1 - eta/2 (|U|^2 - mean y)),  G = (1/m) sum_i (f(x_i) - y_i) x_i x_i'",
-        scales={"smoke": Net(32, d=4), "default": Net(32), "full": Net(200)},
+        scales={"smoke": Net(16, d=4), "default": Net(32), "full": Net(200)},
         measure=_measure_net,
         draw=_draw,
     ),

@@ -166,7 +166,7 @@ CLAIMS = (
         statement="With few measurements a step, pooled SGD ends near neither solution, the farther the larger the "
         "step.",
         equation="|UU' - A*| at m = 80, d = 30",
-        scales={"smoke": Few(32), "default": Few(100), "full": Few(1000)},
+        scales={"smoke": Few(16), "default": Few(100), "full": Few(1000)},
         measure=_measure_few,
         draw=_draw,
     ),

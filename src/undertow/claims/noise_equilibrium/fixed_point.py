@@ -339,7 +339,7 @@ CLAIMS = (
         statement="SGD on a factorisation ends at the same UU' and W'W wherever it started, that of the closed form; "
         "gradient descent ends elsewhere from every start.",
         equation="U = Gamma_U^-1/2 L sqrt(S) F,  W = F' sqrt(S) R Gamma_W^-1/2",
-        scales={"smoke": Starts(4), "default": Starts(32), "full": Starts(256)},
+        scales={"smoke": Starts(4, 12.0), "default": Starts(32), "full": Starts(256)},
         measure=_measure_starts,
         draw=_draw_starts,
     ),

@@ -113,7 +113,7 @@ CLAIMS = (
         statement="With weight decay the noise moments of two factors balance once k I is added to both, "
         "k = gamma S/eta; the paper prints 2 gamma.",
         equation="W (E[|r|^2 xx'] + k I) W' = U' (E[|x|^2 rr'] + k I) U,  k = gamma S/eta",
-        scales={"smoke": Decay(4), "default": Decay(32), "full": Decay(256)},
+        scales={"smoke": Decay(4, relaxations=5.0), "default": Decay(32), "full": Decay(256)},
         measure=_measure,
         draw=_draw,
     ),

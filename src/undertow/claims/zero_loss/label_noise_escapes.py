@@ -139,7 +139,7 @@ CLAIMS = (
         statement="From deep in the kernel regime (alpha = 1) label-noise SGD on the overparametrised linear model "
         "escapes and finds the sparse ground truth; gradient descent from the same start does not.",
         equation="f_i = z_i.(u^2 - v^2),  x(t) = Phi(exp(-delta^2 s t/2) x(0)),  s_j = (4/n) sum_i z_ij^2",
-        scales={"smoke": Escape(6, 1, slow_time=5.0), "default": Escape(12, 4), "full": Escape(50, 16)},
+        scales={"smoke": Escape(4, 1, slow_time=5.0), "default": Escape(12, 4), "full": Escape(50, 16)},
         measure=_measure,
         draw=_draw,
     ),
