@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
 TORCH := src/undertow/torch tests/torch_bridge
-ONE_THREAD := OMP_NUM_THREADS=1 XLA_FLAGS=--xla_backend_optimization_level=0
+QUICK := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 .PHONY: help setup verify check lint types test test-torch test-torch-all test-report test-all browser faults bench docs gallery clean
 
@@ -42,14 +42,14 @@ lint: setup
 types: setup
 	$(BIN)/ty check
 
-test: check ## lint, types, fast tests and the examples in docstrings (code compiled without optimisation: a third faster)
-	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m pytest -q -n $(WORKERS) $(TORCH:%=--ignore=%) -m 'not slow and not browser and not docs'
+test: check ## lint, types, fast tests and the examples in docstrings (code compiled in a hurry: half the time)
+	$(QUICK) $(BIN)/python -m pytest -q -n $(WORKERS) $(TORCH:%=--ignore=%) -m 'not slow and not browser and not docs'
 
 test-torch: .venv/.done-torch ## the PyTorch bridge, on models of transformers and PEFT with random weights
-	$(ONE_THREAD) $(BIN)/python -m pytest -q -n $(WORKERS) -m 'not slow' $(TORCH)
+	OMP_NUM_THREADS=1 $(QUICK) $(BIN)/python -m pytest -q -n $(WORKERS) -m 'not slow' $(TORCH)
 
 test-torch-all: .venv/.done-torch ## the same with its slow tests: every census for five seeds
-	$(ONE_THREAD) $(BIN)/python -m pytest -q -n $(WORKERS) $(TORCH)
+	OMP_NUM_THREADS=1 $(QUICK) $(BIN)/python -m pytest -q -n $(WORKERS) $(TORCH)
 
 test-report: setup browser ## report.html in a real browser: by mouse and keyboard, on a phone, in the dark, on paper
 	$(BIN)/python -m pytest -q -m browser tests/report
@@ -75,7 +75,7 @@ bench: .venv/.done-bench ## speed against numba, NumPy and PyTorch, written to b
 	$(BIN)/python -m benchmarks.readme
 
 docs: .venv/.done-docs browser ## runs every code block of the documentation and builds it in site/, without a warning
-	XLA_FLAGS=--xla_backend_optimization_level=0 $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m docs tests/docs
+	$(QUICK) $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m docs tests/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "site/index.html"
 

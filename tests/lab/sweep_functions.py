@@ -1,5 +1,8 @@
 """Experiments for sweeps, as a person writes them."""
 
+import time
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 
@@ -16,6 +19,16 @@ def picky(key, *, n: int, flavour: str = "plain", scale: float = 1.0):
     if n == 3 and float(jax.random.uniform(key)) >= 0:
         raise ArithmeticError("three is too many")
     return {"value": n * scale + len(flavour)}
+
+
+def brittle(key, *, x: float):
+    """Traces, and raises while it runs where x is large."""
+    return {"value": eqx.error_if(2 * x, x > 3, "x is too large")}
+
+
+def slow(key, *, x: float):
+    time.sleep(0.2)
+    return {"value": float(x)}
 
 
 def ragged(key, *, n: int):

@@ -3,6 +3,10 @@
 import json
 import os
 import shutil
+import signal
+import subprocess
+import sys
+import time
 import warnings
 from pathlib import Path
 
@@ -12,7 +16,7 @@ import pytest
 import xarray
 from light import describe, pool, value
 from light import work as light_work
-from sweep_functions import picky, ragged, walk
+from sweep_functions import brittle, picky, ragged, walk
 
 import undertow as ut
 from undertow.lab import store
@@ -73,6 +77,45 @@ def test_what_does_not_trace_runs_one_by_one_and_failures_are_told(tmp_path):
     shapes = ut.sweep(ragged, {"n": [2, 3]}, out=tmp_path)
     assert shapes.done.values.ravel().tolist() == [1, 2]
     assert "shapes" in next(iter(json.loads((Path(shapes.folder) / "failures.json").read_text())["failures"]))
+
+
+def test_of_a_batch_only_the_runs_that_raise_fail(tmp_path):
+    data = ut.sweep(brittle, {"x": [1.0, 2.0, 4.0]}, seeds=2, out=tmp_path)
+    assert data.done.values.tolist() == [[1, 1], [1, 1], [2, 2]]
+    np.testing.assert_array_equal(data.value.sel(x=[1.0, 2.0]), [[2.0, 2.0], [4.0, 4.0]])
+    (sentence,) = json.loads((Path(data.attrs["folder"]) / "failures.json").read_text())["failures"]
+    assert "x is too large" in sentence
+
+
+@pytest.mark.slow
+def test_ctrl_c_keeps_what_is_finished_and_says_so(tmp_path):
+    """The real key: SIGINT to the whole group of processes, as a terminal sends it."""
+    functions = Path(__file__).with_name("sweep_functions.py")
+    (tmp_path / "s.toml").write_text(f'experiment = "{functions}:slow"\nseeds = 30\n[axes]\nx = [1.0, 2.0]\n')
+    command = [
+        str(Path(sys.executable).with_name("undertow")),
+        "sweep",
+        "run",
+        "s.toml",
+        "--out",
+        "kept",
+        "--jobs",
+        "2",
+    ]
+    first = subprocess.Popen(command, cwd=tmp_path, start_new_session=True, stdout=subprocess.PIPE,
+                             stderr=subprocess.STDOUT, text=True)  # fmt: skip
+    deadline = time.monotonic() + 60
+    done = lambda: sum(int((xarray.open_zarr(f).done == 1).sum()) for f in tmp_path.glob("kept/*/results.zarr"))
+    while not (count := done()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    os.killpg(first.pid, signal.SIGINT)
+    said, _ = first.communicate(timeout=30)
+    assert first.returncode == 130, said
+    assert "kept" in said
+    assert 0 < count <= done() < 60
+    again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert done() == 60
 
 
 def test_the_dataset_opens_without_a_warning(tmp_path):

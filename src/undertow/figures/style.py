@@ -42,7 +42,7 @@ STYLE: Any = {
     "legend.fontsize": 9.5,
     "legend.handlelength": 1.6,
     "lines.linewidth": 1.8,
-    "pdf.fonttype": 42,
+    "pdf.fonttype": 3,
     "svg.hashsalt": "undertow",
     "svg.fonttype": "none",
 }

@@ -195,9 +195,15 @@ def _put_in_place(temporary: Path, path: Path) -> None:
 
 def _umask() -> int:
     """What the user keeps from others; temporary files are made for their owner alone."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+    try:
+        facts = dict(
+            line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line
+        )
+        return int(facts["Umask"], 8)
+    except (OSError, KeyError, ValueError):  # elsewhere it can only be read by setting it, for all threads
+        mask = os.umask(0)
+        os.umask(mask)
+        return mask
 
 
 def _flush_tree(folder: Path) -> None:

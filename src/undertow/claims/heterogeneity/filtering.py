@@ -222,7 +222,7 @@ CLAIMS = (
         statement="HeteroSGD learns the invariant signal at every heterogeneity and filters the spurious one out when "
         "it varies enough; the scalar map q <- q (1 + eta (s - q^2)) says how often.",
         equation="y = <X, u*u*' + s v*v*'>,  s in {1 - M, 1 + M}",
-        scales={"smoke": Sweep(128, 3, d=20), "default": Sweep(128, 14), "full": Sweep(200, 29)},
+        scales={"smoke": Sweep(96, 3, d=20), "default": Sweep(128, 14), "full": Sweep(200, 29)},
         measure=_measure_spread,
         draw=_draw_spread,
     ),

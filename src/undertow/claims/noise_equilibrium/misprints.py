@@ -304,7 +304,7 @@ CLAIMS = (
         statement="Weight decay and noise balance where 4 gamma C = sigma^2 Tr[Sigma A], not where gamma C = eta "
         "Tr[Sigma A].",
         equation="4 gamma C = eta/(2S) Tr[Sigma A]",
-        scales={"smoke": Sphere(256), "default": Sphere(1024), "full": Sphere(8192)},
+        scales={"smoke": Sphere(256, steps=12_000), "default": Sphere(1024), "full": Sphere(8192)},
         measure=_measure_stationary,
         draw=_draw,
     ),

@@ -331,13 +331,13 @@ def work(task: dict[str, Any]) -> Result:
 
 
 def _computed(found: Experiment, task: dict[str, Any]) -> tuple[dict[str, Any], dict[int, str]]:
-    """One program where it traces. Other static parameters than those that were tried may not: then one by one."""
+    """One program where it traces and none of its runs raises; else one by one, so that those that are well finish."""
     if task["batched"]:
-        import jax
-
         try:
             return _together(found, task)
-        except (jax.errors.JAXTypeError, jax.errors.JAXIndexError):
+        except (StoreError, SpecError):
+            raise
+        except Exception:
             pass
     return _one_by_one(found, task)
 
