@@ -56,8 +56,10 @@ def configure() -> None:
 
 
 def _start_worker() -> None:
-    """A worker leaves Ctrl-C to the process that started it, and ends with it."""
+    """A worker leaves Ctrl-C to the process that started it, and ends with it. NumPy gets one thread: jobs are many."""
     import signal
+
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()

@@ -296,7 +296,7 @@ CLAIMS = (
         statement="The error of HeteroSGD falls like sqrt(d/m). The part outside both subspaces is a stationary noise "
         "of known size, which the paper's bound does not give.",
         equation="|UU' - A*| ~ sqrt(d/m),  E|E|^2 = (d - 2) eta E s^2/(2 m (2 - eta))",
-        scales={"smoke": Rates(64, 2), "default": Rates(128, 3), "full": Rates(1000, 3)},
+        scales={"smoke": Rates(48, 2), "default": Rates(128, 3), "full": Rates(1000, 3)},
         measure=_measure_rates,
         draw=_draw_rates,
     ),

@@ -182,7 +182,7 @@ CLAIMS = (
         "difference; in a tanh net fresh data make nearly all of it, without noise. `latent-fresh-data` parts the two.",
         equation="W Sigma_x W'/Tr Sigma_x = U'Sigma_eps U/Tr Sigma_eps",
         scales={
-            "smoke": Latent(4, 2000, 4, 500, samples=250),
+            "smoke": Latent(3, 2000, 3, 500, samples=250),
             "default": Latent(8, 10_000, 8, 2000),
             "full": Latent(64, 10_000, 64, 10_000),
         },
@@ -198,7 +198,7 @@ CLAIMS = (
         "a fixed data set SGD leaves them unlike.",
         equation="W Sigma_x W'/Tr Sigma_x = U'Sigma_eps U/Tr Sigma_eps",
         scales={
-            "smoke": Latent(4, 2000, 4, 500, samples=250),
+            "smoke": Latent(3, 2000, 3, 500, samples=250),
             "default": Latent(8, 10_000, 8, 2000),
             "full": Latent(64, 10_000, 64, 4000),
         },

@@ -173,7 +173,7 @@ CLAIMS = (
         "the step size linearly lets noise bring Tr H down first, and moving the start along its symmetry to the noise "
         "equilibrium does so at once; both survive. Two stages, as in the paper's rank-one example, do not help here.",
         equation="Tr H = 2 (n |W Sigma_x^1/2|^2 + |U|^2 Tr Sigma_x)",
-        scales={"smoke": Warmup(4, 8000), "default": Warmup(24, 10_000), "full": Warmup(96, 10_000)},
+        scales={"smoke": Warmup(4, 6000), "default": Warmup(24, 10_000), "full": Warmup(96, 10_000)},
         measure=_measure,
         draw=_draw,
     ),
