@@ -14,6 +14,7 @@ ALL = [
     "sweeps",
     "torch_census",
     "torch_teleport",
+    "torch_monitor",
 ]
 
 

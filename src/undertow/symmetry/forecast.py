@@ -19,7 +19,7 @@ from undertow.symmetry.generators import AbstractSymmetry, DoubleRotation
 from undertow.symmetry.powers import powers
 from undertow.validate import Number
 
-__all__ = ["Forecast", "forecast", "largest_curvature", "relaxation_times", "trace_of_hessian"]
+__all__ = ["Forecast", "forecast", "largest_curvature", "relaxation_times", "times_of_sums", "trace_of_hessian"]
 
 
 class Forecast(eqx.Module):
@@ -88,15 +88,36 @@ def relaxation_times(
     eta, gamma = float(step_size), float(weight_decay)
     noise_sum, weight_sum = (np.asarray(x, np.float64) for x in _totals(noise, symmetry, params))
     if isinstance(symmetry, DoubleRotation):
-        values, vectors = np.linalg.eigh(weight_sum)
-        kept = values > 1e-10 * max(values[-1], 1e-300)
-        half = vectors[:, kept] / np.sqrt(values[kept])
-        rates = np.linalg.eigvalsh(half.T @ noise_sum @ half)
+        noise_sum, weight_sum = noise_sum[None], weight_sum[None]
     else:
-        alive = (np.abs(noise_sum) > 0) & (np.abs(weight_sum) > 0)
-        rates = np.atleast_1d(np.abs(noise_sum)[alive] / np.abs(weight_sum)[alive])
+        noise_sum, weight_sum = np.atleast_1d(np.abs(noise_sum)), np.atleast_1d(np.abs(weight_sum))
+    return times_of_sums(noise_sum, weight_sum, eta, gamma)
+
+
+def times_of_sums(noise: np.ndarray, weight: np.ndarray, step_size: float, weight_decay: float) -> np.ndarray:
+    """Relaxation times in steps from the noise and the squared weights of both sides at an equilibrium, added up.
+
+    Numbers (k,), or blocks of matrices (k, d, d) whose rates are the eigenvalues of the one against the other.
+    Directions without weight, and numbers without noise, are left out.
+
+    >>> from undertow.symmetry.forecast import times_of_sums
+    >>> times_of_sums(np.array([4.0, 0.0]), np.array([2.0, 1.0]), 0.1, 0.0)
+    array([50.])
+    >>> times_of_sums(np.diag([4.0, 1.0])[None], np.diag([2.0, 0.0])[None], 0.1, 0.0)
+    array([50.])
+    """
+    if noise.ndim == 1:
+        alive = (noise > 0) & (weight > 0)
+        rates = noise[alive] / weight[alive]
+    else:
+        values, vectors = np.linalg.eigh(weight)
+        kept = values > 1e-10 * np.maximum(values[:, -1:], 1e-300)
+        half = vectors * np.where(kept, 1 / np.sqrt(np.where(kept, values, 1.0)), 0.0)[:, None]
+        # directions that no weight has come out as zeros, which sort first
+        sorted_rates = np.sort(np.linalg.eigvalsh(half.swapaxes(1, 2) @ noise @ half), axis=1)
+        rates = np.concatenate([row[n:] for row, n in zip(sorted_rates, (~kept).sum(1), strict=True)])
     with np.errstate(divide="ignore"):
-        return 1 / (eta * (4 * gamma + eta * np.maximum(rates, 0.0)))
+        return 1 / (step_size * (4 * weight_decay + step_size * np.maximum(rates, 0.0)))
 
 
 @eqx.filter_jit

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from undertow.symmetry import closed_forms
+from undertow.symmetry.forecast import times_of_sums
 from undertow.torch.axes import Relation
 from undertow.torch.solve import Amount, Sides, amounts
 
@@ -60,22 +61,9 @@ def relaxation(found: Sides, logs: np.ndarray, frame: np.ndarray | None, step_si
     there is exp(logs), for a GL in the frames of eigenvectors (blocks, block, block).
     """
     if frame is None:
-        factor = np.exp(2 * logs)
-        noise = found.noise_plus / factor + found.noise_minus * factor
-        weight = found.weight_plus * factor + found.weight_minus / factor
-        alive = (noise > 0) & (weight > 0)
-        rates = noise[alive] / weight[alive]
+        turned, factor = (lambda x: x), np.exp(2 * logs)
     else:
-        turned = lambda x: frame.swapaxes(1, 2) @ x @ frame
-        factor = np.exp(logs[:, :, None] + logs[:, None])
-        noise = turned(found.noise_plus) / factor + turned(found.noise_minus) * factor
-        weight = turned(found.weight_plus) * factor + turned(found.weight_minus) / factor
-        values, vectors = np.linalg.eigh(weight)
-        kept = values > 1e-10 * np.maximum(values[:, -1:], 1e-300)
-        half = vectors * np.where(kept, 1 / np.sqrt(np.where(kept, values, 1)), 0)[:, None]
-        rates = np.linalg.eigvalsh(half.swapaxes(1, 2) @ noise @ half)
-        # directions that no weight has come out as zeros, which sort first
-        lost = (~kept).sum(1)
-        rates = np.concatenate([np.sort(r)[n:] for r, n in zip(rates, lost, strict=True)])
-    with np.errstate(divide="ignore"):
-        return 1 / (step_size * (4 * gamma + step_size * np.maximum(rates, 0.0)))
+        turned, factor = (lambda x: frame.swapaxes(1, 2) @ x @ frame), np.exp(logs[:, :, None] + logs[:, None])
+    noise = turned(found.noise_plus) / factor + turned(found.noise_minus) * factor
+    weight = turned(found.weight_plus) * factor + turned(found.weight_minus) / factor
+    return times_of_sums(noise, weight, step_size, gamma)

@@ -207,7 +207,11 @@ CLAIMS = (
         "for inputs of variances phi and 2 - phi, and the sharpness follows. Gradient descent with weight decay always "
         "ends with equal norms.",
         equation="|U|^2/|W|^2 = sqrt(phi (2 - phi)),  Tr H/(4 n^2) = (sqrt(phi) + sqrt(2 - phi))/2",
-        scales={"smoke": Online(4, 8000, 12, 24, descent_steps=20_000), "default": Online(16, 30_000), "full": Online(128, 120_000)},
+        scales={
+            "smoke": Online(4, 8000, 12, 24, descent_steps=20_000),
+            "default": Online(16, 30_000),
+            "full": Online(128, 120_000),
+        },
         measure=_measure,
         draw=_draw,
     ),
