@@ -1,0 +1,277 @@
+"""Many runs of one network, trained side by side as one program: every parameter has the runs in front.
+
+Runs share nothing, so that the gradient of the sum of their losses holds the gradient of each. On a GPU a step is
+captured once and replayed.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+
+__all__ = [
+    "Adapted", "Recipe", "Text", "Transformer", "cross_entropy", "digits", "gradients", "grammar", "mlp", "repeat",
+    "stacked", "train",
+]  # fmt: skip
+
+Params = dict[str, Tensor]
+BEFORE_CAPTURE = 3
+"""Steps that run as written before the next is captured: allocators and libraries settle in them."""
+BETA, SQUARE_BETA, EPS = 0.9, 0.999, 1e-8
+"""Of Adam."""
+
+
+# networks
+
+
+def mlp(*widths: int) -> nn.Sequential:
+    """Linear layers with ReLU between them."""
+    layers: list[nn.Module] = []
+    for inside, outside in itertools.pairwise(widths):
+        layers += [nn.Linear(inside, outside), nn.ReLU()]
+    return nn.Sequential(*layers[:-1])
+
+
+class Block(nn.Module):
+    """Attention and a ReLU network, each behind a norm and beside the residual stream."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(samples, tokens, width) to the same."""
+        read = self.before(x)
+        split = lambda y: y.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
+        q, k, v = split(self.query(read)), split(self.key(read)), split(self.value(read))
+        scores = q @ k.mT / math.sqrt(q.shape[-1])
+        future = torch.ones(x.shape[-2], x.shape[-2], dtype=torch.bool, device=x.device).triu(1)
+        mixed = scores.masked_fill(future, -1e9).softmax(-1) @ v
+        x = x + self.out(mixed.transpose(-2, -3).flatten(-2))
+        return x + self.down(self.up(self.between(x)).relu())
+
+
+class Transformer(nn.Module):
+    """A decoder: learned places, norms before, head not tied to the embedding."""
+
+    def __init__(self, words: int, width: int, heads: int, layers: int, tokens: int):
+        super().__init__()
+        self.words, self.places = nn.Embedding(words, width), nn.Embedding(tokens, width)
+        for embedding in (self.words, self.places):
+            nn.init.normal_(embedding.weight, std=0.3)
+        self.layers = nn.ModuleList(Block(width, heads) for _ in range(layers))
+        self.last, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """(samples, tokens) integers to (samples, tokens, words)."""
+        words = torch.arange(self.words.num_embeddings, device=ids.device)
+        chosen = (ids[..., None] == words).to(self.words.weight)  # as a product: runs have their own embeddings
+        x = chosen @ self.words.weight + self.places.weight
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.last(x))
+
+
+class Adapted(nn.Module):
+    """A linear layer, frozen, with a trainable product of rank r added: x + B A x."""
+
+    def __init__(self, layer: nn.Linear, rank: int):
+        super().__init__()
+        self.layer = layer.requires_grad_(False)
+        self.lora_A = nn.Linear(layer.in_features, rank, bias=False)
+        self.lora_B = nn.Linear(rank, layer.out_features, bias=False)
+        nn.init.zeros_(self.lora_B.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the layer does, and the product."""
+        return self.layer(x) + self.lora_B(self.lora_A(x))
+
+
+def cross_entropy(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The mean over all predictions of minus the log of what was given to the truth."""
+    inputs, targets = batch
+    return -model(inputs).log_softmax(-1).gather(-1, targets[..., None]).mean()
+
+
+# data
+
+
+def digits() -> tuple[Tensor, Tensor]:
+    """The 1,797 digits of scikit-learn, pixels in 0..1."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    return torch.as_tensor(found.data / 16, dtype=torch.float32), torch.as_tensor(found.target)
+
+
+SINGULAR, PLURAL, ADJECTIVES, VERBS = 6, 6, 5, 5
+"""Nouns of both numbers, adjectives, and verbs that come in both numbers."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text of numbered words."""
+
+    words: int
+    """In the vocabulary."""
+    ids: Tensor
+
+    def batch(self, starts: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+        """Windows that begin at `starts`, and what follows each word of them."""
+        windows = self.ids[starts[..., None] + torch.arange(tokens + 1, device=starts.device)]
+        return windows[..., :-1], windows[..., 1:]
+
+
+def grammar(sentences: int, seed: int, tilt: float = 1.0) -> Text:
+    """Sentences of a small probabilistic grammar.
+
+    sentence -> phrase verb [phrase] stop; phrase -> article [adjective] noun [that verb phrase]; verbs agree with the
+    noun before the clause, which may be far. Word k of a kind is drawn with weight (k + 1)^-tilt; a negative tilt is
+    another dialect of the same language.
+    """
+    rng = np.random.default_rng(seed)
+    stop, that, articles = 0, 1, (2, 3)
+    nouns = 4
+    adjectives = nouns + SINGULAR + PLURAL
+    verbs = adjectives + ADJECTIVES
+    out: list[int] = []
+
+    def pick(count: int) -> int:
+        weights = np.arange(1, count + 1) ** -tilt
+        return int(np.searchsorted(np.cumsum(weights) / weights.sum(), rng.random()))
+
+    def phrase(depth: int) -> int:
+        plural = int(rng.random() < 0.5)
+        out.append(articles[plural] if rng.random() < 0.7 else articles[0])
+        if rng.random() < 0.3:
+            out.append(adjectives + pick(ADJECTIVES))
+        out.append(nouns + plural * SINGULAR + pick(PLURAL if plural else SINGULAR))
+        if depth < 2 and rng.random() < 0.3:
+            out.extend((that, verbs + plural * VERBS + pick(VERBS)))
+            phrase(depth + 1)
+        return plural
+
+    for _ in range(sentences):
+        plural = phrase(0)
+        out.append(verbs + plural * VERBS + pick(VERBS))
+        if rng.random() < 0.6:
+            phrase(1)
+        out.append(stop)
+    return Text(verbs + 2 * VERBS, torch.as_tensor(out))
+
+
+# training
+
+
+def stacked(models: list[nn.Module]) -> Params:
+    """What trains in each of them, one above the other."""
+    each = [{name: p.detach() for name, p in model.named_parameters() if p.requires_grad} for model in models]
+    return {name: torch.stack([values[name] for values in each]) for name in each[0]}
+
+
+def gradients(model: nn.Module, loss: Callable, params: Mapping[str, Tensor], batch: Any) -> tuple[Tensor, Params]:
+    """The loss of every run, (runs,), and its gradient. The batch has the runs in front too."""
+    leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
+
+    def one(values: Params, mine: Any) -> Tensor:
+        return loss(lambda *inputs: functional_call(model, values, inputs), mine)
+
+    losses = vmap(one)(leaves, batch)
+    found = torch.autograd.grad(losses.sum(), list(leaves.values()))
+    return losses.detach(), dict(zip(leaves, found, strict=True))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How each run is stepped: numbers, (runs,), in PyTorch's conventions."""
+
+    step_size: Tensor
+    momentum: Tensor
+    weight_decay: Tensor
+    adaptive: Tensor
+    """Whether it is Adam."""
+    warm_up: Tensor
+    """Steps over which the step size rises in proportion; 0 for none."""
+
+    @staticmethod
+    def of(rows: list[dict[str, float]], **to: Any) -> "Recipe":
+        """From a dict a run; what is left out is 0."""
+        column = lambda name: torch.tensor([float(row.get(name, 0.0)) for row in rows], **to)
+        return Recipe(
+            column("step_size"), column("momentum"), column("weight_decay"), column("adaptive") > 0, column("warm_up")
+        )
+
+
+def repeat(step: Callable[[], None], count: int, device: torch.device) -> None:
+    """Does a step so many times; on a GPU it is captured, so that it may only touch tensors that stay in place."""
+    if device.type != "cuda" or count <= BEFORE_CAPTURE:
+        for _ in range(count):
+            step()
+        return
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(BEFORE_CAPTURE):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for _ in range(count - BEFORE_CAPTURE):
+        graph.replay()
+    torch.cuda.synchronize()
+
+
+def train(
+    params: Params,
+    recipe: Recipe,
+    gradient: Callable[[Params, Tensor], Params],
+    steps: int,
+    watch: Callable[[Tensor, Params, Params], None] | None = None,
+) -> None:
+    """Trains in place. `gradient(params, t)` is that of step t, an integer tensor (1,).
+
+    `watch(t, before, params)` is called after each step with the parameters before it.
+    """
+    first = next(iter(params.values()))
+    t = torch.zeros(1, dtype=torch.long, device=first.device)
+    velocity = {name: torch.zeros_like(p) for name, p in params.items()}
+    adaptive = bool(recipe.adaptive.any())
+    squares = {name: torch.zeros_like(p) for name, p in params.items()} if adaptive else {}
+    each = lambda numbers, p: numbers.reshape(-1, *(1,) * (p.ndim - 1))
+    kept = torch.where(recipe.adaptive, torch.full_like(recipe.momentum, BETA), recipe.momentum)
+    new = torch.where(recipe.adaptive, torch.full_like(kept, 1 - BETA), torch.ones_like(kept))
+
+    def step() -> None:
+        found = gradient(params, t)
+        before = {name: p.clone() for name, p in params.items()} if watch is not None else {}
+        count = t.to(recipe.step_size) + 1
+        size = recipe.step_size * (count / recipe.warm_up.clamp_min(1)).clamp_max(1)
+        # Adam's corrections of the first steps
+        size = torch.where(recipe.adaptive, size / (1 - BETA**count), size)
+        second = 1 - SQUARE_BETA**count
+        for name, p in params.items():
+            g = found[name] + each(recipe.weight_decay, p) * p
+            v = velocity[name]
+            v.mul_(each(kept, p)).add_(each(new, p) * g)
+            direction = v
+            if adaptive:
+                s = squares[name]
+                s.mul_(SQUARE_BETA).addcmul_(g, g, value=1 - SQUARE_BETA)
+                scaled = v / ((s / second).sqrt() + EPS)
+                direction = torch.where(each(recipe.adaptive, p), scaled, v)
+            p.sub_(each(size, p) * direction)
+        if watch is not None:
+            watch(t, before, params)
+        t.add_(1)
+
+    repeat(step, steps, first.device)

@@ -1,0 +1,70 @@
+"""The studies of coloured digits and of label noise: their programs run, and their pages say what their results say."""
+
+import jax
+import jax.flatten_util
+import numpy as np
+import pytest
+from studies import colours, label_noise, results
+
+import undertow as ut
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("study", [colours, label_noise], ids=lambda study: study.NAME)
+def test_the_page_is_made_from_the_results(study):
+    found = results.load(study.NAME)
+    assert (results.ROOT / "docs" / "studies" / f"{study.NAME}.md").read_text() == study.page(found)
+    assert f"python -m {study.__name__}" in study.page(found)
+
+
+def test_colours_and_batches_are_as_the_page_says():
+    settings = colours.Settings(seeds=2, steps=40, every=20)
+    prepared = colours.prepare(settings)
+    n = settings.train
+    for design, agreement in colours.DESIGNS.items():
+        agrees = (prepared[f"colour_{design}"] == prepared["y"]).reshape(2, 2, n).mean(axis=(0, 2))
+        deviation = np.sqrt(np.array(agreement) * (1 - np.array(agreement)) / (2 * n))
+        assert np.all(np.abs(agrees - agreement) < 4 * deviation)
+    environments = prepared["batches_one environment"] // n
+    assert np.all(environments == environments[..., :1])
+    mixed = (prepared["batches_pooled"] // n).mean(axis=-1)
+    assert 0.3 < mixed.min() < mixed.max() < 0.7
+
+
+def test_runs_are_counted_and_diverged_runs_are_never_chosen():
+    settings = colours.Settings(seeds=2, steps=40, every=20, hidden=4, annealed=0)
+    grids = {"V-REx": ((0.3, 1e20), (0.0, 1e4))}
+    found = colours.run_all(settings, colours.prepare(settings), grids)
+    seen = found["steady/diagonal/V-REx"].astype(float)
+    assert (seen[:, 1, 0, -1] == 0).all()
+    assert (colours.choose(seen, "validation")[:, 0] == 0).all()
+    facts = colours.summarise(settings, found, grids)
+    assert facts["count"] == 2 * 4 * 2 * 4  # designs, models, seeds, settings
+    assert facts["diverged"] >= 2
+
+
+def test_sharpness_is_the_trace_of_the_hessian_and_the_way_back_ends_at_zero_loss(x64):
+    settings = label_noise.Settings(images=4, hidden=(3, 2))
+    drawn, params, _ = label_noise.begin(settings, 0)
+    targets = jax.vmap(lambda x: label_noise.predict(params, x))(drawn.inputs)
+    problem = ut.Regression(label_noise.predict, drawn.inputs, targets)
+    flat, unravel = jax.flatten_util.ravel_pytree(params)
+    hessian = jax.jit(jax.hessian(lambda x: problem.loss(unravel(x))))(flat)
+    traces = label_noise._traces(problem.inputs, jax.tree.map(lambda leaf: leaf[None], params))
+    np.testing.assert_allclose(traces, [np.trace(hessian)], rtol=1e-10)
+    moved = unravel(flat + 0.01 * jax.random.normal(jax.random.key(1), flat.shape))
+    _, left = label_noise._back(problem.data, jax.tree.map(lambda leaf: leaf[None], moved), settings.returns)
+    assert problem.loss(moved) > 1e-8
+    assert left[0] < 1e-20
+
+
+@pytest.mark.slow
+def test_label_noise_goes_along_with_the_flow():
+    settings = label_noise.Settings(seeds=1, runs=64, images=4, hidden=(4, 3), time=1.0, looks=2, step_sizes=(0.05,))
+    (start,) = label_noise.measure(settings)["starts"]
+    assert start["trace"][-1] < start["trace"][0]
+    (sgd,) = start["sgd"]
+    assert sgd["diverged"] == 0
+    assert sgd["trace"][-1] < start["trace"][0]
+    assert abs(sgd["progress"][-1] - 1) < 0.5
