@@ -348,12 +348,10 @@ def figures(found: dict[str, Any]) -> "dict[str, Figure]":
         figure, panels = style.new_figure(len(models), width=3.1, height=3.0)
         for axes, (model, methods) in zip(panels, models.items(), strict=True):
             for method, colour, marker in (("pooled", "blue", "o"), ("one environment", "red", "s")):
-                pairs = [
-                    results.interval(column) for column in zip(*methods[method], strict=True) if None not in column
-                ]
-                mean, half = np.transpose(pairs)
-                shift = 1.0 if method == "pooled" else 1.08
-                etas = shift * np.array(found["grids"][method][0][: len(pairs)])  # the largest diverge
+                columns = list(zip(*methods[method], strict=True))
+                kept = [k for k, column in enumerate(columns) if None not in column]  # the largest steps diverge
+                mean, half = np.transpose([results.interval(columns[k]) for k in kept])
+                etas = np.array(found["grids"][method][0])[kept] * (1.0 if method == "pooled" else 1.08)
                 style.points(axes, etas, mean, [half, half], method, colour, marker)
             axes.axhline(0.5, color=style.COLOURS["grey"], lw=1, ls=":", label="coin")
             axes.axhline(1 - FLIPS, color=style.COLOURS["green"], lw=1, ls="--", label="no colour used, at best")
