@@ -760,6 +760,22 @@ def test_outputs(tmp_path, monkeypatch, as_a_user):
         NoiseMonitor(model, found, writer=str(tmp_path))
 
 
+def test_tensorboard_reads_what_was_written(tmp_path, as_a_user):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    model, x = relu(), torch.randn(8, 5, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with NoiseMonitor(model, of_relu(), every=1, writer=tmp_path) as monitor:
+        for _ in range(3):
+            optimizer.zero_grad()
+            square(model, x).backward()
+            optimizer.step()
+    read = EventAccumulator(str(tmp_path)).Reload()
+    events = read.Scalars(f"{monitor.rows[0]['symmetry']}/charge")
+    assert [event.step for event in events] == [0, 1, 2]
+    np.testing.assert_allclose([event.value for event in events], [row["charge"] for row in monitor.rows], rtol=1e-6)
+
+
 class Functional(nn.Module):
     """Uses the weights of a layer without calling it."""
 
