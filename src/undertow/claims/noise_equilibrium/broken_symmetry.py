@@ -12,6 +12,7 @@ from jaxtyping import Array, Key
 
 from undertow.claims.claim import Claim, Measurement
 from undertow.claims.criterion import Check, Within
+from undertow.claims.lanes import lanes
 from undertow.dynamics.descend import descend
 from undertow.figures import style
 from undertow.noise.minibatch import Minibatch
@@ -110,7 +111,7 @@ def _simulate(case: Case, parameters: Pulled, key: Key[Array, ""]) -> list[Found
         window = round(parameters.relaxations / (eta * case.strength) / WINDOWS)
         run = descend(
             Minibatch(problem, 1), home, step_size=eta, steps=WINDOWS * window, every=window, average={"terms": terms},
-            key=jax.random.fold_in(key, window), seeds=parameters.seeds, lane_width=256, progress=False,
+            key=jax.random.fold_in(key, window), seeds=parameters.seeds, lane_width=lanes(256), progress=False,
         )  # fmt: skip
         # what is observed at step 0 is no average, and the first window is left out
         means = {name: values[:, 2:].mean(axis=1) for name, values in run.observed["terms"].items()}

@@ -15,6 +15,7 @@ from scipy.linalg import expm
 from undertow import trees
 from undertow.claims.claim import Claim, Measurement
 from undertow.claims.criterion import Check, Within
+from undertow.claims.lanes import lanes
 from undertow.claims.noise_equilibrium.identities import kinds
 from undertow.dynamics.descend import descend
 from undertow.figures import style
@@ -159,7 +160,7 @@ def _measure_stationary(parameters: Sphere, key: Key[Array, ""]) -> Measurement:
     run = descend(
         Minibatch(problem, parameters.size), jnp.array([1.0, 0.0, 0.0], jnp.float32), step_size=parameters.step_size,
         weight_decay=parameters.weight_decay, steps=2 * parameters.steps, every=parameters.steps,
-        key=jax.random.fold_in(key, 1), average={"terms": terms}, seeds=parameters.seeds, lane_width=256,
+        key=jax.random.fold_in(key, 1), average={"terms": terms}, seeds=parameters.seeds, lane_width=lanes(256),
         progress=False,
     )  # fmt: skip
     charge, trace = (run.observed["terms"][name][:, -1] for name in ("charge", "trace"))

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Key
 from undertow.claims import statistics
 from undertow.claims.claim import Claim, Measurement
 from undertow.claims.criterion import Check, Within
+from undertow.claims.lanes import lanes
 from undertow.dynamics.descend import descend
 from undertow.figures import style
 from undertow.noise.minibatch import Minibatch
@@ -71,7 +72,7 @@ def _measure(parameters: Pulled, key: Key[Array, ""]) -> Measurement:
             run = descend(
                 Minibatch(problem, 1), home, step_size=eta, steps=WINDOWS * window, every=window,
                 average={"first": _first}, key=jax.random.fold_in(key, 2 * index + factor), seeds=p.seeds,
-                lane_width=256, progress=False,
+                lane_width=lanes(256), progress=False,
             )  # fmt: skip
             # what is observed at step 0 is no average, and the first window is left out
             shift = run.observed["first"][:, 2:].mean(axis=1) - HOME

@@ -12,6 +12,7 @@ from jaxtyping import Array, Key
 
 from undertow.claims.claim import Claim, Measurement
 from undertow.claims.criterion import Above, Below, Check
+from undertow.claims.lanes import lanes
 from undertow.dynamics.descend import descend
 from undertow.figures import style
 from undertow.models.linear import LinearModel
@@ -63,7 +64,7 @@ def _measure(parameters: Escape, key: Key[Array, ""]) -> Measurement:
             observe={"params": _itself},
             every=every,
             seeds=parameters.seeds,
-            lane_width=min(parameters.seeds, 16),
+            lane_width=lanes(min(parameters.seeds, 16)),
             progress=False,
         )
         diverged += int(run.diverged.sum())

@@ -11,6 +11,7 @@ from jaxtyping import Array, Key
 
 from undertow.claims.claim import Claim, Measurement
 from undertow.claims.criterion import Check, Within
+from undertow.claims.lanes import lanes
 from undertow.dynamics.descend import descend
 from undertow.figures import style
 from undertow.manifold.limit import Limit
@@ -19,7 +20,7 @@ from undertow.models.curves import motor, motor_angle
 PHASES = 3
 SPEED = PHASES / 8
 LANE = 256
-"""Runs that advance together, at most."""
+"""Runs that advance together on a CPU, at most."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def _speeds(
             motor(PHASES), _at(0.0), step_size=eta * (1 - momentum), momentum=momentum,
             steps=round(parameters.slow_time / eta**2), every=max(1, round(0.25 / eta**2)),
             key=jax.random.fold_in(key, index), observe={"angle": motor_angle}, seeds=parameters.seeds,
-            lane_width=min(parameters.seeds, LANE), progress=False,
+            lane_width=lanes(min(parameters.seeds, LANE)), progress=False,
         )  # fmt: skip
         turned = np.unwrap(run.observed["angle"], axis=1)[:, -1] / parameters.slow_time / SPEED
         means.append(turned.mean())

@@ -11,6 +11,7 @@ from jaxtyping import Array, Key
 
 from undertow.claims.claim import Claim, Measurement
 from undertow.claims.criterion import Check, Within
+from undertow.claims.lanes import lanes
 from undertow.dynamics.descend import descend
 from undertow.figures.compare import compare
 from undertow.models.curves import circle
@@ -47,7 +48,7 @@ def _measure(parameters: Phases, key: Key[Array, ""]) -> Measurement:
     for index, eta in enumerate(STEP_SIZES):
         common: dict[str, Any] = {
             "step_size": eta, "key": jax.random.fold_in(key, index), "observe": {"x": _itself},
-            "seeds": parameters.seeds, "progress": False, "lane_width": 128,
+            "seeds": parameters.seeds, "progress": False, "lane_width": lanes(128),
         }  # fmt: skip
         first = descend(noise, start, steps=round(FIRST_TIME / eta), **common).observed["x"][:, -1]
         second = descend(noise, start, steps=round(parameters.slow_time / eta**2), **common).observed["x"][:, -1]
