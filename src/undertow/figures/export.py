@@ -50,10 +50,17 @@ def _page(figure: "Figure") -> "Bbox":
     if figure not in _PAGES:
         figure.set_dpi(72)
         tidy(figure)
-        figure.draw_without_rendering()
+        _lay_out(figure)
         figure.set_layout_engine("none")
         _PAGES[figure] = figure.get_tightbbox().padded(matplotlib.rcParams["savefig.pad_inches"])
     return _PAGES[figure]
+
+
+def _lay_out(figure: "Figure") -> None:
+    """Panels get their places, as drawing would give them, without the drawing."""
+    engine = figure.get_layout_engine()
+    if engine is not None:
+        engine.execute(figure)
 
 
 def tidy(figure: "Figure") -> None:
@@ -63,7 +70,7 @@ def tidy(figure: "Figure") -> None:
             _tidy_ticks(axes)
         legends = [axes for axes in figure.axes if axes.get_legend() is not None]
         if legends:
-            figure.draw_without_rendering()
+            _lay_out(figure)
         panels = sum(not hasattr(axes, "_colorbar") for axes in figure.axes)
         if len(legends) == 1 and panels > 1:
             _share_legend(figure, legends[0])
