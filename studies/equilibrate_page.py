@@ -1,0 +1,313 @@
+"""The page of the study of equilibrating: what its numbers say, in tables, sentences and figures."""
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from studies.equilibrate import CASES, OPTIMISERS, STARTS, Case, Line
+from studies.results import interval, table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["figures", "page"]
+
+
+def _line(facts: dict[str, Any], optimiser: str, case: Case) -> Line:
+    mine = facts["optimisers"][optimiser]["cases"][case.name]
+    found = np.array([[np.inf if v is None else v for v in row] for row in mine["losses"]])
+    return Line(mine["exponents"], found, np.array(facts["start"]))
+
+
+class Compared(NamedTuple):
+    """Moved against not, at one start and with or without warm-up."""
+
+    before: Line
+    after: Line
+
+    @property
+    def difference(self) -> tuple[float, float]:
+        """Loss at the best step size, moved less not: mean and half the 95 % interval over seeds."""
+        return interval(self.after.losses[self.after.best] - self.before.losses[self.before.best])
+
+    @property
+    def same(self) -> tuple[float, float]:
+        """The same at the step size that is best without the move, where that survives after it."""
+        k = self.before.exponents[self.before.best]
+        if k not in self.after.exponents or not np.isfinite(self.after.losses[self.after.exponents.index(k)]).all():
+            return math.nan, math.nan
+        return interval(self.after.losses[self.after.exponents.index(k)] - self.before.losses[self.before.best])
+
+    @property
+    def doublings(self) -> tuple[float, float]:
+        """How many times the largest useful step size doubles."""
+        return interval(self.after.largest - self.before.largest)
+
+
+def _compared(facts: dict[str, Any], optimiser: str, start: str, warm_up: bool) -> Compared:
+    return Compared(*(_line(facts, optimiser, Case(start, moved, warm_up)) for moved in (False, True)))
+
+
+def _pm(pair: tuple[float, float], signed: bool = True) -> str:
+    """A mean with its interval."""
+    mean, half = pair
+    if not math.isfinite(mean):
+        return "none"
+    digits = 2 if not math.isfinite(half) or half <= 0 else min(4, max(0, 1 - math.floor(math.log10(half))))
+    return f"{mean:{'+' if signed else ''}.{digits}f} ± {half:.{digits}f}"
+
+
+def _sure(pair: tuple[float, float]) -> int:
+    """-1 or 1 where the interval leaves out zero."""
+    return 0 if not abs(pair[0]) > pair[1] else int(math.copysign(1, pair[0]))
+
+
+def _main_table(networks: dict[str, Any], start: str) -> str:
+    rows = []
+    for network, facts in networks.items():
+        for optimiser in facts["optimisers"]:
+            for warm_up in (False, True):
+                found = _compared(facts, optimiser, start, warm_up)
+                losses_ = [_pm(interval(line.losses[line.best]), signed=False) for line in found]
+                sizes = [f"2^{line.exponents[line.best]}" for line in found]
+                mark = {-1: "better", 0: "no difference", 1: "worse"}[_sure(found.difference)]
+                rows.append([
+                    network, optimiser, "yes" if warm_up else "no", f"{losses_[0]} at {sizes[0]}",
+                    f"{losses_[1]} at {sizes[1]}", f"{_pm(found.difference)}: {mark}", _pm(found.same),
+                    _pm(found.doublings),
+                ])  # fmt: skip
+    head = [
+        "network", "optimiser", "warm-up", "loss as it is", "loss moved", "difference, best step sizes",
+        "difference, same step size", "doublings of the largest useful step",
+    ]  # fmt: skip
+    return table(head, rows)
+
+
+def _warm_table(networks: dict[str, Any]) -> str:
+    rows = []
+    for network, facts in networks.items():
+        for optimiser in facts["optimisers"]:
+            for start in STARTS:
+                plain, warm = (_compared(facts, optimiser, start, warm_up) for warm_up in (False, True))
+                value = {
+                    (moved, warm_up): line.losses[line.best]
+                    for warm_up, pair in ((False, plain), (True, warm))
+                    for moved, line in ((False, pair.before), (True, pair.after))
+                }
+                rows.append([
+                    network, optimiser, start, _pm(interval(value[False, True] - value[False, False])),
+                    _pm(interval(value[True, True] - value[True, False])),
+                    _pm(interval(value[True, False] - value[False, True])),
+                ])  # fmt: skip
+    head = [
+        "network", "optimiser", "start", "warm-up, as it is", "warm-up, moved",
+        "moved without warm-up less not moved with it",
+    ]  # fmt: skip
+    return table(head, rows)
+
+
+def _moves_table(networks: dict[str, Any]) -> str:
+    rows = []
+    for network, facts in networks.items():
+        for start in STARTS:
+            moves = facts["moves"][start]
+            column = lambda name, moves=moves: [math.nan if m[name] is None else m[name] for m in moves]
+            rows.append([
+                network, f"{facts['parameters']:,}", start, _pm(interval(column("noise")), signed=False),
+                _pm(interval(column("curvature")), signed=False), f"{max(column('change')):.0e}",
+                str(int(sum(column("infinite")))),
+            ])  # fmt: skip
+    head = [
+        "network", "parameters that train", "start", "noise power, after/before", "largest curvature, after/before",
+        "outputs changed by at most", "directions without a finite equilibrium, all seeds",
+    ]  # fmt: skip
+    return table(head, rows)
+
+
+def _tally(networks: dict[str, Any], start: str, optimiser: str) -> str:
+    """What the intervals say, in words."""
+    found = {
+        (network, warm_up): _compared(facts, optimiser, start, warm_up)
+        for network, facts in networks.items()
+        for warm_up in (False, True)
+    }
+    count = lambda sign, of: sum(_sure(of(c)) == sign for c in found.values())
+    loss, steps = (lambda c: c.difference), (lambda c: c.doublings)
+    return (
+        f"of {len(found)} comparisons (networks, with and without warm-up) the best loss is better in "
+        f"{count(-1, loss)}, worse in {count(1, loss)}, without a clear difference in {count(0, loss)}; the largest "
+        f"useful step is larger in {count(1, steps)}, smaller in {count(-1, steps)}"
+    )
+
+
+def _conclusions(networks: dict[str, Any]) -> str:
+    """What follows from the intervals."""
+    loss = lambda network, optimiser, start, warm_up=False: _pm(
+        _compared(networks[network], optimiser, start, warm_up).difference
+    )
+    room = lambda network, start, warm_up=False: _pm(_compared(networks[network], "SGD", start, warm_up).doublings)
+    best = lambda moved: _line(networks["transformer"], "SGD", Case("imbalanced", moved, False))
+    apart = best(True).exponents[best(True).best] - best(False).exponents[best(False).best]
+    pairs = [
+        [_compared(facts, optimiser, start, warm_up) for warm_up in (False, True)]
+        for facts in networks.values()
+        for optimiser in OPTIMISERS
+        for start in STARTS
+    ]
+    gains = [
+        interval(warm.losses[warm.best] - plain.losses[plain.best])
+        for both in pairs
+        for plain, warm in zip(*both, strict=True)
+    ]
+    fall = 1 / min(np.mean([m["noise"] for m in facts["moves"][s]]) for facts in networks.values() for s in STARTS)
+    helped = sum(_sure(gain) < 0 for gain in gains)
+    return f"""Expected, from tiny models, was that the move helps imbalanced starts and only those.
+
+- **Imbalanced starts, SGD: refuted for the loss, confirmed in part for step sizes.** Larger steps become useful for
+  the transformer ({room("transformer", "imbalanced")} doublings; its best step size moves by {apart}) and for
+  adapters ({room("adapters", "imbalanced")}), not for the ReLU network ({room("ReLU network", "imbalanced")}). But
+  with each at its best step size the imbalanced network trains no worse without the move: the difference is
+  {loss("ReLU network", "SGD", "imbalanced")} for the ReLU network and {loss("transformer", "SGD", "imbalanced")} for
+  the transformer, both against the move. Only adapters gain, {loss("adapters", "SGD", "imbalanced")} without warm-up.
+- **Imbalanced starts, Adam: expected was no effect, one was found.** The transformer ends better,
+  {loss("transformer", "Adam", "imbalanced")}; the ReLU network does not
+  ({loss("ReLU network", "Adam", "imbalanced")}).
+- **Default starts: the move gains nothing.** Under SGD the transformer ends worse,
+  {loss("transformer", "SGD", "default")} and {loss("transformer", "SGD", "default", True)} with warm-up. Without
+  warm-up it bears larger steps ({room("transformer", "default")} doublings), which are worth nothing to the loss.
+- **In place of a warm-up: cannot be told.** Warm-up itself made {helped} of {len(gains)} lines clearly better.
+- Noise power falls by up to {fall:.0f} times (below), curvature nearly as much, and neither predicts any of this.
+
+Of {4 * len(networks) * 2} intervals at 95 % about one leaves out zero by chance. Differences between adapters are all
+below 0.3 % of the loss. So: do not equilibrate for a better loss; it is worth a try where a start is known to be
+imbalanced and the step size cannot be tuned down, or with Adam from such a start."""
+
+
+def page(facts: dict[str, Any]) -> str:
+    """The page of the study, made from its results."""
+    networks, scale, made = facts["networks"], facts["scale"], facts["made"]
+    left = [
+        f"{network}, {optimiser}, {case}"
+        for network, mine in networks.items()
+        for optimiser, of in mine["optimisers"].items()
+        for case, line in of["cases"].items()
+        if line["open"]
+    ]
+    edges = (
+        "Every grid was extended until its best step size was inside and its largest one of no use to any seed."
+        if not left
+        else f"Grids that still end too early: {'; '.join(left)}."
+    )
+    tallies = "\n".join(
+        f"- **{start.capitalize()} start, {optimiser}**: {_tally(networks, start, optimiser)}."
+        for start in STARTS
+        for optimiser in OPTIMISERS
+    )
+    return f"""# Is equilibrating worth it?
+
+`equilibrate` moves a network to its noise equilibrium before training: the same function, less gradient noise. Does
+training gain? Made by `python -m studies.equilibrate` on {made["device"]} in {made["seconds"]:.0f} s (torch
+{made["torch"]}, {scale["seeds"]} seeds); numbers in `studies/results/equilibrate.json`. All numbers of this page are
+from that command; `python -m studies.equilibrate --draw` makes the page from the JSON. Intervals are 95 %, by
+Student's t over seeds, paired where two are compared. "Better" and "worse" are said where the interval leaves out
+zero.
+
+{tallies}
+
+{_conclusions(networks)}
+
+## Default starts
+
+![Loss over step sizes, SGD](equilibrate-sgd-default.svg)
+
+![Loss over step sizes, Adam](equilibrate-adam-default.svg)
+
+The loss is the mean over the last tenth of the training; step sizes are powers of 2, each case at its own best. "Same
+step size": both at the one that is best without the move.
+
+{_main_table(networks, "default")}
+
+## Imbalanced starts
+
+![Loss over step sizes, SGD](equilibrate-sgd-imbalanced.svg)
+
+![Loss over step sizes, Adam](equilibrate-adam-imbalanced.svg)
+
+Every generator of every symmetry moved by a factor between e^−2 and e^2, drawn at random: the same function as the
+default start.
+
+{_main_table(networks, "imbalanced")}
+
+## Warm-up
+
+Differences of the loss at the best step sizes. First two columns: with warm-up less without, negative where warm-up
+helps. Last: can the move stand in for a warm-up? Negative if it does better.
+
+{_warm_table(networks)}
+
+## What the move did
+
+{_moves_table(networks)}
+
+At B = 0 an adapter has no finite equilibrium and nothing is moved. Adapters start here after {scale["adapter_steps"]}
+steps of SGD from there.
+
+## Settings
+
+- ReLU network: 64-{scale["width"]}-{scale["width"]}-10 on scikit-learn's digits, minibatches of {scale["batch"]},
+  {networks["ReLU network"]["steps"]} steps.
+- Transformer: {scale["layers"]} layers, width {scale["text_width"]}, 4 heads, ReLU, LayerNorm before;
+  {scale["text_batch"]} windows of {scale["tokens"]} words from a text that a probabilistic grammar made,
+  {networks["transformer"]["steps"]} steps.
+- Adapters: rank {scale["rank"]} beside queries, values and the last layer of each block of such a transformer, which
+  had learnt the language for {scale["base_steps"]} steps of Adam; they learn a dialect of it with other word
+  frequencies. One base network for all seeds.
+- Warm-up: the step size rises in proportion over the first {scale["warm_up"]:.0%} of the steps. No momentum, no
+  weight decay, no other schedule.
+- The best step size has the least mean loss over seeds, every seed finite; it is chosen and judged on the same seeds.
+  A step size is useful to a seed if it takes off at least half of what the best one does. {edges}
+- The equilibrium is found from {scale["noise_batches"]} minibatches at the start. Adam trains from the same starts;
+  its state is empty then.
+- Parameters: more than 10 times those of `python -m benchmarks.torch_teleport` ([PyTorch models](../torch.md)), which
+  found steps of up to 12 times the size surviving after the move. What survives there is a run that ends below 1.5
+  times its first loss; nearly all step sizes here would, so that usefulness is asked for.
+- The time is that of training; the starts were made before, on a CPU.
+- Losses are of training, after one fixed number of steps: what longer training or a test set would say is not
+  covered.
+"""
+
+
+def figures(facts: dict[str, Any]) -> "dict[str, Figure]":
+    """Loss over step sizes, a panel a network and start."""
+    from undertow.figures.style import COLOURS, new_figure
+
+    found = {}
+    for optimiser in OPTIMISERS:
+        for start in STARTS:
+            figure, panels = new_figure(len(facts["networks"]), width=4.2, height=3.3)
+            for axes, (network, mine) in zip(panels, facts["networks"].items(), strict=True):
+                for moved, colour in ((False, "grey"), (True, "blue")):
+                    for warm_up, style in ((False, "-"), (True, "--")):
+                        line = _line(mine, optimiser, Case(start, moved, warm_up))
+                        kept = np.isfinite(line.losses).all(1) & (line.losses.mean(1) < line.start.mean())
+                        x, y = 2.0 ** np.array(line.exponents)[kept], line.losses[kept]
+                        axes.errorbar(
+                            x, y.mean(1), yerr=[interval(row)[1] for row in y], ls=style, color=COLOURS[colour],
+                            label=f"{'moved' if moved else 'as it is'}{', warm-up' if warm_up else ''}", lw=1.2,
+                            marker="o", markersize=2.5, capsize=1.5,
+                        )  # fmt: skip
+                top, low = (
+                    float(np.mean(mine["start"])),
+                    min(line.losses.mean(1).min() for line in _all(mine, optimiser)),
+                )
+                axes.set_ylim(low - 0.05 * (top - low), top + 0.05 * (top - low))
+                axes.set_xscale("log", base=2)
+                axes.set_title(f"{network}, {start} start")
+                axes.set_xlabel("step size")
+            panels[0].set_ylabel(f"loss, {optimiser}")
+            found[f"equilibrate-{optimiser.lower()}-{start}"] = figure
+    return found
+
+
+def _all(facts: dict[str, Any], optimiser: str) -> list[Line]:
+    return [_line(facts, optimiser, case) for case in CASES]
