@@ -10,7 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-__all__ = ["Number", "concrete", "finite_number", "params_of_floats", "positive_integer", "quote", "sample_axis"]
+__all__ = [
+    "Number",
+    "concrete",
+    "finite_number",
+    "group_labels",
+    "group_shares",
+    "params_of_floats",
+    "positive_integer",
+    "quote",
+    "sample_axis",
+]
 
 Number = float | int | np.generic | np.ndarray | Array
 """What a user may give where one real number is meant."""
@@ -88,3 +98,37 @@ def sample_axis(function: str, **data: PyTree) -> int:
     if size == 0:
         raise ValueError(f"`{function}`: the data is empty (0 samples); give at least one sample.")
     return size
+
+
+def group_labels(function: str, labels: np.ndarray) -> np.ndarray:
+    """How many samples each of the groups 0..k-1 has; refuses other labels, and groups without samples."""
+    if not np.issubdtype(labels.dtype, np.integer):
+        raise TypeError(
+            f"`{function}`: `groups` has dtype {labels.dtype}; give whole numbers 0..k-1, such as "
+            "`np.unique(names, return_inverse=True)[1]`."
+        )
+    if labels.min() < 0:
+        raise ValueError(f"`{function}`: `groups` holds {labels.min()}; labels are 0..k-1.")
+    counts = np.bincount(labels)
+    empty = np.flatnonzero(counts == 0)
+    if empty.size:
+        raise ValueError(
+            f"`{function}`: group {empty[0]} has no data; number the groups 0..k-1 without gaps, such as "
+            "`np.unique(groups, return_inverse=True)[1]`."
+        )
+    return counts
+
+
+def group_shares(function: str, weights: Any, environments: int) -> np.ndarray:
+    """The probability of each environment: positive, summing to 1."""
+    shares = np.asarray(weights, float)
+    if shares.shape != (environments,):
+        raise ValueError(
+            f"`{function}`: `weights` has shape {shares.shape} and there are {environments} groups; give one each."
+        )
+    if not np.all(np.isfinite(shares)) or np.any(shares <= 0) or abs(shares.sum() - 1) > 1e-6:
+        raise ValueError(
+            f"{quote(function, weights=shares.tolist())}: `weights` must be positive and sum to 1 "
+            f"(they sum to {shares.sum():g}); divide by the sum, and leave out an environment of weight 0."
+        )
+    return shares / shares.sum()

@@ -1,4 +1,4 @@
-"""The page on PyTorch models: its code runs, warnings being errors, and prints what the page shows."""
+"""The pages on PyTorch: their code runs, warnings being errors, and prints what they show."""
 
 import contextlib
 import io
@@ -9,17 +9,18 @@ import pytest
 
 pytestmark = pytest.mark.torch
 
-PAGE = Path(__file__).parent.parent.parent / "docs" / "torch.md"
+DOCS = Path(__file__).parent.parent.parent / "docs"
 BLOCK = re.compile(r"^```py\n(?P<code>.*?)^```\n\s*^```text\n(?P<shown>.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-def test_the_page_prints_what_it_shows():
-    text = PAGE.read_text()
+@pytest.mark.parametrize("name", ["torch.md", "monitor.md"])
+def test_the_page_prints_what_it_shows(name):
+    text = (DOCS / name).read_text()
     found = list(BLOCK.finditer(text))
     assert len(found) == text.count("```py\n") >= 4
     namespace: dict = {}
     for block in found:
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
-            exec(compile(block["code"], PAGE.name, "exec"), namespace)
+            exec(compile(block["code"], name, "exec"), namespace)
         assert out.getvalue() == block["shown"]

@@ -1,6 +1,5 @@
 """The noise monitor against per-sample gradients by torch.func, in training loops of many kinds."""
 
-import contextlib
 import copy
 import csv
 import functools
@@ -8,9 +7,7 @@ import gc
 import io
 import itertools
 import pickle
-import re
 import sys
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -827,19 +824,3 @@ def test_what_cannot_be_heard_is_said(as_a_user):
         NoiseMonitor(relu(), found, every=0)
     with pytest.raises(ValueError, match="batch_axis=2"):
         NoiseMonitor(relu(), found, batch_axis=2)
-
-
-PAGE = Path(__file__).parent.parent.parent / "docs" / "monitor.md"
-BLOCK = re.compile(r"^```py\n(?P<code>.*?)^```\n\s*^```text\n(?P<shown>.*?)^```$", re.DOTALL | re.MULTILINE)
-
-
-def test_the_page_prints_what_it_shows():
-    text = PAGE.read_text()
-    found = list(BLOCK.finditer(text))
-    assert len(found) == text.count("```py\n") >= 4
-    namespace: dict = {}
-    for block in found:
-        out = io.StringIO()
-        with contextlib.redirect_stdout(out):
-            exec(compile(block["code"], PAGE.name, "exec"), namespace)
-        assert out.getvalue() == block["shown"]

@@ -15,7 +15,7 @@ from undertow.noise import sampling
 from undertow.noise.base import AbstractNoise
 from undertow.noise.minibatch import Minibatch
 from undertow.problem import AbstractSampled
-from undertow.validate import positive_integer, quote
+from undertow.validate import group_labels, group_shares, positive_integer
 
 __all__ = ["Environments"]
 
@@ -68,7 +68,7 @@ class Environments(AbstractNoise):
             self.weights = jnp.asarray(counts / counts.sum(), dtype)
             self.problem = problem
         else:
-            shares = _shares(weights, len(counts))
+            shares = group_shares("Environments", weights, len(counts))
             self.weights = jnp.asarray(shares, dtype)
             self.problem = problem.reweight(jnp.asarray((shares / counts)[labels], dtype))
 
@@ -186,36 +186,7 @@ def _labels(groups: Any, samples: int) -> tuple[np.ndarray, np.ndarray]:
         raise ValueError(
             f"`Environments`: `groups` has shape {labels.shape} and the problem {samples} samples; give one label each."
         )
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise TypeError(
-            f"`Environments`: `groups` has dtype {labels.dtype}; give whole numbers 0..k-1, "
-            "such as `np.unique(names, return_inverse=True)[1]`."
-        )
-    if labels.min() < 0:
-        raise ValueError(f"`Environments`: `groups` holds {labels.min()}; labels are 0..k-1.")
-    counts = np.bincount(labels)
-    empty = np.flatnonzero(counts == 0)
-    if empty.size:
-        raise ValueError(
-            f"`Environments`: group {empty[0]} has no data; number the groups 0..k-1 without gaps, "
-            "such as `np.unique(groups, return_inverse=True)[1]`."
-        )
-    return labels, counts
-
-
-def _shares(weights: Any, environments: int) -> np.ndarray:
-    """The checked probability of each environment."""
-    shares = np.asarray(weights, float)
-    if shares.shape != (environments,):
-        raise ValueError(
-            f"`Environments`: `weights` has shape {shares.shape} and there are {environments} groups; give one each."
-        )
-    if not np.all(np.isfinite(shares)) or np.any(shares <= 0) or abs(shares.sum() - 1) > 1e-6:
-        raise ValueError(
-            f"{quote('Environments', weights=shares.tolist())}: `weights` must be positive and sum to 1 "
-            f"(they sum to {shares.sum():g}); divide by the sum, and leave out an environment of weight 0."
-        )
-    return shares / shares.sum()  # a rounding away from 1 in single precision
+    return labels, group_labels("Environments", labels)
 
 
 def _padded_members(labels: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -35,7 +35,7 @@ from undertow.torch.names import name_relation
 from undertow.torch.nullspace import CLEAR, NULL, Found, integer_null_space, sparse_basis
 from undertow.torch.proof import HOLDS, Bench
 
-__all__ = ["Census", "census"]
+__all__ = ["Census", "census", "refuse_foreign"]
 
 MOST_DRAWS = 16
 """Draws of random weights, each one forward and backward pass."""
@@ -418,3 +418,16 @@ def _pivots(matrix: np.ndarray) -> set[int]:
         for other in range(column + 1, work.shape[1]):
             work[:, other] -= work[row, other] * pivot
     return chosen
+
+
+def refuse_foreign(function: str, census: Census, params: dict[str, Tensor]) -> None:
+    """A census is of one model as it trained then: refuses one that moves what these trainable parameters have not."""
+    for relation in census.relations:
+        for axis in relation.axes:
+            parameter = params.get(axis.parameter)
+            shape = None if parameter is None else tuple(parameter.shape) or (1,)
+            if shape is None or shape[axis.axis] != axis.length:
+                raise ValueError(
+                    f"`{function}`: the census moves {axis}, which this model does not have as a trainable parameter; "
+                    "take a census of this model as it trains now."
+                )

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from undertow.estimate import Estimate
 from undertow.torch.axes import Relation
-from undertow.torch.census import Census
+from undertow.torch.census import Census, refuse_foreign
 from undertow.torch.copies import Loss, forward, trainable, unwrap
 from undertow.torch.curvature import largest_curvature
 from undertow.torch.decay import gamma_of
@@ -261,15 +261,7 @@ def _refuse(model: nn.Module, census: Census, batches: list, step_size: float, w
         raise ValueError(f"`equilibrate(step_size={step_size})`: give a number above 0.")
     if not (math.isfinite(weight_decay) and weight_decay >= 0):
         raise ValueError(f"`equilibrate(weight_decay={weight_decay})`: give 0 or more.")
-    for relation in census.relations:
-        for axis in relation.axes:
-            parameter = params.get(axis.parameter)
-            shape = None if parameter is None else tuple(parameter.shape) or (1,)
-            if shape is None or shape[axis.axis] != axis.length:
-                raise ValueError(
-                    f"`equilibrate`: the census moves {axis}, which this model does not have as a trainable parameter; "
-                    "take a census of this model as it trains now."
-                )
+    refuse_foreign("equilibrate", census, params)
     broken = [name for name, p in params.items() if not bool(torch.isfinite(p).all())]
     if broken:
         raise ValueError(f"`equilibrate`: {broken[0]} has entries that are not finite; the model diverged.")

@@ -17,7 +17,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from undertow import validate
 from undertow.torch.axes import Axis, Relation
-from undertow.torch.census import Census
+from undertow.torch.census import Census, refuse_foreign
 from undertow.torch.copies import trainable, unwrap
 from undertow.torch.decay import gamma_of
 from undertow.torch.distance import how_far, relaxation
@@ -473,16 +473,7 @@ def _refuse_census(model: nn.Module, census: Census) -> None:
         raise TypeError(f"`NoiseMonitor(model, census)`: got a {type(census).__name__}; give `census(model, ...)`.")
     if not len(census):
         raise ValueError("`NoiseMonitor`: the census found no exact symmetry, so that there is nothing to watch.")
-    params = trainable(model)
-    for relation in census:
-        for axis in relation.axes:
-            parameter = params.get(axis.parameter)
-            shape = None if parameter is None else tuple(parameter.shape) or (1,)
-            if shape is None or shape[axis.axis] != axis.length:
-                raise ValueError(
-                    f"`NoiseMonitor`: the census moves {axis}, which is no trainable parameter of this model; "
-                    "take a census of this model as it trains now."
-                )
+    refuse_foreign("NoiseMonitor", census, trainable(model))
 
 
 def _writer(writer: Any) -> tuple[Any, bool]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler, get_worker_info
 
-from undertow.validate import positive_integer, quote
+from undertow.validate import group_labels, group_shares, positive_integer, quote
 
 __all__ = ["AbstractBatchSampler", "EnvironmentBatchSampler", "LabelNoise", "PooledBatchSampler"]
 
@@ -36,7 +36,7 @@ class AbstractBatchSampler(Sampler, ABC):
         name = type(self).__name__
         self.batch_size = positive_integer(name, "batch_size", batch_size)
         self.groups, self.sizes = _labels(name, groups)
-        self.weights = None if weights is None else _shares(name, weights, len(self.sizes))
+        self.weights = None if weights is None else group_shares(name, weights, len(self.sizes))
         self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise ValueError(f"{quote(name, seed=repr(seed))}: `seed` must be a whole number of at least 0.")
@@ -288,33 +288,4 @@ def _labels(name: str, groups: Any) -> tuple[np.ndarray, np.ndarray]:
     labels = groups.numpy(force=True) if isinstance(groups, Tensor) else np.asarray(groups)
     if labels.ndim != 1 or not labels.size:
         raise ValueError(f"`{name}`: `groups` has shape {labels.shape}; give the environment of every sample.")
-    if not np.issubdtype(labels.dtype, np.integer):
-        raise TypeError(
-            f"`{name}`: `groups` has dtype {labels.dtype}; give whole numbers 0..k-1, such as "
-            "`np.unique(names, return_inverse=True)[1]`."
-        )
-    if labels.min() < 0:
-        raise ValueError(f"`{name}`: `groups` holds {labels.min()}; labels are 0..k-1.")
-    counts = np.bincount(labels)
-    empty = np.flatnonzero(counts == 0)
-    if empty.size:
-        raise ValueError(
-            f"`{name}`: group {empty[0]} has no data; number the groups 0..k-1 without gaps, such as "
-            "`np.unique(groups, return_inverse=True)[1]`."
-        )
-    return labels, counts
-
-
-def _shares(name: str, weights: Any, environments: int) -> np.ndarray:
-    """The checked probability of each environment."""
-    shares = np.asarray(weights, float)
-    if shares.shape != (environments,):
-        raise ValueError(
-            f"`{name}`: `weights` has shape {shares.shape} and there are {environments} groups; give one each."
-        )
-    if not np.all(np.isfinite(shares)) or np.any(shares <= 0) or abs(shares.sum() - 1) > 1e-6:
-        raise ValueError(
-            f"{quote(name, weights=shares.tolist())}: `weights` must be positive and sum to 1 "
-            f"(they sum to {shares.sum():g}); divide by the sum, and leave out an environment of weight 0."
-        )
-    return shares / shares.sum()
+    return labels, group_labels(name, labels)
