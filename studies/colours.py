@@ -473,6 +473,7 @@ def page(found: dict[str, Any]) -> str:
     parts = [
         "# Coloured digits: batches of one environment and other ways to be invariant",
         "Written by `python -m studies.colours` from `studies/results/colours.json`; do not edit by hand. "
+        "The JSON joins two runs; the command was not run from end to end at this size. "
         f"{found['count']:,} runs ({found['diverged']:,} diverged) in {found['seconds']:.0f} s on {found['device']}.",
         f"Scikit-learn's digits, 8 x 8 pixels; the label is whether a digit is 5 or more, and {FLIPS:.0%} of the "
         "labels are flipped. One feature more, the colour (+-1), agrees with the flipped label with a probability that "

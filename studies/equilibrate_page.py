@@ -206,9 +206,11 @@ def page(facts: dict[str, Any]) -> str:
     return f"""# Is equilibrating worth it?
 
 `equilibrate` moves a network to its noise equilibrium before training: the same function, less gradient noise. Does
-training gain? Made by `python -m studies.equilibrate` on {made["device"]} in {made["seconds"]:.0f} s (torch
+training gain? Made by the functions of `studies/equilibrate.py` on {made["device"]} in {made["seconds"]:.0f} s (torch
 {made["torch"]}, {scale["seeds"]} seeds); numbers in `studies/results/equilibrate.json`. All numbers of this page are
-from that command; `python -m studies.equilibrate --draw` makes the page from the JSON. Intervals are 95 %, by
+from there; `python -m studies.equilibrate --draw` makes the page from the JSON. The whole study is
+`python -m studies.equilibrate`; these numbers came network by network, from starts made before, and that command was
+not run from end to end. Intervals are 95 %, by
 Student's t over seeds, paired where two are compared. "Better" and "worse" are said where the interval leaves out
 zero.
 
