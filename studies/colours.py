@@ -519,6 +519,11 @@ def page(found: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def _load(path: Path) -> dict[str, np.ndarray]:
+    with np.load(path) as arrays:
+        return dict(arrays)
+
+
 def main() -> None:
     """Runs the parts that are asked for, all of them by default."""
     parser = argparse.ArgumentParser(prog="python -m studies.colours", description=__doc__)
@@ -530,9 +535,9 @@ def main() -> None:
     if given.prepare:
         np.savez_compressed(given.prepare, **prepare(settings))  # ty: ignore
     elif given.train:
-        np.savez_compressed(given.runs, **run_all(settings, dict(np.load(given.train))))  # ty: ignore
+        np.savez_compressed(given.runs, **run_all(settings, _load(given.train)))  # ty: ignore
     else:
-        runs = dict(np.load(given.runs)) if given.runs else run_all(settings, prepare(settings))
+        runs = _load(given.runs) if given.runs else run_all(settings, prepare(settings))
         results.save(NAME, summarise(settings, runs))
         results.publish(NAME, page, figures)
 

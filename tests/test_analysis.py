@@ -49,7 +49,8 @@ def test_a_file_of_ones_own(name, file, tmp_path, capsys):
     page = (tmp_path / "out" / "analysis.html").read_text()
     assert "rescaling of 4 neurons, bias, in against out" in page
     assert "in by taps" in page
-    saved = np.load(tmp_path / "out" / "equilibrium.npz")
+    with np.load(tmp_path / "out" / "equilibrium.npz") as arrays:
+        saved = dict(arrays)
     assert set(saved) == {"in", "bias", "out"}
     # the same function as before
     inputs = jax.random.normal(jax.random.key(5), (20, 3))

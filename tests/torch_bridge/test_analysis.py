@@ -65,7 +65,8 @@ def refuse_another_function(file, saved):
     exec(file.read_text(), space)
     model, x = space["model"], space["x"]
     before, first = model(x), model[0].weight.detach().clone()
-    arrays = np.load(saved)
+    with np.load(saved) as file_of_arrays:
+        arrays = dict(file_of_arrays)
     assert set(arrays) == set(dict(model.named_parameters()))
     model.load_state_dict({name: torch.from_numpy(arrays[name]) for name in arrays}, strict=False)
     assert not torch.allclose(first, model[0].weight, rtol=1e-2)
