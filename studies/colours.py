@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from studies import results
 
+from undertow.device import device
 from undertow.environments.penalties import irm_penalty, smooth_max, vrex_penalty
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ class Settings:
     steps: int = 2000
     """Updates of a run."""
     every: int = 100
-    """Steps between two looks: the number of steps is chosen among the looks."""
+    """Steps between two looks: the number of steps is chosen among the looks, the first of which is the start."""
     batch: int = 100
     """Samples of a step, for the two that take batches."""
     hidden: int = 64
@@ -172,11 +173,12 @@ def accuracies(params: dict[str, jax.Array], data: dict[str, jax.Array]) -> jax.
     return jnp.where(fine, jnp.stack([*right, *test]), 0.0)
 
 
-@partial(jax.jit, static_argnames=("method", "model", "settings"))
+@partial(jax.jit, static_argnames=("method", "model", "settings", "side_by_side"))
 def train(
     method: str,
     model: str,
     settings: Settings,
+    side_by_side: bool,
     data: dict[str, jax.Array],
     batches: jax.Array,
     key: jax.Array,
@@ -184,35 +186,39 @@ def train(
     step_size: jax.Array,
     strength: jax.Array,
 ) -> jax.Array:
-    """All runs of one method: (seeds, runs, looks, 6). `scale`, `step_size` and `strength` have one entry a run."""
+    """All runs of one method: (seeds, runs, looks, 6). `scale`, `step_size` and `strength` have one entry a run.
+
+    `side_by_side`: all at once, which fills an accelerator; else one after the other, each in a processor's cache.
+    """
     inputs = data["x"].shape[-1] + 1
-    kind = "diagonal" if model == "diagonal" else "network"
+    each = lambda f, *of: jax.vmap(f)(*of) if side_by_side else jax.lax.map(lambda one: f(*one), of)
+
+    looks = settings.steps // settings.every
+    on = (jnp.arange(settings.steps) >= settings.annealed).astype(jnp.float32).reshape(looks, -1)
 
     def one_seed(data: dict[str, jax.Array], batches: jax.Array, key: jax.Array) -> jax.Array:
-        begin = start(kind, key, inputs, settings.hidden)
+        begin = start(model, key, inputs, settings.hidden)
         painted = jnp.concatenate([data["x"], data["tint"] * data["colour"][:, None]], axis=1)
-
-        def one_run(params: Any, batch: jax.Array | None, on: jax.Array, eta: jax.Array, strength: jax.Array) -> Any:
-            x, y = (painted, data["y"]) if batch is None else (painted[batch], data["y"][batch])
-            slope = jax.grad(partial(objective, method))(params, x, y, strength, on)
-            return jax.tree.map(lambda p, g: p - eta * g, params, slope)
-
-        def step(params: Any, drawn: tuple) -> tuple[Any, None]:
-            batch, on = drawn
-            move = lambda p, eta, s: one_run(p, batch, on, eta, s)
-            return jax.vmap(move)(params, step_size, strength), None
-
-        def look(params: Any, drawn: Any) -> tuple[Any, jax.Array]:
-            params, _ = jax.lax.scan(step, params, drawn)
-            return params, jax.vmap(lambda p: accuracies(p, data))(params)
-
-        params = jax.tree.map(lambda p: scale.reshape(-1, *[1] * p.ndim) * p[None], begin)
-        looks = settings.steps // settings.every
-        on = (jnp.arange(settings.steps) >= settings.annealed).astype(jnp.float32).reshape(looks, -1)
         drawn = (batches.reshape(looks, settings.every, -1) if method in BATCHED else None, on)
-        return jnp.swapaxes(jax.lax.scan(look, params, drawn)[1], 0, 1)
 
-    return jax.vmap(one_seed)(data, batches, key)
+        def one_run(scale: jax.Array, eta: jax.Array, strength: jax.Array) -> jax.Array:
+            def step(params: Any, drawn: tuple) -> tuple[Any, None]:
+                batch, on = drawn
+                x, y = (painted, data["y"]) if batch is None else (painted[batch], data["y"][batch])
+                slope = jax.grad(partial(objective, method))(params, x, y, strength, on)
+                return jax.tree.map(lambda p, g: p - eta * g, params, slope), None
+
+            def look(params: Any, drawn: Any) -> tuple[Any, jax.Array]:
+                params, _ = jax.lax.scan(step, params, drawn)
+                return params, accuracies(params, data)
+
+            params = jax.tree.map(lambda p: scale * p, begin)
+            later = jax.lax.scan(look, params, drawn)[1]
+            return jnp.concatenate([accuracies(params, data)[None], later])
+
+        return each(one_run, scale, step_size, strength)
+
+    return each(one_seed, data, batches, key)
 
 
 def run_all(
@@ -224,6 +230,7 @@ def run_all(
     keys = jax.vmap(jax.random.key)(jnp.arange(settings.seeds))
     plain = {k: v for k, v in arrays.items() if not k.startswith("colour")}
     networks = [name for name in MODELS if name != "diagonal"]
+    side_by_side = device().platform != "cpu"
     found: dict[str, np.ndarray] = {}
     for method, (step_sizes, strengths) in grids.items():
         kind = "one environment" if method == "one environment" else "pooled"
@@ -237,13 +244,13 @@ def run_all(
                     "tint": tint, "colour": arrays[f"colour_{design}"],
                     "colour_validation": arrays[f"colour_validation_{design}"],
                 }  # fmt: skip
-                seen = np.asarray(train(method, model, settings, data, batches, keys, *columns))
+                seen = np.asarray(train(method, model, settings, side_by_side, data, batches, keys, *columns))
                 seen = seen.reshape(settings.seeds, len(names), len(step_sizes), len(strengths), *seen.shape[2:])
                 for k, name in enumerate(names):
                     found[f"{design}/{name}/{method}"] = seen[:, k].astype(np.float16)
                 print(f"{time.perf_counter() - began:7.1f} s  {method}, {model}, {design}", flush=True)
     found["seconds"] = np.array(time.perf_counter() - began)
-    found["device"] = np.array(jax.devices()[0].device_kind)
+    found["device"] = np.array(device().device_kind)
     return found
 
 
@@ -265,38 +272,51 @@ def in_environment(seen: np.ndarray, agreement: float, half: int) -> np.ndarray:
 
 
 def scores(seen: np.ndarray, rule: str) -> np.ndarray:
-    """What a rule makes largest, for every seed and setting."""
+    """What a rule makes large, for every seed and setting."""
     if rule in ORACLES:
-        mean = in_environment(seen, ORACLES[rule], 0).mean(axis=0)
-        return np.broadcast_to(mean[None], seen.shape[:-1])
+        return in_environment(seen, ORACLES[rule], 0)
     return seen[..., :2].mean(axis=-1) if rule == "validation" else seen[..., :2].min(axis=-1)
 
 
-def choose(seen: np.ndarray, rule: str) -> np.ndarray:
+def choose(score: np.ndarray, rule: str) -> np.ndarray:
     """The chosen (step size, strength, look) of every seed, by `RULES`: (seeds, 3)."""
-    score = scores(seen, rule)
+    if rule in ORACLES:  # one choice for all seeds
+        score = np.broadcast_to(score.mean(axis=0)[None], score.shape)
     best = score.reshape(len(score), -1).argmax(axis=1)
-    return np.stack(np.unravel_index(best, seen.shape[1:-1]), axis=1)
+    return np.stack(np.unravel_index(best, score.shape[1:]), axis=1)
+
+
+def at_the_ends(score: np.ndarray) -> dict[str, tuple[float, float]]:
+    """The ends of the grid at which the best setting lies, and by how much it beats the best one inside.
+
+    That is the mean over seeds and half its 95 % interval. The start, at 0 steps, is no end: nobody trains for less.
+    """
+    mean, found = score.mean(axis=0), {}
+    best = np.unravel_index(mean.argmax(), mean.shape)
+    for axis, (name, at, size) in enumerate(zip(("step size", "strength", "steps"), best, mean.shape, strict=True)):
+        if size == 1 or at not in (0, size - 1) or (name == "steps" and at == 0):
+            continue
+        kept = np.arange(0 if name == "steps" else 1, size - 1)
+        inside = np.take(score, kept, axis=axis + 1)
+        second = np.unravel_index(inside.mean(axis=0).argmax(), inside.shape[1:])
+        gain = results.interval(list(score[(slice(None), *best)] - inside[(slice(None), *second)]))
+        found[f"{'least' if at == 0 else 'largest'} {name}"] = gain
+    return found
 
 
 def judged(
     seen: np.ndarray, rule: str, agreement: tuple[float, float], strengths: tuple, etas: tuple
 ) -> dict[str, Any]:
     """Accuracies at what a rule chooses, the setting that is best on average, and at which ends of the grid it lies."""
-    at = choose(seen, rule)
+    score = scores(seen, rule)
+    at = choose(score, rule)
     taken = seen[np.arange(len(seen)), at[:, 0], at[:, 1], at[:, 2]]
-    mean = scores(seen, rule).mean(axis=0)
+    mean = score.mean(axis=0)
     middle = np.unravel_index(mean.argmax(), mean.shape)
-    names, sizes = ("step size", "strength", "steps"), mean.shape
-    edges = [
-        f"{'least' if k == 0 else 'largest'} {name}"
-        for name, k, size in zip(names, middle, sizes, strict=True)
-        if size > 1 and k in (0, size - 1)
-    ]
     return {
         "reversed": in_environment(taken, REVERSED, 1), "training": in_environment(taken, float(np.mean(agreement)), 1),
         "neutral": in_environment(taken, 0.5, 1), "step_size": etas[middle[0]], "strength": strengths[middle[1]],
-        "look": int(middle[2]), "edges": edges,
+        "look": int(middle[2]), "ends": at_the_ends(score),
     }  # fmt: skip
 
 
@@ -395,6 +415,21 @@ def _table(found: dict[str, Any], design: str, model: str) -> str:
     return results.table(["", *(f"reversed, by {rule}" for rule in RULES), "training mix, by validation"], rows)
 
 
+def _end(gain: tuple[float, float]) -> str:
+    """How much better than inside a setting at an end of the grid is; in bold where seeds can tell."""
+    text = f"{gain[0]:+.3f} ± {gain[1]:.3f}"
+    return f"**{text}**" if word(gain) == "better" else text
+
+
+def ends(found: dict[str, Any]) -> tuple[int, int]:
+    """How many chosen settings lie at an end of a grid, and how many of those are better than the best one inside."""
+    all_rules = [
+        r for models in found["chosen"].values() for m in models.values() for k in m.values() for r in k.items()
+    ]
+    gains = [gain for _, rule in all_rules for gain in rule["ends"].values()]
+    return len(gains), sum(word(gain) == "better" for gain in gains)
+
+
 def _settings(found: dict[str, Any]) -> str:
     rows, every = [], found["settings"]["every"]
     for design, models in found["chosen"].items():
@@ -404,8 +439,10 @@ def _settings(found: dict[str, Any]) -> str:
                 for rule in ("validation", "neutral", "oracle"):
                     here = rules[rule]
                     strength = "" if len(found["grids"][method][1]) == 1 else f", strength {here['strength']:g}"
-                    edge = f" (**{', '.join(here['edges'])}**)" if here["edges"] else ""
-                    row.append(f"{here['step_size']:g}{strength}, {every * (here['look'] + 1)} steps{edge}")
+                    steps = every * here["look"]
+                    ends = [f"{end}, {_end(gain)}" for end, gain in here["ends"].items()]
+                    at = f"step {here['step_size']:g}{strength}, {steps} steps" if steps else "not trained"
+                    row.append(at + (f" ({'; '.join(ends)})" if ends else ""))
                 rows.append(row)
     return results.table(["colours", "model", "method", "by validation", "by neutral", "by oracle"], rows)
 

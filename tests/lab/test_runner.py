@@ -5,10 +5,12 @@ import threading
 import time
 from pathlib import Path
 
+import jax
 import pytest
 from work import finish, finish_or_die, finish_or_hang
 
 from undertow.claims import registry
+from undertow.device import device
 from undertow.lab import runner, store
 
 NAMES = ["sensing-factor-two", "additive-covariance", "isotropic-covariance", "minibatch-covariance"]
@@ -113,3 +115,22 @@ def test_a_real_claim_end_to_end(tmp_path, x64):
     assert abs(result["measured"] - 2) < 1e-9
     assert result["compile_seconds"] + result["run_seconds"] == pytest.approx(result["seconds"])
     assert (tmp_path / "claims" / claim.id / "figure.svg").read_text().startswith("<?xml")
+
+
+def test_a_full_accelerator_leaves_its_claims_waiting_and_no_others(monkeypatch):
+    tasks = [{"claim": name} for name, claim in registry.items() if claim.accelerated]
+    running, waiting = tasks[: runner.ACCELERATED_AT_ONCE], tasks[runner.ACCELERATED_AT_ONCE :]
+    assert runner._next(waiting, running) in waiting
+    monkeypatch.setattr(runner, "_has_accelerator", lambda: True)
+    assert runner._next(waiting, running) is None
+    assert runner._next(waiting, running[1:]) in waiting
+    assert runner._next([*waiting, {"claim": NAMES[0]}], running) == {"claim": NAMES[0]}
+
+
+@pytest.mark.parametrize("accelerated", [True, False])
+def test_small_models_run_on_a_processor_beside_an_accelerator(accelerated, monkeypatch):
+    monkeypatch.setattr(runner, "_has_accelerator", lambda: True)
+    with runner._placed(accelerated):
+        assert jax.config.jax_default_device == (None if accelerated else jax.devices("cpu")[0])
+        assert device() == jax.devices("cpu")[0]
+    assert jax.config.jax_default_device is None

@@ -117,6 +117,37 @@ def test_workers_die_a_task_hangs_and_the_scheduler_goes(dask, tmp_path):
     assert right(tmp_path)
 
 
+SBATCH = """#!/bin/sh
+for script; do :; done
+setsid sh -c '. "$0"' "$script" >> "$(dirname "$0")/jobs.log" 2>&1 &
+echo "Submitted batch job $!"
+sleep 0.5
+"""
+SCANCEL = """#!/bin/sh
+for job; do kill -TERM -- "-$job"; done
+"""
+
+
+@pytest.mark.slow
+def test_workers_that_dask_jobqueue_submits(tmp_path, monkeypatch):
+    """The way the documentation names for Slurm; `sbatch` is ours, and runs what it is given here."""
+    from dask_jobqueue import SLURMCluster
+
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in (("sbatch", SBATCH), ("scancel", SCANCEL)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
+    monkeypatch.setenv("UNDERTOW_LIGHT", str(tmp_path))
+    with SLURMCluster(cores=1, memory="1GB", walltime="00:10:00", interface="lo") as cluster:
+        cluster.scale(jobs=2)
+        state = drive.run(job(tmp_path, 20), lambda: Cluster(cluster.scheduler_address, patience=60))
+    assert state.done == state.runs
+    assert right(tmp_path)
+
+
 @pytest.mark.slow
 def test_a_scheduler_that_dies_while_blocks_run(dask, tmp_path):
     task = job(tmp_path, 60)

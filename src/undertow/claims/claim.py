@@ -53,6 +53,8 @@ class Claim:
     scales: dict[Scale, Any]
     measure: "Callable[[Any, Key[Array, '']], Measurement]"
     draw: "Callable[[Measurement, Any], Figure]"
+    accelerated: bool = field(default=False, compare=False)
+    """Whether its runs fill an accelerator; a claim of small models is faster on a processor core beside one."""
     module: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from undertow import trees, validate
+from undertow.device import device
 from undertow.dynamics import engine
 from undertow.dynamics.clock import check_step_size, clocks
 from undertow.noise.base import AbstractNoise
@@ -250,7 +251,7 @@ class _Workers:
 
     def __init__(self, lanes: int):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self.count = min(lanes, cores) if jax.default_backend() == "cpu" else 1
+        self.count = min(lanes, cores) if device().platform == "cpu" else 1
         self.pool: ThreadPoolExecutor | None = None
         self.compiled = False
 
@@ -337,7 +338,7 @@ def _is_zero(value: Any) -> bool:
 def _lane_width(asked: int | None, seeds: int, noise: AbstractNoise, params: PyTree, block: int) -> int:
     if asked is not None:
         return validate.positive_integer("lane_width", "lane_width", asked)
-    if jax.default_backend() == "cpu":
+    if device().platform == "cpu":
         return LANE_WIDTH
     one = jax.eval_shape(lambda: noise.randomness(jax.random.key(0), 1, params))
     each = block * trees.floats_bytes(one) + 8 * trees.floats_bytes(params)

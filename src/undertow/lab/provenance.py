@@ -17,16 +17,17 @@ PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "scipy", "xarray", "zarr")
 
 def provenance(parameters: dict[str, Any], seeds: int | None, seconds: float) -> dict[str, Any]:
     """Everything needed to say how a result was made, as plain JSON."""
-    import jax
     import jax.numpy as jnp
 
-    device = jax.devices()[0]
+    from undertow.device import device
+
+    used = device()
     return {
         "undertow": undertow.__version__,
         "parameters": parameters,
         "seeds": seeds,
         "seconds": seconds,
-        "device": f"{device.platform}: {device.device_kind}",
+        "device": f"{used.platform}: {used.device_kind}",
         "double_precision": jnp.result_type(float) == jnp.float64,
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
     }

@@ -27,6 +27,8 @@ __all__ = ["Inline", "configure", "end_with_parent", "make_executor", "processes
 
 Result = dict[str, Any]
 
+ACCELERATED_AT_ONCE = 4
+"""Claims that run on an accelerator at the same time: enough to fill it, not so many that they wait for each other."""
 
 _QUICK = "--xla_backend_optimization_level=1"
 _QUICKER = f"{_QUICK} --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
@@ -43,9 +45,8 @@ def configure() -> None:
 
     import jax
 
-    gc.set_threshold(
-        200_000, 50, 100
-    )  # tracing makes many small objects that live: a tenth of its time is looking at them
+    # tracing makes many small objects that live: a tenth of its time is looking at them
+    gc.set_threshold(200_000, 50, 100)
     os.environ.setdefault("XLA_FLAGS", _QUICKER if jax.__version__.startswith("0.10.") else _QUICK)
     jax.config.update("jax_enable_x64", True)
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
@@ -92,7 +93,9 @@ class Inline(Executor):
 
 
 def processes(jobs: int) -> Executor:
-    """Spawned processes (never forked: jax has threads)."""
+    """Spawned processes (never forked: jax has threads). They share an accelerator: none takes its memory at once."""
+    if jobs > 1:
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker)
 
 
@@ -168,8 +171,7 @@ def _run_pool(
     """
     waiting, running = list(todo), {}
     while waiting or running:
-        while waiting and len(running) < jobs:
-            task = _next(waiting, list(running.values()))
+        while len(running) < jobs and (task := _next(waiting, list(running.values()))) is not None:
             try:
                 future = pool.submit(work, task)
             except BrokenProcessPool:
@@ -188,13 +190,39 @@ def _run_pool(
     return [], []
 
 
-def _next(waiting: list[dict[str, Any]], running: list[dict[str, Any]]) -> dict[str, Any]:
-    """The first task from another module than those that run: claims of one share programs, to be compiled once."""
+def _next(waiting: list[dict[str, Any]], running: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The first task from another module than those that run: claims of one share programs, to be compiled once.
+
+    None when all that wait would go to an accelerator that is full.
+    """
     from undertow.claims import registry
 
     module = lambda task: registry[task["claim"]].module if task["claim"] in registry else task["claim"]
+    accelerated = lambda task: task["claim"] in registry and registry[task["claim"]].accelerated
+    if sum(map(accelerated, running)) >= ACCELERATED_AT_ONCE and _has_accelerator():
+        waiting = [task for task in waiting if not accelerated(task)]
     busy = {module(task) for task in running}
-    return next((task for task in waiting if module(task) not in busy), waiting[0])
+    return next((task for task in waiting if module(task) not in busy), waiting[0] if waiting else None)
+
+
+def _has_accelerator() -> bool:
+    import jax
+
+    return jax.default_backend() != "cpu"
+
+
+@contextmanager
+def _placed(accelerated: bool) -> Generator[None]:
+    """Small models go to a processor, beside an accelerator too. A setting of the process: lanes run in threads."""
+    import jax
+
+    before = jax.config.jax_default_device  # ty: ignore[missing-attribute]
+    if before is None and not accelerated and _has_accelerator():
+        jax.config.update("jax_default_device", jax.devices("cpu")[0])
+    try:
+        yield
+    finally:
+        jax.config.update("jax_default_device", before)
 
 
 @contextmanager
@@ -218,7 +246,8 @@ def run_claim(task: dict[str, Any], out: str) -> Result:
     began = time.perf_counter()
     claim = registry[task["claim"]]
     try:
-        return _measure(claim, task, Path(out))
+        with _placed(claim.accelerated):
+            return _measure(claim, task, Path(out))
     except store.StoreError:
         raise
     except Exception as error:

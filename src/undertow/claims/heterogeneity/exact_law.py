@@ -146,5 +146,6 @@ CLAIMS = (
         scales={"smoke": Draws(8_000), "default": Draws(50_000), "full": Draws(200_000)},
         measure=_measure,
         draw=_draw,
+        accelerated=True,
     ),
 )

@@ -225,6 +225,7 @@ CLAIMS = (
         scales={"smoke": Sweep(96, 3, d=20), "default": Sweep(128, 14), "full": Sweep(200, 29)},
         measure=_measure_spread,
         draw=_draw_spread,
+        accelerated=True,
     ),
     Claim(
         id="filtering-by-step",
@@ -235,6 +236,7 @@ CLAIMS = (
         scales={"smoke": Steps(128, 2, d=20), "default": Steps(128, 4), "full": Steps(512, 4)},
         measure=_measure_steps,
         draw=_draw_steps,
+        accelerated=True,
     ),
     Claim(
         id="typical-growth",
@@ -246,5 +248,6 @@ CLAIMS = (
         scales={"smoke": Moments(20_000), "default": Moments(100_000), "full": Moments(1_000_000)},
         measure=_measure_moments,
         draw=_draw_moments,
+        accelerated=True,
     ),
 )

@@ -171,6 +171,7 @@ CLAIMS = (
         scales={"smoke": Long(32), "default": Long(128), "full": Long(512)},
         measure=_measure_bursts,
         draw=_draw_bursts,
+        accelerated=True,
     ),
     Claim(
         id="burst-tail",
@@ -182,5 +183,6 @@ CLAIMS = (
         scales={"smoke": Tail(10_000), "default": Tail(40_000), "full": Tail(400_000)},
         measure=_measure_tail,
         draw=_draw_tail,
+        accelerated=True,
     ),
 )

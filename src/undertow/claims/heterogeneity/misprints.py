@@ -220,6 +220,7 @@ CLAIMS = (
         scales={"smoke": Doubled(32), "default": Doubled(128), "full": Doubled(1000)},
         measure=_measure_doubled,
         draw=_draw,
+        accelerated=True,
     ),
     Claim(
         id="controller-event",

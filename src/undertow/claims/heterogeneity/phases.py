@@ -299,5 +299,6 @@ CLAIMS = (
         scales={"smoke": Rates(48, 2), "default": Rates(128, 3), "full": Rates(1000, 3)},
         measure=_measure_rates,
         draw=_draw_rates,
+        accelerated=True,
     ),
 )

@@ -130,6 +130,7 @@ CLAIMS = (
         scales={"smoke": Net(16, d=4), "default": Net(32), "full": Net(200)},
         measure=_measure_net,
         draw=_draw,
+        accelerated=True,
     ),
     Claim(
         id="quadratic-net-constants",

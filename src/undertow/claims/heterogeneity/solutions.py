@@ -158,6 +158,7 @@ CLAIMS = (
         scales={"smoke": Both(32), "default": Both(100), "full": Both(1000)},
         measure=_measure_both,
         draw=_draw,
+        accelerated=True,
     ),
     Claim(
         id="pooled-near-neither",
@@ -169,6 +170,7 @@ CLAIMS = (
         scales={"smoke": Few(16), "default": Few(100), "full": Few(1000)},
         measure=_measure_few,
         draw=_draw,
+        accelerated=True,
     ),
     Claim(
         id="condition-number",
@@ -179,6 +181,7 @@ CLAIMS = (
         scales={"smoke": Signals(32, 0.5, 400), "default": Signals(100, 0.5, 400), "full": Signals(1000, 0.5, 400)},
         measure=_measure_signals,
         draw=_draw,
+        accelerated=True,
     ),
     Claim(
         id="indefinite-signal",
@@ -189,5 +192,6 @@ CLAIMS = (
         scales={"smoke": Signals(32, -1.0, 200), "default": Signals(100, -1.0, 200), "full": Signals(1000, -1.0, 200)},
         measure=_measure_signals,
         draw=_draw,
+        accelerated=True,
     ),
 )

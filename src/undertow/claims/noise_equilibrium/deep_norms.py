@@ -199,6 +199,7 @@ CLAIMS = (
         scales={"smoke": Gaussian(4, 20_000), "default": Gaussian(16, 60_000), "full": Gaussian(128, 120_000)},
         measure=_measure,
         draw=_draw,
+        accelerated=True,
     ),
     Claim(
         id="deep-norms-digits",
@@ -214,5 +215,6 @@ CLAIMS = (
         },
         measure=_measure_digits,
         draw=_draw_digits,
+        accelerated=True,
     ),
 )

@@ -330,6 +330,7 @@ CLAIMS = (
         scales={"smoke": Vectors(256), "default": Vectors(1024), "full": Vectors(8192)},
         measure=_measure_vectors,
         draw=_draw_vectors,
+        accelerated=True,
     ),
     Claim(
         id="hessian-trace",

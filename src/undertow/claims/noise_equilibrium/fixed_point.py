@@ -342,5 +342,6 @@ CLAIMS = (
         scales={"smoke": Starts(4, 12.0), "default": Starts(32), "full": Starts(256)},
         measure=_measure_starts,
         draw=_draw_starts,
+        accelerated=True,
     ),
 )

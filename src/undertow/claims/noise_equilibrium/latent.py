@@ -188,6 +188,7 @@ CLAIMS = (
         },
         measure=_measure,
         draw=_draw,
+        accelerated=True,
     ),
     Claim(
         id="latent-fresh-data",
@@ -204,5 +205,6 @@ CLAIMS = (
         },
         measure=_measure_control,
         draw=_draw_control,
+        accelerated=True,
     ),
 )

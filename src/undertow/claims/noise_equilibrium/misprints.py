@@ -308,6 +308,7 @@ CLAIMS = (
         scales={"smoke": Sphere(256, steps=12_000), "default": Sphere(1024), "full": Sphere(8192)},
         measure=_measure_stationary,
         draw=_draw,
+        accelerated=True,
     ),
     Claim(
         id="equilibration-time",

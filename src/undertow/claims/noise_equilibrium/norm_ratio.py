@@ -214,6 +214,7 @@ CLAIMS = (
         },
         measure=_measure,
         draw=_draw,
+        accelerated=True,
     ),
     Claim(
         id="norm-ratio-settings",
@@ -225,5 +226,6 @@ CLAIMS = (
         scales={"smoke": Online(4, 18_000, 12, 24), "default": Online(16, 60_000), "full": Online(128, 240_000)},
         measure=_measure_settings,
         draw=_draw_settings,
+        accelerated=True,
     ),
 )

@@ -129,5 +129,6 @@ CLAIMS = (
         scales={"smoke": WeakOrder(4 * LANE), "default": WeakOrder(1_000_000), "full": WeakOrder(10_000_000)},
         measure=_measure,
         draw=_draw,
+        accelerated=True,
     ),
 )

@@ -116,5 +116,6 @@ CLAIMS = (
         scales={"smoke": Decay(4, relaxations=5.0), "default": Decay(32), "full": Decay(256)},
         measure=_measure,
         draw=_draw,
+        accelerated=True,
     ),
 )

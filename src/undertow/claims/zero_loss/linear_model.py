@@ -209,6 +209,7 @@ CLAIMS = (
         scales={"smoke": Rates(16), "default": Rates(256), "full": Rates(4096)},
         measure=_measure_rate,
         draw=_draw,
+        accelerated=True,
     ),
     Claim(
         id="flow-minimises-l1",

@@ -239,17 +239,19 @@ def describe(request: dict[str, Any]) -> Result:
     """What the driver must know before it cuts the grid: parameters, whether it traces, memory of a run, the device."""
     import jax
 
+    from undertow.device import device
+
     _ready(request["own"])
     found = _loaded(request["experiment"], request["digest"], request["scale"])
-    device = jax.local_devices()[0]
+    used = device()
     answer = {
         "kinds": found.kinds,
         "needed": found.needed,
         "dimensions": found.dimensions,
         "attributes": found.attributes,
-        "platform": device.platform,
-        "device": device.device_kind,
-        "memory": _memory(device),
+        "platform": used.platform,
+        "device": used.device_kind,
+        "memory": _memory(used),
         "batched": False,
         "run_bytes": 0,
         "why": "its experiment is a program of its own" if not found.batched else "",
