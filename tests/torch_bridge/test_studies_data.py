@@ -37,11 +37,41 @@ def test_runs_are_counted_and_diverged_runs_are_never_chosen():
     grids = {"V-REx": ((0.3, 1e20), (0.0, 1e4))}
     found = colours.run_all(settings, colours.prepare(settings), grids)
     seen = found["steady/diagonal/V-REx"].astype(float)
+    assert seen.shape == (2, 2, 2, 3, 6)  # the first look is the start, the same for all settings
+    assert (seen[:, :, :, 0] == seen[:, :1, :1, 0]).all()
     assert (seen[:, 1, 0, -1] == 0).all()
-    assert (colours.choose(seen, "validation")[:, 0] == 0).all()
+    assert (colours.choose(colours.scores(seen[:, :, :, 1:], "validation"), "validation")[:, 0] == 0).all()
     facts = colours.summarise(settings, found, grids)
     assert facts["count"] == 2 * 4 * 2 * 4  # designs, models, seeds, settings
     assert facts["diverged"] >= 2
+
+
+def test_runs_side_by_side_are_those_one_by_one():
+    settings = colours.Settings(seeds=2, steps=6, every=3, hidden=4, annealed=3)
+    prepared = colours.prepare(settings)
+    batches = prepared["batches_pooled"].astype(np.int32)
+    data = {k: v.astype(np.float32) for k, v in prepared.items() if not k.startswith(("batches", "colour"))}
+    data |= {"tint": np.ones(2, np.float32), "colour": prepared["colour_steady"].astype(np.float32)}
+    data["colour_validation"] = prepared["colour_validation_steady"].astype(np.float32)
+    keys = jax.vmap(jax.random.key)(np.arange(2))
+    columns = [np.array(column, np.float32) for column in ((1.0, 0.1), (0.3, 1.0), (10.0, 1.0))]
+    for method in ("pooled", "V-REx"):
+        run = lambda how, method=method: colours.train(method, "network", settings, how, data, batches, keys, *columns)
+        np.testing.assert_allclose(run(True), run(False), atol=0.01)  # shares of a few hundred images
+
+
+def test_an_end_of_a_grid_is_told_by_what_it_gains():
+    generator = np.random.default_rng(0)
+    score = np.zeros((10, 5, 1, 4))
+    score[:, 4, 0, 3] = 1.0
+    gains = colours.at_the_ends(score + 0.01 * generator.normal(size=score.shape))
+    assert set(gains) == {"largest step size", "largest steps"}
+    assert all(colours.word(gain) == "better" for gain in gains.values())
+    score[:, 2, 0, 1] = 1.0  # as good inside
+    ties = colours.at_the_ends(score + 0.01 * generator.normal(size=score.shape))
+    assert all(colours.word(gain) == "no difference" for gain in ties.values())
+    score[:, 1, 0, 0] = 2.0  # not to train at all is no end
+    assert colours.at_the_ends(score) == {}
 
 
 def test_sharpness_is_the_trace_of_the_hessian_and_the_way_back_ends_at_zero_loss(x64):
