@@ -15,7 +15,7 @@ import undertow as ut
 SOURCE = Path(ut.__file__).parent
 
 # what each part of the house may import from undertow; a part is a folder, or a file at the top
-GROUND = {"validate", "trees", "estimate", "chunks", "progress", "trajectory"}
+GROUND = {"validate", "trees", "estimate", "chunks", "progress", "trajectory", "device"}
 THEORY = GROUND | {"problem", "covariance", "noise"}
 MAY_IMPORT = {
     "validate": set(),
@@ -24,6 +24,7 @@ MAY_IMPORT = {
     "chunks": {"trees"},
     "progress": set(),
     "trajectory": set(),
+    "device": set(),
     "problem": GROUND,
     "covariance": GROUND | {"problem"},
     "noise": GROUND | {"problem", "covariance"},
@@ -36,7 +37,7 @@ MAY_IMPORT = {
     "analysis": THEORY | {"manifold", "symmetry"},
     "claims": THEORY | {"models", "dynamics", "manifold", "symmetry", "environments", "figures"},
     "diagrams": THEORY | {"models", "dynamics", "symmetry", "environments", "figures"},
-    "lab": {"claims", "diagrams", "figures", "analysis", "noise", "problem", "trees"},
+    "lab": {"claims", "diagrams", "figures", "analysis", "noise", "problem", "trees", "device"},
     "torch": THEORY | {"symmetry", "analysis", "figures"},
     "cli": {"lab", "claims", "analysis"},
 }
