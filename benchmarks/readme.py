@@ -30,7 +30,7 @@ def section() -> str:
     growth = memory["MiB_after"] - memory["MiB_up_to_a_tenth"]
     taps = read("symmetry")["ratios"]
     gpu = read("accelerator_gpu")
-    rate = gpu["trajectory_steps_a_second"]["65536"]
+    rate = f"{gpu['trajectory_steps_a_second']['65536']:.1e}".replace("e+0", "e")
     return "\n".join(
         [
             "| | time a trajectory-step | times undertow's |",
@@ -40,10 +40,10 @@ def section() -> str:
             f"Matrix factorisation (30 x 40 x 30, batches of 10, 16 seeds): {factor:.0f} times faster a step than "
             "PyTorch.",
             "The noise of every neuron of a 784-512-10 network at batch 1,024 costs "
-            f"{taps['taps / gradient']:.2g} plain gradients, {taps['vmap(grad) / taps']:.0f} times less than by",
+            f"{taps['taps / gradient']:.2f} times a plain gradient, {taps['vmap(grad) / taps']:.0f} times less than by",
             "per-sample gradients.",
             f"A run of 1e7 steps grows by {growth:.0f} MiB after its first tenth. On one {gpu['kind']}, 65,536 seeds",
-            f"run at {rate:.2g} trajectory-steps a second (`python -m benchmarks accelerator`).",
+            f"run at {rate} trajectory-steps a second (`python -m benchmarks accelerator`).",
             "",
         ]
     )

@@ -6,6 +6,7 @@
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ def compact(svg: str) -> str:
     """The same figure in less: no metadata, hundredths of a point, and what marks have in common said once."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", body, flags=re.DOTALL)
-    body = re.sub(r"-?\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), body)
+    body = _in_tags(r"-?\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), body)
     body = re.sub(r' (d|points)="([^"]*)"', lambda m: f' {m[1]}="{" ".join(m[2].split())}"', body)
     used = dict.fromkeys(re.findall(r'(?:url\(#|href="#)([^)"]+)', body))
     short = {name: f"a{number}" for number, name in enumerate(used)}
@@ -29,9 +30,14 @@ def compact(svg: str) -> str:
     body = re.sub(r'(url\(#|href="#)([^)"]+)', lambda m: m[1] + short[m[2]], body)
     body = re.sub(r' transform="rotate\(-0 [^)]*\)"', "", body)
     body = body.replace(FONT, "").replace("<svg ", f'<svg font-family="{FONT[13:-2]}" ', 1)
-    body = re.sub(r"-0(?![.\d])", "0", re.sub(r">\s+<", "><", body))
+    body = _in_tags(r"-0(?![.\d])", lambda m: "0", re.sub(r">\s+<", "><", body))
     body = re.sub(r"<g([^>]*)>((?:<use [^>]*/>)+)</g>", _share, body)
     return re.sub(r"<g>((?:(?!</?g[ >]).)*)</g>", r"\1", body).strip() + "\n"
+
+
+def _in_tags(pattern: str, put: Callable[[re.Match[str]], str], body: str) -> str:
+    """Replaces in tags alone: what stands between them is for people, and stays."""
+    return re.sub(r"<[^>]+>", lambda tag: re.sub(pattern, put, tag[0]), body)
 
 
 def _share(found: re.Match[str]) -> str:

@@ -208,7 +208,7 @@ def performance() -> str:
         versions = f"{kind}, Python {facts.pop('python', '?')}, JAX {facts.pop('jax', '?')}"
         told = re.sub(r" Writes \S+$", "", told.split("\n\n")[0])
         parts += [f"## {HEADS.get(file.stem, name.replace('_', ' ').capitalize())}", words(told)]
-        parts.append(_grouped(facts) if name == "grouped" else _table(facts))
+        parts.append(_grouped(facts) if name == "grouped" else TOLD.get(name) or _table(facts))
         parts.append(f"{versions}. Command: `python -m benchmarks {name}`.")
     return "\n\n".join(parts) + "\n"
 
@@ -222,8 +222,17 @@ HEADS = {
     "sensing": "Matrix sensing",
     "grouped": "Grouped data",
     "accelerator_gpu": "On a GPU",
+    "torch_census": "PyTorch: census and equilibrium",
+    "torch_monitor": "PyTorch: the monitor",
+    "torch_teleport": "PyTorch: training after the move",
 }
 """Titles of the benchmarks, in the order of the page; others follow."""
+
+TOLD = {
+    "torch_monitor": "What it measured: [what the monitor costs](monitor.md#what-it-costs).",
+    "torch_teleport": "What it measured: [what to expect of the move](torch.md#what-to-expect).",
+}
+"""Where the results of a benchmark have a table on a page of their own."""
 
 MEANINGS = {
     "figure_3_seconds": "Figure 3 of the paper, 14 spreads with 50 seeds each, compilation included",
@@ -232,6 +241,15 @@ MEANINGS = {
     "MiB_up_to_a_tenth": "memory after a tenth of the run",
     "MiB_after": "memory at its end",
     "relative_difference": "relative difference between the two ways",
+    "seconds_a_block": "machinery, a block",
+    "resume_1000_blocks_seconds": "finding a finished sweep of 1,000 blocks again",
+    "scalar_map_10000_points_seconds": "10,000 points of the scalar map",
+    "hetero_20x20x50_seconds": "HeteroSGD at d = 40, 20 x 20 points of 50 seeds",
+    "hetero_block_seconds": "the same, summed over its blocks and processes",
+    "hetero_blocks": "its blocks",
+    "machinery_share": "the machinery's share of it",
+    "compilations": "its compilations",
+    "compile_seconds": "seconds of compiling, of all processes",
 }
 """What a name in a file of results stands for, where it does not say so itself."""
 
@@ -280,6 +298,8 @@ def _amount(path: tuple[str, ...], value: Any) -> str:
 def _grouped(facts: dict[str, Any]) -> str:
     designs = facts["designs"]
     methods = list(dict.fromkeys(method for rows in designs.values() for method in rows if method != "passes"))
+    best = [method for method in methods if any(other.startswith(f"{method} 1") for other in methods)]
+    methods = [m for m in methods if not any(m.startswith(f"{one} 1") for one in best)]  # of several strengths the best
     head = "| median error | " + " | ".join(designs) + " |\n|---|" + "---|" * len(designs)
     rows = [f"| {words(method)} | " + " | ".join(_error(designs[d].get(method)) for d in designs) + " |"
             for method in methods]  # fmt: skip
@@ -311,8 +331,11 @@ def cite() -> str:
     authors = " and ".join(a.get("name") or f"{a['family-names']}, {a['given-names']}" for a in facts["authors"])
     bibtex = f"@software{{undertow,\n  author = {{{{{authors}}}}},\n  title = {{{facts['title']}}},\n"
     bibtex += f"  version = {{{facts['version']}}},\n  license = {{{facts['license']}}}\n}}"
+    people = lambda paper: ", ".join(f"{a['given-names']} {a['family-names']}" for a in paper["authors"])
     papers = "\n".join(
-        f"- {TITLES[paper]}: [claims](gallery/{paper}.md), [errata](errata.md#{paper})" for paper in PAPERS
+        f"- {people(paper)}: [{paper['title']}]({paper['url']}), {paper['year']} "
+        f"([claims](gallery/{paper['scope']}.md), [errata](errata.md#{paper['scope']}))"
+        for paper in facts["references"]
     )
     return f"""# How to cite
 
@@ -322,7 +345,7 @@ def cite() -> str:
 {bibtex}
 ```
 
-The papers, by their titles:
+The papers:
 
 {papers}
 

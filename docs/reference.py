@@ -7,6 +7,7 @@ import inspect
 import re
 import textwrap
 from dataclasses import dataclass
+from pathlib import Path
 
 from docs.setting import docstring, words
 
@@ -23,6 +24,8 @@ class Page:
     opening: str
     homes: tuple[str, ...]
     more: tuple[str, ...] = ()
+    see: str = ""
+    """Pages that show how the names are used."""
 
 
 PAGES: dict[str, Page] = {
@@ -75,6 +78,18 @@ PAGES: dict[str, Page] = {
             "environments.grouped.Bootstrap", "environments.icp.icp",
         ),
     ),
+    "torch": Page(
+        "PyTorch",
+        "Symmetries, equilibrium and noise of PyTorch models, and batches by environment.",
+        (),
+        (
+            "torch.census.census", "torch.census.Census", "torch.axes.Relation", "torch.axes.Axis",
+            "torch.equilibrate.equilibrate", "torch.equilibrate.Equilibrated", "torch.monitor.NoiseMonitor",
+            "torch.monitor.Reading", "torch.sampling.EnvironmentBatchSampler", "torch.sampling.PooledBatchSampler",
+            "torch.sampling.LabelNoise", "torch.analysis.analyze", "torch.decay.gamma_of", "torch.decay.lambda_of",
+        ),
+        "How they are used: [PyTorch models](../torch.md), [noise while PyTorch trains](../monitor.md).",
+    ),
     "sweeps": Page("Sweeps", "Experiments over a grid of parameters.", ("lab",)),
     "claims": Page(
         "Claims",
@@ -99,10 +114,11 @@ def reference_pages() -> dict[str, str]:
         mine.sort(key=lambda name: name.startswith("Abstract"))
         for name in mine:
             del left[name]
-        parts = [f"# {page.title}", words(page.opening)]
+        parts = [f"# {page.title}", words(page.opening), *([page.see] if page.see else [])]
         parts += [_entry("ut.", f"undertow.{ut._HOME[name]}", name) for name in mine]
         parts += [_entry("", *f"undertow.{path}".rsplit(".", 1)) for path in page.more]
-        pages[f"api/{slug}.md"] = _linked("\n\n".join(parts)) + "\n"
+        own = {path.rsplit(".", 1)[1] for path in page.more}
+        pages[f"api/{slug}.md"] = _linked("\n\n".join(parts), dict.fromkeys(own, slug)) + "\n"
     if left:
         parts = [_entry("ut.", f"undertow.{home}", name) for name, home in left.items()]
         pages["api/more.md"] = _linked("\n\n".join(["# Other names", *parts])) + "\n"
@@ -118,9 +134,9 @@ def _places() -> dict[str, str]:
     return beside | found
 
 
-def _linked(text: str) -> str:
-    """The text with every name in code that has an entry leading there."""
-    places = _places()
+def _linked(text: str, own: dict[str, str] | None = None) -> str:
+    """The text with every name in code that has an entry leading there; `own` names of the page go first."""
+    places = _places() | (own or {})
     there = lambda m: f"[<code>{m[1]}</code>]({places[m[1]]}.md#{m[1]})" if m[1] in places else m[0]
     return re.sub(r"<code>(\w+)</code>", there, text)
 
@@ -139,11 +155,10 @@ def _contents() -> str:
 
 def _entry(prefix: str, module: str, name: str) -> str:
     """One name: a function, or a class with its fields and methods. Without a prefix, where to import it from."""
-    thing = getattr(importlib.import_module(module), name)
-    node = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(thing)))).body[0]
+    node, home = _source(module, name)
     parts = [f"## {prefix}{name} {{ #{name} }}"]
     if not prefix:
-        parts.append(_code(f"from {module} import {name}"))
+        parts.append(_code(f"from {home} import {name}"))
     if isinstance(node, ast.FunctionDef):
         parts += [_code(_signature(name, node)), docstring(ast.get_docstring(node) or "")]
         return "\n\n".join(parts)
@@ -164,6 +179,18 @@ def _entry(prefix: str, module: str, name: str) -> str:
         parts.append("| field | meaning |\n|---|---|\n" + "\n".join(rows))
     parts += [_method(name, f) for f in node.body if isinstance(f, ast.FunctionDef) and _shown(f)]
     return "\n\n".join(parts)
+
+
+def _source(module: str, name: str) -> tuple[ast.stmt, str]:
+    """The source of a name, and where it is imported from. That of the PyTorch bridge is read without PyTorch."""
+    if not module.startswith("undertow.torch."):
+        thing = getattr(importlib.import_module(module), name)
+        return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(thing)))).body[0], module
+    file = Path(ut.__file__).parent / "torch" / f"{module.rsplit('.', 1)[1]}.py"
+    nodes = {getattr(node, "name", ""): node for node in ast.parse(file.read_text()).body}
+    public = ast.parse((file.parent / "__init__.py").read_text()).body
+    shown = {alias.name for node in public if isinstance(node, ast.ImportFrom) for alias in node.names}
+    return nodes[name], "undertow.torch" if name in shown else module
 
 
 def _is_plain(node: ast.ClassDef) -> bool:

@@ -145,7 +145,8 @@ class Analyze:
     """
 
     target: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FILE.py:OBJECT")]
-    """A problem or a noise of a Python file, a pair of it and params, or a function that returns one of these."""
+    """A problem or a noise of a Python file, a pair of it and params, a triple (model, loss, data) of PyTorch, or a
+    function that returns one of these."""
     params: str = "params"
     """The variable of the file with the params, where OBJECT does not bring them."""
     step_size: float = 0.01

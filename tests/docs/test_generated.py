@@ -92,9 +92,9 @@ def test_the_gallery_stays_small():
 
 
 SVG = """<?xml version="1.0"?><svg width="72pt" height="36pt" viewBox="0 0 72 36" xmlns="http://www.w3.org/2000/svg"
- xmlns:xlink="http://www.w3.org/1999/xlink"><metadata>by</metadata><desc>Two points.</desc><defs><path id="mark"
- d="M 0 0.123456"/></defs><g id="figure"><g clip-path="url(#box)"><use xlink:href="#mark" x="1.23456" y="2"
- style="fill: #b2182b"/><use xlink:href="#mark" x="3" y="4" style="fill: #b2182b"/></g></g></svg>"""
+ xmlns:xlink="http://www.w3.org/1999/xlink"><metadata>by</metadata><desc>Two points, 0.0025 and -0 apart.</desc><defs>
+<path id="mark" d="M 0 0.123456"/></defs><g id="figure"><g clip-path="url(#box)"><use xlink:href="#mark" x="1.23456"
+ y="2" style="fill: #b2182b"/><use xlink:href="#mark" x="3" y="4" style="fill: #b2182b"/></g></g></svg>"""
 
 
 def test_compact_figures_say_the_same():
@@ -106,7 +106,7 @@ def test_compact_figures_say_the_same():
     assert [(mark.get("x"), mark.get("y")) for mark in marks] == [("1.23", "2"), ("3", "4")]
     (group,) = [g for g in tree.iter() if g.get("style") == "fill: #b2182b"]
     assert list(group) == marks
-    assert tree.findtext(".//s:desc", namespaces=space) == "Two points."
+    assert tree.findtext(".//s:desc", namespaces=space) == "Two points, 0.0025 and -0 apart."
 
 
 def test_performance_has_every_result():

@@ -66,7 +66,7 @@ class InvariantRegressor(RegressorMixin, BaseEstimator):
             self.p_value_ = max(candidate.fit.p_value for candidate in found)
             self.rho_ = float("nan")
             warnings.warn(
-                f"`InvariantRegressor`: no linear model is the same in every group (the best has p = "
+                f"`InvariantRegressor`: found no linear model that is the same in every group (the best has p = "
                 f"{self.p_value_:.2g}, level {self.level:g}); the coefficients are those of pooled least squares.",
                 stacklevel=2,
             )
