@@ -45,7 +45,7 @@ def run(*arguments):
 def test_a_file_of_ones_own(name, file, tmp_path, capsys):
     assert run(f"{file}:{name}", "--out", tmp_path / "out", "--step-size", 0.02, "--batch-size", 4) == 0
     shown = capsys.readouterr().out
-    assert "steps to balance half of it" in shown.replace("\n", " ")
+    assert "relaxes in about" in shown.replace("\n", " ")
     page = (tmp_path / "out" / "analysis.html").read_text()
     assert "rescaling of 4 neurons, bias, in against out" in page
     assert "in by taps" in page

@@ -242,9 +242,9 @@ def _sentences(a: Analysis) -> list[str]:
             said.append(f"{row.name}: {row.dead} of {row.generators} have no gradient on this data (dead); left out.")
         if np.isfinite(row.relaxation) and row.moved > 1.05:
             said.append(
-                f"{row.name}: noise is unbalanced by {row.imbalance:.0%}; SGD at step size {a.step_size:g} takes about "
-                f"{row.relaxation:,.0f} steps to balance half of it ({row.slowest:,.0f} for the slowest), changing "
-                f"weights by up to a factor {row.moved:.2g}."
+                f"{row.name}: noise is unbalanced by {row.imbalance:.0%}; SGD at step size {a.step_size:g} relaxes in "
+                f"about {row.relaxation:,.0f} steps (the median; {row.slowest:,.0f} for the slowest), changing weights "
+                f"by up to a factor {row.moved:.2g}."
             )
     if a.forecast is not None and a.sharpness_then and a.largest_step_then is not None:
         before, after = a.sharpness, a.sharpness_then

@@ -219,3 +219,33 @@ def test_bad_input_is_explained(what, as_a_user):
     noise = ut.Minibatch(ut.Problem(nets.linear_net, nets.data()), 2)
     with pytest.raises((ValueError, TypeError), match=sentence):
         call(noise, nets.weights(U=(2, 3), W=(3, 2)))
+
+
+def test_directions_in_which_one_factor_has_no_noise_are_left_alone(x64):
+    """The others go where they go in the limit of little noise there, and the product stays."""
+    keys = jax.random.split(jax.random.key(3), 4)
+    left, right = jax.random.normal(keys[0], (6, 4)), jax.random.normal(keys[1], (4, 5))
+    half, part = jax.random.normal(keys[2], (4, 4)), jax.random.normal(keys[3], (4, 3))
+    a, b = half @ half.T, part @ part.T  # b has rank 3
+    found = closed_forms.rotation(left, right, a, b, 0.1, 0.0)
+    assert (int(found.lost), int(found.silent)) == (1, 0)
+    np.testing.assert_allclose(found.left @ found.right, left @ right, atol=1e-12)
+    vectors = jnp.linalg.eigh(b)[1]
+    silent, heard = vectors[:, :1], vectors[:, 1:]
+    np.testing.assert_allclose(found.amount @ silent, 0, atol=1e-10)
+    near = closed_forms.geometric_mean(a, b + 1e-12 * silent @ silent.T)
+    inside = heard.T @ closed_forms.geometric_mean(
+        heard @ (heard.T @ a @ heard) @ heard.T + silent @ silent.T, b + silent @ silent.T
+    ) @ heard  # fmt: skip
+    np.testing.assert_allclose(heard.T @ near @ heard, inside, rtol=0, atol=1e-3 * jnp.abs(inside).max())
+    moved = heard.T @ jax.scipy.linalg.expm(2 * found.amount) @ heard
+    np.testing.assert_allclose(moved, inside, atol=1e-8)
+
+
+def test_without_any_noise_nothing_moves(x64):
+    left, right = jnp.eye(3), 2 * jnp.eye(3)
+    found = closed_forms.rotation(left, right, jnp.zeros((3, 3)), jnp.zeros((3, 3)), 0.1, 0.0)
+    assert (int(found.lost), int(found.silent)) == (0, 3)
+    np.testing.assert_array_equal(found.amount, 0)
+    np.testing.assert_allclose(found.left, left, atol=1e-14)
+    np.testing.assert_allclose(found.right, right, atol=1e-14)

@@ -13,6 +13,7 @@ import undertow as ut
 from undertow import cli
 from undertow.analysis import analyze as analyze_problem
 from undertow.torch import analyze
+from undertow.torch.analysis import batches_of
 
 pytestmark = pytest.mark.torch
 
@@ -132,3 +133,24 @@ def test_a_model_without_symmetries():
     found = analyze(KNOWN["tanh"].build(), KNOWN["tanh"].loss, [torch.randn(6, 5) for _ in range(4)])
     assert found.rows == ()
     assert "No exact symmetry" in found.sentences[0]
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(torch.arange(20.0))
+
+
+class Endless(torch.utils.data.Dataset):
+    def __getitem__(self, index):
+        return torch.zeros(2)
+
+
+def test_data_of_all_kinds_become_batches():
+    assert [len(batch) for batch in batches_of(Stream(), 8, 0)] == [8, 8]
+    drawn = batches_of(torch.utils.data.TensorDataset(torch.arange(20.0)), 4, 0)
+    assert [len(batch) for (batch,) in drawn] == [4] * 5
+    assert sorted(torch.cat([batch for (batch,) in drawn]).tolist()) == list(range(20))
+    with pytest.raises(TypeError, match="Endless has no `__len__`"):
+        batches_of(Endless(), 4, 0)
+    with pytest.raises(TypeError, match="the data is a int"):
+        batches_of(3, 4, 0)

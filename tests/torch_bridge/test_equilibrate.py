@@ -385,6 +385,113 @@ def test_what_cannot_be_done_is_said():
         equilibrate(model, found, batches, loss, step_size=0.1)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_directions_in_which_one_side_has_no_noise_stay(dtype):
+    """Residuals of a cross-entropy sum to zero: of the three directions that reach the classes two have noise."""
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(10, 5), nn.Linear(5, 3)).to(dtype)
+    batches = [(torch.randn(16, 10, dtype=dtype), torch.randint(0, 3, (16,))) for _ in range(16)]
+    loss = lambda model, batch: nn.functional.cross_entropy(model(batch[0]), batch[1])
+    done = equilibrate(net, census(net, batches[0], loss), batches, loss, step_size=0.1)
+    (moved,) = done.moved
+    assert (moved.infinite, moved.dead) == (3, 0)
+    assert 1.2 < moved.factor < 10
+    assert moved.imbalance[0] > 1
+    assert moved.imbalance[1] < 1e-3
+    assert done.change < 1e-5
+    assert done.noise[1].value < 0.95 * done.noise[0].value
+    assert "3 directions have no finite equilibrium" in str(done)
+
+
+def test_whatever_ends_the_move_leaves_the_model_as_it_was():
+    net, batches, loss = relu_task()
+    found = census(net, batches[0], loss)
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    calls = 0
+
+    def interrupted(model, batch):
+        nonlocal calls
+        calls += 1
+        if calls == last:
+            raise KeyboardInterrupt
+        return loss(model, batch)
+
+    last = 0
+    done = equilibrate(net, found, batches, interrupted, step_size=0.1)
+    assert not torch.equal(net[0].weight, before["0.weight"])
+    done.undo()
+    last, calls = calls - 3, 0
+    with pytest.raises(KeyboardInterrupt):
+        equilibrate(net, found, batches, interrupted, step_size=0.1)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+
+def test_a_model_that_changed_its_type_goes_back_as_well():
+    net, batches, loss = relu_task()
+    before = net[0].weight.detach().clone()
+    done = equilibrate(net, census(net, batches[0], loss), batches, loss, step_size=0.1)
+    net.double()
+    done.undo()
+    assert net[0].weight.dtype == torch.float64
+    assert torch.equal(net[0].weight, before.double())
+
+
+def test_momentum_moves_where_only_some_parameters_have_any():
+    net, batches, loss = relu_task()
+    found = census(net, batches[0], loss)
+    weights = [p for p in net.parameters() if p.ndim == 2]
+    biases = [p for p in net.parameters() if p.ndim == 1]
+    optimizer = torch.optim.SGD([{"params": weights, "momentum": 0.9}, {"params": biases}], lr=0.01)
+    loss(net, batches[0]).backward()
+    optimizer.step()
+    buffer = optimizer.state[net[0].weight]["momentum_buffer"]
+    before, weight = buffer.clone(), net[0].weight.detach().clone()
+    equilibrate(net, found, batches, loss, step_size=0.1, optimizer=optimizer)
+    factor = net[0].weight.detach() / weight  # a gradient shrinks where its weight grows
+    torch.testing.assert_close(buffer, before / factor, rtol=1e-4, atol=1e-7)
+    assert not torch.allclose(buffer, before, rtol=1e-2)
+    assert optimizer.state[net[0].bias].get("momentum_buffer") is None
+
+
+def test_a_loss_without_a_second_derivative():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
+    batches = [torch.randn(5, 2, 4) for _ in range(6)]
+    targets, lengths, wanted = torch.ones(2, 2, dtype=torch.long), torch.tensor([5, 5]), torch.tensor([2, 2])
+    log = lambda model, x: model(x).log_softmax(-1)
+    loss = lambda model, x: nn.functional.ctc_loss(log(model, x), targets, lengths, wanted)
+    done = equilibrate(net, census(net, batches[0], loss), batches, loss, step_size=0.1)
+    assert done.imbalance < 1e-3
+    assert np.isnan([done.curvature[0].value, done.largest_step[1].value]).all()
+    assert "cannot be differentiated twice" in str(done)
+
+
+class Cached(nn.Module):
+    """Makes a buffer in its first pass, counts its passes in another, and has a table with sparse gradients."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(7, 4, sparse=True)
+        self.net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 2))
+        self.register_buffer("passes", torch.zeros(()))
+
+    def forward(self, index):
+        if not hasattr(self, "cache"):
+            self.register_buffer("cache", torch.ones(()))
+        self.passes += 1
+        return self.net(self.table(index)) * self.cache
+
+
+def test_buffers_that_a_pass_makes_and_sparse_gradients():
+    torch.manual_seed(0)
+    net, batches = Cached(), [torch.randint(0, 7, (9,)) for _ in range(8)]
+    loss = lambda model, index: model(index).square().mean()
+    done = equilibrate(net, census(net, batches[0], loss), batches, loss, step_size=0.1)
+    assert done.imbalance < 1e-3
+    assert dict(net.named_buffers()).keys() == {"passes"}
+    assert net.passes == 0
+
+
 def test_a_wrong_census_is_taken_back():
     """The census of a ReLU net, used on tanh: the outputs change, and the model is as it was."""
     model, batches, loss = relu_task()

@@ -44,13 +44,16 @@ def geometric_mean(a: Float[Array, "d d"], b: Float[Array, "d d"]) -> Float[Arra
 
 
 class Balance(NamedTuple):
-    """Factors at equilibrium, the symmetric log of the transformation, and how many directions went to infinity."""
+    """Factors at equilibrium, the symmetric log of the transformation, and how many directions have no equilibrium."""
 
     left: Array
     right: Array
     amount: Array
     lost: Array
-    """Directions inside that one factor does not see: the other factor's part there decays to zero."""
+    """Directions inside whose equilibrium is at infinity. One that a factor does not see: the other's part there decays
+    to zero. One in which a factor has no noise: both stay as they are."""
+    silent: Array
+    """Directions without noise and weight decay on either side: nothing moves them."""
 
 
 def rotation(
@@ -60,39 +63,49 @@ def rotation(
     noise_right: Float[Array, "d d"],
     step_size: Any,
     weight_decay: Any,
+    clear: float | None = None,
 ) -> Balance:
     """The equilibrium of GL(d) between two factors with noise moments E[G_U'G_U] and E[G_W G_W'].
 
     With k = 4 gamma/eta, a = E[G_U'G_U] + k WW' and b = E[G_W G_W'] + k U'U, it is P = X^(1/2), X b X = a: the
     least of Tr[a X^-1] + Tr[b X]. Inside directions that do not reach the product UW are dropped first; there the
-    equilibrium is at infinity, and what the other factor has in them goes to zero.
+    equilibrium is at infinity, and what the other factor has in them goes to zero. Then those in which a or b vanishes
+    are left alone: X would go to infinity or zero there, and in the limit the others see their own parts of a and b.
+    Of the largest, noise below `clear` is rounding.
     """
     k = 4 * weight_decay / step_size
     d = left.shape[1]
+    clear = 8 * d * float(jnp.finfo(left.dtype).eps) if clear is None else clear
     # keep the row space of U, then the column space of what is left of W: there both have full rank
     first = _range(left.T @ left)
-    keep = _range(first @ (right @ right.T) @ first)
-    count = jnp.round(jnp.trace(keep)).astype(int)
-    values, vectors = jnp.linalg.eigh(keep)
-    basis = vectors * (values > 0.5)[None]  # d x d, zero columns for what is lost
-    rest = jnp.eye(d, dtype=left.dtype) - basis.T @ basis  # ones on the diagonal of the lost ones: harmless there
-    u, w = left @ basis, basis.T @ right
-    a = basis.T @ noise_left @ basis + k * (w @ w.T) + rest
-    b = basis.T @ noise_right @ basis + k * (u.T @ u) + rest
-    x = geometric_mean(a, b)
+    reach = _range(first @ (right @ right.T) @ first)
+    a, b = noise_left + k * (right @ right.T), noise_right + k * (left.T @ left)
+    heard = _range(reach @ b @ reach, clear)
+    heard = _range(heard @ a @ heard, clear)
+    silent = _rank(reach) - _rank(_range(reach @ (a + b) @ reach, clear))
+    values, vectors = jnp.linalg.eigh(heard)
+    basis = vectors * (values > 0.5)[None]  # d x d, zero columns for what is left out
+    rest = jnp.eye(d, dtype=left.dtype) - basis.T @ basis  # ones on the diagonal of those: harmless there
+    u, w, alone = left @ basis, basis.T @ right, reach - heard
+    x = geometric_mean(basis.T @ a @ basis + rest, basis.T @ b @ basis + rest)
     values, vectors = jnp.linalg.eigh(x)
     values = jnp.maximum(values, jnp.finfo(x.dtype).tiny)
     there = (vectors * jnp.sqrt(values)[None]) @ vectors.T
     back = (vectors / jnp.sqrt(values)[None]) @ vectors.T
     amount = basis @ ((vectors * (jnp.log(values) / 2)[None]) @ vectors.T) @ basis.T
-    return Balance(u @ there @ basis.T, basis @ (back @ w), amount, d - count)
+    balanced = u @ there @ basis.T + left @ alone, basis @ (back @ w) + alone @ right
+    return Balance(*balanced, amount, d - _rank(heard) - silent, silent)
 
 
-def _range(matrix: Array) -> Array:
-    """The projector on the range of a positive semidefinite matrix."""
+def _range(matrix: Array, clear: float | None = None) -> Array:
+    """The projector on the range of a positive semidefinite matrix: on what is above `clear`, of the largest."""
+    clear = matrix.shape[0] * float(jnp.finfo(matrix.dtype).eps) if clear is None else clear
     values, vectors = jnp.linalg.eigh((matrix + matrix.T) / 2)
-    small = matrix.shape[0] * jnp.finfo(matrix.dtype).eps * jnp.maximum(values[-1], 0)
-    return (vectors * (values > small)[None]) @ vectors.T
+    return (vectors * (values > clear * jnp.maximum(values[-1], 0))[None]) @ vectors.T
+
+
+def _rank(projector: Array) -> Array:
+    return jnp.round(jnp.trace(projector)).astype(int)
 
 
 def balanced_factors(

@@ -6,20 +6,14 @@ import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
 from torch import nn
 
 from undertow.analysis import Analysis, Row
 from undertow.estimate import Estimate
-from undertow.noise.minibatch import Minibatch
-from undertow.problem import Problem
 from undertow.symmetry.equilibrium import Equilibrium
-from undertow.symmetry.forecast import Forecast, relaxation_times
-from undertow.symmetry.generators import DoubleRotation, Rescaling
-from undertow.torch.axes import Relation
+from undertow.symmetry.forecast import Forecast, times_of_sums
 from undertow.torch.census import census
 from undertow.torch.copies import Loss, forward, trainable, unwrap
 from undertow.torch.curvature import trace_of_hessian
@@ -35,11 +29,18 @@ MOST_BATCHES = 32
 
 
 def batches_of(data: Any, batch_size: int, seed: int) -> list[Any]:
-    """At most 32 batches: of a `Dataset` drawn at random, of anything else (a `DataLoader`, a list) as they come."""
-    if isinstance(data, torch.utils.data.Dataset) and hasattr(data, "__len__"):
+    """At most 32 batches: of a `Dataset` drawn at random, of anything else (a `DataLoader`, a list) as they come.
+
+    Of an `IterableDataset` they are made in its own order.
+    """
+    if isinstance(data, torch.utils.data.IterableDataset):
+        data = torch.utils.data.DataLoader(data, batch_size, drop_last=True)
+    elif isinstance(data, torch.utils.data.Dataset):
+        if not hasattr(data, "__len__"):
+            raise TypeError(f"the {type(data).__name__} has no `__len__`; add it, or give a list of batches.")
         generator = torch.Generator().manual_seed(seed)
         data = torch.utils.data.DataLoader(data, batch_size, shuffle=True, drop_last=True, generator=generator)
-    if not isinstance(data, Iterable):
+    elif not isinstance(data, Iterable):
         raise TypeError(f"the data is a {type(data).__name__}; give a `Dataset`, a `DataLoader` or a list of batches.")
     found = list(itertools.islice(data, MOST_BATCHES))
     if len(found) < 2:
@@ -82,8 +83,7 @@ def analyze(
     now, then = (_all_sides(net, loss, batches, done, seed) for net in (model, twin))
     tell("measuring how fast")
     gamma = gamma_of(weight_decay)
-    with jax.enable_x64(True), jax.default_device("cpu"):
-        rows = tuple(_row(*given, step_size, gamma) for given in zip(done.moved, now, then, strict=True))
+    rows = tuple(_row(*given, step_size, gamma) for given in zip(done.moved, now, then, strict=True))
     tell("measuring sharpness")
     sharpness = [trace_of_hessian(net, loss, batches, seed) for net in ((model, twin) if rows else (model,))]
     value, slope = _mean_loss(model, loss, batches, seed)
@@ -153,7 +153,9 @@ def _equilibrium(twin: nn.Module, done: Equilibrated, then: list[Sides]) -> Equi
         amount=tuple(moved.amount for moved in done.moved),
         charge=tuple((s.weight_plus - s.weight_minus) / 2 for s in then),
         residual=done.imbalance,
-        excluded=tuple(tuple(silent(s)) if m.dead else () for m, s in zip(done.moved, then, strict=True)),
+        excluded=tuple(
+            tuple(silent(s)) if m.dead and m.relation.block == 1 else () for m, s in zip(done.moved, then, strict=True)
+        ),
         infinite=tuple(moved.infinite for moved in done.moved),
         sweeps=done.sweeps,
     )
@@ -164,7 +166,8 @@ def _row(moved: Moved, now: Sides, then: Sides, step_size: float, gamma: float) 
     size = lambda x: float(np.sqrt(np.sum(np.square(x))))
     charge = lambda s: size(s.weight_plus - s.weight_minus) / 2
     total = float(np.abs(now.noise_plus).sum() + np.abs(now.noise_minus).sum())
-    times = _relaxation(relation, then, step_size, gamma)
+    noise, weight = then.noise_plus + then.noise_minus, then.weight_plus + then.weight_minus
+    times = times_of_sums(noise, weight, step_size, gamma)
     everywhere = moved.infinite >= relation.size
     return Row(
         name=relation.name,
@@ -180,36 +183,6 @@ def _row(moved: Moved, now: Sides, then: Sides, step_size: float, gamma: float) 
         infinite=moved.infinite,
         route="gradients of batches",
     )
-
-
-def _inner(params: Any, sample: Any) -> Any:
-    """A loss that is linear: its gradient is the sample."""
-    return sum(jnp.vdot(s, p) for s, p in zip(jax.tree.leaves(sample), jax.tree.leaves(params), strict=True))
-
-
-def _root(matrix: np.ndarray) -> np.ndarray:
-    values, vectors = np.linalg.eigh(matrix)
-    return (vectors * np.sqrt(np.maximum(values, 0))) @ vectors.T
-
-
-def _relaxation(relation: Relation, found: Sides, step_size: float, gamma: float) -> np.ndarray:
-    """`relaxation_times` of the smallest problem with these moments: two samples, plus and minus a root of them."""
-    if relation.block == 1:
-        symmetry = Rescaling(lambda p: p["plus"], lambda p: p["minus"], neurons=True)
-        shaped = lambda plus, minus: {"plus": np.sqrt(plus)[None], "minus": np.sqrt(minus)[:, None]}
-        cases = [(shaped(found.weight_plus, found.weight_minus), shaped(found.noise_plus, found.noise_minus))]
-    else:
-        symmetry = DoubleRotation(lambda p: p["plus"], lambda p: p["minus"])
-        cases = []
-        for u, w, s, t in zip(found.weight_plus, found.weight_minus, found.noise_plus, found.noise_minus, strict=True):
-            cases.append(({"plus": _root(u), "minus": _root(w)}, {"plus": _root(s), "minus": _root(t)}))
-    times = []
-    for weights, noise in cases:
-        samples = jax.tree.map(lambda g: jnp.stack([jnp.asarray(g), -jnp.asarray(g)]), noise)
-        small = Minibatch(Problem(_inner, samples), 1)
-        params = jax.tree.map(jnp.asarray, weights)
-        times.append(relaxation_times(small, symmetry, params, step_size=step_size, weight_decay=gamma))
-    return np.concatenate(times)
 
 
 def _sentences(
@@ -236,9 +209,11 @@ def _sentences(
         worst = max(slow, key=lambda row: row.moved)
         said.append(
             f"The farthest from equilibrium is {worst.name}: a weight changes by up to a factor {worst.moved:.2g}; "
-            f"SGD at step size {step_size:g} takes about {worst.relaxation:,.0f} steps to balance half of it."
+            f"SGD at step size {step_size:g} relaxes in about {worst.relaxation:,.0f} steps (the median)."
         )
-    if rows:
+    if math.isnan(curvature[0].value):
+        said.append("The loss cannot be differentiated twice: nothing is known of curvature and largest steps.")
+    elif rows:
         change = "falls" if sharpness[1].value < sharpness[0].value else "rises"
         said.append(
             f"At equilibrium Tr H {change} from {shown(sharpness[0])} to {shown(sharpness[1])}, lambda_max goes from "
@@ -246,10 +221,10 @@ def _sentences(
             f"{shown(noise[1])} (measured on {batches} batches); the largest step gradient descent survives goes from "
             f"{steps[0].value:.3g} to {steps[1].value:.3g}."
         )
-        if noise[1].value < 0.8 * noise[0].value:
-            said.append(
-                "`undertow.torch.equilibrate` goes there at once, with the same outputs; it is for SGD, not for Adam."
-            )
+    if rows and noise[1].value < 0.8 * noise[0].value:
+        said.append(
+            "`undertow.torch.equilibrate` goes there at once, with the same outputs; it is for SGD, not for Adam."
+        )
     if step_size > steps[0].value:
         said.append(f"The step size {step_size:g} is above {steps[0].value:.3g}: gradient descent diverges from here.")
     return said

@@ -91,6 +91,8 @@ def model_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
         module._compiled_call_impl = None
         if getattr(module, "gradient_checkpointing", False):
             module.gradient_checkpointing = False
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            module.sparse = False
     return twin
 
 

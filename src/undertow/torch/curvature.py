@@ -1,5 +1,6 @@
 """Curvature of the loss from products with its Hessian: the largest eigenvalue by Lanczos iteration, and the trace."""
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,9 +25,23 @@ MOST_PRODUCTS = 200
 def largest_curvature(model: nn.Module, loss: Loss, batches: Sequence[Any], seed: int) -> Estimate:
     """lambda_max of the mean loss over the batches.
 
-    The standard error is over batches, of v'Hv at the eigenvector v; NaN where Lanczos found none.
+    The standard error is over batches, of v'Hv at the eigenvector v; NaN where Lanczos found none, or where the loss
+    cannot be differentiated twice.
     """
-    hessian = _Hessian(model, loss, seed)
+    return _or_unknown(_largest, model, loss, batches, seed)
+
+
+def _or_unknown(measure: Callable[..., Estimate], model: nn.Module, loss: Loss, batches: Any, seed: int) -> Estimate:
+    """A measurement, or NaN where PyTorch has no second derivative: of CTC, of bags of embeddings, of cuDNN's RNNs."""
+    try:
+        return measure(_Hessian(model, loss, seed), batches, seed)
+    except RuntimeError as error:  # NotImplementedError is one
+        if not re.search("not implemented|not supported|differentiate twice", str(error)):
+            raise
+        return Estimate(float("nan"), float("nan"), len(batches))
+
+
+def _largest(hessian: "_Hessian", batches: Sequence[Any], seed: int) -> Estimate:
     count = len(batches)
 
     def mean(vector: Tensor) -> Tensor:
@@ -44,8 +59,14 @@ def largest_curvature(model: nn.Module, loss: Loss, batches: Sequence[Any], seed
 
 
 def trace_of_hessian(model: nn.Module, loss: Loss, batches: Sequence[Any], seed: int) -> Estimate:
-    """Tr H of the mean loss by random signs, new ones for each batch: its standard error is of signs and batches."""
-    hessian = _Hessian(model, loss, seed)
+    """Tr H of the mean loss by random signs, new ones for each batch: its standard error is of signs and batches.
+
+    NaN where the loss cannot be differentiated twice.
+    """
+    return _or_unknown(_trace, model, loss, batches, seed)
+
+
+def _trace(hessian: "_Hessian", batches: Sequence[Any], seed: int) -> Estimate:
     values = []
     for row, batch in enumerate(batches):
         signs = hessian.normal(seed + row).sign()

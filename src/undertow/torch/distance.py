@@ -9,12 +9,9 @@ import numpy as np
 from undertow.symmetry import closed_forms
 from undertow.symmetry.forecast import times_of_sums
 from undertow.torch.axes import Relation
-from undertow.torch.solve import Amount, Sides, amounts
+from undertow.torch.solve import CLEAR, Amount, Sides, amounts
 
 __all__ = ["how_far", "relaxation"]
-
-CLEARLY = 1e-10
-"""Of the largest: a pivot above this is not zero."""
 
 
 @jax.jit
@@ -24,34 +21,36 @@ def _means(a: Any, b: Any) -> tuple[Any, Any]:
 
 
 def how_far(
-    relation: Relation, found: Sides, step_size: float, gamma: float
+    relation: Relation, found: Sides, step_size: float, gamma: float, clear: float = CLEAR
 ) -> tuple[Amount, np.ndarray, np.ndarray | None]:
     """How far the equilibrium is, and for a GL the eigenvalues and eigenvectors of that.
 
-    Where both sides have full rank P is the root of the geometric mean X, at half the cost of the general case.
+    Where both sides have full rank P is the root of the geometric mean X, at half the cost of the general case. Of the
+    largest, noise below `clear` is rounding.
     """
     if relation.block == 1:
         far = amounts(relation, found, step_size, gamma)
         return far, far.amount, None
     k = 4 * gamma / step_size
-    if _full_rank(found.weight_plus) and _full_rank(found.weight_minus):
-        a, b = found.noise_plus + k * found.weight_minus, found.noise_minus + k * found.weight_plus
+    a, b = found.noise_plus + k * found.weight_minus, found.noise_minus + k * found.weight_plus
+    weights = found.weight_plus, found.weight_minus
+    if all(_full_rank(x, CLEAR) for x in weights) and all(_full_rank(x, clear) for x in (a, b)):
         with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
             values, frame = (np.asarray(x) for x in _means(a, b))
         if np.all(np.isfinite(values)) and np.all(values > 0):
             logs = np.log(values) / 2
             return Amount((frame * logs[:, None]) @ frame.swapaxes(1, 2), 0, 0), logs, frame
-    far = amounts(relation, found, step_size, gamma)
+    far = amounts(relation, found, step_size, gamma, clear)
     return far, *np.linalg.eigh(far.amount)
 
 
-def _full_rank(matrices: np.ndarray) -> bool:
+def _full_rank(matrices: np.ndarray, clear: float) -> bool:
     """Whether matrices are positive definite, by far; what is doubtful goes the general way."""
     try:
         pivots = np.diagonal(np.linalg.cholesky(matrices), axis1=1, axis2=2) ** 2
     except np.linalg.LinAlgError:
         return False
-    return bool(np.all(pivots.min(1) > CLEARLY * pivots.max(1)))
+    return bool(np.all(pivots.min(1) > clear * pivots.max(1)))
 
 
 def relaxation(found: Sides, logs: np.ndarray, frame: np.ndarray | None, step_size: float, gamma: float) -> np.ndarray:

@@ -60,7 +60,7 @@ class Equilibrated:
     cost: tuple[Estimate, Estimate]
     """What the move makes least, before and after: F = step_size/4 Tr Sigma + weight_decay/2 |params|^2."""
     curvature: tuple[Estimate, Estimate]
-    """lambda_max of the Hessian, before and after."""
+    """lambda_max of the Hessian, before and after; NaN where the loss cannot be differentiated twice."""
     change: float
     """The relative change of the outputs on the first batch."""
     sweeps: int
@@ -78,15 +78,18 @@ class Equilibrated:
         return max((m.imbalance[1] for m in self.moved), default=0.0)
 
     @property
+    def dead(self) -> int:
+        """Directions without any noise on the batches: not moved."""
+        return sum(m.dead for m in self.moved)
+
+    @property
     def infinite(self) -> int:
         """Directions whose equilibrium is at infinity (LoRA at B = 0): not moved."""
         return sum(m.infinite for m in self.moved)
 
-    @torch.no_grad()
     def undo(self) -> None:
         """The parameters and momentum as they were."""
-        for tensor, before in self._undo:
-            tensor.copy_(before)
+        _restore(self._undo)
 
     def __str__(self) -> str:
         rows = [
@@ -100,6 +103,12 @@ class Equilibrated:
                      f"{self.imbalance:.1g}; outputs changed by {self.change:.0e}")  # fmt: skip
         if self.infinite:
             lines.append(f"{self.infinite} directions have no finite equilibrium and were not moved")
+        if self.dead:
+            lines.append(f"{self.dead} directions have no noise and were not moved")
+        if math.isnan(self.curvature[0].value):
+            lines.append(
+                "curvature is not known: the loss cannot be differentiated twice, or the iteration did not end"
+            )
         lines += [f"left as it is, {relation.kind}: {why}" for relation, why in self.skipped]
         return "\n".join(lines)
 
@@ -159,10 +168,37 @@ def equilibrate(
             skipped.append((relation, "weight decay pulls the parameter, the layer uses 1 + it"))
         else:
             chosen.append(relation)
-    parts = components(chosen, list(params))
     used = sorted({name for relation in chosen for name in relation.parameters})
-    kept = [(params[name].data, params[name].detach().clone()) for name in used]
-    kept += [(buffers[name], buffers[name].detach().clone()) for name in used if name in buffers]
+    held = [params[name] for name in used] + [buffers[name] for name in used if name in buffers]
+    kept = [(tensor, tensor.detach().clone()) for tensor in held]
+    try:
+        return _moved(model, loss, batches, chosen, skipped, buffers, kept, step_size, gamma, seed)
+    except BaseException:  # Ctrl-C too
+        _restore(kept)
+        raise
+
+
+@torch.no_grad()
+def _restore(kept: list[tuple[Tensor, Tensor]]) -> None:
+    for tensor, before in kept:
+        tensor.copy_(before)
+
+
+def _moved(
+    model: nn.Module,
+    loss: Loss,
+    batches: list,
+    chosen: list[Relation],
+    skipped: list[tuple[Relation, str]],
+    buffers: dict[str, Tensor],
+    kept: list[tuple[Tensor, Tensor]],
+    step_size: float,
+    gamma: float,
+    seed: int,
+) -> Equilibrated:
+    """The move, measured before and after; refuses one that breaks its promises."""
+    params = trainable(model)
+    parts = components(chosen, list(params))
     outputs = _outputs(model, loss, batches[0], seed)
     few = batches[:CURVATURE_BATCHES]
     sharp = largest_curvature(model, loss, few, seed)
@@ -203,13 +239,11 @@ def equilibrate(
         _undo=kept,
     )
     if not change <= REFUSED:
-        done.undo()
         raise RuntimeError(
             f"`equilibrate`: the outputs changed by {change:.1e}, more than rounding explains; the model is as it was. "
             "Is the census of this very model? `model.double()` gives more digits."
         )
     if not after.cost.value <= before.cost.value * (1 + REFUSED):
-        done.undo()
         raise RuntimeError(
             f"`equilibrate`: noise plus weight penalty rose from {shown(before.cost)} to {shown(after.cost)}; the "
             "model is as it was. Does the loss draw random numbers that `torch.manual_seed` does not fix?"
@@ -255,6 +289,8 @@ def _refuse(model: nn.Module, census: Census, batches: list, step_size: float, w
     params = trainable(model)
     if not isinstance(census, Census):
         raise TypeError(f"`equilibrate(model, census, ...)`: got a {type(census).__name__}; give `census(model, ...)`.")
+    if not params:
+        raise ValueError("`equilibrate`: no parameter of the model trains.")
     if len(batches) < 2:
         raise ValueError(f"`equilibrate`: {len(batches)} batches say nothing of noise; give at least 2, better 32.")
     if not (math.isfinite(step_size) and step_size > 0):

@@ -108,17 +108,27 @@ def full_precision() -> Generator[None]:
 
 @contextmanager
 def undisturbed(model: nn.Module, seed: int) -> Generator[None]:
-    """Random numbers from a seed, no TF32, and buffers (running means) as they were afterwards."""
-    buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
+    """Random numbers from a seed, no TF32, and buffers (running means, caches) as they were afterwards."""
+    buffers = [(m, dict(m._buffers), {k: b.detach().clone() for k, b in _held(m)}) for m in model.modules()]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
     with torch.random.fork_rng(devices=devices), full_precision():
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach GPUs that are not put back
+        for device in devices:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed)
         try:
             yield
         finally:
             with torch.no_grad():
-                for name, b in model.named_buffers():
-                    b.copy_(buffers[name])
+                for module, held, before in buffers:
+                    module._buffers.clear()
+                    module._buffers.update(held)
+                    for name, buffer in _held(module):
+                        buffer.copy_(before[name])
+
+
+def _held(module: nn.Module) -> list[tuple[str, Tensor]]:
+    return [(name, buffer) for name, buffer in module._buffers.items() if buffer is not None]
 
 
 def gathered(
@@ -133,7 +143,7 @@ def gathered(
             value, _ = forward(model, loss, batch)
             gradients = torch.autograd.grad(value, chosen, allow_unused=True)
             for stack, gradient in zip(found, gradients, strict=True):
-                stack[row] = 0.0 if gradient is None else gradient.detach().reshape(stack.shape[1:])
+                stack[row] = 0.0 if gradient is None else gradient.detach().to_dense().reshape(stack.shape[1:])
     if not all(bool(torch.isfinite(stack).all()) for stack in found):
         raise ValueError("`equilibrate`: a gradient is not finite; the model diverged or a batch is broken.")
     return dict(zip(names, found, strict=True))

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,11 +15,13 @@ from undertow.symmetry import closed_forms
 from undertow.torch.axes import Relation, move
 from undertow.torch.gather import Component, grams, in_stack, squares
 
-__all__ = ["Amount", "Sides", "Solved", "amounts", "noise_of", "sides", "solve"]
+__all__ = ["CLEAR", "Amount", "Sides", "Solved", "amounts", "noise_of", "sides", "solve"]
 
 MOST_SWEEPS = 500
 STILL = 1e-7
 """An imbalance below this is no move: it changes no digit of a weight in float32."""
+CLEAR = 1e-10
+"""Of the largest: noise of a direction below this is rounding. That of float32 gradients is near 1e-14, as squares."""
 
 
 class Sides(NamedTuple):
@@ -86,12 +89,14 @@ def noise_of(stacks: Mapping[str, Tensor], relations: Sequence[Relation]) -> dic
     return found
 
 
-@jax.jit
-def _rotations(left: Any, right: Any, noise_left: Any, noise_right: Any, step_size: Any, gamma: Any) -> tuple[Any, Any]:
+@partial(jax.jit, static_argnames="clear")
+def _rotations(
+    left: Any, right: Any, noise_left: Any, noise_right: Any, step_size: Any, gamma: Any, clear: float
+) -> tuple[Any, Any, Any]:
     """`closed_forms.rotation` for every block; only U'U and WW' matter, so that roots of them stand for the factors."""
-    rotate = jax.vmap(closed_forms.rotation, in_axes=(0, 0, 0, 0, None, None))
+    rotate = jax.vmap(partial(closed_forms.rotation, clear=clear), in_axes=(0, 0, 0, 0, None, None))
     found = rotate(left, right, noise_left, noise_right, step_size, gamma)
-    return found.amount, found.lost
+    return found.amount, found.lost, found.silent
 
 
 def _root(matrices: np.ndarray) -> np.ndarray:
@@ -99,7 +104,7 @@ def _root(matrices: np.ndarray) -> np.ndarray:
     return vectors * np.sqrt(np.maximum(values, 0))[:, None, :]
 
 
-def amounts(relation: Relation, found: Sides, step_size: float, gamma: float) -> Amount:
+def amounts(relation: Relation, found: Sides, step_size: float, gamma: float, clear: float = CLEAR) -> Amount:
     """How far the equilibrium is, by the closed forms."""
     with jax.enable_x64(True), jax.default_device("cpu"):  # small matrices; the GPU is torch's
         if relation.block == 1:
@@ -108,11 +113,9 @@ def amounts(relation: Relation, found: Sides, step_size: float, gamma: float) ->
             # np.inf where noise is one-sided, NaN where there is none
             return Amount(np.where(np.isfinite(raw), raw, 0.0), int(np.isinf(raw).sum()), int(np.isnan(raw).sum()))
         left, right = _root(found.weight_plus).swapaxes(1, 2), _root(found.weight_minus)
-        amount, lost = _rotations(left, right, found.noise_plus, found.noise_minus, float(step_size), float(gamma))
-        amount = np.asarray(amount)
-        silent = np.any(~np.isfinite(amount), axis=(1, 2), keepdims=True)
-        gone = np.where(silent[:, 0, 0], 0, np.asarray(lost))
-        return Amount(np.where(silent, 0.0, amount), int(gone.sum()), int(silent.sum()) * relation.block)
+        noises = found.noise_plus, found.noise_minus
+        amount, lost, silent = _rotations(left, right, *noises, float(step_size), float(gamma), clear)
+        return Amount(np.asarray(amount), int(lost.sum()), int(silent.sum()))
 
 
 def _transform(amount: np.ndarray) -> Tensor:
@@ -136,7 +139,8 @@ def solve(
     """
     values = {name: values[name].double() for name in part.parameters}
     noise = noise_of(stacks, part.relations)
-    momentum = {name: m.double() for name, m in momentum.items()}
+    moving = {name: m.double() for name, m in momentum.items()}
+    momentum = {name: moving.get(name, torch.zeros_like(value)) for name, value in values.items()} if moving else {}
     stacked = [
         replace(r, plus=tuple(map(in_stack, r.plus)), minus=tuple(map(in_stack, r.minus))) for r in part.relations
     ]
@@ -153,7 +157,6 @@ def solve(
                 transform = _transform(far.amount)
                 values |= move(values, relation, transform)
                 noise |= move(noise, stacked[place], transform, gradient=True)
-                if all(name in momentum for name in relation.parameters):
-                    momentum |= move(momentum, relation, transform, gradient=True)
+                momentum |= move(momentum, relation, transform, gradient=True) if momentum else {}
             largest = max(largest, far.imbalance)
-    return Solved(values, momentum, moved, infinite, dead, sweeps)
+    return Solved(values, {name: momentum[name] for name in moving}, moved, infinite, dead, sweeps)
