@@ -78,22 +78,22 @@ def rotation(
     clear = 8 * d * float(jnp.finfo(left.dtype).eps) if clear is None else clear
     # keep the row space of U, then the column space of what is left of W: there both have full rank
     first = _range(left.T @ left)
-    reach = _range(first @ (right @ right.T) @ first)
+    reach = _basis(_range(first @ (right @ right.T) @ first))  # d x d, zero columns for what is left out
+    inside = lambda matrix: reach.T @ matrix @ reach
     a, b = noise_left + k * (right @ right.T), noise_right + k * (left.T @ left)
-    heard = _range(reach @ b @ reach, clear)
-    heard = _range(heard @ a @ heard, clear)
-    silent = _rank(reach) - _rank(_range(reach @ (a + b) @ reach, clear))
-    values, vectors = jnp.linalg.eigh(heard)
-    basis = vectors * (values > 0.5)[None]  # d x d, zero columns for what is left out
+    all_of_it = jnp.round(reach.T @ reach)
+    heard = _part(_part(all_of_it, inside(b), clear), inside(a), clear)
+    silent = _rank(all_of_it) - _rank(_part(all_of_it, inside(a + b), clear))
+    basis, beside = reach @ _basis(heard), reach @ _basis(all_of_it - heard)
     rest = jnp.eye(d, dtype=left.dtype) - basis.T @ basis  # ones on the diagonal of those: harmless there
-    u, w, alone = left @ basis, basis.T @ right, reach - heard
+    u, w = left @ basis, basis.T @ right
     x = geometric_mean(basis.T @ a @ basis + rest, basis.T @ b @ basis + rest)
     values, vectors = jnp.linalg.eigh(x)
     values = jnp.maximum(values, jnp.finfo(x.dtype).tiny)
     there = (vectors * jnp.sqrt(values)[None]) @ vectors.T
     back = (vectors / jnp.sqrt(values)[None]) @ vectors.T
     amount = basis @ ((vectors * (jnp.log(values) / 2)[None]) @ vectors.T) @ basis.T
-    balanced = u @ there @ basis.T + left @ alone, basis @ (back @ w) + alone @ right
+    balanced = u @ there @ basis.T + left @ beside @ beside.T, basis @ (back @ w) + beside @ (beside.T @ right)
     return Balance(*balanced, amount, d - _rank(heard) - silent, silent)
 
 
@@ -102,6 +102,18 @@ def _range(matrix: Array, clear: float | None = None) -> Array:
     clear = matrix.shape[0] * float(jnp.finfo(matrix.dtype).eps) if clear is None else clear
     values, vectors = jnp.linalg.eigh((matrix + matrix.T) / 2)
     return (vectors * (values > clear * jnp.maximum(values[-1], 0))[None]) @ vectors.T
+
+
+def _part(space: Array, matrix: Array, clear: float) -> Array:
+    """The projector on the part of a space in which a matrix is above `clear`: exactly the space where that is all."""
+    part = _range(space @ matrix @ space, clear)
+    return jnp.where(_rank(part) == _rank(space), space, part)
+
+
+def _basis(projector: Array) -> Array:
+    """Of its range: orthonormal columns, and zeros for the rest."""
+    values, vectors = jnp.linalg.eigh(projector)
+    return vectors * (values > 0.5)[None]
 
 
 def _rank(projector: Array) -> Array:
