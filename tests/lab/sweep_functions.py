@@ -5,6 +5,7 @@ import time
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 
 def walk(key, *, step_size: float, drift: float = 0.0, steps: int = 20):
@@ -33,3 +34,28 @@ def slow(key, *, x: float):
 
 def ragged(key, *, n: int):
     return {"value": jnp.zeros(n)}
+
+
+def widening(key, *, a: float):
+    """Single precision at one point; a number that this cannot hold at another."""
+    return {"value": np.float32(1) if float(a) < 0.5 else np.float64(1e300)}
+
+
+def vector(key, *, value_0: float = 0.0, value_1: float = 0.0):
+    return {"value": jnp.zeros(3) + value_0}
+
+
+def vector_alone(key, *, value_0: float = 0.0, value_1: float = 0.0):
+    return {"value": np.zeros(3) + float(value_0)}
+
+
+def shadowed(key, *, a: float):
+    return {"value": jnp.zeros(3), "value_0": a}
+
+
+def empty(key, *, a: float):
+    return {}
+
+
+def empty_alone(key, *, a: float):
+    return {} if float(a) < 9 else {"value": a}

@@ -1,11 +1,15 @@
 """A sweep can be drawn before it is finished: a line for one axis, a heat map for two, nothing where none is known."""
 
+import functools
+
 import numpy as np
 import pytest
 import xarray
+from sweep_functions import picky
 
 from undertow.diagrams import diagrams
-from undertow.lab.sweeps.draw import draw
+from undertow.lab.sweeps import sweep
+from undertow.lab.sweeps.draw import Drawer, draw
 from undertow.lab.sweeps.spec import as_spec
 
 
@@ -47,3 +51,21 @@ def test_partial_diagrams(name):
 def test_text_axes_have_no_figure():
     spec = as_spec("f.py:f", {"word": ["a", "b"]}, seeds=2)
     assert draw(spec, dataset(spec, ["x"], 2)) is None
+
+
+def test_a_figure_that_cannot_be_drawn_stops_nothing(tmp_path, monkeypatch):
+    """Neither while the sweep runs nor at its end; one warning for all of them."""
+
+    def write_figure(*given):
+        tries.append(given)
+        raise ValueError("no room for the labels")
+
+    tries: list[tuple] = []
+    monkeypatch.setattr("undertow.lab.sweeps.draw.write_figure", write_figure)
+    monkeypatch.setattr("undertow.lab.sweeps.draw.SHARE", 0)
+    monkeypatch.setattr(sweep, "Drawer", functools.partial(Drawer, first=0.0))
+    with pytest.warns(UserWarning, match=r"cannot be drawn \(ValueError: no room for the labels\)") as told:
+        data = sweep.sweep(picky, {"n": [1, 2, 4]}, out=tmp_path)
+    assert (data.done == 1).all()
+    assert len(tries) == 4  # after every block, and at the end
+    assert len(told) == 1

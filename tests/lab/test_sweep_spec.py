@@ -1,5 +1,6 @@
 """A specification is worked out, or refused with a sentence, before anything runs."""
 
+import json
 import math
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from undertow.lab.sweeps.blocks import Tiling, width_for
 from undertow.lab.sweeps.experiments import fitted
-from undertow.lab.sweeps.spec import SpecError, as_spec, point_words, read_spec
+from undertow.lab.sweeps.spec import SpecError, as_spec, check_outputs, point_words, read_spec
 
 
 def values(given, seed=0):
@@ -59,6 +60,14 @@ def test_the_grid_is_the_product_of_its_axes():
         ({"a": {"zip": {"b": [1, 2], "c": [1]}}}, {}, "b has 2, c has 1"),
         ({"a": {"random": {"a": {"log": [1, 2]}}}}, {}, "the count is None"),
         ({"seed": [1, 2]}, {}, "call the axis something else"),
+        ({"c": {"zip": {"done": [1, 2], "b": [1, 2]}}}, {}, "axes.c: the results use the name done"),
+        ({"c": {"random": {"seed": {"linear": [1, 2]}}, "count": 2}}, {}, "axes.c: the results use the name seed"),
+        ({"x2": {"zip": {"x": [1, 2]}}, "x": {"zip": {"b": [1, 2, 3]}}}, {}, "x is also on the axis x2"),
+        ({1: {"zip": {"a": [1, 2]}}, "1": {"zip": {"b": [1, 2]}}}, {}, "call this axis something else"),
+        ({"a/b": {"zip": {"a": [1, 2]}}}, {}, "'a/b' cannot be a name"),
+        ({"a": [1]}, {"parameters": [1]}, r"parameters = \[1\]: give a table"),
+        ({"a": [1]}, {"seeds": True}, "seeds = True: give a whole number"),
+        ({"a": [1]}, {"seeds": 2.5}, "seeds = 2.5: give a whole number"),
         ({"a": [1]}, {"seeds": 0}, "at least 1"),
         ({"a": [1]}, {"time_limit": -1}, "above 0"),
         ({"a": {"linear": [0, 1, 20_000]}}, {"seeds": 20_000}, "coarser"),
@@ -67,6 +76,30 @@ def test_the_grid_is_the_product_of_its_axes():
 def test_refused(axes, more, sentence):
     with pytest.raises(SpecError, match=sentence):
         as_spec("f.py:f", axes, **more)
+
+
+def test_names_that_are_not_in_the_results_are_free():
+    spec = as_spec("f.py:f", {"x": {"zip": {"x": [1, 2], "b": [3, 4]}}}, {"seed": 3, "done": 1})
+    assert spec.point((1,)) == {"seed": 3, "done": 1, "x": 2, "b": 4}
+
+
+def test_whole_numbers_of_numpy():
+    spec = as_spec("f.py:f", {"a": {"linear": [0, 4, np.int32(5)]}}, seeds=np.int64(3), seed=np.uint8(7))
+    assert spec.shape == (5, 3)
+    assert json.loads(json.dumps(spec.facts()))["seed"] == 7
+
+
+def test_outputs_have_names_of_their_own():
+    spec = as_spec("f.py:f", {"pair": {"zip": {"a": [1, 2], "b": [1, 2]}}}, {"c": 1})
+    check_outputs(spec, {"v": ("v_0", "v_1"), "w": ("w_0",), "c": ()})
+    for outputs, sentence in (
+        ({"a": ()}, "returns 'a'"), ({"pair": ()}, "returns 'pair'"), ({"done": ()}, "returns 'done'"),
+        ({"v": ("b",)}, "dimension 'b' of the output 'v' is also a name of the sweep"),
+        ({"v": ("v_0",), "v_0": ()}, "dimension 'v_0' of the output 'v' is also an output"),
+        ({3: ()}, "3 cannot be a name"),
+    ):  # fmt: skip
+        with pytest.raises(SpecError, match=sentence):
+            check_outputs(spec, outputs)
 
 
 def test_a_file(tmp_path):

@@ -1,12 +1,14 @@
 """A sweep as a picture, finished or not: a line for one axis, a heat map for two."""
 
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from undertow.lab import store
+from undertow.lab.sweeps.experiments import sentence
 from undertow.lab.sweeps.results import Results
 from undertow.lab.sweeps.spec import Spec
 
@@ -54,11 +56,12 @@ def draw(spec: Spec, data: "xarray.Dataset") -> "Figure | None":
 
 
 class Drawer:
-    """Draws figure.svg now and then while a sweep runs."""
+    """Draws figure.svg now and then while a sweep runs. A figure that cannot be drawn stops nothing; it warns once."""
 
     def __init__(self, spec: Spec, folder: Path, first: float = 5.0):
         self.spec, self.folder = spec, folder
         self.due = time.monotonic() + first
+        self.warned = False
 
     def maybe(self, results: Results | None) -> None:
         """Draws, if enough time has passed."""
@@ -66,11 +69,20 @@ class Drawer:
             self.now(results)
 
     def now(self, results: Results) -> Path | None:
-        """Draws; None where there is nothing to show."""
+        """Draws; None where there is nothing to show, or it cannot be shown."""
         began = time.monotonic()
-        path = write_figure(self.spec, self.folder, results.open())
-        self.due = time.monotonic() + SHARE * (time.monotonic() - began)
-        return path
+        try:
+            return write_figure(self.spec, self.folder, results.open())
+        except Exception as error:
+            if not self.warned:
+                self.warned = True
+                warnings.warn(
+                    f"{self.folder}: the figure cannot be drawn ({sentence(error)}); the results are not affected.",
+                    stacklevel=2,
+                )
+            return None
+        finally:
+            self.due = time.monotonic() + SHARE * (time.monotonic() - began)
 
 
 def write_figure(spec: Spec, folder: Path, data: Any) -> Path | None:

@@ -9,8 +9,9 @@ import math
 import shutil
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,7 @@ from undertow.lab.sweeps import experiments
 from undertow.lab.sweeps.blocks import Tiling, width_for
 from undertow.lab.sweeps.engines import Cluster, EngineError, Here, InProcess
 from undertow.lab.sweeps.results import DONE, FAILED, Output, Results, read_plan, write_plan, write_spec
-from undertow.lab.sweeps.spec import Spec, SpecError
+from undertow.lab.sweeps.spec import Spec, SpecError, check_outputs
 
 __all__ = ["Engine", "Job", "State", "make_plan", "run"]
 
@@ -93,11 +94,11 @@ def run(
 ) -> State:
     """Runs what is not finished and returns how it went; results and sentences are in the folder."""
     folder = store.writable_folder(job.folder)
-    with store.folder_lock(folder):
-        if not (folder / "sweep.json").is_file():
-            write_spec(folder, job.spec, job.digest)
+    with held(folder):
         plan = read_plan(folder)
         results = None if plan is None else Results.opened(folder, Tiling(job.spec.shape, tuple(plan["tile"])))
+        if not (folder / "sweep.json").is_file():
+            write_spec(folder, job.spec, job.digest)
         if plan is not None and results is not None:
             results.tidy()
             state, todo = _left(job, results)
@@ -113,6 +114,22 @@ def run(
             return driver.run()
         finally:
             there.close()
+
+
+@contextmanager
+def held(folder: Path, patience: float | int = 1) -> Generator[None]:
+    """The lock of a folder, tried for so many seconds: `status` holds it for an instant, a driver while it runs."""
+    with ExitStack() as lock:
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                lock.enter_context(store.folder_lock(folder))
+                break
+            except store.StoreError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.02)
+        yield
 
 
 def _left(job: Job, results: Results) -> tuple[State, list[Block]]:
@@ -139,6 +156,9 @@ def make_plan(job: Job, there: Engine, tell: Callable[[str], Any]) -> dict[str, 
         for name, values in axis.values.items():
             for value in values:
                 experiments.fitted(kinds, (), {name: value})
+    told = {name: tuple(dimensions) for name, dimensions in known["dimensions"].items()}
+    ranks = known.get("ranks", {})
+    check_outputs(spec, told | {name: dimensions_of(name, rank, told) for name, rank in ranks.items()})
     changing = {name for axis in spec.axes for name in axis.values}
     together = [not known["batched"] or all(kinds[name] == "float" for name in axis.values) for axis in spec.axes]
     width = width_for(
@@ -163,6 +183,11 @@ def make_plan(job: Job, there: Engine, tell: Callable[[str], Any]) -> dict[str, 
         f"{slots_on(there, known['platform'])} at a time {there.words} ({known['device']})."
     )
     return plan
+
+
+def dimensions_of(output: Any, rank: int, told: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
+    """Those that the experiment has told; else numbered ones."""
+    return tuple(told.get(output, [f"{output}_{k}" for k in range(rank)]))
 
 
 def slots_on(there: Engine, platform: str) -> int:
@@ -329,17 +354,19 @@ class _Driver:
             if wrong:
                 self._fail(block, wrong)
                 return
-        flags = np.full(count, DONE, np.int8)
-        flags[list(errors)] = FAILED
-        if not values:
-            flags[:] = FAILED
-        self._write(block, values, flags)
         state = self.state
-        failed = int((flags == FAILED).sum())
-        state.done += count - failed
-        state.failed += failed
-        for sentence in errors.values():
-            state.sentences[sentence] = state.sentences.get(sentence, 0) + 1
+        if values:
+            assert self.results is not None
+            flags = np.full(count, DONE, np.int8)
+            flags[list(errors)] = FAILED
+            self.results.write(block, values, flags)
+            state.done += int((flags == DONE).sum())
+            state.failed += int((flags == FAILED).sum())
+        else:
+            flags = self._write_failed(block)
+        for index, sentence in errors.items():
+            if flags[index] == FAILED:
+                state.sentences[sentence] = state.sentences.get(sentence, 0) + 1
         finite = np.ones(count, bool)
         for value in values.values():
             finite &= np.isfinite(value.reshape(count, -1)).all(axis=1)
@@ -351,33 +378,35 @@ class _Driver:
         self._count()
 
     def _fail(self, block: Block, sentence: str) -> None:
-        count = int(np.prod([part.stop - part.start for part in self.tiling.region(block)]))
-        self._write(block, {}, np.full(count, FAILED, np.int8))
-        self.state.failed += count
-        self.state.sentences[sentence] = self.state.sentences.get(sentence, 0) + count
+        failed = int((self._write_failed(block) == FAILED).sum())
+        self.state.sentences[sentence] = self.state.sentences.get(sentence, 0) + failed
         self._count()
 
     def _count(self) -> None:
         self.state.blocks_done += 1
         self.report(self.state, self.results)
 
-    def _write(self, block: Block, values: dict[str, Any], flags: Any) -> None:
+    def _write_failed(self, block: Block) -> np.ndarray:
+        """A block that gave nothing: what an earlier driver finished of it stays. Returns its flags, one a run."""
         if self.results is None:
             self.unwritten.append(block)
-            return
-        self.results.write(block, values, flags)
+            flags = np.full([part.stop - part.start for part in self.tiling.region(block)], FAILED, np.int8)
+        else:
+            flags = self.results.fail(block)
+        kept = int((flags == DONE).sum())
+        self.state.failed += flags.size - kept
+        self.state.done += kept
+        self.state.reused += kept
+        return flags.ravel()
 
     def _create(self, values: dict[str, Any]) -> None:
-        told = self.plan["dimensions"]
         outputs = {}
         for name, value in values.items():
             shape = value.shape[1:]
-            usual = tuple(f"{name}_{k}" for k in range(len(shape)))
-            outputs[name] = Output(shape, value.dtype.str, tuple(told.get(name, usual)))
-        clash = set(outputs) & {"done", "seed", *(n for axis in self.job.spec.axes for n in (axis.name, *axis.values))}
-        if clash:
-            raise SpecError(f"the experiment returns {sorted(clash)[0]!r}, which is a name of the sweep; rename it.")
-        each = sum(math.prod(o.shape) * np.dtype(o.dtype).itemsize for o in outputs.values()) + 1
+            dimensions = dimensions_of(name, len(shape), self.plan["dimensions"])
+            outputs[name] = Output(shape, value.dtype.str, dimensions)
+        check_outputs(self.job.spec, {name: output.dimensions for name, output in outputs.items()})
+        each = sum(output.bytes for output in outputs.values()) + 1
         needed, free = each * self.job.spec.runs, shutil.disk_usage(self.job.folder).free
         if needed > free:
             raise store.StoreError(
@@ -385,8 +414,7 @@ class _Driver:
             )
         self.results = Results.created(self.job.folder, self.job.spec, self.tiling, outputs, self.plan["attributes"])
         for block in self.unwritten:
-            count = int(np.prod([part.stop - part.start for part in self.tiling.region(block)]))
-            self.results.write(block, {}, np.full(count, FAILED, np.int8))
+            self.results.fail(block)
 
     def _unlike(self, values: dict[str, Any]) -> str:
         assert self.results is not None

@@ -5,27 +5,26 @@ returns a dict of arrays. A function that traces with its float parameters and i
 program a block; whole numbers, text and flags are static. Any other runs one by one.
 """
 
+import atexit
 import difflib
 import functools
-import hashlib
 import inspect
 import os
 import socket
 import time
 import typing
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from undertow.lab.store import StoreError
+from undertow.lab.sweeps.digest import digest_of
 from undertow.lab.sweeps.spec import SpecError, point_words
 
-__all__ = ["Experiment", "describe", "digest_of", "find", "work"]
+__all__ = ["Experiment", "describe", "find", "work"]
 
 Result = dict[str, Any]
-_LISTENING: list[AbstractContextManager] = []
 KINDS = {float: "float", int: "int", bool: "bool", str: "str"}
 
 
@@ -42,40 +41,6 @@ class Experiment:
     """Whether to try to trace it."""
     dimensions: dict[str, tuple[str, ...]] = field(default_factory=dict)
     attributes: dict[str, Any] = field(default_factory=dict)
-
-
-def digest_of(experiment: str | Callable) -> str:
-    """A hash of a person's own code, so that a changed function is another sweep; empty for undertow's own.
-
-    Of a function it is the hash of its code and of the plain values it takes from around it; of a file, of its text.
-    """
-    if not isinstance(experiment, str):
-        function = inspect.unwrap(experiment)
-        if not inspect.isfunction(function):
-            raise SpecError("`ut.sweep`: give a function, or its name as 'file.py:name'.")
-        around = {name: function.__globals__[name] for name in _names(function.__code__) & {*function.__globals__}}
-        around |= inspect.getclosurevars(function).nonlocals
-        plain = sorted((name, value) for name, value in around.items() if isinstance(value, int | float | str))
-        text = repr((_code_facts(function.__code__), plain, function.__kwdefaults__))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
-    file, colon, _ = experiment.rpartition(":")
-    if not colon:
-        return ""
-    try:
-        return hashlib.sha256(Path(file).read_bytes()).hexdigest()[:16]
-    except OSError as error:
-        raise SpecError(f"{file}: cannot be read ({error.strerror}).") from None
-
-
-def _code_facts(code: Any) -> tuple:
-    """What a compiled function does, without where it stands."""
-    inner = [_code_facts(c) if inspect.iscode(c) else repr(c) for c in code.co_consts]
-    return code.co_code.hex(), inner, code.co_names, code.co_varnames
-
-
-def _names(code: Any) -> set[str]:
-    """The names that a compiled function, or one inside it, takes from its module."""
-    return set(code.co_names).union(*(_names(c) for c in code.co_consts if inspect.iscode(c)))
 
 
 def find(experiment: str | Callable, scale: str) -> Experiment:
@@ -123,7 +88,10 @@ def _of_function(function: Callable) -> Experiment:
 
     def call(key: Any, parameters: dict[str, Any]) -> dict[str, Any]:
         found = function(key, **parameters)
-        return dict(found) if isinstance(found, Mapping) else {"value": found}
+        outputs = dict(found) if isinstance(found, Mapping) else {"value": found}
+        if not outputs:
+            raise SpecError("the experiment returns no outputs; return a dict of arrays, such as {'loss': loss}.")
+        return outputs
 
     return Experiment(call, kinds, tuple(p.name for p in rest if p.default is empty), batched=True)
 
@@ -203,7 +171,7 @@ def _ready(own: bool) -> list[float]:
     if not own:
         configure()
     listening = compilations()
-    _LISTENING.append(listening)  # for as long as the process lives
+    atexit.register(listening.__exit__, None, None, None)  # while jax is still there
     return listening.__enter__()
 
 
@@ -253,6 +221,7 @@ def describe(request: dict[str, Any]) -> Result:
         "device": used.device_kind,
         "memory": _memory(used),
         "batched": False,
+        "ranks": {},
         "run_bytes": 0,
         "why": "its experiment is a program of its own" if not found.batched else "",
     }
@@ -264,8 +233,11 @@ def describe(request: dict[str, Any]) -> Result:
         abstract = {name: jax.ShapeDtypeStruct((), jax.numpy.result_type(float)) for name in traced}
         try:
             one = functools.partial(_one, found, request["seed"], static)
-            traced_once = jax.make_jaxpr(one)(word, word, word, abstract)
+            traced_once, outputs = jax.make_jaxpr(one, return_shape=True)(word, word, word, abstract)
             answer |= {"batched": True, "run_bytes": _peak(traced_once.jaxpr)}
+            answer["ranks"] = {name: len(output.shape) for name, output in outputs.items()}
+        except SpecError:
+            raise
         except Exception as error:
             answer["why"] = f"it does not trace ({type(error).__name__})"
     return answer
@@ -411,9 +383,9 @@ def sentence(error: BaseException) -> str:
 
 
 def _floats(array: Any) -> Any:
-    """Floats, so that what is missing can be NaN."""
+    """In double precision: what is missing can be NaN, and no point's numbers are rounded to those of another."""
     import numpy as np
 
     if array.dtype.kind not in "fiub":
         raise SpecError(f"outputs must be real numbers or flags; one has the dtype {array.dtype}.")
-    return array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
+    return array.astype(np.float64, copy=False)

@@ -6,9 +6,10 @@ places, flushed and renamed, and the chunk of the flags `done` last: a flag says
 """
 
 import json
+import math
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,7 @@ __all__ = ["DONE", "FAILED", "Output", "Results", "folder_of", "read_folder"]
 
 TO_DO, DONE, FAILED = 0, 1, 2
 SPEC, PLAN, DATA = "sweep.json", "plan.json", "results.zarr"
+PLANNED = {"tile", "batched", "dimensions", "attributes", "platform"}
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,14 @@ class Output:
     shape: tuple[int, ...]
     dtype: str
     dimensions: tuple[str, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of a single run."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+FLAGS = Output((), "|i1", ())
 
 
 def folder_of(spec: Spec, digest: str, out: Path) -> Path:
@@ -73,12 +83,18 @@ def write_spec(folder: Path, spec: Spec, digest: str) -> None:
 
 
 def read_plan(folder: Path) -> dict[str, Any] | None:
-    """How the grid was cut when the sweep began."""
-    try:
-        plan = json.loads((folder / PLAN).read_text())
-        return plan if isinstance(plan["tile"], list) else None
-    except (OSError, ValueError, KeyError, TypeError):
+    """How the grid was cut when the sweep began; None where it did not begin yet."""
+    path = folder / PLAN
+    if not path.exists() and not (folder / DATA).exists():
         return None
+    try:
+        plan = json.loads(path.read_text())
+        whole = all(isinstance(n, int) and n > 0 for n in plan["tile"]) and {*plan} >= PLANNED
+    except (OSError, ValueError, KeyError, TypeError):
+        whole = False
+    if not whole:
+        raise store.StoreError(f"{path}: damaged, it cannot be read; delete {folder} and run again.")
+    return plan
 
 
 def write_plan(folder: Path, plan: dict[str, Any]) -> None:
@@ -131,15 +147,37 @@ class Results:
 
     def write(self, block: tuple[int, ...], values: Mapping[str, Any], flags: Any) -> None:
         """One block: `values` and `flags` have a leading axis over its runs."""
-        chunks = [
-            self._chunk(name, block, np.asarray(values[name]), np.nan, output)
-            for name, output in self.outputs.items()
-            if name in values
-        ]
+        self._put_block(
+            dict(self._chunk(name, block, np.asarray(values[name]), np.nan, o) for name, o in self.outputs.items()),
+            dict([self._chunk("done", block, np.asarray(flags), TO_DO, FLAGS)]),
+        )
+
+    def fail(self, block: tuple[int, ...]) -> np.ndarray:
+        """A block that failed as a whole: its finished runs stay, all others are NaN; returns its flags."""
+        flags = self._flags_of(block, lambda name, place: _size(self.path / name / place))
+        kept = np.zeros(self.tiling.tile, bool)
+        kept[tuple(slice(0, n) for n in flags.shape)] = flags == DONE
+        values = {}
+        if kept.any():
+            for name, output in self.outputs.items():
+                path = self.path / name / _place(block, output)
+                chunk = np.fromfile(path, output.dtype).reshape((*self.tiling.tile, *output.shape))
+                chunk[~kept] = np.nan
+                values[path] = chunk.tobytes()
+        else:  # a chunk that is not there reads as NaN
+            with store._sentences(self.path):
+                for name, output in self.outputs.items():
+                    (self.path / name / _place(block, output)).unlink(missing_ok=True)
+        flags[flags != DONE] = FAILED
+        self._put_block(values, dict([self._chunk("done", block, flags, TO_DO, FLAGS)]))
+        return flags
+
+    def _put_block(self, values: dict[Path, bytes], flags: dict[Path, bytes]) -> None:
+        """The values are on the disk before the flags."""
         with store._sentences(self.path):
-            if chunks:
-                self._put(dict(chunks))
-            self._put(dict([self._chunk("done", block, np.asarray(flags), TO_DO, Output((), "|i1", ()))]))
+            if values:
+                self._put(values)
+            self._put(flags)
 
     def _put(self, files: dict[Path, bytes]) -> None:
         """Writes files beside their places, flushes them at the same time, which waits for the disk once, renames."""
@@ -167,8 +205,7 @@ class Results:
         inside = tuple(slice(0, part.stop - part.start) for part in region)
         chunk = np.full((*self.tiling.tile, *output.shape), empty, output.dtype)
         chunk[inside] = runs.reshape((*(part.stop for part in inside), *output.shape))
-        place = ".".join(str(index) for index in (*block, *(0 for _ in output.shape)))
-        return self.path / name / place, chunk.tobytes()
+        return self.path / name / _place(block, output), chunk.tobytes()
 
     def tidy(self) -> None:
         """Removes what a driver that was killed left beside the places of chunks."""
@@ -180,21 +217,25 @@ class Results:
         """TO_DO, DONE or FAILED for every run. A block whose files are missing or cut short is to do."""
         flags = np.zeros(self.tiling.shape, np.int8)
         sizes = {name: self._sizes(name) for name in (*self.outputs, "done")}
-        needed = {
-            name: int(np.prod((*self.tiling.tile, *output.shape))) * np.dtype(output.dtype).itemsize
-            for name, output in self.outputs.items()
-        }
         for place, size in sizes["done"].items():
             if size != self.tiling.width:
                 continue
             block = tuple(int(part) for part in place.split("."))
-            found = np.fromfile(self.path / "done" / place, np.int8).reshape(self.tiling.tile)
-            region = self.tiling.region(block)
-            found = found[tuple(slice(0, part.stop - part.start) for part in region)]
-            tails = {name: ".0" * len(output.shape) for name, output in self.outputs.items()}
-            whole = all(sizes[name].get(place + tails[name]) == needed[name] for name in needed)
-            flags[region] = found if whole or not (found == DONE).any() else TO_DO
+            flags[self.tiling.region(block)] = self._flags_of(block, lambda name, place: sizes[name].get(place))
         return flags
+
+    def _flags_of(self, block: tuple[int, ...], size: Callable[[str, str], int | None]) -> np.ndarray:
+        """Of one block, from the sizes of its files by array and place."""
+        inside = tuple(slice(0, part.stop - part.start) for part in self.tiling.region(block))
+        place = _place(block, FLAGS)
+        if size("done", place) != self.tiling.width:
+            return np.zeros([part.stop for part in inside], np.int8)
+        found = np.fromfile(self.path / "done" / place, np.int8).reshape(self.tiling.tile)[inside]
+        whole = all(
+            size(name, _place(block, output)) == self.tiling.width * output.bytes
+            for name, output in self.outputs.items()
+        )
+        return found if whole or not (found == DONE).any() else np.zeros_like(found)
 
     def _sizes(self, name: str) -> dict[str, int]:
         with os.scandir(self.path / name) as entries:
@@ -205,6 +246,19 @@ class Results:
         import xarray
 
         return xarray.open_zarr(self.path)
+
+
+def _place(block: tuple[int, ...], output: Output) -> str:
+    """The name of the chunk of a block in the array of an output."""
+    return ".".join(str(index) for index in (*block, *(0 for _ in output.shape)))
+
+
+def _size(path: Path) -> int | None:
+    """Bytes of a file; None where there is none."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
 
 
 def _flush_written(name: str) -> None:

@@ -9,6 +9,7 @@ import difflib
 import hashlib
 import json
 import math
+import numbers
 import tomllib
 import zlib
 from collections.abc import Mapping
@@ -18,9 +19,11 @@ from typing import Any
 
 from undertow.lab.store import StoreError
 
-__all__ = ["Axis", "Spec", "SpecError", "as_spec", "point_words", "read_spec"]
+__all__ = ["Axis", "Spec", "SpecError", "as_spec", "check_outputs", "point_words", "read_spec"]
 
 MOST_RUNS = 100_000_000
+RESERVED = ("seed", "done")
+"""Names of the results themselves."""
 FIELDS = ("experiment", "axes", "parameters", "seeds", "seed", "scale", "show", "time_limit")
 
 
@@ -117,14 +120,14 @@ def read_spec(path: Path | str) -> Spec:
 
 
 def as_spec(
-    experiment: str | None = None,
-    axes: Mapping[str, Any] | None = None,
-    parameters: Mapping[str, Any] | None = None,
-    seeds: int = 1,
-    seed: int = 0,
+    experiment: Any = None,
+    axes: Any = None,
+    parameters: Any = None,
+    seeds: Any = 1,
+    seed: Any = 0,
     scale: str = "smoke",
     show: str | None = None,
-    time_limit: float | int | None = None,
+    time_limit: Any = None,
 ) -> Spec:
     """Checks all that can be checked without the experiment, and works the axes out.
 
@@ -137,24 +140,76 @@ def as_spec(
         raise SpecError('name the experiment, such as experiment = "own.py:name".')
     if not isinstance(axes, Mapping) or not axes:
         raise SpecError("give at least one axis, such as axes.step_size = {log = [0.01, 0.1, 10]}.")
-    if not isinstance(seed, int) or not 0 <= seed < 2**32:
+    if not _whole(seed) or not 0 <= seed < 2**32:
         raise SpecError(f"seed = {seed!r}: give a whole number from 0 to 2^32 - 1.")
-    if not isinstance(seeds, int) or isinstance(seeds, bool) or seeds < 1:
+    if not _whole(seeds) or seeds < 1:
         raise SpecError(f"seeds = {seeds!r}: give a whole number, at least 1.")
-    if time_limit is not None and not (isinstance(time_limit, int | float) and time_limit > 0):
+    if time_limit is not None and not (isinstance(time_limit, numbers.Real) and time_limit > 0):
         raise SpecError(f"time_limit = {time_limit!r}: give seconds above 0.")
+    if not isinstance(parameters, Mapping | None):
+        raise SpecError(f"parameters = {parameters!r}: give a table of names and values, such as {{'steps': 200}}.")
+    seed, seeds = int(seed), int(seeds)
     made = tuple(_axis(str(name), given, seed) for name, given in axes.items())
-    names = [name for axis in made for name in axis.values]
-    fixed = {name: _value(name, value) for name, value in (parameters or {}).items()}
-    for name in names:
-        if names.count(name) > 1 or name in fixed:
-            raise SpecError(f"{name} is given twice: let it be on one axis, or a fixed parameter.")
-    for name in {axis.name for axis in made} & {"seed", "done"}:
-        raise SpecError(f"axes.{name}: the results use this name; call the axis something else.")
+    fixed = {str(name): _value(name, value) for name, value in (parameters or {}).items()}
+    _check_names(made, fixed)
     spec = Spec(experiment, made, fixed, seeds, seed, scale, show, time_limit)
     if spec.runs > MOST_RUNS:
         raise SpecError(f"{spec.points:,} points of {seeds:,} seeds are more than {MOST_RUNS:,} runs; make it coarser.")
     return spec
+
+
+def _check_names(axes: tuple[Axis, ...], fixed: Mapping[str, Any]) -> None:
+    """Every axis, and every parameter on one, has a name of its own in the results."""
+    parameters = [name for axis in axes for name in axis.values]
+    for name in parameters:
+        if parameters.count(name) > 1 or name in fixed:
+            raise SpecError(f"{name} is given twice: let it be on one axis, or a fixed parameter.")
+    for axis in axes:
+        _check_name(axis.name, f"axes.{axis.name}")
+        if axis.name in RESERVED:
+            raise SpecError(f"axes.{axis.name}: the results use this name; call the axis something else.")
+        for name in axis.values:
+            _check_name(name, f"axes.{axis.name}")
+            if name in RESERVED:
+                raise SpecError(
+                    f"axes.{axis.name}: the results use the name {name}; rename the parameter, or give it a fixed "
+                    "value in [parameters]."
+                )
+        for other in axes:
+            if other is not axis and (axis.name == other.name or axis.name in other.values):
+                raise SpecError(
+                    f"axes.{axis.name}: {axis.name} is also on the axis {other.name}; call this axis something else."
+                )
+
+
+def check_outputs(spec: Spec, outputs: Mapping[Any, tuple[str, ...]]) -> None:
+    """Every output, and every dimension of one, has a name that nothing else in the results has.
+
+    >>> from undertow.lab.sweeps.spec import as_spec, check_outputs
+    >>> check_outputs(as_spec("own.py:f", {"v_0": [1, 2]}), {"v": ("v_0",)})
+    Traceback (most recent call last):
+    undertow.lab.sweeps.spec.SpecError: the dimension 'v_0' of the output 'v' is also a name of the sweep; rename one.
+    """
+    taken = {*RESERVED, *(name for axis in spec.axes for name in (axis.name, *axis.values))}
+    for output, dimensions in outputs.items():
+        _check_name(output, f"the output {output!r}")
+        if output in taken:
+            raise SpecError(f"the experiment returns {output!r}, which is a name of the sweep; rename it.")
+        for name in dimensions:
+            if name in taken or name in outputs:
+                other = "a name of the sweep" if name in taken else "an output"
+                raise SpecError(f"the dimension {name!r} of the output {output!r} is also {other}; rename one.")
+
+
+def _check_name(name: Any, where: str) -> None:
+    """A name is that of a folder of the dataset too."""
+    if not isinstance(name, str) or not name or name.startswith((".", "__")) or "/" in name or "\\" in name:
+        raise SpecError(f"{where}: {name!r} cannot be a name in the results; use letters, digits and underscores.")
+
+
+def _whole(given: Any) -> bool:
+    """Whether it is a whole number, of Python or NumPy."""
+    return isinstance(given, numbers.Integral) and not isinstance(given, bool)
 
 
 def _known(given: Mapping[str, Any], allowed: tuple[str, ...], what: str) -> dict[str, Any]:
@@ -258,9 +313,9 @@ def _range(name: str, kind: str, numbers: Any) -> tuple[Any, Any]:
 
 
 def _count(where: str, count: Any, *, least: int) -> int:
-    if not isinstance(count, int) or isinstance(count, bool) or count < least:
+    if not _whole(count) or count < least:
         raise SpecError(f"{where}: the count is {count!r}; give a whole number, at least {least}.")
-    return count
+    return int(count)
 
 
 def _value(name: str, value: Any) -> Any:

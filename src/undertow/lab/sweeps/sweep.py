@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from undertow.lab import store
 from undertow.lab.sweeps import drive
 from undertow.lab.sweeps.blocks import Tiling
+from undertow.lab.sweeps.digest import digest_of
 from undertow.lab.sweeps.draw import Drawer
 from undertow.lab.sweeps.engines import Cluster, Here, InProcess
-from undertow.lab.sweeps.experiments import digest_of
 from undertow.lab.sweeps.results import DONE, FAILED, Results, folder_of, read_folder
 from undertow.lab.sweeps.spec import Spec, SpecError, as_spec
 
@@ -53,10 +53,16 @@ def sweep(
     - `seeds`: runs at every point; the randomness of a run depends on `seed`, its point's values and its index alone.
     - `out`: a folder; each sweep has its own in it, found again by its content.
     - `on`: the address of a Dask scheduler; else `jobs` processes here, as many as there are cores.
-    - `time_limit`: seconds a block may take, compilation included, before it is given up.
+    - `time_limit`: seconds a block may take, compilation included, before it is given up; not for a function that runs
+      in this process.
 
-    **Returns** the dataset, with the axes as labelled dimensions, then `seed`. Where `done` is 2 a run failed and its
-    values are NaN; the attribute `folder` says where everything is.
+    **Returns** the dataset, in double precision, with the axes as labelled dimensions, then `seed`. Where `done` is 2 a
+    run failed and its values are NaN; the attribute `folder` says where everything is.
+
+    A function's results are found again while it does the same: its code, the functions of yours that it calls by name,
+    and the numbers, text, arrays, lists, tuples, dicts and sets that it takes from around it. Modules and functions of
+    installed packages count by their names, other objects (such as instances of your classes) by their types: delete
+    the folder when those change.
 
     >>> import tempfile
     >>> import jax
@@ -75,6 +81,11 @@ def sweep(
     spec = as_spec(name, axes, parameters, seeds, seed, scale, None, time_limit)
     if callable(experiment) and jobs not in (None, 1):
         raise SpecError("`ut.sweep(jobs=...)`: other processes need the function by name, as 'file.py:name'.")
+    if callable(experiment) and on is None and time_limit is not None:
+        raise SpecError(
+            f"`ut.sweep(time_limit={time_limit})`: a function that runs in this process cannot be ended; "
+            "name it as 'file.py:name' to run it in others."
+        )
     folder, state = run_spec(
         spec, Path(out), on=on, jobs=jobs, experiment=experiment if callable(experiment) else None, quiet=not progress
     )
@@ -178,14 +189,20 @@ def in_words(seconds: float | int) -> str:
     """A time as people say it.
 
     >>> from undertow.lab.sweeps.sweep import in_words
-    >>> in_words(0.25), in_words(75), in_words(9000)
-    ('0.25 s', '1 min 15 s', '2 h 30 min')
+    >>> in_words(0.25), in_words(75), in_words(119.9), in_words(9000)
+    ('0.25 s', '1 min 15 s', '2 min 0 s', '2 h 30 min')
     """
-    if seconds < 60:
-        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
-    if seconds < 3600:
-        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
-    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
+    if seconds < 0:
+        return f"-{in_words(-seconds)}"
+    if seconds < 10:
+        return f"{seconds:.2g} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min"
 
 
 def status(folder: Path) -> list[str]:
@@ -194,7 +211,7 @@ def status(folder: Path) -> list[str]:
         inside = sorted(path.parent for path in folder.glob("*/sweep.json")) if folder.is_dir() else []
         if not inside:
             raise store.StoreError(f"{folder}: there is no sweep here.")
-        return [line for path in inside for line in status(path)]
+        return [line for path in inside for line in _status_or_damage(path)]
     spec, results = read_folder(folder)
     flags = None if results is None else results.flags()
     done = 0 if flags is None else int((flags == DONE).sum())
@@ -208,15 +225,23 @@ def status(folder: Path) -> list[str]:
     return lines + [f"  {count} failed: {text}" for text, count in told.items() if failed]
 
 
+def _status_or_damage(folder: Path) -> list[str]:
+    """One damaged folder does not hide the others."""
+    try:
+        return status(folder)
+    except store.StoreError as error:
+        return [str(error)]
+
+
 def _activity(folder: Path, finished: bool) -> str:
     try:
-        with store.folder_lock(folder):
+        with drive.held(folder, patience=0.1):
             return "finished." if finished else "not running; the same command goes on from there."
     except store.StoreError:
         pass
     try:
         told = json.loads((folder / "progress.json").read_text())
         ago = time.time() - told["at"]
-        return f"running, {told['rate']:.3g} runs a second, about {in_words(told['left'] - ago)} left."
+        return f"running, {told['rate']:.3g} runs a second, about {in_words(max(0.0, told['left'] - ago))} left."
     except (OSError, ValueError, KeyError, TypeError):
         return "running."
