@@ -22,6 +22,7 @@ from zoo import KNOWN
 import undertow as ut
 from undertow.symmetry.forecast import relaxation_times
 from undertow.torch import Axis, Census, NoiseMonitor, Relation, census, gamma_of
+from undertow.torch import listen as listen_module
 from undertow.torch import signals as signals_module
 from undertow.torch.gather import grams
 from undertow.torch.monitor import COLUMNS
@@ -214,6 +215,23 @@ def tied():
     return Tied(), torch.randint(0, 9, (5, 3)), ("inside.weight",)
 
 
+class ChannelNorm(nn.LayerNorm):
+    """A norm over the channels of images, as torchvision has it: the class of one over the last axis."""
+
+    def forward(self, x):
+        return super().forward(x.movedim(1, -1)).movedim(-1, 1)
+
+
+class OfSines(nn.Linear):
+    def forward(self, x):
+        return super().forward(torch.sin(x))
+
+
+class OfSquares(nn.Conv2d):
+    def _conv_forward(self, x, weight, bias):
+        return super()._conv_forward(x.square(), weight, bias)
+
+
 def image(*shape):
     return torch.randn(4, *shape)
 
@@ -232,6 +250,8 @@ LAYERS = {
     "group norm": lambda: (nn.Sequential(nn.GroupNorm(2, 4), nn.Conv2d(4, 3, 1)), image(4, 3, 3), ("0.weight",)),
     "embedding": lambda: (nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3)), torch.randint(0, 7, (5, 6)),
                           ("0.weight",)),
+    "subclasses": lambda: (nn.Sequential(OfSquares(2, 3, 2), ChannelNorm(3), nn.Flatten(), OfSines(3 * 4 * 4, 5)),
+                           image(2, 5, 5), ("0.weight", "1.weight", "1.bias", "3.weight")),
     "flattened tokens": lambda: (nn.Sequential(nn.Flatten(0, 1), nn.Linear(3, 4), nn.Tanh(), nn.Unflatten(0, (-1, 5))),
                                  torch.randn(6, 5, 3), ("1.weight", "1.bias")),
 }  # fmt: skip
@@ -278,6 +298,136 @@ def test_sequence_first():
     loss = lambda net, s: net(s).square().sum((0, 2)).mean()
     monitor, before = one_step(model, by_hand(model, "0.weight", "2.bias"), loss, x, batch_axis=1)
     agree(monitor, contributions(before, loss, x, axis=1), 1e-11)
+
+
+def test_sequence_first_from_an_embedding():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3)).double()
+    ids = torch.randint(0, 7, (6, 5))
+    loss = lambda net, s: net(s).square().sum((0, 2)).mean()
+    monitor, before = one_step(model, by_hand(model, "0.weight", "1.weight"), loss, ids, batch_axis=1)
+    agree(monitor, one_by_one(before, lambda net, s: loss(net, s.mT), ids.mT), 1e-11)
+
+
+class TimeFirst(nn.Module):
+    """Sequences first, positions and samples in one axis inside, and a mean over positions."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside, self.norm, self.head = nn.Linear(3, 5), nn.LayerNorm(5), nn.Linear(5, 2)
+
+    def forward(self, x):
+        positions, samples, _ = x.shape
+        h = self.norm(torch.tanh(self.inside(x.flatten(0, 1))))
+        return self.head(h.unflatten(0, (positions, samples)).mean(0))
+
+
+def test_sequence_first_with_positions_and_samples_in_one_axis():
+    """Five features for five samples: the last axis is never taken for that of the samples."""
+    torch.manual_seed(0)
+    model, x = TimeFirst().double(), torch.randn(6, 5, 3).double()
+    loss = lambda net, s: net(s).square().sum(1).mean()
+    found = by_hand(model, "inside.weight", "inside.bias", "norm.weight", "head.weight")
+    monitor, before = one_step(model, found, loss, x, batch_axis=1)
+    agree(monitor, contributions(before, loss, x, axis=1), 1e-11)
+
+
+class Table(nn.Module):
+    """A table of positions goes through layers, once for the whole batch or once for each sample."""
+
+    def __init__(self, copies):
+        super().__init__()
+        self.copies = copies
+        self.table = nn.Parameter(torch.randn(4, 5))
+        self.up, self.down = nn.Linear(5, 7), nn.Linear(7, 3)
+
+    def forward(self, x):
+        table = self.table.expand(len(x), 4, 5) if self.copies else self.table
+        return x * self.down(torch.relu(self.up(table)))
+
+
+@pytest.mark.parametrize("samples", [4, 2, 3])
+@pytest.mark.parametrize("names", [("up.weight",), ("down.weight",)])
+def test_what_is_not_of_the_batch_is_not_taken_for_samples(samples, names):
+    """Four positions are not four samples, nor two for each of two."""
+    torch.manual_seed(0)
+    x = torch.randn(samples, 4, 3, dtype=torch.float64)
+    model = Table(copies=False).double()
+    with pytest.raises(RuntimeError, match="made of parameters alone"):
+        one_step(model, by_hand(model, *names), square, x)
+    model = Table(copies=True).double()
+    monitor, before = one_step(model, by_hand(model, *names), square, x)
+    agree(monitor, one_by_one(before, square, x), 1e-11)
+
+
+def test_what_is_not_of_the_batch_is_said_again():
+    """Also where the error was caught, and beside a use of the same layer on samples."""
+
+    class Both(Table):
+        def forward(self, x):
+            return self.up(x).sum(1) + self.up(self.table).sum()
+
+    model = Both(copies=False).double()
+    x = torch.randn(4, 5, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loss = lambda net, s: net(s).square().mean()
+    with NoiseMonitor(model, by_hand(model, "up.weight"), every=1) as monitor:
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss(model, x).backward()
+            with pytest.raises(RuntimeError, match="made of parameters alone"):
+                optimizer.step()
+    assert not monitor.rows
+
+
+def test_a_layer_with_a_forward_pass_put_on_it():
+    model, x = relu(), torch.randn(6, 5, dtype=torch.float64)
+    model[0].forward = lambda s, layer=model[0]: F.linear(s.sin(), layer.weight, layer.bias)
+    parts = one_by_one(model, square, x)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with NoiseMonitor(model, by_hand(model, "0.weight", "0.bias"), every=1) as monitor:
+        square(model, x).backward()
+        optimizer.step()
+    agree(monitor, parts, 1e-11)
+
+
+def tried(monkeypatch, outer, requests):
+    """The ways that are run to choose one and to answer, and with how many samples each time."""
+    runs = []
+
+    def spy(name, way):
+        def run(part, asked):
+            runs.append((name, len(part.out)))
+            return way(part, asked)
+
+        return run
+
+    ways = {name: spy(name, way) for name, way in signals_module.WAYS.items()}
+    with monkeypatch.context() as patch:
+        patch.setattr(signals_module, "WAYS", ways)
+        (found,) = signals_module.Ways().choose(outer, requests)
+    exact = outer.formed().flatten(2).square().sum((0, 2))
+    torch.testing.assert_close(found, exact, rtol=1e-10, atol=0)
+    return runs
+
+
+def test_only_ways_that_may_be_the_faster_are_tried(monkeypatch):
+    outer = lambda n, t, out, into: signals_module.Outer(
+        torch.randn(n, t, out).double(), torch.randn(n, t, into).double(), (out, into)
+    )
+    asked = [signals_module.Request("weight", 0)]
+    assert tried(monkeypatch, outer(3, 500, 4, 6), asked) == [("direct", 3)]  # an image: 500^2 inner products
+    assert tried(monkeypatch, outer(3, 2, 90, 80), asked) == [("gram", 3)]
+    near = outer(9, 20, 30, 30)
+    monkeypatch.setattr(signals_module, "CACHE", 8 * 3 * 1000)  # 3 gradients, or 3 Gram matrices
+    runs = tried(monkeypatch, near, asked)
+    chosen = runs[-1][0]
+    small = {"gram": 24000 // (8 * 20 * 50), "direct": 24000 // (8 * 900)}
+    assert runs == [(way, small[way]) for way in ("gram", "direct") for _ in range(3)] + [(chosen, 9)]
+    monkeypatch.setattr(signals_module, "MEMORY", 8 * 950)  # too little for 20 * (20 + 30) numbers
+    assert tried(monkeypatch, near, asked) == [("direct", 9)]
+    monkeypatch.setattr(signals_module, "MEMORY", 8)  # for nothing: the smaller
+    assert tried(monkeypatch, near, asked) == [("direct", 9)]
 
 
 def test_the_sum_of_a_batch_is_as_noisy_as_it_is():
@@ -453,6 +603,38 @@ def test_half_precision_under_autocast_with_a_scaler():
     agree(monitor, contributions(before.double(), square, x.double()), 5e-2)
 
 
+def test_a_backward_pass_under_autocast_is_summed_up_without():
+    """The same signals, whether the block is left before `backward()` or after it."""
+    noises = []
+    for inside in (False, True):
+        model, x = relu(torch.float32), torch.linspace(-1, 1, 40).reshape(8, 5)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with NoiseMonitor(model, by_hand(model, "0.weight", "2.weight"), every=1) as monitor:
+            with torch.autocast("cpu", torch.bfloat16):
+                value = square(model, x)
+                if inside:
+                    value.backward()
+            if not inside:
+                value.backward()
+            optimizer.step()
+        noises.append(np.concatenate([reading.noise_plus for reading in monitor.last]))
+    np.testing.assert_allclose(*noises, rtol=1e-5)
+
+
+def test_a_layer_is_run_again_in_the_precision_it_ran_in():
+    torch.manual_seed(0)
+    model, x = nn.Sequential(nn.Linear(12, 12), Attention()), torch.randn(24, 6, 12)  # it receives half precision
+    before = copy.deepcopy(model).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = by_hand(model, "1.attention.in_proj_weight", "1.attention.out_proj.weight")
+    with NoiseMonitor(model, found, every=1) as monitor:
+        with torch.autocast("cpu", torch.bfloat16):
+            output = model(x)
+        output.float().square().flatten(1).sum(1).mean().backward()
+        optimizer.step()
+    agree(monitor, one_by_one(before, square, x.double()), 5e-2)
+
+
 def test_a_step_that_overflows_and_is_left_out():
     model, x = relu(torch.float32), torch.randn(8, 5)
     before = copy.deepcopy(model)
@@ -467,6 +649,24 @@ def test_a_step_that_overflows_and_is_left_out():
         square(model, x).backward()
         optimizer.step()
     agree(monitor, contributions(before.double(), square, x.double()), 1e-5)
+
+
+def test_a_gradient_that_is_not_finite_is_said():
+    model, x = relu(), torch.randn(8, 5, dtype=torch.float64)
+    bad = x.clone()
+    bad[0, 0] = float("nan")
+    with pytest.raises(RuntimeError, match="the gradient is not finite"):
+        one_step(model, of_relu(), square, bad)
+    model = relu()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with NoiseMonitor(model, of_relu(), every=1) as monitor:
+        square(model, x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        square(model, bad).backward()
+        with said("the gradient is not finite", measured=1):
+            optimizer.step()
+    assert len(monitor.rows) == 1
 
 
 def test_clipped_gradients_have_clipped_noise():
@@ -502,6 +702,80 @@ def test_frozen_parameters():
             optimizer.step()
     assert [step for step, _ in monitor.skipped] == [1]
     assert len(monitor.rows) == 1
+
+
+def said(words, measured):
+    """An error where nothing was measured yet, a warning later."""
+    return pytest.warns(UserWarning, match=words) if measured else pytest.raises(RuntimeError, match=words)
+
+
+def test_a_norm_that_begins_to_train():
+    """It is said when the step ends, and the step has no row."""
+    x = torch.randn(8, 5)
+    for steps in (0, 2):
+        torch.manual_seed(0)
+        norm = nn.BatchNorm1d(4, affine=False)
+        model = nn.Sequential(nn.Linear(5, 4), norm, nn.Linear(4, 2)).eval()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with NoiseMonitor(model, by_hand(model, "0.weight", "2.weight"), every=2) as monitor:
+            for _ in range(steps):
+                optimizer.zero_grad()
+                square(model, x).backward()
+                optimizer.step()
+            model.train()
+            optimizer.zero_grad()
+            square(model, x).backward()
+            with said("1 is a BatchNorm1d that trains; put it in eval mode", measured=steps):
+                optimizer.step()
+            model.eval()
+            for _ in range(2):
+                optimizer.zero_grad()
+                square(model, x).backward()
+                optimizer.step()
+        assert {row["step"] for row in monitor.rows} == ({0, 4} if steps else {2})
+
+
+def test_a_backward_pass_of_what_was_before_the_step():
+    """Its signals are of another step; what comes after is heard."""
+    model, x = relu(), torch.randn(8, 5, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)  # what autograd allows: it needs the second layer
+    with NoiseMonitor(model, of_relu(), every=1) as monitor:
+        square(model, x).backward()
+        late = square(model, x)
+        optimizer.step()
+        model.zero_grad()
+        late.backward()
+        with said("forward pass from before the last step", measured=1):
+            optimizer.step()
+        model.zero_grad()
+        before = copy.deepcopy(model)
+        square(model, x).backward()
+        optimizer.step()
+    assert [row["step"] for row in monitor.rows] == [0, 2]
+    agree(monitor, contributions(before, square, x), 1e-11)
+
+
+@pytest.mark.parametrize("where", ["moments", "per_sample", "_tensors"])
+@pytest.mark.parametrize("error", [KeyError, MemoryError])
+def test_no_error_comes_out_of_the_backward_pass(monkeypatch, where, error):
+    def fails(*_):
+        raise error("no such thing")
+
+    x = torch.randn(8, 5, dtype=torch.float64)
+    for steps in (0, 1):
+        model = relu()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with NoiseMonitor(model, of_relu(), every=1) as monitor:
+            for _ in range(steps):
+                square(model, x).backward()
+                optimizer.step()
+            optimizer.zero_grad()
+            with monkeypatch.context() as patch:
+                patch.setattr(listen_module, where, fails)
+                square(model, x).backward()
+            with said("no such thing", measured=steps):
+                optimizer.step()
+        assert len(monitor.rows) == steps
 
 
 def hooks_on(model):
@@ -566,6 +840,21 @@ def test_copies_and_saved_models_have_no_monitor():
         optimizer.step()
     assert monitor.last[0].row["samples"] == 8
     assert len(model.state_dict()) == 4
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_code_runs_as_written_while_anybody_listens(order):
+    from torch._dynamo import eval_frame
+
+    found = of_relu()
+    assert eval_frame._stance.stance == "default"
+    monitors = [NoiseMonitor(relu(), found) for _ in range(2)][::order]
+    monitors[0].close()
+    assert eval_frame._stance.stance == "force_eager"
+    monitors[0].close()
+    assert eval_frame._stance.stance == "force_eager"
+    monitors[1].close()
+    assert eval_frame._stance.stance == "default"
 
 
 @pytest.mark.slow
@@ -824,3 +1113,18 @@ def test_what_cannot_be_heard_is_said(as_a_user):
         NoiseMonitor(relu(), found, every=0)
     with pytest.raises(ValueError, match="batch_axis=2"):
         NoiseMonitor(relu(), found, batch_axis=2)
+
+
+def test_directions_without_noise_are_told_from_rounding():
+    """Residuals of a cross-entropy sum to zero: one direction of the bottleneck has no noise on one side."""
+    rows = []
+    for dtype in (torch.float32, torch.float64):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(10, 5), nn.Linear(5, 3)).to(dtype)
+        x, y = torch.randn(32, 10).to(dtype), torch.randint(0, 3, (32,))
+        loss = lambda model, x, y=y: F.cross_entropy(model(x), y[: len(x)])
+        monitor, _ = one_step(model, found_in(model, x[:4], loss), loss, x)
+        (row,) = monitor.rows
+        assert (row["infinite"], row["dead"]) == (3, 0)
+        rows.append([row[name] for name in ("distance", "farthest", "relaxation")])
+    np.testing.assert_allclose(*rows, rtol=1e-3)

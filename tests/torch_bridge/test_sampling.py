@@ -150,6 +150,53 @@ def test_in_a_loader(kind, workers):
     assert [batch.tolist() for batch in DataLoader(Samples(), batch_sampler=again, **how)] == batches[4:]
 
 
+def left_of(kind, state):
+    """The rest of the epoch of a state, and the batches of the one after it."""
+    again = kind(GROUPS, 4, seed=5)
+    again.load_state_dict(json.loads(json.dumps(state)))
+    return [list(again), list(again)]
+
+
+@BOTH
+def test_batches_done_are_those_of_the_epoch_that_runs(kind):
+    """The sampler may be at its end while the loop is not, and is there once the loop is."""
+    sampler = kind(GROUPS, 4, seed=5)
+    first, second, third = (sampler.batches(epoch) for epoch in range(3))
+    for asked in (6, 11):  # a loader without workers, and one that asked for everything
+        ahead = kind(GROUPS, 4, seed=5)
+        running = iter(ahead)
+        for _ in range(asked):
+            next(running)
+        if asked == 11:
+            assert next(running, None) is None
+        assert left_of(kind, ahead.state_dict(done=6)) == [first[6:], second]
+    list(sampler)
+    assert left_of(kind, sampler.state_dict(done=11)) == left_of(kind, sampler.state_dict()) == [second, third]
+    with pytest.raises(ValueError, match="between epochs leave `done` out"):
+        sampler.state_dict(done=0)
+    assert list(sampler) == second
+    again = kind(GROUPS, 4, seed=5)  # taken up in the middle, and left again before the end
+    again.load_state_dict(sampler.state_dict(done=3))
+    assert again.state_dict(done=3) == again.state_dict() == sampler.state_dict(done=3)
+    assert list(again) == second[3:]
+    assert left_of(kind, again.state_dict(done=8)) == [second[8:], third]
+    assert list(again) == third
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+def test_a_worker_asks_ahead():
+    """It is through with epoch 0 while the loop still has two batches of it."""
+    sampler = EnvironmentBatchSampler(GROUPS, 4, seed=5)
+    # spawned, as a process with JAX must not fork; the worker need not import this file for a range
+    loader = DataLoader(range(40), batch_sampler=sampler, num_workers=1, multiprocessing_context="spawn")
+    states = [sampler.state_dict(done=done) for done, _ in enumerate(loader, start=1)]
+    assert sampler.epoch == 1
+    first, second = sampler.batches(0), sampler.batches(1)
+    for done in (5, 9, 10):
+        assert left_of(EnvironmentBatchSampler, states[done - 1]) == [first[done:], second]
+    assert left_of(EnvironmentBatchSampler, states[10])[0] == second
+
+
 def test_groups_of_any_kind_of_array():
     wanted = EnvironmentBatchSampler(GROUPS, 4).batches(0)
     for groups in (GROUPS.tolist(), torch.as_tensor(GROUPS), GROUPS.astype(np.uint8)):
@@ -175,6 +222,11 @@ def test_bad_input_is_named(kind, as_a_user):
             "leave shuffle=True",
         ),
         ({"groups": [0, 1, 1], "batch_size": 2, "drop_last": True}, ValueError, "never be seen"),
+        (
+            {"groups": [0, 1, 1], "batch_size": 3, "drop_last": True, "weights": [0.5, 0.5]},
+            ValueError,
+            "no environment has 3 samples",
+        ),
         ({"groups": [0, 1], "batch_size": 1, "seed": -1}, ValueError, "seed=-1"),
     )
     for arguments, error, words in cases:
@@ -219,6 +271,15 @@ def test_flips():
     assert torch.equal(LabelNoise(0.0, "flip", classes=5)(targets), targets)
 
 
+@pytest.mark.parametrize(("dtype", "classes"), [(torch.int8, 100), (torch.uint8, 200), (torch.int16, 100)])
+def test_flips_of_short_integers(dtype, classes):
+    """At probability 1 every class but its own is reached; 99 + 99 is more than an int8 holds."""
+    targets = torch.full((5000,), classes - 1, dtype=dtype)
+    flipped = LabelNoise(1.0, "flip", classes=classes)(targets)
+    assert flipped.dtype == dtype
+    assert sorted(flipped.unique().tolist()) == list(range(classes - 1))
+
+
 def test_noise_is_taken_up_where_it_was_left():
     noise = LabelNoise(1.0, "gaussian", seed=3)
     noise(torch.zeros(5))
@@ -255,6 +316,11 @@ def test_bad_noise_is_named(as_a_user):
         (lambda: LabelNoise(0.5)(torch.arange(3)), TypeError, "for regression"),
         (lambda: LabelNoise(0.5, "flip", classes=3)(torch.zeros(3)), TypeError, "whole numbers of classes"),
         (lambda: LabelNoise(0.5, "flip", classes=3)(torch.tensor([3])), ValueError, "classes are 0..2"),
+        (
+            lambda: LabelNoise(0.5, "flip", classes=129)(torch.zeros(3, dtype=torch.int8)),
+            ValueError,
+            "no number for the last class",
+        ),
     )
     for call, error, words in cases:
         with pytest.raises(error, match=words):

@@ -4,10 +4,11 @@ Hooks are on the modules only while a step is listened to. Signals of one backwa
 sample, whatever number of times a layer was used; another backward pass brings other samples (gradient accumulation).
 """
 
+import contextlib
 import functools
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,16 @@ __all__ = ["Heard", "Listener", "vector"]
 
 HOLDERS = (nn.ParameterList, nn.ParameterDict)
 """Modules that are never called: whoever holds them is."""
+PLAIN = {
+    f"{step}Backward0"
+    for step in (
+        "Add", "Addmm", "Clone", "Div", "Gelu", "Linear", "Mm", "Mul", "NativeLayerNorm", "Permute", "Relu", "Sigmoid",
+        "Silu", "Slice", "Squeeze", "Sub", "T", "Tanh", "ToCopy", "Transpose", "UnsafeView", "Unsqueeze", "View",
+    )
+}  # fmt: skip
+"""Steps of a graph that hide no tensor they depend on and make no copies for samples, as `expand` does."""
+FOLLOWED = 256
+"""Steps of a graph that are looked at before nothing is said of it."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -34,6 +45,8 @@ class Heard:
         self.samples = 0
         self.sums: dict[Request, Tensor] = {}
         self.probes: dict[str, Tensor] = {}
+        self.overflowed = False
+        """A backward pass was left out: its signals were not finite."""
         self.half: set[str] = set()
         """Parameters whose signals came in half precision."""
         self.flipped: dict[str, bool | None] = {}
@@ -69,9 +82,15 @@ class _Site:
 class _Call:
     """One use of a site: what it received, and what has come back."""
 
-    def __init__(self, site: _Site, args: tuple, kwargs: dict, outputs: int, samples: int):
+    def __init__(self, site: _Site, args: tuple, kwargs: dict, outputs: int, samples: int, period: int):
         self.site, self.args, self.kwargs, self.samples = site, args, kwargs, samples
         self.back: list[Tensor | None] = [None] * outputs
+        self.period = period
+        """Which step it was made in."""
+        self.trouble: str | None = None
+        """Why what comes back will say nothing of samples."""
+        self.precision: Callable[[], Any] = contextlib.nullcontext
+        """The autocast that it ran under."""
 
 
 class _Silent:
@@ -101,6 +120,65 @@ def _tensors(tree: Any) -> list[Tensor]:
     return [x for x in torch.utils._pytree.tree_leaves(tree) if isinstance(x, Tensor)]
 
 
+def _precision(device: str) -> Callable[[], Any]:
+    """The autocast that is on now, to be put on again later."""
+    if not torch.amp.is_autocast_available(device):
+        return contextlib.nullcontext
+    dtype, on = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+    return lambda: torch.autocast(device, dtype, on, cache_enabled=False)
+
+
+def _of_parameters(x: Tensor, parameters: dict[int, nn.Parameter]) -> bool:
+    """Whether a tensor is certainly made of these parameters alone; their copies for each sample do not count."""
+    if x.grad_fn is None:
+        return id(x) in parameters
+    nodes: list[Any] = [x.grad_fn]
+    for followed, node in enumerate(nodes):
+        if followed == FOLLOWED or node is None:  # None: a tensor that needs no gradient, the batch for one
+            return False
+        if node.name() in PLAIN:
+            nodes += [further for further, _ in node.next_functions if further not in nodes]
+        elif node.name() != "torch::autograd::AccumulateGrad" or id(node.variable) not in parameters:
+            return False
+    return True
+
+
+class _AsWritten:
+    """Compiled code has no hooks in it: while anybody listens, code runs as written."""
+
+    def __init__(self) -> None:
+        self.listeners = 0
+        self.stance: Any = None
+
+    def begin(self) -> None:
+        self.listeners += 1
+        if self.stance is None and "torch._dynamo" in sys.modules:
+            self.stance = torch.compiler.set_stance("force_eager")
+
+    def end(self) -> None:
+        self.listeners -= 1
+        if self.listeners == 0 and self.stance is not None:
+            self.stance.__exit__(None, None, None)
+            self.stance = None
+
+
+AS_WRITTEN = _AsWritten()
+"""Of the whole process, as what it sets is."""
+
+
+def _contained(hook: Callable) -> Callable:
+    """A hook out of which no error comes into somebody else's pass: it is the trouble of the step."""
+
+    @functools.wraps(hook)
+    def contained(self: "Listener", *given: Any) -> None:
+        try:
+            hook(self, *given)
+        except Exception as error:
+            self._fail(f"{type(error).__name__}: {error}")
+
+    return contained
+
+
 class Listener:
     """Hears the parameters of some requests: `arm()`, train a step, `take()`."""
 
@@ -110,16 +188,43 @@ class Listener:
         for request in requests:
             self.requests.setdefault(request.parameter, []).append(request)
         self.parameters = {name: model.get_parameter(name) for name in self.requests}
+        self._all = {id(p): p for p in model.parameters()}
         self.ways = Ways()
         self.sites = _sites(model, self.parameters)
         self._handles: list[Any] = []
-        self._stance: Any = None
         self._replaying = False
+        self._period = 0
+        self._looked: dict[tuple, int | None] = {}
+        """For a site and the shapes it receives, the step in which they came first; None: look at them always."""
+        self._mixing: str | None = None
+        self._norms: list[tuple[str, nn.Module]] = []
         self._reset()
+        self._look_for_norms()
+        if trouble := self._mixes():
+            raise ValueError(f"`NoiseMonitor`: {trouble}.")
+
+    def _look_for_norms(self) -> None:
+        kind = nn.modules.batchnorm._BatchNorm
+        self._norms = [(name, module) for name, module in self.model.named_modules() if isinstance(module, kind)]
+
+    def _mixes(self) -> str | None:
+        """Why samples of a batch are not independent, if they are not."""
+        for name, module in self._norms:
+            if module.training or module.running_mean is None:
+                return (
+                    f"the samples of a batch are not independent: {name or 'the model'} is a {type(module).__name__} "
+                    "that trains; put it in eval mode, or use LayerNorm or GroupNorm"
+                )
+        return None
+
+    def _fail(self, trouble: str) -> None:
+        """What went wrong first is what is said."""
+        self.trouble = self.trouble or trouble
 
     def _reset(self) -> None:
         self.heard = Heard()
         self.trouble: str | None = None
+        self._period += 1
         self._samples: int | None = None
         self._outstanding: dict[str, int] = {}
         self._abandon()
@@ -140,27 +245,20 @@ class Listener:
         """Puts the hooks on."""
         if self.armed:
             return
-        for name, module in self.model.named_modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
-                raise ValueError(
-                    f"`NoiseMonitor`: the samples of a batch are not independent: {name or 'the model'} is a "
-                    f"{type(module).__name__} that trains; put it in eval mode, or use LayerNorm or GroupNorm."
-                )
+        self._look_for_norms()
         self._reset()
         self._handles.append(self.model.register_forward_pre_hook(_Tap(self._begin), with_kwargs=True, prepend=True))
         for site in self.sites:
             self._handles.append(site.module.register_forward_hook(_Tap(self._forward, site), with_kwargs=True))
-        if "torch._dynamo" in sys.modules:  # compiled code has no hooks in it: a step that is heard runs as written
-            self._stance = torch.compiler.set_stance("force_eager")
+        AS_WRITTEN.begin()
 
     def disarm(self) -> None:
         """Takes the hooks off."""
+        if self.armed:
+            AS_WRITTEN.end()
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        if self._stance is not None:
-            self._stance.__exit__(None, None, None)
-            self._stance = None
         self._reset()
 
     def take(self) -> tuple[Heard, str | None]:
@@ -170,6 +268,7 @@ class Listener:
         self._reset()
         return found
 
+    @_contained
     def _begin(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
         """The model is called: what came before and left no gradient does not count."""
         if self._replaying or not torch.is_grad_enabled() or _in_backward():
@@ -177,9 +276,11 @@ class Listener:
         self._abandon()
         if all(p.grad is None for p in self.parameters.values()):
             self.heard, self.trouble = Heard(), None
+        self._mixing = self._mixes()
         sizes = [x.shape[self.batch_axis] for x in _tensors((args, kwargs)) if x.ndim > self.batch_axis]
         self._samples = sizes[0] if sizes else None
 
+    @_contained
     def _forward(self, site: _Site, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
         ignored = not torch.is_grad_enabled() or _in_backward() or torch._C._are_functorch_transforms_active()
         if self._replaying or ignored:
@@ -188,29 +289,54 @@ class Listener:
         if not any(x.requires_grad for x in outputs):
             return
         if self._samples is None:
-            self.trouble = "the model itself was not called, only parts of it, or with no tensor: call `model(batch)`"
+            self._fail("the model itself was not called, only parts of it, or with no tensor: call `model(batch)`")
             return
+        lone = self._lone(site, _tensors((args, kwargs)))
         detach = lambda x: x.detach() if isinstance(x, Tensor) else x
         args, kwargs = torch.utils._pytree.tree_map(detach, (args, kwargs))
-        call = _Call(site, args, kwargs, len(outputs), self._samples)
+        call = _Call(site, args, kwargs, len(outputs), self._samples, self._period)
+        call.precision = _precision(outputs[0].device.type)
+        call.trouble = self._mixing
+        if lone:
+            call.trouble = (
+                f"{_described(site)} receives something made of parameters alone, so that what the samples add to its "
+                "gradient is one sum before it comes back: `expand` it to one copy a sample before the layer"
+            )
         for name in site.leaves.values():
             self._outstanding[name] = self._outstanding.get(name, 0) + 1
         for place, x in enumerate(outputs):
             if x.requires_grad:
                 x.register_hook(lambda back, place=place: self._receive(call, place, back))
 
+    def _lone(self, site: _Site, inputs: list[Tensor]) -> bool:
+        """Whether what a site receives is certainly not of the batch: looked at in the step where it has new shapes."""
+        key = (site.name, *(x.shape for x in inputs))
+        if self._looked.setdefault(key, self._period) not in (self._period, None):
+            return False
+        found = bool(inputs) and all(_of_parameters(x, self._all) for x in inputs)
+        if found:
+            self._looked[key] = None
+        return found
+
+    @_contained
     def _receive(self, call: _Call, place: int, back: Tensor) -> None:
-        if not self.armed:
+        if not self.armed or self.trouble is not None:
+            return
+        if call.trouble is not None:
+            self._fail(call.trouble)
+            return
+        if call.period != self._period:
+            self._fail("the backward pass went through a forward pass from before the last step")
             return
         if self._open is None:
             self._open = Heard()
             torch.autograd.Variable._execution_engine.queue_callback(self._close)
         if call.back[place] is not None:
-            self.trouble = f"{call.site.name} got two signals for one use: backward ran twice through one graph"
+            self._fail(f"{call.site.name} got two signals for one use: backward ran twice through one graph")
             return
         call.back[place] = back.detach()
         if self._open.samples not in (0, call.samples):
-            self.trouble = "one backward pass went through batches of different sizes"
+            self._fail("one backward pass went through batches of different sizes")
             return
         self._open.samples = call.samples
         if back.dtype in (torch.float16, torch.bfloat16):
@@ -224,7 +350,7 @@ class Listener:
         """A use whose signals are complete, as per-sample gradients; answers requests once all uses are there."""
         site, samples = call.site, call.samples
         try:
-            with torch.no_grad():
+            with torch.no_grad(), self._whole():
                 found: Any = None
                 inputs = _tensors((call.args, call.kwargs))
                 if len(inputs) == len(call.back) == 1 and call.back[0] is not None:
@@ -233,22 +359,32 @@ class Listener:
                 self._replaying = True
                 try:
                     found = replayed(
-                        site.module, call.args, call.kwargs, call.back, samples, self.batch_axis, [*site.leaves]
-                    )
+                        site.module, call.args, call.kwargs, call.back, samples, self.batch_axis, [*site.leaves],
+                        call.precision(),
+                    )  # fmt: skip
                 finally:
                     self._replaying = False
-        except (ValueError, RuntimeError) as error:
-            self.trouble = f"the layer {site.name} ({type(site.module).__name__}): {error}"
-            return
-        for leaf, use in found.items():
-            name = site.leaves[leaf]
-            pending = self._pending.setdefault(name, [])
-            pending.append((call, use))
-            if len(pending) == self._outstanding[name]:
-                self._answer(name)
+            for leaf, use in found.items():
+                name = site.leaves[leaf]
+                pending = self._pending.setdefault(name, [])
+                pending.append((call, use))
+                if len(pending) == self._outstanding[name]:
+                    self._answer(name)
+        except Exception as error:
+            self._fail(f"{_described(site)}: {error}")
+
+    def _whole(self) -> Any:
+        """No autocast, should the backward pass run in one: squares of half-precision numbers overflow."""
+        device = next(iter(self.parameters.values())).device.type
+        on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        return torch.autocast(device, enabled=False) if on else contextlib.nullcontext()
 
     @torch.no_grad()
     def _answer(self, name: str) -> None:
+        with self._whole():
+            self._sum_up(name)
+
+    def _sum_up(self, name: str) -> None:
         pending = self._pending.pop(name)
         uses = [use for _, use in pending]
         assert self._open is not None
@@ -271,18 +407,26 @@ class Listener:
         part.probes, part.flipped = {name: picture}, {name: flipped}
         self._open.add(part)
 
+    @_contained
     def _close(self) -> None:
         """The end of a backward pass."""
         if self._open is None:
             return
-        for call in self._waiting:
-            self._understand(call)
-        for name in list(self._pending):
-            self._answer(name)
+        if self.trouble is None:
+            for call in self._waiting:
+                self._understand(call)
+            for name in list(self._pending):
+                self._answer(name)
         done = self._open
         self._abandon()
         if done.finite:  # one that overflowed makes no step under a gradient scaler
             self.heard.add(done)
+        else:
+            self.heard.overflowed = True
+
+
+def _described(site: _Site) -> str:
+    return f"the layer {site.name} ({type(site.module).__name__})"
 
 
 def _in_backward() -> bool:

@@ -23,15 +23,17 @@ from undertow.torch.decay import gamma_of
 from undertow.torch.distance import how_far, relaxation
 from undertow.torch.listen import Heard, Listener, vector
 from undertow.torch.signals import Request, answered, full, probe_of
-from undertow.torch.solve import Sides
+from undertow.torch.solve import CLEAR, Sides
 
 __all__ = ["COLUMNS", "NoiseMonitor", "Reading"]
 
 AGREES = {torch.float64: 1e-6, torch.float32: 2e-3}
 """How far the gradient in `.grad` may be from the one that was heard; half precision rounds by a percent."""
 HALF = 5e-2
+SINGLE = torch.finfo(torch.float32).eps
 CANCELLED = 1e-5
 """Of the samples' gradients: a sum below this is rounding."""
+NOT_FINITE = "the gradient is not finite"
 OTHERWISE = (
     "the parameter is used outside its module, or `.grad` held something before the backward pass (call "
     "`zero_grad()`), or was changed, or a layer that had to be run again draws random numbers (dropout)"
@@ -77,7 +79,10 @@ class NoiseMonitor:
     It needs no call in the loop: hooks read what layers receive and what comes back to them, and the optimiser's
     `step()` ends a step. For a batch of N samples with contributions c_n to the gradient G = sum_n c_n, whatever the
     loss divides by, the noise is the covariance of G, estimated without bias by N/(N-1) sum_n (c_n - G/N)(c_n - G/N)'.
-    A sample is an index of the batch: of sequences, the whole sequence.
+    A sample is an index of the batch: of sequences, the whole sequence. Layers see it along `batch_axis` or the first
+    axis, which may hold positions too (outside of the samples with `batch_axis=1`, inside of them else). Axes are told
+    by their sizes alone: a model that moves samples elsewhere, or sends a table that is not of the batch through a
+    layer, must not have as many entries there as samples, nor a multiple. A table of parameters is an error.
 
     **Arguments:**
 
@@ -100,7 +105,7 @@ class NoiseMonitor:
     - `infinite`, `dead`: generators whose equilibrium is at infinity, and those without noise.
 
     `last` holds the newest measurement generator by generator. What cannot be heard is an error at the first
-    measurement and a warning later, with no row for that step.
+    measurement and a warning later, with no row for that step; both come from `step()`, never from `backward()`.
 
     >>> import torch
     >>> from undertow.torch import NoiseMonitor, census
@@ -278,6 +283,8 @@ class NoiseMonitor:
 
         A factor common to all parameters is gradient scaling, or clipping.
         """
+        if heard.samples == 0 and heard.overflowed:
+            return 1.0, NOT_FINITE
         if heard.samples == 0:
             return 1.0, (
                 "the hooks saw no backward pass since the last step: is it this model that trains? Compile a model "
@@ -302,7 +309,7 @@ class NoiseMonitor:
         along = sum(float((a * b).sum()) for a, b in pictures.values())
         size = sum(float(a.square().sum()) for a, _ in pictures.values())
         if not math.isfinite(along) or not math.isfinite(size):
-            return 1.0, "the gradient is not finite"
+            return 1.0, NOT_FINITE
         spreads = {
             name: sum(float(_trace(heard.sums[r])) for r in self._listener.requests[name] if r in heard.sums)
             for name in pictures
@@ -360,7 +367,9 @@ class NoiseMonitor:
             known, note = None, "weight decay pulls the parameter, the layer uses 1 + it"
         eta, gamma, beta = known if known is not None else (1.0, 0.0, 0.0)
         still = eta <= 0
-        far, logs, frame = how_far(relation, found, 1.0 if still else eta, 0.0 if still else gamma)
+        rounding = max(torch.finfo(self._listener.parameters[name].dtype).eps for name in relation.parameters)
+        clear = max(CLEAR, 8 * block * min(rounding, SINGLE))  # half precision is summed in single
+        far, logs, frame = how_far(relation, found, 1.0 if still else eta, 0.0 if still else gamma, clear)
         total = lambda x: float(x.sum() if block == 1 else np.einsum("bii->", x))
         long = eta / (1 - beta)
         flow = long * (-4 * gamma * total(charge) + long / 2 * (total(noise_plus) - total(noise_minus)))

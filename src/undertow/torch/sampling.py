@@ -51,9 +51,16 @@ class AbstractBatchSampler(Sampler, ABC):
                 f"{quote(name, batch_size=self.batch_size, drop_last=True)}: environment {small[0]} has only "
                 f"{self.sizes[small[0]]} samples and would never be seen; use smaller batches or drop_last=False."
             )
+        if not len(self):
+            raise ValueError(
+                f"{quote(name, batch_size=self.batch_size, weights='...', drop_last=True)}: no environment has "
+                f"{self.batch_size} samples, so that an epoch has no batch; use smaller batches or drop_last=False."
+            )
         self._members = [np.flatnonzero(self.groups == e) for e in range(len(self.sizes))]
         self.epoch = 0
         """The epoch that is running, or begins next."""
+        self._begun = 0
+        """The epoch that was begun last; workers of a loader are done with it before the loop is."""
         self._position = 0
         self._taken_up = False
 
@@ -76,7 +83,7 @@ class AbstractBatchSampler(Sampler, ABC):
     def __iter__(self) -> Iterator[list[int]]:
         if self._position and not self._taken_up:  # the last epoch was left before its end
             self.epoch, self._position = self.epoch + 1, 0
-        self._taken_up = False
+        self._taken_up, self._begun = False, self.epoch
         for batch in self.batches(self.epoch)[self._position :]:
             self._position += 1
             yield batch
@@ -91,14 +98,21 @@ class AbstractBatchSampler(Sampler, ABC):
         }  # fmt: skip
 
     def state_dict(self, done: int | None = None) -> dict[str, Any]:
-        """Where the sampler stands. `done`: batches of this epoch that your loop has finished.
+        """Where the sampler stands. `done`: batches that your loop has finished of the epoch that it began last.
 
-        Without `done`, as many as were asked for; a `DataLoader` with workers asks ahead, so give it there.
+        They count from the beginning of the epoch, also where it was taken up in the middle. Without `done`, as many
+        as were asked for; a `DataLoader` with workers asks ahead, so give it there. Between epochs leave it out.
         """
-        position = self._position if done is None else done
-        if not 0 <= position <= len(self):
+        if done is None:
+            return self._facts() | {"epoch": self.epoch, "position": self._position}
+        if not 0 <= done <= len(self):
             raise ValueError(f"`state_dict(done={done})`: an epoch has {len(self)} batches.")
-        return self._facts() | {"epoch": self.epoch, "position": position}
+        if done == 0 and self.epoch > self._begun:
+            raise ValueError(
+                f"`state_dict(done=0)`: all batches of epoch {self._begun} were asked for, and whether your loop is "
+                "before or behind them cannot be told; between epochs leave `done` out, else finish a batch first."
+            )
+        return self._facts() | {"epoch": self._begun, "position": done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from a state: the next iteration gives the batches that were left of its epoch."""
@@ -112,7 +126,7 @@ class AbstractBatchSampler(Sampler, ABC):
         self.epoch, self._position = int(state["epoch"]), int(state["position"])
         if self._position == len(self):
             self.epoch, self._position = self.epoch + 1, 0
-        self._taken_up = True
+        self._taken_up, self._begun = True, self.epoch
 
     def _passes(self, environment: int, count: int, generator: np.random.Generator) -> np.ndarray:
         """So many samples of an environment: pass after pass over all of them, each in a new order."""
@@ -255,14 +269,20 @@ class LabelNoise:
                 raise TypeError(
                     f"`LabelNoise(kind='flip')`: targets are {targets.dtype}; give whole numbers of classes."
                 )
-            if targets.numel() and not 0 <= int(targets.min()) <= int(targets.max()) < self.classes:
+            if torch.iinfo(targets.dtype).max < self.classes - 1:
                 raise ValueError(
-                    f"`LabelNoise(classes={self.classes})`: targets go from {int(targets.min())} to "
-                    f"{int(targets.max())}; classes are 0..{self.classes - 1}."
+                    f"`LabelNoise(classes={self.classes})`: targets are {targets.dtype}, which has no number for the "
+                    "last class; give them as int64."
+                )
+            wide = targets.to(torch.int64)  # a class and a shift may be more than a short integer holds
+            if wide.numel() and not 0 <= int(wide.min()) <= int(wide.max()) < self.classes:
+                raise ValueError(
+                    f"`LabelNoise(classes={self.classes})`: targets go from {int(wide.min())} to {int(wide.max())}; "
+                    f"classes are 0..{self.classes - 1}."
                 )
             flipped = torch.rand(shape, generator=generator) < self.strength
             by = torch.randint(1, self.classes, shape, generator=generator) * flipped
-            return (targets + by.to(targets)) % self.classes
+            return ((wide + by.to(wide)) % self.classes).to(targets.dtype)
         if not targets.is_floating_point():
             raise TypeError(
                 f"`LabelNoise(kind={self.kind!r})`: targets are {targets.dtype}; it is for regression, "

@@ -3,13 +3,15 @@
 The gradient of one sample in the weights of a dense layer is sum_t b_t a_t' over its positions t, with a what the layer
 receives and b the derivative of the loss in what it puts out. Without positions its rows have squares b_i^2 |a|^2: no
 gradient of a sample is ever formed. With positions either the inner products a_t a_s' (the Gram matrix) or the gradient
-itself is cheaper; which one is measured, once for each shape. Layers of other kinds are run again, sample by sample.
+itself is cheaper; which one is measured, once for each shape, unless it is plain. Layers of other kinds are run again,
+sample by sample.
 """
 
 import math
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +24,8 @@ __all__ = ["Dense", "Outer", "Request", "Ways", "answered", "full", "moments", "
 
 MEMORY, CACHE = 2**28, 2**21
 """Bytes of per-sample quantities formed at once: on a GPU, and on a processor, where what fits in its cache is fast."""
+FAR = 8
+"""A way that takes so many times the operations of another is not tried."""
 MOST_REPLAYED = 2**31
 """Bytes of per-sample gradients of a layer that is run again: they are all held together."""
 
@@ -139,8 +143,7 @@ def _single(outer: Outer, requests: Sequence[Request]) -> list[Tensor]:
 
 def _by_gram(outer: Outer, requests: Sequence[Request]) -> list[Tensor]:
     """By inner products of positions: sum_ts b_ti (a_t a_s') b_si."""
-    each = outer.positions * (outer.positions + max(outer.out.shape[2], outer.into.shape[2]))
-    return _summed(_with_gram(part, requests) for part in outer.parts(each))
+    return _summed(_with_gram(part, requests) for part in outer.parts(_numbers(outer)["gram"]))
 
 
 def _with_gram(outer: Outer, requests: Sequence[Request]) -> list[Tensor]:
@@ -171,7 +174,7 @@ def answered(gradients: Tensor, request: Request) -> Tensor:
 
 def _directly(outer: Outer, requests: Sequence[Request]) -> list[Tensor]:
     """By the gradients themselves."""
-    return _summed(_answers(part.formed(), requests) for part in outer.parts(math.prod(outer.shape)))
+    return _summed(_answers(part.formed(), requests) for part in outer.parts(_numbers(outer)["direct"]))
 
 
 def _answers(gradients: Tensor, requests: Sequence[Request]) -> list[Tensor]:
@@ -189,30 +192,59 @@ def _summed(parts: Iterable[list[Tensor]]) -> list[Tensor]:
 WAYS: dict[str, Callable[[Outer, Sequence[Request]], list[Tensor]]] = {"gram": _by_gram, "direct": _directly}
 
 
+def _numbers(outer: Outer) -> dict[str, int]:
+    """How many numbers each way holds of a sample."""
+    widest = max(outer.out.shape[2], outer.into.shape[2])
+    return {"gram": outer.positions * (outer.positions + widest), "direct": math.prod(outer.shape)}
+
+
+def _operations(outer: Outer, requests: Sequence[Request]) -> dict[str, int]:
+    """How many multiplications each way takes for a sample, about."""
+    positions, size = outer.positions, math.prod(outer.shape)
+    widths = [(outer.sides(r.axis)[0].shape[2], 1 if r.index is None else r.index.shape[1]) for r in requests]
+    sides = len({outer.sides(r.axis)[0] is outer.out for r in requests})
+    return {
+        "gram": sides * positions**2 * (outer.out.shape[2] + outer.into.shape[2])
+        + sum(positions * own * block for own, block in widths),
+        "direct": positions * size + sum(size * block for _, block in widths),
+    }
+
+
+def _sensible(outer: Outer, requests: Sequence[Request]) -> list[str]:
+    """The ways that may be the faster one, and whose numbers of a sample fit in memory if those of any do."""
+    numbers, operations = ({w: found[w] for w in WAYS} for found in (_numbers(outer), _operations(outer, requests)))
+    most = max(MEMORY // outer.out.element_size(), min(numbers.values()))
+    fit = [way for way in WAYS if numbers[way] <= most]
+    least = min(operations[way] for way in fit)
+    return [way for way in fit if operations[way] <= FAR * least]
+
+
 class Ways(dict):
-    """Which way was the faster one, for each shape that was seen: measured the first time."""
+    """Which way was the faster one, for each shape that was seen: measured the first time, if it is not plain."""
 
     def choose(self, outer: Outer, requests: Sequence[Request]) -> list[Tensor]:
         """The answers, by the faster way."""
         kinds = tuple((r.axis, None if r.index is None else r.index.shape) for r in requests)
         key = (tuple(outer.out.shape), tuple(outer.into.shape), outer.flipped, kinds)
         if key not in self:
-            spent = {name: _timed(way, outer, requests) for name, way in WAYS.items()}
-            self[key] = min(spent, key=lambda name: spent[name])
+            ways = _sensible(outer, requests)
+            spent = {way: _timed(way, outer, requests) for way in ways} if len(ways) > 1 else dict.fromkeys(ways, 0.0)
+            self[key] = min(spent, key=lambda way: spent[way])
         return WAYS[self[key]](outer, requests)
 
 
-def _timed(way: Callable, outer: Outer, requests: Sequence[Request]) -> float:
-    """Seconds, the better of two runs after one that is not counted."""
+def _timed(way: str, outer: Outer, requests: Sequence[Request]) -> float:
+    """Seconds a sample, of as many as go at once: the better of two runs after one that is not counted."""
     wait = torch.cuda.synchronize if outer.out.is_cuda else lambda: None
+    part = next(outer.parts(_numbers(outer)[way]))
     spent = []
     for _ in range(3):
         wait()
         began = time.perf_counter()
-        way(outer, requests)
+        WAYS[way](part, requests)
         wait()
         spent.append(time.perf_counter() - began)
-    return min(spent[1:])
+    return min(spent[1:]) / len(part.out)
 
 
 def moments(uses: Sequence[Outer | Dense], requests: Sequence[Request], ways: Ways) -> list[Tensor]:
@@ -258,21 +290,39 @@ def full(x: Tensor) -> Tensor:
 
 
 def by_sample(x: Tensor, samples: int, batch_axis: int) -> Tensor | None:
-    """A tensor with the samples first; None where they cannot be told. (samples * k, ...) becomes (samples, k, ...)."""
-    if x.ndim > batch_axis and x.shape[batch_axis] == samples:
+    """A tensor with the samples first; None where they cannot be told. It has a last axis that counts no samples.
+
+    (samples * k, ...) becomes (samples, k, ...); from a model with the samples second it is (k * samples, ...).
+    """
+    if x.ndim > batch_axis + 1 and x.shape[batch_axis] == samples:
         return x.movedim(batch_axis, 0)
     if x.ndim and x.shape[0] == samples:
         return x
     if x.ndim > 1 and x.shape[0] and x.shape[0] % samples == 0:
-        return x.reshape(samples, x.shape[0] // samples, *x.shape[1:])
+        each = x.shape[0] // samples
+        if batch_axis == 1:
+            return x.reshape(each, samples, *x.shape[1:]).movedim(1, 0)
+        return x.reshape(samples, each, *x.shape[1:])
     return None
+
+
+def _runs_as(module: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Whether a module is of one of these kinds and has its forward pass: a subclass may have one of its own."""
+    same = lambda kind: all(
+        getattr(type(module), f, None) is getattr(kind, f, None) for f in ("forward", "_conv_forward")
+    )
+    return "forward" not in vars(module) and any(isinstance(module, kind) and same(kind) for kind in kinds)
 
 
 def per_sample(
     module: nn.Module, received: Tensor, back: Tensor, samples: int, batch_axis: int, leaves: Sequence[str]
 ) -> dict[str, Outer | Dense] | None:
     """Per-sample gradients in the parameters of a layer of a known kind; None where it has to be run again."""
-    kind = type(module).__name__
+    flipped = type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers.")
+    dense, norm = flipped or _runs_as(module, nn.Linear), _runs_as(module, nn.LayerNorm, nn.RMSNorm)
+    convolution = _plain_convolution(module) and back.ndim == module.weight.ndim
+    if not (dense or norm or convolution):
+        return None
     received = received.to(back.dtype) if received.is_floating_point() else received  # as autocast did
     a, b = (by_sample(x, samples, batch_axis) for x in (received, back))
     if a is None or b is None:
@@ -280,30 +330,28 @@ def per_sample(
             f"its input of shape {tuple(received.shape)} cannot be told apart by sample: the batch has {samples}"
         )
     a, b = full(a), full(b)
-    if isinstance(module, nn.Linear) or (kind == "Conv1D" and module.weight.ndim == 2):
+    if dense:
         out, into = b.reshape(samples, -1, b.shape[-1]), a.reshape(samples, -1, a.shape[-1])
         shape = tuple(module.weight.shape)
-        found = {"weight": lambda: Outer(out, into, shape, flipped=kind == "Conv1D"), "bias": lambda: Dense(out.sum(1))}
-    elif _plain_convolution(module) and b.ndim == module.weight.ndim:
+        found = {"weight": lambda: Outer(out, into, shape, flipped), "bias": lambda: Dense(out.sum(1))}
+    elif convolution:
         out = b.flatten(2).mT
         found = {
             "weight": lambda: Outer(out, _patches(module, a), tuple(module.weight.shape)),
             "bias": lambda: Dense(out.sum(1)),
         }
-    elif isinstance(module, nn.LayerNorm | nn.RMSNorm):
+    else:
         last = tuple(module.normalized_shape)
-        norm = functional.layer_norm if isinstance(module, nn.LayerNorm) else functional.rms_norm
+        normed = functional.layer_norm if isinstance(module, nn.LayerNorm) else functional.rms_norm
         total = lambda x: Dense(x.reshape(samples, -1, *last).sum(1))
         where = {"eps": module.eps}
-        found = {"weight": lambda: total(b * norm(a, last, **where)), "bias": lambda: total(b)}
-    else:
-        return None
+        found = {"weight": lambda: total(b * normed(a, last, **where)), "bias": lambda: total(b)}
     return {leaf: found[leaf]() for leaf in leaves} if set(leaves) <= set(found) else None
 
 
 def _plain_convolution(module: nn.Module) -> bool:
     return (
-        isinstance(module, nn.Conv1d | nn.Conv2d)
+        _runs_as(module, nn.Conv1d, nn.Conv2d)
         and module.groups == 1
         and module.padding_mode == "zeros"
         and not isinstance(module.padding, str)
@@ -321,9 +369,12 @@ def _patches(module: Any, image: Tensor) -> Tensor:
 
 def replayed(
     module: nn.Module, args: tuple, kwargs: dict, back: Sequence[Tensor | None], samples: int, batch_axis: int,
-    leaves: Sequence[str],
+    leaves: Sequence[str], precision: AbstractContextManager,
 ) -> dict[str, Dense]:  # fmt: skip
-    """Per-sample gradients of any module by running it again on each sample: vmap of its own backward pass."""
+    """Per-sample gradients of any module by running it again on each sample: vmap of its own backward pass.
+
+    `precision`: the autocast that it ran under.
+    """
     values = {leaf: module.get_parameter(leaf).detach() for leaf in leaves}
     needed = 4 * samples * sum(v.numel() for v in values.values())
     if needed > MOST_REPLAYED:
@@ -358,7 +409,7 @@ def replayed(
 
     size = max(1, MEMORY // max(1, 4 * sum(v.numel() for v in values.values())))
     together = torch.vmap(one, in_dims=(places, signal_axes), chunk_size=size, randomness="different")
-    with warnings.catch_warnings():  # of what vmap does one by one
+    with precision, warnings.catch_warnings():  # of what vmap does one by one
         warnings.filterwarnings("ignore", message="There is a performance drop")
         found = together(moving, signals)
     return {leaf: Dense(full(found[leaf])) for leaf in leaves}
