@@ -106,7 +106,7 @@ def test_nothing_invariant():
     rng = np.random.default_rng(6)
     X, groups = rng.normal(size=(3000, 3)), np.repeat([0, 1, 2], 1000)
     y = np.sum(X * rng.normal(size=(3, 3))[groups], axis=1) + 3.0 * groups + 0.1 * rng.normal(size=3000)
-    with pytest.warns(UserWarning, match="no linear model is the same in every group.*pooled least squares"):
+    with pytest.warns(UserWarning, match="no linear model that is the same in every group.*pooled least squares"):
         model = ut.InvariantRegressor().fit(X, y, groups)
     assert not model.invariant_
     assert model.p_value_ < 0.05
