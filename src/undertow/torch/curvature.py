@@ -35,7 +35,7 @@ def _or_unknown(measure: Callable[..., Estimate], model: nn.Module, loss: Loss, 
     """A measurement, or NaN where PyTorch has no second derivative: of CTC, of bags of embeddings, of cuDNN's RNNs."""
     try:
         return measure(_Hessian(model, loss, seed), batches, seed)
-    except RuntimeError as error:  # NotImplementedError is one
+    except RuntimeError as error:
         if not re.search("not implemented|not supported|differentiate twice", str(error)):
             raise
         return Estimate(float("nan"), float("nan"), len(batches))
