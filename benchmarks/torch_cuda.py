@@ -1,11 +1,13 @@
-"""The PyTorch bridge on a GPU: census, equilibrium and the way back of four networks, with what was proved and seconds.
+"""PyTorch on a GPU: census, equilibrium and the way back of four networks, and the monitor against vmap(grad) of two.
 
     python -m benchmarks.torch_cuda
 
-TF32 is switched on first, as many do for training: the proofs must not notice. With `cpu` as an argument it runs
-there.
+For the first TF32 is switched on, as many do for training: the proofs must not notice. The monitor's noise is that of
+the arithmetic of the model: it is judged in full precision. With `cpu` as an argument all of it runs there.
 """
 
+import copy
+import statistics
 import sys
 import time
 import warnings
@@ -13,6 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from benchmarks.harness import in_words, save
+from benchmarks.torch_monitor import Trained, against, double, idle, mlp, ratios, transformer, worst
 
 BATCHES = 16
 
@@ -108,6 +111,27 @@ def one(torch: Any, make: Callable, device: str) -> dict[str, Any]:
     }
 
 
+def watched(torch: Any, make: Callable, device: str) -> dict[str, Any]:
+    """A monitor's error against per-sample gradients, and its cost at every step."""
+    from undertow.torch import census
+
+    net, batch, loss = make(torch)
+    net.to(device)
+    batch = tuple(x.to(device) for x in batch) if isinstance(batch, tuple) else batch.to(device)
+    small = tuple(x[:4] for x in batch) if isinstance(batch, tuple) else batch[:2, :9]
+    found = census(net, small, loss)
+    build = lambda every: Trained(torch, net, batch, loss, found, every)
+    times = ratios({"plain": build(None), "every step": build(1)}, 20, 9)
+    return {
+        "symmetries": len(found),
+        "seconds_plain": statistics.median(times["plain"]),
+        "ratio": against(times, "every step"),
+        "every_50": idle(build, 50, 9),
+        "error_single": worst(torch, net, batch, loss, found),
+        "error_double": worst(torch, copy.deepcopy(net).double(), double(batch), loss, found),
+    }
+
+
 def main(device: str = "cuda") -> list[tuple[str, str, str]]:
     import torch
 
@@ -122,6 +146,16 @@ def main(device: str = "cuda") -> list[tuple[str, str, str]]:
         rows += [
             (f"{make.__name__}: census", in_words(found["seconds_census"]), f"worst proof {found['worst_proof']:.0e}"),
             (f"{make.__name__}: equilibrate", in_words(found["seconds_equilibrate"]), f"outputs {found['change']:.0e}"),
+        ]
+        print(make.__name__, found, flush=True)
+    torch.set_float32_matmul_precision("highest")
+    for make in (mlp, transformer):
+        found = watched(torch, make, device)
+        facts[f"monitor, {make.__name__}"] = found
+        errors = f"{found['error_single']:.0e} in single precision, {found['error_double']:.0e} in double"
+        rows += [
+            (f"{make.__name__}: watched at every step", f"{found['ratio']:.2f} x", f"error {errors}"),
+            (f"{make.__name__}: watched at every 50 steps", f"{found['every_50']:+.1%}", ""),
         ]
         print(make.__name__, found, flush=True)
     if device == "cuda":

@@ -72,6 +72,18 @@ def transformer(torch: Any, *, smooth: bool = False) -> tuple[Any, Any, Callable
     return net, batch, loss
 
 
+def clock(torch: Any, device: Any) -> Callable[[], float]:
+    """Seconds of the processor; where a GPU works, seconds that pass until it has done what it was given."""
+    if device.type == "cpu":
+        return time.process_time
+
+    def now() -> float:
+        torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return now
+
+
 class Trained:
     """A copy of a model in training, watched or not; `steps(n)` goes on with it."""
 
@@ -81,15 +93,16 @@ class Trained:
         self.model, self.batch, self.loss = copy.deepcopy(model), batch, loss
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         self.monitor = None if every is None else NoiseMonitor(self.model, found, every=every)
+        self.clock = clock(torch, next(model.parameters()).device)
 
     def steps(self, count: int) -> float:
         """Seconds a step."""
-        began = time.process_time()
+        began = self.clock()
         for _ in range(count):
             self.optimizer.zero_grad()
             self.loss(self.model, self.batch).backward()
             self.optimizer.step()
-        return (time.process_time() - began) / count
+        return (self.clock() - began) / count
 
 
 def ratios(runs: dict[str, Trained], count: int, rounds: int) -> dict[str, list[float]]:
@@ -129,17 +142,18 @@ def worst(torch: Any, model: Any, batch: Any, loss: Callable, found: Any, *, exa
     run.monitor.close()
     with warnings.catch_warnings():  # attention has no rule for vmap
         warnings.simplefilter("ignore")
-        judge = (copy.deepcopy(model).double(), _double(batch)) if exact else (model, batch)
+        judge = (copy.deepcopy(model).double(), double(batch)) if exact else (model, batch)
         gradients = oracle(torch, *judge, loss)()
     errors = []
     for reading in run.monitor.last:
         for side, noise in ((reading.relation.plus, reading.noise_plus), (reading.relation.minus, reading.noise_minus)):
             right = sum(_noise(gradients[axis.parameter].double(), axis, reading.relation.block) for axis in side)
-            errors.append(float(abs(noise - right.numpy()).max() / right.abs().max()))
+            errors.append(float(abs(noise - right.cpu().numpy()).max() / right.abs().max()))
     return max(errors)
 
 
-def _double(batch: Any) -> Any:
+def double(batch: Any) -> Any:
+    """A batch in double precision; numbers of words and classes stay."""
     return tuple(x.double() if x.is_floating_point() else x for x in batch) if isinstance(batch, tuple) else batch
 
 
@@ -185,7 +199,7 @@ def main() -> list[tuple[str, str, str]]:
         ways = [f"{way}: {key[0]} x {key[1]}" for key, way in runs["every step"].monitor.ways.items()]
         between = unheard(build, count, rounds)
         share = idle(build, EVERY, 9 if make is mlp else 3)
-        exact = worst(torch, copy.deepcopy(net).double(), _double(batch), loss, found)
+        exact = worst(torch, copy.deepcopy(net).double(), double(batch), loss, found)
         single = worst(torch, net, batch, loss, found)
         rounded = worst(torch, net, batch, loss, found, exact=True)
         rows += [

@@ -175,6 +175,11 @@ def test_bad_parameters_are_a_verdict_not_a_traceback(capsys, tmp_path):
     assert "Traceback" not in out + err
 
 
+def test_as_a_module():
+    out = subprocess.run([sys.executable, "-m", "undertow", "--version"], capture_output=True, text=True)
+    assert (out.returncode, out.stdout.strip()) == (0, f"undertow {undertow.__version__}"), out.stderr
+
+
 def test_version(capsys):
     status, out, _ = call(capsys, "--version")
     assert status == 0

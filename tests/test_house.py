@@ -40,6 +40,7 @@ MAY_IMPORT = {
     "lab": {"claims", "diagrams", "figures", "analysis", "noise", "problem", "trees", "device"},
     "torch": THEORY | {"symmetry", "analysis", "figures"},
     "cli": {"lab", "claims", "analysis"},
+    "__main__": {"cli"},
 }
 # the version number, which lives at the top
 TOP = {"__version__"}
