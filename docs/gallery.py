@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FOLDER", "compact", "results", "store"]
+__all__ = ["FOLDER", "compact", "kept", "results", "store", "write"]
 
 FOLDER = Path(__file__).parent / "gallery"
 KEPT = ("claim", "scale", "seed", "verdict", "seeds", "diverged", "note", "seconds", "parameters")
@@ -51,24 +51,34 @@ def _share(found: re.Match[str]) -> str:
     return f'<g{found[1]} style="{style}">{plain}</g>'
 
 
+def kept(result: dict[str, Any]) -> dict[str, Any]:
+    """What the pages need of a result."""
+    checks = [{name: check[name] for name in CHECKED} for check in result["checks"]]
+    made = {"undertow": result["provenance"]["undertow"], "device": result["provenance"]["device"]}
+    return {name: result[name] for name in KEPT} | made | {"checks": checks}
+
+
+def write(file: Path, results: list[dict[str, Any]]) -> None:
+    """A file of results, a line each."""
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("[\n" + ",\n".join(json.dumps(result) for result in results) + "\n]\n")
+
+
 def store(report: Path) -> list[str]:
     """Writes the results and figures of a report folder into the gallery, and forgets those it had."""
     found = json.loads((report / "results.json").read_text())
     FOLDER.mkdir(exist_ok=True)
     for old in FOLDER.glob("*.svg"):
         old.unlink()
-    kept: list[dict[str, Any]] = []
+    shown: list[dict[str, Any]] = []
     for result in found:
         figure = report / "claims" / result["claim"] / "figure.svg"
         if not figure.is_file() or not result["checks"]:
             continue
         (FOLDER / f"{result['claim']}.svg").write_text(compact(figure.read_text()))
-        checks = [{name: check[name] for name in CHECKED} for check in result["checks"]]
-        made = {"undertow": result["provenance"]["undertow"], "device": result["provenance"]["device"]}
-        kept.append({name: result[name] for name in KEPT} | made | {"checks": checks})
-    text = "[\n" + ",\n".join(json.dumps(result) for result in kept) + "\n]\n"
-    (FOLDER / "results.json").write_text(text)
-    return [result["claim"] for result in kept]
+        shown.append(kept(result))
+    write(FOLDER / "results.json", shown)
+    return [result["claim"] for result in shown]
 
 
 def results() -> dict[str, dict[str, Any]]:

@@ -13,7 +13,7 @@ from benchmarks.harness import in_words
 from docs.reference import command_line, reference_pages
 from docs.setting import equation, words
 
-from docs import gallery
+from docs import full, gallery
 from undertow.claims import registry
 from undertow.claims.claim import PAPERS, Claim
 from undertow.claims.errata import ERRATA, expected
@@ -30,6 +30,7 @@ def all_pages() -> dict[str, str]:
     """Every page that is made, by its place in the site."""
     pages = {"gallery/index.md": gallery_index()}
     pages |= {f"gallery/{paper}.md": gallery_page(paper) for paper in PAPERS}
+    pages["full/index.md"] = full_report()
     pages |= {"errata.md": errata(), "performance.md": performance(), "changelog.md": changelog(), "cite.md": cite()}
     if importlib.util.find_spec("undertow.claims.coverage") is not None:
         pages["coverage.md"] = coverage()
@@ -139,6 +140,51 @@ def figure(claim: str) -> str:
         f'<figure data-search-exclude><div class="plot"{scrolls}>{drawn}</div><figcaption><details><summary>The figure '
         f"in words</summary>{html.escape(told)}</details></figcaption></figure>"
     )
+
+
+# the report at full size
+
+
+def full_report() -> str:
+    """The report of the largest scale that is kept as an example: how it was made, and every claim in a line."""
+    found, made = full.results(), full.facts()
+    size = (full.FOLDER / "report.html").stat().st_size / 1e6
+    known = sum(result["verdict"] == expected(result["claim"]) for result in found)
+    where = {result["claim"]: result["device"].split(": ")[-1] for result in found}
+    beside = sum(kind == "cpu" for kind in where.values())
+    (kind,) = {kind for kind in where.values() if kind != "cpu"}
+    versions = ", ".join(f"{name} {made['versions'][name]}" for name in ("python", "jax", "equinox", "numpy"))
+    parts = [
+        "# The full report",
+        "`full` is the scale of the papers: matrix sensing at d = 100 with 1,000 seeds a point, a factorisation with "
+        f"{registry['norm-ratio-settings'].parameters('full')['hidden']:,} hidden units, long runs with many seeds. It "
+        "wants a GPU. This report was made once and is kept as an example: **[the report](report.html)**, one file of "
+        f"{size:.1f} MB with all figures, settings and commands.",
+        "```console\nundertow verify --scale full --jobs 16\n```",
+        f"{len(found)} claims, {known} with the verdict that is expected, in {made['seconds'] / 60:.1f} minutes "
+        f"from an empty compilation cache on one {kind} with 16 processor cores: {len(found) - beside} claims on the "
+        f"GPU, {beside} of small models on the cores beside it. The source was that of commit `{made['commit']}` "
+        f"({versions}). Seconds are those of the claim itself, measured while others ran.",
+    ]
+    for paper in PAPERS:
+        rows = [_full_row(result, where) for result in found if registry[result["claim"]].paper == paper]
+        head = "| claim | verdict | measured | predicted | seeds | seconds | on |\n|---|---|---|---|---|---|---|"
+        parts += [f"## {TITLES[paper]}", "\n".join([head, *rows])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _full_row(result: dict[str, Any], where: dict[str, str]) -> str:
+    claim, first = registry[result["claim"]], result["checks"][0]
+    cells = [
+        f"[`{claim.id}`](../gallery/{claim.paper}.md#{claim.id})",
+        verdict(result["verdict"]),
+        words(number(first["measured"], first["uncertainty"])),
+        _predicted(first),
+        f"{result['seeds']:,}",
+        f"{result['seconds']:.0f}",
+        "cores" if where[claim.id] == "cpu" else "GPU",
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 # errata and coverage

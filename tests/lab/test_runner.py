@@ -43,6 +43,14 @@ def test_results_come_in_order_and_are_kept(tasks, tmp_path, jobs):
     assert len(log(tmp_path)) == 2 * len(NAMES)
 
 
+def test_long_claims_begin_first(tasks, tmp_path, monkeypatch):
+    for name in NAMES:
+        monkeypatch.setitem(registry._load(), name, dataclasses.replace(registry[name], long=name in NAMES[2:]))
+    results = runner.run_claims(tasks, tmp_path, 1, work=finish, executor=lambda jobs: runner.Inline())
+    assert log(tmp_path) == [*NAMES[2:], *NAMES[:2]]
+    assert [result["claim"] for result in results] == NAMES
+
+
 def test_what_changed_runs_again(tasks, tmp_path):
     runner.run_claims(tasks, tmp_path, 1, work=finish)
     changed = [dict(task) for task in tasks]

@@ -55,6 +55,8 @@ class Claim:
     draw: "Callable[[Measurement, Any], Figure]"
     accelerated: bool = field(default=False, compare=False)
     """Whether its runs fill an accelerator; a claim of small models is faster on a processor core beside one."""
+    long: bool = field(default=False, compare=False)
+    """Whether it takes minutes at the largest scale: it is begun first, so that nothing waits for it at the end."""
     module: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:

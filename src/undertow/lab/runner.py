@@ -131,6 +131,8 @@ def run_claims(
 
     Ctrl-C and any other error leave finished results on disk; the next call takes them up.
     """
+    from undertow.claims import registry
+
     work = work or run_claim
     results: dict[str, Result] = {}
     todo = []
@@ -141,6 +143,7 @@ def run_claims(
         else:
             results[task["claim"]] = kept
             report(kept, True)
+    todo.sort(key=lambda task: not (task["claim"] in registry and registry[task["claim"]].long))
 
     def keep(result: Result) -> None:
         results[result["claim"]] = result

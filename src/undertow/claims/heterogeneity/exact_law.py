@@ -147,5 +147,6 @@ CLAIMS = (
         measure=_measure,
         draw=_draw,
         accelerated=True,
+        long=True,
     ),
 )

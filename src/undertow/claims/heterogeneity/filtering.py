@@ -222,7 +222,7 @@ CLAIMS = (
         statement="HeteroSGD learns the invariant signal at every heterogeneity and filters the spurious one out when "
         "it varies enough; the scalar map q <- q (1 + eta (s - q^2)) says how often.",
         equation="y = <X, u*u*' + s v*v*'>,  s in {1 - M, 1 + M}",
-        scales={"smoke": Sweep(96, 3, d=20), "default": Sweep(128, 14), "full": Sweep(200, 29)},
+        scales={"smoke": Sweep(96, 3, d=20), "default": Sweep(128, 14), "full": Sweep(1000, 29)},
         measure=_measure_spread,
         draw=_draw_spread,
         accelerated=True,
@@ -233,7 +233,7 @@ CLAIMS = (
         place="Figure 4",
         statement="A large step is what filters: at the same time steps * eta a small one learns the spurious signal.",
         equation="lambda = E log|1 + eta s| < 0 needs eta > 2 E s/(M^2 - E s^2)",
-        scales={"smoke": Steps(128, 2, d=20), "default": Steps(128, 4), "full": Steps(512, 4)},
+        scales={"smoke": Steps(256, 2, d=20), "default": Steps(256, 4), "full": Steps(1000, 4)},
         measure=_measure_steps,
         draw=_draw_steps,
         accelerated=True,

@@ -197,5 +197,6 @@ CLAIMS = (
         scales={"smoke": Designs(20, 40), "default": Designs(60, 120), "full": Designs(400, 800)},
         measure=_measure_designs,
         draw=_draw_designs,
+        long=True,
     ),
 )

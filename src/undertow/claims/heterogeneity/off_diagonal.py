@@ -147,5 +147,6 @@ CLAIMS = (
         scales={"smoke": Turning(64, 20_000), "default": Turning(128, 100_000), "full": Turning(1024, 1_000_000)},
         measure=_measure,
         draw=_draw,
+        long=True,
     ),
 )

@@ -130,5 +130,6 @@ CLAIMS = (
         measure=_measure,
         draw=_draw,
         accelerated=True,
+        long=True,
     ),
 )

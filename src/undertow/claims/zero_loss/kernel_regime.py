@@ -190,5 +190,6 @@ CLAIMS = (
         scales={"smoke": Linearised(120, 240), "default": Linearised(400, 480), "full": Linearised(1000, 960, d=100)},
         measure=_measure,
         draw=_draw,
+        long=True,
     ),
 )

@@ -143,5 +143,6 @@ CLAIMS = (
         scales={"smoke": Escape(4, 1, slow_time=5.0), "default": Escape(12, 4), "full": Escape(50, 16)},
         measure=_measure,
         draw=_draw,
+        long=True,
     ),
 )

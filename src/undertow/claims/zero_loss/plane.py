@@ -95,5 +95,6 @@ CLAIMS = (
         scales={"smoke": Circle(1000), "default": Circle(4000), "full": Circle(100_000)},
         measure=_measure_circle,
         draw=_draw,
+        long=True,
     ),
 )

@@ -134,5 +134,6 @@ CLAIMS = (
         scales={"smoke": Signals(24), "default": Signals(100, d=60), "full": Signals(200, d=100)},
         measure=_measure,
         draw=_draw,
+        long=True,
     ),
 )

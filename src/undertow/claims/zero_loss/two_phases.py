@@ -55,8 +55,8 @@ def _measure(parameters: Phases, key: Key[Array, ""]) -> Measurement:
         along.append(((first - np.array([_radius(), 0.0])) ** 2).sum(1))
         radius = np.linalg.norm(second, axis=1)
         across.append((radius - 1) ** 2)
-        turned.append((second[:, 0] / radius).mean())
-        turned_error.append((second[:, 0] / radius).std() / np.sqrt(parameters.seeds))
+        turned.append(float((second[:, 0] / radius).mean()))
+        turned_error.append(float((second[:, 0] / radius).std() / np.sqrt(parameters.seeds)))
     checks = (
         _ratio("phase 1: squared distance to gradient flow, eta over eta/4", along),
         _ratio("phase 2: squared distance to the manifold, eta over eta/4", across),
@@ -74,7 +74,7 @@ def _measure(parameters: Phases, key: Key[Array, ""]) -> Measurement:
 
 
 def _ratio(what: str, squares: list[np.ndarray]) -> Check:
-    means = [s.mean() for s in squares]
+    means = [float(s.mean()) for s in squares]
     relative = [s.std() / s.mean() / np.sqrt(len(s)) for s in squares]
     value = means[0] / means[1]
     return Check(what, value, 4.0, float(value * np.hypot(*relative)), Within(0.3, 1.5))
