@@ -1,7 +1,7 @@
-"""`python -m docs.full FOLDER COMMIT SECONDS`: keeps a report of `undertow verify --scale full` as an example.
+"""`python -m docs.full FOLDER COMMIT SECONDS [REMARK]`: keeps a report of `undertow verify --scale full` as an example.
 
-FOLDER is what the command wrote, COMMIT the source it ran on, SECONDS how long it took. The page of the site is made
-from what is kept here.
+FOLDER is what the command wrote, COMMIT the source it ran on, SECONDS how long it took, REMARK a sentence for the page
+of the site, which is made from what is kept here.
 """
 
 import json
@@ -16,13 +16,13 @@ __all__ = ["FOLDER", "facts", "results", "store"]
 FOLDER = Path(__file__).parent / "full"
 
 
-def store(report: Path, commit: str, seconds: float) -> int:
+def store(report: Path, commit: str, seconds: float, remark: str = "") -> int:
     """Copies report.html, and keeps of the results what the page shows, with how they were made."""
     found = json.loads((report / "results.json").read_text())
     gallery.write(FOLDER / "results.json", [gallery.kept(result) for result in found])
     (FOLDER / "report.html").write_bytes((report / "report.html").read_bytes())
     versions = {name: version for result in found for name, version in result["provenance"]["versions"].items()}
-    made = {"commit": commit, "seconds": seconds, "versions": versions}
+    made = {"commit": commit, "seconds": seconds, "versions": versions, "remark": remark}
     (FOLDER / "made.json").write_text(json.dumps(made, indent=1) + "\n")
     return len(found)
 
@@ -39,9 +39,10 @@ def facts() -> dict[str, Any]:
 
 def main() -> None:
     """Reads the command line."""
-    if len(sys.argv) != 4 or not (Path(sys.argv[1]) / "report.html").is_file():
-        raise SystemExit("usage: python -m docs.full FOLDER COMMIT SECONDS, a folder that `undertow verify` wrote")
-    count = store(Path(sys.argv[1]), sys.argv[2], float(sys.argv[3]))
+    folder, commit, seconds, *remark = sys.argv[1:] if len(sys.argv) in (4, 5) else ("", "", "0")
+    if not (Path(folder) / "report.html").is_file():
+        raise SystemExit("usage: python -m docs.full FOLDER COMMIT SECONDS [REMARK], a folder of `undertow verify`")
+    count = store(Path(folder), commit, float(seconds), *remark)
     print(f"{count} claims in {FOLDER}")
 
 

@@ -153,18 +153,20 @@ def full_report() -> str:
     where = {result["claim"]: result["device"].split(": ")[-1] for result in found}
     beside = sum(kind == "cpu" for kind in where.values())
     (kind,) = {kind for kind in where.values() if kind != "cpu"}
+    sizes = {result["claim"]: result["parameters"] for result in found}
     versions = ", ".join(f"{name} {made['versions'][name]}" for name in ("python", "jax", "equinox", "numpy"))
     parts = [
         "# The full report",
-        "`full` is the scale of the papers: matrix sensing at d = 100 with 1,000 seeds a point, a factorisation with "
-        f"{registry['norm-ratio-settings'].parameters('full')['hidden']:,} hidden units, long runs with many seeds. It "
-        "wants a GPU. This report was made once and is kept as an example: **[the report](report.html)**, one file of "
+        f"`full` is the scale of the papers: matrix sensing at d = {sizes['filtering-by-spread']['d']} with "
+        f"{sizes['filtering-by-spread']['seeds']:,} seeds a point, a factorisation with "
+        f"{sizes['norm-ratio-settings']['hidden']:,} hidden units, long runs with many seeds. It wants a GPU. "
+        "This report was made once and is kept as an example: **[the report](report.html)**, one file of "
         f"{size:.1f} MB with all figures, settings and commands.",
         "```console\nundertow verify --scale full --jobs 16\n```",
         f"{len(found)} claims, {known} with the verdict that is expected, in {made['seconds'] / 60:.1f} minutes "
         f"from an empty compilation cache on one {kind} with 16 processor cores: {len(found) - beside} claims on the "
         f"GPU, {beside} of small models on the cores beside it. The source was that of commit `{made['commit']}` "
-        f"({versions}). Seconds are those of the claim itself, measured while others ran.",
+        f"({versions}). Seconds are those of the claim itself, measured while others ran. {made['remark']}",
     ]
     for paper in PAPERS:
         rows = [_full_row(result, where) for result in found if registry[result["claim"]].paper == paper]
@@ -176,7 +178,7 @@ def full_report() -> str:
 def _full_row(result: dict[str, Any], where: dict[str, str]) -> str:
     claim, first = registry[result["claim"]], result["checks"][0]
     cells = [
-        f"[`{claim.id}`](../gallery/{claim.paper}.md#{claim.id})",
+        f"[`{claim.id}`](report.html#{claim.id})",
         verdict(result["verdict"]),
         words(number(first["measured"], first["uncertainty"])),
         _predicted(first),

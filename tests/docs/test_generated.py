@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import undertow as ut
-from docs import gallery, pages, reference, setting
+from docs import full, gallery, pages, reference, setting
 from undertow.claims import registry
 from undertow.claims.errata import ERRATA, expected
 
@@ -89,6 +89,19 @@ def test_the_gallery_is_up_to_date():
 
 def test_the_gallery_stays_small():
     assert sum(file.stat().st_size for file in gallery.FOLDER.iterdir()) < 2_000_000
+
+
+def test_the_full_report_is_whole():
+    found = {result["claim"]: result for result in full.results()}
+    report = (full.FOLDER / "report.html").read_text()
+    assert set(found) == set(registry)
+    for name, result in found.items():
+        assert (result["scale"], result["verdict"]) == ("full", expected(name)), name
+        assert f'id="{name}"' in report, name
+        assert f"(report.html#{name})" in made()["full/index.md"], name
+    assert found["filtering-by-spread"]["parameters"]["seeds"] >= 1000
+    assert found["norm-ratio-settings"]["parameters"]["hidden"] == 2000
+    assert len(report) < 6_000_000
 
 
 SVG = """<?xml version="1.0"?><svg width="72pt" height="36pt" viewBox="0 0 72 36" xmlns="http://www.w3.org/2000/svg"

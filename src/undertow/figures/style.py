@@ -6,7 +6,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "applied", "new_figure", "points", "theory"]
+__all__ = ["COLOURS", "applied", "new_figure", "points", "some", "theory"]
 
 COLOURS = {"blue": "#2166ac", "red": "#b2182b", "green": "#1b7837", "purple": "#762a83", "grey": "#666666"}
 """Told apart in print and by people who do not see all colours."""
@@ -64,6 +64,11 @@ def new_figure(panels: int = 1, *, width: float = 5.2, height: float = 3.4) -> "
         figure = Figure(figsize=(width * panels, height), layout="constrained")
         axes = [figure.add_subplot(1, panels, k + 1) for k in range(panels)]
     return figure, axes
+
+
+def some(values: Any, most: int = 200) -> Any:
+    """At most so many of the first axis, evenly spread: more lines or marks show nothing and make large files."""
+    return values[:: -(-len(values) // most)] if len(values) else values
 
 
 def theory(axes: "Axes", x: Any, y: Any, label: str, colour: str = "grey") -> None:

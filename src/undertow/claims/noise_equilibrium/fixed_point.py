@@ -281,7 +281,7 @@ def _draw_theorem(measurement: Measurement, parameters: Orbits) -> Any:
     figure, (left, right) = style.new_figure(2, width=4.2)
     data = measurement.data
     for axes, values, words in ((left, data.flow, "flow G / max |G|"), (right, data.charge, "charge C / its range")):
-        axes.plot(data.amount, values.T, color=style.COLOURS["grey"], lw=1)
+        axes.plot(data.amount, style.some(values).T, color=style.COLOURS["grey"], lw=1)
         axes.set(xlabel="λ − λ*", ylabel=words)
     left.plot([0], [0], "o", color=style.COLOURS["blue"], label="equilibrium")
     left.legend()
@@ -302,7 +302,7 @@ def _draw_starts(measurement: Measurement, parameters: Starts) -> Any:
     figure, (axes,) = style.new_figure()
     data = measurement.data
     for name, time, words, colour in (("gd", "short", "gradient descent", "red"), ("sgd", "time", "SGD", "blue")):
-        for index, row in enumerate(data[name].values):
+        for index, row in enumerate(style.some(data[name].values, 20)):
             style.points(axes, data[time], row, None, words if index == 0 else "_", colour)
     style.theory(axes, data.time, float(data.sgd[:, 0].max()) * np.exp(-data.time), "slowest decay, exp(−t/τ)")
     axes.set(yscale="log", ylim=(5e-3, 30), xlabel="steps / relaxation time τ", ylabel="distance to the closed form")

@@ -97,7 +97,7 @@ def _draw(measurement: Measurement, parameters: Decay) -> Any:
     x, y = -data.weights.values.ravel(), data.noise.values.ravel()
     ends = np.array([x.min(), x.max()])
     right = parameters.weight_decay * parameters.size / parameters.step_size
-    style.points(axes, x, y, None, "entries, averaged over SGD")
+    style.points(axes, style.some(x, 2000), style.some(y, 2000), None, "entries, averaged over SGD")
     style.theory(axes, ends, right * ends, "slope γS/η")
     style.theory(axes, ends, 2 * parameters.weight_decay * ends, "slope 2γ, as printed", "red")
     axes.set(xlabel="U'U − WW'", ylabel="W Γ W' − U'Γ U without weight decay")
