@@ -6,10 +6,12 @@ of the site, which is made from what is kept here.
 
 import json
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 from docs import gallery
+from undertow.lab.report import build_report
 
 __all__ = ["FOLDER", "facts", "results", "store"]
 
@@ -17,10 +19,12 @@ FOLDER = Path(__file__).parent / "full"
 
 
 def store(report: Path, commit: str, seconds: float, remark: str = "") -> int:
-    """Copies report.html, and keeps of the results what the page shows, with how they were made."""
+    """Keeps the report, without links to the PDFs beside it, and of the results what the page shows."""
     found = json.loads((report / "results.json").read_text())
     gallery.write(FOLDER / "results.json", [gallery.kept(result) for result in found])
-    (FOLDER / "report.html").write_bytes((report / "report.html").read_bytes())
+    with tempfile.TemporaryDirectory() as alone:
+        (Path(alone) / "claims").symlink_to((report / "claims").resolve())
+        (FOLDER / "report.html").write_bytes(build_report(Path(alone), found).read_bytes())
     versions = {name: version for result in found for name, version in result["provenance"]["versions"].items()}
     made = {"commit": commit, "seconds": seconds, "versions": versions, "remark": remark}
     (FOLDER / "made.json").write_text(json.dumps(made, indent=1) + "\n")
@@ -40,7 +44,7 @@ def facts() -> dict[str, Any]:
 def main() -> None:
     """Reads the command line."""
     folder, commit, seconds, *remark = sys.argv[1:] if len(sys.argv) in (4, 5) else ("", "", "0")
-    if not (Path(folder) / "report.html").is_file():
+    if not (Path(folder) / "results.json").is_file():
         raise SystemExit("usage: python -m docs.full FOLDER COMMIT SECONDS [REMARK], a folder of `undertow verify`")
     count = store(Path(folder), commit, float(seconds), *remark)
     print(f"{count} claims in {FOLDER}")
