@@ -141,7 +141,12 @@ class AbstractSampled(AbstractProblem):
     def _check_shapes(self, params: PyTree) -> None:
         name = type(self).__name__
         validate.params_of_floats(name, params)
-        _refuse_vector(name, jax.eval_shape(self.sample_loss, params, trees.take(self.data, 0)))
+        _refuse_vector(name, jax.eval_shape(self.sample_loss, params, _one_of(self.data)))
+
+
+def _one_of(data: PyTree) -> PyTree:
+    """The shapes of one sample."""
+    return jax.eval_shape(lambda stacked: trees.take(stacked, 0), data)
 
 
 def batch_gradient(loss: Callable[[PyTree, PyTree], Scalar], params: PyTree, batch: PyTree, *, single: bool) -> PyTree:
@@ -271,7 +276,7 @@ class Regression(AbstractSampled):
 
     def _check_shapes(self, params: PyTree) -> None:
         validate.params_of_floats("Regression", params)
-        x, y = trees.take(self.data, 0)
+        x, y = _one_of(self.data)
         output = jax.eval_shape(self.predict, params, x)
         if getattr(output, "shape", None) != y.shape:
             raise ValueError(

@@ -51,7 +51,7 @@ def _page(figure: "Figure") -> "Bbox":
         figure.set_dpi(72)
         tidy(figure)
         _lay_out(figure)
-        figure.set_layout_engine("none")
+        figure.set_layout_engine(None)  # "none" would leave a placeholder, for which every file is drawn twice
         _PAGES[figure] = figure.get_tightbbox().padded(matplotlib.rcParams["savefig.pad_inches"])
     return _PAGES[figure]
 

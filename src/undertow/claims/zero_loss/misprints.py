@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,7 +64,7 @@ def _measure_form(parameters: Curves, key: Key[Array, ""]) -> Measurement:
     """H^+ d3L[v, v] as a Q c'' + b P c'', where c'' is measured along curves with acceleration in all directions."""
     problem = metric()
     point = end_of(problem, jnp.array([0.6, 0.7, 0.2, 0.3, 0.4]))
-    frame = frame_at(problem, point)
+    frame = eqx.filter_jit(frame_at)(problem, point)  # a Hessian, operation by operation, is a hundred programs
     across, along, target = [], [], []
     for k in jax.random.split(key, parameters.curves):
         k1, k2 = jax.random.split(k)
