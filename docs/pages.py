@@ -256,7 +256,7 @@ def performance() -> str:
         versions = f"{kind}, Python {facts.pop('python', '?')}, JAX {facts.pop('jax', '?')}"
         told = re.sub(r" Writes \S+$", "", told.split("\n\n")[0])
         parts += [f"## {HEADS.get(file.stem, name.replace('_', ' ').capitalize())}", words(told)]
-        parts.append(_grouped(facts) if name == "grouped" else TOLD.get(name) or _table(facts))
+        parts.append(TOLD.get(name) or TABLES.get(name, _table)(facts))
         parts.append(f"{versions}. Command: `python -m benchmarks {name}`.")
     return "\n\n".join(parts) + "\n"
 
@@ -270,9 +270,11 @@ HEADS = {
     "sensing": "Matrix sensing",
     "grouped": "Grouped data",
     "accelerator_gpu": "On a GPU",
+    "precision_gpu": "Single precision on a GPU",
     "torch_census": "PyTorch: census and equilibrium",
     "torch_monitor": "PyTorch: the monitor",
     "torch_teleport": "PyTorch: training after the move",
+    "torch_cuda": "PyTorch on a GPU",
 }
 """Titles of the benchmarks, in the order of the page; others follow."""
 
@@ -355,6 +357,37 @@ def _grouped(facts: dict[str, Any]) -> str:
             for method in methods]  # fmt: skip
     more = "All of it, with intervals, risks and what fails: [grouped data: a benchmark](grouped-benchmark.md)."
     return "\n".join([head, *rows]) + "\n\n" + more
+
+
+def _cuda(facts: dict[str, Any]) -> str:
+    watched = {name.removeprefix("monitor, "): found for name, found in facts.items() if name.startswith("monitor, ")}
+    networks = {name: found for name, found in facts.items() if isinstance(found, dict) and "parameters" in found}
+    moved = [
+        [name, f"{found['parameters']:,}", str(len(found["exact"])), in_words(found["seconds_census"]),
+         in_words(found["seconds_equilibrate"]), f"{found['worst_proof']:.0e}", f"{found['change']:.0e}",
+         f"{found['noise'][1] / found['noise'][0]:.2f}"]
+        for name, found in networks.items()
+    ]  # fmt: skip
+    seen = [
+        [name, in_words(found["seconds_plain"]), f"{found['ratio']:.1f} times that", f"{found['every_50']:+.0%}",
+         f"{found['error_single']:.0e}", f"{found['error_double']:.0e}"]
+        for name, found in watched.items()
+    ]  # fmt: skip
+    return "\n\n".join([
+        _lined(["network", "parameters", "symmetries", "census", "equilibrate", "worst proof", "outputs changed by",
+                "noise power, after/before"], moved),
+        _lined(["monitor", "a plain step", "watched at every step", "watched at every 50 steps",
+                "error, single precision", "error, double precision"], seen),
+        facts["remark"],
+    ])  # fmt: skip
+
+
+def _lined(head: list[str], rows: list[list[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *rows])
+
+
+TABLES = {"grouped": _grouped, "torch_cuda": _cuda}
+"""Results that have a table of their own form."""
 
 
 def _error(found: Any) -> str:

@@ -249,3 +249,17 @@ def test_without_any_noise_nothing_moves(x64):
     np.testing.assert_array_equal(found.amount, 0)
     np.testing.assert_allclose(found.left, left, atol=1e-14)
     np.testing.assert_allclose(found.right, right, atol=1e-14)
+
+
+@pytest.mark.parametrize("scale", [1e-20, 1e-10, 1.0, 1e10])
+def test_the_unit_of_the_noise_does_not_matter(x64, scale):
+    """Noise of very different strengths in the directions, near a minimum where all of it is small too."""
+    keys = jax.random.split(jax.random.key(4), 4)
+    left, right = jax.random.normal(keys[0], (9, 8)), jax.random.normal(keys[1], (8, 9))
+    frames = (jnp.linalg.qr(jax.random.normal(key, (8, 8)))[0] for key in keys[2:])
+    a, b = ((frame * jnp.logspace(-7, 0, 8)[None]) @ frame.T for frame in frames)
+    found = closed_forms.rotation(left, right, scale * a, scale * b, 0.1, 0.0)
+    assert (int(found.lost), int(found.silent)) == (0, 0)
+    way, back = (jax.scipy.linalg.expm(sign * found.amount) for sign in (1, -1))
+    there, size = way @ b @ way, float(jnp.abs(way @ b @ way).max())
+    np.testing.assert_allclose(back @ a @ back, there, rtol=0, atol=1e-8 * size, equal_nan=False)

@@ -58,6 +58,7 @@ def configure() -> None:
 
 def _start_worker() -> None:
     """A worker leaves Ctrl-C to the process that started it, and ends with it. NumPy gets one thread: jobs are many."""
+    import atexit
     import signal
 
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -65,6 +66,7 @@ def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     configure()
+    atexit.register(os._exit, 0)  # its results are on disk; jax would take its programs apart for seconds
 
 
 def end_with_parent() -> None:

@@ -87,7 +87,8 @@ def rotation(
     basis, beside = reach @ _basis(heard), reach @ _basis(all_of_it - heard)
     rest = jnp.eye(d, dtype=left.dtype) - basis.T @ basis  # ones on the diagonal of those: harmless there
     u, w = left @ basis, basis.T @ right
-    x = geometric_mean(basis.T @ a @ basis + rest, basis.T @ b @ basis + rest)
+    (a, size_a), (b, size_b) = (_unit(basis.T @ matrix @ basis) for matrix in (a, b))  # of the size of those ones
+    x = jnp.sqrt(size_a / size_b) * geometric_mean(a + rest, b + rest)
     values, vectors = jnp.linalg.eigh(x)
     values = jnp.maximum(values, jnp.finfo(x.dtype).tiny)
     there = (vectors * jnp.sqrt(values)[None]) @ vectors.T
@@ -108,6 +109,13 @@ def _part(space: Array, matrix: Array, clear: float) -> Array:
     """The projector on the part of a space in which a matrix is above `clear`: exactly the space where that is all."""
     part = _range(space @ matrix @ space, clear)
     return jnp.where(_rank(part) == _rank(space), space, part)
+
+
+def _unit(matrix: Array) -> tuple[Array, Array]:
+    """A positive semidefinite matrix over its trace, and that; zero stays zero, over one."""
+    size = jnp.trace(matrix)
+    size = jnp.where(size > 0, size, 1)
+    return matrix / size, size
 
 
 def _basis(projector: Array) -> Array:

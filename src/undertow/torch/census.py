@@ -14,7 +14,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from threadpoolctl import threadpool_limits
 from torch import Tensor, nn
 
 from undertow.torch.axes import Axis, Relation, move, unfold
@@ -34,6 +33,7 @@ from undertow.torch.hints import Level, atoms, attention_heads, levels
 from undertow.torch.names import name_relation
 from undertow.torch.nullspace import CLEAR, NULL, Found, integer_null_space, sparse_basis
 from undertow.torch.proof import HOLDS, Bench
+from undertow.torch.threads import one_thread
 
 __all__ = ["Census", "census", "refuse_foreign"]
 
@@ -110,16 +110,16 @@ def census(model: nn.Module, batch: Any, loss: Loss, *, seed: int = 0) -> Census
     """
     model = unwrap(model)
     large = sum(p.numel() for p in model.parameters()) > LARGE
-    with undisturbed(model, seed), nullcontext() if large else _one_thread():
+    with undisturbed(model, seed), nullcontext() if large else _alone():
         return _census(model, batch, loss, seed)
 
 
 @contextmanager
-def _one_thread() -> Generator[None]:
+def _alone() -> Generator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with threadpool_limits(1, user_api="blas"):  # NumPy's and SciPy's
+        with one_thread():
             yield
     finally:
         torch.set_num_threads(threads)

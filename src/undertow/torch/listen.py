@@ -11,12 +11,13 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from undertow.torch.signals import Dense, Outer, Request, Ways, moments, per_sample, probe_of, replayed
+from undertow.torch.signals import Dense, Outer, Request, Ways, fetched, moments, per_sample, probe_of, replayed
 
-__all__ = ["Heard", "Listener", "vector"]
+__all__ = ["Heard", "Listener"]
 
 HOLDERS = (nn.ParameterList, nn.ParameterDict)
 """Modules that are never called: whoever holds them is."""
@@ -30,12 +31,6 @@ PLAIN = {
 """Steps of a graph that hide no tensor they depend on and make no copies for samples, as `expand` does."""
 FOLLOWED = 256
 """Steps of a graph that are looked at before nothing is said of it."""
-
-
-@functools.lru_cache(maxsize=256)
-def vector(size: int) -> Tensor:
-    """The fixed vector that gradients are multiplied with for a picture of them: entries of one size, no pattern."""
-    return torch.cos(1.7 * torch.arange(size, dtype=torch.float64) ** 1.1 + 0.3)
 
 
 class Heard:
@@ -63,7 +58,7 @@ class Heard:
     @property
     def finite(self) -> bool:
         """Whether no signal overflowed."""
-        return all(math.isfinite(float(value.sum())) for value in self.sums.values())
+        return all(map(np.isfinite, fetched([value.sum() for value in self.sums.values()])))
 
 
 def _added(mine: dict, theirs: dict) -> dict:
@@ -401,7 +396,7 @@ class Listener:
                 else use
                 for use in uses
             ]
-        picture: Any = sum(probe_of(use, vector) for use in uses)
+        picture: Any = sum(map(probe_of, uses))
         part = Heard()
         part.sums = dict(zip(requests, answers, strict=True))
         part.probes, part.flipped = {name: picture}, {name: flipped}

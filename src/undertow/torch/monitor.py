@@ -1,6 +1,7 @@
 """Watching gradient noise along the symmetries of a network while it trains."""
 
 import csv
+import itertools
 import math
 import warnings
 import weakref
@@ -21,9 +22,10 @@ from undertow.torch.census import Census, refuse_foreign
 from undertow.torch.copies import trainable, unwrap
 from undertow.torch.decay import gamma_of
 from undertow.torch.distance import how_far, relaxation
-from undertow.torch.listen import Heard, Listener, vector
-from undertow.torch.signals import Request, answered, full, probe_of
+from undertow.torch.listen import Heard, Listener
+from undertow.torch.signals import Request, answered, fetched, full, probe_of
 from undertow.torch.solve import CLEAR, Sides
+from undertow.torch.threads import one_thread
 
 __all__ = ["COLUMNS", "NoiseMonitor", "Reading"]
 
@@ -270,7 +272,11 @@ class NoiseMonitor:
             warnings.warn(f"`NoiseMonitor` has no measurement of step {step}: {trouble}.", stacklevel=2)
             return
         with torch.no_grad():
-            self.last = tuple(self._reading(relation, heard, scale, step, settings) for relation in self.census)
+            moments = self._moments(heard)
+        with one_thread():
+            self.last = tuple(
+                self._reading(relation, moments, heard.samples, scale, step, settings) for relation in self.census
+            )
         rows = [reading.row for reading in self.last]
         self._rows.append(rows)
         for row in rows if self._writer is not None else ():
@@ -304,57 +310,68 @@ class NoiseMonitor:
             grad = full(grad)
             ours = heard.probes.get(name)
             flipped = heard.flipped.get(name)
-            theirs = probe_of(grad, vector, flipped)
+            theirs = probe_of(grad, flipped)
             pictures[name] = torch.zeros_like(theirs) if ours is None else ours.to(theirs), theirs
-        along = sum(float((a * b).sum()) for a, b in pictures.values())
-        size = sum(float(a.square().sum()) for a, _ in pictures.values())
+        traces = [
+            [_trace(heard.sums[r]) for r in self._listener.requests[name] if r in heard.sums] for name in pictures
+        ]
+        products = [(a * b).sum() for a, b in pictures.values()]
+        squares = [a.square().sum() for a, _ in pictures.values()]
+        numbers = iter(map(float, fetched([*products, *squares, *itertools.chain(*traces)])))
+        along, size = (sum(itertools.islice(numbers, len(pictures))) for _ in range(2))
         if not math.isfinite(along) or not math.isfinite(size):
             return 1.0, NOT_FINITE
         spreads = {
-            name: sum(float(_trace(heard.sums[r])) for r in self._listener.requests[name] if r in heard.sums)
-            for name in pictures
+            name: sum(itertools.islice(numbers, len(parts))) for name, parts in zip(pictures, traces, strict=True)
         }
         cancelled = size <= CANCELLED**2 * sum(spreads.values())  # at a minimum nothing is left to compare
         scale = 1.0 if cancelled else along / size
         if not 0 < scale < 1 + HALF:
             return 1.0, f"the gradients in `.grad` are {scale:.3g} times what the hooks heard: {OTHERWISE}"
-        for name, (ours, theirs) in pictures.items():
+        norms = fetched([x.norm() for ours, theirs in pictures.values() for x in (theirs, scale * ours - theirs)])
+        for name, norm, error in zip(pictures, norms[::2], norms[1::2], strict=True):
             dtype = self._listener.parameters[name].dtype
             limit = HALF if name in heard.half else AGREES.get(dtype, HALF)
-            size = float(theirs.norm()) + scale * spreads[name] ** 0.5
-            if float((scale * ours - theirs).norm()) > limit * size:
+            if error > limit * (norm + scale * spreads[name] ** 0.5):
                 return 1.0, f"the gradient of {name} is not the one that the hooks heard: {OTHERWISE}"
         return (1.0 if abs(scale - 1) < 1e-3 else scale), None
 
-    def _moment(self, axis: Axis, relation: Relation, heard: Heard, scale: float) -> tuple[np.ndarray, np.ndarray]:
-        """The covariance and the square of the step's gradient along an axis."""
-        request = self._requests[_key(axis, relation)]
-        block = relation.block
-        parameter = self._listener.parameters[axis.parameter]
-        shape = axis.size if block == 1 else (axis.size // block, block, block)
-        if request not in heard.sums:
-            return np.zeros(shape), np.zeros(shape)
-        assert parameter.grad is not None
-        second = _of_axis(heard.sums[request], axis, block) * scale**2
-        whole = _of_axis(_answer(parameter.grad.detach(), request), axis, block)
-        count = heard.samples
-        covariance = (second - whole / count) * count / (count - 1)
-        return np.maximum(covariance, 0) if block == 1 else (covariance + covariance.swapaxes(1, 2)) / 2, whole
+    def _moments(self, heard: Heard) -> dict[tuple, np.ndarray]:
+        """What readings are made of, each once: sums over samples, and the same of the gradient and of the weights."""
+        wanted: dict[tuple, Tensor] = {}
+        for relation in self.census:
+            for axis in relation.axes:
+                request = self._requests[_key(axis, relation)]
+                parameter = self._listener.parameters[axis.parameter]
+                if request in heard.sums and ("noise", request) not in wanted:
+                    assert parameter.grad is not None
+                    wanted["noise", request] = heard.sums[request]
+                    wanted["gradient", request] = _answer(parameter.grad.detach(), request)
+                if ("weight", request, axis.shift) not in wanted:
+                    value = parameter.detach()
+                    wanted["weight", request, axis.shift] = _answer(
+                        value + axis.shift if axis.shift else value, request
+                    )
+        return dict(zip(wanted, fetched(list(wanted.values())), strict=True))
 
     def _reading(
-        self, relation: Relation, heard: Heard, scale: float, step: int, settings: Callable[[str], _Settings | str]
-    ) -> Reading:
+        self, relation: Relation, moments: dict[tuple, np.ndarray], count: int, scale: float, step: int,
+        settings: Callable[[str], _Settings | str],
+    ) -> Reading:  # fmt: skip
         block = relation.block
         nothing = np.zeros(relation.size if block == 1 else (relation.size // block, block, block))
 
         def side(axes: tuple[Axis, ...]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
             noise, gradient, weight = nothing, nothing, nothing
             for axis in axes:
-                covariance, whole = self._moment(axis, relation, heard, scale)
-                noise, gradient = noise + covariance, gradient + whole
-                value = self._listener.parameters[axis.parameter].detach()
-                value = value + axis.shift if axis.shift else value
-                weight = weight + _of_axis(_answer(value, self._requests[_key(axis, relation)]), axis, block)
+                request = self._requests[_key(axis, relation)]
+                along = lambda x, axis=axis: x[axis.index].sum(1) if block == 1 else x
+                weight = weight + along(moments["weight", request, axis.shift])
+                if ("noise", request) in moments:
+                    second, whole = along(moments["noise", request]) * scale**2, along(moments["gradient", request])
+                    found = (second - whole / count) * count / (count - 1)
+                    noise = noise + (np.maximum(found, 0) if block == 1 else (found + found.swapaxes(1, 2)) / 2)
+                    gradient = gradient + whole
             return noise, gradient, weight
 
         (noise_plus, gradient_plus, plus), (noise_minus, gradient_minus, minus) = map(
@@ -380,7 +397,7 @@ class NoiseMonitor:
             "symmetry": relation.name,
             "kind": relation.kind,
             "generators": relation.generators,
-            "samples": heard.samples,
+            "samples": count,
             "step_size": None if known is None else eta,
             "charge": total(charge),
             "noise_plus": total(noise_plus),
@@ -440,12 +457,6 @@ def _release(handle: Any, listener: Listener) -> None:
 def _answer(whole: Tensor, request: Request) -> Tensor:
     """What is requested of samples, of one tensor."""
     return answered(full(whole).reshape(1, *(whole.shape or (1,))), request)
-
-
-def _of_axis(answer: Tensor, axis: Axis, block: int) -> np.ndarray:
-    """An answer in double precision: a number a generator, or the matrices as they are."""
-    found = answer.double().numpy(force=True)
-    return found[axis.index].sum(1) if block == 1 else found
 
 
 def _trace(sums: Tensor) -> Tensor:

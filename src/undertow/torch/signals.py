@@ -7,6 +7,7 @@ itself is cheaper; which one is measured, once for each shape, unless it is plai
 sample by sample.
 """
 
+import functools
 import math
 import time
 import warnings
@@ -20,7 +21,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["Dense", "Outer", "Request", "Ways", "answered", "full", "moments", "per_sample", "probe_of", "replayed"]
+__all__ = [
+    "Dense", "Outer", "Request", "Ways", "answered", "fetched", "full", "moments", "per_sample", "probe_of", "replayed",
+]  # fmt: skip
 
 MEMORY, CACHE = 2**28, 2**21
 """Bytes of per-sample quantities formed at once: on a GPU, and on a processor, where what fits in its cache is fast."""
@@ -268,20 +271,38 @@ def moments(uses: Sequence[Outer | Dense], requests: Sequence[Request], ways: Wa
     return _summed(_answers(together(start), requests) for start in range(0, count, size))
 
 
-def probe_of(use: Outer | Dense | Tensor, vector: Callable[[int], Tensor], flipped: bool | None = None) -> Tensor:
+@functools.lru_cache(maxsize=256)
+def _vector(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The fixed vector that gradients are multiplied with for a picture of them: entries of one size, no pattern."""
+    return torch.cos(1.7 * torch.arange(size, dtype=torch.float64) ** 1.1 + 0.3).to(device, dtype)
+
+
+def probe_of(use: Outer | Dense | Tensor, flipped: bool | None = None) -> Tensor:
     """A cheap picture of the summed gradient: times a fixed vector along the inputs, or all of it where it is small.
 
     Of the gradient itself (a tensor) with `flipped` telling how its matrix lies, None for all of it.
     """
     if isinstance(use, Outer):
-        along = use.into @ vector(use.into.shape[2]).to(use.into)
+        along = use.into @ _vector(use.into.shape[2], use.into.dtype, use.into.device)
         return along.flatten() @ use.out.flatten(0, 1)
     if isinstance(use, Dense):
         return use.gradients.sum(0).flatten()
     if flipped is None:
         return use.flatten()
     matrix = use.mT if flipped else use.flatten(1)
-    return matrix @ vector(matrix.shape[1]).to(matrix)
+    return matrix @ _vector(matrix.shape[1], matrix.dtype, matrix.device)
+
+
+def fetched(tensors: Sequence[Tensor]) -> list[np.ndarray]:
+    """Tensors as arrays in double precision. However many they are, a GPU is waited for once."""
+    found: dict[int, np.ndarray] = {}
+    for device in {x.device for x in tensors}:
+        mine = {place: x for place, x in enumerate(tensors) if x.device == device}
+        flat = torch.cat([x.reshape(-1).double() for x in mine.values()]).numpy(force=True)
+        ends = np.cumsum([x.numel() for x in mine.values()])
+        for (place, x), part in zip(mine.items(), np.split(flat, ends[:-1]), strict=True):
+            found[place] = part.reshape(x.shape)
+    return [found[place] for place in range(len(tensors))]
 
 
 def full(x: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from undertow.symmetry import closed_forms
 from undertow.torch.axes import Relation, move
 from undertow.torch.gather import Component, grams, in_stack, squares
+from undertow.torch.threads import one_thread
 
 __all__ = ["CLEAR", "Amount", "Sides", "Solved", "amounts", "noise_of", "sides", "solve"]
 
@@ -42,6 +43,7 @@ class Amount(NamedTuple):
     dead: int
 
     @property
+    @one_thread()
     def imbalance(self) -> float:
         """max |log(s+/s-)|: with P = exp(amount) noise powers change by P^-2 and P^2."""
         values = self.amount if self.amount.ndim == 1 else np.linalg.eigvalsh(self.amount)
@@ -104,6 +106,7 @@ def _root(matrices: np.ndarray) -> np.ndarray:
     return vectors * np.sqrt(np.maximum(values, 0))[:, None, :]
 
 
+@one_thread()
 def amounts(relation: Relation, found: Sides, step_size: float, gamma: float, clear: float = CLEAR) -> Amount:
     """How far the equilibrium is, by the closed forms."""
     with jax.enable_x64(True), jax.default_device("cpu"):  # small matrices; the GPU is torch's
@@ -118,6 +121,7 @@ def amounts(relation: Relation, found: Sides, step_size: float, gamma: float, cl
         return Amount(np.asarray(amount), int(lost.sum()), int(silent.sum()))
 
 
+@one_thread()
 def _transform(amount: np.ndarray) -> Tensor:
     if amount.ndim == 1:
         return torch.as_tensor(np.exp(amount))
