@@ -49,6 +49,7 @@ def configure() -> None:
     gc.set_threshold(200_000, 50, 100)
     os.environ.setdefault("XLA_FLAGS", _QUICKER if jax.__version__.startswith("0.10.") else _QUICK)
     jax.config.update("jax_enable_x64", True)
+    jax.config.update("jax_traceback_in_locations_limit", 0)  # where each operation was written: nobody looks
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     cache = Path(os.environ.get("UNDERTOW_CACHE") or Path(home) / "undertow")
     jax.config.update("jax_compilation_cache_dir", str(cache / "xla"))

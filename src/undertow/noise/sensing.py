@@ -8,6 +8,7 @@ draw of X, whatever m.
 """
 
 import warnings
+from functools import partial
 from typing import Any, Literal
 
 import equinox as eqx
@@ -195,9 +196,8 @@ class MatrixSensing(AbstractNoise):
         ensemble.check(d)
         self.truth, directions = _subspaces(d, rank, other, key, dtype)
         self.spectrum = values
-        signal = (self.truth * values[None]) @ self.truth.T
-        self.problem = SensingLoss(signal, directions, law, ensemble)
-        self.gram_root = jnp.linalg.cholesky(self.problem.gram)
+        self.problem = SensingLoss(_signal(self.truth, values), directions, law, ensemble)
+        self.gram_root = _gram_root(self.problem)
         if not np.isfinite(np.asarray(self.gram_root)).all():
             raise ValueError("`MatrixSensing(ensemble=...)`: these measurements do not see every spurious direction.")
         self.pooled = pooled
@@ -393,11 +393,28 @@ def _diagonal(directions: Array, matrix: Array) -> Array:
 def _subspaces(d: int, rank: int, other: int, key: Any, dtype: Any) -> tuple[Array, Array]:
     """Orthonormal U* and V*: coordinate axes, or random subspaces that need not be orthogonal to each other."""
     if key is None:
-        eye = jnp.eye(d, dtype=dtype)
-        return eye[:, :rank], eye[:, rank : rank + other]
+        eye = np.eye(d, dtype=dtype)
+        return jax.device_put(eye[:, :rank]), jax.device_put(eye[:, rank : rank + other])
     first, second = jax.random.split(key)
-    draw = lambda k, r: jnp.linalg.qr(jax.random.normal(k, (d, r), dtype))[0]
-    return draw(first, rank), draw(second, other)
+    return _subspace(first, d, rank, dtype), _subspace(second, d, other, dtype)
+
+
+# by itself each operation would be a program of its own
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _subspace(key: Array, d: int, rank: int, dtype: Any) -> Array:
+    return jnp.linalg.qr(jax.random.normal(key, (d, rank), dtype))[0]
+
+
+@jax.jit
+def _signal(truth: Array, spectrum: Array) -> Array:
+    return (truth * spectrum[None]) @ truth.T
+
+
+@eqx.filter_jit
+def _gram_root(loss: SensingLoss) -> Array:
+    return jnp.linalg.cholesky(loss.gram)
 
 
 _multinomial = jax.jit(jax.random.multinomial)  # a long program: compiled once for those who call it by itself
