@@ -1,4 +1,4 @@
-"""PyTorch on a GPU: the monitor against vmap(grad) of two networks; census, equilibrium and the way back of four.
+"""The monitor against per-sample gradients of two networks; census, equilibrium and the way back of four.
 
     python -m benchmarks.torch_cuda
 

@@ -12,6 +12,7 @@ from typing import Any
 from benchmarks.harness import in_words
 from docs.reference import command_line, reference_pages
 from docs.setting import equation, words
+from studies.results import table
 
 from docs import full, gallery
 from undertow.claims import registry
@@ -374,16 +375,12 @@ def _cuda(facts: dict[str, Any]) -> str:
         for name, found in watched.items()
     ]  # fmt: skip
     return "\n\n".join([
-        _lined(["network", "parameters", "symmetries", "census", "equilibrate", "worst proof", "outputs changed by",
+        table(["network", "parameters", "symmetries", "census", "equilibrate", "worst proof", "outputs changed by",
                 "noise power, after/before"], moved),
-        _lined(["monitor", "a plain step", "watched at every step", "watched at every 50 steps",
+        table(["monitor", "a plain step", "watched at every step", "watched at every 50 steps",
                 "error, single precision", "error, double precision"], seen),
-        facts["remark"],
-    ])  # fmt: skip
-
-
-def _lined(head: list[str], rows: list[list[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [head, ["---"] * len(head), *rows])
+        facts.get("remark", ""),
+    ]).rstrip()  # fmt: skip
 
 
 TABLES = {"grouped": _grouped, "torch_cuda": _cuda}
