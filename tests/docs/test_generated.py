@@ -3,7 +3,6 @@
 import ast
 import dataclasses
 import functools
-import importlib
 import inspect
 import re
 import xml.etree.ElementTree
@@ -59,10 +58,14 @@ def test_signatures_are_the_real_ones():
 
 
 def test_names_beside_the_public_ones_exist():
+    """Read, not imported: the documentation is made without PyTorch too."""
     for page in reference.PAGES.values():
         for path in page.more:
-            module, name = f"undertow.{path}".rsplit(".", 1)
-            assert name in importlib.import_module(module).__all__, path
+            *module, name = path.split(".")
+            file = Path(ut.__file__).parent.joinpath(*module).with_suffix(".py")
+            shown = re.search(r"^__all__ = (\[.*?\])", file.read_text(), flags=re.MULTILINE | re.DOTALL)
+            assert shown, path
+            assert name in ast.literal_eval(shown[1]), path
 
 
 def test_every_claim_and_every_erratum_has_its_place():
