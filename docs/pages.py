@@ -253,12 +253,13 @@ def performance() -> str:
         source = ROOT / "benchmarks" / f"{name}.py"
         told = (ast.get_docstring(ast.parse(source.read_text())) if source.is_file() else "") or ""
         device = facts.pop("device", "")
+        remark = facts.pop("remark", "")
         kind = facts.pop("kind", "CPU" if device.startswith("cpu") else device)
         versions = f"{kind}, Python {facts.pop('python', '?')}, JAX {facts.pop('jax', '?')}"
         told = re.sub(r" Writes \S+$", "", told.split("\n\n")[0])
         parts += [f"## {HEADS.get(file.stem, name.replace('_', ' ').capitalize())}", words(told)]
         parts.append(TOLD.get(name) or TABLES.get(name, _table)(facts))
-        parts.append(f"{versions}. Command: `python -m benchmarks {name}`.")
+        parts.append(f"{versions}. Command: `python -m benchmarks {name}`. {remark}".rstrip())
     return "\n\n".join(parts) + "\n"
 
 
@@ -379,8 +380,7 @@ def _cuda(facts: dict[str, Any]) -> str:
                 "noise power, after/before"], moved),
         table(["monitor", "a plain step", "watched at every step", "watched at every 50 steps",
                 "error, single precision", "error, double precision"], seen),
-        facts.get("remark", ""),
-    ]).rstrip()  # fmt: skip
+    ])  # fmt: skip
 
 
 TABLES = {"grouped": _grouped, "torch_cuda": _cuda}
