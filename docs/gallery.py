@@ -15,7 +15,7 @@ __all__ = ["FOLDER", "compact", "kept", "results", "store", "write"]
 FOLDER = Path(__file__).parent / "gallery"
 KEPT = ("claim", "scale", "seed", "verdict", "seeds", "diverged", "note", "seconds", "parameters")
 FONT = "font-family: 'DejaVu Sans', Verdana, sans-serif; "
-CHECKED = ("what", "measured", "predicted", "uncertainty", "criterion", "printed", "verdict")
+CHECKED = ("what", "measured", "predicted", "uncertainty", "criterion", "printed", "alternative", "power", "verdict")
 
 
 def compact(svg: str) -> str:

@@ -61,8 +61,9 @@ def gallery_index() -> str:
     parts = [
         "# Gallery of claims",
         f"undertow turns {len(registry)} statements of three papers, and of its own beyond them, into experiments. "
-        "Each has a criterion that is the same at every scale and grants four standard errors, and a figure drawn by "
-        "the program: theory is a line, experiment is points with intervals.",
+        "Each has a criterion that is the same at every scale and allows for four standard errors, an alternative that "
+        "it must be able to reject, and a figure drawn by the program: theory is a line, experiment is points with "
+        "intervals.",
         f"The figures below were made by `make gallery`, which is `undertow verify --scale smoke` and "
         f"`python -m docs.gallery` (scale: {scales}; device: {devices}). Larger scales differ in seeds, steps and "
         "sizes only. [Reading a report](../howto/reading-a-report.md) says what every number means.",
@@ -93,6 +94,13 @@ def _predicted(check: dict[str, Any]) -> str:
     return words(number(check["predicted"]) + printed)
 
 
+def _alternative(check: dict[str, Any]) -> str:
+    value = check.get("alternative")
+    if value is None:
+        return ""
+    return words(f"p = {value:.1g}" if ", level " in check["criterion"] else number(value))
+
+
 def gallery_page(paper: str) -> str:
     """The claims of one paper, each with its figure."""
     found = gallery.results()
@@ -107,7 +115,7 @@ def _claim(claim: Claim, result: dict[str, Any] | None) -> str:
     parts = [f"## {claim.id} {{ #{claim.id} }}"]
     judged = verdict(result["verdict"]) if result else f"expected: {expected(claim.id)}"
     parts += [f"{judged} <span class='place'>{words(claim.place)}</span>", words(claim.statement)]
-    parts.append(equation(claim.equation))
+    parts += [equation(claim.equation), f"Alternative that the data must reject: {words(claim.alternative)}"]
     if any(erratum.claim == claim.id for erratum in ERRATA):
         parts.append(f"This claim decides an [erratum](../errata.md#{claim.paper}).")
     if result is None:
@@ -125,10 +133,12 @@ def _claim(claim: Claim, result: dict[str, Any] | None) -> str:
 def _checks(result: dict[str, Any]) -> str:
     rows = [
         f"| {words(c['what'])} | {words(number(c['measured'], c['uncertainty']))} | {_predicted(c)} "
-        f"| {words(c['criterion'])} | {verdict(c['verdict'])} |"
+        f"| {_alternative(c)} | {words(c['criterion'])} | {verdict(c['verdict'])} |"
         for c in result["checks"]
     ]
-    return "\n".join(["| check | measured | predicted | criterion | verdict |", "|---|---|---|---|---|", *rows])
+    return "\n".join(
+        ["| check | measured | predicted | alternative | criterion | verdict |", "|---|---|---|---|---|---|", *rows]
+    )
 
 
 def figure(claim: str) -> str:

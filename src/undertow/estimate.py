@@ -1,31 +1,107 @@
-"""A number that was estimated, with its uncertainty."""
+"""A number that was estimated, with its standard error and intervals."""
+
+import math
+from typing import Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
+from scipy import special
 
-__all__ = ["Estimate"]
+Counts = np.ndarray | np.generic | int
+
+__all__ = ["Estimate", "share_error", "share_interval", "t_quantile"]
 
 
 class Estimate(eqx.Module):
-    """A Monte Carlo estimate: `value`, the `standard_error` of it (a pytree alike), and the number of `samples`.
+    """A Monte Carlo estimate: `value`, its `standard_error` (a pytree alike), and the number of `samples`.
+
+    Four samples are few: `interval` uses Student's t for means and the exact binomial interval for shares.
 
     >>> import jax.numpy as jnp
     >>> from undertow import Estimate
     >>> estimate = Estimate.of(jnp.array([1.0, 2.0, 3.0, 4.0]))
     >>> print(f"{estimate.value:.2f} +- {estimate.standard_error:.2f}")
     2.50 +- 0.65
+    >>> low, high = estimate.interval()
+    >>> print(f"95% interval {low:.2f} to {high:.2f}")
+    95% interval 0.45 to 4.55
+    >>> none = Estimate.share(jnp.zeros(100, bool))
+    >>> print(f"{none.value:.2f}, 95% interval {none.interval()[0]:.3f} to {none.interval()[1]:.3f}")
+    0.00, 95% interval 0.000 to 0.036
     """
 
     value: PyTree
     standard_error: PyTree
     samples: int = eqx.field(static=True)
+    kind: Literal["mean", "share"] = eqx.field(static=True, default="mean")
 
     @staticmethod
     def of(values: PyTree) -> "Estimate":
-        """The mean over the leading axis of every leaf, with sd/sqrt(n) as its standard error."""
+        """Return the mean over the leading axis of every leaf; its standard error is sd/sqrt(n), NaN for one value."""
         samples = jax.tree.leaves(values)[0].shape[0]
         mean = jax.tree.map(lambda x: jnp.mean(x, axis=0), values)
-        error = jax.tree.map(lambda x: jnp.std(x, axis=0, ddof=1) / jnp.sqrt(samples).astype(x.dtype), values)
+        spread = lambda x: jnp.std(x, axis=0, ddof=1) if samples > 1 else jnp.full(x.shape[1:], jnp.nan, x.dtype)
+        error = jax.tree.map(lambda x: spread(x) / jnp.sqrt(samples).astype(x.dtype), values)
         return Estimate(mean, error, samples)
+
+    @staticmethod
+    def share(flags: PyTree) -> "Estimate":
+        """Return the share of true flags over the leading axis of every leaf, with the error of `share_error`."""
+        samples = jax.tree.leaves(flags)[0].shape[0]
+        count = jax.tree.map(lambda x: np.asarray(x, bool).sum(axis=0), flags)
+        value = jax.tree.map(lambda k: k / samples, count)
+        return Estimate(value, jax.tree.map(lambda k: share_error(k, samples), count), samples, "share")
+
+    def interval(self, level: float = 0.95) -> tuple[PyTree, PyTree]:
+        """Return the lower and upper ends of the confidence interval at `level`."""
+        if not 0 < level < 1:
+            raise ValueError(f"`Estimate.interval(level={level!r})`: give a level between 0 and 1, such as 0.95.")
+        if self.kind == "share":
+            ends = lambda p: share_interval(np.rint(np.asarray(p) * self.samples), self.samples, level)
+            low, high = (jax.tree.map(lambda p, side=side: ends(p)[side], self.value) for side in (0, 1))
+            return low, high
+        wide = t_quantile((1 + level) / 2, self.samples)
+        low, high = (
+            jax.tree.map(lambda m, e, sign=sign: m + sign * wide * e, self.value, self.standard_error)
+            for sign in (-1, 1)
+        )
+        return low, high
+
+
+def t_quantile(probability: float, samples: int | float) -> float:
+    """Return the quantile of Student's t for the mean of `samples` values: infinite for one, normal for very many.
+
+    >>> from undertow.estimate import t_quantile
+    >>> print(f"{t_quantile(0.975, 4):.2f} {t_quantile(0.975, float('inf')):.2f}")
+    3.18 1.96
+    """
+    if samples < 2:
+        return math.inf
+    return float(special.ndtri(probability) if math.isinf(samples) else special.stdtrit(samples - 1, probability))
+
+
+def share_interval(count: Counts, trials: int, level: float) -> tuple[np.ndarray, np.ndarray]:
+    """Return the exact (Clopper-Pearson) interval of a probability from `count` successes in `trials`."""
+    tail = (1 - level) / 2
+    k = np.asarray(count, float)
+    low = np.where(k > 0, special.betaincinv(np.maximum(k, 1), trials - k + 1, tail), 0.0)
+    high = np.where(k < trials, special.betaincinv(k + 1, np.maximum(trials - k, 1), 1 - tail), 1.0)
+    return low, high
+
+
+def share_error(count: Counts, trials: int) -> np.ndarray | np.floating:
+    """Return the standard error of a share: a quarter of the way to the far end of the exact four-sigma interval.
+
+    For many trials this is the binomial sqrt(p (1 - p)/n). It is never 0, also when all or none of the trials
+    succeeded, and four of it cover the truth with the probability of four standard deviations of a Gaussian.
+
+    >>> from undertow.estimate import share_error
+    >>> print(f"{share_error(5000, 10000):.4f} {share_error(0, 100):.3f}")
+    0.0050 0.025
+    """
+    low, high = share_interval(np.asarray(count), trials, 1 - 2 * float(special.ndtr(-4.0)))
+    p = np.asarray(count, float) / trials
+    return np.maximum(high - p, p - low) / 4

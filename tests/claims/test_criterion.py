@@ -8,13 +8,17 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from undertow.claims.claim import Measurement, overall
-from undertow.claims.criterion import Above, AtLevel, Below, Check, Within, judge
+from undertow.claims.criterion import POWER, Above, AtLevel, Below, Check, Within, judge, power
 
 finite = st.floats(-1e6, 1e6)
 
 
-def check(measured, criterion, uncertainty=0.1, predicted=1.0, printed=None):
-    return Check("x", measured, predicted, uncertainty, criterion, printed)
+MANY = math.inf
+"""Samples behind a standard error that is known."""
+
+
+def check(measured, criterion, uncertainty=0.1, predicted=1.0, printed=None, alternative=None, samples=MANY):
+    return Check("x", measured, predicted, uncertainty, criterion, printed, alternative, samples)
 
 
 @pytest.mark.parametrize(
@@ -82,3 +86,48 @@ def test_error_rates():
     assert verdicts.count("fails") <= 8  # expectation 1.3; Poisson probability of more than 8 is 2e-5
     off = [judge(check(2 + 0.1 * z, Within(0.0, 1.0), 0.1), 10)[0] for z in rng.normal(size=1000)]
     assert off.count("fails") == 1000
+
+
+def test_a_printed_value_does_not_excuse_a_blunt_measurement():
+    """Four standard errors of .4 hide a deviation of .5, wherever the printed value lies."""
+    blunt = check(1.0, Within(0.0, 0.5), 0.4, printed=100.0)
+    verdict, seeds = judge(blunt, 100)
+    assert verdict == "inconclusive"
+    assert seeds == math.ceil(100 * (4 * 0.4 / 0.5) ** 2)
+
+
+@pytest.mark.parametrize("seeds", [4, 8, 30])
+def test_false_alarms_with_few_seeds(seeds):
+    """With a standard error estimated from few seeds a true claim fails as rarely as with many.
+
+    Four standard errors of four Gaussian values miss the truth once in 36; the t quantile does in 16,000.
+    """
+    draws = np.random.default_rng(seeds).normal(size=(40_000, seeds))
+    verdicts = [
+        judge(check(m, Within(0.0, 1e9), u, predicted=0.0, samples=None), seeds)[0]
+        for m, u in zip(draws.mean(1), draws.std(1, ddof=1) / math.sqrt(seeds), strict=True)
+    ]
+    assert verdicts.count("fails") <= 12  # expectation 2.5; Poisson probability of more than 12 is 5e-6
+
+
+@pytest.mark.parametrize("criterion", [Within(0.2, 9.0), Below(1.5), Above(0.5)])
+@pytest.mark.parametrize("gap", [0.4, 0.8, 1.2])
+def test_power_is_the_frequency_of_rejections(criterion, gap):
+    """The stated probability against draws of the measurement under the alternative."""
+    alternative = 1.0 - gap if isinstance(criterion, Above) else 1.0 + gap
+    one = lambda measured, value=None: check(measured, criterion, 0.1, alternative=value)
+    drawn = alternative + 0.1 * np.random.default_rng(0).normal(size=4000)
+    rejected = np.mean([judge(one(m), 100)[0] != "holds" for m in drawn])
+    stated = power(one(1.0, alternative), 100)
+    assert abs(rejected - stated) <= 4 * math.sqrt(max(stated * (1 - stated), 1e-4) / 4000)
+
+
+def test_a_claim_that_cannot_reject_its_alternative_does_not_hold():
+    near, far = check(1.0, Within(0.2, 9.0), 0.1, alternative=1.3), check(1.0, Within(0.2, 9.0), 0.1, alternative=2.0)
+    assert power(near, 100) < POWER < power(far, 100)
+    assert judge(near, 100)[0] == "inconclusive"
+    assert judge(far, 100)[0] == "holds"
+    assert judge(check(0.3, AtLevel(1e-3, "KS"), alternative=0.4), 10)[0] == "inconclusive"
+    assert judge(check(0.3, AtLevel(1e-3, "KS"), alternative=1e-9), 10)[0] == "holds"
+    for printed in (None, 1.4):  # also beside a printed value that is rejected
+        assert judge(check(1.0, Within(0.2, 9.0), 0.01, printed=printed, alternative=1.1), 10)[0] == "inconclusive"

@@ -36,8 +36,10 @@ class Measurement:
 class Claim:
     """A statement of a paper with the experiment that tests it.
 
-    `scales` gives the experiment's parameters (one frozen dataclass) at each scale; scales differ in seeds, steps and
-    sizes only, never in the criterion. `measure(parameters, key)` runs it, `draw(measurement, parameters)` shows it.
+    `alternative` names the nearest plausible statement that the experiment rejects; its checks carry the value that
+    the alternative predicts. `scales` gives the experiment's parameters (one frozen dataclass) at each scale; scales
+    differ in seeds, steps and sizes only, never in the criterion. `measure(parameters, key)` runs it,
+    `draw(measurement, parameters)` shows it.
 
     >>> import undertow as ut
     >>> claim = ut.claims.registry["sensing-factor-two"]
@@ -53,6 +55,8 @@ class Claim:
     scales: dict[Scale, Any]
     measure: "Callable[[Any, Key[Array, '']], Measurement]"
     draw: "Callable[[Measurement, Any], Figure]"
+    alternative: str = ""
+    """The nearest plausible statement that would make the claim false: what its checks must be able to reject."""
     accelerated: bool = field(default=False, compare=False)
     """Whether its runs fill an accelerator; a claim of small models is faster on a processor core beside one."""
     long: bool = field(default=False, compare=False)

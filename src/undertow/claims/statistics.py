@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from undertow.estimate import share_error
+
 __all__ = ["mean", "median", "share"]
 
 
@@ -19,8 +21,6 @@ def median(values: np.ndarray, resamples: int = 400) -> tuple[float, float]:
 
 
 def share(flags: np.ndarray) -> tuple[float, float]:
-    """The share of true flags and its standard error; of all or none, that of one in twice as many."""
+    """The share of true flags and its standard error, which is never 0 (`undertow.estimate.share_error`)."""
     flags = np.asarray(flags, bool)
-    p = float(flags.mean())
-    spread = max(p * (1 - p), (0.5 / len(flags)) * (1 - 0.5 / len(flags)))
-    return p, float(np.sqrt(spread / len(flags)))
+    return float(flags.mean()), float(share_error(int(flags.sum()), flags.size))

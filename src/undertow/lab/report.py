@@ -94,8 +94,8 @@ def _header(results: list[dict[str, Any]]) -> str:
     )
     return f"""<header><h1>What gradient noise does: {good} of {len(results)} verdicts as expected</h1>
 <p>Every claim below was run as an experiment. Each of its checks is judged by a criterion that is stated with it, is
-the same at every scale and grants four standard errors. In the figures theory is a line and experiment is points with
-intervals of two standard errors, unless a legend says otherwise.</p>
+the same at every scale and allows for four standard errors (Student's t for few seeds). In the figures theory is a line
+and experiment is points with intervals of two standard errors, unless a legend says otherwise.</p>
 <ul class="tally" aria-label="Number of claims by verdict">{listed}</ul>
 <p class="soft">Scale {html.escape(scales)}; {minutes:.1f} minutes of computing. The words of the claims are undertow's;
 the places are those of the papers.</p></header>"""
@@ -126,6 +126,7 @@ def _verdicts(results: list[dict[str, Any]], papers: list[str]) -> str:
 
 def _row(r: dict[str, Any], papers: list[str]) -> str:
     words = [r["claim"], _title(r["paper"]), *(r[k] for k in ("paper", "place", "statement", "equation", "verdict"))]
+    words.append(r.get("alternative", ""))
     words += [check["what"] for check in r["checks"]]
     cells = (
         ("Paper", papers.index(r["paper"]), f"{html.escape(_short(r['paper']))}, {prose(r['place'])}", ""),
@@ -177,6 +178,12 @@ def _predicted(result: dict[str, Any]) -> str:
     return text if result["printed"] is None else f"{text} (in print: {number(result['printed'])})"
 
 
+def _if_alternative(check: dict[str, Any]) -> str:
+    """The value that the alternative predicts for a check."""
+    value = check.get("alternative")
+    return "–" if value is None else _figures(f"p = {value:.1g}" if ", level " in check["criterion"] else number(value))
+
+
 def _paper(out: Path, paper: str, results: list[dict[str, Any]]) -> str:
     name = f"paper-{paper}"
     claims = "\n".join(_section(out, r) for r in results)
@@ -193,9 +200,22 @@ def _section(out: Path, r: dict[str, Any]) -> str:
     return f"""<article id="{name}" aria-labelledby="{name}-name"><div class="opening">
 <h3><span id="{name}-name">{html.escape(name)}</span> <span>{_verdict(r["verdict"])}{_surprise(r)}</span></h3>
 <p class="place">{html.escape(_short(r["paper"]))}, {prose(r["place"])}</p>
-<p>{prose(r["statement"])}</p><p class="formula">{formula(r["equation"])}</p></div>
+<p>{prose(r["statement"])}</p><p class="formula">{formula(r["equation"])}</p>{_alternative(r)}</div>
 {_errata(name)}{_picture(out, r)}{found}{note}{needed}
 {_settings(r)}{_facts(out, r)}</article>"""
+
+
+def _alternative(r: dict[str, Any]) -> str:
+    """What the checks had to be able to reject, and how likely they were to."""
+    if not r.get("alternative"):
+        return ""
+    powers = [c["power"] for c in r["checks"] if c.get("power") is not None]
+    least = f" Probability of rejecting it at this scale: {_probability(min(powers))}." if powers else ""
+    return f"<p class='soft'>Alternative: {prose(r['alternative'])}{least}</p>"
+
+
+def _probability(value: float) -> str:
+    return "above 0.999" if value > 0.999 else f"{value:.3f}"
 
 
 def _errata(claim_id: str) -> str:
@@ -222,12 +242,13 @@ def _picture(out: Path, r: dict[str, Any]) -> str:
 
 
 def _checks(r: dict[str, Any]) -> str:
-    names = ("Quantity", "Measured", "Predicted", "Criterion", "Verdict")
+    names = ("Quantity", "Measured", "Predicted", "Alternative", "Criterion", "Verdict")
     heads = "".join(f'<th scope="col" role="columnheader">{name}</th>' for name in names)
     rows = "".join(
         f'<tr role="row"><th scope="row" role="rowheader">{prose(c["what"])}</th>'
         f'<td role="cell" class="n" data-name="Measured">{_figures(number(c["measured"], c["uncertainty"]))}</td>'
         f'<td role="cell" class="n" data-name="Predicted">{_figures(_predicted(c))}</td>'
+        f'<td role="cell" class="n" data-name="Alternative">{_if_alternative(c)}</td>'
         f'<td role="cell" data-name="Criterion">{prose(c["criterion"])}</td>'
         f'<td role="cell" data-name="Verdict">{_verdict(c["verdict"])}</td></tr>'
         for c in r["checks"]

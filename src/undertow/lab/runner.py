@@ -265,7 +265,7 @@ def _measure(claim: Any, task: dict[str, Any], out: Path) -> Result:
     import jax
 
     from undertow.claims.claim import overall
-    from undertow.claims.criterion import judge
+    from undertow.claims.criterion import judge, power
     from undertow.claims.errata import expected
     from undertow.figures import export, style
     from undertow.lab.compiling import compilations
@@ -288,7 +288,12 @@ def _measure(claim: Any, task: dict[str, Any], out: Path) -> Result:
     store.write_bytes(out / "figures" / f"{claim.id}.pdf", export.to_pdf(figure))
     head = measurement.checks[0]
     checks = [
-        asdict(check) | {"criterion": str(check.criterion), "verdict": judge(check, measurement.seeds)[0]}
+        {name: value for name, value in asdict(check).items() if name != "samples"}
+        | {
+            "criterion": str(check.criterion),
+            "verdict": judge(check, measurement.seeds)[0],
+            "power": power(check, measurement.seeds),
+        }
         for check in measurement.checks
     ]
     result = _identity(task) | {
@@ -319,7 +324,7 @@ def _identity(task: dict[str, Any]) -> Result:
     from undertow.lab.repeat import command, meanings
 
     claim = registry[task["claim"]]
-    about = {name: getattr(claim, name) for name in ("paper", "place", "statement", "equation")} | {
+    about = {name: getattr(claim, name) for name in ("paper", "place", "statement", "equation", "alternative")} | {
         "meanings": meanings(type(claim.scales[task["scale"]])),
         "command": command(claim, task["scale"], task["parameters"], task["seed"]),
     }

@@ -1,0 +1,5 @@
+"""Alternatives of the claims of `noise_equilibrium`."""
+
+from plants import Plant
+
+PLANTS: dict[str, Plant] = {}

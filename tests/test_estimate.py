@@ -1,0 +1,65 @@
+"""Intervals cover what they say, for few samples and for shares near 0 and 1."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from undertow import Estimate
+from undertow.estimate import share_error, share_interval, t_quantile
+
+
+@pytest.mark.parametrize("samples", [2, 4, 8, 50])
+def test_intervals_of_means_cover_95_percent(samples):
+    """Two standard errors would cover 86 % with four samples."""
+    draws = np.random.default_rng(samples).normal(3.0, 2.0, (samples, 20_000))
+    low, high = Estimate.of(jnp.asarray(draws)).interval()
+    covered = np.mean((np.asarray(low) <= 3) & (np.asarray(high) >= 3))
+    assert abs(covered - 0.95) < 4 * np.sqrt(0.95 * 0.05 / 20_000)
+
+
+@pytest.mark.parametrize("probability", [1e-3, 0.02, 0.3, 0.97])
+def test_intervals_of_shares_cover_at_least_95_percent(probability):
+    counts = np.arange(101)
+    weights = stats.binom.pmf(counts, 100, probability)
+    low, high = share_interval(counts, 100, 0.95)
+    assert weights[(low <= probability) & (probability <= high)].sum() >= 0.95
+
+
+@pytest.mark.parametrize("trials", [5, 64, 1000])
+def test_four_standard_errors_of_a_share_cover_like_four_sigmas(trials):
+    """Also for probabilities so small that often no trial succeeds, where the binomial formula says 0."""
+    counts = np.arange(trials + 1)
+    errors = share_error(counts, trials)
+    for probability in np.geomspace(1e-4, 0.5, 40):
+        missed = np.abs(counts / trials - probability) > 4 * errors
+        assert stats.binom.pmf(counts, trials, probability)[missed].sum() <= 2 * stats.norm.sf(4) * 1.001
+
+
+def test_the_error_of_a_share_is_binomial_for_many_trials_and_never_zero():
+    assert share_error(30_000, 100_000) == pytest.approx(np.sqrt(0.3 * 0.7 / 1e5), rel=0.01)
+    assert share_error(0, 50) == share_error(50, 50) > 1 / 50
+
+
+def test_shares_of_a_batch_of_quantities():
+    flags = np.array([[True, False], [True, False], [False, False], [True, False]])
+    estimate = Estimate.share({"a": flags})
+    assert estimate.value["a"].tolist() == [0.75, 0.0]
+    assert (estimate.standard_error["a"] > 0).all()
+    low, high = estimate.interval(0.9)
+    exact = stats.binomtest(3, 4).proportion_ci(0.9)
+    assert (low["a"][0], high["a"][0]) == pytest.approx((exact.low, exact.high))
+    assert low["a"][1] == 0
+
+
+def test_one_sample_has_no_standard_error():
+    estimate = Estimate.of(jnp.array([2.0]))
+    assert estimate.value == 2
+    assert np.isnan(estimate.standard_error)
+
+
+def test_quantiles_of_few_and_many():
+    assert t_quantile(0.975, 1) == np.inf
+    assert t_quantile(0.975, 5) == pytest.approx(stats.t.ppf(0.975, 4))
+    with pytest.raises(ValueError, match="level=95"):
+        Estimate.of(jnp.ones(3)).interval(95.0)
