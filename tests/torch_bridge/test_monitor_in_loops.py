@@ -436,7 +436,7 @@ def test_adam_and_mixed_groups_have_no_flow():
     found = of_relu()
     groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "lr": 0.2}]
     for optimizer, note in (
-        (torch.optim.Adam(model.parameters()), "no flow under Adam"),
+        (torch.optim.Adam(model.parameters()), "no flow or equilibrium is known for Adam: the theory is for SGD"),
         (torch.optim.SGD(groups), "its parameters have different step sizes, momenta or weight decays"),
     ):
         with NoiseMonitor(model, found, every=1) as monitor:

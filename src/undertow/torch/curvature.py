@@ -53,9 +53,7 @@ def _largest(hessian: "_Hessian", batches: Sequence[Any], seed: int) -> Estimate
     vector = _top(mean, hessian.normal(seed))
     if vector is None:
         return Estimate(float("nan"), float("nan"), count)
-    values = np.array([float(vector @ hessian.product(vector, batch)) for batch in batches])
-    spread = values.std(ddof=1) / count**0.5 if count > 1 else 0.0
-    return Estimate(float(values.mean()), float(spread), count)
+    return _mean([float(vector @ hessian.product(vector, batch)) for batch in batches])
 
 
 def trace_of_hessian(model: nn.Module, loss: Loss, batches: Sequence[Any], seed: int) -> Estimate:
@@ -71,8 +69,14 @@ def _trace(hessian: "_Hessian", batches: Sequence[Any], seed: int) -> Estimate:
     for row, batch in enumerate(batches):
         signs = hessian.normal(seed + row).sign()
         values.append(float(signs @ hessian.product(signs, batch)))
-    spread = np.std(values, ddof=1) / len(values) ** 0.5 if len(values) > 1 else 0.0
-    return Estimate(float(np.mean(values)), float(spread), len(values))
+    return _mean(values)
+
+
+def _mean(values: list[float]) -> Estimate:
+    """The mean with its standard error; one value has none (NaN)."""
+    count = len(values)
+    error = np.std(values, ddof=1) / count**0.5 if count > 1 else np.nan
+    return Estimate(float(np.mean(values)), float(error), count)
 
 
 class _Hessian:

@@ -115,7 +115,7 @@ class Equilibrated:
 
 def _inverse(power: Estimate) -> Estimate:
     if not power.value > 0:
-        return Estimate(math.inf if power.value <= 0 else math.nan, 0.0, power.samples)
+        return Estimate(math.inf if power.value <= 0 else math.nan, math.nan, power.samples)
     return Estimate(2 / power.value, 2 * power.standard_error / power.value**2, power.samples)
 
 

@@ -39,11 +39,16 @@ class Component:
 
 
 def noise_power(gram: np.ndarray) -> Estimate:
-    """Tr Sigma = sum_b |g_b - mean|^2/(K - 1) from the inner products of K gradients."""
+    """Tr Sigma = sum_b |g_b - mean|^2/(K - 1) from the inner products of K gradients.
+
+    The standard error is that of the mean of the K squared distances. Two gradients are equally far from their mean:
+    their distances say nothing of the spread, and the standard error is NaN.
+    """
     count = len(gram)
     centre = np.eye(count) - 1 / count
     away = np.diag(centre @ gram @ centre) * count / (count - 1)
-    return Estimate(float(away.mean()), float(away.std(ddof=1) / count**0.5), count)
+    error = away.std(ddof=1) / count**0.5 if count > 2 else np.nan
+    return Estimate(float(away.mean()), float(error), count)
 
 
 def shown(estimate: Estimate) -> str:

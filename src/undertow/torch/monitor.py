@@ -1,6 +1,7 @@
 """Watching gradient noise along the symmetries of a network while it trains."""
 
 import csv
+import inspect
 import itertools
 import math
 import warnings
@@ -24,7 +25,7 @@ from undertow.torch.decay import gamma_of
 from undertow.torch.distance import how_far, relaxation
 from undertow.torch.listen import Heard, Listener
 from undertow.torch.signals import Request, answered, fetched, full, probe_of
-from undertow.torch.solve import CLEAR, Sides
+from undertow.torch.solve import CLEAR, Amount, Sides
 from undertow.torch.threads import one_thread
 
 __all__ = ["COLUMNS", "NoiseMonitor", "Reading"]
@@ -54,7 +55,16 @@ class _Settings(NamedTuple):
 
     step_size: float
     gamma: float
-    momentum: float
+    momentum: float = 0.0
+    dampening: float = 0.0
+
+    @property
+    def effective_step(self) -> float:
+        """eta (1 - dampening)/(1 - beta): the displacement that one gradient causes in all steps together.
+
+        Nesterov's momentum has the same sum, 1 + beta/(1 - beta).
+        """
+        return self.step_size * (1 - self.dampening) / (1 - self.momentum) if self.momentum else self.step_size
 
 
 @dataclass(frozen=True)
@@ -70,7 +80,8 @@ class Reading:
     gradient: np.ndarray
     """G'A G of the step's gradient G."""
     amount: np.ndarray
-    """The log of the factor to the symmetry's own equilibrium; 0 where there is none."""
+    """The log of the factor to the symmetry's own equilibrium; 0 where that is at infinity, NaN where the theory does
+    not cover the optimiser (the row's `note` says why)."""
     row: dict[str, Any]
     """The same in numbers for the whole symmetry."""
 
@@ -98,13 +109,18 @@ class NoiseMonitor:
 
     - `charge` C, the sum over generators of (|plus|^2 - |minus|^2)/2; `noise_plus`, `noise_minus`, Tr Sigma of both
       sides.
-    - `flow`: the Noether flow, what noise and weight decay add to the charge in a step:
-      eta/(1 - beta) (-4 gamma C + eta/(1 - beta)/2 (noise_plus - noise_minus)).
+    - `flow`: the Noether flow, what noise and weight decay add to the charge per step, h (-4 gamma C + h/2 (noise_plus
+      - noise_minus)). With momentum beta the effective step is h = eta (1 - dampening)/(1 - beta), for heavy-ball
+      and for Nesterov momentum.
     - `change`: what this very step does to it, -4 eta gamma (1 - eta gamma) C + eta^2/2 G'AG; exact for SGD without
-      momentum. Both are None for optimisers other than `torch.optim.SGD`.
-    - `distance`, `farthest`: root mean square and largest |log factor| to the equilibrium, other symmetries held.
+      momentum, None with it.
+    - `distance`, `farthest`: root mean square and largest |log factor| to the equilibrium, where the flow of every
+      generator is 0, other symmetries held.
     - `relaxation`, `slowest`: median and largest relaxation time near that equilibrium, in steps.
     - `infinite`, `dead`: generators whose equilibrium is at infinity, and those without noise.
+    - `note`: why numbers are None. The theory is that of `torch.optim.SGD`: under any other optimiser (Adam, AdamW,
+      RMSprop, ...), or where the parameters of a symmetry have different settings, only `charge`, `noise_plus` and
+      `noise_minus` are given.
 
     `last` holds the newest measurement generator by generator. What cannot be heard is an error at the first
     measurement and a warning later, with no row for that step; both come from `step()`, never from `backward()`.
@@ -242,12 +258,14 @@ class NoiseMonitor:
         for optimizer in holders:
             for group in optimizer.param_groups:
                 if any(p is parameter for p in group["params"]):
-                    if not isinstance(optimizer, torch.optim.SGD):
-                        return f"no flow under {type(optimizer).__name__}"
-                    if group["dampening"] or group["maximize"]:
-                        return "no flow with dampening or maximize"
+                    if not _is_sgd(optimizer):
+                        return f"no flow or equilibrium is known for {type(optimizer).__name__}: the theory is for SGD"
+                    # `maximize` only changes the sign of the gradient, and noise enters squared
                     return _Settings(
-                        float(group["lr"]), gamma_of(float(group["weight_decay"])), float(group["momentum"])
+                        float(group["lr"]),
+                        gamma_of(float(group["weight_decay"])),
+                        float(group["momentum"]),
+                        float(group["dampening"]) if group["momentum"] else 0.0,
                     )
         return f"no step size known of {name}"
 
@@ -382,13 +400,18 @@ class NoiseMonitor:
         known, note = _common([settings(name) for name in relation.parameters])
         if known is not None and relation.shifted and known.gamma > 0:
             known, note = None, "weight decay pulls the parameter, the layer uses 1 + it"
-        eta, gamma, beta = known if known is not None else (1.0, 0.0, 0.0)
-        still = eta <= 0
+        if known is not None and known.effective_step <= 0 < known.gamma:
+            known, note = None, "the step size is 0: the balance of noise and weight decay is not defined"
+        eta, gamma, beta, _ = known if known is not None else (1.0, 0.0, 0.0, 0.0)
+        long = known.effective_step if known is not None else 1.0
+        still = long <= 0
         rounding = max(torch.finfo(self._listener.parameters[name].dtype).eps for name in relation.parameters)
         clear = max(CLEAR, 8 * block * min(rounding, SINGLE))  # half precision is summed in single
-        far, logs, frame = how_far(relation, found, 1.0 if still else eta, 0.0 if still else gamma, clear)
+        if known is None:
+            far, logs, frame = Amount(np.full_like(nothing, np.nan), 0, 0), np.zeros(0), None
+        else:  # without weight decay the step size does not matter: a first step of 0 has a distance too
+            far, logs, frame = how_far(relation, found, 1.0 if still else long, gamma, clear)
         total = lambda x: float(x.sum() if block == 1 else np.einsum("bii->", x))
-        long = eta / (1 - beta)
         flow = long * (-4 * gamma * total(charge) + long / 2 * (total(noise_plus) - total(noise_minus)))
         change = -4 * eta * gamma * (1 - eta * gamma) * total(charge) + eta**2 / 2 * total(gradient)
         times = np.zeros(0) if known is None or still else relaxation(found, logs, frame, long, gamma)
@@ -404,12 +427,12 @@ class NoiseMonitor:
             "noise_minus": total(noise_minus),
             "flow": None if known is None else flow,
             "change": None if known is None or beta else change,
-            "distance": float(np.sqrt(np.mean(logs**2))),
-            "farthest": float(np.abs(logs).max(initial=0.0)),
+            "distance": None if known is None else float(np.sqrt(np.mean(logs**2))),
+            "farthest": None if known is None else float(np.abs(logs).max(initial=0.0)),
             "relaxation": float(np.median(times)) if times.size else None,
             "slowest": float(times.max()) if times.size else None,
-            "infinite": far.infinite,
-            "dead": far.dead,
+            "infinite": None if known is None else far.infinite,
+            "dead": None if known is None else far.dead,
             "note": note,
         }
         return Reading(relation, charge, noise_plus, noise_minus, gradient, far.amount, row)
@@ -452,6 +475,12 @@ class NoiseMonitor:
 def _release(handle: Any, listener: Listener) -> None:
     handle.remove()
     listener.disarm()
+
+
+def _is_sgd(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the steps are those of `torch.optim.SGD`: a subclass with a `step` of its own may do anything."""
+    plain = lambda kind: inspect.unwrap(kind.step)  # torch wraps the method when the first optimiser is made
+    return isinstance(optimizer, torch.optim.SGD) and plain(type(optimizer)) is plain(torch.optim.SGD)
 
 
 def _answer(whole: Tensor, request: Request) -> Tensor:
