@@ -27,5 +27,7 @@ CLAIMS = (
         "by m. The heterogeneity between environments survives any batch size in HeteroSGD alone.",
         "Cov hetero = Var_e(g_e) + E_e[Cov_e]/m,  Cov pooled = (Var_e(g_e) + E_e[Cov_e])/m",
         _noises,
+        "Batches from one environment have the covariance of pooled batches: both parts fall with the batch size.",
+        {"one environment": lambda noise, params, v: noise.pooled().covariance(params).mv(v)},
     ),
 )

@@ -15,5 +15,10 @@ CLAIMS = (
             "with replacement": Minibatch(net.problem, 4),
             "without replacement": Minibatch(net.problem, 4, replace=False),
         },
+        "Batches without replacement have the covariance of batches with replacement, Sigma/S, and vice versa.",
+        dict.fromkeys(
+            ("with replacement", "without replacement"),
+            lambda noise, params, v: Minibatch(noise.problem, noise.size, not noise.replace).covariance(params).mv(v),
+        ),
     ),
 )

@@ -2,11 +2,24 @@
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
+from undertow import trees
 from undertow.claims.covariance_law import covariance_claim
+from undertow.covariance import LabelCovariance
 from undertow.noise.additive import Additive
+from undertow.noise.base import AbstractNoise
 from undertow.noise.isotropic import Isotropic
 from undertow.noise.label import LabelNoise
+
+
+def _label_part(noise: AbstractNoise, params: PyTree, v: PyTree) -> PyTree:
+    return LabelCovariance(noise.problem, params, noise.strength**2 / noise.size).mv(v)
+
+
+def _diagonal(noise: AbstractNoise, params: PyTree, v: PyTree) -> PyTree:
+    return jax.tree.map(lambda b, x: jnp.sum(b**2, axis=-1) * x, noise.factor(params), v)
+
 
 CLAIMS = (
     covariance_claim(
@@ -20,6 +33,8 @@ CLAIMS = (
             "signs, one sample": LabelNoise(net.problem, 0.8),
             "Gaussian, batch of 3": LabelNoise(net.problem, 0.8, size=3, kind="gaussian"),
         },
+        "Away from zero loss, too, the covariance is the label part alone, delta^2/b (1/n) sum J_i'J_i.",
+        dict.fromkeys(("signs, one sample", "Gaussian, batch of 3"), _label_part),
     ),
     covariance_claim(
         "isotropic-covariance",
@@ -28,6 +43,8 @@ CLAIMS = (
         "Isotropic noise of scale s has covariance s^2 I.",
         "Cov g = s^2 I",
         lambda net: {"isotropic": Isotropic(net.problem, 0.3)},
+        "The scale s is the variance, Cov g = s I.",
+        {"isotropic": lambda noise, params, v: trees.scale(noise.scale, v)},
     ),
     covariance_claim(
         "additive-covariance",
@@ -40,5 +57,7 @@ CLAIMS = (
                 net.problem, lambda p: jax.tree.map(lambda x: jnp.stack([x, jnp.cos(x)], axis=-1), p)
             )
         },
+        "Every coordinate has noise of its own, so that the covariance is the diagonal of sigma sigma' alone.",
+        {"state-dependent factor": _diagonal},
     ),
 )
