@@ -1,5 +1,7 @@
 """One environment a step on grouped data: the runs against `descend`, the phases against the runs."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -147,11 +149,79 @@ def test_diverged_runs_are_counted():
     design, _ = data(n=50, d=8)
     with pytest.raises(ValueError, match="every run diverged; use a smaller"):
         ut.HeteroRegressor(step_size=30.0, steps=300).fit(design.X, design.y, design.groups)
-    some = ut.HeteroRegressor(step_size=0.85, steps=150, seeds=40).fit(design.X, design.y, design.groups)
+    with pytest.warns(UserWarning, match="of 40 runs diverged and are left out"), pytest.warns(match="do not settle"):
+        some = ut.HeteroRegressor(step_size=0.85, steps=150, seeds=40).fit(design.X, design.y, design.groups)
     lost = np.isnan(some.coef_runs_).any(1)
     assert 0 < some.diverged_ < 40
     assert some.diverged_ == lost.sum()
     np.testing.assert_allclose(some.coef_, np.median(some.coef_runs_[~lost], axis=0))
+
+
+def one_cause(noise=0.0):
+    """y = x0 + noise in four groups with the same law, so that one group per step is gradient descent, nearly."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(400, 3))
+    return X, X[:, 0] + noise * rng.normal(size=400), np.repeat([0, 1, 2, 3], 100)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_runs_that_end_far_off_have_diverged(noise):
+    """Four steps of size 5, the default number, end before coefficients overflow."""
+    with pytest.raises(ValueError, match=r"HeteroRegressor\(step_size=5\)`: every run diverged; .* such as 0\."):
+        ut.HeteroRegressor(step_size=5.0).fit(*one_cause(noise))
+
+
+def test_a_run_that_ends_worse_than_it_began_has_diverged():
+    """The mean squared error of rows, 1% above the variance of y, divides the runs."""
+    X, y, groups = one_cause(1.0)
+    moments = moments_of("fit", X, y, groups)[0]
+    ends = np.linspace(-0.2, 2.2, 49)[:, None] * moments.least_squares()
+    errors = np.array([np.var(y - X @ moments.original(w)[0]) / np.var(y) for w in ends])
+    np.testing.assert_array_equal(module._diverged(moments, ends), errors > 1.01)
+    assert 5 < (errors > 1.01).sum() < 44
+    beyond = np.array([[np.nan, 0.0, 0.0], [0.0, np.inf, 0.0], [0.0, 0.0, -1e7]])
+    assert module._diverged(moments, beyond).all()
+
+
+@pytest.mark.parametrize("step_size", [0.55, 0.7, 1.2, 10.0])
+def test_steps_too_large_to_settle_are_warned_about(step_size):
+    """u <- u (1 - 2 eta (u^2 - 1)) has the slope 1 - 4 eta at u = 1: stable for eta < 1/2."""
+    X, y, groups = one_cause()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model = ut.HeteroRegressor(step_size=step_size).fit(X, y, groups)
+    assert abs(model.coef_[0] - 1) > 0.05
+    assert f"`HeteroRegressor(step_size={step_size:g})`: above 0.5 runs do not settle" in str(said[-1].message)
+    np.testing.assert_allclose(model.largest_step_size_, 0.5, rtol=1e-6)
+    lost = np.isnan(model.coef_runs_).any(1).sum()
+    assert model.diverged_ == lost
+    assert (f"{lost} of 16 runs diverged and are left out" in str(said[0].message)) == (lost > 0)
+    assert np.isnan(model.pooled_coef_).any() == ("the pooled run diverged" in str(said[0].message))
+
+
+@pytest.mark.parametrize("factor", [0.97, 1.03])
+def test_the_largest_step_size_is_that_of_gradient_descent(factor):
+    """On all rows, two correlated causes, from close to the solution: distances shrink below it and grow above."""
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(400, 2)) @ np.array([[1.0, 0.6], [0.0, 0.8]])
+    moments = moments_of("fit", X, X @ np.array([1.0, -0.5]) + 0.3 * rng.normal(size=400), np.repeat([0, 1], 200))[0]
+    end = moments.least_squares()
+    u = np.sqrt(np.abs(end)) * (1 + 1e-6)
+    size = module._largest_step_size(moments, end) * factor
+    gaps = []
+    for _ in range(400):
+        w = np.sign(end) * u**2
+        u = u * (1 - 2 * size * np.sign(end) * (moments.pooled_second @ w - moments.pooled_cross))
+        gaps.append(np.abs(w - end).max())
+    assert (gaps[-1] > gaps[200]) == (factor > 1)
+
+
+def test_a_column_that_hardly_varies_with_y_is_no_divergence():
+    """Noise alone: what is fitted is nothing, and nothing is warned about."""
+    X, _, groups = one_cause()
+    model = ut.HeteroRegressor().fit(X, np.random.default_rng(5).normal(size=400), groups)
+    assert model.diverged_ == 0
+    assert np.abs(model.coef_).max() < 0.05
 
 
 def test_units_do_not_matter():

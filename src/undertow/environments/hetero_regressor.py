@@ -1,6 +1,7 @@
 """SGD with one environment a step on rows in groups, with what it would do without the groups beside it."""
 
 import math
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ WEAKEST = 0.2
 """A variable with this standardised covariance with y comes up within the default number of steps."""
 LOST = 1e6
 """A standardised coefficient above this has diverged."""
+WORSE = 1.01
+"""Pooled mean squared error, in units of the variance of y, above which a run has diverged; at the start it is 1."""
 
 
 class HeteroRegressor(RegressorMixin, BaseEstimator):
@@ -29,7 +32,9 @@ class HeteroRegressor(RegressorMixin, BaseEstimator):
 
     u <- u (1 - 2 eta g_e), v <- v (1 + 2 eta g_e), g_e = Sigma_e w - c_e the gradient of half the mean squared error
     in group e, which is drawn at each step in proportion to its rows; start u = v = alpha. Several seeds are run, and
-    coefficients are their medians; diverged runs are counted and left out.
+    coefficients are their medians. A run has diverged if it ends with a coefficient that is not finite or above 1e6, or
+    with a pooled mean squared error above 1.01 times the variance of y, with which it starts. Such runs are counted in
+    `diverged_`, left out and warned about. A second warning says where `step_size` is too large for runs to settle.
 
     Use it to see the mechanism. It beats pooled training only where the effect of a child of y changes sign strongly,
     and part of what it wins is early stopping: `pooled_coef_` is the same model, step size and steps with all groups in
@@ -40,8 +45,9 @@ class HeteroRegressor(RegressorMixin, BaseEstimator):
     standardised by their pooled means and deviations first, so all these are in standardised units.
 
     **After `fit(X, y, groups)`:** `coef_`, `intercept_`, `pooled_coef_`, `pooled_intercept_`, `coef_runs_` (a row a
-    seed), `diverged_`, `step_size_`, `steps_`, `diagnosis_` (a table), `groups_`, `n_features_in_`, and
-    `feature_names_in_` where the columns have names.
+    seed, NaN where it diverged), `diverged_`, `largest_step_size_` (above it, steps on all rows do not settle at the
+    least-squares fit of the columns found, or u and v grow together), `step_size_`, `steps_`, `diagnosis_` (a table),
+    `groups_`, `n_features_in_`, and `feature_names_in_` where the columns have names.
 
     >>> import undertow as ut
     >>> from undertow.models.grouped_designs import grouped_design
@@ -76,11 +82,14 @@ class HeteroRegressor(RegressorMixin, BaseEstimator):
         self.step_size_, self.steps_, self.diverged_ = runs.step_size, runs.steps, int(runs.diverged.sum())
         if runs.diverged.all():
             raise ValueError(
-                f"`HeteroRegressor(step_size={runs.step_size:.3g})`: every run diverged; use a smaller `step_size`."
+                f"`HeteroRegressor(step_size={runs.step_size:.3g})`: every run diverged; use a smaller `step_size`, "
+                f"such as {_safe_step_size(moments):.2g}."
             )
         w = runs.median()
         self.coef_, self.intercept_ = moments.original(w)
+        self.largest_step_size_ = _largest_step_size(moments, w)
         pooled = _pooled(moments, runs.step_size, runs.steps, float(self.alpha))
+        self._warn(moments, bool(np.isnan(pooled).any()))
         self.pooled_coef_, self.pooled_intercept_ = moments.original(pooled)
         self.coef_runs_ = np.stack([moments.original(each)[0] for each in runs.coef])
         labels = [str(j) for j in range(self.n_features_in_)] if names is None else list(names)
@@ -129,6 +138,20 @@ class HeteroRegressor(RegressorMixin, BaseEstimator):
         steps = math.ceil(math.log(1 / alpha) / (2 * step_size * WEAKEST)) if self.steps is None else self.steps
         return _descend(moments, step_size, steps, alpha, self.seeds, np.random.default_rng(seed))
 
+    def _warn(self, moments: Moments, pooled_diverged: bool) -> None:
+        call = f"`HeteroRegressor(step_size={self.step_size_:.3g})`"
+        advice = f"use a smaller `step_size`, such as {_safe_step_size(moments):.2g}"
+        lost = [f"{self.diverged_} of {self.seeds} runs diverged and are left out"] if self.diverged_ else []
+        lost += ["the pooled run diverged and `pooled_coef_` is NaN"] if pooled_diverged else []
+        if lost:
+            warnings.warn(f"{call}: {'; '.join(lost)}; {advice}.", stacklevel=3)
+        if self.step_size_ > self.largest_step_size_:
+            warnings.warn(
+                f"{call}: above {self.largest_step_size_:.3g} runs do not settle, so the coefficients are not those of "
+                f"a fit; {advice}.",
+                stacklevel=3,
+            )
+
     def _check_settings(self) -> None:
         tiny = float(np.finfo(float).tiny)
         validate.finite_number("HeteroRegressor", "alpha", self.alpha, least=tiny, below=1.0)
@@ -160,6 +183,28 @@ def _safe_step_size(moments: Moments) -> float:
     return STABLE / (2 * max(np.abs(moments.cross).max(), curvature))
 
 
+def _largest_step_size(moments: Moments, w: Float[np.ndarray, " d"]) -> float:
+    """The step size above which gradient descent on all rows does not settle.
+
+    At the least-squares fit of the columns present in w the Hessian in sqrt|w| is 4 D Sigma D, D = diag sqrt|w|, and
+    its largest eigenvalue times the step size must be below 2. At the start, where one of u_j and v_j grows, the other
+    must shrink: |c_j| times the step size below 1.
+    """
+    present = np.abs(w) > PRESENT
+    second = moments.pooled_second[np.ix_(present, present)]
+    half = np.sqrt(np.abs(np.linalg.lstsq(second, moments.pooled_cross[present], rcond=None)[0]))
+    curvature = np.linalg.eigvalsh(half[:, None] * second * half[None]).max(initial=0.0)
+    return float(1 / max(2 * curvature, np.abs(moments.pooled_cross).max()))
+
+
+def _diverged(moments: Moments, w: Float[np.ndarray, "runs d"]) -> Bool[np.ndarray, " runs"]:
+    """Not finite, above `LOST`, or a pooled mean squared error above `WORSE`."""
+    bounded = np.all(np.abs(w) < LOST, axis=1)
+    w = np.where(bounded[:, None], w, 0.0)
+    risk = 1 - 2 * w @ moments.pooled_cross + np.einsum("ri,ij,rj->r", w, moments.pooled_second, w)
+    return ~bounded | (risk > WORSE)
+
+
 def _descend(
     moments: Moments, step_size: float, steps: int, alpha: float, seeds: int, rng: np.random.Generator
 ) -> _Runs:
@@ -178,13 +223,13 @@ def _descend(
             log_u += np.log(np.abs(1 - move))
             log_v += np.log(np.abs(1 + move))
         w = np.exp(2 * log_u) - np.exp(2 * log_v)
-    diverged = ~(np.abs(w) < LOST).all(1)
+    diverged = _diverged(moments, w)
     w[diverged] = np.nan
     return _Runs(step_size, steps, w, log_u, log_v, diverged)
 
 
 def _pooled(moments: Moments, step_size: float, steps: int, alpha: float) -> Float[np.ndarray, " d"]:
-    """The same descent with the gradient of all rows."""
+    """The same descent with the gradient of all rows; NaN if it diverges."""
     second, cross = moments.pooled_second, moments.pooled_cross
     u = np.full(len(cross), alpha)
     v = u.copy()
@@ -192,7 +237,8 @@ def _pooled(moments: Moments, step_size: float, steps: int, alpha: float) -> Flo
         for _ in range(steps):
             move = 2 * step_size * (second @ (u**2 - v**2) - cross)
             u, v = u * (1 - move), v * (1 + move)
-        return u**2 - v**2
+        w = u**2 - v**2
+    return np.full(len(w), np.nan) if _diverged(moments, w[None])[0] else w
 
 
 def _diagnose(
