@@ -19,6 +19,7 @@ __all__ = [
     "params_of_floats",
     "positive_integer",
     "quote",
+    "real_array",
     "sample_axis",
 ]
 
@@ -56,6 +57,24 @@ def finite_number(function: str, name: str, value: Any, *, least: float = 0.0, b
     if not math.isfinite(number) or number < least or number >= below:
         bound = f"at least {least:g}" + (f" and below {below:g}" if below < math.inf else "")
         raise ValueError(f"{quote(function, **{name: value})}: `{name}` must be a finite number, {bound}.")
+
+
+def real_array(function: str, name: str, value: Any) -> np.ndarray:
+    """`value` as an array of doubles; refuses what the conversion would change: masks, imaginary parts, dates, text."""
+    parts = value if isinstance(value, list | tuple) else (value,)
+    if any(np.ma.is_masked(part) for part in parts):
+        raise ValueError(f"`{function}`: `{name}` has masked entries; drop those samples or fill them.")
+    try:
+        given = np.asarray(value)
+        mixed = given.dtype.kind == "O" and any(isinstance(x, complex | np.complexfloating) for x in given.flat)
+        if given.dtype.kind == "c" or mixed:
+            raise TypeError(f"`{function}`: `{name}` is complex; give real numbers, such as its real part.")
+        if given.dtype.kind not in "mM":
+            return given.astype(float)
+    except (TypeError, ValueError) as error:
+        if str(error).startswith(f"`{function}`"):
+            raise
+    raise TypeError(f"`{function}`: `{name}` holds what is not a number; encode text and dates as numbers.") from None
 
 
 def params_of_floats(function: str, params: PyTree) -> None:

@@ -123,6 +123,11 @@ BAD = {
     ),
     "own measurements of odd shape": (lambda: ut.sensing_problem(jnp.ones((3, 2, 4)), jnp.ones(3)), "rank-one"),
     "targets of another length": (lambda: ut.sensing_problem(jnp.ones((3, 2)), jnp.ones(4)), "give one each"),
+    "masked measurements": (
+        lambda: ut.sensing_problem(np.ma.masked_greater(np.eye(3), 0.5), np.ones(3)),
+        "`measurements` has masked entries",
+    ),
+    "complex targets": (lambda: ut.sensing_problem(jnp.ones((3, 2)), jnp.ones(3) * 1j), "`targets` is complex"),
     "missing targets": (lambda: ut.sensing_problem(jnp.ones((3, 2)), jnp.full(3, jnp.nan)), "missing or infinite"),
     "an ensemble of another size": (
         lambda: ut.MatrixSensing(3, 1, [1.0], ensemble=Correlated(jnp.ones((1, 2, 2)))), "of size 3 x 3",

@@ -1,7 +1,7 @@
-"""Rows in groups, checked, standardised and reduced to moments: all that the estimators for grouped data look at.
+"""Rows in groups, checked, standardised and reduced to moments: the data of the estimators for grouped data.
 
-Everything they do (gradients, refits, tests, the bootstrap over groups) is a function of the second moments of
-(1, x, y) in each group, so rows are read once and their number does not matter afterwards.
+Gradients, flows and refits are functions of the second moments of (1, x, y) in each group, so their cost does not
+depend on the number of rows. The test of invariance needs fourth moments and makes one pass over the rows per model.
 """
 
 import warnings
@@ -28,6 +28,8 @@ __all__ = [
 
 PRESENT = 0.03
 """A standardised coefficient above this counts as one."""
+FARTHEST = 1e280
+"""The standard deviation of y over that of a column lies within this factor of 1, so that coefficients are doubles."""
 FEW_GROUPS = 10
 """Below this many groups, intervals from a bootstrap over groups are rough, and say so."""
 
@@ -47,6 +49,8 @@ class Moments:
     """Pooled means of (x, y), in the units of the data."""
     scale: Float[np.ndarray, " d_plus_1"]
     """Pooled standard deviations of (x, y)."""
+    rows: tuple[Float[np.ndarray, "_ d_plus_2"], ...]
+    """z of every row, an array per group."""
 
     @property
     def shares(self) -> Float[np.ndarray, " e"]:
@@ -112,11 +116,13 @@ class Moments:
         scale = np.sqrt(variance)
         change = np.diag(np.concatenate([[1.0], 1 / scale]))
         change[1:, 0] = -mean / scale
+        moved = {e: self.rows[e] @ change.T for e in set(groups.tolist())}
         return Moments(
             joint=change @ joint @ change.T,
             sizes=sizes,
             mean=self.mean + mean * self.scale,
             scale=self.scale * scale,
+            rows=tuple(moved[e] for e in groups.tolist()),
         )
 
 
@@ -135,10 +141,7 @@ def _names(X: Any) -> np.ndarray | None:
 def check_rows(function: str, X: Any) -> tuple[Float[np.ndarray, "rows d"], np.ndarray | None]:
     """X as finite numbers of shape (rows, columns), and the names of its columns."""
     names = _names(X)
-    try:
-        values = np.asarray(X, float)
-    except (TypeError, ValueError):
-        raise TypeError(f"`{function}`: `X` holds what is not a number; encode text and dates as numbers.") from None
+    values = validate.real_array(function, "X", X)
     if values.ndim != 2:
         raise ValueError(f"`{function}`: `X` has shape {values.shape}; give (rows, columns).")
     if 0 in values.shape:
@@ -154,6 +157,8 @@ def _read_groups(function: str, groups: Any, rows: int) -> tuple[np.ndarray, Int
     """The names of the groups, and the number of each row's group."""
     if groups is None:
         raise ValueError(f"`{function}`: `groups` is not given; give the environment of each row, such as its site.")
+    if np.ma.is_masked(groups):
+        raise ValueError(f"`{function}`: `groups` has masked labels; drop those rows or give them a group.")
     labels = np.asarray(groups)
     if labels.shape != (rows,):
         raise ValueError(f"`{function}`: `groups` has shape {labels.shape} and `X` {rows} rows; give one label a row.")
@@ -189,25 +194,33 @@ def moments_of(function: str, X: Any, y: Any, groups: Any) -> tuple[Moments, np.
     """
     values, columns = check_rows(function, X)
     rows = len(values)
-    try:
-        target = np.asarray(y, float)
-    except (TypeError, ValueError):
-        raise TypeError(f"`{function}`: `y` holds what is not a number; encode it as numbers.") from None
+    target = validate.real_array(function, "y", y)
     if target.shape != (rows,):
         raise ValueError(f"`{function}`: `y` has shape {target.shape} and `X` {rows} rows; give one number a row.")
     if not np.isfinite(target).all():
         raise ValueError(f"`{function}`: `y` has missing or infinite values; drop those rows.")
     names, numbers = _read_groups(function, groups, rows)
     data = np.concatenate([values, target[:, None]], axis=1)
+    # powers of two divide out exactly; squares of what is left neither overflow nor vanish
+    exponent = np.frexp(np.abs(data).max(0))[1]
+    data = np.ldexp(data, -exponent)
     mean, scale = data.mean(0), data.std(0)
-    constant = np.flatnonzero(scale <= 1e-10 * np.maximum(np.abs(mean), np.finfo(float).tiny))
+    constant = np.flatnonzero(scale <= 1e-10 * np.abs(mean))
     if constant.size:
         where = "`y`" if constant[0] == values.shape[1] else f"{_column(columns, int(constant[0]))} of `X`"
         raise ValueError(f"`{function}`: {where} is constant; leave it out.")
     whole = np.concatenate([np.ones((rows, 1)), (data - mean) / scale], axis=1)
+    mean, scale = np.ldexp(mean, exponent), np.ldexp(scale, exponent)
+    apart = np.abs(np.log(scale[-1]) - np.log(scale[:-1]))
+    if apart.max() > np.log(FARTHEST):
+        raise ValueError(
+            f"`{function}`: {_column(columns, int(apart.argmax()))} of `X` has standard deviation "
+            f"{scale[apart.argmax()]:.3g} and `y` {scale[-1]:.3g}: coefficients would overflow; change the units."
+        )
     sizes = np.bincount(numbers)
-    joint = np.stack([(part := whole[numbers == e]).T @ part / len(part) for e in range(len(sizes))])
-    return Moments(joint, sizes, mean, scale), names, columns
+    parts = tuple(whole[numbers == e] for e in range(len(sizes)))
+    joint = np.stack([part.T @ part / len(part) for part in parts])
+    return Moments(joint, sizes, mean, scale, parts), names, columns
 
 
 def remember_names(model: Any, names: np.ndarray | None) -> None:

@@ -1,5 +1,6 @@
 """A linear model that holds in every group: supports by the heterogeneity flow, chosen by a test of invariance."""
 
+import math
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ class InvariantRegressor(RegressorMixin, BaseEstimator):
 
     It works where children of y change between groups, best where their correlation changes sign. It fails where the
     groups differ by shifts of means, and then usually says so. A model that passes the test is not thereby causal.
+    The test allows noise that depends on x; the flow's V_j does not, which can change what is proposed.
 
     **Arguments:** `level` of the test; `alpha`, the size of the cold start.
 
@@ -63,8 +65,9 @@ class InvariantRegressor(RegressorMixin, BaseEstimator):
         if best is None:
             self.coef_, self.intercept_ = self.pooled_coef_.copy(), pooled_intercept
             self.support_ = np.ones(self.n_features_in_, bool)
-            self.p_value_ = max(candidate.fit.p_value for candidate in found)
-            self.rho_ = float("nan")
+            tested = [p for candidate in found if not math.isnan(p := candidate.fit.p_value)]
+            self.p_value_ = max(tested, default=math.nan)
+            self.rho_ = math.nan
             warnings.warn(
                 f"`InvariantRegressor`: found no linear model that is the same in every group (the best has p = "
                 f"{self.p_value_:.2g}, level {self.level:g}); the coefficients are those of pooled least squares.",

@@ -44,6 +44,8 @@ def sensing_problem(measurements: Any, targets: Any) -> Problem:
     >>> print(problem.loss(jnp.diag(jnp.array([1.0, 0.0, 0.0]))))
     0.0
     """
+    for name, value in (("measurements", measurements), ("targets", targets)):
+        validate.real_array("sensing_problem", name, value)
     x, y = jnp.asarray(measurements), jnp.asarray(targets)
     if x.ndim not in (2, 3) or x.shape[-1] != x.shape[-2 if x.ndim == 3 else -1] or 0 in x.shape:
         raise ValueError(
