@@ -207,9 +207,9 @@ def errata() -> str:
     """What the papers print wrongly."""
     parts = [
         "# Errata",
-        "What the papers print, what is right, and the claim whose measurement decides. `undertow errata` prints the "
-        f"same list ({len(ERRATA)} corrections). A claim that decides one gets the verdict {verdict('corrected')} only "
-        "if the data reject what is printed and agree with the correction.",
+        "What the papers print, what is right, and the claim whose measurement decides; a few slips need none. "
+        f"`undertow errata` prints the same list ({len(ERRATA)} corrections). A claim that decides one gets the "
+        f"verdict {verdict('corrected')} only if the data reject what is printed and agree with the correction.",
     ]
     for paper in PAPERS:
         parts.append(f"## {TITLES[paper]} {{ #{paper} }}")
@@ -218,7 +218,7 @@ def errata() -> str:
                 parts += [
                     f"### {words(erratum.place)}",
                     f"In print\n:   {words(erratum.printed)}\n\nRight\n:   {words(erratum.right)}\n\n"
-                    f"Decided by\n:   {link(erratum.claim)}",
+                    f"Decided by\n:   {link(erratum.claim) if erratum.claim else 'reading the paper'}",
                 ]
     return "\n\n".join(parts) + "\n"
 

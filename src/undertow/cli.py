@@ -304,7 +304,8 @@ def _errata(command: Errata) -> int:
         print(f"{erratum.paper}, {erratum.place}")
         print(f"  printed: {erratum.printed}")
         print(f"  right:   {erratum.right}")
-        print(f"  decided: undertow verify {erratum.claim}\n")
+        decided = f"undertow verify {erratum.claim}" if erratum.claim else "by reading the paper"
+        print(f"  decided: {decided}\n")
     return GOOD
 
 

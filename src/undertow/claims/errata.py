@@ -10,13 +10,13 @@ __all__ = ["ERRATA", "Erratum", "expected"]
 
 @dataclass(frozen=True)
 class Erratum:
-    """One correction, with the claim whose measurement decides it."""
+    """One correction, with the claim whose measurement decides it; None where reading the paper decides it."""
 
     paper: Paper
     place: str
     printed: str
     right: str
-    claim: str
+    claim: str | None
 
 
 ERRATA: tuple[Erratum, ...] = (
@@ -113,6 +113,14 @@ ERRATA: tuple[Erratum, ...] = (
         printed="U = alpha I in the algorithm, sum_j u_j u_j' = alpha I in the theorem",
         right="the algorithm's start has sum_j u_j u_j' = alpha^2 I",
         claim="quadratic-net-constants",
+    ),
+    Erratum(
+        paper="heterogeneity",
+        place="Proof of Theorem 7, last sentence",
+        printed="the result follows from the proof of Theorem 9",
+        right="the paper has eight theorems and no ninth. The sentences before apply Theorem 2 to a matrix with equal "
+        "eigenvalues, so its proof is meant, or that of Theorem 8, which allows them to differ",
+        claim=None,
     ),
     Erratum(
         paper="zero_loss",
