@@ -62,8 +62,6 @@ def test_the_flow_follows_its_recipe(steps, alpha, monkeypatch):
     np.testing.assert_allclose(found, exact, rtol=1e-9, atol=1e-14)
 
 
-
-
 def test_step_size_is_stable_at_the_start_and_at_the_end():
     X, y, groups = data()
     moments = moments_of("fit", X, y, groups)[0]

@@ -1,5 +1,6 @@
 """One environment a step on grouped data: the runs against `descend`, the phases against the runs."""
 
+import dataclasses
 import warnings
 
 import jax
@@ -102,6 +103,55 @@ def test_the_two_phase_law_for_one_cause():
     phases, two = correlation(causes=1, seed=100)
     assert phases > 0.99
     assert two > 0.99
+
+
+def unequal():
+    """One cause, five groups of 100 to 1,000 rows: columns, target, labels, and the cause's own coefficient."""
+    design = grouped_design("flip", 200, causes=1)
+    kept = np.concatenate([np.flatnonzero(design.groups == e)[:n] for e, n in enumerate((100, 200, 400, 700, 1000))])
+    x = (design.X[kept] - design.X[kept].mean(0)) / design.X[kept].std(0)
+    y = (design.y[kept] - design.y[kept].mean()) / design.y[kept].std()
+    moments = moments_of("fit", x, y, design.groups[kept])[0]
+    return x, y, design.groups[kept], moments, np.where(np.arange(30) == 0, moments.pooled_cross[0], 0.0)
+
+
+def test_rates_are_means_over_rows():
+    """Groups are drawn in proportion to their rows: E_e is the mean over rows of their group's value."""
+    x, y, groups, moments, w = unequal()
+    phases = growth_phases(moments, w, step_size=0.3, steps=50)
+    for found, at in ((phases.first, np.zeros(30)), (phases.last, w)):
+        by_row = np.zeros((2, len(y), 30))
+        for e in range(5):
+            own = groups == e
+            g = np.mean(x[own] * (x[own] @ at - y[own])[:, None], axis=0)
+            by_row[:, own] = np.log(np.abs([1 - 0.6 * g, 1 + 0.6 * g]))[:, None]
+        np.testing.assert_allclose(found, by_row.mean(1), atol=1e-12)
+    growth = np.log(np.sqrt(abs(w[0])) / 1e-3) / phases.first[0 if w[0] > 0 else 1, 0]
+    assert phases.t1 == pytest.approx(growth)
+    two = np.log(1e-3) + phases.t1 * phases.first + (50 - phases.t1) * phases.last
+    np.testing.assert_allclose(phases.two_phase(1e-3, 50), two)
+    np.testing.assert_allclose(phases.end[:, 1:], two[:, 1:])
+
+
+def test_the_law_predicts_sizes_in_unequal_groups():
+    """Slope, offset and distance of simulated over predicted growth; with equal shares the distance is .47."""
+    *_, moments, w = unequal()
+    eta, alpha = module._safe_step_size(moments), 1e-24
+    steps = int(1.5 * growth_phases(moments, w, step_size=eta, steps=10**6, alpha=alpha).t1)
+    runs = module._descend(moments, eta, steps, alpha, 64, np.random.default_rng(0))
+    seen = np.stack([runs.log_u.mean(0), runs.log_v.mean(0)])[:, 1:].ravel() - np.log(alpha)
+
+    def predicted(m):
+        return growth_phases(m, w, step_size=eta, steps=steps, alpha=alpha).end[:, 1:].ravel() - np.log(alpha)
+
+    law, equal = predicted(moments), predicted(dataclasses.replace(moments, sizes=np.ones(5, int)))
+    assert law.max() + np.log(alpha) < np.log(0.01)  # all stay small
+    slope, offset = np.polyfit(law, seen, 1)
+    assert abs(slope - 1) < 0.02
+    assert abs(offset) < 0.2
+    far = lambda values: np.sqrt(np.mean((seen - values) ** 2) / np.mean(seen**2))
+    assert far(law) < 0.03
+    assert far(equal) > 0.2
 
 
 @pytest.mark.slow

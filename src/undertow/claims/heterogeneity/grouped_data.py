@@ -163,7 +163,6 @@ def _measure_growth(parameters: Growth, key: Key[Array, ""]) -> Measurement:
         data |= {
             f"simulated_{name}": (f"v_{name}", grown[0].simulated),
             f"predicted_{name}": (f"v_{name}", laws[0]),
-            f"equal_{name}": (f"v_{name}", grown[0].equal),
             f"compared_{name}": (("number", f"design_{name}"), against([one.simulated for one in grown])),
         }
     note = (
