@@ -1,7 +1,14 @@
-"""`make bench`: all benchmarks, or the ones named on the command line."""
+"""`make bench`: all benchmarks, or the ones named on the command line, each in a process of its own.
+
+What one benchmark sets, such as double precision, and the memory that it takes do not reach the others.
+"""
 
 import importlib
+import json
+import subprocess
 import sys
+import tempfile
+from pathlib import Path
 
 ALL = [
     "linear_model",
@@ -16,18 +23,46 @@ ALL = [
     "torch_teleport",
     "torch_monitor",
 ]
+ALONE = "--alone"
+"""Marks the process of one benchmark: `python -m benchmarks --alone NAME ROWS`."""
+
+Row = tuple[str, str, str]
+
+
+def run_alone(name: str, rows: Path) -> None:
+    """Runs one benchmark in this process and writes its rows to a file. A name with a dot is a module's."""
+    module = importlib.import_module(name if "." in name else f"benchmarks.{name}")
+    rows.write_text(json.dumps(module.main()))
+
+
+def run_each(names: list[str]) -> tuple[list[Row], list[str]]:
+    """Runs each benchmark in a process of its own; returns their rows, and the names of those that failed."""
+    rows: list[Row] = []
+    failed = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            print(name, flush=True)
+            file = Path(folder) / f"{name}.json"
+            done = subprocess.run([sys.executable, "-m", "benchmarks", ALONE, name, str(file)], check=False)
+            if done.returncode == 0:
+                rows += [tuple(row) for row in json.loads(file.read_text())]
+            else:
+                failed.append(name)
+    return rows, failed
 
 
 def main() -> None:
-    rows: list[tuple[str, str, str]] = []
-    for name in sys.argv[1:] or ALL:
-        print(name, flush=True)
-        rows += importlib.import_module(f"benchmarks.{name}").main()
-    width = max(len(row[0]) for row in rows)
+    rows, failed = run_each(sys.argv[1:] or ALL)
+    width = max((len(row[0]) for row in rows), default=0)
     print()
     for what, value, remark in rows:
         print(f"{what:<{width}}  {value:>10}  {remark}")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == [ALONE]:
+        run_alone(sys.argv[2], Path(sys.argv[3]))
+    else:
+        main()

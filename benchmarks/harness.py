@@ -1,8 +1,9 @@
-"""Timing side by side: interleaved rounds in one process, medians, ratios."""
+"""Timing side by side: interleaved rounds in one process, medians, ratios; and the memory of a process."""
 
 import json
 import platform
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,22 @@ def interleaved(contestants: dict[str, tuple[Callable[[], Any], float]], rounds:
             function()
             times[name].append((time.perf_counter() - began) / units)
     return {name: statistics.median(values) for name, values in times.items()}
+
+
+def peak_mebibytes() -> float:
+    """The most memory that this process has had.
+
+    Linux's own count of it starts anew with a program; that of `getrusage` starts with the memory of the process which
+    started this one.
+    """
+    status = Path("/proc/self/status")
+    if status.is_file():
+        facts = dict(line.split(":", 1) for line in status.read_text().splitlines())
+        return int(facts["VmHWM"].split()[0]) / 2**10
+    import resource
+
+    unit = 1 if sys.platform == "darwin" else 2**10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
 def in_words(seconds: float) -> str:

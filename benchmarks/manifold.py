@@ -10,7 +10,7 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
-from benchmarks.harness import in_words, interleaved, save
+from benchmarks.harness import in_words, interleaved, peak_mebibytes, save
 
 import undertow as ut
 from undertow.models.linear import LinearModel
@@ -59,12 +59,10 @@ LARGE = "import benchmarks.manifold as m; m.large_drift_alone()"
 
 def large_drift_alone() -> None:
     """One label drift at D = 20,000; prints the most memory this process had, in MiB."""
-    import resource
-
     jax.config.update("jax_enable_x64", True)
     large, large_params = settled_net(inputs=99, hidden=200, n=20)
     drift_of(ut.LabelNoise(large, 1.0), large_params)()
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    print(peak_mebibytes())
 
 
 def peak_of_large_drift() -> float:

@@ -6,13 +6,12 @@ Each runs in a process of its own, so that its peak of memory is its own.
 """
 
 import json
-import resource
 import subprocess
 import sys
 import time
 from typing import Any
 
-from benchmarks.harness import in_words, save
+from benchmarks.harness import in_words, peak_mebibytes, save
 
 SECONDS, GIBIBYTES = 15.0, 4.0
 BATCHES = 16
@@ -41,7 +40,6 @@ def measure(what: str) -> dict[str, Any]:
         tokens = torch.randint(0, 9000, (count, length))
         return {"input_ids": tokens, "labels": tokens}
 
-    peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     loss = lambda net, batch: net(**batch).loss
     facts: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters()), "torch": torch.__version__}
     batch = draw(1, 16)
@@ -56,7 +54,7 @@ def measure(what: str) -> dict[str, Any]:
         facts |= {"relations": len(found), "approximate": len(found.approximate)}
     wall, cpu = time.perf_counter() - began, time.process_time() - used
     return facts | {
-        "seconds": wall, "cpu_seconds": cpu, "gibibytes": peak(), "threads": torch.get_num_threads(),
+        "seconds": wall, "cpu_seconds": cpu, "gibibytes": peak_mebibytes() / 2**10, "threads": torch.get_num_threads(),
     }  # fmt: skip
 
 

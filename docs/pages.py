@@ -251,9 +251,9 @@ def performance() -> str:
     """Every file of benchmarks/results, beside what its benchmark says it measures."""
     parts = [
         "# Performance",
-        "Made from `benchmarks/results`. `make bench` runs all but the accelerator's, interleaved in one process, and "
-        "takes medians; each section has the command for its own. Compare numbers of one section: other sections may "
-        "have been measured at other times.",
+        "Made from `benchmarks/results`. `make bench` runs all but the accelerator's, each in a process of its own "
+        "that interleaves what it compares and takes medians; each section has the command for its own. Compare "
+        "numbers of one section: other sections may have been measured at other times.",
     ]
     order = list(HEADS)
     files = RESULTS.glob("*.json")

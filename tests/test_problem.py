@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import sem
 
 import undertow as ut
 from kinds import params, population, problem, regression
@@ -119,6 +120,52 @@ def test_population_estimates_cover_the_truth(x64):
     # 95 % nominal; 2,000 trials have a standard error of .005, and a variance's estimate is skewed at n = 400
     assert np.all(inside > 0.925), inside
     assert np.all(inside < 0.97), inside
+
+
+def test_population_errors_are_those_of_few_samples(x64):
+    """With five draws, n and n - 1 are far apart: against scipy's standard error and numpy's covariance."""
+    law, w = ut.Population(lambda w, x: w @ x, lambda key: jax.random.normal(key, (2,)) ** 3), jnp.array([5.0, -2.0])
+    key = jax.random.key(4)
+    x = np.asarray(law.sample(key, 5).data)  # the gradients
+    gradient, sigma = law.gradient(w, key=key, samples=5), law.covariance(w, key=key, samples=5)
+    np.testing.assert_allclose(gradient.value, x.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(gradient.standard_error, sem(x), rtol=1e-12)
+    np.testing.assert_allclose(law.loss(w, key=key, samples=5).standard_error, sem(x @ np.asarray(w)), rtol=1e-12)
+    np.testing.assert_allclose(jax.vmap(sigma.mv)(jnp.eye(2)), np.cov(x.T), rtol=1e-12)
+    squares = 5 / 4 * np.sum((x - x.mean(0)) ** 2, axis=1)  # their mean is the trace
+    np.testing.assert_allclose(sigma.trace(), squares.mean(), rtol=1e-12)
+    np.testing.assert_allclose(sigma.trace_error(), sem(squares), rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("weights", "sentence"),
+    [
+        ([0.5, 0.5], r"`weights` has shape \(2,\); give 7 numbers"),
+        ([[1 / 7] * 7], r"`weights` has shape \(1, 7\)"),
+        (1.0, r"`weights` has shape \(\)"),
+        ([0.5, 0.5, -0.5, 0.5, 0, 0, 0], r"`weights\[2\]` is -0.5; `weights` must be finite and not negative"),
+        ([1.0, float("nan"), 0, 0, 0, 0, 0], r"`weights\[1\]` is nan"),
+        ([0, 0, 0, 0, 0, 0, float("inf")], r"`weights\[6\]` is inf"),
+        ([1.0] * 7, r"`Problem.reweight`: `weights` must sum to 1, not to 7; divide it by its sum"),
+        ([0.0] * 7, r"`weights` must sum to 1, not to 0"),
+    ],
+)
+def test_weights_that_are_no_probabilities_are_refused(weights, sentence, as_a_user):
+    for form in (jnp.asarray, np.asarray, lambda x: x):
+        with pytest.raises(ValueError, match=sentence):
+            problem().reweight(form(weights))
+
+
+def test_weights_of_other_types(as_a_user):
+    task, point = problem(), params()
+    one = task.reweight([0, 0, 1, 0, 0, 0, 0])
+    np.testing.assert_allclose(one.loss(point), task.losses(point)[2], rtol=1e-6)
+    with pytest.raises(TypeError, match="complex"):
+        task.reweight(np.full(7, 1 / 7 + 0j))
+    half = task.reweight(jnp.full(7, 1 / 7, jnp.float16))
+    np.testing.assert_allclose(half.loss(point), task.loss(point), rtol=1e-3)
+    traced = jax.jit(lambda w: task.reweight(w).loss(point))(jnp.full(7, 1 / 7))
+    np.testing.assert_allclose(traced, task.loss(point), rtol=1e-6)
 
 
 def test_population_repeats_itself_without_a_key():

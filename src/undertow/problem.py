@@ -60,9 +60,19 @@ class AbstractSampled(AbstractProblem):
             return self.weights
         return jnp.full((self.size,), 1 / self.size)
 
-    def reweight(self, weights: Float[Array, " samples"]) -> "AbstractSampled":
-        """The same problem with loss sum_i weights_i l_i."""
-        validate.sample_axis("reweight", data=self.data, weights=weights)
+    def reweight(self, weights: Any) -> "AbstractSampled":
+        """The same problem with loss sum_i weights_i l_i.
+
+        The weights are probabilities, one for each sample: finite, at least 0, with the sum 1. They replace those of an
+        earlier call. `Minibatch` and `LabelNoise` draw the samples with these probabilities.
+
+        >>> import jax.numpy as jnp
+        >>> import undertow as ut
+        >>> problem = ut.Problem(lambda w, x: (w - x) ** 2, jnp.array([0.0, 2.0]))
+        >>> print(problem.reweight(jnp.array([0.75, 0.25])).loss(jnp.array(0.0)))
+        1.0
+        """
+        weights = validate.probabilities(f"{type(self).__name__}.reweight", "weights", weights, self.size)
         return eqx.tree_at(lambda p: p.weights, self, weights, is_leaf=lambda leaf: leaf is None)
 
     def chunk(self, params: PyTree) -> int:

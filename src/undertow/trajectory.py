@@ -64,16 +64,28 @@ class Trajectory:
         """A dataset with dimensions (seed, step, ...) and coordinates step, time and slow_time.
 
         Observables that are pytrees become one variable a leaf, `name.path`; the final params are `params`,
-        `params.path`. Runs that diverged are marked by `diverged` and `diverged_at`.
+        `params.path`. Runs that diverged are marked by `diverged` and `diverged_at`. An observable whose name is taken
+        (by one of these, by a coordinate, or by an observable or a dimension before it) becomes `observed.name`.
+
+        >>> import jax.numpy as jnp
+        >>> import undertow as ut
+        >>> problem = ut.Problem(lambda w, x: (w - x) ** 2 / 2, jnp.array([1.0, 3.0]))
+        >>> run = ut.descend(ut.Minibatch(problem, 1), jnp.array(0.0), step_size=0.1, steps=4, key=0, every=2,
+        ...                  observe={"params": lambda w: w})
+        >>> print({name: variable.sizes["step"] if variable.ndim else "final"
+        ...        for name, variable in run.to_xarray().items() if "params" in name})
+        {'params': 'final', 'observed.params': 3}
         """
         import xarray
 
         seed_dims = () if self.seeds is None else ("seed",)
         times = (self.clock,)
         variables: dict[str, Any] = {}
+        taken = {"step", "time", "slow_time", "seed", "diverged", "diverged_at"}
+        _add_leaves(variables, taken, "params", self.params, seed_dims)
+        taken.add("params")
         for name, values in self.observed.items():
-            _add_leaves(variables, name, values, (*seed_dims, *times))
-        _add_leaves(variables, "params", self.params, seed_dims)
+            _add_leaves(variables, taken, name, values, (*seed_dims, *times))
         variables["diverged"] = (seed_dims, np.asarray(self.diverged))
         variables["diverged_at"] = (seed_dims, np.asarray(self.diverged_at))
         coordinates: dict[str, Any] = {name: (times, getattr(self, name)) for name in ("step", "time", "slow_time")}
@@ -83,11 +95,15 @@ class Trajectory:
         return xarray.Dataset(variables, coords=coordinates, attrs=facts)
 
 
-def _add_leaves(variables: dict[str, Any], name: str, tree: PyTree, leading: tuple[str, ...]) -> None:
-    """One variable a leaf, with dimensions named after it."""
+def _add_leaves(variables: dict[str, Any], taken: set[str], name: str, tree: PyTree, leading: tuple[str, ...]) -> None:
+    """One variable a leaf, with dimensions named after it; no name that is taken is used again."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         parts = [str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path]
         full = ".".join([name, *parts])
         array = np.asarray(leaf)
-        extra = tuple(f"{full}_{axis}" for axis in range(array.ndim - len(leading)))
+        axes = range(array.ndim - len(leading))
+        while taken & {full, *(f"{full}_{axis}" for axis in axes)}:
+            full = f"observed.{full}"
+        extra = [f"{full}_{axis}" for axis in axes]
         variables[full] = ((*leading, *extra), array)
+        taken |= {full, *extra}

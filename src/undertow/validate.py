@@ -18,6 +18,7 @@ __all__ = [
     "group_shares",
     "params_of_floats",
     "positive_integer",
+    "probabilities",
     "quote",
     "real_array",
     "sample_axis",
@@ -25,6 +26,9 @@ __all__ = [
 
 Number = float | int | np.generic | np.ndarray | Array
 """What a user may give where one real number is meant."""
+
+SUM_TOLERANCE = 1e-5
+"""How far from 1 the sum of probabilities may be; in half precision, as far as rounding takes it."""
 
 
 def quote(function: str, **arguments: Any) -> str:
@@ -117,6 +121,31 @@ def sample_axis(function: str, **data: PyTree) -> int:
     if size == 0:
         raise ValueError(f"`{function}`: the data is empty (0 samples); give at least one sample.")
     return size
+
+
+def probabilities(function: str, name: str, values: Any, count: int) -> Array:
+    """`values` as `count` finite numbers of at least 0 that sum to 1; what rounding left of the sum is divided out.
+
+    Tracers are returned as they are, after a check of their shape.
+    """
+    if np.shape(values) != (count,):
+        raise ValueError(f"`{function}`: `{name}` has shape {np.shape(values)}; give {count} numbers, one each.")
+    if not concrete(values):
+        return values
+    array = np.asarray(values)
+    floating = jnp.issubdtype(array.dtype, jnp.floating)
+    if not (floating or array.dtype.kind in "biu"):
+        raise TypeError(f"`{function}`: `{name}` has dtype {array.dtype}; give real numbers.")
+    given = array.astype(np.float64)
+    bad = np.flatnonzero(~(np.isfinite(given) & (given >= 0)))
+    if bad.size:
+        raise ValueError(
+            f"`{function}`: `{name}[{bad[0]}]` is {given[bad[0]]:g}; `{name}` must be finite and not negative."
+        )
+    total = given.sum()
+    if abs(total - 1) > max(SUM_TOLERANCE, float(jnp.finfo(array.dtype).eps) if floating else 0.0):
+        raise ValueError(f"`{function}`: `{name}` must sum to 1, not to {total:g}; divide it by its sum.")
+    return jnp.asarray((given / total).astype(array.dtype if floating else np.float64))
 
 
 def group_labels(function: str, labels: np.ndarray) -> np.ndarray:

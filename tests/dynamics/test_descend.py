@@ -26,9 +26,17 @@ NOISE = ut.Minibatch(problem(), 2)
 KEY = jax.random.key(7)
 
 
-def plain_loop(noise, point, steps, step_size, seed=0, momentum=0.0, weight_decay=0.0, key=KEY):
-    """SGD as one would write it on paper, on the engine's own randomness. Returns params after every step."""
-    block = engine.block_length(noise, point)
+BLOCK = 5
+
+
+@pytest.fixture
+def short_blocks(monkeypatch):
+    """Blocks of five steps, so that a few steps go through several."""
+    monkeypatch.setattr(engine, "LONGEST_BLOCK", BLOCK)
+
+
+def plain_loop(noise, point, steps, step_size, seed=0, momentum=0.0, weight_decay=0.0, key=KEY, block=BLOCK):
+    """SGD as one would write it on paper, on the randomness fold_in(fold_in(key, seed), block). Params of all steps."""
     seed_key = jax.random.fold_in(key, seed)
     gradient = eqx.filter_jit(noise.gradient)
     velocity = trees.zeros_like(point)
@@ -45,6 +53,7 @@ def plain_loop(noise, point, steps, step_size, seed=0, momentum=0.0, weight_deca
 
 
 @pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("short_blocks")
 def test_against_a_plain_loop(kind):
     noise = KINDS[kind]()
     start = point(kind)
@@ -55,6 +64,7 @@ def test_against_a_plain_loop(kind):
 
 @pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.1), (0.9, 0.0), (0.5, 0.2)])
 @pytest.mark.parametrize("schedule", [0.05, optax.linear_schedule(0.1, 0.01, 20)])
+@pytest.mark.usefixtures("short_blocks")
 def test_momentum_weight_decay_and_schedules(momentum, weight_decay, schedule):
     settings = {"momentum": momentum, "weight_decay": weight_decay}
     run = ut.descend(NOISE, params(), step_size=schedule, steps=40, key=KEY, observe=FLAT, every=8, seeds=3, **settings)
@@ -64,6 +74,34 @@ def test_momentum_weight_decay_and_schedules(momentum, weight_decay, schedule):
     etas = np.array([float(schedule(k)) if callable(schedule) else schedule for k in range(40)])
     np.testing.assert_allclose(run.time, np.concatenate([[0], np.cumsum(etas)])[::8], rtol=1e-6)
     np.testing.assert_allclose(run.slow_time, np.concatenate([[0], np.cumsum(etas**2)])[::8], rtol=1e-6)
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_no_randomness_is_used_twice():
+    """Pure noise with step size 1: every increment, of every step, block, seed and coordinate, is another number."""
+    flat = ut.Problem(lambda w, _: 0.0 * jnp.sum(w), jnp.zeros(1))
+    for seeds in (None, 20):
+        run = ut.descend(ut.Isotropic(flat), jnp.zeros(2), step_size=1.0, steps=23, key=KEY, every=1, seeds=seeds,
+                         observe={"w": lambda w: w})  # fmt: skip
+        steps = np.diff(run.observed["w"], axis=-2).round(4)
+        assert np.unique(steps).size > 0.98 * steps.size  # 920 normals rounded to four digits: about four pairs meet
+        other = ut.descend(ut.Isotropic(flat), jnp.zeros(2), step_size=1.0, steps=23, key=8, every=1, seeds=seeds,
+                           observe={"w": lambda w: w})  # fmt: skip
+        assert np.intersect1d(steps, np.diff(other.observed["w"], axis=-2).round(4)).size < 0.05 * steps.size
+
+
+def test_a_schedule_counts_for_the_steps_that_run():
+    schedule = lambda step: 0.105 - 0.01 * step  # negative from step 11 on
+    run = ut.descend(NOISE, params(), step_size=schedule, steps=6, key=KEY, observe=FLAT)
+    run = ut.descend(run, steps=5)
+    np.testing.assert_allclose(
+        run.observed["flat"][-1], plain_loop(NOISE, params(), 11, schedule, block=1000)[-1], rtol=1e-4
+    )
+    np.testing.assert_allclose(run.time[-1], 0.605, rtol=1e-6)
+    with pytest.raises(ValueError, match=r"the schedule gives -0.00.* at step 11"):
+        ut.descend(run, steps=1)
+    with pytest.raises(ValueError, match="at step 11"):
+        ut.descend(NOISE, params(), step_size=schedule, steps=12, key=KEY)
 
 
 def descend(steps, every=None, seeds=3, **more):
@@ -319,3 +357,27 @@ def test_facts_and_xarray():
     part = run.select([0, -1])
     assert part.observed["flat"].shape == (3, 2, 8)
     assert part.step.tolist() == [0, 2500]
+
+
+def test_no_observable_is_lost_in_xarray():
+    """Names that the dataset has for itself, names with dots, and names of dimensions."""
+    names = ["params", "params.inner", "diverged", "diverged_at", "step", "time", "slow_time", "seed", "flat", "flat_0"]
+    observe = {name: lambda p, i=i: i + trees.ravel(p)[0] for i, name in enumerate(names)}
+    observe |= {"flat": trees.ravel, "tree": lambda p: {"leaf": 50 + p["inner"][0, 0]}}
+    observe["tree.leaf"] = lambda p: 60 + p["inner"][0, 0]
+    run = ut.descend(NOISE, params(), step_size=0.02, steps=4, key=KEY, every=2, seeds=3, observe=observe)
+    for seeds, data in ((3, run.to_xarray()), (None, _alone(observe).to_xarray())):
+        lead = () if seeds is None else ("seed",)
+        found = [v.values for v in data.data_vars.values() if v.dims == (*lead, "step")]
+        offsets = sorted(round(float(np.ravel(v)[0] - np.ravel(run.observed["params"])[0])) for v in found)
+        assert offsets == sorted({*range(len(names)), 50, 60} - {names.index("flat")})
+        assert data["flat"].dims == (*lead, "step", "flat_0")
+        assert data["params.inner"].dims == (*lead, "params.inner_0", "params.inner_1")
+        assert data["diverged"].dtype == bool
+        np.testing.assert_array_equal(data.time, data.step * 0.02)
+        assert "observed.params" in data
+        assert "observed.diverged" in data
+
+
+def _alone(observe):
+    return ut.descend(NOISE, params(), step_size=0.02, steps=4, key=KEY, every=2, observe=observe)

@@ -13,6 +13,7 @@ import warnings
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray
@@ -493,6 +494,47 @@ def test_a_function_with_sets_is_found_again_by_another_process():
     ]  # fmt: skip
     assert said[0][1] != said[1][1]
     assert said[0][0] == said[1][0]
+
+
+def seen_by_jax(key, *, a: float):
+    """What JAX's settings change: the bits of a float, a random number, a product of whole and single numbers."""
+    promoted = jnp.ones(1, jnp.int32) * jnp.ones(1, jnp.float32)
+    return {"bits": jnp.finfo(jnp.result_type(float)).bits + 0 * a, "x": jax.random.uniform(key) + 0 * promoted[0]}
+
+
+def test_settings_of_jax_are_part_of_the_address(tmp_path):
+    """A function runs in this process, with its settings: other settings are another sweep."""
+    run = lambda: ut.sweep(seen_by_jax, {"a": [1.0]}, out=tmp_path)
+    usual = run()
+    with jax.enable_x64(True):
+        double = run()
+    with jax.default_prng_impl("rbg"):
+        other = run()
+    with jax.threefry_partitionable(False):
+        older = run()
+    with jax.default_matmul_precision("highest"):
+        precise = run()
+    assert [int(data.bits.item()) for data in (usual, double)] == [32, 64]
+    assert usual.x.item() != other.x.item()
+    folders = [data.attrs["folder"] for data in (usual, double, other, older, precise)]
+    assert len({*folders}) == 5
+    assert run().attrs["folder"] == folders[0]
+
+
+def test_workers_have_settings_of_their_own():
+    """Whatever the environment says: results of workers are found again without a word of it."""
+    program = (
+        "from undertow.lab import provenance, runner; runner.configure(); "
+        "assert provenance.settings() == {n: str(v) for n, v in provenance.SETTINGS.items()}, provenance.settings(); "
+        "import jax; print(jax.random.key_impl(jax.random.key(0)), jax.numpy.ones(1).dtype)"
+    )
+    environment = {
+        "JAX_DEFAULT_PRNG_IMPL": "rbg",
+        "JAX_DEFAULT_MATMUL_PRECISION": "high",
+        "JAX_RANDOM_SEED_OFFSET": "7",
+    }
+    done = subprocess.run([sys.executable, "-c", program], env=os.environ | environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["threefry2x32", "float64"], done.stderr
 
 
 def test_a_changed_helper_runs_again(tmp_path):

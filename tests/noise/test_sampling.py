@@ -11,7 +11,7 @@ from scipy.stats import chisquare
 import undertow as ut
 from kinds import GROUPS, WEIGHTS, params, problem
 from undertow import trees
-from undertow.noise import sampling
+from undertow.noise import laws, sampling
 
 LEVEL = 1e-5
 
@@ -45,6 +45,42 @@ def test_the_largest_word_stays_in_range(monkeypatch):
         for total in (1, 3, 40, 4095, 4096):
             expected = 0 if word == 0 else total - 1
             assert np.all(sampling.uniform(jax.random.key(0), total, (3,)) == expected)
+
+
+@pytest.mark.parametrize("total", [1, 2, 3, 40, 2999, 3000, 4095, 4096])
+def test_indices_are_the_upper_half_of_a_product(total, monkeypatch):
+    """index = floor(word * total / 2^32), in whole numbers of Python: at random words and where the index changes."""
+    edges = [-(-k * 2**32 // total) + j for k in range(1, total) for j in (-1, 0)]
+    random = np.random.default_rng(0).integers(0, 2**32, 20_000).tolist()
+    words = [0, 2**32 - 1, *edges, *random]
+    monkeypatch.setattr(jax.random, "bits", lambda key, shape, dtype: jnp.asarray(np.array(words, np.uint32), dtype))
+    expected = [word * total >> 32 for word in words]
+    np.testing.assert_array_equal(sampling.uniform(jax.random.key(0), total, (len(words),)), expected)
+
+
+def test_a_sample_of_weight_zero_is_never_drawn(monkeypatch):
+    """At the ends of [0, 1) and at the edges between samples too."""
+    weights = jnp.array([0.0, 0.25, 0.0, 0.75, 0.0])
+    for number, expected in ((0.0, 1), (0.25, 3), (0.2499, 1), (1 - 2**-24, 3)):
+        monkeypatch.setattr(jax.random, "uniform", lambda key, shape, dtype, x=number: jnp.full(shape, x, dtype))
+        assert np.all(sampling.weighted(jax.random.key(0), weights, (3,)) == expected)
+
+
+@pytest.mark.parametrize("probabilities", [[np.nan, 1.0], [np.inf, 0.0], [-0.5, 1.5], [0.5, 0.4], [1.0]])
+def test_tables_have_probabilities(probabilities):
+    with pytest.raises(ValueError, match=r"`Table`: `probabilities"):
+        laws.Table([1.0, 2.0], probabilities)
+    np.testing.assert_allclose(laws.Table([1.0, 2.0], [0, 1]).mean(), [2.0])
+
+
+@pytest.mark.parametrize(("total", "size"), [(2, 1), (4, 3), (5, 2), (3, 3), (1, 1)])
+def test_subsets_have_the_covariance_of_all_subsets(total, size, x64):
+    """Against the mean over every subset there is."""
+    values = np.arange(1.0, total + 1) ** 2
+    task = ut.Problem(lambda w, x: w * x, jnp.asarray(values))
+    means = np.array([values[list(kind)].mean() for kind in itertools.combinations(range(total), size)])
+    noise = ut.Minibatch(task, size, replace=False)
+    np.testing.assert_allclose(noise.covariance(jnp.array(0.0)).trace(), means.var(), rtol=1e-12, atol=1e-12)
 
 
 def test_signs_are_fair_and_independent():

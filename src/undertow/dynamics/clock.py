@@ -30,8 +30,9 @@ def clocks(function: str, step_size: Any, steps: np.ndarray) -> tuple[np.ndarray
     time, slow = np.zeros(len(steps)), np.zeros(len(steps))
     total, total_slow = 0.0, 0.0
     schedule = jax.jit(jax.vmap(step_size))
-    for begin in range(0, int(steps[-1]) if len(steps) else 0, SPAN):
-        etas = _evaluate(function, schedule, begin)
+    last = int(steps[-1]) if len(steps) else 0
+    for begin in range(0, last, SPAN):
+        etas = _evaluate(function, schedule, begin, min(SPAN, last - begin))
         inside = (steps > begin) & (steps <= begin + SPAN)
         sums, slow_sums = np.cumsum(etas), np.cumsum(etas**2)
         time[inside] = total + sums[steps[inside] - begin - 1]
@@ -40,10 +41,12 @@ def clocks(function: str, step_size: Any, steps: np.ndarray) -> tuple[np.ndarray
     return time, slow
 
 
-def _evaluate(function: str, schedule: Callable, begin: int) -> np.ndarray:
+def _evaluate(function: str, schedule: Callable, begin: int, count: int) -> np.ndarray:
+    """The `count` step sizes from step `begin`; what the schedule gives for steps that are not run does not matter."""
     etas = np.asarray(schedule(begin + jnp.arange(SPAN, dtype=jnp.int32)), float)
     if etas.shape != (SPAN,):
         raise ValueError(f"`{function}`: the step-size schedule must return one number a step.")
+    etas = etas[:count]
     bad = np.flatnonzero(~(np.isfinite(etas) & (etas >= 0)))
     if bad.size:
         value = etas[bad[0]]

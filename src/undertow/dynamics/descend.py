@@ -42,8 +42,9 @@ def descend(
     - `observe`: functions of params, recorded at step 0 and after every `every` steps (None: at the end).
     - `average`: functions of params, averaged over all the steps between two observations.
     - `seeds`: how many independent runs, on a leading axis; None for a single one without that axis (it is seed 0,
-      equal to rounding). Results are the same bits whatever the number of seeds and
-      whatever `every`; on an accelerator, equal to rounding.
+      equal to rounding). On a CPU, results are the same bits whatever the number of seeds and whatever `every`, for a
+      given number of XLA's threads: the number of cores, or that of the environment variable `NPROC`. With another
+      number of threads, and on an accelerator, they are equal to rounding.
     - `momentum`, `weight_decay`: beta and gamma above (PyTorch's weight decay is 2 gamma).
     - `progress`: `report(done, total)` called a few times a second; None shows a bar on a terminal after two seconds,
       False nothing.

@@ -37,6 +37,9 @@ _QUICKER = f"{_QUICK} --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_cod
 def configure() -> None:
     """What every process that runs claims sets first: double precision, and a compilation cache that outlives it.
 
+    The other settings of JAX that change numbers get their usual values whatever the environment says, because stored
+    results are found again without them.
+
     Programs are small and many: a compiler that tries less hard takes a third of the time, and what it makes is as
     fast. The settings behind that are XLA's own, and it ends the process over one it does not know: they are set for
     the versions they were tried on. `XLA_FLAGS` in the environment goes before all of this.
@@ -45,10 +48,14 @@ def configure() -> None:
 
     import jax
 
+    from undertow.lab.provenance import SETTINGS
+
     # tracing makes many small objects that live: a tenth of its time is looking at them
     gc.set_threshold(200_000, 50, 100)
     os.environ.setdefault("XLA_FLAGS", _QUICKER if jax.__version__.startswith("0.10.") else _QUICK)
-    jax.config.update("jax_enable_x64", True)
+    for name, value in SETTINGS.items():
+        if name in jax.config.values:  # other versions of JAX have others
+            jax.config.update(name, value)
     jax.config.update("jax_traceback_in_locations_limit", 0)  # where each operation was written: nobody looks
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     cache = Path(os.environ.get("UNDERTOW_CACHE") or Path(home) / "undertow")

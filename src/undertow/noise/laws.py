@@ -100,12 +100,9 @@ class Table(AbstractLaw):
                 "`Table(values)`: give finite numbers of shape (environments,) or (environments, directions)."
             )
         count = values.shape[0]
-        weights = jnp.full(count, 1 / count) if probabilities is None else _vector(probabilities)
-        weights = weights.astype(values.dtype)
-        if weights.shape != (count,) or (np.asarray(weights) < 0).any() or abs(float(weights.sum()) - 1) > 1e-5:
-            raise ValueError(f"`Table(probabilities)`: give {count} numbers of at least 0 that sum to 1.")
+        weights = np.full(count, 1 / count) if probabilities is None else np.atleast_1d(probabilities)
         self.values = values
-        self.probabilities = weights
+        self.probabilities = validate.probabilities("Table", "probabilities", weights, count).astype(values.dtype)
 
     @property
     def size(self) -> int:

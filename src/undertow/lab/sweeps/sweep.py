@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from undertow.lab import store
+from undertow.lab.provenance import fingerprint, settings
 from undertow.lab.sweeps import drive
 from undertow.lab.sweeps.blocks import Tiling
 from undertow.lab.sweeps.digest import digest_of
@@ -60,9 +61,10 @@ def sweep(
     run failed and its values are NaN; the attribute `folder` says where everything is.
 
     A function's results are found again while it does the same: its code, the functions of yours that it calls by name,
-    and the numbers, text, arrays, lists, tuples, dicts and sets that it takes from around it. Modules and functions of
-    installed packages count by their names, other objects (such as instances of your classes) by their types: delete
-    the folder when those change.
+    and the numbers, text, arrays, lists, tuples, dicts and sets that it takes from around it; and while JAX computes in
+    the same way: double precision, random numbers, precision of matrix products, promotion of types. Modules and
+    functions of installed packages count by their names, other objects (such as instances of your classes) by their
+    types: delete the folder when those change.
 
     >>> import tempfile
     >>> import jax
@@ -105,7 +107,7 @@ def run_spec(
     quiet: bool = False,
 ) -> tuple[Path, drive.State]:
     """Runs or resumes a sweep with live progress and partial figures; returns its folder and how it went."""
-    job = _job(spec, out, experiment)
+    job = _job(spec, out, experiment, in_process=experiment is not None and on is None)
     engine = _engine(on, jobs, experiment)
     from undertow.lab.sweeps.live import Live
 
@@ -143,9 +145,10 @@ def phase_diagram(
     return run_spec(spec, out, on=on, jobs=jobs)[1]
 
 
-def _job(spec: Spec, out: Path, experiment: Callable | None) -> drive.Job:
+def _job(spec: Spec, out: Path, experiment: Callable | None = None, *, in_process: bool = False) -> drive.Job:
+    """What to run and where. Workers have settings of their own; this process has those its person chose."""
     what = experiment or spec.experiment
-    digest = digest_of(what)
+    digest = fingerprint(digest_of(what), settings()) if in_process else digest_of(what)
     return drive.Job(spec, what, digest, folder_of(spec, digest, out))
 
 
@@ -159,7 +162,7 @@ def _engine(on: str | None, jobs: int | None, experiment: Callable | None) -> Ca
 
 def check(spec: Spec, *, on: str | None = None, jobs: int | None = None) -> list[str]:
     """All that can be told before a sweep runs, from one block that is run twice for its time and thrown away."""
-    job = _job(spec, Path(), None)
+    job = _job(spec, Path())
     there = _engine(on, jobs, None)()
     said: list[str] = []
     try:

@@ -1,0 +1,81 @@
+"""A benchmark gives the same alone and after others: `python -m benchmarks` runs each in a process of its own."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+GREEDY = """
+import sys
+import numpy as np
+from benchmarks.harness import peak_mebibytes
+
+kept = []
+
+
+def main():
+    import jax
+
+    jax.config.update("jax_enable_x64", True)
+    kept.append(np.ones(400 * 2**17))  # 400 MiB
+    return [("greedy", f"{peak_mebibytes():.0f}", "MiB")]
+"""
+TINY = """
+from pathlib import Path
+import json
+from benchmarks.harness import peak_mebibytes
+
+
+def main():
+    import jax
+
+    facts = {"double": bool(jax.config.jax_enable_x64), "peak": peak_mebibytes()}
+    with open(Path(__file__).parent / "facts.jsonl", "a") as file:
+        file.write(json.dumps(facts) + "\\n")
+    return [("tiny", str(facts["double"]), "")]
+"""
+FAILING = """
+def main():
+    raise ArithmeticError("no")
+"""
+
+
+def benchmarks(folder: Path, *names: str) -> subprocess.CompletedProcess:
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT), *sys.path])}
+    command = [sys.executable, "-m", "benchmarks", *names]
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+def test_what_a_benchmark_sets_and_takes_does_not_reach_the_next(tmp_path):
+    (tmp_path / "small").mkdir()
+    for name, text in {"greedy": GREEDY, "tiny": TINY, "failing": FAILING}.items():
+        (tmp_path / "small" / f"{name}.py").write_text(text)
+    alone = benchmarks(tmp_path, "small.tiny")
+    assert alone.returncode == 0, alone.stderr
+    whole = benchmarks(tmp_path, "small.greedy", "small.failing", "small.tiny")
+    assert whole.returncode == 1
+    assert "failed: small.failing" in whole.stderr
+    assert "ArithmeticError: no" in whole.stderr
+    first, second = map(json.loads, (tmp_path / "small" / "facts.jsonl").read_text().splitlines())
+    rows = [line.split() for line in whole.stdout.splitlines()]
+    greedy = next(float(row[1]) for row in rows if row[:1] == ["greedy"] and len(row) > 1)
+    assert greedy > 400  # so that there is something to reach the next
+    assert first["double"] is second["double"] is False
+    assert abs(second["peak"] - first["peak"]) < 50
+
+
+def test_the_peak_is_that_of_the_process_itself(tmp_path):
+    """Not of the one that started it, which getrusage counts in."""
+    code = (
+        "import subprocess, sys\n"
+        "kept = b'x' * (300 * 2**20)\n"
+        "child = 'from benchmarks.harness import peak_mebibytes; print(peak_mebibytes())'\n"
+        "print(subprocess.run([sys.executable, '-c', child], capture_output=True, text=True).stdout)\n"
+        "from benchmarks.harness import peak_mebibytes; print(peak_mebibytes())"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    child, parent = map(float, done.stdout.split())
+    assert child < 100
+    assert 300 < parent < 500
