@@ -4,8 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.integrate import quad
+from scipy.optimize import brentq
 
 import undertow as ut
+from undertow.environments.bursts import burst_exponent
 from undertow.environments.growth import paper_window, phase_diagram, scalar_map, transition_spread
 from undertow.noise.laws import Gaussian, Table, Uniform, two_point
 
@@ -46,6 +49,57 @@ def test_the_tail_exponent_solves_its_equation(name):
         assert kappa > 0
         factors = np.abs(1 + ETA * np.asarray(law.draw(jax.random.key(1), 400_000), np.float64)) ** kappa
         assert abs(factors.mean() - 1) < 5 * factors.std() / np.sqrt(len(factors))
+
+
+def kappa_by_quad(mean, deviation, eta):
+    """The positive root of E|1 + eta s|^kappa = 1 for a Gaussian s, by adaptive quadrature split at s = -1/eta."""
+    zero, ends = -(1 / eta + mean) / deviation, (-12.0, 12.0)
+    inside = lambda z, k: np.exp(-z * z / 2) * abs(1 + eta * (mean + deviation * z)) ** k / np.sqrt(2 * np.pi)
+    points = [zero, 0.0] if ends[0] < zero < ends[1] else [0.0]
+    excess = lambda k: quad(inside, *ends, args=(k,), points=points, limit=400)[0] - 1
+    return brentq(excess, 1e-3, 6.0)
+
+
+def test_the_tail_exponent_of_gaussians_that_cross_the_singularity():
+    """Three laws with known answers, then random ones."""
+    for mean, deviation, eta, kappa in ((0.5, 8.0, 0.15, 0.192), (0.5, 8.0, 0.1345, 0.294), (0.5, 6.0, 0.2, 0.163)):
+        np.testing.assert_allclose(ut.tail_exponent(Gaussian(mean, deviation), eta), kappa, atol=5e-4)
+    rng = np.random.default_rng(1)
+    for _ in range(12):
+        eta, mean = 10 ** rng.uniform(-1.5, 0), rng.uniform(-1, 0.3)
+        deviation = rng.uniform(0.5, 1.4) / eta  # the factor 1 + eta s changes sign within two deviations or so
+        law = Gaussian(mean, deviation)
+        exact = kappa_by_quad(float(law.centre[0]), float(law.deviation[0]), eta)
+        np.testing.assert_allclose(ut.tail_exponent(law, eta), exact, rtol=1e-5)
+        np.testing.assert_allclose(burst_exponent(Gaussian(mean + 2.0, deviation), eta, signal=2.0), exact, rtol=1e-4)
+
+
+def test_the_tail_exponent_of_uniforms_that_cross_the_singularity():
+    """E|1 + eta s|^kappa = (b^(kappa + 1) + a^(kappa + 1))/((kappa + 1)(a + b)) on [-a, b]."""
+    rng = np.random.default_rng(2)
+    for _ in range(12):
+        eta, b = 10 ** rng.uniform(-2, 0), rng.uniform(1.05, 2.0)
+        a = rng.uniform(0, b)
+        law = Uniform((-a - 1) / eta, (b - 1) / eta)
+        a, b = -1 - eta * float(law.low[0]), 1 + eta * float(law.high[0])  # after rounding
+        excess = lambda k, a=a, b=b: (b ** (k + 1) + a ** (k + 1)) / ((k + 1) * (a + b)) - 1
+        np.testing.assert_allclose(ut.tail_exponent(law, eta), brentq(excess, 1e-3, 100.0), rtol=1e-9)
+
+
+def test_the_tail_exponent_at_small_steps():
+    """For a Gaussian E exp(kappa eta s) = 1 gives kappa = -2 mean/(eta variance) as the step size goes to 0."""
+    for eta in (1e-4, 1e-7):
+        np.testing.assert_allclose(eta * ut.tail_exponent(Gaussian(-2.0, 1.0), eta), 4.0, rtol=1e-3)
+    # a factor that is larger than 1 by 1e-9 half of the time, and 1 - 5e-3 otherwise
+    rare = ut.tail_exponent(Table([-5.0, 1e-6]), 1e-3)
+    np.testing.assert_allclose(np.exp(rare * np.log1p(1e-9)) / 2, 1, rtol=1e-5)
+
+
+def test_several_directions_have_several_tail_exponents():
+    law = Gaussian([0.5, -2.0, 3.0], [8.0, 0.0, 0.1])
+    single = ut.tail_exponent(Gaussian(0.5, 8.0), 0.15)
+    np.testing.assert_allclose(ut.tail_exponent(law, 0.15), [single, np.inf, 0.0])
+    assert ut.tail_exponent([-10.0, 1.0], 0.1) == pytest.approx(np.log(2) / np.log(1.1))  # a factor of exactly 0
 
 
 def test_extremes_of_the_tail_exponent():
@@ -93,6 +147,8 @@ def test_the_window_of_the_paper_is_empty_up_to_a_spread_of_three_thousand():
     for spread, empty in ((8.0, True), (3070.0, True), (3080.0, False)):
         low, high = paper_window(two_point(1.0, spread))
         assert (low >= high) == empty
+    np.testing.assert_allclose(paper_window(Uniform(-3.0, 5.0)), (24 / (64 / 12 / 2), 1 / (64 * 5)), rtol=1e-5)
+    assert paper_window(Gaussian(0.0, 1e6))[1] == 0  # unbounded: no step size
 
 
 def test_advice():
@@ -110,6 +166,7 @@ def test_advice():
         assert found.step_sizes is None
         assert "use another method" in str(found)
     assert "no spurious signal" in str(ut.advise([0.0, 0.0]))
+    assert "one sign" in str(ut.advise(Uniform(0.5, 1.5)))
 
 
 @pytest.mark.slow
@@ -129,7 +186,10 @@ def test_advice_keeps_its_word():
 
 BAD = {
     "a law that is none": (lambda: ut.lyapunov({"a": 1}, ETA), "give a law"),
-    "a negative step": (lambda: ut.lyapunov([1.0], -0.1), "`step_size` must be"),
+    "a negative step": (lambda: ut.lyapunov([1.0], -0.1), r"lyapunov\(step_size=-0.1\)`: `step_size` must be"),
+    "a negative step of the tail": (lambda: ut.tail_exponent([1.0], -0.1), r"tail_exponent\(step_size=-0.1\)"),
+    "a negative step of bursts": (lambda: burst_exponent([1.0], -0.1), r"burst_exponent\(step_size=-0.1\)"),
+    "a signal that is no number": (lambda: burst_exponent([1.0], 0.1, signal=np.nan), r"burst_exponent\(signal=nan\)"),
     "infinite values": (lambda: Table([1.0, np.inf]), "finite numbers"),
     "infinite variance": (lambda: Gaussian(0.0, np.inf), "finite variance"),
     "probabilities that do not sum to one": (lambda: Table([1.0, 2.0], [0.2, 0.2]), "sum to 1"),

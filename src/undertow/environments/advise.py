@@ -81,16 +81,15 @@ def advise(
     validate.finite_number("advise", "alpha", alpha, least=np.finfo(float).tiny, below=1.0)
     key = jax.random.key(key) if isinstance(key, int) else key
     window = paper_window(law)
-    values = np.asarray(law.nodes()[0])
+    least, greatest = law.support()
     largest = law.largest()
     none = lambda *said: Advice(None, None, None, 0.0, math.nan, math.nan, window, said)
-    if isinstance(law, Table) and (np.all(values >= 0) or np.all(values <= 0)):
-        if largest == 0:
-            return none("There is no spurious signal: any method finds the true one.")
-        if np.all(values >= 0):
-            return none(
-                "The spurious signal has one sign in all environments: no step size filters it; use another method."
-            )
+    if not (least.any() or greatest.any()):
+        return none("There is no spurious signal: any method finds the true one.")
+    if (least >= 0).all():
+        return none(
+            "The spurious signal has one sign in all environments: no step size filters it; use another method."
+        )
     most = STABLE / largest if largest else 1.0
     grid = np.geomspace(most / 300, most, 31)
     exponents = np.array([np.max(np.atleast_1d(lyapunov(law, float(eta)))) for eta in grid])

@@ -29,13 +29,16 @@ BLOCK = 32
 def burst_exponent(law: AbstractLaw | Any, step_size: Number, *, signal: float = 1.0) -> Any:
     """kappa with E|1 + step_size (s - signal)|^kappa = 1: bursts q of a filtered signal have tails q^-kappa.
 
-    `signal` is the eigenvalue of the invariant signal. For a law with mean equal to it kappa is 1, whatever its spread.
+    `signal` is the eigenvalue of the invariant signal. For a law with mean equal to it kappa is 1, whatever its spread,
+    as long as no factor 1 + step_size (s - signal) is negative.
 
     >>> from undertow.environments.bursts import burst_exponent
     >>> from undertow.noise.laws import two_point
     >>> print(f"{burst_exponent(two_point(0.5, 8.0), 0.05):.2f}")
     1.30
     """
+    validate.finite_number("burst_exponent", "step_size", step_size)
+    validate.finite_number("burst_exponent", "signal", signal)
     return tail_exponent(as_law("burst_exponent", law).shifted(-signal), step_size)
 
 

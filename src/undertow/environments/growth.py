@@ -5,7 +5,6 @@ lambda = E log|1 + eta s|, however large the mean is. Below zero the component d
 bursts with a power-law tail whose exponent is the other root of E|1 + eta s|^kappa = 1.
 """
 
-import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +17,7 @@ from jaxtyping import Array, Float, Key
 
 from undertow import validate
 from undertow.estimate import Estimate
-from undertow.noise.laws import AbstractLaw, Gaussian, Uniform, as_law
+from undertow.noise.laws import AbstractLaw, as_law
 from undertow.validate import Number
 
 __all__ = ["lyapunov", "paper_window", "phase_diagram", "scalar_map", "tail_exponent", "transition_spread"]
@@ -31,8 +30,8 @@ def lyapunov(
 ) -> Any:
     """E log|1 + step_size s|: the typical growth a step of a small component, as a number (one a direction).
 
-    Exact for finitely many values and uniform laws, by quadrature for a Gaussian. A function draw(key, count) is
-    sampled, and the answer is an `Estimate` with its standard error.
+    Exact to rounding, also where the law has a density at s = -1/step_size. A function draw(key, count) is sampled, and
+    the answer is an `Estimate` with its standard error.
 
     >>> import undertow as ut
     >>> from undertow.noise.laws import two_point
@@ -44,37 +43,12 @@ def lyapunov(
     if not isinstance(law, AbstractLaw) and callable(law):
         drawn = law(jax.random.key(0) if key is None else key, samples)
         return Estimate.of(jnp.log(jnp.abs(1 + eta * drawn)))
-    law = as_law("lyapunov", law)
-    if isinstance(law, Uniform):
-        values = [_uniform_log(1 + eta * float(a), 1 + eta * float(b)) for a, b in zip(law.low, law.high, strict=True)]
-    elif isinstance(law, Gaussian):
-        values = [
-            _gaussian_log(1 + eta * float(m), eta * float(s)) for m, s in zip(law.centre, law.deviation, strict=True)
-        ]
-    else:
-        points, weights = (np.asarray(x, np.float64) for x in law.nodes())
-        with np.errstate(divide="ignore"):
-            values = list((weights * np.log(np.abs(1 + eta * points))).sum(0))
-    return float(values[0]) if len(values) == 1 else np.array(values)
+    return _one_or_all(as_law("lyapunov", law).mean_log(eta))
 
 
-def _uniform_log(a: float, b: float) -> float:
-    """The mean of log|x| over [a, b], from the antiderivative x log|x| - x."""
-    whole = lambda x: x * math.log(abs(x)) - x if x != 0 else 0.0
-    return math.log(abs(a)) if a == b else (whole(b) - whole(a)) / (b - a)
-
-
-def _gaussian_log(mean: float, deviation: float) -> float:
-    """E log|x|, x ~ N(mean, deviation^2): the singularity at zero is given to the quadrature."""
-    from scipy.integrate import quad
-
-    if deviation == 0:
-        return math.log(abs(mean)) if mean else -math.inf
-    density = lambda z: math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
-    inside = lambda z: density(z) * math.log(max(abs(mean + deviation * z), 1e-300))
-    zero = -mean / deviation
-    ends = sorted({-12.0, min(max(zero, -12.0), 12.0), 12.0})
-    return sum(quad(inside, a, b, limit=200)[0] for a, b in itertools.pairwise(ends))
+def _one_or_all(values: Float[np.ndarray, " k"]) -> Any:
+    """A number where the law has one direction."""
+    return float(values[0]) if len(values) == 1 else values
 
 
 def tail_exponent(law: AbstractLaw | Any, step_size: Number) -> Any:
@@ -89,28 +63,23 @@ def tail_exponent(law: AbstractLaw | Any, step_size: Number) -> Any:
     """
     from scipy.optimize import brentq
 
-    law = as_law("tail_exponent", law)
-    exponents = np.atleast_1d(lyapunov(law, step_size))
-    points, weights = (np.asarray(x, np.float64) for x in law.nodes())
-    weights = weights / weights.sum(0)
-    found = []
-    for j, exponent in enumerate(exponents):
-        factors, share = np.abs(1 + float(step_size) * points[:, j]), weights[:, j]
-        if exponent >= 0:
-            found.append(0.0)
-        elif factors[share > 0].max() <= 1:
-            found.append(math.inf)
-        else:
-            logs = np.log(np.maximum(factors, 1e-300))
-            excess = lambda k, logs=logs, share=share: float((share * np.exp(np.minimum(k * logs, 700))).sum() - 1)
+    validate.finite_number("tail_exponent", "step_size", step_size)
+    law, eta = as_law("tail_exponent", law), float(step_size)
+    largest = np.max(np.abs(1 + eta * np.stack(law.support())), axis=0) if eta else np.ones(law.size)
+    exponents = np.full(law.size, math.inf)
+    for j, typical in enumerate(law.mean_log(eta)):
+        if typical >= 0:
+            exponents[j] = 0.0
+        elif largest[j] > 1:
+            one = law.component(j)
+            # log E|1 + eta s|^k is convex and 0 at k = 0: over k it increases, from E log|1 + eta s| to log(largest)
+            least = max(typical, -1.0)  # finite for brentq, which needs only the sign here
+            slope = lambda k, one=one, least=least: one.log_moment(eta, k)[0] / k if k else least
             high = 1.0
-            while excess(high) < 0 and high < 1e6:
+            while slope(high) <= 0:
                 high *= 2
-            low = high
-            while excess(low) >= 0 and low > 1e-9:
-                low /= 2
-            found.append(float(brentq(excess, low, high, xtol=1e-12)) if low > 1e-9 else 0.0)
-    return found[0] if len(found) == 1 else np.array(found)
+            exponents[j] = brentq(slope, 0.0, high, xtol=1e-12 * high)
+    return _one_or_all(exponents)
 
 
 def transition_spread(mean: float, step_size: float, *, steps: float | int = math.inf, alpha: float = 1e-3) -> float:
@@ -133,7 +102,8 @@ def transition_spread(mean: float, step_size: float, *, steps: float | int = mat
 def paper_window(law: AbstractLaw | Any) -> tuple[float, float]:
     """The step sizes of the paper's theorem, (24/M2, 1/(64 M1)); empty where the first is not below the second.
 
-    M1 = max|s| and M2 = Var s/(1 + |E s|), the least over directions (heterogeneity, Assumption 2).
+    M1 = max|s|, infinite for a Gaussian (so its window is empty), and M2 = Var s/(1 + |E s|), the least over directions
+    (heterogeneity, Assumption 2).
 
     >>> from undertow.environments.growth import paper_window
     >>> from undertow.noise.laws import two_point
@@ -142,7 +112,7 @@ def paper_window(law: AbstractLaw | Any) -> tuple[float, float]:
     (0.75, 0.00174)
     """
     law = as_law("paper_window", law)
-    largest = float(np.abs(np.asarray(law.nodes()[0])).max())
+    largest = float(np.abs(np.stack(law.support())).max())
     relative = np.diag(np.asarray(law.covariance())) / (1 + np.abs(np.asarray(law.mean())))
     variance = float(relative.min())
     return (24 / variance if variance else math.inf, 1 / (64 * largest) if largest else math.inf)

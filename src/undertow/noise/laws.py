@@ -1,11 +1,9 @@
 """Laws of what varies between environments: the size of a spurious signal, one number for each of its directions.
 
-Each can be drawn from, knows its mean and covariance, and takes expectations: exactly for finitely many values, by
-quadrature where there is a density.
+Each can be drawn from and knows its mean, its covariance and the moments of the growth factor |1 + step_size s|.
 """
 
 from abc import abstractmethod
-from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -15,13 +13,14 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from undertow import validate
+from undertow.noise import factors
 
 __all__ = ["AbstractLaw", "Gaussian", "Table", "Uniform", "two_point"]
 
 SEEN = 1e-4
-"""Values with less weight are not met within a few thousand steps."""
+"""Values that are reached with less probability are not met within a few thousand steps."""
 NODES = 200
-"""Of the Gauss quadratures: enough for log|1 + eta s|, whose singularity is integrable."""
+"""Points of the Gauss quadratures."""
 
 
 class AbstractLaw(eqx.Module):
@@ -46,7 +45,19 @@ class AbstractLaw(eqx.Module):
 
     @abstractmethod
     def nodes(self) -> tuple[Float[Array, "n k"], Float[Array, "n k"]]:
-        """Values and weights, for each component, whose weighted sums are expectations of functions of it."""
+        """Values and weights, for each component: a Gauss rule where there is a density, for smooth functions only."""
+
+    @abstractmethod
+    def support(self) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
+        """The least and the greatest value of each component, infinite where it is unbounded."""
+
+    @abstractmethod
+    def mean_log(self, step_size: float) -> Float[np.ndarray, " k"]:
+        """E log|1 + step_size s_j| for each component."""
+
+    @abstractmethod
+    def log_moment(self, step_size: float, power: float) -> Float[np.ndarray, " k"]:
+        """log E|1 + step_size s_j|^power for each component, power > 0."""
 
     @abstractmethod
     def component(self, index: int) -> "AbstractLaw":
@@ -57,14 +68,12 @@ class AbstractLaw(eqx.Module):
         """The law of s + by."""
 
     def largest(self) -> float:
-        """The largest |s| of a few thousand draws: of the values with a weight that is seen by then."""
-        values, weights = (np.asarray(x) for x in self.nodes())
-        return float(np.abs(values[weights > SEEN]).max())
-
-    def expectation(self, function: Callable[[Array], Array]) -> Float[Array, " k"]:
-        """E function(s_j) for each component, of a function of one number."""
-        values, weights = self.nodes()
-        return jnp.sum(weights * function(values), axis=0)
+        """The largest |s| of a few thousand draws: the greatest value that |s_j| reaches with a probability of 1e-4."""
+        values, weights = (np.asarray(x, np.float64) for x in self.nodes())
+        order = np.argsort(-np.abs(values), axis=0)
+        reached = np.cumsum(np.take_along_axis(weights, order, axis=0), axis=0) > SEEN
+        first = np.take_along_axis(order, np.argmax(reached, axis=0)[None], axis=0)
+        return float(np.abs(np.take_along_axis(values, first, axis=0)).max())
 
 
 def _vector(value: Any) -> Array:
@@ -127,6 +136,26 @@ class Table(AbstractLaw):
     def nodes(self) -> tuple[Float[Array, "n k"], Float[Array, "n k"]]:
         return self.values, jnp.broadcast_to(self.probabilities[:, None], self.values.shape)
 
+    def support(self) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
+        values, _ = self._possible()
+        return values.min(0), values.max(0)
+
+    def mean_log(self, step_size: float) -> Float[np.ndarray, " k"]:
+        values, weights = self._possible()
+        return weights @ factors.log_factor(step_size * values)
+
+    def log_moment(self, step_size: float, power: float) -> Float[np.ndarray, " k"]:
+        values, weights = self._possible()
+        logs = power * factors.log_factor(step_size * values)
+        top = np.maximum(logs.max(0), np.finfo(float).min)  # finite also where every factor is 0
+        return top + np.log1p(weights @ np.expm1(logs - top[None]))  # precise also where the moment is close to 1
+
+    def _possible(self) -> tuple[Float[np.ndarray, "n k"], Float[np.ndarray, " n"]]:
+        """The values with positive probability, and the probabilities, in double precision."""
+        weights = np.asarray(self.probabilities, np.float64)
+        kept = weights > 0
+        return np.asarray(self.values, np.float64)[kept], weights[kept] / weights[kept].sum()
+
 
 def two_point(mean: Any, spread: Any, directions: int = 1) -> Table:
     """mean - spread or mean + spread with equal probability: the paper's law. Directions vary together.
@@ -186,6 +215,17 @@ class Uniform(AbstractLaw):
         values = self.mean()[None] + half * jnp.asarray(points, self.low.dtype)[:, None]
         return values, jnp.broadcast_to(jnp.asarray(weights / 2, self.low.dtype)[:, None], values.shape)
 
+    def support(self) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
+        return np.asarray(self.low, np.float64), np.asarray(self.high, np.float64)
+
+    def mean_log(self, step_size: float) -> Float[np.ndarray, " k"]:
+        intervals = step_size * np.stack(self.support(), axis=1)
+        return np.array([factors.uniform_mean_log(*interval) for interval in intervals])
+
+    def log_moment(self, step_size: float, power: float) -> Float[np.ndarray, " k"]:
+        intervals = step_size * np.stack(self.support(), axis=1)
+        return np.array([factors.uniform_log_moment(*interval, power) for interval in intervals])
+
 
 class Gaussian(AbstractLaw):
     """N(mean, deviation^2), one for all or one a direction.
@@ -230,6 +270,21 @@ class Gaussian(AbstractLaw):
         values = self.centre[None] + self.deviation[None] * jnp.asarray(points, self.centre.dtype)[:, None]
         share = jnp.asarray(weights / weights.sum(), self.centre.dtype)
         return values, jnp.broadcast_to(share[:, None], values.shape)
+
+    def support(self) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
+        centre, deviation = (np.asarray(x, np.float64) for x in (self.centre, self.deviation))
+        reach = np.where(deviation > 0, np.inf, 0.0)
+        return centre - reach, centre + reach
+
+    def mean_log(self, step_size: float) -> Float[np.ndarray, " k"]:
+        return np.array([factors.gaussian_mean_log(*numbers) for numbers in self._scaled(step_size)])
+
+    def log_moment(self, step_size: float, power: float) -> Float[np.ndarray, " k"]:
+        return np.array([factors.gaussian_log_moment(*numbers, power) for numbers in self._scaled(step_size)])
+
+    def _scaled(self, step_size: float) -> Float[np.ndarray, "k 2"]:
+        """Mean and deviation of step_size s_j, in double precision."""
+        return step_size * np.stack([np.asarray(x, np.float64) for x in (self.centre, self.deviation)], axis=1)
 
 
 def as_law(function: str, law: Any) -> AbstractLaw:
