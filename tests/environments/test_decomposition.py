@@ -100,6 +100,17 @@ def test_bursts_have_the_tail_of_the_damped_law():
         assert abs(np.mean(slopes) - 1) < 0.15
 
 
+def test_the_burst_probability_of_certain_and_impossible_bursts_is_uncertain():
+    """Of 16 runs without a burst: the probability may still be 1 - 0.025^(1/16), the exact 95 % limit."""
+    sensing = ut.MatrixSensing(3, 1000, two_point(0.0, 1.0))
+    limit = 1 - 0.025 ** (1 / 16)
+    for level, share, interval in ((1e3, 0.0, (0, limit)), (1e-9, 1.0, (1 - limit, 1))):
+        told = burst_probability(sensing, 0.05, steps=40, level=level, runs=16)
+        assert told.value == share
+        np.testing.assert_allclose(told.interval(), interval, atol=1e-9)
+        assert 0.05 < told.standard_error < limit
+
+
 @pytest.mark.slow
 def test_the_burst_probability_is_that_of_full_runs():
     for spread in (5.0, 9.0):

@@ -79,7 +79,8 @@ def burst_probability(
     """The probability that a spurious signal exceeds `level` within `steps` after the true one is learnt.
 
     By simulation with the exact law, from the invariant solution and one column of size `alpha` (what the start left)
-    for each spurious direction: it comes back by noise, or by growth. A run that diverges counts as a burst.
+    for each spurious direction: it comes back by noise, or by growth. A run that diverges counts as a burst. The
+    standard error is never 0, also when none of the runs burst, or all; `interval` is the exact binomial one.
 
     >>> import undertow as ut
     >>> from undertow.environments.bursts import burst_probability
@@ -101,4 +102,4 @@ def burst_probability(
     keys = jax.random.split(jax.random.key(key) if isinstance(key, int) else key, runs)
     numbers = (jnp.asarray(x, jnp.result_type(float)) for x in (step_size, alpha))
     tops = np.asarray(_tops(sensing, keys, *numbers, jnp.asarray(steps)))
-    return Estimate.of(jnp.asarray(~(tops <= level), jnp.result_type(float)))
+    return Estimate.share(~(tops <= level))
