@@ -92,6 +92,32 @@ def test_the_unbiased_rule_has_the_mean_and_the_covariance(pooled, law, x64):
         assert abs(squares.mean() - told) < 5 * squares.std() / np.sqrt(len(draws))
 
 
+@pytest.mark.parametrize("pooled", [False, True])
+def test_the_covariance_is_that_of_an_exact_quadrature(pooled, x64):
+    """A step is a polynomial of degree 4 in x: five Gauss-Hermite points in each direction integrate its square."""
+    d, m, law = 3, 6, Table([[-1.0], [2.0], [0.5]], [0.2, 0.5, 0.3])
+    net = QuadraticNet(d, m, law, pooled=pooled, key=jax.random.key(2), dtype=jnp.float64)
+    u = jax.random.normal(jax.random.key(13), (d, 2), jnp.float64)
+    points, weights = np.polynomial.hermite_e.hermegauss(5)
+    x = np.stack(np.meshgrid(*[points] * d), axis=-1).reshape(-1, d)
+    weight = np.prod(np.stack(np.meshgrid(*[weights] * d), axis=-1).reshape(-1, d), axis=1)
+    weight = weight / weight.sum()
+    one = jax.jit(jax.vmap(lambda x, s: net.gradient(u, (x[None], s[None])).ravel(), in_axes=(0, None)))
+    draws = [np.asarray(one(jnp.asarray(x), s)) for s in law.values]
+    shares = np.asarray(law.probabilities)
+    means = [weight @ g for g in draws]
+    mean = sum(p * g for p, g in zip(shares, means, strict=True))
+    np.testing.assert_allclose(mean, np.asarray(net.mean(u)).ravel(), atol=1e-10)
+    spread = lambda about: sum(
+        p * (g - c).T @ (weight[:, None] * (g - c)) for p, g, c in zip(shares, draws, about, strict=True)
+    )
+    between = sum(p * np.outer(c - mean, c - mean) for p, c in zip(shares, means, strict=True))
+    exact = spread([mean] * 3) / m if pooled else spread(means) / m + between
+    sigma = net.covariance(u)
+    found = jax.jit(jax.vmap(lambda e: sigma.mv(e.reshape(u.shape)).ravel()))(jnp.eye(u.size))
+    np.testing.assert_allclose(found, exact, atol=1e-9)
+
+
 @pytest.mark.slow
 def test_it_filters_one_environment_a_step_and_not_pooled():
     found = {}

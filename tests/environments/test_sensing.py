@@ -8,6 +8,7 @@ from scipy.stats import ks_2samp
 
 import undertow as ut
 from undertow import chunks
+from undertow.noise import sensing
 from undertow.noise.ensembles import Correlated, MatrixNormal, as_ensemble
 from undertow.noise.laws import Table, Uniform
 from undertow.noise.measurements import FreshMeasurements
@@ -59,6 +60,55 @@ def test_the_law_is_that_of_explicit_measurements(law, ensemble, pooled):
     mean = noise.mean(point)
     told = float(noise.covariance(point).trace()) + float(jnp.vdot(mean, mean))
     assert abs(squares.mean() - told) < 5 * squares.std() / np.sqrt(len(squares))
+
+
+def exact_covariance(noise, point):
+    """Cov of the gradient (dense), from the fourth moments of the entries of X and the environments one by one.
+
+    <X, M> X has the second moment E X_a X_b X_c X_d contracted with M twice; Isserlis gives it from E X_a X_b, which is
+    read off the linear map from normals to X.
+    """
+    d, law, m = noise.truth.shape[0], noise.law, noise.m
+    white = np.zeros(noise.ensemble.white(d))
+    jacobian = np.asarray(jax.jacobian(lambda w: noise.ensemble.root(w.reshape(white.shape), d).ravel())(white.ravel()))
+    c = jacobian @ jacobian.T
+    fourth = np.einsum("ab,cd->abcd", c, c) + np.einsum("ac,bd->abcd", c, c) + np.einsum("ad,bc->abcd", c, c)
+    base = np.asarray(noise.problem.residual(point))
+    targets = [(base - np.asarray(noise.problem.spurious(s))).ravel() for s in law.values]
+    means = [c @ t for t in targets]
+    seconds = [np.einsum("abcd,c,d->ab", fourth, t, t) for t in targets]
+    shares = np.asarray(law.probabilities)
+    mean = sum(p * g for p, g in zip(shares, means, strict=True))
+    second = sum(p * s for p, s in zip(shares, seconds, strict=True))
+    if noise.pooled:
+        inside = (second - np.outer(mean, mean)) / m
+    else:
+        inside = sum(
+            p * (s - np.outer(g, g)) / m + p * np.outer(g - mean, g - mean)
+            for p, s, g in zip(shares, seconds, means, strict=True)
+        )
+    pull = lambda flat: jax.flatten_util.ravel_pytree(sensing.pull(flat.reshape(d, d), point))[0]
+    onto = np.asarray(jax.jacobian(pull)(jnp.zeros(d * d)))
+    return onto @ inside @ onto.T
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize(("ensemble", "law"), [("goe", "off the diagonal"), ("full", "table"), ("correlated", "table")])
+def test_the_covariance_is_that_of_its_fourth_moments(ensemble, law, pooled, x64):
+    """Every entry, to rounding; UU' - VV' with the first, U alone with the others."""
+    law, rank = LAWS[law]
+    law = Table(law.values, np.array([0.3, 0.7]))  # in double precision
+    noise = ut.MatrixSensing(
+        4, 3, law, spurious_rank=rank, pooled=pooled, ensemble=_ensembles()[ensemble], key=jax.random.key(3)
+    )
+    point = jax.random.normal(jax.random.key(4), (4, 2))
+    point = {"U": point, "V": point[:, :1] / 2} if ensemble == "goe" else point
+    _, unravel = jax.flatten_util.ravel_pytree(point)
+    sigma = noise.covariance(point)
+    found = jax.jit(jax.vmap(lambda e: jax.flatten_util.ravel_pytree(sigma.mv(unravel(e)))[0]))(
+        jnp.eye(jax.flatten_util.ravel_pytree(point)[0].size)
+    )
+    np.testing.assert_allclose(found, exact_covariance(noise, point), atol=1e-10)
 
 
 @pytest.mark.parametrize(("ensemble", "d"), [*((name, 4) for name in ENSEMBLES), ("goe", 5), ("goe", 1)])
