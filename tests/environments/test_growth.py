@@ -151,39 +151,6 @@ def test_the_window_of_the_paper_is_empty_up_to_a_spread_of_three_thousand():
     assert paper_window(Gaussian(0.0, 1e6))[1] == 0  # unbounded: no step size
 
 
-def test_advice():
-    good = ut.advise(two_point(1.0, 8.0))
-    assert good.probability > 0.95
-    assert good.step_sizes is not None
-    assert good.step_sizes[0] < 0.05 < good.step_sizes[1]
-    assert "bursts return" in str(good)
-    assert "empty" in str(good)
-    late = ut.advise(two_point(1.0, 3.0))
-    assert late.stop is not None
-    assert late.stop[1] < 1000
-    for hopeless in (two_point(1.0, 0.5), [5.0, 4.0, 5.5], Gaussian(3.0, 0.5)):
-        found = ut.advise(hopeless)
-        assert found.step_sizes is None
-        assert "use another method" in str(found)
-    assert "no spurious signal" in str(ut.advise([0.0, 0.0]))
-    assert "one sign" in str(ut.advise(Uniform(0.5, 1.5)))
-
-
-@pytest.mark.slow
-def test_advice_keeps_its_word():
-    """A run at the advised step, stopped in the advised window."""
-    law = two_point(1.0, 6.0)
-    told = ut.advise(law)
-    assert told.stop is not None
-    sensing = ut.MatrixSensing(15, 8000, law)
-    steps = round(1.3 * told.stop[0])
-    run = ut.descend(sensing, sensing.start(1e-3), step_size=told.step_size, steps=steps, key=0, seeds=64,
-                     observe={"seen": sensing.measure}, progress=False)  # fmt: skip
-    seen = run.observed["seen"]
-    assert np.nanmedian(seen["true"][:, -1]) > 0.8
-    assert (seen["spurious"][:, -1] < 0.1).mean() > told.probability - 0.2
-
-
 BAD = {
     "a law that is none": (lambda: ut.lyapunov({"a": 1}, ETA), "give a law"),
     "a negative step": (lambda: ut.lyapunov([1.0], -0.1), r"lyapunov\(step_size=-0.1\)`: `step_size` must be"),
@@ -211,31 +178,3 @@ def test_bad_input_is_explained(what, as_a_user):
     call, sentence = BAD[what]
     with pytest.raises((ValueError, TypeError), match=sentence):
         call()
-
-
-def test_advice_on_data():
-    """One cause, one child whose correlation flips its sign strongly: told, and true for a run at the advised step."""
-    rng = np.random.default_rng(0)
-    groups = np.repeat(np.arange(4), 500)
-    cause = rng.normal(size=2000)
-    y = cause + 0.1 * rng.normal(size=2000)
-    child = np.array([-2.0, 2.5, -1.9, 2.4])[groups] * y + rng.normal(size=2000)
-    told = ut.advise((np.stack([cause, child], axis=1), y, groups))
-    assert told.step_size is not None
-    assert told.step_sizes is not None
-    assert told.stop is not None
-    assert told.step_sizes[0] <= told.step_size <= told.step_sizes[1]
-    assert told.probability > 0.5
-    assert "one sign in all groups: x0." in str(told)
-    # by hand: the growth of u a step at the advised step size, covariances in units of pooled standard deviations
-    child = (child - child.mean()) / child.std()
-    target = (y - y.mean()) / y.std()
-    sizes = [np.mean(child[groups == g] * target[groups == g]) for g in range(4)]
-    exponent = np.mean(np.log(np.abs(1 + 2 * told.step_size * np.array(sizes) * np.sign(np.mean(sizes)))))
-    np.testing.assert_allclose(told.exponent, exponent, rtol=1e-4)
-    hopeless = ut.advise((cause[:, None], y, groups))
-    assert hopeless.step_sizes is None
-    assert "one sign" in str(hopeless)
-    noise = rng.normal(size=(2000, 1)) * np.array([1.0, -1.0, 1.0, -1.0])[groups][:, None]
-    nothing = ut.advise((noise + np.array([1.0, -1.0, 1.0, -1.0])[groups][:, None] * cause[:, None], y, groups))
-    assert "no signal that holds" in str(nothing)
