@@ -77,14 +77,24 @@ def test_the_probability_is_the_share_of_runs_that_are_rid_of_the_signal():
 
 def test_advice_on_several_directions_is_for_the_worst():
     """One direction that is filtered, one that grows: the exponent is the larger, the tail exponent the smaller."""
-    law = Table([[-7.0, -2.0], [9.0, 4.0]])
-    told = ut.advise(law)
+    law, runs = Table([[-7.0, -1.7], [9.0, 3.3]]), 8000
+    told = ut.advise(law, horizon=200, runs=runs)
     each = [ut.lyapunov(law.component(j), told.step_size) for j in range(2)]
     np.testing.assert_allclose(told.exponent, max(each), rtol=1e-6)
-    np.testing.assert_allclose(told.tail, min(burst_exponent(law, told.step_size)), rtol=1e-5)
+    tails = burst_exponent(law, told.step_size)
+    np.testing.assert_allclose(told.tail, min(tails), rtol=1e-5)
     assert np.ptp(each) > 1e-3
-    both = [filtered(mean, spread, told.step_size, 1e-3, 1000) for mean, spread in ((1.0, 8.0), (1.0, 3.0))]
-    assert abs(told.probability - both[1]) < 5 * np.sqrt(2 * 0.25 / 1000) < abs(both[0] - both[1])
+    assert np.ptp(tails) > 0.1
+    other, share = (filtered(mean, spread, told.step_size, 1e-3, runs) for mean, spread in ((1.0, 8.0), (0.8, 2.5)))
+    assert abs(told.probability - share) < 5 * np.sqrt(2 * share * (1 - share) / runs) < abs(other - share)
+
+
+def test_of_equally_good_step_sizes_the_fastest_to_filter_is_best():
+    """A signal that is negative in all environments always dies: the best step size has the least exponent."""
+    law = two_point(-3.0, 2.0)
+    told = ut.advise(law, horizon=300)
+    assert told.probability == 1
+    assert told.exponent == pytest.approx(min(ut.lyapunov(law, eta) for eta in np.geomspace(*told.step_sizes, 300)))
 
 
 def test_a_horizon_cuts_the_window():
@@ -131,6 +141,9 @@ def test_advice_on_data():
     sizes = [np.mean(child[groups == g] * target[groups == g]) for g in range(4)]
     exponent = np.mean(np.log(np.abs(1 + 2 * told.step_size * np.array(sizes) * np.sign(np.mean(sizes)))))
     np.testing.assert_allclose(told.exponent, exponent, rtol=1e-4)
+    # and that of the cause, which comes up from alpha = 1e-3 in log(1000)/log(1 + 2 eta c) steps
+    c = np.mean((cause - cause.mean()) / cause.std() * target)
+    assert told.stop[0] == np.ceil(1.15 * np.log(1000) / np.log1p(2 * told.step_size * c))
     hopeless = ut.advise((cause[:, None], y, groups))
     assert hopeless.step_sizes is None
     assert "one sign" in str(hopeless)

@@ -134,6 +134,33 @@ def test_noise_reseeds_what_was_filtered():
     assert (kicked > 0.5).mean() > (calm > 0.5).mean() + 0.3
 
 
+def test_the_scalar_map_of_one_environment_is_a_recursion():
+    """q <- q (1 + eta (s - q^2)) from above and below: the end, and the largest value on the way with the start."""
+    for alpha in (0.9, 1e-2):
+        q, top = alpha, alpha**2
+        for _ in range(60):
+            q = q * (1 + 0.1 * (0.5 - q**2))
+            top = max(top, q**2)
+        end, largest = scalar_map([0.5], 0.1, steps=60, key=0, runs=2, alpha=alpha)
+        np.testing.assert_allclose(end, q**2, rtol=1e-4)
+        np.testing.assert_allclose(largest, top, rtol=1e-4)
+
+
+def test_a_floor_adds_a_random_walk():
+    """Without a signal E q^2 = alpha^2 + steps floor^2, q so small that q^3 does not matter."""
+    end, _ = scalar_map([0.0], 0.1, steps=50, key=0, runs=4000, alpha=1e-4, floor=1e-3)
+    assert abs(end.mean() - 50e-6) < 5 * end.std() / np.sqrt(len(end))
+
+
+def test_a_phase_diagram_without_spread_is_a_recursion():
+    """q^2 goes to the mean: all runs are below a level that is a little above it, none below one a little below."""
+    for level, share in ((0.39, 0), (0.41, 1)):
+        assert phase_diagram([0.4], [0.0], 0.1, steps=400, key=0, runs=32, level=level) == share
+    first, second = phase_diagram([1.0], [3.5, 3.5], ETA, steps=200, key=0, runs=1024).ravel()
+    assert first != second  # cells are independent
+    assert abs(first - second) < 5 * np.sqrt(2 * 0.25 / 1024)
+
+
 def test_a_phase_diagram_has_the_transition_in_it():
     spreads = np.array([1.0, 3.5, 9.0])
     share = phase_diagram([0.5, 1.0], spreads, ETA, steps=200, key=0, runs=1000)
