@@ -125,15 +125,18 @@ ERRATA: tuple[Erratum, ...] = (
     Erratum(
         paper="zero_loss",
         place="Lemma 4.5, Eq. (9), and Eq. (10)",
-        printed="plus signs before the tangent and the mixed part of the second derivative of Phi",
+        printed="plus signs before the tangent and the mixed part of the second derivative of Phi; Lemma C.4, from "
+        "which (9) is said to follow, prints the right minus signs",
         right="all three parts have a minus sign",
         claim="d2phi-signs",
     ),
     Erratum(
         paper="zero_loss",
-        place="Corollary 5.1, Eq. (11)",
-        printed="isotropic noise regularises by -1/2 P grad ln |H|_+ (the proof loses a factor 1/2)",
-        right="-1/4 P grad ln |H|_+, and ln |H|_+, not |H|_+, is the sum of the logarithms of the nonzero eigenvalues",
+        place="Corollary 5.1, Eq. (11) and its proof",
+        printed="|H|_+ is the sum of the logarithms of the nonzero eigenvalues. The fraction before P grad ln |H|_+ "
+        "in (11) is illegible in the text that was used; -1/2 is inferred from the proof, which shows P grad ln |H|_+ "
+        "= P d3L[H^+] for use in (10) and never says that L_H^-1(I - P) is H^+/2",
+        right="ln |H|_+ is that sum, and the coefficient is -1/4",
         claim="isotropic-quarter",
     ),
     Erratum(
