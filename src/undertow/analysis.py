@@ -1,5 +1,6 @@
 """A model of one's own, looked at: its symmetries, where noise will take their charges, and what to do about it."""
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ from undertow.noise.base import AbstractNoise
 from undertow.noise.label import LabelNoise
 from undertow.noise.minibatch import Minibatch
 from undertow.problem import AbstractProblem, AbstractSampled, Population, Regression
+from undertow.symmetry import precision
+from undertow.symmetry.equilibrium import NoFiniteEquilibrium
 from undertow.symmetry.flow import noether_flow
 from undertow.symmetry.forecast import Forecast, forecast, largest_curvature, relaxation_times, trace_of_hessian
 from undertow.symmetry.generators import Scaling
@@ -113,6 +116,7 @@ def analyze(
         noise = Minibatch(noise, size)
     validate.params_of_floats("analyze", params)
     noise.check(params)
+    noise, params = precision.widened((noise, params))
     key = jax.random.key(key) if isinstance(key, int) else key
     problem = noise.problem
     looked = problem.sample(key, 1024) if isinstance(problem, Population) else problem
@@ -167,7 +171,9 @@ def _forecast(
 ) -> Forecast | None:
     """None where the noise vanishes, so that there is no equilibrium to speak of."""
     try:
-        return forecast(noise, found, params, step_size=step_size, weight_decay=weight_decay, key=key)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NoFiniteEquilibrium)  # the sentences say so
+            return forecast(noise, found, params, step_size=step_size, weight_decay=weight_decay, key=key)
     except ValueError as error:
         if "vanishes along the symmetry" in str(error):
             return None
@@ -183,7 +189,7 @@ def _row(
     total = float(jnp.sum(jnp.abs(powered.plus)) + jnp.sum(jnp.abs(powered.minus)))
     size = lambda x: float(jnp.sqrt(jnp.sum(jnp.square(x))))
     amount = np.asarray(seen.equilibrium.amount[index])
-    if amount.ndim == 2:
+    if amount.ndim == 2 and np.isfinite(amount).all():
         amount = np.linalg.eigvalsh(amount)
     finite = np.abs(amount[np.isfinite(amount)])
     everywhere = seen.equilibrium.infinite[index] and not finite.size
@@ -231,13 +237,16 @@ def _sentences(a: Analysis) -> list[str]:
             "where they are."
         )
     for symmetry, row in zip(a.symmetries, a.rows, strict=False):
-        if row.infinite and isinstance(symmetry, Scaling):
+        if row.infinite and isinstance(symmetry, Scaling) and a.weight_decay == 0:
             said.append(
                 f"{row.name}: the norm only grows, without bound; the effective step size falls with it. A weight "
                 "decay gives it an equilibrium."
             )
         elif row.infinite:
-            said.append(f"{row.name}: {row.infinite} directions have one-sided noise and drift without bound.")
+            said.append(
+                f"{row.name}: {row.infinite} directions have no finite equilibrium: noise and weight decay push them "
+                "one way only."
+            )
         if row.dead:
             said.append(f"{row.name}: {row.dead} of {row.generators} have no gradient on this data (dead); left out.")
         if np.isfinite(row.relaxation) and row.moved > 1.05:

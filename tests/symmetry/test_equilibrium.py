@@ -8,6 +8,8 @@ import pytest
 
 import undertow as ut
 from undertow.symmetry import closed_forms
+from undertow.symmetry.equilibrium import NoFiniteEquilibrium
+from undertow.symmetry.recession import directions_at_infinity
 
 ETA = 0.02
 
@@ -169,15 +171,170 @@ def test_a_deep_linear_net_satisfies_the_pairwise_equations(x64):
 def test_norms_that_only_grow_have_their_equilibrium_at_infinity(x64):
     problem = ut.Problem(nets.normalised, double(nets.data()))
     params = double(nets.weights(u=(2, 3), w=(3, 2)))
-    found = ut.equilibrium(ut.Minibatch(problem, 4), nets.SCALE, params, step_size=ETA)
-    assert np.isposinf(found.amount[0])
-    assert found.infinite == (1,)
-    np.testing.assert_array_equal(found.params["w"], params["w"])
-    decayed = ut.equilibrium(ut.Minibatch(problem, 4), nets.SCALE, params, step_size=ETA, weight_decay=0.1)
-    assert np.isfinite(decayed.amount[0])
-    assert decayed.residual < 1e-10
-    one_sided = ut.Exponential({"u": jnp.zeros((2, 3)), "w": jnp.ones((3, 2))})
-    assert np.isposinf(ut.equilibrium(ut.Minibatch(problem, 4), one_sided, params, step_size=ETA).amount[0])
+    noise = ut.Minibatch(problem, 4)
+    one_sided = ut.Exponential({"u": jnp.zeros((2, 3)), "w": 3 * jnp.ones((3, 2))}, label="three times the norm")
+    for symmetry, name in ((nets.SCALE, "scaling of w"), (one_sided, "three times the norm")):
+        with pytest.warns(NoFiniteEquilibrium, match=f"1 of 1 symmetries have no finite equilibrium: {name}"):
+            found = ut.equilibrium(noise, symmetry, params, step_size=ETA)
+        assert np.isposinf(found.amount[0])
+        assert found.infinite == (1,)
+        assert found.residual == pytest.approx(1.0, rel=1e-9)  # nothing pushes back
+        assert f"{name}: residual 1, 1 of 1 direction at infinity" in str(found)
+        np.testing.assert_array_equal(found.params["w"], params["w"])
+        assert float(ut.noether_flow(noise, symmetry, params, step_size=ETA).rate) > 0
+
+
+def weight_norm():
+    """Weight normalisation behind a linear layer: a scale without an equilibrium, and a rescaling with one."""
+    x, y = double(nets.data())
+    loss = lambda p, s: (p["g"] * (p["v"] @ (p["w"] @ s[0])) / jnp.linalg.norm(p["v"]) - s[1][0]) ** 2
+    problem = ut.Problem(loss, (x, y))
+    return ut.Minibatch(problem, 4), double({"g": jnp.array(3.0), **nets.weights(v=(3,), w=(3, 2))})
+
+
+@pytest.mark.parametrize("kind", [ut.Rescaling, ut.Exponential])
+def test_a_symmetry_at_infinity_does_not_hold_up_the_others(x64, kind):
+    noise, params = weight_norm()
+    scale = ut.Scaling(lambda p: p["v"])
+    if kind is ut.Rescaling:
+        other = ut.Rescaling(lambda p: p["g"], lambda p: p["w"])
+    else:  # the same generator through the solver of families that do not commute
+        other = ut.Exponential(lambda v: {"g": v["g"], "v": 0 * v["v"], "w": -v["w"]}, label="g against w")
+    alone = ut.equilibrium(noise, other, params, step_size=ETA)
+    with pytest.warns(NoFiniteEquilibrium, match="1 of 2 symmetries have no finite equilibrium: scaling of v"):
+        both = ut.equilibrium(noise, [scale, other], params, step_size=ETA)
+    assert both.infinite == (1, 0)
+    assert both.sweeps <= 3
+    assert both.residuals[0] == both.residual == pytest.approx(1.0)
+    assert both.residuals[1] < 1e-8
+    for a, b in zip(jax.tree.leaves(both.params), jax.tree.leaves(alone.params), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-8)
+    rate = lambda p: float(ut.noether_flow(noise, other, p, step_size=ETA).rate)
+    assert abs(rate(both.params)) < 1e-8 * abs(rate(params))
+
+
+def test_weight_decay_gives_a_scale_its_closed_form(x64):
+    """d|w|^2/dt = -4 gamma |w|^2 + eta s with s |w|^2 the same along the orbit: |w|^4 = eta s |w|^2/(4 gamma)."""
+    noise, params = weight_norm()
+    decay = 0.003
+    per_sample = noise.problem.sample_gradients(params)["v"]
+    spread = float(jnp.sum(jnp.var(per_sample, axis=0))) / 4  # batches of four
+    expected = ETA * spread * float(jnp.sum(params["v"] ** 2)) / (4 * decay)
+    found = ut.equilibrium(noise, ut.Scaling(lambda p: p["v"]), params, step_size=ETA, weight_decay=decay)
+    assert found.infinite == (0,)
+    assert found.residual < 1e-10
+    np.testing.assert_allclose(jnp.sum(found.params["v"] ** 2) ** 2, expected, rtol=1e-10)
+
+
+@pytest.mark.parametrize("radius", [0.3, 3.0])
+def test_sgd_with_weight_decay_takes_a_scale_there(radius):
+    """The gradient of +-angle is 1/r across the radius, so r^2 goes to (1 - 2 eta gamma)^2 r^2 + eta^2/r^2 at a step.
+
+    Its fixed point is r^4 = eta/(4 gamma (1 - eta gamma)), whatever the draws.
+    """
+    problem = ut.Problem(lambda p, z: z * jnp.arctan2(p[1], p[0]), jnp.array([1.0, -1.0]))
+    noise, eta, decay = ut.Minibatch(problem, 1), 0.05, 0.05
+    start = radius * jnp.array([0.6, 0.8])
+    told = ut.equilibrium(noise, ut.Scaling(lambda p: p), start, step_size=eta, weight_decay=decay).params
+    run = ut.descend(
+        noise, start, step_size=eta, weight_decay=decay, steps=1000, key=0, progress=False,
+        observe={"square": lambda p: jnp.sum(p**2)},
+    )  # fmt: skip
+    expected = float(jnp.sum(told**2)) / np.sqrt(1 - eta * decay)
+    np.testing.assert_allclose(run.observed["square"][..., -1], expected, rtol=1e-5)
+    np.testing.assert_allclose(expected**2, eta / (4 * decay * (1 - eta * decay)), rtol=1e-5)
+
+
+def fields():
+    """Three weights whose directions alone count, so that each may be scaled: noise pushes all of them outwards."""
+    x, y = double(nets.data(inputs=3))
+    unit = lambda v: v / jnp.linalg.norm(v)
+    loss = lambda p, s: (unit(p["a"]) @ s[0] + unit(p["b"]) @ s[0] ** 2 + unit(p["c"]) @ jnp.sin(s[0]) - s[1][0]) ** 2
+    return ut.Minibatch(ut.Problem(loss, (x, y)), 4), double(nets.weights(a=(3,), b=(3,), c=(3,)))
+
+
+COMBINED = {
+    # (a b | c) + (c a | b) scales a alone; none of the two has an equilibrium at infinity by itself
+    "rescalings": (
+        ut.Rescaling(lambda p: (p["a"], p["b"]), lambda p: p["c"], label="first"),
+        ut.Rescaling(lambda p: (p["c"], p["a"]), lambda p: p["b"], label="second"),
+    ),
+    "diagonal generators": (
+        ut.Exponential({"a": jnp.ones(3), "b": -jnp.ones(3), "c": jnp.zeros(3)}, label="first"),
+        ut.Exponential({"a": -jnp.ones(3), "b": 2 * jnp.ones(3), "c": jnp.zeros(3)}, label="second"),
+    ),
+    "functions": (
+        ut.Exponential(lambda v: {"a": v["a"], "b": -v["b"], "c": 0 * v["c"]}, label="first"),
+        ut.Exponential(lambda v: {"a": -v["a"], "b": 2 * v["b"], "c": 0 * v["c"]}, label="second"),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [k if k != "functions" else pytest.param(k, marks=pytest.mark.slow) for k in COMBINED])
+def test_a_combination_at_infinity_is_found(x64, kind):
+    noise, params = fields()
+    first, second = COMBINED[kind]
+    for alone in (first, second):
+        assert ut.equilibrium(noise, alone, params, step_size=ETA).residual < 1e-9
+    with pytest.warns(NoFiniteEquilibrium, match="first, 1 of 1 direction at infinity together with second"):
+        both = ut.equilibrium(noise, [first, second], params, step_size=ETA)
+    assert both.infinite == (1, 1)
+    assert both.together == ((0, 1),)
+    np.testing.assert_allclose(both.params["a"], params["a"])
+    assert all(np.isposinf(a) for a in both.amount)
+
+
+def test_a_linear_programme_knows_which_directions_fall(x64):
+    """Against brute force: all directions with small whole coefficients, for random signs of three generators."""
+    rng = np.random.default_rng(0)
+    grid = np.array(list(np.ndindex(5, 5, 5))) - 2
+    params = jnp.ones(4)
+    seen = set()
+    for _ in range(60):
+        columns = rng.integers(-1, 2, (4, 3))
+        noise = rng.integers(0, 2, 4)
+        weights, decay = rng.integers(0, 2, 4), float(rng.integers(0, 2))
+        symmetries = tuple(ut.Exponential(jnp.asarray(c, float)) for c in columns.T)
+        found = directions_at_infinity(symmetries, params * weights, jnp.asarray(noise, float), decay)
+        change = grid @ columns.T  # (directions, entries)
+        falls = (change * noise >= 0).all(1) & (change * weights * decay <= 0).all(1)
+        falls &= ((change * noise) ** 2 + (change * weights * decay) ** 2).sum(1) > 0
+        assert bool(found) == bool(falls.any()), (columns, noise, weights, decay)
+        seen.add(bool(found))
+        for direction in found:
+            moved = columns @ np.array(direction)
+            assert (moved * noise >= -1e-9).all()
+            assert (moved * weights * decay <= 1e-9).all()
+        held = np.any([np.array(d) != 0 for d in found], axis=0) if found else np.zeros(3, bool)
+        assert not falls[(grid[:, held] == 0).all(1)].any()  # what is left has a finite equilibrium
+    assert seen == {True, False}
+
+
+def lora(p, s):
+    return nets.square(p["base"] @ s[0] + p["B"] @ (p["A"] @ s[0]), s[1])
+
+
+def test_a_factor_of_zero_has_no_finite_equilibrium(x64):
+    """At B = 0 only B has noise. The pair beside it, which has an equilibrium, goes there."""
+    x, y = double(nets.data(samples=40, inputs=4, outputs=3))
+    params = double(nets.weights(base=(3, 4), A=(2, 4), U=(3, 2), W=(2, 4)) | {"B": jnp.zeros((3, 2))})
+    problem = ut.Problem(lambda p, s: lora(p, s) + nets.linear_net(p, (s[0], 2 * s[1])), (x, y))
+    noise = ut.Minibatch(problem, 4)
+    adapter = ut.DoubleRotation(lambda p: p["B"], lambda p: p["A"])
+    with pytest.warns(NoFiniteEquilibrium, match=r"1 of 2 .*GL\(2\) between B and A, 2 of 2 directions at infinity"):
+        found = ut.equilibrium(noise, [nets.FACTORS, adapter], params, step_size=ETA)
+    assert found.infinite == (0, 2)
+    assert found.sweeps <= 3
+    assert found.residuals[0] < 1e-8
+    rescaled = ut.Rescaling(lambda p: p["B"], lambda p: p["A"])
+    with pytest.warns(NoFiniteEquilibrium, match="rescaling, A against B"):
+        ut.equilibrium(noise, rescaled, params, step_size=ETA)
+
+
+def test_too_few_sweeps_are_said():
+    noise = ut.Minibatch(ut.Problem(nets.relu_net, nets.data()), 4)
+    with pytest.warns(UserWarning, match="not converged after 1 sweeps"):
+        ut.equilibrium(noise, nets.RELU_LAYERS, nets.relu_params(), step_size=ETA, max_sweeps=1)
 
 
 def test_dead_neurons_are_left_out_and_listed(x64):
@@ -196,8 +353,9 @@ def test_no_noise_at_all_is_an_error(x64):
     params = double(nets.weights(U=(2, 3), W=(3, 2)))
     problem = ut.Problem(nets.linear_net, (x, x @ params["W"].T @ params["U"].T))  # interpolated
     rescaling = ut.Rescaling(lambda p: p["U"], lambda p: p["W"])
-    with pytest.raises(ValueError, match="every point of its orbit is an equilibrium"):
-        ut.equilibrium(ut.Minibatch(problem, 2), rescaling, params, step_size=ETA)
+    for symmetry in (rescaling, nets.FACTORS):
+        with pytest.raises(ValueError, match="every point of its orbit is an equilibrium"):
+            ut.equilibrium(ut.Minibatch(problem, 2), symmetry, params, step_size=ETA)
 
 
 BAD = {

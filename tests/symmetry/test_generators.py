@@ -133,3 +133,51 @@ def test_bad_input_is_explained(what, as_a_user):
     call, sentence = BAD[what]
     with pytest.raises((ValueError, TypeError), match=sentence):
         call()
+
+
+HUGE = {
+    "neurons": (nets.RELU_LAYERS[0], nets.relu_params()),
+    "scaling": (nets.SCALE, nets.weights(u=(2, 3), w=(3, 2))),
+    "rotation": (nets.FACTORS, nets.weights(U=(2, 3), W=(3, 2))),
+    "diagonal generator": (ut.Exponential({"U": jnp.ones((2, 3)), "W": -jnp.ones((3, 2))}), nets.weights(U=(2, 3), W=(3, 2))),
+    "generator as a function": (ut.Exponential(lambda v: v[::-1]), jnp.array([1.0, 2.0])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", HUGE)
+def test_amounts_out_of_range_are_refused(what, as_a_user):
+    """At once: the exponential of a function took a number of steps in proportion to the amount."""
+    symmetry, params = HUGE[what]
+    for amount in (1e30, -1e30):
+        with pytest.raises(ValueError, match=r"overflows; give amounts between -88\.\d and 88\.\d"):
+            symmetry.orbit(params, amount)
+    for amount in (np.nan, np.inf, -np.inf):
+        with pytest.raises(ValueError, match=rf"`amount` is {amount}; give finite numbers"):
+            symmetry.orbit(params, amount)
+    shape = np.shape(symmetry.charge(params))
+    if shape:
+        with pytest.raises(ValueError, match="give finite numbers"):
+            symmetry.orbit(params, np.full(shape, np.nan))
+    assert all(np.isfinite(x).all() for x in jax.tree.leaves(symmetry.orbit(params, 40.0)))
+
+
+def test_amounts_out_of_range_inside_jit_do_not_hang():
+    symmetry, params = HUGE["generator as a function"]
+    moved = jax.jit(symmetry.orbit)
+    for amount in (1e30, -1e30, jnp.nan, jnp.inf):
+        assert np.isnan(moved(params, amount)).all()
+    np.testing.assert_allclose(moved(params, 1.0), symmetry.orbit(params, 1.0))
+
+
+def test_half_precision_is_checked_in_single():
+    """A broken symmetry does not hide in the rounding of bfloat16, and a true one is not lost in it."""
+    cast = lambda tree: jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree)
+    params, neurons = (
+        cast(nets.weights(o=(2, 3), i=(3, 2))),
+        ut.Rescaling(lambda p: p["o"], lambda p: p["i"], neurons=True),
+    )
+    nearly = lambda h: jax.nn.relu(h) + 0.02 * jnp.tanh(h)
+    for act, holds in ((jax.nn.relu, True), (nearly, False)):
+        loss = lambda p, s, act=act: nets.square(p["o"] @ act(p["i"] @ s[0]), s[1])
+        found = neurons.check(ut.Problem(loss, cast(nets.data())), params, jax.random.key(0))
+        assert found.holds == holds, found

@@ -120,3 +120,35 @@ def test_the_seed_decides_nothing(x64):
     for seed in range(3):
         assert total(ut.find_symmetries(problem, params, key=seed), params) == count
     assert np.isfinite(count)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision_finds_what_single_does(dtype):
+    """In half precision the null space of the rounded gradients has 150 to 200 dimensions."""
+    loss, params, count = nets.ARCHITECTURES["ReLU with biases"]
+    half = lambda tree: jax.tree.map(lambda x: x.astype(dtype), tree)
+    found = ut.find_symmetries(ut.Problem(loss, half(nets.data())), half(params))
+    assert [s.describe(params) for s in found] == ["rescaling of 3 neurons, b, i against o"]
+    assert total(found, params) == count
+    for symmetry in found:
+        assert symmetry.check(ut.Problem(loss, nets.data()), params, jax.random.key(0)).holds
+
+
+def test_a_loss_that_computes_in_half_precision_is_refused():
+    loss, params, count = nets.ARCHITECTURES["two-layer linear"]
+    half = lambda tree: jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree)
+    inside = lambda p, s: loss(half(p), s).astype(jnp.float32)
+    for rounded in (inside, jax.jit(inside), jax.checkpoint(inside)):
+        with pytest.raises(ValueError, match="the loss computes in bfloat16"):
+            ut.find_symmetries(ut.Problem(rounded, nets.data()), params)
+    # data may be rounded: every sample has the symmetry, whatever its numbers
+    coarse = jax.jit(lambda p, s: loss(p, half(s)))
+    assert total(ut.find_symmetries(ut.Problem(coarse, nets.data()), params), params) == count
+
+
+def test_a_loss_that_computes_in_single_precision_is_judged_by_that(x64):
+    loss, params, count = nets.ARCHITECTURES["two-layer linear"]
+    cast = lambda tree, dtype: jax.tree.map(lambda x: x.astype(dtype), tree)
+    inside = lambda p, s: loss(cast(p, jnp.float32), cast(s, jnp.float32))
+    found = ut.find_symmetries(ut.Problem(inside, nets.data()), cast(params, jnp.float64))
+    assert total(found, params) == count

@@ -20,6 +20,7 @@ from jaxtyping import Array, Float, PyTree
 from undertow import trees, validate
 from undertow.noise.base import AbstractNoise
 from undertow.problem import Population
+from undertow.symmetry import precision
 from undertow.symmetry.generators import AbstractSymmetry
 from undertow.validate import Number
 
@@ -85,6 +86,7 @@ def deviation(
         raise TypeError(f"`deviation(breaking=...)`: a {type(breaking).__name__}; give a function of params.")
     validate.finite_number("deviation", "step_size", step_size)
     symmetry.refuse(params)
+    noise, params = precision.widened((noise, params))
     point, gradient, least = _minimum(noise, params)
     scale = float(jnp.finfo(jax.tree.leaves(params)[0].dtype).eps) ** 0.5
     if not float(gradient) <= scale:

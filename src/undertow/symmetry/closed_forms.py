@@ -54,6 +54,8 @@ class Balance(NamedTuple):
     to zero. One in which a factor has no noise: both stay as they are."""
     silent: Array
     """Directions without noise and weight decay on either side: nothing moves them."""
+    balanced: Array
+    """The projector on the directions inside that have an equilibrium."""
 
 
 def rotation(
@@ -95,7 +97,7 @@ def rotation(
     back = (vectors / jnp.sqrt(values)[None]) @ vectors.T
     amount = basis @ ((vectors * (jnp.log(values) / 2)[None]) @ vectors.T) @ basis.T
     balanced = u @ there @ basis.T + left @ beside @ beside.T, basis @ (back @ w) + beside @ (beside.T @ right)
-    return Balance(*balanced, amount, d - _rank(heard) - silent, silent)
+    return Balance(*balanced, amount, d - _rank(heard) - silent, silent, basis @ basis.T)
 
 
 def _range(matrix: Array, clear: float | None = None) -> Array:

@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Key, PyTree
 from undertow import validate
 from undertow.noise.base import AbstractNoise
 from undertow.problem import AbstractSampled, Population
+from undertow.symmetry import precision
 from undertow.symmetry.generators import AbstractSymmetry
 from undertow.symmetry.powers import mean_gradient, powers, route
 from undertow.validate import Number
@@ -54,6 +55,7 @@ def noether_flow(
     In continuous time dC/dt = -4 gamma C + eta/2 Tr[Sigma A]; in one step, exactly,
     E dC = -4 eta gamma (1 - eta gamma) C + eta^2/2 (g'Ag + Tr[Sigma A]), g the mean gradient. A loss that has the
     symmetry only approximately is refused unless `approximate=True`; then both carry the term -g'A params.
+    Half-precision params and data are computed with in float32.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
@@ -66,9 +68,11 @@ def noether_flow(
     """
     _refuse(noise, symmetry, step_size, weight_decay)
     validate.finite_number("noether_flow", "momentum", momentum, below=1.0)
+    noise, params = precision.widened((noise, params))
     if not approximate:
         refuse_broken("noether_flow", noise, symmetry, params, key)
-    numbers = (jnp.asarray(x, jax.tree.leaves(params)[0].dtype) for x in (step_size, weight_decay, momentum))
+    dtype = jnp.result_type(*jax.tree.leaves(params))
+    numbers = (jnp.asarray(x, dtype) for x in (step_size, weight_decay, momentum))
     plain = isinstance(momentum, float | int) and momentum == 0
     fields = _flow(noise, symmetry, params, *numbers)
     per_step = fields.pop("per_step")

@@ -14,6 +14,7 @@ from undertow import trees, validate
 from undertow.estimate import Estimate
 from undertow.noise.base import AbstractNoise
 from undertow.problem import AbstractProblem, Population
+from undertow.symmetry import precision
 from undertow.symmetry.equilibrium import Equilibrium, equilibrium
 from undertow.symmetry.generators import AbstractSymmetry, DoubleRotation
 from undertow.symmetry.powers import powers
@@ -59,6 +60,7 @@ def forecast(
     """
     several = (symmetries,) if isinstance(symmetries, AbstractSymmetry) else tuple(symmetries)
     key = jax.random.key(key) if isinstance(key, int) else key
+    noise, params = precision.widened((noise, params))
     found = equilibrium(noise, several, params, step_size=step_size, weight_decay=weight_decay)
     problem = noise.problem.sample(key, 1024) if isinstance(noise.problem, Population) else noise.problem
     times = [relaxation_times(noise, s, found.params, step_size=step_size, weight_decay=weight_decay) for s in several]
@@ -86,6 +88,7 @@ def relaxation_times(
     """
     validate.finite_number("relaxation_times", "step_size", step_size, least=np.finfo(float).tiny)
     eta, gamma = float(step_size), float(weight_decay)
+    noise, params = precision.widened((noise, params))
     noise_sum, weight_sum = (np.asarray(x, np.float64) for x in _totals(noise, symmetry, params))
     if isinstance(symmetry, DoubleRotation):
         noise_sum, weight_sum = noise_sum[None], weight_sum[None]

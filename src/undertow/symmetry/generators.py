@@ -16,7 +16,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import trees, validate
 from undertow.problem import AbstractSampled, Population
-from undertow.symmetry import selection
+from undertow.symmetry import precision, selection
 from undertow.symmetry.selection import Pick
 
 __all__ = [
@@ -63,7 +63,11 @@ class AbstractSymmetry(eqx.Module):
 
     @abstractmethod
     def orbit(self, params: PyTree, amount: Any) -> PyTree:
-        """exp(amount A) params; for a family, `amount` has the shape of the charge (or is one number for all)."""
+        """exp(amount A) params; for a family, `amount` has the shape of the charge (or is one number for all).
+
+        An amount that is not finite, or so large that exp(amount A) overflows in the type of params, is refused; inside
+        `jit`, where it cannot be looked at, the result is then not finite.
+        """
 
     @abstractmethod
     def norm(self, vector: PyTree) -> Float[Array, ""]:
@@ -109,12 +113,12 @@ class AbstractSymmetry(eqx.Module):
     ) -> Violation:
         """Whether the loss of `problem` has this symmetry at params, by how much not."""
         self.refuse(params)
+        problem, params = precision.widened((problem, params))
         if isinstance(problem, Population):
             problem = problem.sample(jax.random.fold_in(key, 0), samples)
         few = _some(problem, jax.random.fold_in(key, 1), samples)
         loss, gradient = _violation(self, few, params, jax.random.fold_in(key, 2))
-        dtype = jax.tree.leaves(params)[0].dtype
-        return Violation(float(loss), float(gradient), float(jnp.finfo(dtype).eps) ** 0.5)
+        return Violation(float(loss), float(gradient), precision.rounding(params) ** 0.5)
 
 
 def _some(problem: AbstractSampled, key: Key[Array, ""], samples: int) -> Any:
@@ -164,6 +168,7 @@ class AbstractDiagonal(AbstractSymmetry):
 
     def orbit(self, params: PyTree, amount: Any) -> PyTree:
         self.refuse(params)
+        _refuse_amount(type(self).__name__, amount, params)
         return jax.tree.map(lambda p, log: p * jnp.exp(log), params, self.logs(params, amount))
 
     def norm(self, vector: PyTree) -> Float[Array, ""]:
@@ -317,6 +322,7 @@ class DoubleRotation(AbstractSymmetry):
         amount = jnp.asarray(amount, u.dtype)
         if amount.ndim == 0:
             amount = amount * jnp.eye(u.shape[1], dtype=u.dtype)
+        _refuse_amount("DoubleRotation", amount, params)
         values, vectors = jnp.linalg.eigh((amount + amount.T) / 2)
         there = (vectors * jnp.exp(values)[None]) @ vectors.T
         back = (vectors * jnp.exp(-values)[None]) @ vectors.T
@@ -378,9 +384,12 @@ class Exponential(AbstractSymmetry):
 
     def orbit(self, params: PyTree, amount: Any) -> PyTree:
         self.refuse(params)
+        leaves = [leaf for leaf in jax.tree.leaves((params, self.generator)) if eqx.is_array(leaf)]
+        size = float(_largest(self, params)) if all(map(validate.concrete, leaves)) else 0.0
+        _refuse_amount("Exponential", amount, params, size)
         if not callable(self.generator):
             return jax.tree.map(lambda a, p: p * jnp.exp(amount * jnp.asarray(a, p.dtype)), self.generator, params)
-        return _exponential(self.apply, params, jnp.asarray(amount, jax.tree.leaves(params)[0].dtype))
+        return _exponential(self, params, jnp.asarray(amount, jax.tree.leaves(params)[0].dtype))
 
     def norm(self, vector: PyTree) -> Float[Array, ""]:
         image = self.apply(vector)
@@ -420,27 +429,57 @@ def _asymmetry(symmetry: Exponential, params: PyTree) -> Array:
     return jnp.abs(trees.dot(x, two) - trees.dot(y, one)) / scale
 
 
-def _exponential(apply: Callable[[PyTree], PyTree], vector: PyTree, amount: Array) -> PyTree:
-    """exp(amount A) v by Taylor series of 18 terms, in so many steps that each has |amount A| <= 1."""
-    probe = trees.standard_normal(jax.random.key(0), vector)
+@eqx.filter_jit
+def _largest(symmetry: Exponential, params: PyTree) -> Array:
+    """The largest eigenvalue of A in absolute value, by power iteration (from below)."""
+    probe = trees.standard_normal(jax.random.key(0), params)
 
     def power(v: PyTree, _: None) -> tuple[PyTree, Array]:
-        image = apply(v)
+        image = symmetry.apply(v)
         size = jnp.sqrt(trees.dot(image, image))
         return trees.scale(1 / jnp.maximum(size, 1e-30), image), size
 
-    largest = jnp.max(jax.lax.scan(power, trees.scale(1 / jnp.sqrt(trees.dot(probe, probe)), probe), None, 20)[1])
-    count = jnp.ceil(2 * jnp.abs(amount) * largest) + 1  # twice: the power iteration finds the norm from below
+    start = trees.scale(1 / jnp.sqrt(trees.dot(probe, probe)), probe)
+    return jnp.max(jax.lax.scan(power, start, None, 20)[1])
+
+
+def _exponential(symmetry: Exponential, vector: PyTree, amount: Array) -> PyTree:
+    """exp(amount A) v by Taylor series of 18 terms, in steps with |amount A| <= 1; NaN where it overflows."""
+    length = jnp.abs(amount) * _largest(symmetry, vector)
+    within = length <= _reach(vector)  # false for NaN
+    count = jnp.ceil(2 * jnp.where(within, length, 0)) + 1  # twice: the power iteration finds the norm from below
 
     def step(_: Any, v: PyTree) -> PyTree:
         def term(carry: tuple[PyTree, PyTree], k: Array) -> tuple[tuple[PyTree, PyTree], None]:
             total, last = carry
-            last = trees.scale(amount / (count * k), apply(last))
+            last = trees.scale(amount / (count * k), symmetry.apply(last))
             return (trees.add(total, last), last), None
 
         return jax.lax.scan(term, (v, v), jnp.arange(1.0, 19.0, dtype=amount.dtype))[0][0]
 
-    return jax.lax.fori_loop(0, count.astype(int), step, vector)
+    moved = jax.lax.fori_loop(0, count.astype(int), step, vector)
+    return jax.tree.map(lambda x: jnp.where(within, x, jnp.nan), moved)
+
+
+def _reach(params: PyTree) -> float:
+    """The largest x for which exp(x) is finite in the types of all leaves."""
+    return min(float(np.log(float(jnp.finfo(leaf.dtype).max))) for leaf in jax.tree.leaves(params))
+
+
+def _refuse_amount(function: str, amount: Any, params: PyTree, size: float = 1.0) -> None:
+    """Raises where an amount is not finite or exp(amount A) overflows, A having eigenvalues up to `size`."""
+    if not validate.concrete(amount):
+        return
+    values = np.asarray(amount, np.float64)
+    call = f"`{function}.orbit(params, amount)`"
+    if not np.isfinite(values).all():
+        raise ValueError(f"{call}: `amount` is {values.ravel()[~np.isfinite(values.ravel())][0]}; give finite numbers.")
+    largest = float(np.linalg.norm(values, 2) if values.ndim == 2 else np.abs(values).max(initial=0))
+    if largest * size > _reach(params):
+        raise ValueError(
+            f"{call}: with `amount` {largest:.3g} exp(amount A) overflows; give amounts between "
+            f"-{_reach(params) / size:.3g} and {_reach(params) / size:.3g}."
+        )
 
 
 def _sums(pick: Pick, tree: PyTree, keep: int | None) -> Array:

@@ -21,6 +21,7 @@ from jaxtyping import Array, Key, PyTree
 
 from undertow import trees, validate
 from undertow.problem import AbstractSampled, Population
+from undertow.symmetry import precision
 from undertow.symmetry.generators import AbstractSymmetry, DoubleRotation, Exponential, Rescaling, Scaling
 
 __all__ = ["FULL_SEARCH", "find_symmetries"]
@@ -104,7 +105,8 @@ def find_symmetries(
     says what it is with `.describe(params)` and how many generators it has with `.dimension(params)`; they are
     independent. Parameters without any gradient are left out, and so are neurons that are hardly ever alive. Models of
     up to 30 parameters are searched in full, so that nothing is missed and generators of no known kind come as
-    `Exponential`s; larger ones for the kinds that networks have.
+    `Exponential`s; larger ones for the kinds that networks have. Half-precision params and data are searched in
+    float32; a loss that casts to half precision inside is refused, because its rounding hides what is no symmetry.
 
     >>> import jax, jax.numpy as jnp
     >>> import undertow as ut
@@ -120,6 +122,7 @@ def find_symmetries(
     if not isinstance(problem, AbstractSampled | Population):
         raise TypeError(f"`find_symmetries(problem, ...)`: a {type(problem).__name__} has no samples to search on.")
     validate.params_of_floats("find_symmetries", params)
+    problem, params = precision.widened((problem, params))
     key = jax.random.key(key or 0) if key is None or isinstance(key, int) else key
     size = trees.count(params)
     full = size <= FULL_SEARCH
@@ -145,8 +148,15 @@ def _evidence(problem: Any, params: PyTree, key: Array, points: int) -> _Evidenc
     """Gradients of single samples at random points around params."""
     if isinstance(problem, Population):
         data = jax.vmap(problem.draw)(jax.random.split(jax.random.fold_in(key, 0), points))
+        data = precision.widened(data)
     else:
         data = trees.take(problem.data, jax.random.randint(jax.random.fold_in(key, 0), (points,), 0, problem.size))
+    working = precision.coarsest(problem.sample_loss, params, trees.take(data, 0))
+    if precision.is_half(working):
+        raise ValueError(
+            f"`find_symmetries`: the loss computes in {working.name}, whose rounding hides which directions are "
+            "symmetries; cast to float32 or float64 inside the loss instead (params and data may be of any precision)."
+        )
 
     def somewhere(k: Array) -> PyTree:
         drawn = trees.standard_normal(k, params)
@@ -176,7 +186,7 @@ def _evidence(problem: Any, params: PyTree, key: Array, points: int) -> _Evidenc
     leaves = [x[good] for x in leaves]
     grads = [(g[good].T / length[good]).T for g in grads]
     alive = [np.asarray(np.abs(g).max(0) > 1e-12) for g in grads]
-    eps = float(jnp.finfo(jax.tree.leaves(params)[0].dtype).eps)
+    eps = float(jnp.finfo(working).eps)
     return _Evidence(trees.names(params), leaves, grads, alive, eps**0.6)
 
 

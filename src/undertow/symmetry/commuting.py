@@ -1,0 +1,145 @@
+"""Equilibria of symmetries that commute: diagonal families, swept in turn until none of them moves any more."""
+
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from undertow import trees
+from undertow.noise.base import AbstractNoise
+from undertow.symmetry import closed_forms
+from undertow.symmetry.powers import entry_powers_now
+from undertow.symmetry.recession import directions_at_infinity
+
+__all__ = ["Limits", "Solved", "Swept", "members", "relative", "solve_commuting", "sweep"]
+
+
+class Limits(NamedTuple):
+    """When to stop."""
+
+    tolerance: float
+    """The residual at which a symmetry is balanced."""
+    rounding: float
+    """A residual below this that does not fall any more is rounding."""
+    sweeps: int
+
+    def missed_by(self, residual: float) -> bool:
+        """Whether a residual says that something is not balanced."""
+        return not residual <= max(self.tolerance, self.rounding)
+
+
+class Solved(NamedTuple):
+    """What a solver found. Lists have one entry per symmetry."""
+
+    params: PyTree
+    amounts: list[np.ndarray]
+    """Infinite for a generator whose equilibrium is at infinity, NaN for one without noise; both were not moved."""
+    residuals: list[float]
+    lost: list[int]
+    """For rotations, the number of directions whose equilibrium is at infinity; else 0."""
+    directions: list[list[np.ndarray]]
+    """Combinations of generators whose equilibrium is at infinity: see `recession`."""
+    sweeps: int
+
+
+def solve_commuting(
+    noise: AbstractNoise, symmetries: tuple, params: PyTree, eta: Array, gamma: Array, limits: Limits
+) -> Solved:
+    """Commuting families: the noise of every entry is all that is needed, and one look at the data suffices."""
+    entries = entry_powers_now(noise, params)
+    held = [np.zeros(jax.eval_shape(s.charge, params).shape, bool) for s in symmetries]
+    directions: list[list[np.ndarray]] = []
+    swept = sweep(symmetries, params, entries, held, eta, gamma, limits.tolerance, limits.sweeps)
+    if limits.missed_by(float(swept.unbalanced)):
+        directions = directions_at_infinity(symmetries, params, entries, float(gamma))
+        held = members(directions, held)
+        swept = sweep(symmetries, params, entries, held, eta, gamma, limits.tolerance, limits.sweeps)
+    amounts = [np.asarray(a) for a in swept.amounts]
+    residuals = [float(jnp.max(left)) for left in swept.residuals]
+    return Solved(swept.params, amounts, residuals, [0] * len(amounts), directions, int(swept.sweeps))
+
+
+def members(directions: list[list[np.ndarray]], held: list[np.ndarray]) -> list[np.ndarray]:
+    """`held`, and all generators that take part in one of the directions."""
+    for direction in directions:
+        held = [np.asarray(mask | (part != 0)) for mask, part in zip(held, direction, strict=True)]
+    return held
+
+
+class Swept(NamedTuple):
+    """The end of a sweep. Lists have one entry per symmetry."""
+
+    params: PyTree
+    amounts: list[Array]
+    """Infinite for a generator whose equilibrium is at infinity, NaN for a dead one; both were not moved."""
+    residuals: list[Array]
+    unbalanced: Array
+    """The largest residual of those that were moved."""
+    sweeps: Array
+
+
+@eqx.filter_jit
+def sweep(
+    symmetries: tuple,
+    params: PyTree,
+    entries: PyTree,
+    held: list,
+    eta: Array,
+    gamma: Array,
+    tolerance: float,
+    most: int,
+) -> Swept:
+    """Each family in turn goes to its own equilibrium, exactly, until the flow of all of them is gone.
+
+    Generators that are held, at infinity or dead are not moved.
+    """
+    shapes = [jax.eval_shape(s.charge, params) for s in symmetries]
+    zero = [jnp.zeros(shape.shape, shape.dtype) for shape in shapes]
+
+    def at(amounts: list[Array]) -> tuple[PyTree, PyTree]:
+        logs = trees.zeros_like(params)
+        for symmetry, amount in zip(symmetries, amounts, strict=True):
+            logs = trees.add(logs, symmetry.logs(params, amount))
+        squares = jax.tree.map(lambda p, log: p**2 * jnp.exp(2 * log), params, logs)
+        return squares, jax.tree.map(lambda s, log: s * jnp.exp(-2 * log), entries, logs)
+
+    def step(index: int, amounts: list[Array]) -> tuple[Array, Array, Array]:
+        """How far one family is from its equilibrium, which of it may move, and its residuals."""
+        symmetry = symmetries[index]
+        squares, powered = at(amounts)
+        (out, into), (s_out, s_in) = symmetry.sums(squares), symmetry.sums(powered)
+        move = closed_forms.rescaling_amount(s_out, s_in, out, into, eta, gamma)
+        k = 4 * gamma / eta
+        return move, jnp.isfinite(move) & ~held[index], relative(s_out + k * into, s_in + k * out)
+
+    def body(state: tuple[list[Array], Array, Array]) -> tuple[list[Array], Array, Array]:
+        amounts, _, count = state
+        for index in range(len(symmetries)):
+            move, free, _ = step(index, amounts)
+            moved = amounts[index] + jnp.where(free, move, 0)
+            amounts = [moved if k == index else a for k, a in enumerate(amounts)]
+        return amounts, unbalanced(amounts), count + 1
+
+    def unbalanced(amounts: list[Array]) -> Array:
+        found = [step(index, amounts) for index in range(len(symmetries))]
+        return jnp.max(jnp.stack([jnp.max(jnp.where(free, left, 0)) for _, free, left in found]))
+
+    def going(state: tuple[list[Array], Array, Array]) -> Array:
+        return (state[1] > tolerance) & (state[2] < most)
+
+    amounts, residual, count = jax.lax.while_loop(going, body, body((zero, jnp.asarray(jnp.inf), jnp.asarray(0))))
+    moved = params
+    for symmetry, amount in zip(symmetries, amounts, strict=True):
+        moved = symmetry.orbit(moved, amount)
+    last = [step(index, amounts) for index in range(len(symmetries))]
+    told = [jnp.where(jnp.isfinite(move), a, move) for (move, _, _), a in zip(last, amounts, strict=True)]
+    return Swept(moved, told, [left for _, _, left in last], residual, count)
+
+
+def relative(up: Any, down: Any) -> Array:
+    """|up - down| over up + down, zero where there is neither."""
+    total = up + down
+    return jnp.where(total > 0, jnp.abs(up - down) / jnp.where(total > 0, total, 1), 0)

@@ -1,0 +1,116 @@
+"""Directions along which commuting symmetries have no finite equilibrium.
+
+Along commuting diagonal generators with amounts d the noise of an entry e goes like exp(-2 (A d)_e) and its weight
+penalty like exp(2 (A d)_e). Their sum is convex in d, and it has no minimum exactly where some d lets no term grow and
+one of them fall: (A d)_e >= 0 where entry e has noise, (A d)_e <= 0 where it has weight decay, not all of them zero.
+A linear programme finds such a direction or shows that there is none.
+"""
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from undertow import trees
+from undertow.symmetry.generators import AbstractDiagonal, AbstractSymmetry, Exponential
+
+__all__ = ["directions_at_infinity", "is_diagonal"]
+
+ROUNDING = 1e-7
+"""Of the largest coefficient of a direction: what the linear programme leaves of a zero."""
+
+
+def is_diagonal(symmetry: AbstractSymmetry) -> bool:
+    """Whether the generators are diagonal in the entries of params, so that they commute with all other such."""
+    return isinstance(symmetry, AbstractDiagonal) or (
+        isinstance(symmetry, Exponential) and not callable(symmetry.generator)
+    )
+
+
+def directions_at_infinity(
+    symmetries: tuple[AbstractSymmetry, ...], params: PyTree, noise: PyTree, weight_decay: float
+) -> list[list[np.ndarray]]:
+    """Combinations of diagonal generators whose equilibrium is at infinity, with disjoint members.
+
+    `noise` is the noise power of every entry, like params. Each direction is one array of coefficients for every
+    symmetry, in the shape of its charge. First come generators that have no equilibrium by themselves, then
+    combinations of the rest with few members; what is in no direction has a finite equilibrium when the members of all
+    directions are held where they are.
+    """
+    from scipy.sparse import vstack
+
+    matrix, shapes = _matrix(symmetries, params)
+    noisy = np.asarray(trees.ravel(noise)) > 0
+    heavy = (np.asarray(trees.ravel(params)) != 0) & (weight_decay > 0)
+    rows = vstack([matrix[noisy], -matrix[heavy]]).tocsr()
+    rows = _distinct(rows[np.diff(rows.indptr) > 0])
+    if not rows.shape[0]:
+        return []
+    found: list[np.ndarray] = []
+    free = np.ones(matrix.shape[1], bool)
+    least, most = (np.asarray(extreme.todense()).ravel() for extreme in (rows.min(axis=0), rows.max(axis=0)))
+    for column in np.flatnonzero((least < 0) != (most > 0)):
+        found.append(np.where(np.arange(free.size) == column, 1.0 if most[column] > 0 else -1.0, 0.0))
+        free[column] = False
+    while free.any():
+        direction = _direction(rows[:, np.flatnonzero(free)])
+        if direction is None:
+            break
+        whole = np.zeros(free.size)
+        whole[free] = direction
+        found.append(whole)
+        free &= whole == 0
+    ends = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
+    return [[part.reshape(s) for part, s in zip(np.split(whole, ends), shapes, strict=True)] for whole in found]
+
+
+def _matrix(symmetries: tuple[AbstractSymmetry, ...], params: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
+    """The diagonals of all generators, (entries, generators), and the shapes of the charges."""
+    from scipy.sparse import csr_array, hstack
+
+    blocks, shapes = [], []
+    for symmetry in symmetries:
+        shape = jax.eval_shape(symmetry.charge, params).shape
+        count = int(np.prod(shape))
+        if isinstance(symmetry, AbstractDiagonal):
+            # every entry has at most one generator of a family: its number, with the sign of the eigenvalue
+            numbered = symmetry.logs(params, jnp.arange(1.0, count + 1).reshape(shape))
+            codes = np.rint(np.asarray(trees.ravel(numbered), np.float64)).astype(int)
+            rows = np.flatnonzero(codes)
+            entries = (np.sign(codes[rows]).astype(float), (rows, np.abs(codes[rows]) - 1))
+            blocks.append(csr_array(entries, shape=(codes.size, count)))
+        else:
+            assert isinstance(symmetry, Exponential)
+            spread = jax.tree.map(lambda a, p: jnp.broadcast_to(jnp.asarray(a), p.shape), symmetry.generator, params)
+            blocks.append(csr_array(np.asarray(trees.ravel(spread), np.float64)[:, None]))
+        shapes.append(shape)
+    return hstack(blocks).tocsr(), shapes
+
+
+def _distinct(rows: Any) -> Any:
+    """Without repeated rows: entries on which all generators act alike."""
+    rows.sort_indices()
+    parts = [slice(a, b) for a, b in itertools.pairwise(rows.indptr)]
+    keys = {(rows.indices[part].tobytes(), rows.data[part].tobytes()): k for k, part in enumerate(parts)}
+    return rows[np.array(sorted(keys.values()), int)]
+
+
+def _direction(rows: Any) -> np.ndarray | None:
+    """d with rows @ d >= 0 and not zero, of the smallest sum of |d| for its descent; None where there is none."""
+    from scipy.optimize import linprog
+    from scipy.sparse import hstack
+
+    both = hstack([rows, -rows]).tocsr()  # d is the difference of two positive vectors
+    total = np.asarray(both.sum(axis=0)).reshape(1, -1)
+    solved = linprog(np.ones(both.shape[1]), A_ub=-both, b_ub=np.zeros(both.shape[0]), A_eq=total, b_eq=[1.0])
+    if not solved.success:
+        return None
+    direction = solved.x[: rows.shape[1]] - solved.x[rows.shape[1] :]
+    direction = np.where(np.abs(direction) > ROUNDING * np.abs(direction).max(), direction, 0.0)
+    change = rows @ direction
+    scale = np.abs(direction).max()
+    falls = change.max() > 1e3 * ROUNDING * scale and change.min() > -1e3 * ROUNDING * scale
+    return direction / scale if falls else None
