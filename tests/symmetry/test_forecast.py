@@ -45,6 +45,28 @@ def test_relaxation_of_isotropic_factors_is_the_closed_form(x64):
     np.testing.assert_allclose(times, expected, rtol=1e-6)
 
 
+KINDS = {
+    "neurons": (nets.relu_net, nets.relu_params(3, 3), nets.RELU_LAYERS[0]),
+    "one rescaling": (
+        nets.linear_net, nets.weights(U=(2, 3), W=(3, 2)), ut.Rescaling(lambda p: p["U"], lambda p: p["W"]),
+    ),
+    "scaling": (nets.normalised, nets.weights(u=(2, 3), w=(3, 2)), nets.SCALE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_relaxation_times_are_the_slope_of_the_flow(x64, kind):
+    """A little off equilibrium a charge returns at the rate -d(dC/dt)/dC, so tau = -1/(eta d rate/dC) steps."""
+    loss, params, symmetry = KINDS[kind]
+    noise, eta, decay = ut.Minibatch(ut.Problem(loss, double(nets.data())), 4), 0.05, 0.3
+    end = ut.equilibrium(noise, symmetry, double(params), step_size=eta, weight_decay=decay).params
+    at = lambda amount: ut.noether_flow(noise, symmetry, symmetry.orbit(end, amount), step_size=eta, weight_decay=decay)
+    up, down = at(1e-4), at(-1e-4)
+    slope = (up.rate - down.rate) / (up.charge - down.charge)
+    times = relaxation_times(noise, symmetry, end, step_size=eta, weight_decay=decay)
+    np.testing.assert_allclose(times, np.ravel(-1 / (eta * slope)), rtol=1e-6)
+
+
 @pytest.mark.slow  # a claim measures the same
 def test_charges_relax_at_the_time_told():
     """The charge of a product of two numbers falls by a factor e in one relaxation time, on average over runs."""

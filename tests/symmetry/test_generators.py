@@ -139,7 +139,9 @@ HUGE = {
     "neurons": (nets.RELU_LAYERS[0], nets.relu_params()),
     "scaling": (nets.SCALE, nets.weights(u=(2, 3), w=(3, 2))),
     "rotation": (nets.FACTORS, nets.weights(U=(2, 3), W=(3, 2))),
-    "diagonal generator": (ut.Exponential({"U": jnp.ones((2, 3)), "W": -jnp.ones((3, 2))}), nets.weights(U=(2, 3), W=(3, 2))),
+    "diagonal generator": (
+        ut.Exponential({"U": jnp.ones((2, 3)), "W": -jnp.ones((3, 2))}), nets.weights(U=(2, 3), W=(3, 2)),
+    ),
     "generator as a function": (ut.Exponential(lambda v: v[::-1]), jnp.array([1.0, 2.0])),
 }  # fmt: skip
 

@@ -56,24 +56,17 @@ def _parts(covariance: AbstractCovariance) -> tuple[AbstractCovariance, ...]:
 def _powers_of(part: AbstractCovariance, symmetry: AbstractSymmetry, params: PyTree, sampled: bool) -> Powers:
     form = lambda g: symmetry.pair(g, g)
     recipe = _recipe(symmetry, params)
-    if not isinstance(part, SampleCovariance) or recipe is None:
+    if not isinstance(part, SampleCovariance):
         plus, minus = part.moment(form)
-        error = jnp.zeros_like(plus)
-        if sampled and isinstance(part, SampleCovariance):
-            error = part.moment_error(lambda g: jnp.subtract(*form(g)))
-        return Powers(plus, minus, error)
-
-    def with_difference(values: list[Array]) -> tuple[Array, Array, Array]:
-        plus, minus = recipe.combine(values)
-        return plus, minus, plus - minus
-
-    found = taps.moments(part.problem, params, recipe.requests, with_difference, errors=sampled)
-    away = form(found.gradient) if part.groups is None else part.between(form)
-    plus, minus = (part.amount * (second - first) for second, first in zip(found.value[:2], away, strict=True))
-    error = jnp.zeros_like(plus)
-    if sampled:
-        spread = jnp.maximum(found.square[2] - found.value[2] ** 2, 0)
-        error = part.amount * jnp.sqrt(spread / (part.problem.size - 1))
+        return Powers(plus, minus, jnp.zeros_like(plus))
+    if recipe is None:
+        plus, minus = part.moment(form)
+    else:
+        found = taps.moments(part.problem, params, recipe.requests, recipe.combine)
+        away = form(found.gradient) if part.groups is None else part.between(form)
+        plus, minus = (part.amount * (second - first) for second, first in zip(found.value, away, strict=True))
+    # by per-sample gradients: the spread is that of centred gradients, which are not outer products
+    error = part.moment_error(lambda g: jnp.subtract(*form(g))) if sampled else jnp.zeros_like(plus)
     return Powers(plus, minus, error)
 
 

@@ -54,11 +54,10 @@ Request = Squares | Gram | Entries
 
 
 class Moments(NamedTuple):
-    """Means over samples: the gradient, what was asked for, and its square (for standard errors, if asked for)."""
+    """Means over samples: the gradient, and what was asked for."""
 
     gradient: PyTree
     value: PyTree
-    square: PyTree
 
 
 class _Site(NamedTuple):
@@ -239,12 +238,8 @@ def moments(
     params: PyTree,
     requests: Sequence[Request],
     combine: Callable[[list[Array]], PyTree] = lambda values: values,
-    errors: bool = False,
 ) -> Moments:
-    """Means over the samples of `problem` (with its weights) of `combine` of what is requested of a sample's gradient.
-
-    With `errors`, of its square as well.
-    """
+    """The means over samples (with their weights) of `combine` of what is requested of a sample's gradient."""
     leaves, structure = jax.tree.flatten(params)
     plan = _plan(problem.sample_loss, params, trees.take(problem.data, 0))
     accepted = {site.leaf for site in plan.sites}
@@ -269,19 +264,18 @@ def moments(
             found[site.leaf] = _outer(site, tap, a)
         return found
 
-    def block(rows: tuple[PyTree, Array]) -> tuple[list[Array], PyTree, PyTree]:
+    def block(rows: tuple[PyTree, Array]) -> tuple[list[Array], PyTree]:
         samples, weights = rows
         gradients = jax.vmap(one)(samples)
         means = [_mean(gradients[k], weights, leaf) for k, leaf in enumerate(leaves)]
         values = jax.vmap(lambda g: combine([_value(r, g[r.leaf]) for r in requests]))(gradients)
         mean = lambda v: jnp.sum(weights.astype(v.dtype).reshape(-1, *[1] * (v.ndim - 1)) * v, axis=0)
-        squares = jax.tree.map(lambda v: mean(v**2), values) if errors else None
-        return means, jax.tree.map(mean, values), squares
+        return means, jax.tree.map(mean, values)
 
     sizes = jax.eval_shape(one, trees.take(problem.data, 0))
     chunk = chunks.chunk_length(2 * trees.floats_bytes(sizes))
-    means, value, square = chunks.sum_samples(block, (problem.data, problem.probabilities), chunk)
-    return Moments(jax.tree.unflatten(structure, means), value, square)
+    means, value = chunks.sum_samples(block, (problem.data, problem.probabilities), chunk)
+    return Moments(jax.tree.unflatten(structure, means), value)
 
 
 jax.tree_util.register_pytree_node(
