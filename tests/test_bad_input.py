@@ -97,6 +97,11 @@ MISTAKES = {
         "group 1 has no data.*return_inverse",
     ),
     "groups of another length": (lambda: ut.Environments(problem(), jnp.zeros(3, int)), "one label each"),
+    "masked groups": (
+        lambda: ut.Environments(problem(), np.ma.array(np.arange(7) % 2, mask=np.arange(7) == 3)),
+        "`groups` has masked labels",
+    ),
+    "complex targets": (lambda: ut.Regression(lambda w, x: w * x, X, X * 1j), "`targets` is complex"),
     "groups that are names": (lambda: ut.Environments(problem(), np.array(list("abcabca"))), "whole numbers"),
     "a negative group": (lambda: ut.Environments(problem(), jnp.array([0, -1, 0, 0, 0, 0, 0])), "holds -1"),
     "weights that do not sum to 1": (

@@ -248,6 +248,8 @@ class Regression(AbstractSampled):
         validate.sample_axis("Regression", inputs=inputs, targets=targets)
         if targets.ndim > 2:
             raise ValueError(f"`Regression`: `targets` has shape {targets.shape}; give (n,) or (n, q).")
+        if jnp.issubdtype(targets.dtype, jnp.complexfloating):
+            raise TypeError("`Regression`: `targets` is complex; give its real and imaginary parts as two outputs.")
         if not jnp.issubdtype(targets.dtype, jnp.floating):
             targets = targets.astype(jnp.result_type(float))
         self.predict = predict

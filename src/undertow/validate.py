@@ -149,7 +149,9 @@ def probabilities(function: str, name: str, values: Any, count: int) -> Array:
 
 
 def group_labels(function: str, labels: np.ndarray) -> np.ndarray:
-    """How many samples each of the groups 0..k-1 has; refuses other labels, and groups without samples."""
+    """How many samples each of the groups 0..k-1 has; refuses other or masked labels, and groups without samples."""
+    if np.ma.is_masked(labels):
+        raise ValueError(f"`{function}`: `groups` has masked labels; drop those samples or give them a group.")
     if not np.issubdtype(labels.dtype, np.integer):
         raise TypeError(
             f"`{function}`: `groups` has dtype {labels.dtype}; give whole numbers 0..k-1, such as "

@@ -131,6 +131,10 @@ def test_rates_are_means_over_rows():
     two = np.log(1e-3) + phases.t1 * phases.first + (50 - phases.t1) * phases.last
     np.testing.assert_allclose(phases.two_phase(1e-3, 50), two)
     np.testing.assert_allclose(phases.end[:, 1:], two[:, 1:])
+    noise = moment_noise(moments)
+    np.testing.assert_allclose(noise.weights, np.bincount(groups) / len(groups), rtol=1e-6)
+    # the cause stays where it arrived
+    assert phases.end[0 if w[0] > 0 else 1, 0] == pytest.approx(np.log(np.sqrt(abs(w[0]))), abs=1e-12)
 
 
 def test_the_law_predicts_sizes_in_unequal_groups():

@@ -210,6 +210,7 @@ def test_bad_input_is_named(kind, as_a_user):
         ({"groups": ["a", "b"], "batch_size": 1}, TypeError, "return_inverse"),
         ({"groups": [0, 2], "batch_size": 1}, ValueError, "group 1 has no data"),
         ({"groups": [0, -1], "batch_size": 1}, ValueError, "holds -1"),
+        ({"groups": np.ma.array([0, 1], mask=[0, 1]), "batch_size": 1}, ValueError, "masked labels"),
         ({"groups": [], "batch_size": 1}, ValueError, "shape"),
         ({"groups": [[0, 1]], "batch_size": 1}, ValueError, "shape"),
         ({"groups": [0, 1], "batch_size": 0}, ValueError, "batch_size=0"),

@@ -181,7 +181,7 @@ def _rest(problem: AbstractSampled) -> tuple:
 
 def _labels(groups: Any, samples: int) -> tuple[np.ndarray, np.ndarray]:
     """The checked labels, and how many samples each environment has."""
-    labels = np.asarray(groups)
+    labels = np.asanyarray(groups)
     if labels.shape != (samples,):
         raise ValueError(
             f"`Environments`: `groups` has shape {labels.shape} and the problem {samples} samples; give one label each."

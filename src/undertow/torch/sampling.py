@@ -305,7 +305,7 @@ class LabelNoise:
 
 def _labels(name: str, groups: Any) -> tuple[np.ndarray, np.ndarray]:
     """The checked labels, and how many samples each environment has."""
-    labels = groups.numpy(force=True) if isinstance(groups, Tensor) else np.asarray(groups)
+    labels = groups.numpy(force=True) if isinstance(groups, Tensor) else np.asanyarray(groups)
     if labels.ndim != 1 or not labels.size:
         raise ValueError(f"`{name}`: `groups` has shape {labels.shape}; give the environment of every sample.")
     return labels, group_labels(name, labels)
