@@ -22,7 +22,7 @@ from undertow.noise.base import AbstractNoise
 
 __all__ = ["Draws", "Rival", "covariance_claim"]
 
-Rival = Callable[[AbstractNoise, PyTree, PyTree], PyTree]
+Rival = Callable[[Any, PyTree, PyTree], PyTree]
 """The covariance that an alternative states, as a function of noise, params and the vector it multiplies."""
 
 GROUPS = 50

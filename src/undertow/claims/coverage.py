@@ -413,7 +413,7 @@ BEYOND: tuple[Addition, ...] = (
     Addition("burst-tail", "the power law of those returns"),
     Addition("two-phase-law", "the growth of variables on grouped data, in phases"),
     Addition("invariant-regressor", "an estimator for grouped data that is built on it"),
-    Addition("minibatch-null", "that plain SGD does not move at zero loss on this time scale"),
+    Addition("minibatch-null", "that plain SGD rests at zero loss, and that contradictory labels act as label noise"),
     Addition("heavy-ball", "momentum, which the paper leaves to future work"),
 )
 """The claims beyond the papers."""

@@ -8,16 +8,15 @@ from undertow import trees
 from undertow.claims.covariance_law import covariance_claim
 from undertow.covariance import LabelCovariance
 from undertow.noise.additive import Additive
-from undertow.noise.base import AbstractNoise
 from undertow.noise.isotropic import Isotropic
 from undertow.noise.label import LabelNoise
 
 
-def _label_part(noise: AbstractNoise, params: PyTree, v: PyTree) -> PyTree:
+def _label_part(noise: LabelNoise, params: PyTree, v: PyTree) -> PyTree:
     return LabelCovariance(noise.problem, params, noise.strength**2 / noise.size).mv(v)
 
 
-def _diagonal(noise: AbstractNoise, params: PyTree, v: PyTree) -> PyTree:
+def _diagonal(noise: Additive, params: PyTree, v: PyTree) -> PyTree:
     return jax.tree.map(lambda b, x: jnp.sum(b**2, axis=-1) * x, noise.factor(params), v)
 
 
