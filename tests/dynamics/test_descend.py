@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import undertow as ut
 from kinds import KINDS, params, point, problem, regression
 from undertow import trees
-from undertow.dynamics import drive, engine
+from undertow.dynamics import clock, drive, engine
 from undertow.lab.compiling import compilations
 
 FLAT = {"flat": trees.ravel}
@@ -88,6 +88,25 @@ def test_no_randomness_is_used_twice():
         other = ut.descend(ut.Isotropic(flat), jnp.zeros(2), step_size=1.0, steps=23, key=8, every=1, seeds=seeds,
                            observe={"w": lambda w: w})  # fmt: skip
         assert np.intersect1d(steps, np.diff(other.observed["w"], axis=-2).round(4)).size < 0.05 * steps.size
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_a_start_shares_no_randomness_with_the_steps():
+    """A start that is drawn the way a block of this noise is: not the numbers of any block."""
+    flat = ut.Problem(lambda w, _: 0.0 * jnp.sum(w), jnp.zeros(1))
+    start = lambda key: trees.standard_normal(jax.random.split(key, BLOCK)[0], jnp.zeros(2))
+    run = ut.descend(ut.Isotropic(flat), start, step_size=1.0, steps=23, key=KEY, every=1, observe={"w": lambda w: w})
+    steps = np.diff(run.observed["w"], axis=0)
+    assert not np.any(np.isclose(np.abs(steps), np.abs(run.observed["w"][0]), rtol=1e-4))
+
+
+def test_clocks_of_schedules_add_up_over_spans(monkeypatch):
+    monkeypatch.setattr(clock, "SPAN", 7)
+    etas = 0.1 / (1 + np.arange(40.0))
+    steps = np.array([0, 1, 7, 8, 13, 14, 40])
+    time_, slow = clock.clocks("descend", lambda step: 0.1 / (1.0 + step), steps)
+    np.testing.assert_allclose(time_, [etas[:k].sum() for k in steps], rtol=1e-6)
+    np.testing.assert_allclose(slow, [(etas[:k] ** 2).sum() for k in steps], rtol=1e-6)
 
 
 def test_a_schedule_counts_for_the_steps_that_run():

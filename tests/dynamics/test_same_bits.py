@@ -6,7 +6,8 @@ import sys
 
 PROGRAM = """
 import hashlib, os, sys
-os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(sys.argv[1])])
+if hasattr(os, "sched_setaffinity"):  # not everywhere
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(sys.argv[1])])
 import jax, jax.numpy as jnp, numpy as np
 import undertow as ut
 

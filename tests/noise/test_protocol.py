@@ -169,6 +169,18 @@ def test_draw_is_the_gradient_on_randomness(kind):
 
 
 @kinds
+def test_no_key_is_used_twice(kind):
+    """JAX's own check of every program that draws: two draws from one key would depend on each other."""
+    noise, start = KINDS[kind](), point_of(kind)
+    with jax.debug_key_reuse(True):
+        jax.eval_shape(jax.jit(lambda key: noise.randomness(key, 4, start)), jax.random.key(0))
+        jax.eval_shape(
+            jax.jit(lambda key: noise.gradient(start, trees.take(noise.randomness(key, 1), 0))), jax.random.key(0)
+        )
+        jax.eval_shape(jax.jit(lambda key: noise.covariance(start).gaussian(key)), jax.random.key(0))
+
+
+@kinds
 def test_jit_vmap_and_one_trace(kind):
     noise, point = KINDS[kind](), point_of(kind)
     traces = []

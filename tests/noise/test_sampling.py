@@ -133,7 +133,9 @@ def test_hetero_and_pooled_have_one_problem(x64):
     np.testing.assert_allclose(
         trees.ravel(plain.mean(point)), trees.ravel(problem(jnp.float64).gradient(point)), rtol=1e-12
     )
-    assert plain.pooled().size == round((2 * 2 + 3 * 3 + 2 * 2) / 7)
+    uneven = jnp.array([0, 1, 1, 1, 1, 1, 1])
+    assert ut.Environments(problem(), uneven).pooled().size == round(1 * 1 / 7 + 6 * 6 / 7)
+    assert ut.Environments(problem(), uneven, [0.6, 0.4]).pooled().size == round(1 * 0.6 + 6 * 0.4)
 
 
 def test_between_and_within_add_up_to_pooled(x64):
