@@ -270,6 +270,12 @@ class TestDivergence:
         assert run.observed["n"][0] == 3
         assert np.isnan(run.observed["n"][1])
 
+    def test_the_schedule_counts_from_the_start_of_the_run(self):
+        """Nothing moves in the first block; in the second the same growth as above, seen at the same of its steps."""
+        schedule = lambda step: jnp.where(step < 1000, 0.0, 3.0)
+        run = ut.descend(ut.Minibatch(self.task, 1), jnp.ones(2), step_size=schedule, steps=1500, key=KEY)
+        assert int(run.diverged_at) == 1128
+
     def test_padding_is_not_counted(self):
         run = ut.descend(
             ut.Minibatch(self.task, 1),
