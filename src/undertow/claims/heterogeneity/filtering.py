@@ -23,6 +23,8 @@ from undertow.noise.sensing import MatrixSensing
 QUARTILES = (0.25, 0.5, 0.75)
 LEVEL = 0.1
 """A spurious signal below this has been filtered out."""
+MAPPED = 5000
+"""Runs of the scalar map that runs of SGD are compared with."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +83,16 @@ def _gone(
     law: AbstractLaw, step_size: float, steps: int, key: Key[Array, ""], alpha: float = 1e-3
 ) -> tuple[float, float]:
     """The share of runs of the scalar map that end below the level, and the median of their ends."""
-    end, _ = scalar_map(law, step_size, steps=steps, runs=20_000, key=key, alpha=alpha)
+    end, _ = scalar_map(law, step_size, steps=steps, runs=MAPPED, key=key, alpha=alpha)
     return float((end < LEVEL).mean()), float(np.median(end))
+
+
+def _against_map(
+    what: str, found: tuple[float, float], told: float, criterion: Within, alternative: float | None
+) -> Check:
+    """A share of runs of SGD against one of the scalar map, with the errors of both."""
+    error = math.hypot(found[1], math.sqrt(told * (1 - told) / MAPPED))
+    return Check(what, found[0], told, error, criterion, alternative=alternative, samples=math.inf)
 
 
 def _measure_spread(parameters: Sweep, key: Key[Array, ""]) -> Measurement:
@@ -107,7 +117,7 @@ def _measure_spread(parameters: Sweep, key: Key[Array, ""]) -> Measurement:
 
     def share(index: int, words: str, criterion: Within, alternative: float | None) -> Check:
         what = f"share filtered against the scalar map, {words} (M = {spreads[index]:.2g})"
-        return Check(what, gone[index][0], told[index], gone[index][1], criterion, None, alternative, math.inf)
+        return _against_map(what, gone[index], told[index], criterion, alternative)
 
     checks = (
         share(p.spreads // 2, "in the middle", Within(0.05, 0.4), 0.0),
@@ -170,7 +180,7 @@ def _measure_steps(parameters: Steps, key: Key[Array, ""]) -> Measurement:
         # at the least step size both shares are near 0, and their difference is for more runs than these
         other = half if told > 0.1 else None
         what = f"eta = {eta:g}: share filtered, against the scalar map"
-        checks.append(Check(what, found[0], told, found[1], Within(0.04, 0.2), None, other, math.inf))
+        checks.append(_against_map(what, found, told, Within(0.04, 0.2), other))
         medians.append(statistics.median(seen["spurious"]))
         lost += diverged
     data = xarray.Dataset(

@@ -178,7 +178,7 @@ CLAIMS = (
         equation="q+ = q (1 + eta (s - 1 - q^2)) + N(0, eta^2 E s^2/(2m)) along the learnt direction",
         alternative="A filtered signal stays filtered; or what comes back is not damped by the true signal, and its "
         "tail has E|1 + eta s|^kappa = 1.",
-        scales={"smoke": Long(32), "default": Long(128), "full": Long(512)},
+        scales={"smoke": Long(40), "default": Long(128), "full": Long(512)},
         measure=_measure_bursts,
         draw=_draw_bursts,
         accelerated=True,
