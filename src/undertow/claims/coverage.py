@@ -389,7 +389,13 @@ _NOISE_EQUILIBRIUM = (
         "How closely the charge follows an equilibrium that moves.",
         ("charge-follows",),
     ),
-    ("Theorem B.6, Eq. (73)-(78)", "The distance vanishes, in itself or beside C*.", ("charge-follows",)),
+    (
+        "Theorem B.6, Eq. (73)-(78)",
+        "For s = mu = 0 the mean-square distance to the equilibrium vanishes (checked: SGD on one neuron, over three "
+        "relaxation times). Else it vanishes beside C*, in probability (checked: its size while C* drifts and "
+        "diffuses, over two relaxation times; not the limit).",
+        ("charge-follows",),
+    ),
     ("Eq. (79)-(89)", "The proofs of Proposition 5.3 and Theorem 5.2.", ("rows-and-columns", "hessian-trace")),
     ("Eq. (90)-(92)", "The balanced factors of a product.", ("factors-balance",)),
     ("Eq. (93)-(98)", "The change of the charge in one step, on every path.", ("step-identity",)),

@@ -146,10 +146,12 @@ def _measure(parameters: Pulled, key: Key[Array, ""]) -> Measurement:
         theory = found[0].theory
         value, error = _extrapolated(found, "charge", "shift")
         checks.append(Check(f"{name}: E[C] - C* over the corrected (23)", value, 1.0, error, Within(0.02, 0.1),
-                            printed=float(theory.printed / theory.shift)))  # fmt: skip
+                            printed=float(theory.printed / theory.shift),
+                            alternative=float(theory.printed / theory.shift)))  # fmt: skip
         value, error = _extrapolated(found, "linear", "push")
         checks.append(Check(f"{name}: zeta E[theta - theta*]'H A theta* over sigma^2 Tr[Sigma A]", value,
-                            float(theory.balance / theory.push), error, Within(0.02, 0.1), printed=1.0))  # fmt: skip
+                            float(theory.balance / theory.push), error, Within(0.02, 0.1), printed=1.0,
+                            alternative=1.0))  # fmt: skip
         (small, e1), (large, e2) = sides = [_ratio(f.held, f.push.mean()) for f in found]
         checks.append(Check(f"{name}: the two sides of (20) at step size {STEP_SIZES[0]:g}", small, 1.0, e1,
                             Within(0.06, 0.06)))  # fmt: skip
@@ -198,6 +200,7 @@ CLAIMS = (
         equation="zeta E[grad l2'A theta] = sigma^2 Tr[Sigma A],  "
         "zeta E[delta]'H A theta* = sigma^2 Tr[Sigma A] - zeta Tr[H A Cov],  "
         "E[C] - C* = E[delta]'A theta* + 1/2 Tr[A Cov]",
+        alternative="The charge deviates by what the paper prints: the fluctuations carry nothing of the balance.",
         scales={"smoke": Pulled(256), "default": Pulled(1024), "full": Pulled(4096)},
         measure=_measure,
         draw=_draw,

@@ -1,6 +1,7 @@
 """Deep linear nets: noise brings the middle layers to one norm, wherever they start; data decide the two ends."""
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from jaxtyping import Array, Key
 from undertow.claims import statistics
 from undertow.claims.claim import Claim, Measurement
 from undertow.claims.criterion import Above, Below, Check, Within
+from undertow.claims.noise_equilibrium.deep_linear import printed_layers
 from undertow.dynamics.descend import descend
 from undertow.figures import style
 from undertow.models.digits import digits
@@ -31,8 +33,8 @@ from undertow.problem import Problem
 from undertow.symmetry.closed_forms import deep_linear_norms
 from undertow.trajectory import Trajectory
 
-PHI = 0.6
-"""The inputs' variance in half of the coordinates; 1.4 in the others."""
+PHI, INPUTS, LABELS = 0.6, 4.0, 0.5
+"""Inputs have variance 4 * 0.6 in half of the coordinates, else 4 * 1.4; label noise 0.5 * 5 in one, else 0.5."""
 STARTS = {"equal": 0.0, "different": 0.3}
 """The spread of the logarithm of the layers' factors at the start."""
 LOOKS = 60
@@ -40,7 +42,11 @@ LOOKS = 60
 
 @dataclass(frozen=True)
 class Gaussian:
-    """A deep linear net on fresh data y = x + eps, inputs of two variances, noise louder in the first coordinate."""
+    """A deep linear net on fresh data y = x + eps, inputs of two variances, noise louder in the first coordinate.
+
+    Inputs are scaled up and noise is scaled down, which the equilibrium does not depend on and the printed norms do:
+    those are off by a fifth or more in every layer.
+    """
 
     seeds: int
     """Runs for each kind of start."""
@@ -52,7 +58,7 @@ class Gaussian:
     """Of every layer, inputs and outputs included."""
     batch: int = 8
     """Samples a step."""
-    step_size: float = 0.01
+    step_size: float = 0.007
     """Of SGD."""
 
 
@@ -106,22 +112,30 @@ def _spread(norms: np.ndarray) -> np.ndarray:
 
 def _measure(parameters: Gaussian, key: Key[Array, ""]) -> Measurement:
     n = parameters.width
-    law = GaussianPairs(split_variance(n, PHI), loud_first(n))
+    law = GaussianPairs(INPUTS * split_variance(n, PHI), LABELS * loud_first(n))
     noise = Minibatch(law.population(deep_loss), parameters.batch)
     widths = (n,) * (parameters.layers + 1)
     inputs, labels = (jnp.diag(v.astype(jnp.float64)) for v in (law.input_variance, law.noise_variance))
-    theory = np.array(deep_linear_norms(jnp.eye(n, dtype=jnp.float64), inputs, labels, parameters.layers))
+    product = jnp.eye(n, dtype=jnp.float64)
+    theory = np.array(deep_linear_norms(product, inputs, labels, parameters.layers))
+    matrices = (np.asarray(matrix) for matrix in (product, inputs, labels))
+    printed = np.array([np.sum(w**2) for w in printed_layers(*matrices, parameters.layers, n)])
     checks, data, diverged = [], {}, 0
     for index, (name, spread) in enumerate(STARTS.items()):
         start, k = _start(widths, spread), jax.random.fold_in(key, index)
         run = _run(noise, start, parameters.step_size, parameters.steps, parameters.seeds, k)
         norms = _late(run)
-        value, error = statistics.median(_spread(norms))
-        checks.append(Check(f"{name} norms at the start: spread of the middle layers", value, 0.0, error, Below(0.04)))
         for layer in range(parameters.layers):
-            value, error = statistics.median(norms[:, layer] / theory[layer])
+            value, error = statistics.mean(norms[:, layer] / theory[layer])
             what = f"{name} norms at the start: |W_{layer + 1}|² over theory"
-            checks.append(Check(what, value, 1.0, error, Within(0.08, 0.04)))
+            checks.append(
+                Check(what, value, 1.0, error, Within(0.05, 0.04), alternative=printed[layer] / theory[layer])
+            )
+        value, error = statistics.mean(_spread(norms))
+        # differences of norms are what gradient descent keeps
+        kept = _spread(run.observed["norms"][:, 0]).mean() if spread else None
+        what = f"{name} norms at the start: spread of the middle layers"
+        checks.append(Check(what, value, 0.0, error, Below(0.04), alternative=kept))
         data[name] = (("seed", "step", "layer"), run.observed["norms"])
         diverged += int(run.diverged.sum())
     data["theory"] = ("layer", theory)
@@ -132,22 +146,24 @@ def _measure_digits(parameters: Digits, key: Key[Array, ""]) -> Measurement:
     p = parameters
     problem = Problem(deep_loss, digits(p.components))
     widths = (p.components, *(p.width,) * (p.layers - 1), problem.data[1].shape[1])
-    checks, data, diverged = [], {}, 0
+    checks, data = [], {}
+    start, k = _start(widths, STARTS["different"]), jax.random.fold_in(key, len(STARTS))
+    plain = _run(noiseless(condensed(problem)), start, p.step_size, p.descent_steps, p.descent_seeds, k)
+    kept = _spread(_late(plain))
+    data["GD_different"] = (("GD_seed", "GD_step", "layer"), plain.observed["norms"])
+    diverged = int(plain.diverged.sum())
     for index, (name, spread) in enumerate(STARTS.items()):
         start, k = _start(widths, spread), jax.random.fold_in(key, index)
         run = _run(Minibatch(problem, p.batch), start, p.step_size, p.steps, p.seeds, k)
         value, error = statistics.median(_spread(_late(run)))
         what = f"SGD, {name} norms at the start: spread of the middle layers"
-        checks.append(Check(what, value, 0.0, error, Below(0.04)))
+        alternative = float(np.median(kept)) if spread else None
+        checks.insert(0, Check(what, value, 0.0, error, Below(0.04), alternative=alternative))
         data[f"SGD_{name}"] = (("seed", "SGD_step", "layer"), run.observed["norms"])
         diverged += int(run.diverged.sum())
-    plain = _run(noiseless(condensed(problem)), start, p.step_size, p.descent_steps, p.descent_seeds, k)
-    value, error = statistics.share(_spread(_late(plain)) > 0.04)
-    checks.append(
-        Check("GD, different norms: share of runs with a spread above 0.04", value, 1.0, error, Above(0.5))
-    )  # fmt: skip
-    data["GD_different"] = (("GD_seed", "GD_step", "layer"), plain.observed["norms"])
-    diverged += int(plain.diverged.sum())
+    value, error = statistics.share(kept > 0.04)
+    what = "GD, different norms: share of runs with a spread above 0.04"
+    checks.append(Check(what, value, 1.0, error, Above(0.5), alternative=0.0, samples=math.inf))
     steps = {"SGD_step": run.step, "GD_step": plain.step}
     return Measurement(tuple(checks), xarray.Dataset(data, coords=steps), p.seeds, diverged)
 
@@ -196,7 +212,8 @@ CLAIMS = (
         "by the data, as the corrected theorem says, from orthogonal layers of equal or of different norms. (From "
         "Gaussian layers many runs lose a direction, and the theorem's full rank with it.)",
         equation="|W_i|^2 = beta d,  beta = (Tr S'/sqrt(Tr Sx Tr Se))^(2/D),  1 < i < D",
-        scales={"smoke": Gaussian(4, 20_000), "default": Gaussian(16, 60_000), "full": Gaussian(128, 120_000)},
+        alternative="The layers end at the norms of Eq. (18) as printed.",
+        scales={"smoke": Gaussian(8, 20_000), "default": Gaussian(16, 60_000), "full": Gaussian(128, 120_000)},
         measure=_measure,
         draw=_draw,
         accelerated=True,
@@ -208,6 +225,7 @@ CLAIMS = (
         statement="The same on handwritten digits: the middle layers end with one norm under SGD; gradient descent "
         "keeps the differences they start with.",
         equation="|W_2|^2 = ... = |W_(D-1)|^2",
+        alternative="SGD keeps the differences between the norms of the middle layers, as gradient descent does.",
         scales={
             "smoke": Digits(12, 20_000, descent_steps=1000, layers=4, batch=4),
             "default": Digits(32, 80_000),

@@ -1,7 +1,18 @@
 """The covariance of a minibatch gradient, with and without replacement."""
 
+from jaxtyping import PyTree
+
+from undertow import trees
 from undertow.claims.covariance_law import covariance_claim
 from undertow.noise.minibatch import Minibatch
+
+
+def _exchanged(noise: Minibatch, params: PyTree, vector: PyTree) -> PyTree:
+    """The covariance with N - 1 for N and N for N - 1."""
+    n = noise.problem.size
+    factor = n / (n - 1) if noise.replace else (n - 1) / n
+    return trees.scale(factor, noise.covariance(params).mv(vector))
+
 
 CLAIMS = (
     covariance_claim(
@@ -15,10 +26,7 @@ CLAIMS = (
             "with replacement": Minibatch(net.problem, 4),
             "without replacement": Minibatch(net.problem, 4, replace=False),
         },
-        "Batches without replacement have the covariance of batches with replacement, Sigma/S, and vice versa.",
-        dict.fromkeys(
-            ("with replacement", "without replacement"),
-            lambda noise, params, v: Minibatch(noise.problem, noise.size, not noise.replace).covariance(params).mv(v),
-        ),
+        "N and N - 1 are exchanged: Sigma has N - 1 in its denominator, and without replacement the factor is (N - S)/N.",
+        dict.fromkeys(("with replacement", "without replacement"), _exchanged),
     ),
 )

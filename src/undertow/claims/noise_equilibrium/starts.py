@@ -80,16 +80,19 @@ def _measure(parameters: Widths, key: Key[Array, ""]) -> Measurement:
     rho = 1 + (n - n // 2) / (n * parameters.label_variance)
     checks = (
         Check("start called Kaiming, U of variance 1, at d = n: S_init/S_end", as_printed[0][0], (n + 1) / 2,
-              as_printed[0][1], Within(0.05, 1.0), printed=1.0),
-        Check("with variance 1/d in U, at d = n", right_one[0][0], 1.0, right_one[0][1], Within(0.01, 0.1)),
+              as_printed[0][1], Within(0.05, 1.0), printed=1.0, alternative=1.0),
+        Check("with variance 1/d in U, at d = n", right_one[0][0], 1.0, right_one[0][1], Within(0.01, 0.1),
+              alternative=(n + 1) / 2),
         Check("with variance 1/d in U, at d = 2n and more: least", min(right_one[1:])[0], 1.5, min(right_one[1:])[1],
               Above(1.0)),
         Check("start called Xavier, variances 1/(n + d), at d = n", half[0][0], 0.5, half[0][1], Within(0.01, 0.1),
-              printed=1.0),
-        Check("Xavier's own variances 2/(n + d), at d = n", twice[0][0], 1.0, twice[0][1], Within(0.01, 0.1)),
+              printed=1.0, alternative=1.0),
+        Check("Xavier's own variances 2/(n + d), at d = n", twice[0][0], 1.0, twice[0][1], Within(0.01, 0.1),
+              alternative=0.5),
         Check("d = n/2, singular values 1: W Gamma_W W' over U'Gamma_U U", unbalanced, rho, 0.0, Within(1e-9, 0.1),
-              printed=1.0),
-        Check("d = n/2: S_end over Eq. (15)", sharper, (rho**0.5 + rho**-0.5) / 2, 0.0, Within(1e-9, 0.1), printed=1.0),
+              printed=1.0, alternative=1.0),
+        Check("d = n/2: S_end over Eq. (15)", sharper, (rho**0.5 + rho**-0.5) / 2, 0.0, Within(1e-9, 0.1), printed=1.0,
+              alternative=1.0),
         *(
             Check(f"{name}: S_init/S_end over Eq. (15), worst width", *(worst[name][0], 1.0, worst[name][1]),
                   Within(0.01, 0.1))
@@ -129,6 +132,7 @@ CLAIMS = (
         "not balance at equal norms, and the end is sharper than (15) by a factor that grows as label noise falls.",
         equation="S_init/S_end = d (sigma_U^2 + sigma_W^2)/2,  d >= n inputs and outputs;  S_end = "
         "(rho^1/2 + rho^-1/2) d Tr Sigma_x,  rho = 1 + (n - d) sigma_x^2/(n sigma_eps^2),  d < n",
+        alternative="With variances 1 and 1/n a square net starts as sharp as it ends, and with 1/(n + d) nearly so.",
         scales={"smoke": Widths(400), "default": Widths(4000), "full": Widths(40_000)},
         measure=_measure,
         draw=_draw,
