@@ -26,7 +26,7 @@ CLAIMS = (
             "with replacement": Minibatch(net.problem, 4),
             "without replacement": Minibatch(net.problem, 4, replace=False),
         },
-        "N and N - 1 are exchanged: Sigma has N - 1 in its denominator, and without replacement the factor is (N - S)/N.",
+        "N and N - 1 are exchanged: Sigma has N - 1 in its denominator, and without replacement c is (N - S)/N.",
         dict.fromkeys(("with replacement", "without replacement"), _exchanged),
     ),
 )
