@@ -5,10 +5,12 @@ from jaxtyping import PyTree
 from undertow import trees
 from undertow.claims.covariance_law import covariance_claim
 from undertow.noise.minibatch import Minibatch
+from undertow.problem import AbstractSampled
 
 
 def _exchanged(noise: Minibatch, params: PyTree, vector: PyTree) -> PyTree:
     """The covariance with N - 1 for N and N for N - 1."""
+    assert isinstance(noise.problem, AbstractSampled)
     n = noise.problem.size
     factor = n / (n - 1) if noise.replace else (n - 1) / n
     return trees.scale(factor, noise.covariance(params).mv(vector))
