@@ -144,7 +144,7 @@ PLANTS: dict[str, Plant] = {
     "expected-change": flow(per_step=lambda parts, eta, gamma: eta * parts["rate"]),
     "discrete-fixed-point": replaced(f"{HOME}.discrete_time.Model.change", no_sign),
     "decay-in-the-balance": decay("weight_decay", 0.5),
-    "charge-relaxes": batches("convergence", 0.5),
+    "charge-relaxes": batches("convergence", 2),
     "charge-follows": replaced(
         f"{HOME}.convergence.Teacher",
         lambda original: lambda scale, drift, diffusion: original(scale, drift, math.sqrt(2) * diffusion),

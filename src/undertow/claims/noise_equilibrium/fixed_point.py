@@ -134,7 +134,7 @@ def _measure_theorem(parameters: Orbits, key: Key[Array, ""]) -> Measurement:
                 fixed.append(np.abs(np.sum(matrix * sigma) - lemma).max() / np.abs(lemma).max())
                 pulled.append(gamma > 0)
                 gaps.append(abs(float(found.amount[0]) - root))
-                steepest.append(np.diff(rate).max() / np.ptp(rate))
+                steepest.append(np.diff(rate).max() / np.abs(rate).max())
                 flattest.append(np.diff(charge).min() / np.ptp(charge))
                 zeros.append(int(np.sum(np.sign(rate[:-1]) != np.sign(rate[1:]))))
                 flows.append(rate / np.abs(rate).max())
