@@ -319,8 +319,8 @@ CLAIMS = (
         "somewhere on its way. The paper's lower bound has A_+ or A_- alone in both traces; it rests on Lemma B.3, "
         "which drops a term of the wrong sign, and SGD is slower than it.",
         equation="-dC/dt/(C - C*) = 2 sigma^2 Tr[Sigma A^2]/theta'A^2 theta at a point between theta and theta*",
-        alternative="SGD relaxes half as fast, at the rate sigma^2 Tr[Sigma A^2]/theta'A^2 theta: the paper's form, with "
-        "A in place of A_+.",
+        alternative="SGD relaxes half as fast, at the rate sigma^2 Tr[Sigma A^2]/theta'A^2 theta: the paper's form "
+        "with A in place of A_+.",
         scales={"smoke": Relaxing(64, 20), "default": Relaxing(512, 100), "full": Relaxing(4096, 1000)},
         measure=_measure,
         draw=_draw,
