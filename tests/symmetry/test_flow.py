@@ -104,7 +104,7 @@ class Drawer(eqx.Module):
 
     def __call__(self, key):
         keys = jax.random.split(jax.random.fold_in(key, self.seed))
-        return jax.random.normal(keys[0], (2,)), 2 + jax.random.normal(keys[1], (2,))
+        return jax.random.normal(keys[0], (2,)), 8 + jax.random.normal(keys[1], (2,))
 
 
 @pytest.mark.parametrize("route", ["taps", "per-sample gradients"])
