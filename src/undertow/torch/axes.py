@@ -91,6 +91,10 @@ class Relation:
         """The number of independent charges."""
         return self.size // self.block * (self.block * (self.block + 1) // 2)
 
+    def blocks(self, most: int) -> list[int]:
+        """The sizes up to `most` that blocks of the relation could have, largest first."""
+        return [k for k in range(min(most, self.size), 0, -1) if self.size % k == 0]
+
     @property
     def axes(self) -> tuple[Axis, ...]:
         """Both sides."""

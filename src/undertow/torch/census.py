@@ -1,11 +1,10 @@
-"""Which exponential symmetries a network has, found from gradients at random weights and proved on its outputs.
+"""Which exponential symmetries a network has, found from gradients at random weights and proved on outputs and loss.
 
 For every axis of every parameter the moment m_i = sum G W over the other axes (G the gradient) says how the loss
 changes when index i is scaled. Symmetries are the relations between moments that hold at every draw of weights: a null
 space. What a block of indices allows beyond scales, GL(d), shows in the matrices G W'.
 """
 
-import functools
 import math
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, nullcontext
@@ -16,29 +15,31 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from undertow.torch.axes import Axis, Relation, move, unfold
+from undertow.torch.axes import Relation, move
 from undertow.torch.copies import (
     Loss,
     Precise,
     as_double,
+    draws_numbers,
     epsilon,
     forward,
+    loss_beyond_outputs,
     model_copy,
+    projected,
     randomise,
     trainable,
     unwrap,
 )
 from undertow.torch.gather import undisturbed
 from undertow.torch.hints import Level, atoms, attention_heads, levels
+from undertow.torch.moments import MOST_DRAWS, Moments
 from undertow.torch.names import name_relation
 from undertow.torch.nullspace import CLEAR, NULL, Found, integer_null_space, sparse_basis
-from undertow.torch.proof import HOLDS, Bench
+from undertow.torch.proof import HOLDS, Bench, refute, situations
 from undertow.torch.threads import one_thread
 
 __all__ = ["Census", "census", "refuse_foreign"]
 
-MOST_DRAWS = 16
-"""Draws of random weights, each one forward and backward pass."""
 LARGE_EPS, NO_EPS = 0.1, 1e-30
 """With a large eps in every norm only exact symmetries are left; with none the approximate ones are exact too."""
 STEP = 1e-7
@@ -47,8 +48,6 @@ LARGE = 10**8
 """Parameters up to which one thread does the work. It is a hundred passes over a few tokens: threads gain nothing on
 so many small operations, and where another program holds a core they wait for each other at every one of them
 (23 million parameters, two cores: 8 seconds with one thread, more than 60 with two beside two busy programs)."""
-SILENT = 1e-9
-"""A gradient below this, relative to the largest, is none: key biases under softmax, biases into a norm."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +55,20 @@ class Census:
     """The symmetries of a network. Iterating goes over the exact ones."""
 
     relations: tuple[Relation, ...]
-    """Exact, each proved on its orbit."""
+    """Exact, each proved on its orbit: outputs and loss stay."""
     approximate: tuple[Relation, ...]
     """They hold but for the eps of a norm; `change` says how far, on randomised weights."""
     unclear: tuple[str, ...]
-    """What was seen and not understood, in sentences."""
+    """What was seen and not understood, or did not hold where it was tried, in sentences."""
     silent: tuple[str, ...]
     """Parameters, or parts of them, that the loss does not depend on."""
     frozen: tuple[str, ...]
     """Parameters that do not train: SGD has no symmetry that would have to move them."""
     free: tuple[str, ...]
     """Trainable parameters that no exact symmetry moves."""
+    broken: tuple[Relation, ...] = ()
+    """Symmetries of the outputs that the loss breaks, by a penalty on weights for instance: they are none of training.
+    `change` is that of the loss."""
 
     def __iter__(self) -> Iterator[Relation]:
         return iter(self.relations)
@@ -80,6 +82,9 @@ class Census:
         if self.approximate:
             lines.append(f"{len(self.approximate)} approximate ones")
             lines += [f"  {relation}  [outputs change by {relation.change:.0e}]" for relation in self.approximate]
+        if self.broken:
+            lines.append(f"{len(self.broken)} symmetries of the outputs that the loss breaks")
+            lines += [f"  {relation}  [the loss changes by {relation.change:.0e}]" for relation in self.broken]
         for title, names in (
             ("no gradient", self.silent),
             ("frozen", self.frozen),
@@ -93,6 +98,9 @@ class Census:
 
 def census(model: nn.Module, batch: Any, loss: Loss, *, seed: int = 0) -> Census:
     """The exponential symmetries of a network, each named and proved. The network itself is not touched.
+
+    A relation is proved by moving along its orbit: outputs and loss have to stay, at random weights of several sizes
+    and at those of the model, each time with other random numbers for dropout.
 
     **Arguments:**
 
@@ -136,109 +144,63 @@ def _census(model: nn.Module, batch: Any, loss: Loss, seed: int) -> Census:
     draws = min(draws, MOST_DRAWS)
     double = as_double(batch)
     with Precise():
-        exact = _Look(twin, loss, double, searched, LARGE_EPS, draws, seed)
-        loose = _Look(twin, loss, double, searched, NO_EPS, draws, seed + 1000)
+        randomise(twin, seed)
+        stochastic = draws_numbers(twin, loss, double)
+        look = lambda loss, eps, seed: Moments(twin, loss, double, searched, eps, draws, seed, stochastic=stochastic)
+        exact, loose = look(loss, LARGE_EPS, seed), look(loss, NO_EPS, seed + 1000)
         found = _relations(searched, exact, [])
         more = _relations(searched, loose, found)
-        found, more = _grow(exact, found), _grow(loose, more)
-        wide, odd = _whole(twin, loss, double, [*found, *more], exact.silent, seed)
+        found, more = exact.grown(found), loose.grown(more)
+        if loss_beyond_outputs(twin, loss, double, seed):  # the loss may break symmetries of the outputs
+            outward = look(projected(loss, seed), LARGE_EPS, seed + 4000)
+            found += outward.grown(_relations(searched, outward, [*found, *more]))
+        wide, odd = _whole(twin, loss, double, [*found, *more], exact, seed)
+        randomise(twin, seed + 2000)
+        ideal = Bench(twin, loss, double, seed + 2000)
+        broken = {id(relation): ideal.change(relation, seed, LARGE_EPS) for relation in [*more, *wide]}
+        nearly = [relation for relation in [*more, *wide] if broken[id(relation)] > HOLDS]
+        exactly = [*found, *(relation for relation in [*more, *wide] if broken[id(relation)] <= HOLDS)]
+        tried, own = situations(seed + 5000, stochastic), [p.detach() for p in model.parameters()]
+        near, refuted = refute(twin, own, loss, double, nearly, tried, NO_EPS)
+        randomise(twin, seed + 2000)
+        kept, others = refute(twin, own, loss, double, exactly, tried, None)
     small = model_copy(model, torch.float32)
     randomise(small, seed + 2000)
-    bench = Bench(small, loss, as_double(batch, torch.float32))
-    with Precise():
-        randomise(twin, seed + 2000)
-        ideal = Bench(twin, loss, double)
-    proved, near, unclear = [], [], [*exact.unclear, *loose.unclear, *odd]
+    bench = Bench(small, loss, as_double(batch, torch.float32), seed + 2000)
     heads = attention_heads(model)
-    for relation in [*found, *more, *wide]:
-        with Precise():
-            holds = 0.0 if relation in found else ideal.change(relation, seed, LARGE_EPS)
-            nearly = holds if holds <= HOLDS else ideal.change(relation, seed, NO_EPS)
-        change = bench.change(relation, seed)
-        named = name_relation(model, heads, replace(relation, exact=holds <= HOLDS, change=change))
-        if holds <= HOLDS and change <= HOLDS:
-            proved.append(named)
-        elif holds > HOLDS and nearly <= HOLDS:
-            near.append(named)
-        else:
-            unclear.append(f"{named}: gradients show it, outputs change by {max(change, nearly):.0e} along its orbit")
+
+    def named(relation: Relation, change: float) -> Relation:
+        return name_relation(model, heads, replace(relation, exact=relation not in near, change=change))
+
+    both = [named(relation, bench.change(relation, seed)) for relation in [*kept, *near]]
+    refuted = [*others, *refuted]
+    unclear = [*exact.unclear, *loose.unclear, *odd]
+    unclear += [
+        f"{relation}: gradients show it, outputs change by {relation.change:.0e} along its orbit"
+        for relation in both
+        if relation.exact and relation.change > HOLDS
+    ]
+    unclear += [
+        f"{named(r.relation, r.change)}: outputs change by {r.change:.0e} along its orbit {r.words}"
+        for r in refuted
+        if not r.by_loss
+    ]
+    proved = [relation for relation in both if relation.exact and relation.change <= HOLDS]
     moved = {name for relation in proved for name in relation.parameters}
     order = {name: place for place, name in enumerate(names)}
     place = lambda relation: min((order[a.parameter], int(a.index.min())) for a in relation.minus or relation.plus)
     return Census(
         relations=tuple(sorted(proved, key=place)),
-        approximate=tuple(sorted(near, key=place)),
+        approximate=tuple(sorted((relation for relation in both if not relation.exact), key=place)),
         unclear=tuple(unclear),
         silent=tuple(dict.fromkeys(map(str, exact.silent))),
         frozen=frozen,
         free=tuple(name for name in names if name not in moved),
+        broken=tuple(sorted((named(r.relation, r.change) for r in refuted if r.by_loss), key=place)),
     )
 
 
-class _Look:
-    """Moments of every level at several draws of weights, and the gradients of the last draw."""
-
-    def __init__(
-        self, twin: nn.Module, loss: Loss, batch: Any, searched: list[Level], eps: float, draws: int, seed: int
-    ):
-        self.searched = searched
-        params = trainable(twin)
-        rows: list[list[np.ndarray]] = [[] for _ in searched]
-        self.unclear: list[str] = []
-        with epsilon(twin, eps):
-            for draw in range(draws):
-                randomise(twin, seed + draw)
-                value, _ = forward(twin, loss, batch, seed)
-                found = torch.autograd.grad(value, list(params.values()), allow_unused=True)
-                self.gradients = {
-                    name: torch.zeros_like(p) if g is None else g
-                    for (name, p), g in zip(params.items(), found, strict=True)
-                }
-                self.values = {name: p.detach().clone() for name, p in params.items()}
-                self._check()
-                sums = _sums(searched, self.values, self.gradients)
-                for level, matrix in zip(searched, rows, strict=True):
-                    columns = [sums[a.parameter, a.axis, a.shift][a.index].sum(1) for a in level.axes]
-                    matrix.append(np.stack(columns, axis=1))
-        largest = max(float(g.abs().max()) for g in self.gradients.values())
-        limit = SILENT * largest
-        sizes = {name: float(g.abs().max()) for name, g in self.gradients.items()}
-
-        def quiet(axis: Axis) -> bool:
-            if axis.index.size == axis.length or sizes[axis.parameter] <= limit:
-                return sizes[axis.parameter] <= limit
-            return float(unfold(self.gradients[axis.parameter], axis).abs().max()) <= limit
-
-        self.silent = [axis for axis in _pieces(searched) if quiet(axis)]
-        silent = {id(axis) for axis in self.silent}
-        self.bounds = {name: float(g.norm() * self.values[name].norm()) for name, g in self.gradients.items()}
-        self.quiet = [[id(axis) in silent for axis in level.axes] for level in searched]
-        self.moments = [np.concatenate(matrix) for matrix in rows]
-
-    def _check(self) -> None:
-        bad = [name for name, g in self.gradients.items() if not bool(torch.isfinite(g).all())]
-        if bad:
-            raise ValueError(f"`census`: the gradient of {bad[0]} is not finite at random weights.")
-
-
-def _pieces(searched: list[Level]) -> list[Axis]:
-    return [axis for level in searched for axis in level.axes]
-
-
-def _sums(searched: list[Level], values: dict[str, Tensor], gradients: dict[str, Tensor]) -> dict:
-    """sum G (W + shift) over all axes but one."""
-    found = {}
-    for axis in _pieces(searched):
-        key = (axis.parameter, axis.axis, axis.shift)
-        if key not in found:
-            g, w = gradients[axis.parameter], values[axis.parameter]
-            both = g * (w + axis.shift) if axis.shift else g * w
-            others = [k for k in range(g.ndim) if k != axis.axis]
-            found[key] = (both.sum(others) if others else both).numpy(force=True)
-    return found
-
-
-def _relations(searched: list[Level], look: _Look, known: list[Relation]) -> list[Relation]:
+def _relations(searched: list[Level], look: Moments, known: list[Relation]) -> list[Relation]:
     """What the null spaces of all levels hold beyond the relations known."""
     found: list[Relation] = []
     for level, moments, quiet in zip(searched, look.moments, look.quiet, strict=True):
@@ -269,7 +231,7 @@ def _doubts(where: str, null: Found) -> list[str]:
     return said + [f"{where}: a relation whose coefficients are not 0, 1, -1" for _ in null.odd]
 
 
-def _bounds(level: Level, look: _Look) -> np.ndarray:
+def _bounds(level: Level, look: Moments) -> np.ndarray:
     """What the moments of a level could be at most."""
     return np.array([look.bounds[axis.parameter] for axis in level.axes])
 
@@ -313,49 +275,18 @@ def _implied(relation: Relation, known: list[Relation]) -> bool:
     return True
 
 
-def _grow(look: _Look, found: list[Relation]) -> list[Relation]:
-    """Each relation with the largest GL block it allows."""
-    return [replace(relation, block=_block(look, relation)) for relation in found]
-
-
-def _block(look: _Look, relation: Relation) -> int:
-    """The largest block on which the sum of G W' over plus is the transpose of that over minus."""
-    if not relation.minus or any(axis.shift or axis.role == "gain" for axis in relation.axes):
-        return 1
-
-    both = [
-        [[unfold(t[axis.parameter], axis).flatten(1) for t in (look.gradients, look.values)] for axis in side]
-        for side in (relation.plus, relation.minus)
-    ]
-
-    @functools.cache
-    def agree(row: int) -> np.ndarray:
-        one = sum((w @ g[row] for g, w in both[0]), torch.zeros(()))
-        two = sum((g @ w[row] for g, w in both[1]), torch.zeros(()))
-        scale = torch.maximum(one.abs(), two.abs()).max().clamp_min(1e-300)
-        return ((one - two).abs() <= 1e-7 * scale).numpy(force=True)
-
-    first = agree(0)
-    width = int(np.argmin(first)) if not first.all() else relation.size
-    divisors = [k for k in range(1, relation.size + 1) if relation.size % k == 0 and k <= max(width, 1)]
-    for width in reversed(divisors):
-        tried = {0, width - 1, width // 2, relation.size - 1, relation.size // 2}
-        if all(agree(row)[row // width * width : (row // width + 1) * width].all() for row in tried):
-            return width
-    return 1
-
-
 @torch.no_grad()
 def _whole(
-    twin: nn.Module, loss: Loss, batch: Any, known: list[Relation], silent: list[Axis], seed: int
+    twin: nn.Module, loss: Loss, batch: Any, known: list[Relation], look: Moments, seed: int
 ) -> tuple[list[Relation], list[str]]:
     """Relations between whole parameters, one scale for each, beyond those known: the scale of a residual stream, say.
 
     Along them all outputs stay, so differences of outputs have as many rows as needed. Known relations are used to
-    leave parameters out first.
+    leave parameters out first. Draws of dropout in which a parameter plays no part say nothing of it: as many are used
+    as are needed for all parameters.
     """
     params = trainable(twin)
-    quiet = {(axis.parameter, axis.axis, k) for axis in silent for k in axis.index.reshape(-1).tolist()}
+    quiet = {(axis.parameter, axis.axis, k) for axis in look.silent for k in axis.index.reshape(-1).tolist()}
     scales = [a for a in atoms(twin) if not all((a.parameter, a.axis, k) in quiet for k in a.index[0].tolist())]
     place = {(a.parameter, a.shift, k): n for n, a in enumerate(scales) for k in a.index[0].tolist()}
     implied = np.zeros((len(scales), len(known)))
@@ -371,26 +302,29 @@ def _whole(
     implied = implied[:, np.any(implied != 0, axis=0)]
     left_out = _pivots(implied)
     tried = [n for n in range(len(scales)) if n not in left_out]
+    if not tried:
+        return [], []
+    parts, sizes = [], []
     with epsilon(twin, NO_EPS):
         randomise(twin, seed + 3000)
-        outputs = forward(twin, loss, batch, seed)[1]
-        count = min(outputs.numel(), 4 * len(tried) + 64)
-        chosen = torch.randperm(outputs.numel(), generator=torch.Generator().manual_seed(seed))[:count]
-        columns = []
-        for n in tried:
-            axis = scales[n]
-            parameter = params[axis.parameter]
-            kept = parameter.detach().clone()
-            one = Relation("", (axis,), (), 1, False, math.inf)
-            factor = torch.tensor([math.exp(STEP)], dtype=torch.float64)
-            parameter.copy_(move({axis.parameter: kept}, one, factor)[axis.parameter])
-            moved = forward(twin, loss, batch, seed)[1]
-            parameter.copy_(kept)
-            columns.append(((moved - outputs)[chosen] / STEP).numpy(force=True))
-    if not columns:
-        return [], []
-    matrix = np.stack(columns, axis=1)
-    size = float(outputs.norm()) / outputs.numel() ** 0.5
+        for draw in look.covering():
+            outputs = forward(twin, loss, batch, draw)[1]
+            count = min(outputs.numel(), 4 * len(tried) + 64)
+            chosen = torch.randperm(outputs.numel(), generator=torch.Generator().manual_seed(draw))[:count]
+            columns = []
+            for n in tried:
+                axis = scales[n]
+                parameter = params[axis.parameter]
+                kept = parameter.detach().clone()
+                one = Relation("", (axis,), (), 1, False, math.inf)
+                factor = torch.tensor([math.exp(STEP)], dtype=torch.float64)
+                parameter.copy_(move({axis.parameter: kept}, one, factor)[axis.parameter])
+                moved = forward(twin, loss, batch, draw)[1]
+                parameter.copy_(kept)
+                columns.append(((moved - outputs)[chosen] / STEP).numpy(force=True))
+            parts.append(np.stack(columns, axis=1))
+            sizes.append(float(outputs.norm()) / outputs.numel() ** 0.5)
+    matrix, size = np.concatenate(parts), max(sizes)
     lone = np.abs(matrix).max(axis=0) <= NULL * size
     null = integer_null_space(np.where(lone[None], 0.0, matrix))
     basis = np.zeros((len(scales), null.basis.shape[1]))
@@ -399,9 +333,9 @@ def _whole(
     for vector in sparse_basis(basis, implied):
         plus, minus = (tuple(a for a, c in zip(scales, vector, strict=True) if c == sign) for sign in (1, -1))
         found.append(Relation("", plus or minus, minus if plus else (), 1, False, math.inf))
-    sizes = zip(tried, np.abs(matrix).max(axis=0) / size, strict=True)
+    changes = zip(tried, np.abs(matrix).max(axis=0) / size, strict=True)
     faint = [
-        f"whole parameters: outputs change by {s:.0e} of a scale of {scales[n]}" for n, s in sizes if NULL < s < CLEAR
+        f"whole parameters: outputs change by {s:.0e} of a scale of {scales[n]}" for n, s in changes if NULL < s < CLEAR
     ]
     return found, _doubts("whole parameters", null) + faint
 

@@ -1,20 +1,37 @@
 """Copies of a network to experiment on: in double precision, with random weights. The network itself stays as it is."""
 
 import copy
+import random
 import warnings
 from collections.abc import Callable, Generator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Precise", "as_double", "epsilon", "forward", "model_copy", "randomise", "trainable", "unwrap"]
+__all__ = [
+    "Precise",
+    "as_double",
+    "draws_numbers",
+    "epsilon",
+    "forward",
+    "loss_beyond_outputs",
+    "model_copy",
+    "projected",
+    "randomise",
+    "trainable",
+    "unwrap",
+]
 
 Loss = Callable[[nn.Module, Any], Tensor]
 
 NOT_CALLED = "`loss(model, batch)` did not call the model that it was given: call `model(...)` inside it."
+
+DIRECT = 1e-9
+"""A difference of gradients above this, relative to the largest, is no rounding in double precision."""
 
 EPSILONS = ("eps", "variance_epsilon", "epsilon", "layer_norm_eps", "layer_norm_epsilon")
 """What norms call the number under their root."""
@@ -23,15 +40,22 @@ EPSILONS = ("eps", "variance_epsilon", "epsilon", "layer_norm_eps", "layer_norm_
 class Precise(TorchFunctionMode):
     """Computes in double precision where a model asks for less by name, as norms and softmax often do."""
 
-    LESS = (torch.float32, torch.float16, torch.bfloat16)
-
     def __torch_function__(self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
-        more = lambda x: torch.float64 if x in self.LESS else x
+        more = lambda x: _counterpart(x, torch.float64)
         args = tuple(more(a) if isinstance(a, torch.dtype) else a for a in args)
         kwargs = {k: more(v) if isinstance(v, torch.dtype) else v for k, v in (kwargs or {}).items()}
         if function in (Tensor.float, Tensor.half, Tensor.bfloat16):
             function = Tensor.double
+        elif function in (Tensor.cfloat, Tensor.chalf):
+            function = Tensor.cdouble
         return function(*args, **kwargs)
+
+
+def _counterpart(dtype: torch.dtype, real: torch.dtype) -> torch.dtype:
+    """The type that a copy in the precision `real` has in the place of a type: complex stays complex."""
+    if dtype.is_complex:
+        return real.to_complex()
+    return real if dtype.is_floating_point else dtype
 
 
 def unwrap(model: Any) -> nn.Module:
@@ -52,6 +76,13 @@ def unwrap(model: Any) -> nn.Module:
             )
         if parameter.is_meta:
             raise ValueError(f"the parameter {name} is on the meta device: load the weights first.")
+        if parameter.is_complex() and parameter.requires_grad:
+            kind = str(parameter.dtype).removeprefix("torch.")
+            raise ValueError(
+                f"the parameter {name} is complex ({kind}): symmetries of complex parameters are not supported. Train "
+                "its real and imaginary parts as real parameters (`torch.complex` joins them), or freeze it "
+                "(`requires_grad_(False)`)."
+            )
     return model
 
 
@@ -63,7 +94,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 def as_double(batch: Any, dtype: torch.dtype = torch.float64) -> Any:
     """A batch with its floating-point tensors in another precision."""
     if isinstance(batch, Tensor):
-        return batch.to(dtype) if batch.is_floating_point() else batch
+        return batch.to(_counterpart(batch.dtype, dtype))
     if isinstance(batch, Mapping):
         found = {key: as_double(value, dtype) for key, value in batch.items()}
         if isinstance(batch, dict) or not isinstance(batch, MutableMapping):
@@ -86,7 +117,7 @@ def model_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
             twin = copy.deepcopy(model)
         except RuntimeError as error:
             raise ValueError(f"the model cannot be copied, which a census needs: {error}") from error
-    twin.to(dtype).train()
+    twin._apply(lambda tensor: tensor.to(_counterpart(tensor.dtype, dtype))).train()
     for module in twin.modules():
         module._compiled_call_impl = None
         if getattr(module, "gradient_checkpointing", False):
@@ -138,10 +169,43 @@ def randomise(model: nn.Module, seed: int) -> None:
         parameter.copy_(drawn)
 
 
+def seed_all(seed: int) -> None:
+    """Seed the global generators of PyTorch, NumPy and Python, all of which networks draw from."""
+    torch.manual_seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+    random.seed(seed)
+
+
+def draws_numbers(model: nn.Module, loss: Loss, batch: Any) -> bool:
+    """Whether a pass draws random numbers (dropout, stochastic depth), by the states of the generators."""
+    devices = {p.device for p in model.parameters() if p.is_cuda}
+    states = lambda: (
+        [torch.get_rng_state().tolist(), *(torch.cuda.get_rng_state(device).tolist() for device in devices)],
+        random.getstate(),
+        [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()],  # noqa: NPY002
+    )
+    drawn = []
+
+    def watched(model: nn.Module, batch: Any) -> Tensor:
+        before = states()
+        value = loss(model, batch)
+        drawn.append(states() != before)
+        return value
+
+    with torch.no_grad():
+        forward(model, watched, batch)
+    return any(drawn)
+
+
 def forward(model: nn.Module, loss: Loss, batch: Any, seed: int | None = None) -> tuple[Tensor, Tensor]:
     """The loss, and the outputs of the model on the way to it as one vector. With a seed dropout draws the same."""
+    value, tensors = _run(model, loss, batch, seed)
+    return value, torch.cat([t.reshape(-1) for t in tensors])
+
+
+def _run(model: nn.Module, loss: Loss, batch: Any, seed: int | None) -> tuple[Tensor, list[Tensor]]:
     if seed is not None:
-        torch.manual_seed(seed)
+        seed_all(seed)
     seen: list[Any] = []
     handle = model.register_forward_hook(lambda module, args, out: seen.append(out))
     try:
@@ -156,13 +220,46 @@ def forward(model: nn.Module, loss: Loss, batch: Any, seed: int | None = None) -
         raise TypeError("`loss(model, batch)` must return one number, as a tensor with its graph.")
     if not seen:
         raise ValueError(NOT_CALLED)
-    flat = [t.reshape(-1) for out in seen for t in _tensors(out)]
-    if not flat:
+    tensors = [t for out in seen for t in _tensors(out)]
+    if not tensors:
         raise TypeError(f"the model returns a {type(seen[-1]).__name__} without floating-point tensors.")
-    outputs = torch.cat(flat)
-    if not outputs.numel():
+    if not any(t.numel() for t in tensors):
         raise ValueError("the model returns no numbers on this batch: it is empty.")
-    return value.reshape(()), outputs
+    return value.reshape(()), tensors
+
+
+def loss_beyond_outputs(model: nn.Module, loss: Loss, batch: Any, seed: int) -> bool:
+    """Whether the loss depends on parameters other than through the outputs: a penalty on weights, say.
+
+    The gradient through the outputs alone is compared with the whole one. Outputs of which one is made from another
+    may give True without need.
+    """
+    params = list(trainable(model).values())
+    value, tensors = _run(model, loss, batch, seed)
+    tensors = [t for t in tensors if t.requires_grad]
+    whole = torch.autograd.grad(value, params, retain_graph=True, allow_unused=True)
+    signals = torch.autograd.grad(value, tensors, retain_graph=True, allow_unused=True) if tensors else ()
+    through = [(t, s) for t, s in zip(tensors, signals, strict=True) if s is not None]
+    found: Any = [None] * len(params)
+    if through:
+        found = torch.autograd.grad([t for t, _ in through], params, [s for _, s in through], allow_unused=True)
+    zero = torch.zeros((), dtype=torch.float64)
+    apart, size = 0.0, 0.0
+    for a, b in zip(whole, found, strict=True):
+        apart = max(apart, float(((zero if a is None else a) - (zero if b is None else b)).norm()))
+        size = max(size, 0.0 if a is None else float(a.norm()))
+    return apart > DIRECT * size
+
+
+def projected(loss: Loss, seed: int) -> Loss:
+    """A random linear function of the outputs in the place of the loss."""
+
+    def value(model: nn.Module, batch: Any) -> Tensor:
+        outputs = forward(model, loss, batch)[1]
+        weights = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+        return (outputs * weights.to(outputs)).mean()
+
+    return value
 
 
 def _called(error: RuntimeError, model: nn.Module) -> list[nn.Module]:
@@ -179,6 +276,8 @@ def _called(error: RuntimeError, model: nn.Module) -> list[nn.Module]:
 
 def _tensors(out: Any) -> list[Tensor]:
     if isinstance(out, Tensor):
+        if out.is_complex():
+            return [torch.view_as_real(out.resolve_conj())]
         return [out] if out.is_floating_point() else []
     if isinstance(out, Mapping):
         for name in ("logits", "last_hidden_state"):  # caches and losses beside them are no outputs

@@ -1,5 +1,6 @@
 """The noise of training: gradients of minibatches, gathered for the parameters of some symmetries at a time."""
 
+import random
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -116,7 +117,10 @@ def undisturbed(model: nn.Module, seed: int) -> Generator[None]:
     """Random numbers from a seed, no TF32, and buffers (running means, caches) as they were afterwards."""
     buffers = [(m, dict(m._buffers), {k: b.detach().clone() for k, b in _held(m)}) for m in model.modules()]
     devices = sorted({p.device.index or 0 for p in model.parameters() if p.is_cuda})
+    others = random.getstate(), np.random.get_state()  # noqa: NPY002
     with torch.random.fork_rng(devices=devices), full_precision():
+        random.seed(seed)
+        np.random.seed(seed % 2**32)  # noqa: NPY002
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reach GPUs that are not put back
         for device in devices:
             with torch.cuda.device(device):
@@ -130,6 +134,8 @@ def undisturbed(model: nn.Module, seed: int) -> Generator[None]:
                     module._buffers.update(held)
                     for name, buffer in _held(module):
                         buffer.copy_(before[name])
+            random.setstate(others[0])
+            np.random.set_state(others[1])  # noqa: NPY002
 
 
 def _held(module: nn.Module) -> list[tuple[str, Tensor]]:
