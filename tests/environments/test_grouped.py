@@ -155,6 +155,13 @@ def test_a_bad_step_size(value, as_a_user):
         ut.HeteroRegressor(step_size=value).fit(X, Y, GROUPS)
 
 
+def test_a_step_size_that_needs_too_many_steps(as_a_user):
+    with pytest.raises(
+        ValueError, match=r"step_size=1e-12\)`: the default number of steps would be 1\.73e\+13; use a la"
+    ):
+        ut.HeteroRegressor(step_size=1e-12).fit(X, Y, GROUPS)
+
+
 def test_names_of_columns_are_kept_and_forgotten():
     model = ut.InvariantRegressor().fit(frame(), pandas.Series(Y), pandas.Series(GROUPS))
     assert list(model.feature_names_in_) == ["age", "dose", "weight"]

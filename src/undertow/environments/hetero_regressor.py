@@ -25,6 +25,8 @@ LOST = 1e6
 """A standardised coefficient above this has diverged."""
 WORSE = 1.01
 """Pooled mean squared error, in units of the variance of y, above which a run has diverged; at the start it is 1."""
+MOST_STEPS = 10**7
+"""By default at most; a step size that needs more is a mistake."""
 
 
 class HeteroRegressor(RegressorMixin, BaseEstimator):
@@ -135,7 +137,13 @@ class HeteroRegressor(RegressorMixin, BaseEstimator):
     def _run(self, moments: Moments, seed: Any) -> "_Runs":
         step_size = _safe_step_size(moments) if self.step_size is None else float(self.step_size)
         alpha = float(self.alpha)
-        steps = math.ceil(math.log(1 / alpha) / (2 * step_size * WEAKEST)) if self.steps is None else self.steps
+        needed = math.log(1 / alpha) / (2 * step_size * WEAKEST)
+        if self.steps is None and needed > MOST_STEPS:
+            raise ValueError(
+                f"`HeteroRegressor(step_size={step_size:g})`: the default number of steps would be {needed:.3g}; use a "
+                f"larger `step_size`, such as {_safe_step_size(moments):.2g}, or give `steps`."
+            )
+        steps = math.ceil(needed) if self.steps is None else self.steps
         return _descend(moments, step_size, steps, alpha, self.seeds, np.random.default_rng(seed))
 
     def _warn(self, moments: Moments, pooled_diverged: bool) -> None:

@@ -14,7 +14,7 @@ from undertow.environments.invariance import InvariantFit, invariance_test
 __all__ = ["SubsetSearch", "all_subsets", "icp"]
 
 MOST_COLUMNS = 14
-"""2^14 subsets take seconds."""
+"""2^14 subsets take about 20 s at 5,000 rows."""
 
 
 @dataclass(frozen=True)
