@@ -55,15 +55,6 @@ def _without_noise(_: Any) -> Any:
     return single
 
 
-def _diagonal_alone(original: Any) -> Any:
-    """A spurious signal without its entries off the diagonal."""
-
-    def spurious(loss: Any, sizes: Any) -> Any:
-        return original(loss, jnp.where(jnp.arange(sizes.shape[0]) < loss.directions.shape[1], sizes, 0))
-
-    return spurious
-
-
 def _random_signs(_: Any) -> Any:
     return lambda key, shape=(), dtype=float: jax.random.rademacher(key, shape).astype(dtype)
 
@@ -137,7 +128,10 @@ PLANTS: dict[str, Plant] = {
     "burst-tail": replaced(
         f"{_CLAIMS}.long_runs.tail_exponent", lambda original: lambda *arguments: original(*arguments) / 2
     ),
-    "off-diagonal-signal": replaced("undertow.noise.sensing.SensingLoss.spurious", _diagonal_alone),
+    # a law without entries off the diagonal
+    "off-diagonal-signal": replaced(
+        f"{_CLAIMS}.off_diagonal._law", lambda original: lambda p, rank, turning: original(p, rank, False)
+    ),
     "quadratic-net": replaced(f"{_CLAIMS}.quadratic_network.QuadraticNet", _with(pooled=True)),
     "quadratic-net-constants": replaced("jax.random.normal", _random_signs),
     # symmetric measurements that are isotropic
