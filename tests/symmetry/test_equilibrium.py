@@ -421,3 +421,20 @@ def test_the_unit_of_the_noise_does_not_matter(x64, scale):
     way, back = (jax.scipy.linalg.expm(sign * found.amount) for sign in (1, -1))
     there, size = way @ b @ way, float(jnp.abs(way @ b @ way).max())
     np.testing.assert_allclose(back @ a @ back, there, rtol=0, atol=1e-8 * size, equal_nan=False)
+
+
+def test_half_precision_is_computed_in_single():
+    """The flow and the amounts are those of the same numbers in float32; params come back in their own type."""
+    half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (nets.weights(U=(2, 3), W=(3, 2)), nets.data()))
+    single = jax.tree.map(lambda x: x.astype(jnp.float32), half)
+    rescaling = ut.Rescaling(lambda p: p["U"], lambda p: p["W"], neurons=True)
+    flows, ends = [], []
+    for params, data in (half, single):
+        noise = ut.Minibatch(ut.Problem(nets.linear_net, data), 4)
+        flows.append(ut.noether_flow(noise, rescaling, params, step_size=ETA))
+        ends.append(ut.equilibrium(noise, rescaling, params, step_size=ETA))
+    np.testing.assert_array_equal(flows[0].rate, flows[1].rate)
+    np.testing.assert_array_equal(ends[0].amount[0], ends[1].amount[0])
+    assert {leaf.dtype for leaf in jax.tree.leaves(ends[0].params)} == {jnp.dtype(jnp.bfloat16)}
+    for a, b in zip(jax.tree.leaves(ends[0].params), jax.tree.leaves(ends[1].params), strict=True):
+        np.testing.assert_array_equal(a, b.astype(jnp.bfloat16))

@@ -67,6 +67,29 @@ def test_relaxation_times_are_the_slope_of_the_flow(x64, kind):
     np.testing.assert_allclose(times, np.ravel(-1 / (eta * slope)), rtol=1e-6)
 
 
+def test_a_forecast_of_two_products_by_hand(x64):
+    """Loss (uw - y)^2, y = 0 or 2: noise over weights is 4 on the orbit, so a charge takes 1/(4 eta^2) steps.
+
+    A second product with labels twice as far apart takes a quarter of that: 1/(16 eta^2).
+    """
+    y = jnp.array([[0.0, 0.0], [2.0, 4.0]])
+    problem = ut.Problem(lambda p, s: (p["u"] * p["w"] - s[0]) ** 2 + (p["a"] * p["b"] - s[1]) ** 2, y)
+    params = {name: jnp.asarray(value) for name, value in {"u": 4.0, "w": 0.5, "a": 2.0, "b": 1.0}.items()}
+    neurons = ut.Rescaling(lambda p: jnp.stack([p["u"], p["a"]]), lambda p: jnp.stack([p["w"], p["b"]]), neurons=True)
+    gradient = problem.gradient(params)
+    falling = float(problem.loss(params)) / sum(float(g) ** 2 for g in gradient.values())
+    border = 1 / (4 * falling)  # where 1/(4 eta) is the time in which the loss falls
+    for eta, phase in ((0.95 * border, "slow"), (1.05 * border, "fast")):
+        seen = forecast(ut.Minibatch(problem, 1), neurons, params, step_size=eta)
+        assert seen.phase == phase
+        np.testing.assert_allclose(seen.relaxation, 1 / (4 * eta**2), rtol=1e-6)  # the slowest of both
+        flat, unravel = jax.flatten_util.ravel_pytree(params)
+        there = jax.flatten_util.ravel_pytree(seen.equilibrium.params)[0]
+        for point, bound in zip((flat, there), seen.largest_step, strict=True):
+            dense = jax.hessian(lambda x: problem.loss(unravel(x)))(point)
+            np.testing.assert_allclose(bound, 2 / jnp.linalg.eigvalsh(dense)[-1], rtol=1e-5)
+
+
 @pytest.mark.slow  # a claim measures the same
 def test_charges_relax_at_the_time_told():
     """The charge of a product of two numbers falls by a factor e in one relaxation time, on average over runs."""
