@@ -165,6 +165,23 @@ def test_a_few_columns_find_the_same_matrix():
     assert seen["spurious"] < 1e-2
 
 
+@pytest.mark.parametrize("columns", [None, 2])
+def test_a_start_has_the_size_of_alpha_times_the_identity(columns):
+    """|U|^2 = alpha^2 d, spread evenly over orthogonal columns."""
+    noise = ut.MatrixSensing(6, 10, [[-4.0], [6.0]])
+    u = noise.start(0.1, columns=columns)
+    count = 6 if columns is None else columns
+    assert u.shape == (6, count)
+    np.testing.assert_allclose(u.T @ u, 0.01 * 6 / count * np.eye(count), atol=1e-7)
+    both = noise.start(0.1, columns=columns, signed=True)
+    assert (both["U"] == u).all()
+    assert (both["V"] == u).all()
+
+
+def test_a_pooled_step_is_not_bound_by_the_largest_environment():
+    ut.MatrixSensing(4, 100, [[-4.0], [6.0]], pooled=True).check_step_size(0.3)
+
+
 def test_a_step_too_large_is_told_before_the_run():
     sensing = ut.MatrixSensing(4, 100, [[-4.0], [6.0]])
     with pytest.warns(UserWarning, match=r"0\.3 \* 6 = 1\.8; above about 0\.9 runs diverge"):
@@ -203,5 +220,7 @@ def test_subspaces():
     flat = ut.MatrixSensing(6, 10, [[0.5, 1.0]], rank=3)
     assert float(flat.overlap) == 0
     drawn = ut.MatrixSensing(6, 10, [[0.5, 1.0]], rank=3, key=jax.random.key(0))
-    assert 0 < float(drawn.overlap) < 1
+    cosines = np.linalg.svd(np.asarray(drawn.truth.T @ drawn.problem.directions), compute_uv=False)
+    assert cosines[1] > 0.1  # so the largest is not the root of their squares
+    np.testing.assert_allclose(drawn.overlap, cosines[0], rtol=1e-5)
     np.testing.assert_allclose(drawn.truth.T @ drawn.truth, np.eye(3), atol=1e-5)
