@@ -6,7 +6,7 @@ WORKERS ?= 2
 TORCH := src/undertow/torch tests/torch_bridge
 QUICK := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
-.PHONY: help setup verify check lint types test test-torch test-torch-all test-report test-all browser faults bench docs gallery clean
+.PHONY: help setup verify check lint types test test-torch test-torch-all test-report test-all browser faults mutants bench docs gallery clean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -69,6 +69,9 @@ faults: setup ## 200 faults at random times in sweeps: kills, full disks, tasks 
 	@rm -rf .faults
 	PYTHONPATH=tests/lab $(BIN)/python tests/lab/sweep_faults.py .faults 200 0 docs/faults.md
 	@rm -rf .faults
+
+mutants: setup ## 320 small changes of the numerical modules, each of which a fast test must notice; writes docs/mutants.md
+	$(QUICK) $(BIN)/python tests/mutants.py --workers $(WORKERS)
 
 bench: .venv/.done-bench ## speed against numba, NumPy and PyTorch, written to benchmarks/results
 	$(BIN)/python -m benchmarks

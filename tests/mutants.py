@@ -1,0 +1,325 @@
+"""`make mutants`: break the numerical modules in small ways and see whether a fast test notices.
+
+cosmic-ray finds the places and makes the changes (an operator, a comparison, a number). A seeded sample of them is
+tried, one by one: the tests that execute the changed line run first, fastest first, until one fails. What was tried
+and what survived is written to docs/mutants.md. A survivor is a hole in the tests, or a change that changes nothing;
+EQUIVALENT lists the latter with the reason.
+"""
+
+import argparse
+import ast
+import collections
+import concurrent.futures
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ElementTree
+from dataclasses import dataclass
+from pathlib import Path
+from queue import Queue
+
+import cosmic_ray.plugins
+from cosmic_ray.ast import ast_nodes, get_ast
+from cosmic_ray.mutating import mutate_code
+
+ROOT = Path(__file__).parents[1]
+SOURCE = Path("src/undertow")
+EQUIVALENT = ROOT / "tests" / "mutants_equivalent.json"
+MODULES = (
+    "covariance.py", "estimate.py", "problem.py", "claims/criterion.py",
+    "noise/*.py", "dynamics/*.py", "manifold/*.py", "symmetry/*.py",
+    "environments/advise.py", "environments/bursts.py", "environments/decomposition.py", "environments/flow.py",
+    "environments/grouped.py", "environments/growth.py", "environments/invariance.py", "environments/quadratic_net.py",
+    "environments/two_phase.py",
+)  # fmt: skip
+TESTS = (
+    "tests/claims/test_criterion.py", "tests/dynamics", "tests/environments", "tests/manifold", "tests/models",
+    "tests/noise", "tests/symmetry", "tests/test_estimate.py", "tests/test_problem.py",
+)  # fmt: skip
+# Unions of types, decorators (jit changes no number) and classes of exceptions are not mathematics. Operators of bits
+# in place of arithmetic raise on floats: any test kills them, and they would flatter the rate.
+LEFT_OUT = re.compile(
+    r"Operator_(Bit|[LR]Shift|Mod)|_(Bit(Or|And|Xor)|[LR]Shift|Mod|FloorDiv|Is|IsNot)$|Decorator|Exception"
+)
+LONGEST = 45.0
+"""Seconds of tests that a mutant gets, by their times without it."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one module."""
+
+    module: str
+    operator: str
+    occurrence: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a mutant."""
+
+    mutant: Mutant
+    killed: bool
+    seconds: float
+    before: str
+    after: str
+
+
+def modules() -> list[Path]:
+    """The files that are mutated."""
+    found = {path for pattern in MODULES for path in (ROOT / SOURCE).glob(pattern)}
+    return sorted(path.relative_to(ROOT) for path in found if path.name != "__init__.py")
+
+
+def mutants(path: Path) -> list[Mutant]:
+    """Every change of a module, less those of types, messages and what only looks at input."""
+    code = (ROOT / path).read_text()
+    outside, nodes = _not_mathematics(code), list(ast_nodes(get_ast(code)))
+    found = []
+    for name in sorted(cosmic_ray.plugins.operator_names()):
+        operator = cosmic_ray.plugins.get_operator(name)
+        if LEFT_OUT.search(name) or operator.arguments():
+            continue
+        places = (place for node in nodes for place in operator().mutation_positions(node))
+        for occurrence, ((first, _), (last, _)) in enumerate(places):
+            if not any(line in outside for line in range(first, last + 1)):
+                found.append(Mutant(str(path), name, occurrence, first, last))
+    return found
+
+
+def _not_mathematics(code: str) -> set[int]:
+    """Lines of annotations, decorators, raised errors, warnings and checks of input."""
+    lines: set[int] = set()
+    add = lambda node: lines.update(range(node.lineno, node.end_lineno + 1))
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Raise | ast.Import | ast.ImportFrom) or (
+            isinstance(node, ast.AnnAssign) and node.value is None
+        ):
+            add(node)
+        elif isinstance(node, ast.If) and node.body and isinstance(node.body[0], ast.Raise):
+            lines.update(range(node.lineno, node.body[0].end_lineno + 1))
+        elif isinstance(node, ast.Call) and re.search(
+            r"warn|error_if|validate\.|finite_number", ast.unparse(node.func)
+        ):
+            add(node)
+        elif isinstance(node, ast.FunctionDef):
+            lines.update(range(node.lineno, node.body[0].lineno))
+            for decorator in node.decorator_list:
+                add(decorator)
+            if re.match(r"__(str|repr|init|check_init)__$|_?(refuse|check|validate)", node.name):
+                add(node)
+    return lines
+
+
+def sample(every: dict[Path, list[Mutant]], count: int, seed: int) -> list[Mutant]:
+    """A share of the mutants of each module, the same for the same seed and source."""
+    total = sum(map(len, every.values()))
+    chosen = []
+    for path, found in every.items():
+        share = min(len(found), max(2, round(count * len(found) / total)))
+        chosen += random.Random(f"{seed} {path}").sample(found, share)
+    return chosen
+
+
+def environment(tree: Path, cache: Path) -> dict[str, str]:
+    """The variables of a test run in a copy of the tree: what is compiled is shared between runs."""
+    return os.environ | {
+        "PYTHONPATH": os.pathsep.join([str(tree / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "JAX_PLATFORMS": "cpu",
+        "JAX_COMPILATION_CACHE_DIR": str(cache),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+        "OMP_NUM_THREADS": "1",
+    }
+
+
+def copy(folder: Path) -> Path:
+    """A copy of what the tests need."""
+    for name in ("src", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("conftest.py", "pyproject.toml"):
+        shutil.copy(ROOT / name, folder / name)
+    return folder
+
+
+class Suite:
+    """The tests, their times, and which of them execute a line."""
+
+    def __init__(self, tree: Path, cache: Path, workers: int):
+        """Run all of them once, with the coverage of each."""
+        plain = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
+        report = ["--cov=undertow", "--cov-context=test", "--cov-report=", f"--junitxml={tree / 'times.xml'}"]
+        run = subprocess.run(
+            [*plain, "-n", str(workers), *report, *TESTS], cwd=tree, env=environment(tree, cache),
+            capture_output=True, text=True,
+        )  # fmt: skip
+        self.times: dict[str, float] = {}
+        failed = []
+        for case in ElementTree.parse(tree / "times.xml").iter("testcase"):
+            test = f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name']}"
+            if len(case):
+                failed.append(test)
+            else:
+                self.times[test] = float(case.attrib["time"])
+        if len(failed) > 0.02 * len(self.times):
+            raise SystemExit(f"{len(failed)} tests fail without any mutant:\n{run.stdout[-3000:]}")
+        for test in failed:
+            print(f"not used, it fails without any mutant: {test}", flush=True)
+        self.tests = _coverage(tree / ".coverage", tree)
+
+    def chosen(self, mutant: Mutant) -> list[str]:
+        """The tests that execute the mutant's lines, then others of its module, each from the fastest on."""
+        lines = self.tests.get(mutant.module, {})
+        on = {test for line in range(mutant.first, mutant.last + 1) for test in lines.get(line, ())}
+        near = {test for tests in lines.values() for test in tests} - on
+        chosen: list[str] = []
+        spent = 0.0
+        for group in (on, near):
+            for test in sorted(group & self.times.keys(), key=self.times.__getitem__):
+                spent += self.times[test]
+                if spent > LONGEST and len(chosen) > 3:
+                    return chosen
+                chosen.append(test)
+        return chosen
+
+
+def _coverage(file: Path, tree: Path) -> dict[str, dict[int, set[str]]]:
+    """Module, line -> tests, from the database of coverage."""
+    from coverage import CoverageData
+
+    data = CoverageData(str(file))
+    data.read()
+    found: dict[str, dict[int, set[str]]] = {}
+    for measured in data.measured_files():
+        lines = data.contexts_by_lineno(measured)
+        name = str(Path(measured).resolve().relative_to(tree.resolve()))
+        found[name] = {line: {c.split("|")[0] for c in contexts if c} for line, contexts in lines.items()}
+    return found
+
+
+def attempt(mutant: Mutant, tree: Path, suite: Suite, cache: Path) -> Outcome:
+    """Run the tests on a tree with the mutant in it."""
+    path = tree / mutant.module
+    code = path.read_text()
+    changed = mutate_code(code, cosmic_ray.plugins.get_operator(mutant.operator)(), mutant.occurrence)
+    before, after = _difference(code, changed)
+    tests = suite.chosen(mutant)
+    began = time.perf_counter()
+    try:
+        path.write_text(changed)
+        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests]
+        limit = 10 * (LONGEST + 30)
+        run = subprocess.run(
+            command, cwd=tree, env=environment(tree, cache), capture_output=True, text=True, timeout=limit
+        )
+        killed = bool(tests) and run.returncode != 0
+    except subprocess.TimeoutExpired:
+        killed = True
+    finally:
+        path.write_text(code)
+    return Outcome(mutant, killed, time.perf_counter() - began, before, after)
+
+
+def _difference(code: str, changed: str) -> tuple[str, str]:
+    """The first line that differs, before and after."""
+    for old, new in zip(code.splitlines(), changed.splitlines(), strict=False):
+        if old != new:
+            return old.strip(), new.strip()
+    return "", ""
+
+
+def reasons() -> dict[tuple[str, str, str], str]:
+    """Why a survivor changes nothing, by module and by the line before and after."""
+    listed = json.loads(EQUIVALENT.read_text()) if EQUIVALENT.is_file() else []
+    return {(entry["module"], entry["before"], entry["after"]): entry["reason"] for entry in listed}
+
+
+def page(outcomes: list[Outcome], settings: argparse.Namespace, seconds: float, total: int) -> str:
+    """docs/mutants.md."""
+    killed = sum(outcome.killed for outcome in outcomes)
+    rows = collections.defaultdict(lambda: [0, 0])
+    for outcome in outcomes:
+        rows[outcome.mutant.module][0] += 1
+        rows[outcome.mutant.module][1] += outcome.killed
+    listed = "\n".join(f"| `{name}` | {count} | {dead} |" for name, (count, dead) in sorted(rows.items()))
+    known, survivors = reasons(), []
+    for outcome in outcomes:
+        if not outcome.killed:
+            why = known.get((outcome.mutant.module, outcome.before, outcome.after), "**not explained**")
+            place = f"`{outcome.mutant.module}:{outcome.mutant.first}`"
+            cells = (f"`` {text.replace('|', chr(92) + '|')} ``" for text in (outcome.before, outcome.after))
+            survivors.append(f"| {place} | {' | '.join(cells)} | {why} |")
+    table = "\n".join(survivors) or "| none | | | |"
+    return f"""# Mutation testing
+
+A mutant is a small change of the source: another operator, another comparison, a number one larger or smaller. A test
+suite that does not notice it has a hole. `make mutants` tries a seeded sample of the mutants of the numerical modules,
+which [cosmic-ray](https://cosmic-ray.readthedocs.io) makes, against the fast tests. Lines that only check input or
+raise errors are left out.
+
+**{killed} of {len(outcomes)} mutants were killed ({killed / len(outcomes):.1%})**, of {total:,} possible ones, with seed
+{settings.seed}, in {seconds / 60:.0f} minutes with {settings.workers} processes; {sum(o.seconds for o in outcomes) / 60:.0f}
+minutes of tests in all.
+
+| module | mutants | killed |
+|---|---|---|
+{listed}
+
+## Survivors
+
+| place | line | mutant | why it changes nothing |
+|---|---|---|---|
+{table}
+"""
+
+
+def main() -> None:
+    """Try the sample and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--count", type=int, default=320, help="mutants to try")
+    parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--workers", type=int, default=2, help="test runs at once")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "mutants.md", help="the page to write")
+    settings = parser.parse_args()
+    began = time.perf_counter()
+    every = {path: mutants(path) for path in modules()}
+    chosen, total = sample(every, settings.count, settings.seed), sum(map(len, every.values()))
+    with tempfile.TemporaryDirectory() as folder:
+        cache = Path(folder) / "compiled"
+        trees: Queue[Path] = Queue()
+        for number in range(settings.workers):
+            trees.put(copy(Path(folder) / f"tree{number}"))
+        print(f"{len(chosen)} of {total} mutants; running the tests without any", flush=True)
+        suite = Suite(trees.queue[0], cache, settings.workers)
+        print(f"{len(suite.times)} tests pass, {time.perf_counter() - began:.0f} s", flush=True)
+
+        def one(mutant: Mutant) -> Outcome:
+            tree = trees.get()
+            try:
+                return attempt(mutant, tree, suite, cache)
+            finally:
+                trees.put(tree)
+
+        outcomes = []
+        with concurrent.futures.ThreadPoolExecutor(settings.workers) as pool:
+            for outcome in pool.map(one, chosen):
+                outcomes.append(outcome)
+                where = f"{outcome.mutant.module}:{outcome.mutant.first}"
+                said = "killed  " if outcome.killed else "SURVIVED"
+                print(f"{len(outcomes):4d} {said} {outcome.seconds:5.1f} s  {where}", flush=True)
+                if not outcome.killed:
+                    print(f"       - {outcome.before}\n       + {outcome.after}", flush=True)
+    settings.out.write_text(page(outcomes, settings, time.perf_counter() - began, total))
+    print(f"{sum(o.killed for o in outcomes)} of {len(outcomes)} killed; {settings.out}")
+
+
+if __name__ == "__main__":
+    main()
