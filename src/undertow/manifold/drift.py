@@ -7,11 +7,12 @@ With P = dPhi the tangent projector, Q = I - P, H the Hessian, d3L[A] = sum_ij A
                    tangent              normal                  mixed
 
 The drift of the limiting diffusion is half of it, S the covariance of the noise. Everything is linear in S, so a sum of
-covariances is a sum of drifts, and each type of covariance takes its own shortest way.
+covariances is a sum of drifts, and each type of covariance takes its own shortest way. The shorter ways of least
+squares hold where the residuals are zero, which the frame has checked (`Frame.least_squares`).
 """
 
 from functools import partial
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +20,9 @@ from jaxtyping import Array, Float, PyTree
 
 from undertow import chunks, trees
 from undertow.covariance import AbstractCovariance, LabelCovariance, SampleCovariance, ScaledIdentity, Sum
-from undertow.manifold.geometry import Frame, frame_at, jacobian, refuse_off_manifold
+from undertow.manifold.geometry import Frame, jacobian
 from undertow.manifold.label import trace_gradient
+from undertow.manifold.minimum import frame_of_minimum, third
 from undertow.problem import AbstractProblem, Regression
 
 __all__ = ["Parts", "covariance_parts", "factor_parts", "second_derivative"]
@@ -56,8 +58,7 @@ def second_derivative(problem: AbstractProblem, params: PyTree, factor: PyTree) 
     [-1.  0.]
     """
     _check_factor(params, factor)
-    frame = frame_at(problem, params)
-    refuse_off_manifold("second_derivative", problem, frame)
+    frame = frame_of_minimum("second_derivative", problem, params)
     parts = factor_parts(problem, frame, _flatten(factor), 0.0)
     return Parts(*(frame.unravel(part) for part in parts))
 
@@ -66,17 +67,20 @@ def covariance_parts(
     problem: AbstractProblem, frame: Frame, covariance: AbstractCovariance, finite_step: Any
 ) -> tuple[Array, Array, Array]:
     """The parts of d2Phi[Sigma] as flat vectors, by the shortest way for the covariance's type."""
-    zero = jnp.zeros_like(frame.point)
+    zero = 0 * frame.point  # NaN where the frame is
     if isinstance(covariance, Sum):
         parts = [covariance_parts(problem, frame, part, finite_step) for part in covariance.parts]
         return tuple(sum(column[1:], column[0]) for column in zip(*parts, strict=True))
-    if isinstance(covariance, LabelCovariance) and isinstance(problem, Regression) and problem.weights is None:
-        return zero, _label_normal(problem, frame, covariance.amount, finite_step), zero
     if isinstance(covariance, ScaledIdentity):
         return _isotropic(problem, frame, covariance.variance, finite_step)
-    if isinstance(covariance, SampleCovariance) and isinstance(problem, Regression):
-        return zero, zero, zero  # at zero loss every sample's gradient vanishes
-    return factor_parts(problem, frame, _flatten(covariance.factor()), finite_step)
+    if frame.least_squares and isinstance(covariance, LabelCovariance):
+        return zero, _label_normal(covariance.problem, frame, covariance.amount, finite_step), zero
+    if frame.least_squares and isinstance(covariance, SampleCovariance):
+        return zero, zero, zero  # where the residuals are zero, so is every sample's gradient
+    columns = _flatten(covariance.factor())
+    if columns.shape[1] > columns.shape[0]:  # as few columns as the covariance needs
+        columns = jnp.linalg.qr(columns.T, mode="r").T
+    return factor_parts(problem, frame, columns, finite_step)
 
 
 def factor_parts(
@@ -94,18 +98,18 @@ def factor_parts(
 
 def _tangent(problem: AbstractProblem, frame: Frame, along: Float[Array, "D k"]) -> Float[Array, " D"]:
     """-H^+ d3L[q q'] summed over the tangent columns q; for least squares -J^+ f''[q, q]."""
-    if _least_squares(problem):
+    if frame.least_squares and isinstance(problem, Regression):
         bend = partial(_bend, problem, frame)
         return -frame.pseudo_inverse(_pull(problem, frame, _sum_columns(bend, along)) / problem.size)
-    third = partial(_third, problem, frame)
-    return -frame.pseudo_inverse(_sum_columns(lambda q: third(q, q), along))
+    along_two = partial(third, problem, frame)
+    return -frame.pseudo_inverse(_sum_columns(lambda q: along_two(q, q), along))
 
 
 def _normal(problem: AbstractProblem, frame: Frame, inner: Float[Array, "r r"]) -> Float[Array, " D"]:
     """-P d3L[V X V'] for a symmetric X: -P grad tr(H(x) A), A = V X V' held fixed."""
     weights, rotation = jnp.linalg.eigh((inner + inner.T) / 2)
     columns = frame.normal @ rotation
-    if _least_squares(problem):
+    if frame.least_squares and isinstance(problem, Regression):
         # P grad tr(H A) = (1/n) P grad tr(J A J'): what else depends on x is a multiple of rows of J
         def one(pair: Array) -> Array:
             weight, direction = pair[0], pair[1:]
@@ -114,8 +118,8 @@ def _normal(problem: AbstractProblem, frame: Frame, inner: Float[Array, "r r"]) 
 
         total = _sum_columns(one, jnp.concatenate([weights[None], columns])) / problem.size
     else:
-        third = partial(_third, problem, frame)
-        total = _sum_columns(lambda c: c[0] * third(c[1:], c[1:]), jnp.concatenate([weights[None], columns]))
+        along_two = partial(third, problem, frame)
+        total = _sum_columns(lambda c: c[0] * along_two(c[1:], c[1:]), jnp.concatenate([weights[None], columns]))
     return -frame.project(total)
 
 
@@ -126,7 +130,7 @@ def _mixed(
     across = frame.normal @ (frame.inverse_curvature[:, None] * inner)
     size = along.shape[0]
     pairs = jnp.concatenate([across, along])
-    if _least_squares(problem):
+    if frame.least_squares and isinstance(problem, Regression):
         # (1/n) P grad <J c, J(x) q>, c = H^+ Q b
         def one(pair: Array) -> Array:
             c, q = pair[:size], pair[size:]
@@ -135,8 +139,8 @@ def _mixed(
             return jax.grad(lambda x: jnp.vdot(fixed, pushed(x)))(frame.point)
 
         return -2 * frame.project(_sum_columns(one, pairs)) / problem.size
-    third = partial(_third, problem, frame)
-    return -2 * frame.project(_sum_columns(lambda pair: third(pair[:size], pair[size:]), pairs))
+    along_two = partial(third, problem, frame)
+    return -2 * frame.project(_sum_columns(lambda pair: along_two(pair[:size], pair[size:]), pairs))
 
 
 def _label_normal(problem: Regression, frame: Frame, amount: Array, finite_step: Any) -> Float[Array, " D"]:
@@ -154,21 +158,15 @@ def _label_normal(problem: Regression, frame: Frame, amount: Array, finite_step:
 def _isotropic(problem: AbstractProblem, frame: Frame, variance: Array, finite_step: Any) -> tuple[Array, Array, Array]:
     """Sigma = s I: nothing mixed; normal -(s/2) P grad ln |H|_+; tangent -s H^+ d3L[P], over an orthonormal basis."""
     inner = frame.lyapunov(jnp.diag(jnp.where(frame.active, variance, 0)), finite_step)
-    bend = partial(_bend, problem, frame) if _least_squares(problem) else lambda q: _third(problem, frame, q, q)
+    least_squares = frame.least_squares and isinstance(problem, Regression)
+    bend = partial(_bend, problem, frame) if least_squares else lambda q: third(problem, frame, q, q)
     unit = lambda i: jnp.zeros_like(frame.point).at[i].set(1)
     size = frame.point.shape[0]
     everywhere = jax.lax.map(lambda i: bend(frame.project(unit(i))), jnp.arange(size), batch_size=min(size, 64))
     total = jnp.sum(everywhere, axis=0)
-    if _least_squares(problem):
+    if frame.least_squares and isinstance(problem, Regression):
         total = _pull(problem, frame, total) / problem.size
     return -variance * frame.pseudo_inverse(total), _normal(problem, frame, inner), jnp.zeros_like(frame.point)
-
-
-def _third(problem: AbstractProblem, frame: Frame, u: Array, v: Array) -> Float[Array, " D"]:
-    """d3L[u v'] = d/de d/dt grad L(x + e u + t v)."""
-    gradient = lambda x: trees.ravel(problem.gradient(frame.unravel(x)))
-    along_u = lambda x: jax.jvp(gradient, (x,), (u,))[1]
-    return jax.jvp(along_u, (frame.point,), (v,))[1]
 
 
 def _predictions(problem: Regression, frame: Frame, x: Array) -> Array:
@@ -191,10 +189,6 @@ def _sum_columns(function: Any, columns: Float[Array, "m k"]) -> Array:
     bytes_each = 8 * columns.shape[0] * columns.dtype.itemsize
     block = lambda rows: jnp.sum(jax.vmap(function)(rows), axis=0)
     return chunks.sum_samples(block, columns.T, chunks.chunk_length(bytes_each))
-
-
-def _least_squares(problem: AbstractProblem) -> TypeGuard[Regression]:
-    return isinstance(problem, Regression) and problem.weights is None
 
 
 def _flatten(factor: PyTree) -> Float[Array, "D k"]:

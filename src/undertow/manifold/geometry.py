@@ -1,14 +1,13 @@
 """The manifold of minimisers at one point: its normal space, the curvatures there, and what follows from them.
 
 A `Frame` holds an orthonormal basis V of the normal space (the range of the Hessian H) and the curvatures h > 0 along
-it, H = V diag(h) V'. For a `Regression` at zero loss both come from the n q rows of the Jacobian J of its predictions
-(H = J'J/n), by a QR of J' and a small SVD: nothing of size D x D. For any other small problem they come from the dense
-Hessian.
+it, H = V diag(h) V'. Where the residuals of a `Regression` are zero, both come from the n q rows of the Jacobian J of
+its predictions (H = J'J/n), by a QR of J' and a small SVD: nothing of size D x D. Everywhere else they come from the
+dense Hessian.
 """
 
-import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import equinox as eqx
 import jax
@@ -19,16 +18,7 @@ from jaxtyping import Array, Float, PyTree
 from undertow import chunks, trees, validate
 from undertow.problem import AbstractProblem, Population, Regression
 
-__all__ = [
-    "DENSE_LIMIT",
-    "Frame",
-    "frame_at",
-    "jacobian",
-    "off_manifold",
-    "refuse_distance",
-    "refuse_off_manifold",
-    "refuse_square",
-]
+__all__ = ["DENSE_LIMIT", "Frame", "frame_at", "interpolates", "jacobian", "off_manifold", "row_route", "threshold"]
 
 DENSE_LIMIT = 4000
 """The largest number of parameters for which a D x D Hessian is formed."""
@@ -37,7 +27,7 @@ DENSE_LIMIT = 4000
 class Frame(eqx.Module):
     """The normal space of the manifold at a point, in flat coordinates (leaves in the order of `jax.tree.leaves`).
 
-    Directions whose curvature is below `threshold` times the largest are tangent; their columns of `normal` are zero.
+    Directions without curvature are tangent; their columns of `normal` are zero.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
@@ -52,6 +42,10 @@ class Frame(eqx.Module):
     normal: Float[Array, "D r"]
     curvature: Float[Array, " r"]
     unravel: Callable[[Array], PyTree] = eqx.field(static=True)
+    lowest: Float[Array, ""]
+    """The smallest eigenvalue of H; negative at a saddle."""
+    least_squares: bool = eqx.field(static=True)
+    """Whether the frame comes from the rows of J: the residuals are zero and H = J'J/n."""
 
     @property
     def active(self) -> Array:
@@ -93,34 +87,51 @@ class Frame(eqx.Module):
         return jnp.where(both, inner / jnp.where(both, sums, 1), 0)
 
 
-def frame_at(
-    problem: AbstractProblem, params: PyTree, *, threshold: float | None = None, rank: int | None = None
-) -> Frame:
-    """The frame at params, matrix-free for a plain `Regression`, dense for any other problem of up to DENSE_LIMIT.
+def threshold(dtype: Any) -> float:
+    """Return the size, relative to the largest, below which an eigenvalue of H or a singular value of J counts as zero.
 
-    With `rank` the normal space has just that dimension. A little off the manifold the dense Hessian has small
-    curvatures along it too, so whoever moves along it keeps the rank of the start.
+    A little off the manifold the curvatures along it are of the size of the distance, so it is well above rounding.
+    """
+    return 1e-7 if dtype == jnp.float64 else 3e-4
+
+
+def frame_at(
+    problem: AbstractProblem, params: PyTree, *, rank: int | None = None, least_squares: bool | None = None
+) -> Frame:
+    """Return the frame at params: matrix-free where a `Regression` has zero residuals, dense elsewhere (DENSE_LIMIT).
+
+    With `rank` the normal space has at most that dimension. A little off the manifold the dense Hessian has small
+    curvatures along the manifold too, so a path along the manifold keeps the rank of its start. `least_squares` says
+    whether the residuals are zero. None: they are computed. While tracing (inside `jax.jit`) the route cannot depend on
+    them: a `Regression` takes the matrix-free one, and where its residuals are not zero the frame is NaN.
     """
     if isinstance(problem, Population):
         raise TypeError("`Limit`: a `Population` has no manifold of exact minimisers; use `population.sample`.")
+    if least_squares is None:
+        if not all(validate.concrete(leaf) for leaf in jax.tree.leaves((params, problem))) and row_route(
+            problem, params
+        ):
+            frame = _row_frame(problem, params)
+            fits = _fits(problem, params)
+            return jax.tree.map(lambda x: jnp.where(fits, x, jnp.nan), frame)
+        least_squares = interpolates(problem, params)
+    if least_squares and isinstance(problem, Regression):
+        return _row_frame(problem, params)
     flat, unravel = jax.flatten_util.ravel_pytree(params)
-    if threshold is None:
-        threshold = 1e-7 if flat.dtype == jnp.float64 else 3e-4
-    if isinstance(problem, Regression) and problem.weights is None:
-        return _row_frame(problem, params, flat, unravel, threshold)
     if flat.size > DENSE_LIMIT:
         raise ValueError(
-            f"`Limit`: the problem has {flat.size} parameters and is no plain `Regression`; the dense route goes up to "
-            f"{DENSE_LIMIT}: state it as `Regression(predict, inputs, targets)`."
+            f"`Limit`: the problem has {flat.size} parameters and is not a `Regression` with equal weights, fewer "
+            f"equations than parameters and zero residuals at this point; the dense route goes up to {DENSE_LIMIT} "
+            "parameters: use a smaller model, or a point that fits all of the data."
         )
     hessian = jax.hessian(lambda x: problem.loss(unravel(x)))(flat)
     curvature, vectors = jnp.linalg.eigh((hessian + hessian.T) / 2)
-    largest = jnp.max(jnp.abs(curvature))
     if rank is None:
-        kept = curvature > threshold * largest
+        kept = curvature > threshold(flat.dtype) * jnp.max(jnp.abs(curvature))
     else:
         kept = (jnp.arange(flat.size) >= flat.size - rank) & (curvature > 0)
-    return Frame(flat, jnp.where(kept[None], vectors, 0), jnp.where(kept, curvature, 0), unravel)
+    normal = jnp.where(kept[None], vectors, 0)
+    return Frame(flat, normal, jnp.where(kept, curvature, 0), unravel, curvature[0], False)
 
 
 def jacobian(problem: Regression, params: PyTree) -> Float[Array, "rows D"]:
@@ -131,63 +142,44 @@ def jacobian(problem: Regression, params: PyTree) -> Float[Array, "rows D"]:
     return stacked.reshape(-1, stacked.shape[-1])
 
 
-def _row_frame(problem: Regression, params: PyTree, flat: Array, unravel: Any, threshold: float) -> Frame:
-    refuse_square(problem, params)
+def row_route(problem: AbstractProblem, params: PyTree) -> TypeGuard[Regression]:
+    """Whether the rows of J give the frame where the residuals are zero: equal weights, fewer rows than parameters."""
+    return isinstance(problem, Regression) and problem.weights is None and problem.targets.size < trees.count(params)
+
+
+def interpolates(problem: AbstractProblem, params: PyTree) -> bool:
+    """Whether a `Regression` with fewer equations than parameters fits all of its data at, or right beside, params.
+
+    A residual that a step along the parameters takes away only says that params are a little off the manifold. The part
+    of the residuals that is orthogonal to the range of J decides.
+    """
+    return row_route(problem, params) and bool(_fits(problem, params))
+
+
+@eqx.filter_jit
+def _fits(problem: Regression, params: PyTree) -> Array:
+    rows = jacobian(problem, params)
+    residuals = problem.residuals(params).ravel()
+    left, singular, _ = jnp.linalg.svd(jnp.linalg.qr(rows.T, mode="r").T, full_matrices=False)
+    eps = jnp.finfo(rows.dtype).eps
+    reached = jnp.where((singular > 100 * eps * singular[0])[None], left, 0)
+    rest = residuals - reached @ (reached.T @ residuals)
+    size = 1 + jnp.linalg.norm(trees.ravel(params))
+    scale = jnp.linalg.norm(problem.targets) + jnp.linalg.norm(rows) * size
+    return jnp.linalg.norm(rest) <= jnp.sqrt(eps) * scale
+
+
+def _row_frame(problem: Regression, params: PyTree) -> Frame:
+    flat, unravel = jax.flatten_util.ravel_pytree(params)
     basis, triangle = jnp.linalg.qr(jacobian(problem, params).T)
     left, singular, _ = jnp.linalg.svd(triangle)
-    curvature = singular**2 / problem.size
-    kept = curvature > threshold * curvature[0]
-    return Frame(flat, jnp.where(kept[None], basis @ left, 0), jnp.where(kept, curvature, 0), unravel)
+    kept = singular > threshold(flat.dtype) * singular[0]
+    curvature = jnp.where(kept, singular**2 / problem.size, 0)
+    normal = jnp.where(kept[None], basis @ left, 0)
+    return Frame(flat, normal, curvature, unravel, jnp.zeros((), flat.dtype), True)
 
 
 def off_manifold(problem: AbstractProblem, frame: Frame) -> Float[Array, ""]:
     """|H^+ grad L|: how far away the manifold is, to first order."""
     gradient = trees.ravel(problem.gradient(frame.unravel(frame.point)))
     return jnp.linalg.norm(frame.pseudo_inverse(gradient))
-
-
-@eqx.filter_jit
-def _distances(problem: AbstractProblem, frame: Frame) -> tuple[Array, Array, Array, Array]:
-    """|H^+ grad L|, |P grad L|, 1 + |x| and the largest curvature."""
-    gradient = trees.ravel(problem.gradient(frame.unravel(frame.point)))
-    size = 1 + jnp.linalg.norm(frame.point)
-    along = jnp.linalg.norm(frame.project(gradient))
-    return jnp.linalg.norm(frame.pseudo_inverse(gradient)), along, size, jnp.max(frame.curvature)
-
-
-def refuse_off_manifold(function: str, problem: AbstractProblem, frame: Frame) -> None:
-    """An error that says how far off a point is, where that can be looked at."""
-    if not validate.concrete(frame.point):
-        return
-    far, left, scale, largest = (float(x) for x in _distances(problem, frame))
-    # off the manifold the gradient may also point along it
-    along = left / max(largest, 1e-30)
-    refuse_distance(function, max(far, along), scale - 1)
-
-
-def refuse_distance(function: str, far: Any, size: Any) -> None:
-    """An error where a point of the given size is too far off the manifold; NaN is too far."""
-    if not validate.concrete(far):
-        return
-    double = not hasattr(far, "dtype") or far.dtype == jnp.float64
-    tolerance = 1e-4 if double else 1e-2
-    if not math.isfinite(float(far)):
-        raise ValueError(
-            f"`{function}`: the Hessian loses rank at this point (rows of the Jacobian are linearly dependent, or the "
-            "loss is not finite): there is no smooth manifold of minimisers through it; start from another point."
-        )
-    if not float(far) <= tolerance * (1 + float(size)):
-        raise ValueError(
-            f"`{function}`: the point is about {float(far):.2g} away from the manifold of minimisers; "
-            "go there first with `ut.settle(problem, params)`."
-        )
-
-
-def refuse_square(problem: Regression, params: PyTree) -> None:
-    """An error where there are as many equations as parameters."""
-    rows, size = problem.targets.size, trees.count(params)
-    if rows >= size:
-        raise ValueError(
-            f"`Limit`: {rows} equations (samples times outputs) for {size} parameters leave no manifold of "
-            "minimisers to move on; use fewer samples or a larger model."
-        )

@@ -1,7 +1,8 @@
 """Label noise on a least-squares problem: the shortest way, by one small Cholesky factorisation.
 
-On the manifold Sigma = c H with H = J'J/n, and the limit is the flow -(c/4) P grad tr H, tr H = (1/n) |J|^2,
-P v = v - J'(JJ')^-1 J v. Only n q rows of length D are ever held.
+Where the residuals are zero Sigma = c H with H = J'J/n, and the limit is the flow -(c/4) P grad tr H,
+tr H = (1/n) |J|^2, P v = v - J'(JJ')^-1 J v. Only n q rows of length D are ever held. If the rows of J are independent
+and the gradient J'r/n vanishes, the residuals r do; so that is what has to be checked.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,7 @@ Unravel = Callable[[Array], PyTree]
 
 
 def label_amount(covariance: AbstractCovariance, problem: AbstractProblem) -> Array | None:
-    """c where the noise on the manifold is c H (label noise of a plain regression), None elsewhere."""
+    """c where the noise is c H wherever the residuals of an equally weighted regression are zero, None elsewhere."""
     if not isinstance(problem, Regression) or problem.weights is not None:
         return None
     parts = covariance.parts if isinstance(covariance, Sum) else (covariance,)
@@ -54,7 +55,7 @@ def trace_gradient(
 def label_drift(
     problem: Regression, point: Float[Array, " D"], unravel: Unravel, amount: Array
 ) -> tuple[Float[Array, " D"], Float[Array, ""]]:
-    """-(c/4) P grad tr H, and |J^+ r|, how far off the manifold the point is: NaN where J loses rank."""
+    """-(c/4) P grad tr H, and |J^+ r|, how far off the manifold the point is: NaN where the rows of J are dependent."""
     rows, solve, lost = _rows(problem, point, unravel)
     gradient = trace_gradient(problem, point, unravel, rows)
     project = lambda v: v - rows.T @ solve(rows @ v)

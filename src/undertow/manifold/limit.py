@@ -9,7 +9,6 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-import diffrax
 import equinox as eqx
 import jax
 import jax.flatten_util
@@ -19,24 +18,17 @@ from jaxtyping import Array, Key, PyTree
 
 from undertow import trees, validate
 from undertow.manifold.drift import Parts, covariance_parts
-from undertow.manifold.geometry import (
-    Frame,
-    frame_at,
-    off_manifold,
-    refuse_distance,
-    refuse_off_manifold,
-    refuse_square,
-)
-from undertow.manifold.label import label_amount, label_drift, label_return
+from undertow.manifold.geometry import Frame, row_route
+from undertow.manifold.label import label_amount, label_drift
+from undertow.manifold.minimum import frame_of_minimum, refuse_distance
+from undertow.manifold.paths import Look, diffuse, diffuse_many, flow
 from undertow.manifold.smoothness import kinks
 from undertow.noise.base import AbstractNoise
-from undertow.problem import Population, Regression
+from undertow.problem import AbstractProblem, Population, Regression
 from undertow.trajectory import Trajectory
 from undertow.validate import Number
 
 __all__ = ["Limit"]
-
-TABLEAU = diffrax.Tsit5.tableau
 
 
 class Limit(eqx.Module):
@@ -72,11 +64,22 @@ class Limit(eqx.Module):
         self.piecewise = piecewise
 
     def drift(self, params: PyTree, *, finite_step: Number | None = None) -> PyTree:
-        """1/2 d2Phi[Sigma(params)], like params. Label noise takes a shorter way than `parts`."""
+        """1/2 d2Phi[Sigma(params)], like params. Label noise takes a shorter way than `parts`.
+
+        Params that are not on a smooth manifold of minimisers (saddles, crossings, a Hessian that is zero) raise an
+        error. Inside `jax.jit` only the residuals of a `Regression` with fewer equations than parameters are checked:
+        where they are not zero the drift is NaN. A `Problem` with the same loss works there.
+        """
         validate.params_of_floats("Limit.drift", params)
-        drift, far, size = _drift(self, params, _finite_step(finite_step))
-        refuse_distance("Limit.drift", far, size)
-        return drift
+        eta = _finite_step(finite_step)
+        _refuse_kinks(self, params)
+        if isinstance(eta, float) and row_route(self.noise.problem, params):
+            short = _label(self.noise, params)
+            if short is not None and validate.concrete(short[1]) and jnp.isfinite(short[1]):
+                drift, far = short
+                refuse_distance("Limit.drift", far, jnp.linalg.norm(trees.ravel(params)), far.dtype)
+                return drift
+        return self._parts("Limit.drift", params, eta).total
 
     def parts(self, params: PyTree, *, finite_step: Number | None = None) -> Parts:
         """The drift as its three parts: tangent compensation, normal regularisation, mixed.
@@ -87,10 +90,12 @@ class Limit(eqx.Module):
         """
         validate.params_of_floats("Limit.parts", params)
         eta = _finite_step(finite_step)
-        frame = _frame(self, params)
-        refuse_off_manifold("Limit", self.noise.problem, frame)
-        flat = _parts(self.noise, frame, eta)
-        return Parts(*(frame.unravel(part) for part in flat))
+        _refuse_kinks(self, params)
+        return self._parts("Limit.parts", params, eta)
+
+    def _parts(self, function: str, params: PyTree, eta: Any) -> Parts:
+        frame = frame_of_minimum(function, self.noise.problem, params)
+        return Parts(*(frame.unravel(part) for part in _halved_parts(self.noise, frame, eta)))
 
     def solve(
         self,
@@ -108,9 +113,15 @@ class Limit(eqx.Module):
         """Solves the limiting diffusion from a point of the manifold up to slow time `time`.
 
         A flow (no tangent noise) takes adaptive Runge-Kutta steps of relative and absolute error `tolerance`, a
-        diffusion `steps` Euler steps; each step ends with a Gauss-Newton step back to the manifold. `observe` is
-        recorded at 0 and at `looks` equal intervals, and so is "distance", how far off the manifold the solution is.
-        A diffusion needs a `key`, and `seeds` makes an ensemble of it.
+        diffusion at least `steps` Euler steps, and shorter ones where the smallest curvature across the manifold
+        changes fast; each step ends with a Newton step back to the manifold. `observe` is recorded at 0 and at `looks`
+        equal intervals, and so is "distance", how far off the manifold the solution is. A diffusion needs a `key`, and
+        `seeds` makes an ensemble of it.
+
+        The limit ends where the Hessian loses rank, for instance where two manifolds cross. A flow that reaches such a
+        point before `time` raises an error. A run of a diffusion stops there: `diverged` marks it, `diverged_at` is the
+        slow time at which it stopped (-1 for the other runs), its observations are NaN from then on, its `params` are
+        those at which it stopped, and a warning gives the number of such runs.
         """
         problem = self.noise.problem
         validate.params_of_floats("Limit.solve", params)
@@ -118,8 +129,8 @@ class Limit(eqx.Module):
         looks = validate.positive_integer("Limit.solve", "looks", looks)
         steps = validate.positive_integer("Limit.solve", "steps", steps)
         eta = _finite_step(finite_step)
-        frame = _frame(self, params)
-        refuse_off_manifold("Limit.solve", problem, frame)
+        _refuse_kinks(self, params)
+        frame = frame_of_minimum("Limit.solve", problem, params)
         observe = dict(observe or {})
         motion = _motion(self.noise, frame)
         if motion == "none":
@@ -132,71 +143,70 @@ class Limit(eqx.Module):
         times = np.linspace(0.0, float(time), looks + 1)
         gaps = jnp.asarray(np.diff(times))
         rank = int(frame.rank)
-        look = _Look(observe, problem, jnp.max(frame.curvature), rank, frame.unravel)
+        look = Look(observe, problem, jnp.max(frame.curvature), rank, frame.least_squares, frame.unravel)
         if motion == "diffusion":
-            ends, seen = self._diffusion(frame, rank, gaps, key, seeds, eta, look, steps)
+            ends, seen, lost = self._diffusion(frame, gaps, key, seeds, eta, look, steps)
         else:
-            ends, seen = _flow(self.noise, frame, rank, gaps, eta, look, jnp.asarray(tolerance))
+            ends, seen, lost = flow(self.noise, frame, gaps, eta, look, jnp.asarray(tolerance))
             if seeds is not None:
                 repeat = lambda x: jnp.broadcast_to(x[None], (seeds, *x.shape))
-                ends, seen = jax.tree.map(repeat, (ends, seen))
-        _refuse_rank_change(seen.pop("flattest"), times, rank)
-        alive = np.isfinite(np.asarray(ends)).all(axis=-1)
+                ends, seen, lost = jax.tree.map(repeat, (ends, seen, lost))
+        lost = np.asarray(lost, float)
+        diverged = np.asarray(np.isfinite(lost))
+        if diverged.any():
+            _say_lost(lost, rank, motion)
+        after = times >= lost[..., None]
+        seen = jax.tree.map(lambda x: _blank(np.asarray(x), after) if after.any() else np.asarray(x), seen)
         unravel = jax.vmap(frame.unravel) if seeds is not None else frame.unravel
         return Trajectory(
             params=unravel(ends),
-            observed=jax.tree.map(np.asarray, seen),
+            observed=seen,
             step=np.full(len(times), np.nan),
             time=np.full(len(times), np.nan),
             slow_time=times,
-            diverged=np.asarray(~alive),
-            diverged_at=np.asarray(np.where(alive, -1, 0)),
+            diverged=diverged,
+            diverged_at=np.where(diverged, lost, -1.0),
             seeds=seeds,
             clock="slow_time",
             facts={"made_by": "Limit.solve", "noise": type(self.noise).__name__, "motion": motion},
         )
 
     def _diffusion(
-        self, frame: Frame, rank: int, gaps: Array, key: Any, seeds: int | None, eta: Any, look: Any, steps: int
-    ) -> tuple[Array, PyTree]:
+        self, frame: Frame, gaps: Array, key: Any, seeds: int | None, eta: Any, look: Look, steps: int
+    ) -> tuple[Array, PyTree, Array]:
         if key is None:
             raise ValueError("`Limit.solve`: the noise has a tangent part, so the limit is a diffusion; give `key=`.")
         if seeds is None:
-            return _diffuse(self.noise, frame, rank, key, gaps, eta, look, steps)
+            return diffuse(self.noise, frame, key, gaps, eta, look, steps)
         seeds = validate.positive_integer("Limit.solve", "seeds", seeds)
         keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(seeds))
-        return _diffuse_many(self.noise, frame, rank, keys, gaps, eta, look, steps)
+        return diffuse_many(self.noise, frame, keys, gaps, eta, look, steps)
 
 
-class _Look(eqx.Module):
-    """What is recorded of a point."""
-
-    observe: dict[str, Callable]
-    problem: Any
-    steepest: Array
-    """The largest curvature at the start, the scale that others are small against."""
-    rank: int = eqx.field(static=True)
-    unravel: Callable = eqx.field(static=True)
-
-    def __call__(self, point: Array) -> PyTree:
-        params = self.unravel(point)
-        frame = frame_at(self.problem, params, rank=self.rank)
-        kept = jnp.sort(frame.curvature)[-self.rank :]
-        seen = {name: f(params) for name, f in self.observe.items()}
-        return {**seen, "distance": off_manifold(self.problem, frame), "flattest": kept[0] / self.steepest}
-
-
-def _refuse_rank_change(flattest: Array, times: np.ndarray, rank: int) -> None:
-    """An error where a normal curvature has fallen to nothing beside the largest at the start, or is no number."""
-    flat = np.asarray(flattest)
-    limit = 1e-13 if flat.dtype == np.float64 else 1e-6
-    bad = ~(flat > limit)
-    if bad.any():
-        when = times[np.argmax(bad.any(axis=0) if bad.ndim > 1 else bad)]
+def _say_lost(lost: np.ndarray, rank: int, motion: str) -> None:
+    """Raise where a flow loses rank before its time, warn where runs of a diffusion do."""
+    first = lost.min()
+    why = (
+        f"the rank of the Hessian falls below its {rank} (a curvature across the manifold vanishes, or the solution "
+        "leaves the manifold, or it is not finite)"
+    )
+    if motion != "diffusion":
         raise ValueError(
-            f"`Limit.solve`: the rank of the Hessian falls below its {rank} by slow time {when:.3g} (a curvature "
-            "across the manifold vanishes, or the solution is not finite); it ends there: solve for a shorter time."
+            f"`Limit.solve`: {why} by slow time {first:.3g}, where the limit ends; solve for a shorter time."
         )
+    warnings.warn(
+        f"`Limit.solve`: {np.isfinite(lost).sum()} of {lost.size} runs stop where {why}, the first at slow time "
+        f"{first:.3g}; see `diverged` and `diverged_at`.",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
+def _blank(values: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """NaN where `after` (seeds, times); whole numbers and flags become floats to hold it."""
+    values = values.astype(np.result_type(values, np.float32)) if values.dtype.kind not in "fc" else values.copy()
+    values[after] = np.nan
+    return values
 
 
 def _finite_step(value: Number | None) -> Any:
@@ -208,8 +218,15 @@ def _finite_step(value: Number | None) -> Any:
 
 
 def _refuse_kinks(limit: Limit, params: PyTree) -> None:
-    """Refuses a loss with kinks unless that is known. Called while tracing, so that it costs nothing later."""
-    found = [] if limit.piecewise else kinks(limit.noise.problem, params)
+    """Refuses a loss with kinks unless that is known."""
+    if not limit.piecewise:
+        _smooth(limit.noise.problem, params)
+
+
+@eqx.filter_jit
+def _smooth(problem: AbstractProblem, params: PyTree) -> None:
+    """The program of the loss is read while tracing, so that it costs nothing later."""
+    found = kinks(problem, params)
     if found:
         raise ValueError(
             f"`Limit`: the loss has kinks ({', '.join(found)}), and the limit is made of its derivatives; between "
@@ -218,30 +235,18 @@ def _refuse_kinks(limit: Limit, params: PyTree) -> None:
 
 
 @eqx.filter_jit
-def _frame(limit: Limit, params: PyTree) -> Frame:
-    _refuse_kinks(limit, params)
-    return frame_at(limit.noise.problem, params)
-
-
-@eqx.filter_jit
-def _drift(limit: Limit, params: PyTree, eta: Any) -> tuple[PyTree, Array, Array]:
-    """The drift, how far off the manifold it was taken, and the size of the point."""
-    _refuse_kinks(limit, params)
-    noise, problem = limit.noise, limit.noise.problem
+def _label(noise: AbstractNoise, params: PyTree) -> tuple[PyTree, Array] | None:
+    """The drift of label noise and the distance of `label_drift`; None for another noise."""
     flat, unravel = jax.flatten_util.ravel_pytree(params)
-    amount = label_amount(noise.covariance(params), problem) if isinstance(eta, float) else None
-    if amount is not None and isinstance(problem, Regression):
-        refuse_square(problem, params)
-        drift, far = label_drift(problem, flat, unravel, amount)
-    else:
-        frame = frame_at(problem, params)
-        drift = sum(covariance_parts(problem, frame, noise.covariance(params), eta), jnp.zeros_like(flat)) / 2
-        far = off_manifold(problem, frame)
-    return unravel(drift), far, jnp.linalg.norm(flat)
+    amount = label_amount(noise.covariance(params), noise.problem)
+    if amount is None or not isinstance(noise.problem, Regression):
+        return None
+    drift, far = label_drift(noise.problem, flat, unravel, amount)
+    return unravel(drift), far
 
 
 @eqx.filter_jit
-def _parts(noise: AbstractNoise, frame: Frame, eta: Any) -> tuple[Array, Array, Array]:
+def _halved_parts(noise: AbstractNoise, frame: Frame, eta: Any) -> tuple[Array, Array, Array]:
     covariance = noise.covariance(frame.unravel(frame.point))
     tangent, normal, mixed = covariance_parts(noise.problem, frame, covariance, eta)
     return tangent / 2, normal / 2, mixed / 2
@@ -262,107 +267,3 @@ def _motion(noise: AbstractNoise, frame: Frame) -> str:
     if total <= scale**2 * (1 + float(jnp.vdot(frame.point, frame.point))):
         return "none"
     return "diffusion" if along > scale * total else "flow"
-
-
-def _velocity(
-    noise: AbstractNoise, like: Frame, rank: int, eta: Any
-) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
-    """The tangent drift at a flat point near the manifold, and the step back to the manifold from there."""
-    problem = noise.problem
-    amount = label_amount(noise.covariance(like.unravel(like.point)), problem)
-    if amount is not None and isinstance(eta, float) and isinstance(problem, Regression):
-        return (
-            lambda x: label_drift(problem, x, like.unravel, amount)[0],
-            lambda x: label_return(problem, x, like.unravel),
-        )
-
-    def drift(x: Array) -> Array:
-        frame = frame_at(problem, like.unravel(x), rank=rank)
-        _, normal, mixed = covariance_parts(problem, frame, noise.covariance(like.unravel(x)), eta)
-        return (normal + mixed) / 2
-
-    def back(x: Array) -> Array:
-        frame = frame_at(problem, like.unravel(x), rank=rank)
-        return x - frame.pseudo_inverse(trees.ravel(problem.gradient(like.unravel(x))))
-
-    return drift, back
-
-
-@eqx.filter_jit
-def _flow(
-    noise: AbstractNoise, frame: Frame, rank: int, gaps: Array, eta: Any, look: _Look, tolerance: Array
-) -> tuple[Array, PyTree]:
-    """Adaptive Tsit5 steps with a retraction after each, looked at after every gap."""
-    drift, back = _velocity(noise, frame, rank, eta)
-    lower = [jnp.asarray(row) for row in TABLEAU.a_lower]
-    solution, defect = jnp.asarray(TABLEAU.b_sol), jnp.asarray(TABLEAU.b_error)
-
-    def attempt(x: Array, dt: Array) -> tuple[Array, Array]:
-        slopes = [drift(x)]
-        for row in lower:
-            slopes.append(drift(x + dt * sum(a * k for a, k in zip(row.astype(x.dtype), slopes, strict=True))))
-        stacked = jnp.stack(slopes)
-        step = dt * jnp.tensordot(solution.astype(x.dtype), stacked, axes=1)
-        error = dt * jnp.tensordot(defect.astype(x.dtype), stacked, axes=1)
-        scaled = error / (tolerance * (1 + jnp.abs(x)))
-        return x + step, jnp.sqrt(jnp.mean(scaled**2))
-
-    def between(carry: tuple[Array, Array], gap: Array) -> tuple[tuple[Array, Array], PyTree]:
-        x, dt = carry
-
-        def going(state: tuple) -> Array:
-            _, t, _, count = state
-            return (t < gap * (1 - 1e-12)) & (count < 10_000)
-
-        def step(state: tuple) -> tuple:
-            x, t, dt, count = state
-            short = jnp.minimum(dt, gap - t)
-            moved, error = attempt(x, short)
-            good = error <= 1
-            growth = jnp.clip(0.9 * jnp.where(error > 0, error, 1e-8) ** -0.2, 0.2, 5.0)
-            growth = jnp.where(jnp.isfinite(error), growth, 0.2)
-            x = jnp.where(good, back(moved), x)
-            return x, jnp.where(good, t + short, t), jnp.where(good & (short < dt), dt, short * growth), count + 1
-
-        x, t, dt, _ = jax.lax.while_loop(going, step, (x, jnp.zeros_like(gap), dt, 0))
-        x = jnp.where(t >= gap * (1 - 1e-12), x, jnp.nan)  # too stiff: NaN rather than a wrong answer
-        return (x, dt), look(x)
-
-    x = back(frame.point)
-    first = 0.01 * (1 + jnp.linalg.norm(x)) / (jnp.linalg.norm(drift(x)) + 1e-12)
-    begin = (x, jnp.minimum(first, gaps[0]).astype(x.dtype))
-    (end, _), seen = jax.lax.scan(between, begin, gaps.astype(x.dtype))
-    return end, jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), look(x), seen)
-
-
-def _diffuse_plain(
-    noise: AbstractNoise, frame: Frame, rank: int, key: Array, gaps: Array, eta: Any, look: _Look, steps: int
-) -> tuple[Array, PyTree]:
-    """Euler steps: a tangent increment, the tangent drift, then back; the way back supplies the curvature term."""
-    drift, back = _velocity(noise, frame, rank, eta)
-    each = max(1, -(-steps // gaps.shape[0]))
-
-    def step(x: Array, k: Array, dt: Array) -> Array:
-        here = frame_at(noise.problem, frame.unravel(x), rank=rank)
-        jolt = trees.ravel(noise.covariance(frame.unravel(x)).gaussian(k))
-        return back(back(x + here.project(jolt) * jnp.sqrt(dt) + drift(x) * dt))
-
-    def between(x: Array, drawn: tuple[Array, Array]) -> tuple[Array, PyTree]:
-        gap, k = drawn
-        dt = gap / each
-        x, _ = jax.lax.scan(lambda y, j: (step(y, j, dt), None), x, jax.random.split(k, each))
-        return x, look(x)
-
-    x = frame.point
-    end, seen = jax.lax.scan(between, x, (gaps.astype(x.dtype), jax.random.split(key, gaps.shape[0])))
-    return end, jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), look(x), seen)
-
-
-_diffuse = eqx.filter_jit(_diffuse_plain)
-
-
-@eqx.filter_jit
-def _diffuse_many(
-    noise: AbstractNoise, frame: Frame, rank: int, keys: Array, gaps: Array, eta: Any, look: _Look, steps: int
-) -> tuple[Array, PyTree]:
-    return jax.vmap(lambda k: _diffuse_plain(noise, frame, rank, k, gaps, eta, look, steps))(keys)

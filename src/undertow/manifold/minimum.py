@@ -1,0 +1,167 @@
+"""Whether a point lies on a smooth manifold of minimisers, and its frame there.
+
+At such a point the gradient vanishes, the Hessian H has no negative eigenvalue, and its kernel is the tangent space.
+The loss is then constant along the curve of critical points that leaves in a direction q of the kernel. Up to the
+fourth order this says, with w = d3L[q q'],
+
+    P w = 0    and    d4L[q q q q] = 3 w' H^+ w
+
+It fails where two manifolds cross, where the rank of H is lower than beside the point, and at a minimum whose fourth
+derivative in a direction without curvature is not zero.
+"""
+
+import math
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from undertow import trees, validate
+from undertow.manifold.geometry import Frame, frame_at, interpolates, off_manifold, threshold
+from undertow.problem import AbstractProblem, Regression
+
+__all__ = ["farthest", "frame_of_minimum", "refuse_distance", "third"]
+
+NEWTON_STEPS = 4
+BEND = 0.05
+"""How much of the fourth derivative along the kernel of H may be left over before the kernel is no tangent space."""
+
+
+def frame_of_minimum(function: str, problem: AbstractProblem, params: PyTree) -> Frame:
+    """Return the frame at params, or raise an error that says why params are on no smooth manifold of minimisers.
+
+    While tracing there is nothing to look at: the frame is the one of `frame_at`, without any check but that of the
+    residuals.
+    """
+    if not all(validate.concrete(leaf) for leaf in jax.tree.leaves((params, problem))):
+        return frame_at(problem, params)
+    frame = _frame(problem, params, interpolates(problem, params))
+    if not frame.least_squares:
+        frame = _closer(function, problem, frame)
+    far, along = (float(x) for x in _distances(problem, frame))
+    size, dtype = float(jnp.linalg.norm(frame.point)), frame.point.dtype
+    largest, lowest = float(jnp.max(frame.curvature)), float(frame.lowest)
+    scale = max(largest, -lowest)
+    refuse_distance(function, far + along / max(scale, 1e-300), size, dtype)
+    small = max(threshold(dtype), 10 * far / (1 + size)) * scale
+    if lowest < -small:
+        kind = "saddle" if largest > 0 else "maximum"
+        raise ValueError(
+            f"`{function}`: the point is a {kind}, not a minimum: the lowest eigenvalue of the Hessian is {lowest:.3g} "
+            f"(the largest {largest:.3g}); disturb the params a little and go down with `ut.settle(problem, params)`."
+        )
+    if not largest > 0:
+        raise ValueError(
+            f"`{function}`: the Hessian is zero at this point, so it has no directions across a manifold of minimisers "
+            "(two manifolds cross here, or the loss does not depend on the params to the second order); start from "
+            "another point."
+        )
+    if float(jnp.min(jnp.where(frame.active, frame.curvature, jnp.inf))) < small:
+        raise ValueError(
+            f"`{function}`: the smallest curvatures cannot be told from zero at a point {far:.2g} away from the "
+            "manifold of minimisers; go closer with `ut.settle(problem, params, tolerance=...)` in double precision."
+        )
+    rank = int(frame.rank)
+    if rank == frame.point.size:
+        _refuse_isolated(function, problem, rank)
+    full = isinstance(problem, Regression) and frame.least_squares and rank == problem.targets.size
+    if not full and bool(_bends(problem, frame)):  # independent rows of J make a smooth manifold by themselves
+        raise ValueError(
+            f"`{function}`: there is no smooth manifold of minimisers through this point: the Hessian loses rank here "
+            f"(rank {rank}), and along its kernel the loss does not stay constant. Two manifolds cross, or the minimum "
+            "is flat to the second order only; start from another point."
+        )
+    return frame
+
+
+def farthest(dtype: Any) -> float:
+    """Return how far off the manifold a point may be, relative to 1 + |params|."""
+    return 1e-4 if dtype == jnp.float64 else 1e-2
+
+
+def refuse_distance(function: str, far: Any, size: Any, dtype: Any) -> None:
+    """Raise where a point of the given size is too far off the manifold, or where the distance is not finite."""
+    if not math.isfinite(float(far)):
+        raise ValueError(f"`{function}`: the loss, or one of its derivatives, is not finite at this point.")
+    if not float(far) <= farthest(dtype) * (1 + float(size)):
+        raise ValueError(
+            f"`{function}`: the point is about {float(far):.2g} away from the manifold of minimisers; "
+            "go there first with `ut.settle(problem, params)`."
+        )
+
+
+def third(problem: AbstractProblem, frame: Frame, u: Array, v: Array) -> Float[Array, " D"]:
+    """d3L[u v'] = d/de d/dt grad L(x + e u + t v)."""
+    gradient = lambda x: trees.ravel(problem.gradient(frame.unravel(x)))
+    along_u = lambda x: jax.jvp(gradient, (x,), (u,))[1]
+    return jax.jvp(along_u, (frame.point,), (v,))[1]
+
+
+@eqx.filter_jit
+def _frame(problem: AbstractProblem, params: PyTree, least_squares: bool) -> Frame:
+    return frame_at(problem, params, least_squares=least_squares)
+
+
+@eqx.filter_jit
+def _distances(problem: AbstractProblem, frame: Frame) -> tuple[Array, Array]:
+    """|H^+ grad L| and |P grad L|: off the manifold the gradient may also point along it."""
+    gradient = trees.ravel(problem.gradient(frame.unravel(frame.point)))
+    return off_manifold(problem, frame), jnp.linalg.norm(frame.project(gradient))
+
+
+def _closer(function: str, problem: AbstractProblem, frame: Frame) -> Frame:
+    """Newton's method from a point a little off the manifold.
+
+    There the curvatures along the manifold are of the size of the distance, and would count as curvatures across it.
+    """
+    start, size = frame.point, 1 + float(jnp.linalg.norm(frame.point))
+    for _ in range(NEWTON_STEPS):
+        far, _ = _distances(problem, frame)
+        if not float(far) > threshold(start.dtype) / 10 * size:
+            break
+        moved = _newton(problem, frame)
+        refuse_distance(function, jnp.linalg.norm(moved - start), size - 1, start.dtype)
+        frame = _frame(problem, frame.unravel(moved), False)
+    return frame
+
+
+@eqx.filter_jit
+def _newton(problem: AbstractProblem, frame: Frame) -> Float[Array, " D"]:
+    """x - h/(h^2 + mu^2) grad L in every normal direction: curvatures well below mu do not move the point."""
+    gradient = frame.normal.T @ trees.ravel(problem.gradient(frame.unravel(frame.point)))
+    h = frame.curvature
+    cut = farthest(h.dtype) * jnp.max(h)
+    return frame.point - frame.normal @ (gradient * h / jnp.where(h > 0, h**2 + cut**2, 1))
+
+
+@eqx.filter_jit
+def _bends(problem: AbstractProblem, frame: Frame) -> Array:
+    """Whether the loss changes, in the third or fourth order, along a direction drawn in the kernel of H."""
+    drawn = frame.project(jax.random.normal(jax.random.key(0), frame.point.shape, frame.point.dtype))
+    q = drawn / jnp.linalg.norm(drawn)
+    w = third(problem, frame, q, q)
+    derivative = lambda f: lambda x: jax.jvp(f, (x,), (q,))[1]
+    third_along = lambda x: jnp.vdot(q, derivative(derivative(lambda y: _gradient(problem, frame, y)))(x))
+    fourth = derivative(third_along)(frame.point)
+    curved = 3 * jnp.vdot(w, frame.pseudo_inverse(w))
+    unit = jnp.max(frame.curvature) / (1 + jnp.linalg.norm(frame.point))
+    floor = jnp.sqrt(jnp.finfo(w.dtype).eps) * unit
+    leaves = jnp.linalg.norm(frame.project(w)) > BEND * jnp.linalg.norm(w) + floor
+    rises = jnp.abs(fourth - curved) > BEND * (jnp.abs(fourth) + curved) + floor / (1 + jnp.linalg.norm(frame.point))
+    return leaves | rises
+
+
+def _gradient(problem: AbstractProblem, frame: Frame, x: Array) -> Float[Array, " D"]:
+    return trees.ravel(problem.gradient(frame.unravel(x)))
+
+
+def _refuse_isolated(function: str, problem: AbstractProblem, size: int) -> None:
+    if isinstance(problem, Regression):
+        what = f"{problem.targets.size} equations (samples times outputs) for {size} parameters"
+    else:
+        what = f"the Hessian has full rank, {size}: the minimum is isolated, and its curvatures"
+    raise ValueError(
+        f"`{function}`: {what} leave no manifold of minimisers to move on; use fewer samples or a larger model."
+    )
