@@ -214,8 +214,10 @@ def _row(
 
 def _label_drift(problem: Any, params: PyTree) -> float | None:
     """How fast unit label noise moves a regression at zero loss; None elsewhere."""
-    if not isinstance(problem, Regression):
+    if not isinstance(problem, Regression) or problem.targets.size >= trees.count(params):
         return None
+    if float(problem.loss(params)) > 1e-4 * float(jnp.sum(problem.targets**2)) / (2 * problem.size):
+        return None  # not at zero loss: a minibatch moves it as well, and the general route costs a Hessian
     try:
         drift = Limit(LabelNoise(problem, 1.0)).drift(params)
     except ValueError:  # off the manifold, or no manifold there

@@ -132,17 +132,12 @@ def test_kinks_are_refused_unless_known(x64):
         assert kinks(task, params) == []
 
 
-def test_a_change_of_rank_is_explained(x64):
-    """Two equal samples: the rows of the Jacobian are dependent, and the normal space is smaller than n."""
-    task = ut.Regression(lambda p, z: p[0] * p[1] * z, jnp.array([1.0, 1.0]), jnp.array([1.0, 1.0]))
-    wide = ut.Regression(lambda p, z: p[0] * p[1] * z + 0 * p[2], task.inputs, task.targets)
-    with pytest.raises(ValueError, match="loses rank"):
-        ut.Limit(ut.LabelNoise(wide)).drift(jnp.array([1.0, 1.0, 0.0]))
+def test_a_flow_into_a_crossing_is_an_error(x64):
     # u v = 0, two lines that cross: on v = 0 the flow is u = exp(-t/2), into the crossing, where H vanishes
     crossing = ut.Regression(lambda p, z: p[0] * p[1] * z, jnp.array([1.0]), jnp.array([0.0]))
     limit = ut.Limit(ut.LabelNoise(crossing))
     assert float(limit.solve(jnp.array([1.0, 0.0]), time=10.0).params[0]) == pytest.approx(np.exp(-5.0), rel=1e-3)
-    with pytest.raises(ValueError, match="rank of the Hessian falls below its 1 by slow time 3"):
+    with pytest.raises(ValueError, match="rank of the Hessian falls below its 1 .* by slow time 30,"):
         limit.solve(jnp.array([1.0, 0.0]), time=40.0, looks=40)
 
 

@@ -1,0 +1,136 @@
+"""Points that are on no smooth manifold of minimisers, and paths that reach one."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import undertow as ut
+from undertow.models import curves
+
+
+def alone(loss):
+    return ut.Problem(lambda x, _: loss(x), jnp.zeros(1))
+
+
+def regression(predict, targets):
+    return ut.Regression(lambda p, k: jnp.stack(predict(p))[k], jnp.arange(len(targets)), jnp.asarray(targets))
+
+
+REFUSED = {
+    "a saddle": (alone(lambda x: (x[0] ** 2 - x[1] ** 2) / 2 + 0 * x[2]), "is a saddle.*eigenvalue .* is -1 "),
+    "a slight saddle": (alone(lambda x: (x[0] ** 2 - 1e-5 * x[1] ** 2) / 2 + 0 * x[2]), "is a saddle.*-1e-05"),
+    "a maximum": (alone(lambda x: -(x[0] ** 2) - x[1] ** 2 + 0 * x[2]), "is a maximum"),
+    "no curvature": (alone(lambda x: jnp.sum(x**4)), "Hessian is zero"),
+    "a constant loss": (alone(lambda x: 0 * jnp.sum(x)), "Hessian is zero"),
+    "two lines that cross": (alone(lambda x: (x[0] * x[1]) ** 2 / 2), "Hessian is zero.*cross"),
+    "two surfaces that cross": (alone(lambda x: (x[0] * x[1]) ** 2 / 2 + x[2] ** 2), r"loses rank here \(rank 1\)"),
+    "two curved ones": (
+        alone(lambda x: ((x[0] + x[2] ** 2) * (x[1] - x[0] ** 2)) ** 2 / 2 + (x[2] - x[0] ** 2) ** 2), "loses rank here"
+    ),
+    "a minimum of the fourth order": (alone(lambda x: x[0] ** 4 + x[1] ** 2 + 0 * x[2]), "loses rank here"),
+    "no minimum in the third order": (alone(lambda x: x[0] ** 3 + x[1] ** 2 + 0 * x[2]), "loses rank here"),
+    "an isolated minimum": (alone(lambda x: jnp.sum(x**2)), "full rank, 3.*no manifold"),
+    "a regression at a crossing": (regression(lambda p: (p[0] * p[1], p[2]), [0.0, 0.0]), "loses rank here"),
+    "a regression without curvature": (regression(lambda p: (p[0] * p[1],), [0.0]), "Hessian is zero"),
+    "a regression at its saddle": (regression(lambda p: (p[0] * p[1] + 0 * p[2], p[2]), [1.0, 0.0]), "is a saddle"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_points_that_are_refused(name, x64):
+    problem, message = REFUSED[name]
+    with pytest.raises(ValueError, match="`Limit.drift`.*" + message):
+        ut.Limit(ut.Isotropic(problem)).drift(jnp.zeros(3))
+
+
+def test_every_question_refuses_them(x64):
+    crossing, origin = REFUSED["two lines that cross"][0], jnp.zeros(2)
+    limit = ut.Limit(ut.Isotropic(crossing))
+    with pytest.raises(ValueError, match=r"`Limit\.parts`.*Hessian is zero"):
+        limit.parts(origin)
+    with pytest.raises(ValueError, match=r"`Limit\.solve`.*Hessian is zero"):
+        limit.solve(origin, time=1.0, key=jax.random.key(0))
+    with pytest.raises(ValueError, match=r"`second_derivative`.*Hessian is zero"):
+        ut.second_derivative(crossing, origin, jnp.ones((2, 1)))
+    labels = regression(lambda p: (p[0] * p[1], p[2]), [0.0, 0.0])
+    with pytest.raises(ValueError, match=r"`Limit\.drift`.*loses rank here"):
+        ut.Limit(ut.LabelNoise(labels)).drift(jnp.zeros(3))
+
+
+@pytest.mark.parametrize("distance", [0.0, 1e-9, 1e-7, 1e-6, 1e-5])
+def test_a_point_a_little_off_the_manifold(distance, x64):
+    """There the Hessian has a curvature of the size of the distance along the circle, which is not one across it."""
+    drift = ut.Limit(ut.Isotropic(curves.circle())).drift(jnp.array([1 + distance, 0.0]))
+    np.testing.assert_allclose(drift, [-0.5, 0.0], atol=1e-6)
+
+
+def test_single_precision_after_settling():
+    circle = curves.circle()
+    point = ut.settle(circle, jnp.array([0.9, 1.2]))
+    drift = ut.Limit(ut.Isotropic(circle)).drift(point)
+    np.testing.assert_allclose(drift, [-0.3, -0.4], atol=1e-3)
+
+
+@pytest.mark.parametrize("kind", ["problem", pytest.param("regression", marks=pytest.mark.slow)])
+def test_absorption_at_a_crossing(kind, x64):
+    """On (u v)^2/2 under isotropic noise u is a Bessel process of dimension 0: absorbed by t with chance exp(-1/2t).
+
+    At two times, each within 4 standard errors: a right solver fails once in 8,000 keys. Runs that jump across the
+    crossing are never absorbed.
+    """
+    crossing = alone(lambda x: (x[0] * x[1]) ** 2 / 2)
+    if kind == "regression":
+        crossing = regression(lambda p: (p[0] * p[1],), [0.0])
+    seeds = 400
+    observe = {"u": lambda p: p[0], "positive": lambda p: p[0] > 0}
+    with pytest.warns(UserWarning, match=rf"of {seeds} runs stop where the rank of the Hessian falls below its 1 "):
+        path = ut.Limit(ut.Isotropic(crossing)).solve(
+            jnp.array([1.0, 0.0]), time=4.0, key=jax.random.key(1), seeds=seeds, steps=200, looks=8, observe=observe
+        )
+    for time in (0.5, 4.0):
+        expected = np.exp(-1 / (2 * time))
+        absorbed = np.mean(path.diverged & (path.diverged_at <= time))
+        assert abs(absorbed - expected) < 4 * np.sqrt(expected * (1 - expected) / seeds)
+    # NaN from the absorption on, and only there; no path has jumped across
+    u, dead = path.observed["u"], path.slow_time >= np.where(path.diverged, path.diverged_at, np.inf)[:, None]
+    np.testing.assert_array_equal(np.isnan(u), dead)
+    assert np.all(u[~dead] > 0)
+    assert np.all(path.observed["positive"][~dead] == 1)
+    np.testing.assert_array_equal(path.diverged_at[~path.diverged], -1)
+    assert np.all(np.abs(path.params[path.diverged][:, 0]) < 1e-3)
+
+
+def test_a_single_run_stops_at_the_crossing_as_well(x64):
+    crossing = alone(lambda x: (x[0] * x[1]) ** 2 / 2)
+    with pytest.warns(UserWarning, match="1 of 1 runs stop .* the first at slow time "):
+        path = ut.Limit(ut.Isotropic(crossing)).solve(
+            jnp.array([0.1, 0.0]), time=4.0, key=jax.random.key(0), steps=10, looks=2, observe={"u": lambda p: p[0]}
+        )
+    assert path.diverged
+    assert 0 < path.diverged_at < 4
+    assert np.isnan(path.observed["u"][-1])
+    assert "diverged_at" in path.to_xarray()
+
+
+def test_mixed_noise_turns_the_solved_diffusion(x64):
+    """sigma = t + rho n on the circle: the angle is a Brownian motion with drift -rho, by the mixed part alone.
+
+    E exp(i angle) = exp(i t/2 - t/2) at rho = -1/2. Both coordinates within 4 standard errors: a right solver fails
+    once in 8,000 keys. Without the mixed part E sin(angle) is 0, 10 standard errors away.
+    """
+    path = ut.Limit(curves.mixed_circle(-0.5)).solve(
+        jnp.array([1.0, 0.0]),
+        time=1.0,
+        key=jax.random.key(3),
+        seeds=500,
+        steps=100,
+        looks=1,
+        observe={"x": lambda x: x},
+    )
+    x = path.observed["x"][:, -1]
+    expected = np.exp(-0.5) * np.array([np.cos(0.5), np.sin(0.5)])
+    error = x.std(axis=0, ddof=1) / np.sqrt(500)
+    assert expected[1] > 8 * error[1]
+    assert np.all(np.abs(x.mean(axis=0) - expected) < 4 * error)
+    assert not path.diverged.any()
