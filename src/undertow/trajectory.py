@@ -23,7 +23,7 @@ class Trajectory:
 
     A run that left the finite numbers is data: `diverged` says which, `diverged_at` the step after which it was no
     longer finite (-1 where it was), `params` are those of the last finite block start, and observations from that
-    step on are NaN.
+    step on are NaN. In `Limit.solve` a run also ends where the Hessian loses rank, and `diverged_at` is a slow time.
 
     >>> import jax, jax.numpy as jnp
     >>> import undertow as ut

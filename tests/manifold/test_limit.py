@@ -106,6 +106,19 @@ def test_minibatch_noise_vanishes_at_interpolation(x64):
     assert path.facts["motion"] == "none"
 
 
+def test_noise_along_the_manifold_that_begins_on_the_way(x64):
+    """A flow by its start, a diffusion from there on: not solved as a flow."""
+    ellipse, start = curves.ellipse(), jnp.array([2 * np.cos(1.0), np.sin(1.0)])
+
+    def factor(x):
+        normal = jnp.array([x[0] / 4, x[1]]) / jnp.sqrt(x[0] ** 2 / 16 + x[1] ** 2)
+        tangent = jnp.array([-normal[1], normal[0]])
+        return jnp.stack([normal, (x[0] - start[0]) * tangent], axis=1)
+
+    with pytest.raises(ValueError, match=r"at the start, but one at the end.*not a flow"):
+        ut.Limit(ut.Additive(ellipse, factor)).solve(start, time=1.0, looks=1)
+
+
 def test_solving_again_compiles_nothing(x64):
     problem, point = LOSSES["linear model"]()
     solve = lambda strength, time: ut.Limit(ut.LabelNoise(problem, strength)).solve(point, time=time, looks=3)
@@ -137,7 +150,7 @@ def test_a_flow_into_a_crossing_is_an_error(x64):
     crossing = ut.Regression(lambda p, z: p[0] * p[1] * z, jnp.array([1.0]), jnp.array([0.0]))
     limit = ut.Limit(ut.LabelNoise(crossing))
     assert float(limit.solve(jnp.array([1.0, 0.0]), time=10.0).params[0]) == pytest.approx(np.exp(-5.0), rel=1e-3)
-    with pytest.raises(ValueError, match="rank of the Hessian falls below its 1 .* by slow time 30,"):
+    with pytest.raises(ValueError, match=r"rank of the Hessian falls below its 1 .* by slow time 30,"):
         limit.solve(jnp.array([1.0, 0.0]), time=40.0, looks=40)
 
 
@@ -156,6 +169,10 @@ MISTAKES = {
     "time backwards": (lambda p, x: ut.Limit(ut.LabelNoise(p)).solve(x, time=-1.0), "`time` must be a finite number"),
     "a diffusion without a key": (lambda p, x: ut.Limit(ut.Isotropic(p)).solve(x, time=1.0), "give `key=`"),
     "a problem where a noise is meant": (lambda p, x: ut.Limit(p), "give a noise"),
+    "a finite step that diverges": (
+        lambda p, x: ut.Limit(ut.LabelNoise(p)).drift(x, finite_step=1e3),
+        r"`Limit\.drift\(finite_step=1000\.0\)`: SGD diverges.*give less than",
+    ),
     "a negative finite step": (lambda p, x: ut.Limit(ut.LabelNoise(p)).drift(x, finite_step=-0.1), "`finite_step`"),
 }  # fmt: skip
 

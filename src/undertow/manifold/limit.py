@@ -34,7 +34,8 @@ __all__ = ["Limit"]
 class Limit(eqx.Module):
     """The limiting diffusion of SGD with a noise, on the manifold of minimisers of its problem.
 
-    **Arguments:** any noise whose problem is a `Regression` (matrix-free) or any small `Problem` (dense Hessian).
+    **Arguments:** any noise. Where its problem is a `Regression` that fits all of its data, nothing of size D x D is
+    formed; elsewhere (residuals that are not zero, any `Problem`) the dense Hessian limits it to 4,000 parameters.
     A loss with kinks (ReLU, absolute values) is refused unless `piecewise=True`: between its kinks the formulas hold,
     at them nothing is known. It covers SGD; heavy-ball momentum has the same limit on the clock of its effective
     step size `step_size/(1 - momentum)`. It does not cover Adam.
@@ -72,13 +73,13 @@ class Limit(eqx.Module):
         """
         validate.params_of_floats("Limit.drift", params)
         eta = _finite_step(finite_step)
-        _refuse_kinks(self, params)
         if isinstance(eta, float) and row_route(self.noise.problem, params):
-            short = _label(self.noise, params)
-            if short is not None and validate.concrete(short[1]) and jnp.isfinite(short[1]):
-                drift, far = short
-                refuse_distance("Limit.drift", far, jnp.linalg.norm(trees.ravel(params)), far.dtype)
+            short = _label(self, params)
+            if short is not None and validate.concrete(short[1]) and np.isfinite(float(short[1])):
+                drift, far, size = short
+                refuse_distance("Limit.drift", far, size, far.dtype)
                 return drift
+        _refuse_kinks(self, params)
         return self._parts("Limit.drift", params, eta).total
 
     def parts(self, params: PyTree, *, finite_step: Number | None = None) -> Parts:
@@ -95,6 +96,7 @@ class Limit(eqx.Module):
 
     def _parts(self, function: str, params: PyTree, eta: Any) -> Parts:
         frame = frame_of_minimum(function, self.noise.problem, params)
+        _refuse_unstable(function, eta, frame)
         return Parts(*(frame.unravel(part) for part in _halved_parts(self.noise, frame, eta)))
 
     def solve(
@@ -131,6 +133,7 @@ class Limit(eqx.Module):
         eta = _finite_step(finite_step)
         _refuse_kinks(self, params)
         frame = frame_of_minimum("Limit.solve", problem, params)
+        _refuse_unstable("Limit.solve", eta, frame)
         observe = dict(observe or {})
         motion = _motion(self.noise, frame)
         if motion == "none":
@@ -148,6 +151,7 @@ class Limit(eqx.Module):
             ends, seen, lost = self._diffusion(frame, gaps, key, seeds, eta, look, steps)
         else:
             ends, seen, lost = flow(self.noise, frame, gaps, eta, look, jnp.asarray(tolerance))
+            _refuse_tangent_noise(self.noise, frame, look.frame_of(ends), motion)
             if seeds is not None:
                 repeat = lambda x: jnp.broadcast_to(x[None], (seeds, *x.shape))
                 ends, seen, lost = jax.tree.map(repeat, (ends, seen, lost))
@@ -202,6 +206,18 @@ def _say_lost(lost: np.ndarray, rank: int, motion: str) -> None:
     )
 
 
+def _refuse_tangent_noise(noise: AbstractNoise, start: Frame, end: Frame, motion: str) -> None:
+    """Raise where a flow ends with noise along the manifold that its start has not."""
+    label = (
+        start.least_squares and label_amount(noise.covariance(start.unravel(start.point)), noise.problem) is not None
+    )
+    if motion == "flow" and not label and bool(jnp.all(jnp.isfinite(end.point))) and _motion(noise, end) == "diffusion":
+        raise ValueError(
+            "`Limit.solve`: the noise has no part along the manifold at the start, but one at the end, so that the "
+            "limit is not a flow; start from a point where it has, and give `key=`."
+        )
+
+
 def _blank(values: np.ndarray, after: np.ndarray) -> np.ndarray:
     """NaN where `after` (seeds, times); whole numbers and flags become floats to hold it."""
     values = values.astype(np.result_type(values, np.float32)) if values.dtype.kind not in "fc" else values.copy()
@@ -217,6 +233,17 @@ def _finite_step(value: Number | None) -> Any:
     return jnp.asarray(value, jnp.result_type(float))
 
 
+def _refuse_unstable(function: str, eta: Any, frame: Frame) -> None:
+    """Raise where steps of this size diverge across the manifold, so that there is no stationary covariance."""
+    if not isinstance(eta, float) and validate.concrete(eta) and validate.concrete(frame.point):
+        largest = float(jnp.max(frame.curvature))
+        if float(eta) * largest >= 2:
+            raise ValueError(
+                f"{validate.quote(function, finite_step=float(eta))}: SGD diverges at this step size, because the "
+                f"largest curvature across the manifold is {largest:.3g}; give less than {2 / largest:.3g}."
+            )
+
+
 def _refuse_kinks(limit: Limit, params: PyTree) -> None:
     """Refuses a loss with kinks unless that is known."""
     if not limit.piecewise:
@@ -225,7 +252,7 @@ def _refuse_kinks(limit: Limit, params: PyTree) -> None:
 
 @eqx.filter_jit
 def _smooth(problem: AbstractProblem, params: PyTree) -> None:
-    """The program of the loss is read while tracing, so that it costs nothing later."""
+    """The loss is read while tracing, so that it costs nothing later."""
     found = kinks(problem, params)
     if found:
         raise ValueError(
@@ -235,14 +262,16 @@ def _smooth(problem: AbstractProblem, params: PyTree) -> None:
 
 
 @eqx.filter_jit
-def _label(noise: AbstractNoise, params: PyTree) -> tuple[PyTree, Array] | None:
-    """The drift of label noise and the distance of `label_drift`; None for another noise."""
+def _label(limit: Limit, params: PyTree) -> tuple[PyTree, Array, Array] | None:
+    """The drift of label noise, the distance of `label_drift` and |params|; None for another noise."""
+    noise = limit.noise
     flat, unravel = jax.flatten_util.ravel_pytree(params)
     amount = label_amount(noise.covariance(params), noise.problem)
     if amount is None or not isinstance(noise.problem, Regression):
         return None
+    _refuse_kinks(limit, params)
     drift, far = label_drift(noise.problem, flat, unravel, amount)
-    return unravel(drift), far
+    return unravel(drift), far, jnp.linalg.norm(flat)
 
 
 @eqx.filter_jit

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
 from undertow import trees, validate
-from undertow.manifold.geometry import Frame, frame_at, interpolates, off_manifold, threshold
+from undertow.manifold.geometry import Frame, frame_at, interpolates, threshold
 from undertow.problem import AbstractProblem, Regression
 
 __all__ = ["farthest", "frame_of_minimum", "refuse_distance", "third"]
@@ -40,9 +40,8 @@ def frame_of_minimum(function: str, problem: AbstractProblem, params: PyTree) ->
     frame = _frame(problem, params, interpolates(problem, params))
     if not frame.least_squares:
         frame = _closer(function, problem, frame)
-    far, along = (float(x) for x in _distances(problem, frame))
-    size, dtype = float(jnp.linalg.norm(frame.point)), frame.point.dtype
-    largest, lowest = float(jnp.max(frame.curvature)), float(frame.lowest)
+    dtype = frame.point.dtype
+    far, along, size, largest, smallest, lowest = (float(x) for x in _measures(problem, frame))
     scale = max(largest, -lowest)
     refuse_distance(function, far + along / max(scale, 1e-300), size, dtype)
     small = max(threshold(dtype), 10 * far / (1 + size)) * scale
@@ -58,7 +57,7 @@ def frame_of_minimum(function: str, problem: AbstractProblem, params: PyTree) ->
             "(two manifolds cross here, or the loss does not depend on the params to the second order); start from "
             "another point."
         )
-    if float(jnp.min(jnp.where(frame.active, frame.curvature, jnp.inf))) < small:
+    if smallest < small:
         raise ValueError(
             f"`{function}`: the smallest curvatures cannot be told from zero at a point {far:.2g} away from the "
             "manifold of minimisers; go closer with `ut.settle(problem, params, tolerance=...)` in double precision."
@@ -105,10 +104,13 @@ def _frame(problem: AbstractProblem, params: PyTree, least_squares: bool) -> Fra
 
 
 @eqx.filter_jit
-def _distances(problem: AbstractProblem, frame: Frame) -> tuple[Array, Array]:
-    """|H^+ grad L| and |P grad L|: off the manifold the gradient may also point along it."""
+def _measures(problem: AbstractProblem, frame: Frame) -> tuple[Array, ...]:
+    """|H^+ grad L| and |P grad L| (off the manifold the gradient may also point along it), |x|, and curvatures."""
     gradient = trees.ravel(problem.gradient(frame.unravel(frame.point)))
-    return off_manifold(problem, frame), jnp.linalg.norm(frame.project(gradient))
+    along = jnp.linalg.norm(frame.project(gradient))
+    smallest = jnp.min(jnp.where(frame.active, frame.curvature, jnp.inf))
+    far, size = jnp.linalg.norm(frame.pseudo_inverse(gradient)), jnp.linalg.norm(frame.point)
+    return far, along, size, jnp.max(frame.curvature), smallest, frame.lowest
 
 
 def _closer(function: str, problem: AbstractProblem, frame: Frame) -> Frame:
@@ -118,8 +120,7 @@ def _closer(function: str, problem: AbstractProblem, frame: Frame) -> Frame:
     """
     start, size = frame.point, 1 + float(jnp.linalg.norm(frame.point))
     for _ in range(NEWTON_STEPS):
-        far, _ = _distances(problem, frame)
-        if not float(far) > threshold(start.dtype) / 10 * size:
+        if not float(_measures(problem, frame)[0]) > threshold(start.dtype) / 10 * size:
             break
         moved = _newton(problem, frame)
         refuse_distance(function, jnp.linalg.norm(moved - start), size - 1, start.dtype)
@@ -141,20 +142,16 @@ def _bends(problem: AbstractProblem, frame: Frame) -> Array:
     """Whether the loss changes, in the third or fourth order, along a direction drawn in the kernel of H."""
     drawn = frame.project(jax.random.normal(jax.random.key(0), frame.point.shape, frame.point.dtype))
     q = drawn / jnp.linalg.norm(drawn)
-    w = third(problem, frame, q, q)
+    gradient = lambda x: trees.ravel(problem.gradient(frame.unravel(x)))
     derivative = lambda f: lambda x: jax.jvp(f, (x,), (q,))[1]
-    third_along = lambda x: jnp.vdot(q, derivative(derivative(lambda y: _gradient(problem, frame, y)))(x))
-    fourth = derivative(third_along)(frame.point)
+    w, change = jax.jvp(derivative(derivative(gradient)), (frame.point,), (q,))
+    fourth = jnp.vdot(q, change)
     curved = 3 * jnp.vdot(w, frame.pseudo_inverse(w))
     unit = jnp.max(frame.curvature) / (1 + jnp.linalg.norm(frame.point))
     floor = jnp.sqrt(jnp.finfo(w.dtype).eps) * unit
     leaves = jnp.linalg.norm(frame.project(w)) > BEND * jnp.linalg.norm(w) + floor
     rises = jnp.abs(fourth - curved) > BEND * (jnp.abs(fourth) + curved) + floor / (1 + jnp.linalg.norm(frame.point))
     return leaves | rises
-
-
-def _gradient(problem: AbstractProblem, frame: Frame, x: Array) -> Float[Array, " D"]:
-    return trees.ravel(problem.gradient(frame.unravel(x)))
 
 
 def _refuse_isolated(function: str, problem: AbstractProblem, size: int) -> None:

@@ -54,6 +54,11 @@ class Look(eqx.Module):
     def frame(self, point: Array) -> Frame:
         return frame_at(self.problem, self.unravel(point), rank=self.rank, least_squares=self.least_squares)
 
+    @eqx.filter_jit
+    def frame_of(self, point: Array) -> Frame:
+        """The same, compiled."""
+        return self.frame(point)
+
     def __call__(self, point: Array, flattest: tuple[float, float]) -> tuple[PyTree, Array]:
         """The observations, and whether the limit holds."""
         frame = self.frame(point)
