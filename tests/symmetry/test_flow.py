@@ -57,6 +57,14 @@ def test_the_expected_step_is_exact_where_the_symmetry_is_broken(x64):
     mean = np.mean([charge_after(k) for k in range(4)], axis=0) - neurons.charge(params)
     np.testing.assert_allclose(flow.per_step, mean, rtol=1e-10, atol=1e-14)
     assert np.abs(eta * flow.breaking).min() > 1e-3  # it is seen
+    square = lambda g: 2 * neurons.charge(g)  # g'A g
+    gradient = problem.gradient(params)
+    np.testing.assert_allclose(flow.gradient, square(gradient), rtol=1e-10)
+    second = np.mean([square(problem.batch_gradient(params, jnp.asarray(k))) for k in range(4)], axis=0)
+    np.testing.assert_allclose(flow.noise, second - square(gradient), rtol=1e-9)
+    shifted = jax.tree.map(lambda p, g: p + g, params, gradient)
+    along = (square(shifted) - square(params) - square(gradient)) / 2  # g'A params, by polarisation
+    np.testing.assert_allclose(flow.breaking, -along, rtol=1e-8)
     small = ut.noether_flow(noise, neurons, params, step_size=1e-7, weight_decay=gamma, approximate=True)
     np.testing.assert_allclose(small.per_step / 1e-7, small.rate, rtol=1e-5)
 

@@ -78,12 +78,12 @@ def test_a_forecast_of_two_products_by_hand(x64):
     neurons = ut.Rescaling(lambda p: jnp.stack([p["u"], p["a"]]), lambda p: jnp.stack([p["w"], p["b"]]), neurons=True)
     gradient = problem.gradient(params)
     falling = float(problem.loss(params)) / sum(float(g) ** 2 for g in gradient.values())
+    flat, unravel = jax.flatten_util.ravel_pytree(params)
     border = 1 / (4 * falling)  # where 1/(4 eta) is the time in which the loss falls
     for eta, phase in ((0.95 * border, "slow"), (1.05 * border, "fast")):
         seen = forecast(ut.Minibatch(problem, 1), neurons, params, step_size=eta)
         assert seen.phase == phase
         np.testing.assert_allclose(seen.relaxation, 1 / (4 * eta**2), rtol=1e-6)  # the slowest of both
-        flat, unravel = jax.flatten_util.ravel_pytree(params)
         there = jax.flatten_util.ravel_pytree(seen.equilibrium.params)[0]
         for point, bound in zip((flat, there), seen.largest_step, strict=True):
             dense = jax.hessian(lambda x: problem.loss(unravel(x)))(point)
