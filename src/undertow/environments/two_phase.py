@@ -1,8 +1,9 @@
 """One environment a step on w = u^2 - v^2: when each variable of grouped data grows, and why it lives or dies.
 
 A step on group e multiplies u_j by 1 - 2 eta g_ej and v_j by 1 + 2 eta g_ej, with g_e = Sigma_e w - c_e. As long as w
-is small, log u_j gains lam0 = E_e log|1 + 2 eta c_ej| a step, typically. Once the lasting variables are fitted it gains
-lam* = E_e log|1 + 2 eta s_ej|, s_ej = E_e[x_j (y - x.w*)]. So at step T, with t1 the step at which they are fitted,
+is small, log u_j gains lam0 = E_e log|1 + 2 eta c_ej| per step, typically; E_e weights groups by their rows. Once the
+lasting variables are fitted it gains lam* = E_e log|1 + 2 eta s_ej|, s_ej the mean of x_j (y - x.w*) in group e. So at
+step T, with t1 the step at which they are fitted, and for variables that stay small,
 
     log u_j(T) = log alpha + t1 lam0_j + (T - t1) lam*_j.
 
