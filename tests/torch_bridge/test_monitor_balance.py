@@ -4,12 +4,13 @@ import copy
 
 import numpy as np
 import pytest
+import scipy.linalg
 import torch
 from oracle import found_in, of_relu, relu, square
 from torch import nn
 
-from undertow.torch import NoiseMonitor, gamma_of
-from undertow.torch.axes import move
+from undertow.torch import NoiseMonitor, equilibrate, gamma_of
+from undertow.torch.axes import move, unfold
 from undertow.torch.curvature import largest_curvature, trace_of_hessian
 from undertow.torch.gather import noise_power
 
@@ -71,11 +72,7 @@ def test_at_the_equilibrium_no_generator_flows(name, build):
     (reading,) = watched(model, found, x, DECAY, **SETTINGS[name]).last
     assert reading.row["distance"] > 0.05
     assert (reading.row["infinite"], reading.row["dead"]) == (0, 0)
-    amount = torch.as_tensor(np.array(reading.amount))
-    transform = amount.exp() if amount.ndim == 1 else torch.linalg.matrix_exp(amount)
-    with torch.no_grad():
-        for key, value in move(dict(model.named_parameters()), reading.relation, transform).items():
-            model.get_parameter(key).copy_(value)
+    moved_to_equilibrium(model, reading)
     (there,) = watched(model, found, x, DECAY, **SETTINGS[name]).last
     noise = displacement(SETTINGS[name]) / 2 * (there.noise_plus - there.noise_minus)
     decay = -4 * gamma_of(DECAY) * there.charge
@@ -84,6 +81,61 @@ def test_at_the_equilibrium_no_generator_flows(name, build):
     assert there.row["distance"] < 1e-8
     assert there.row["farthest"] < 1e-8
     assert np.abs(there.amount).max() < 1e-8
+
+
+def moved_to_equilibrium(model, reading):
+    amount = torch.as_tensor(np.array(reading.amount))
+    transform = amount.exp() if amount.ndim == 1 else torch.linalg.matrix_exp(amount)
+    with torch.no_grad():
+        for key, value in move(dict(model.named_parameters()), reading.relation, transform).items():
+            model.get_parameter(key).copy_(value)
+
+
+def weights(model, relation):
+    """Sums of squares, or Gram matrices, of both sides together."""
+    rows = [unfold(model.get_parameter(axis.parameter).detach(), axis).flatten(1) for axis in relation.axes]
+    return sum(r.square().sum(1) if relation.block == 1 else r @ r.mT for r in rows).numpy()
+
+
+@pytest.mark.parametrize("name", ["plain", "heavy ball"])
+def test_relaxation_of_neurons_by_differences_of_the_flow(name):
+    """Near the equilibrium a step of the charge off it comes back at the rate -d flow/d charge."""
+    model, x = relu(), torch.randn(20, 5, dtype=torch.float64)
+    h, gamma = displacement(SETTINGS[name]), gamma_of(DECAY)
+    (reading,) = watched(model, of_relu(), x, DECAY, **SETTINGS[name]).last
+    total = weights(model, reading.relation)
+    plus, minus = total / 2 + reading.charge, total / 2 - reading.charge
+
+    def at(amount):
+        up, down = np.exp(2 * amount), np.exp(-2 * amount)
+        charge = (plus * up - minus * down) / 2
+        return charge, h * (-4 * gamma * charge + h / 2 * (reading.noise_plus * down - reading.noise_minus * up))
+
+    (before, slower), (after, faster) = (at(reading.amount + away) for away in (-1e-5, 1e-5))
+    times = -(after - before) / (faster - slower)
+    assert reading.row["relaxation"] == pytest.approx(np.median(times), rel=1e-7)
+    assert reading.row["slowest"] == pytest.approx(times.max(), rel=1e-7)
+    assert reading.row["distance"] == pytest.approx(np.sqrt(np.mean(reading.amount**2)), rel=1e-12)
+    assert reading.row["farthest"] == pytest.approx(np.abs(reading.amount).max(), rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["plain", "heavy ball"])
+def test_relaxation_of_a_linear_pair(name):
+    """The rates at the equilibrium are the eigenvalues of the noise against the weights, both sides added."""
+    model, x = linear_pair(), torch.randn(20, 5, dtype=torch.float64)
+    found, h = found_in(model, x[:4]), displacement(SETTINGS[name])
+    (reading,) = watched(model, found, x, DECAY, **SETTINGS[name]).last
+    logs = np.linalg.eigvalsh(reading.amount[0])
+    assert reading.row["distance"] == pytest.approx(np.sqrt(np.mean(logs**2)), rel=1e-9)
+    assert reading.row["farthest"] == pytest.approx(np.abs(logs).max(), rel=1e-9)
+    moved_to_equilibrium(model, reading)
+    (there,) = watched(model, found, x, DECAY, **SETTINGS[name]).last
+    noise = there.noise_plus[0] + there.noise_minus[0]
+    rates = scipy.linalg.eigh(noise, weights(model, there.relation), eigvals_only=True)
+    times = 1 / (h * (4 * gamma_of(DECAY) + h * rates))
+    for row in (reading.row, there.row):
+        assert row["relaxation"] == pytest.approx(np.median(times), rel=1e-6)
+        assert row["slowest"] == pytest.approx(times.max(), rel=1e-6)
 
 
 class Signs(torch.optim.SGD):
@@ -190,3 +242,66 @@ def test_one_batch_has_no_standard_error(measure):
     assert np.isfinite(one.value)
     assert np.isnan(one.standard_error)
     assert measure(model, square, batches, 0).standard_error > 0
+
+
+class Quadratic(nn.Module):
+    """x'theta^2 with a coupling: the Hessian is diag(2 x) and the coupling beside it."""
+
+    def __init__(self, coupling=0.0):
+        super().__init__()
+        self.theta, self.coupling = nn.Parameter(torch.ones(4, dtype=torch.float64)), coupling
+
+    def forward(self, x):
+        return x * self.theta.square().sum() / 2 + self.coupling * self.theta[0] * self.theta[1]
+
+
+def test_the_standard_error_of_a_trace():
+    """Curvatures 1, 2 and 6 in all four directions: the estimate of each batch is exact, and they scatter."""
+    batches = [torch.tensor(value, dtype=torch.float64) for value in (1.0, 2.0, 6.0)]
+    value = lambda net, x: net(x)
+    found = trace_of_hessian(Quadratic(), value, batches, 0)
+    expected = np.array([4.0, 8.0, 24.0])
+    assert found.value == pytest.approx(expected.mean())
+    assert found.standard_error == pytest.approx(expected.std(ddof=1) / 3**0.5)
+    sharp = largest_curvature(Quadratic(), value, batches, 0)
+    assert sharp.value == pytest.approx(3.0, rel=1e-3)
+    assert sharp.standard_error == pytest.approx(expected.std(ddof=1) / 4 / 3**0.5, rel=1e-3)
+
+
+def test_every_batch_has_signs_of_its_own():
+    """Equal batches: what scatters is the coupling between directions, by the signs."""
+    batches = [torch.ones((), dtype=torch.float64)] * 16
+    found = trace_of_hessian(Quadratic(coupling=1.0), lambda net, x: net(x), batches, 0)
+    assert found.standard_error == pytest.approx(2 / 4, rel=0.3)  # +-2 with a chance of one half each, over 16
+    assert found.value == pytest.approx(4.0, abs=4 * found.standard_error)
+
+
+def test_what_is_measured_before_and_after_the_move():
+    """Noise, imbalance, cost and the balance afterwards from the gradients of the batches, by hand."""
+    model, step, decay = relu(), 0.2, 0.03
+    batches = list(torch.randn(12, 6, 5, dtype=torch.float64))
+
+    def variances():
+        params = dict(model.named_parameters())
+        rows = [torch.autograd.grad(square(model, batch), list(params.values())) for batch in batches]
+        return {name: torch.stack(g).var(0).numpy() for name, g in zip(params, zip(*rows, strict=True), strict=True)}
+
+    def sides(found):
+        return found["2.weight"].sum(0), found["0.weight"].sum(1) + found["0.bias"]
+
+    variance = variances()
+    power = sum(v.sum() for v in variance.values())
+    penalty = sum(float(p.detach().square().sum()) for p in model.parameters())
+    out, into = sides(variance)
+    done = equilibrate(copy.deepcopy(model), of_relu(), batches, square, step_size=step)
+    assert done.noise[0].value == pytest.approx(power, rel=1e-9)
+    assert done.moved[0].imbalance[0] == pytest.approx(np.abs(np.log(out / into)).max(), rel=1e-9)
+    for sharp, largest in zip(done.curvature, done.largest_step, strict=True):
+        assert largest.value == pytest.approx(2 / sharp.value)
+        assert largest.standard_error / largest.value == pytest.approx(sharp.standard_error / sharp.value)
+    done = equilibrate(model, of_relu(), batches, square, step_size=step, weight_decay=decay)
+    assert done.cost[0].value == pytest.approx(step / 4 * power + decay / 2 * penalty, rel=1e-9)
+    assert done.cost[0].standard_error == pytest.approx(step / 4 * done.noise[0].standard_error, rel=1e-9)
+    noise = np.subtract(*sides(variances()))
+    charge = np.subtract(*sides({name: p.detach().numpy() ** 2 for name, p in model.named_parameters()})) / 2
+    np.testing.assert_allclose(step / 2 * noise, 4 * gamma_of(decay) * charge, atol=1e-6 * np.abs(noise).max())
