@@ -105,6 +105,17 @@ def test_every_noise_has_its_powers(name, x64):
     np.testing.assert_allclose(trees.ravel(entry_powers(noise, params)), np.diag(dense), rtol=1e-6, atol=1e-8)
 
 
+def test_group_means_are_taken_away_from_taps_too(x64):
+    """Batches inside environments: a structured symmetry against its dense covariance."""
+    params = double(nets.weights(U=(2, 3), W=(3, 2)))
+    problem = ut.Problem(nets.linear_net, double(nets.data(samples=12)))
+    noise = ut.Environments(problem, np.arange(12) % 3, size=2)
+    found = powers(noise, ut.Rescaling(lambda p: p["U"], lambda p: p["W"]), params)
+    diagonal = noise.covariance(params).moment(lambda g: jax.tree.map(jnp.square, g))
+    np.testing.assert_allclose(found.plus, jnp.sum(diagonal["U"]), rtol=1e-10)
+    np.testing.assert_allclose(found.minus, jnp.sum(diagonal["W"]), rtol=1e-10)
+
+
 class Drawer(eqx.Module):
     """Fresh data of one of many laws that differ in their seed only; labels far from zero, for a mean gradient."""
 
