@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from benchmarks import invariance
 from benchmarks.harness import RESULTS, in_words, save
 from scipy.optimize import minimize
 from sklearn.linear_model import LassoCV, RidgeCV
@@ -166,6 +167,7 @@ def measure() -> dict[str, Any]:
     began = time.perf_counter()
     ut.InvariantRegressor().fit(large.X, large.y, large.groups)
     results["seconds_at_d_60"] = time.perf_counter() - began
+    results["test"] = invariance.measure()
     return results
 
 
@@ -227,6 +229,7 @@ def page(results: dict[str, Any]) -> str:
             label = f"{method}, penalty {row['penalty']:g}" if "penalty" in row else method
             error, risk = cell(table, method, "error"), cell(table, method, "risk")
             lines.append(f"| {label} | {error} | {risk} | {row['below_0.1']:.2f} |")
+    lines += invariance.lines(results["test"])
     seconds = results["seconds_a_fit"]
     lines += [
         "",

@@ -193,6 +193,15 @@ def test_it_filters_children_that_change_sign_and_says_why():
     assert "lives" in report
 
 
+def test_why_a_variable_died():
+    """Of 100 steps: shrinking by more than one in all is filtered, standing still is starved, growing is late."""
+    why = lambda first, last, end: module._why(False, first, last, np.nan, 30.0, False, 100, end)
+    assert why(0.1, -0.02, -9.0).startswith("filtered")
+    assert why(-0.1, 0.0, -9.0).startswith("filtered")
+    assert why(0.1, -0.005, -9.0).startswith("starved")
+    assert why(0.1, 0.1, -9.0).startswith("not there yet")
+
+
 def test_a_child_of_one_sign_lives():
     design, _ = data("consistent", seed=3)
     model = ut.HeteroRegressor().fit(design.X, design.y, design.groups)
@@ -268,6 +277,14 @@ def test_the_largest_step_size_is_that_of_gradient_descent(factor):
         u = u * (1 - 2 * size * np.sign(end) * (moments.pooled_second @ w - moments.pooled_cross))
         gaps.append(np.abs(w - end).max())
     assert (gaps[-1] > gaps[200]) == (factor > 1)
+
+
+def test_the_largest_step_size_where_nothing_came_up():
+    """v shrinks while u grows as long as |1 - 2 eta c| < 1, so eta < 1/|c|."""
+    X, y, groups = one_cause(1.0)
+    moments = moments_of("fit", X, y, groups)[0]
+    strongest = abs(np.corrcoef(X[:, 0], y)[0, 1])
+    assert module._largest_step_size(moments, np.zeros(3)) == pytest.approx(1 / strongest)
 
 
 def test_a_column_that_hardly_varies_with_y_is_no_divergence():

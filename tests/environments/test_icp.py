@@ -15,17 +15,20 @@ SMALL = {"d": 6, "causes": 2, "children": 2}
 
 
 def test_every_subset_is_tested():
+    """At the default level, and at one that leaves half of the subsets that pass there."""
     design = grouped_design("flip with covariate shift", 3, **SMALL)
     moments = moments_of("icp", design.X, design.y, design.groups)[0]
-    found = icp(design.X, design.y, design.groups)
-    passing = {}
-    for subset in itertools.chain.from_iterable(itertools.combinations(range(6), k) for k in range(7)):
-        fit = invariance_test(moments, np.isin(np.arange(6), subset))
-        if fit.p_value > 0.05:
-            passing[subset] = fit.risk
-    assert set(found.accepted) == set(passing)
-    assert found.best == min(passing, key=passing.__getitem__)
-    assert np.flatnonzero(found.parents).tolist() == [j for j in range(6) if all(j in s for s in passing)]
+    fits = {
+        subset: invariance_test(moments, np.isin(np.arange(6), subset))
+        for subset in itertools.chain.from_iterable(itertools.combinations(range(6), k) for k in range(7))
+    }
+    half = float(np.median([fit.p_value for fit in fits.values() if fit.p_value > 0.05]))
+    for level in (0.05, half):
+        passing = {subset: fit.risk for subset, fit in fits.items() if fit.p_value > level}
+        found = icp(design.X, design.y, design.groups, level=level)
+        assert set(found.accepted) == set(passing)
+        assert found.best == min(passing, key=passing.__getitem__)
+        assert np.flatnonzero(found.parents).tolist() == [j for j in range(6) if all(j in s for s in passing)]
 
 
 def test_causes_with_changing_laws_are_identified():

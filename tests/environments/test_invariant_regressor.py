@@ -8,9 +8,10 @@ from scipy import stats
 from sklearn.base import clone
 
 import undertow as ut
+from undertow.environments import invariant_regressor as module
 from undertow.environments.flow import heterogeneity_flow
 from undertow.environments.grouped import moments_of
-from undertow.environments.invariance import invariance_test
+from undertow.environments.invariance import InvariantFit, invariance_test
 from undertow.models.grouped_designs import grouped_design
 
 
@@ -184,7 +185,7 @@ def test_nothing_invariant():
     with pytest.warns(UserWarning, match="no linear model that is the same in every group.*pooled least squares"):
         model = ut.InvariantRegressor().fit(X, y, groups)
     assert not model.invariant_
-    assert model.p_value_ < 0.05
+    assert model.p_value_ == model.path_["p_value"].max() < 0.05
     assert np.isnan(model.rho_)
     exact = np.linalg.lstsq(np.concatenate([np.ones((3000, 1)), X], axis=1), y, rcond=None)[0]
     np.testing.assert_allclose([model.intercept_, *model.coef_], exact, atol=1e-8)
@@ -230,6 +231,16 @@ def test_noise_that_depends_on_a_cause():
             model = ut.InvariantRegressor().fit(X, y, groups)
         right += model.invariant_ and np.linalg.norm(model.coef_ - truth) < 0.15
     assert right >= 16
+
+
+def test_the_level_decides_what_passes():
+    """Of p = .03, .07 and .2, with the larger p the larger risk, each level keeps the least risk above it."""
+    found = [
+        module._Candidate(rho, False, np.array([True]), InvariantFit(np.ones(1), 0.0, 1.0, 1, p, risk))
+        for rho, p, risk in ((1.0, 0.03, 0.1), (2.0, 0.07, 0.2), (3.0, 0.2, 0.3), (4.0, np.nan, 0.0))
+    ]
+    chosen = [module._best(found, level) for level in (0.02, 0.05, 0.1, 0.5)]
+    assert [best and best.rho for best in chosen] == [1.0, 2.0, 3.0, None]
 
 
 def test_units_do_not_matter():
