@@ -63,6 +63,15 @@ def test_scales_of_the_chain_and_noises_of_children():
     )
 
 
+def test_risk_is_that_of_the_worst_test_environment():
+    design = grouped_design("flip with covariate shift", 6, n=LARGE, d=12)
+    wrong = design.truth + 0.3
+    errors = [[np.mean((y - X @ w - b) ** 2) for X, y in design.tests] for w, b in ((wrong, 0.5), (design.truth, 0.0))]
+    np.testing.assert_allclose(design.risk(wrong, 0.5), max(errors[0]) / max(errors[1]))
+    for X, _ in design.tests:  # causes twice as wide, shifted by one
+        np.testing.assert_allclose([X[:, :4].std(), X[:, :4].mean()], [2.0, 1.0], atol=0.1)
+
+
 def test_causes_and_irrelevant_columns_are_correlated_as_stated():
     design = grouped_design("iid", 4, n=LARGE)
     r = np.corrcoef(design.X.T)

@@ -21,6 +21,9 @@ from undertow.figures import style
 from undertow.figures.compare import compare
 from undertow.models.grouped_designs import grouped_design
 
+PARTS = (0.1, 0.2, 0.4, 0.7, 1.0)
+"""Rows of each group, over those of the largest."""
+
 
 @dataclass(frozen=True)
 class Growth:
@@ -42,8 +45,8 @@ class Growth:
     """The law is for variables that stay small: where it says that another u or v exceeds this, data are left out."""
     d: int = 30
     """Columns."""
-    rows: tuple[int, ...] = (100, 200, 400, 700, 1000)
-    """Rows in each group; their shares are the probabilities of the groups."""
+    n: int = 1000
+    """Rows in the largest of five groups; the others have .1, .2, .4 and .7 of it. Groups are drawn by their rows."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,8 @@ class _Grown:
 
 def _grow(p: Growth, causes: int, key: Key[Array, ""], index: int) -> _Grown | None:
     """One data set; None where the law says that a column which is no cause does not stay small."""
-    design = grouped_design("flip", _seed(key, index), d=p.d, n=max(p.rows), causes=causes)
-    kept = np.concatenate([np.flatnonzero(design.groups == e)[:n] for e, n in enumerate(p.rows)])
+    design = grouped_design("flip", _seed(key, index), d=p.d, n=p.n, causes=causes)
+    kept = np.concatenate([np.flatnonzero(design.groups == e)[: round(part * p.n)] for e, part in enumerate(PARTS)])
     moments, _, _ = moments_of("fit", design.X[kept], design.y[kept], design.groups[kept])
     others = design.truth == 0
     inside = np.ix_(~others, ~others)
