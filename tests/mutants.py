@@ -10,6 +10,7 @@ import argparse
 import ast
 import collections
 import concurrent.futures
+import hashlib
 import json
 import os
 import random
@@ -43,14 +44,16 @@ TESTS = (
     "tests/noise", "tests/symmetry", "tests/test_estimate.py", "tests/test_problem.py",
 )  # fmt: skip
 # Unions of types, decorators (jit changes no number) and classes of exceptions are not mathematics. Operators of bits
-# in place of arithmetic raise on floats: any test kills them, and they would flatter the rate.
+# in place of arithmetic raise on floats: any test kills them, and they would flatter the rate. Comparisons are turned
+# round or negated; whether equality is included matters for no float.
 LEFT_OUT = re.compile(
     r"Operator_(Bit|[LR]Shift|Mod)|_(Bit(Or|And|Xor)|[LR]Shift|Mod|FloorDiv|Is|IsNot)$|Decorator|Exception"
+    r"|Comparison.*_(Eq_(?!NotEq)|NotEq_(?!Eq)|Lt_(LtE|Eq|NotEq)|LtE_(Lt|Eq|NotEq)|Gt_(GtE|Eq|NotEq)|GtE_(Gt|Eq|NotEq))"
 )
 CHECKS = re.compile(r"warn|error_if|validate\.|finite_number")
 """Calls that only look at input."""
-LONGEST = 45.0
-"""Seconds of tests that a mutant gets, by their times without it."""
+LONGEST = 25.0
+"""Seconds of tests that a mutant gets, by their times without it; those of its own folder get twice as many."""
 
 
 @dataclass(frozen=True)
@@ -98,19 +101,23 @@ def mutants(path: Path) -> list[Mutant]:
 
 
 def _not_mathematics(code: str) -> set[int]:
-    """Lines of annotations, decorators, raised errors, warnings and checks of input."""
+    """Lines of annotations, decorators, raised errors, warnings, checks of input and named constants."""
     lines: set[int] = set()
     add = lambda node: lines.update(range(node.lineno, node.end_lineno + 1))
-    for node in ast.walk(ast.parse(code)):
+    tree = ast.parse(code)
+    for node in tree.body:
+        if isinstance(node, ast.Assign | ast.AnnAssign):
+            add(node)
+    for node in ast.walk(tree):
         if isinstance(node, ast.Raise | ast.Import | ast.ImportFrom) or (
             isinstance(node, ast.AnnAssign) and node.value is None
         ):
             add(node)
         elif isinstance(node, ast.If) and node.body and isinstance(node.body[0], ast.Raise):
             lines.update(range(node.lineno, node.body[0].end_lineno + 1))
-        elif isinstance(node, ast.Call) and re.search(
-            r"warn|error_if|validate\.|finite_number", ast.unparse(node.func)
-        ):
+        elif (
+            isinstance(node, ast.Call) and re.search(r"warn|error_if|validate\.|finite_number", ast.unparse(node.func))
+        ) or (isinstance(node, ast.keyword) and node.arg == "strict"):
             add(node)
         elif isinstance(node, ast.FunctionDef):
             lines.update(range(node.lineno, node.body[0].lineno))
@@ -178,17 +185,19 @@ class Suite:
         self.tests = _coverage(tree / ".coverage", tree)
 
     def chosen(self, mutant: Mutant) -> list[str]:
-        """The tests that execute the mutant's lines, then others of its module, each from the fastest on."""
+        """The tests that execute the mutant's lines, those of its folder first, then others of its module."""
         lines = self.tests.get(mutant.module, {})
         on = {test for line in range(mutant.first, mutant.last + 1) for test in lines.get(line, ())}
         near = {test for tests in lines.values() for test in tests} - on
+        folder = f"tests/{Path(mutant.module).relative_to(SOURCE).parent}/".replace("/./", "/")
+        home = {test for test in on if test.startswith(folder)}
         chosen: list[str] = []
         spent = 0.0
-        for group in (on, near):
+        for group, limit in ((home, 2 * LONGEST), (on - home, LONGEST), (near, LONGEST)):
             for test in sorted(group & self.times.keys(), key=self.times.__getitem__):
+                if spent + self.times[test] > limit and len(chosen) > 3:
+                    break
                 spent += self.times[test]
-                if spent > LONGEST and len(chosen) > 3:
-                    return chosen
                 chosen.append(test)
         return chosen
 
@@ -238,6 +247,25 @@ def _difference(code: str, changed: str) -> tuple[str, str]:
     return "", ""
 
 
+class Memory:
+    """Mutants killed before, kept until their module changes: a test that kills one is not taken away."""
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.killed: set[str] = set(json.loads(path.read_text())) if path.is_file() else set()
+
+    def name(self, mutant: Mutant) -> str:
+        """What is changed, and the module it is changed in."""
+        code = (ROOT / mutant.module).read_bytes()
+        return f"{mutant.module} {mutant.operator} {mutant.occurrence} {hashlib.sha256(code).hexdigest()[:16]}"
+
+    def keep(self, outcome: Outcome) -> None:
+        """Write a killed mutant down."""
+        if outcome.killed:
+            self.killed.add(self.name(outcome.mutant))
+            self.path.write_text(json.dumps(sorted(self.killed), indent=0))
+
+
 def reasons() -> dict[tuple[str, str, str], str]:
     """Why a survivor changes nothing, by module and by the line before and after."""
     listed = json.loads(EQUIVALENT.read_text()) if EQUIVALENT.is_file() else []
@@ -264,8 +292,8 @@ def page(outcomes: list[Outcome], settings: argparse.Namespace, seconds: float, 
 
 A mutant is a small change of the source: another operator, another comparison, a number one larger or smaller. A test
 suite that does not notice it has a hole. `make mutants` tries a seeded sample of the mutants of the numerical modules,
-which [cosmic-ray](https://cosmic-ray.readthedocs.io) makes, against the fast tests. Lines that only check input or
-raise errors are left out.
+which [cosmic-ray](https://cosmic-ray.readthedocs.io) makes, against the fast tests. Lines that only check
+input or raise errors are left out, and so are named constants of a module (sizes of blocks, limits of iterations).
 
 **{killed} of {len(outcomes)} mutants were killed ({killed / len(outcomes):.1%})**, of {total:,} possible ones, with
 seed {settings.seed}, in {seconds / 60:.0f} minutes with {settings.workers} processes (the mutants alone:
@@ -290,6 +318,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     parser.add_argument("--workers", type=int, default=2, help="test runs at once")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "mutants.md", help="the page to write")
+    parser.add_argument("--memory", type=Path, default=ROOT / ".mutants.json", help="what was killed before")
     settings = parser.parse_args()
     began = time.perf_counter()
     every = {path: mutants(path) for path in modules()}
@@ -310,10 +339,14 @@ def main() -> None:
             finally:
                 trees.put(tree)
 
-        outcomes = []
+        memory = Memory(settings.memory)
+        known = [mutant for mutant in chosen if memory.name(mutant) in memory.killed]
+        outcomes = [Outcome(mutant, True, 0.0, "", "") for mutant in known]
+        print(f"{len(known)} were killed before and their modules are the same", flush=True)
         with concurrent.futures.ThreadPoolExecutor(settings.workers) as pool:
-            for outcome in pool.map(one, chosen):
+            for outcome in pool.map(one, [mutant for mutant in chosen if mutant not in known]):
                 outcomes.append(outcome)
+                memory.keep(outcome)
                 where = f"{outcome.mutant.module}:{outcome.mutant.first}"
                 said = "killed  " if outcome.killed else "SURVIVED"
                 print(f"{len(outcomes):4d} {said} {outcome.seconds:5.1f} s  {where}", flush=True)
