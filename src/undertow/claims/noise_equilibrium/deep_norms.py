@@ -216,7 +216,7 @@ CLAIMS = (
         "Gaussian layers many runs lose a direction, and the theorem's full rank with it.)",
         equation="|W_i|^2 = beta d,  beta = (Tr S'/sqrt(Tr Sx Tr Se))^(2/D),  1 < i < D",
         alternative="The layers end at the norms of Eq. (18) as printed.",
-        scales={"smoke": Gaussian(8, 24_000), "default": Gaussian(16, 60_000), "full": Gaussian(128, 120_000)},
+        scales={"smoke": Gaussian(8, 18_000), "default": Gaussian(16, 60_000), "full": Gaussian(128, 120_000)},
         measure=_measure,
         draw=_draw,
         accelerated=True,

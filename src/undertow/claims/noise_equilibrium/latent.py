@@ -1,5 +1,6 @@
 """Latent representations: when W Sx W' and U'Se U look alike, and whether noise or fresh data makes them so."""
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,22 +21,14 @@ from undertow.noise.additive import noiseless
 from undertow.noise.minibatch import Minibatch
 from undertow.trajectory import Trajectory
 
-WIDTH = 40
-"""Inputs, hidden units and outputs."""
 LOUD = 5.0
 """Variance of the label noise in the first coordinate; 1 in the others."""
-ORTHOGONAL = (WIDTH - 1 + LOUD) / np.sqrt(WIDTH * (WIDTH - 1 + LOUD**2))
-"""The cosine where W and U are multiples of orthogonal matrices: of I and diag(LOUD, 1, ..., 1).
-
-Fresh data lead nonlinear nets near such points without noise: for W = cO the best U is E[xh'] E[hh']^-1, a multiple of
-O' for units h with uncorrelated outputs (up to one direction, that of their mean). Noise leads a linear net to
-W Sigma_x W' = U'Sigma_eps U, up to a factor, where the cosine is 1."""
 LOOKS = 50
 
 
 @dataclass(frozen=True)
 class Latent:
-    """Two-layer autoencoders of 40 inputs on y = x + eps, Var eps_1 = 5 and else 1."""
+    """Two-layer autoencoders on y = x + eps, Var eps_1 = 5 and else 1."""
 
     seeds: int
     """Runs of SGD for each activation, each with its own start."""
@@ -51,6 +44,18 @@ class Latent:
     """Samples of a fixed data set, and of a large batch."""
     step_size: float = 0.01
     """Of all."""
+    width: int = 40
+    """Inputs, hidden units and outputs."""
+
+
+def orthogonal(n: int) -> float:
+    """The cosine where W and U are multiples of orthogonal n x n matrices: of I and diag(LOUD, 1, ..., 1).
+
+    Fresh data lead nonlinear nets near such points without noise: for W = cO the best U is E[xh'] E[hh']^-1, a multiple
+    of O' for units h with uncorrelated outputs (up to one direction, that of their mean). Noise leads a linear net to
+    W Sigma_x W' = U'Sigma_eps U, up to a factor, where the cosine is 1.
+    """
+    return float((n - 1 + LOUD) / np.sqrt(n * (n - 1 + LOUD**2)))
 
 
 class _Cosine(eqx.Module):
@@ -62,20 +67,23 @@ class _Cosine(eqx.Module):
         return latent_cosine(params, self.law)
 
 
-def _start(key: Array) -> dict[str, Array]:
-    return fan_in(key, inputs=WIDTH, hidden=WIDTH)
+@functools.cache
+def _start(width: int) -> Any:
+    """The same function for the same width, so that runs share their compilation."""
+    return lambda key: fan_in(key, inputs=width, hidden=width)
 
 
-def _law() -> GaussianPairs:
-    return GaussianPairs(jnp.ones(WIDTH, jnp.float32), loud_first(WIDTH, LOUD))
+def _law(width: int) -> GaussianPairs:
+    return GaussianPairs(jnp.ones(width, jnp.float32), loud_first(width, LOUD))
 
 
 def _run(noise: Any, parameters: Latent, quiet: bool, key: Array) -> Trajectory:
     steps = parameters.quiet_steps if quiet else parameters.steps
     seeds = parameters.quiet_seeds if quiet else parameters.seeds
     return descend(
-        noise, _start, step_size=parameters.step_size, steps=steps, key=key, observe={"cosine": _Cosine(_law())},
-        every=max(1, steps // LOOKS), seeds=seeds, lane_width=seeds, progress=False,
+        noise, _start(parameters.width), step_size=parameters.step_size, steps=steps, key=key,
+        observe={"cosine": _Cosine(_law(parameters.width))}, every=max(1, steps // LOOKS), seeds=seeds,
+        lane_width=seeds, progress=False,
     )  # fmt: skip
 
 
@@ -92,7 +100,7 @@ def _end(run: Trajectory) -> tuple[float, float]:
 
 
 def _measure(parameters: Latent, key: Key[Array, ""]) -> Measurement:
-    law, rows, checks, diverged = _law(), [], [], 0
+    law, rows, checks, diverged = _law(parameters.width), [], [], 0
     least = min(parameters.seeds, parameters.quiet_seeds)
     sets, runs = jax.random.split(key)
     for index, name in enumerate(ACTIVATIONS):
@@ -105,10 +113,10 @@ def _measure(parameters: Latent, key: Key[Array, ""]) -> Measurement:
         if name == "linear":
             checks.append(
                 Check("linear: cosine, SGD with fresh data", sgd[0], 1.0, sgd[1], Within(0.05, 0.06),
-                      alternative=ORTHOGONAL)
+                      alternative=orthogonal(parameters.width))
             )  # fmt: skip
         else:
-            # where noise does nothing it is ORTHOGONAL; where it does what it does in linear nets, the linear net's
+            # where noise does nothing it is that of orthogonal weights; where it does all, the linear net's
             less, error = rows[0][0][0] - sgd[0], float(np.hypot(rows[0][0][1], sgd[1]))
             checks.append(Check(f"{name}: that less this net's", less, 0.0, error, Above(0.02), alternative=0.0))
         gain, error = sgd[0] - descent[0], float(np.hypot(sgd[1], descent[1]))
@@ -129,7 +137,7 @@ def _measure(parameters: Latent, key: Key[Array, ""]) -> Measurement:
 
 
 def _measure_control(parameters: Latent, key: Key[Array, ""]) -> Measurement:
-    law, rows, checks, diverged = _law(), [], [], 0
+    law, rows, checks, diverged = _law(parameters.width), [], [], 0
     sets, runs = jax.random.split(key)
     for index, name in enumerate(ACTIVATIONS):
         population = law.population(AutoencoderLoss(name))
@@ -148,16 +156,17 @@ def _linear(weak: tuple[float, float], fixed: tuple[float, float], parameters: L
     return [
         Check("linear: cosine, noise but fixed data", fixed[0], 1.0, fixed[1], Above(0.75), alternative=weak[0]),
         Check("linear: cosine, hardly any noise but fresh data", weak[0], 0.0, weak[1], Below(0.6),
-              alternative=ORTHOGONAL, samples=parameters.quiet_seeds),
+              alternative=orthogonal(parameters.width), samples=parameters.quiet_seeds),
     ]  # fmt: skip
 
 
 def _nonlinear(name: str, weak: tuple[float, float], fixed: tuple[float, float], parameters: Latent) -> list[Check]:
     """Fresh data make W and U orthogonal without noise, which is short of alike; with fixed data noise does nothing."""
+    told = orthogonal(parameters.width)
     return [
-        Check(f"{name}: cosine, hardly any noise but fresh data", weak[0], ORTHOGONAL, weak[1], Within(0.06, 0.06),
+        Check(f"{name}: cosine, hardly any noise but fresh data", weak[0], told, weak[1], Within(0.06, 0.06),
               alternative=1.0, samples=parameters.quiet_seeds),
-        Check(f"{name}: cosine, noise but fixed data", fixed[0], 0.0, fixed[1], Below(0.6), alternative=ORTHOGONAL),
+        Check(f"{name}: cosine, noise but fixed data", fixed[0], 0.0, fixed[1], Below(0.6), alternative=told),
     ]  # fmt: skip
 
 
@@ -222,12 +231,12 @@ CLAIMS = (
         "nonlinear ones fresh data make W and U orthogonal with hardly any noise, and the matrices as alike as that "
         "makes them; on a fixed data set SGD leaves them unlike.",
         equation="W Sigma_x W'/Tr Sigma_x = U'Sigma_eps U/Tr Sigma_eps at the noise equilibrium;  the cosine is "
-        "(n + 4)/sqrt(n (n + 24)) for orthogonal W and U, n = 40 inputs",
+        "(n + 4)/sqrt(n (n + 24)) for orthogonal W and U, n inputs",
         alternative="Fresh data without noise take nonlinear nets to the noise equilibrium, where the cosine is 1, and "
         "noise on fixed data makes the matrices as alike as fresh data do.",
         scales={
-            "smoke": Latent(6, 2000, 6, 600, samples=250),
-            "default": Latent(8, 10_000, 8, 2000),
+            "smoke": Latent(12, 1500, 12, 500, batch=5, samples=100, width=20),
+            "default": Latent(8, 10_000, 12, 2000),
             "full": Latent(64, 10_000, 64, 4000),
         },
         measure=_measure_control,
