@@ -157,11 +157,11 @@ def _measure_digits(parameters: Digits, key: Key[Array, ""]) -> Measurement:
     for index, (name, spread) in enumerate(STARTS.items()):
         start, k = _start(widths, spread), jax.random.fold_in(key, index)
         run = _run(Minibatch(problem, p.batch), start, p.step_size, p.steps, p.seeds, k)
-        # of its logarithm: the spreads that gradient descent keeps are of very different sizes
-        value, error = statistics.mean(np.log(_spread(_late(run)) / EQUAL))
-        what = f"SGD, {name} norms at the start: log of the middle layers' spread over {EQUAL:g}"
-        alternative = float(np.log(kept / EQUAL).mean()) if spread else None
-        checks.insert(0, Check(what, value, 0.0, error, Below(0.0), alternative=alternative))
+        # by logarithms: the spreads that gradient descent keeps are of very different sizes
+        value, error = statistics.mean(np.log1p(_spread(_late(run)) / EQUAL))
+        what = f"SGD, {name} norms at the start: log(1 + spread of the middle layers/{EQUAL:g})"
+        alternative = float(np.log1p(kept / EQUAL).mean()) if spread else None
+        checks.insert(0, Check(what, value, 0.0, error, Below(math.log(2)), alternative=alternative))
         data[f"SGD_{name}"] = (("seed", "SGD_step", "layer"), run.observed["norms"])
         diverged += int(run.diverged.sum())
     value, error = statistics.share(kept > EQUAL)

@@ -156,7 +156,7 @@ CLAIMS = (
         "(net A) a layer may shrink.",
         equation="|theta+|^2 - |theta|^2 = eta^2 |g|^2",
         alternative="Noise does not lengthen the weights: they grow as little under SGD as under gradient descent.",
-        scales={"smoke": Growth(8, 4, samples=250), "default": Growth(16, 8), "full": Growth(128, 16)},
+        scales={"smoke": Growth(8, 6, samples=200), "default": Growth(16, 8), "full": Growth(128, 16)},
         measure=_measure,
         draw=_draw,
     ),
