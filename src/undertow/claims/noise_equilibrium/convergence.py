@@ -334,7 +334,7 @@ CLAIMS = (
         "often; for k above 1 its bound is violated.",
         equation="E(C - C*)^2 = mu^2/k^2 + s^2/(2k),  k = sigma^2 c_0",
         alternative="The diffusion of the equilibrium adds s^2/k to the mean-square distance, twice as much.",
-        scales={"smoke": Chase(512), "default": Chase(4096), "full": Chase(32_768)},
+        scales={"smoke": Chase(512), "default": Chase(4096, pace=0.0025), "full": Chase(32_768, pace=0.0025)},
         measure=_measure_chase,
         draw=_draw_chase,
     ),
