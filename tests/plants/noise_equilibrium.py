@@ -79,13 +79,10 @@ def no_sign(original):
 
 
 def printed_decay(original):
-    """Add 2 gamma I to Gamma, and not (gamma S/eta) I: k = 4 gamma/eta of a batch's noise becomes 8 gamma/S."""
-    size = 3
-
-    def planted(left, right, noise_left, noise_right, step_size, weight_decay, *rest):
-        return original(left, right, noise_left, noise_right, size / 2, weight_decay, *rest)
-
-    return planted
+    """Add 2 gamma I to Gamma, and not (gamma S/eta) I."""
+    return lambda noise, symmetry, params, *, step_size, weight_decay: original(
+        noise, symmetry, params, step_size=step_size, weight_decay=2 * weight_decay * step_size / noise.size
+    )
 
 
 def print_of_theorem(original):
@@ -150,7 +147,7 @@ PLANTS: dict[str, Plant] = {
         lambda original: lambda scale, drift, diffusion: original(scale, drift, math.sqrt(2) * diffusion),
     ),
     "rows-and-columns": batches("factorisation", 2),
-    "factors-balance": replaced("undertow.symmetry.closed_forms.rotation", printed_decay),
+    "factors-balance": replaced(f"{HOME}.factorisation.equilibrium", printed_decay),
     "vectors-decay": batches("factorisation", 2),
     "hessian-trace": replaced(
         f"{HOME}.factorisation._loss", lambda original: lambda params, sample: original(params, sample) / 2

@@ -67,7 +67,7 @@ class Chase:
     """Where the teacher starts."""
     away: float = 0.3
     """C - C* at the start, behind a teacher that rests."""
-    relaxations: int = 2
+    relaxations: float = 2.0
     """How long, in units of 1/k; half as long again behind a teacher that rests."""
 
 

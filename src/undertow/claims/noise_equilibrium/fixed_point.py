@@ -1,5 +1,6 @@
 """One fixed point on every orbit: the flow falls along it, the charge rises, and SGD goes there from anywhere."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,7 @@ from undertow.figures import style
 from undertow.noise.minibatch import Minibatch
 from undertow.problem import Population, Problem
 from undertow.symmetry.closed_forms import balanced_factors
-from undertow.symmetry.equilibrium import equilibrium
+from undertow.symmetry.equilibrium import NoFiniteEquilibrium, equilibrium
 from undertow.symmetry.flow import noether_flow
 from undertow.symmetry.generators import AbstractSymmetry, Exponential, Rescaling, Scaling
 
@@ -165,7 +166,9 @@ def _measure_infinity(parameters: Orbits, key: Key[Array, ""]) -> Measurement:
     numbers = tuple(map(jnp.asarray, (amounts, parameters.step_size, 0.0)))
     for k in jax.random.split(key, parameters.draws):
         noise, params, symmetry = _generators(k, parameters.size)["scale-invariant net"]
-        found = equilibrium(noise, symmetry, params, step_size=parameters.step_size)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NoFiniteEquilibrium)  # it is what is measured
+            found = equilibrium(noise, symmetry, params, step_size=parameters.step_size)
         infinite.append(found.infinite == (1,) and float(found.amount[0]) == np.inf)
         rate = np.asarray(_along(noise, params, symmetry, *numbers)[0])
         slopes.append(np.polyfit(amounts, np.log(rate), 1)[0])
