@@ -135,7 +135,7 @@ def _measure(parameters: Gaussian, key: Key[Array, ""]) -> Measurement:
             )
         value, error = statistics.mean(_spread(norms))
         # differences of norms are what gradient descent keeps
-        kept = _spread(run.observed["norms"][:, 0]).mean() if spread else None
+        kept = float(_spread(run.observed["norms"][:, 0]).mean()) if spread else None
         what = f"{name} norms at the start: spread of the middle layers"
         checks.append(Check(what, value, 0.0, error, Below(EQUAL), alternative=kept))
         data[name] = (("seed", "step", "layer"), run.observed["norms"])

@@ -267,11 +267,11 @@ def _measure_starts(parameters: Starts, key: Key[Array, ""]) -> Measurement:
     checks = (
         *(
             _mean(f"SGD: log of the error of {words} against the closed form over {NEAR:g}", last(sgd, name),
-                  Below(0.0), last(gd, name).mean())
+                  Below(0.0), float(last(gd, name).mean()))
             for name, words in zip(OUTER, ("UU'", "W'W"), strict=True)
         ),
         _mean("gradient descent: change of U'U - WW' from its start, relative", moved(gd), Below(0.2),
-              moved(sgd).mean()),
+              float(moved(sgd).mean())),
     )  # fmt: skip
     errors = {
         name: np.maximum(*(distance(run.observed[n], ends[n], n) for n in OUTER))
