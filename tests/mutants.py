@@ -52,7 +52,7 @@ LEFT_OUT = re.compile(
 )
 CHECKS = re.compile(r"warn|error_if|validate\.|finite_number")
 """Calls that only look at input."""
-LONGEST = 25.0
+LONGEST = 15.0
 """Seconds of tests that a mutant gets, by their times without it; those of its own folder get twice as many."""
 
 
@@ -120,10 +120,8 @@ def _not_mathematics(code: str) -> set[int]:
         ) or (isinstance(node, ast.keyword) and node.arg == "strict"):
             add(node)
         elif isinstance(node, ast.FunctionDef):
-            lines.update(range(node.lineno, node.body[0].lineno))
-            for decorator in node.decorator_list:
-                add(decorator)
-            if re.match(r"__(str|repr|init|check_init)__$|_?(refuse|check|validate)", node.name):
+            lines.update(range(min([node.lineno, *(d.lineno for d in node.decorator_list)]), node.body[0].lineno))
+            if re.match(r"__(str|repr|init|check_init)__$|_?(refuse|check|validate|words)", node.name):
                 add(node)
     return lines
 
@@ -227,7 +225,7 @@ def attempt(mutant: Mutant, tree: Path, suite: Suite, cache: Path) -> Outcome:
     try:
         path.write_text(changed)
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests]
-        limit = 10 * (LONGEST + 30)
+        limit = 60 + 4 * sum(suite.times[test] for test in tests)  # a mutant may never end
         run = subprocess.run(
             command, cwd=tree, env=environment(tree, cache), capture_output=True, text=True, timeout=limit
         )
@@ -281,7 +279,7 @@ def page(outcomes: list[Outcome], settings: argparse.Namespace, seconds: float, 
         rows[outcome.mutant.module][1] += outcome.killed
     listed = "\n".join(f"| `{name}` | {count} | {dead} |" for name, (count, dead) in sorted(rows.items()))
     known, survivors = reasons(), []
-    for outcome in outcomes:
+    for outcome in sorted(outcomes, key=lambda o: (o.mutant.module, o.mutant.first)):
         if not outcome.killed:
             why = known.get((outcome.mutant.module, outcome.before, outcome.after), "**not explained**")
             place = f"`{outcome.mutant.module}:{outcome.mutant.first}`"
@@ -344,7 +342,9 @@ def main() -> None:
         outcomes = [Outcome(mutant, True, 0.0, "", "") for mutant in known]
         print(f"{len(known)} were killed before and their modules are the same", flush=True)
         with concurrent.futures.ThreadPoolExecutor(settings.workers) as pool:
-            for outcome in pool.map(one, [mutant for mutant in chosen if mutant not in known]):
+            tried = [pool.submit(one, mutant) for mutant in chosen if mutant not in known]
+            for future in concurrent.futures.as_completed(tried):
+                outcome = future.result()
                 outcomes.append(outcome)
                 memory.keep(outcome)
                 where = f"{outcome.mutant.module}:{outcome.mutant.first}"
