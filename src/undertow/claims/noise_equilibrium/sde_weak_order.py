@@ -30,7 +30,7 @@ class WeakOrder:
     """Least squares in one dimension with three samples, one of them a step."""
 
     seeds: int
-    """Runs of SGD at each step size; the SDE is simulated at the largest one, a fifth as often, 8,192 times at least."""
+    """Runs of SGD at each step size; the SDE is simulated at the largest, a fifth as often, 8,192 times at least."""
     substeps: int = 16
     """Euler-Maruyama steps for one step of SGD."""
 
