@@ -131,3 +131,10 @@ def test_a_claim_that_cannot_reject_its_alternative_does_not_hold():
     assert judge(check(0.3, AtLevel(1e-3, "KS"), alternative=1e-9), 10)[0] == "holds"
     for printed in (None, 1.4):  # also beside a printed value that is rejected
         assert judge(check(1.0, Within(0.2, 9.0), 0.01, printed=printed, alternative=1.1), 10)[0] == "inconclusive"
+
+
+@pytest.mark.parametrize(("criterion", "outside"), [(Below(1.5), 2.0), (Above(1.5), 1.0)])
+def test_power_of_an_exact_number_is_what_the_verdict_would_be(criterion, outside):
+    for alternative in (1.5, outside, 3.0 - outside):
+        verdict, _ = judge(check(alternative, criterion, uncertainty=0.0), 10)
+        assert power(check(1.5, criterion, uncertainty=0.0, alternative=alternative), 10) == (verdict != "holds")

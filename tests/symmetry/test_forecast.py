@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 
 import undertow as ut
-from undertow.symmetry.forecast import forecast, largest_curvature, relaxation_times, trace_of_hessian
+from undertow.symmetry.forecast import (
+    forecast,
+    largest_curvature,
+    relaxation_times,
+    times_of_sums,
+    trace_of_hessian,
+)
 
 
 def double(tree):
@@ -118,3 +124,10 @@ def test_the_equilibrium_of_an_unbalanced_net_is_flatter():
     assert seen.sharpness[1].value < seen.sharpness[0].value / 2
     assert seen.largest_step[1] > 1.5 * seen.largest_step[0]
     assert seen.phase in ("fast", "slow")
+
+
+def test_weight_decay_alone_relaxes_a_neuron_without_noise():
+    """C' = -4 gamma C per unit time: 1/(4 eta gamma) steps; without decay nothing moves, and there is no time."""
+    noise, weight = np.array([4.0, 0.0, 0.0]), np.array([2.0, 1.0, 0.0])
+    assert times_of_sums(noise, weight, 0.1, 0.0) == pytest.approx([50.0])
+    assert times_of_sums(noise, weight, 0.1, 0.5) == pytest.approx([1 / (0.1 * (2 + 0.1 * 2)), 5.0])

@@ -132,8 +132,9 @@ def power(check: Check, seeds: int) -> float | None:
     if isinstance(check.criterion, Within):
         far = check.criterion.tolerance + wide
         return min(1.0, beyond(abs(away) - far) + beyond(-abs(away) - far))
-    sign = 1 if isinstance(check.criterion, Below) else -1
-    return beyond(sign * (check.alternative - check.criterion.bound) + wide)
+    excess = check.alternative - check.criterion.bound
+    excess = excess if isinstance(check.criterion, Below) else -excess
+    return beyond(excess + wide) if u > 0 else float(excess >= 0)
 
 
 def _width(check: Check, seeds: int) -> float:

@@ -84,7 +84,8 @@ def relaxation_times(
     """The relaxation times of a symmetry's charges near an equilibrium `params`, in steps.
 
     One over eta (4 gamma + eta (s_u + s_w)/(|u|^2 + |w|^2)), s the noise powers of a stochastic gradient; for GL(d) the
-    matrices take the place of the numbers (exactly so where they commute). Dead neurons do not count.
+    matrices take the place of the numbers (exactly so where they commute). Neurons without weights do not count, nor do
+    neurons without noise unless weight decay moves them.
     """
     validate.finite_number("relaxation_times", "step_size", step_size, least=np.finfo(float).tiny)
     eta, gamma = float(step_size), float(weight_decay)
@@ -101,7 +102,7 @@ def times_of_sums(noise: np.ndarray, weight: np.ndarray, step_size: float, weigh
     """Relaxation times in steps from the noise and the squared weights of both sides at an equilibrium, added up.
 
     Numbers (k,), or blocks of matrices (k, d, d) whose rates are the eigenvalues of the one against the other.
-    Directions without weight, and numbers without noise, are left out.
+    Directions without weight are left out, and without weight decay also numbers without noise: nothing moves them.
 
     >>> from undertow.symmetry.forecast import times_of_sums
     >>> times_of_sums(np.array([4.0, 0.0]), np.array([2.0, 1.0]), 0.1, 0.0)
@@ -110,7 +111,7 @@ def times_of_sums(noise: np.ndarray, weight: np.ndarray, step_size: float, weigh
     array([50.])
     """
     if noise.ndim == 1:
-        alive = (noise > 0) & (weight > 0)
+        alive = (weight > 0) & ((noise > 0) | (weight_decay > 0))
         rates = noise[alive] / weight[alive]
     else:
         values, vectors = np.linalg.eigh(weight)
