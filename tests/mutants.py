@@ -171,7 +171,9 @@ class Suite:
         self.times: dict[str, float] = {}
         failed = []
         for case in ElementTree.parse(tree / "times.xml").iter("testcase"):
-            test = f"{case.attrib['classname'].replace('.', '/')}.py::{case.attrib['name']}"
+            parts = case.attrib["classname"].split(".")  # folders, a file, and the class where the test is in one
+            depth = next(k for k in range(len(parts), 0, -1) if (tree / Path(*parts[:k])).with_suffix(".py").is_file())
+            test = "::".join(["/".join(parts[:depth]) + ".py", *parts[depth:], case.attrib["name"]])
             if len(case):
                 failed.append(test)
             else:

@@ -185,3 +185,11 @@ def test_params_may_be_any_pytree_of_floats():
     assert jax.tree.structure(task.gradient(point)) == jax.tree.structure(point)
     run = ut.descend(ut.Minibatch(task, 2), point, step_size=1e-3, steps=10, key=0)
     assert jax.tree.structure(run.params) == jax.tree.structure(point)
+
+
+def test_data_become_arrays_once():
+    """NumPy data are copied to the device when the problem is made, not in every call."""
+    problem = ut.Problem(lambda w, s: w * s["x"] + s["y"], {"x": np.ones(3, np.float32), "y": jnp.zeros(3)})
+    assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(problem.data))
+    keys = jax.random.split(jax.random.key(0), 3)
+    assert ut.Problem(lambda w, k: w * jax.random.normal(k), keys).data is keys

@@ -1,6 +1,7 @@
 """Verdicts at their edges, and their error rates when the truth is known."""
 
 import math
+from dataclasses import FrozenInstanceError
 
 import numpy as np
 import pytest
@@ -32,6 +33,8 @@ def check(measured, criterion, uncertainty=0.1, predicted=1.0, printed=None, alt
         (1.0, 0.3, 2.0, "inconclusive"),  # the printed value is within four standard errors
         (2.0, 0.01, 2.0, "fails"),
         (1.0, 0.0, 2.0, "corrected"),
+        (1.0, 0.01, -1.0, "corrected"),  # a printed value of the wrong sign
+        (1.0, 0.1, 1.3, "inconclusive"),  # four of .1 resolve .5, but not the printed value
         (math.nan, 0.1, None, "fails"),
         (1.0, math.inf, None, "fails"),
     ],
@@ -138,3 +141,14 @@ def test_power_of_an_exact_number_is_what_the_verdict_would_be(criterion, outsid
     for alternative in (1.5, outside, 3.0 - outside):
         verdict, _ = judge(check(alternative, criterion, uncertainty=0.0), 10)
         assert power(check(1.5, criterion, uncertainty=0.0, alternative=alternative), 10) == (verdict != "holds")
+
+
+def test_a_number_known_exactly_holds_on_the_right_side_of_its_bound():
+    for margin, verdict in ((0.5, "holds"), (1e-9, "holds"), (0.0, "fails"), (-0.5, "fails")):
+        assert judge(check(2.0 - margin, Below(2.0), 0.0), 10)[0] == verdict
+        assert judge(check(2.0 + margin, Above(2.0), 0.0), 10)[0] == verdict
+
+
+def test_a_check_cannot_be_changed_after_it_was_made():
+    with pytest.raises(FrozenInstanceError):
+        check(1.0, Below(2.0)).measured = 3.0

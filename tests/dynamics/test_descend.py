@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import equinox as eqx
 import jax
@@ -406,3 +407,39 @@ def test_no_observable_is_lost_in_xarray():
 
 def _alone(observe):
     return ut.descend(NOISE, params(), step_size=0.02, steps=4, key=KEY, every=2, observe=observe)
+
+
+@pytest.mark.parametrize("changed", [{"momentum": 0.5}, {"weight_decay": 0.1}, {"step_size": 0.1}])
+def test_a_continued_run_keeps_its_settings(changed):
+    run = ut.descend(NOISE, params(), step_size=0.02, steps=5, key=KEY)
+    with pytest.raises(TypeError, match="goes on with its own settings"):
+        ut.descend(run, steps=5, **changed)
+
+
+def test_buffers_of_observations_are_bounded():
+    """Wide observations of many seeds get fewer rows."""
+    wide = {"wide": lambda p: jnp.zeros(2**14)}
+    run = drive.begin("descend", NOISE, params(), step_size=0.02, key=KEY, observe=wide, average={}, every=1, seeds=8,
+                      momentum=0.0, weight_decay=0.0, lane_width=8)  # fmt: skip
+    assert 2 < run.capacity <= drive.OBSERVATION_BYTES // (8 * 2**14 * 4)
+
+
+def test_lanes_fit_an_accelerator(monkeypatch):
+    """Params of 4 MiB, of which a step holds several copies at once."""
+    monkeypatch.setattr(drive, "device", lambda: types.SimpleNamespace(platform="gpu"))
+    noise = ut.Isotropic(ut.Problem(lambda w, x: jnp.sum(w) * x, jnp.ones(3)))
+    width = drive._lane_width(None, 10**6, noise, jnp.zeros(2**20), 1)
+    assert 64 <= width <= drive.ACCELERATOR_LANE_BYTES // (8 * 4 * 2**20)
+
+
+@pytest.mark.parametrize("seconds", [1e-3, 0.02, 0.1])
+def test_chunks_take_about_the_time_they_should(seconds, monkeypatch):
+    """On a clock that moves `seconds` per block."""
+    clock = [0.0]
+    monkeypatch.setattr(drive.time, "perf_counter", lambda: clock[0])
+    plan, now = drive._ChunkPlan(10), 0
+    for _ in range(20):
+        stop, _ = plan.next(now, 10**9, np.array([10**9]), 100)
+        took, now = (stop - now) // 10 * seconds, stop
+        clock[0] += took
+    assert 0.5 * drive.CHUNK_SECONDS < took < 2 * drive.CHUNK_SECONDS

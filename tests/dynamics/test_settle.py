@@ -1,10 +1,12 @@
 """The end of gradient flow, where it is known."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import undertow as ut
+from undertow.dynamics.settle import _normal_step
 
 
 def test_circle_keeps_the_angle(x64):
@@ -27,3 +29,21 @@ def test_a_flow_without_an_end_is_an_error():
     slope = ut.Problem(lambda x, _: x, jnp.zeros(1))
     with pytest.raises(Exception, match="did not reach"):
         ut.settle(slope, jnp.array(0.0), max_steps=50)
+
+
+def ellipse(x, _):
+    return (x[0] ** 2 + 4 * x[1] ** 2 - 1) ** 2 / 8
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_a_normal_step_leaves_the_tangent_alone(dtype, x64):
+    """A little off the ellipse, where the curvature along it is of the size of the distance: against NumPy."""
+    distance = 2e-3 if dtype == jnp.float32 else 2e-5
+    x = jnp.array([np.sqrt(0.5), np.sqrt(0.125) + distance], dtype)
+    step = np.asarray(_normal_step(ut.Problem(ellipse, jnp.zeros(1, dtype)), x))
+    exact = jnp.asarray(x, jnp.float64)
+    gradient = np.asarray(jax.grad(ellipse)(exact, 0.0))
+    values, vectors = np.linalg.eigh(jax.hessian(ellipse)(exact, 0.0))
+    across = vectors[:, values.argmax()]
+    expected = across * (across @ gradient) / values.max()
+    assert np.linalg.norm(step - expected) < 0.05 * np.linalg.norm(expected)

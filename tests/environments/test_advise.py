@@ -22,6 +22,7 @@ def test_advice():
     for hopeless in (two_point(1.0, 0.5), [5.0, 4.0, 5.5], Gaussian(3.0, 0.5)):
         found = ut.advise(hopeless)
         assert found.step_sizes is None
+        assert found.probability == 0
         assert "use another method" in str(found)
     assert "no spurious signal" in str(ut.advise([0.0, 0.0]))
     assert "one sign" in str(ut.advise(Uniform(0.5, 1.5)))
@@ -146,7 +147,16 @@ def test_advice_on_data():
     assert told.stop[0] == np.ceil(1.15 * np.log(1000) / np.log1p(2 * told.step_size * c))
     hopeless = ut.advise((cause[:, None], y, groups))
     assert hopeless.step_sizes is None
+    assert hopeless.probability == 0
     assert "one sign" in str(hopeless)
     noise = rng.normal(size=(2000, 1)) * np.array([1.0, -1.0, 1.0, -1.0])[groups][:, None]
     nothing = ut.advise((noise + np.array([1.0, -1.0, 1.0, -1.0])[groups][:, None] * cause[:, None], y, groups))
     assert "no signal that holds" in str(nothing)
+
+
+def test_the_empty_window_of_the_paper_is_only_said_where_it_is_empty():
+    """The paper's window opens at a spread of about three thousand."""
+    wide = ut.advise(two_point(1.0, 3500.0), horizon=11_000, alpha=0.1, runs=10)
+    assert wide.paper_window[0] < wide.paper_window[1]
+    assert wide.step_sizes is not None
+    assert "empty" not in str(wide)

@@ -36,6 +36,7 @@ def test_a_step_is_the_gradient_step_of_the_mean_squared_error(x64):
     params = tuple(jnp.asarray(rng.uniform(0.1, 0.5, 8)) for _ in range(2))
     noise = moment_noise(moments, jnp.float64)
     for e in range(5):
+        np.testing.assert_allclose(noise.problem.losses(params)[e], loss(params, e), rtol=1e-12)
         by_rows = jax.grad(loss)(params, e)
         by_moments = noise.gradient(params, jnp.asarray(e))
         g = moments.gradients(np.asarray(params[0] ** 2 - params[1] ** 2))[e]
@@ -315,3 +316,11 @@ def test_conventions_and_bootstrap():
     low, high = drawn.interval()
     assert drawn.coef.shape == (30, 8)
     assert ((low[:4] <= one[:4]) & (one[:4] <= high[:4])).sum() >= 3
+
+
+def test_a_variable_that_starts_above_its_last_size_has_arrived_at_once():
+    """One variable, y = x/100: u starts at 1, above sqrt(0.01), and no arrival is before the start."""
+    x = np.array([-1.0, 1.0, -1.0, 1.0])[:, None]
+    moments = moments_of("fit", x, x[:, 0], np.array([0, 0, 1, 1]))[0]
+    phases = growth_phases(moments, np.array([0.01]), step_size=0.1, steps=20, alpha=1.0)
+    assert phases.t1 == 0

@@ -183,3 +183,22 @@ def test_mistakes(mistake, as_a_user, x64):
     call, message = MISTAKES[mistake]
     with pytest.raises((ValueError, TypeError), match=message):
         call(problem, point)
+
+
+def test_the_parts_are_half_of_those_of_the_second_derivative(x64):
+    """Of noise with a tangent, a normal and a mixed part, on a circle whose curvature across it changes along it."""
+    problem = ut.Problem(lambda x, _: (1 + x[0] / 2) * (jnp.sum(x**2) - 1) ** 2 / 8, jnp.zeros(1))
+    point, columns = jnp.array([0.6, 0.8]), jnp.array([[1.0, 0.3], [0.2, 0.7]])
+    parts = ut.Limit(ut.Additive(problem, lambda _: columns)).parts(point)
+    twice = ut.second_derivative(problem, point, columns)
+    for part, whole in zip(parts, twice, strict=True):
+        assert np.linalg.norm(whole) > 1e-2
+        np.testing.assert_allclose(part, whole / 2, rtol=1e-9, atol=1e-12)
+
+
+def test_kinks_are_those_of_floats():
+    """max of whole numbers has no derivative to lose."""
+    floats = ut.Problem(lambda w, x: jnp.abs(w) * x, jnp.ones(3))
+    assert kinks(floats, jnp.array(1.0)) == ["abs"]
+    whole = ut.Problem(lambda w, k: w ** jax.lax.max(k, 2), jnp.arange(3))
+    assert kinks(whole, jnp.array(1.0)) == []

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import undertow as ut
+from undertow.manifold.minimum import frame_of_minimum
 from undertow.models import curves
 
 
@@ -134,3 +135,17 @@ def test_mixed_noise_turns_the_solved_diffusion(x64):
     assert expected[1] > 8 * error[1]
     assert np.all(np.abs(x.mean(axis=0) - expected) < 4 * error)
     assert not path.diverged.any()
+
+
+def test_a_distance_counts_against_the_size_of_the_params(x64):
+    """5e-6 off at a distance of 1,000 from the origin is exact to 5e-9: a curvature of 1e-5 is told from zero."""
+    valley = alone(lambda x: ((x[0] - 1000) ** 2 + 1e-5 * x[1] ** 2) / 2 + 0 * x[2])
+    frame = frame_of_minimum("f", valley, jnp.array([1000 + 5e-6, 0.0, 0.0]))
+    assert int(frame.rank) == 2
+
+
+def test_single_precision_on_the_manifold_and_off_it():
+    limit = ut.Limit(ut.Isotropic(curves.circle()))
+    np.testing.assert_allclose(limit.drift(jnp.array([0.6, 0.8])), [-0.3, -0.4], atol=1e-5)
+    with pytest.raises(ValueError, match="away from the manifold"):
+        limit.drift(jnp.array([0.9, 1.2]))

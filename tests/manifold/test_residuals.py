@@ -161,3 +161,11 @@ def test_the_parts_of_label_noise_are_half_of_the_second_derivative(x64):
     np.testing.assert_allclose(flat(limit.drift(point)), flat(expected.total) / 2, atol=1e-9)
     slightly = limit.parts(point, finite_step=1e-9)
     np.testing.assert_allclose(flat(slightly.normal), flat(expected.normal) / 2, atol=1e-7)
+
+
+def test_a_point_a_little_off_a_manifold_with_residuals(x64):
+    """Newton's method goes there with the Hessian; the matrix J'J without the residuals has another frame."""
+    problem, point = tanh_products()
+    noise = lambda p: ut.Limit(ut.Isotropic(p))
+    near = point + 1e-5 * jnp.array([0.3, -0.7, 0.5, 0.2])
+    np.testing.assert_allclose(noise(problem).drift(near), noise(problem).drift(point), atol=1e-3)

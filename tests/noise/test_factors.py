@@ -91,3 +91,13 @@ def test_laws_without_width():
     # an interval that ends at the singularity, or lies around it: the integral of log y over (0, 1) is -1
     np.testing.assert_allclose([uniform_mean_log(-1.0, 0.0), uniform_mean_log(-2.0, 0.0)], -1)
     np.testing.assert_allclose([uniform_log_moment(-1.0, 0.0, 0.5), uniform_log_moment(-2.0, 0.0, 0.5)], -math.log(1.5))
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e-8])
+def test_gaussian_factors_centred_on_the_singularity(offset):
+    """E log|s z| = log s - (gamma + log 2)/2 and E|s z|^k = (s sqrt 2)^k Gamma((k+1)/2)/sqrt(pi) for a standard z."""
+    s, k = 0.7, 1.5
+    exact = math.log(s) - (np.euler_gamma + math.log(2)) / 2
+    np.testing.assert_allclose(gaussian_mean_log(-1 + offset, s), exact, atol=1e-11)
+    moment = k * math.log(s * math.sqrt(2)) + gammaln((k + 1) / 2) - math.log(math.pi) / 2
+    np.testing.assert_allclose(gaussian_log_moment(-1 + offset, s, k), moment, atol=1e-11)

@@ -8,7 +8,7 @@ import pytest
 from scipy.linalg import solve_continuous_lyapunov
 
 import undertow as ut
-from undertow.symmetry.approximate import deviation
+from undertow.symmetry.approximate import _minimum, deviation
 
 HOME = np.array([2.0, 0.5])
 BALANCE = ut.Exponential(jnp.array([1.0, -1.0]))
@@ -147,3 +147,12 @@ class TestRefuses:
         problem = ut.Problem(lambda p, y: (p[0] * p[1] - y) ** 2, jnp.array([0.0, 2.0]))
         with pytest.raises(TypeError, match="a function of params"):
             deviation(ut.Minibatch(problem, 1), 2.0, BALANCE, jnp.ones(2), step_size=0.1)
+
+
+def test_newton_leaves_the_origin(x64):
+    """|w - 1|^2 from w = 0, where steps in units of |w| would have no length."""
+    noise = ut.Isotropic(ut.Problem(lambda w, _: jnp.sum((w - 1) ** 2) + jnp.sum((w - 1) ** 4), jnp.zeros(1)))
+    found, gradient, least = _minimum(noise, jnp.zeros(3))
+    np.testing.assert_allclose(found, 1.0, atol=1e-6)
+    assert gradient < 1e-8
+    np.testing.assert_allclose(least, 1.0, atol=1e-6)

@@ -149,12 +149,16 @@ def test_rotations_in_a_chain(x64):
     np.testing.assert_allclose(norms, told, rtol=0.1)  # 4,000 samples know the moments to a few percent
 
 
-def test_a_deep_linear_net_satisfies_the_pairwise_equations(x64):
+@pytest.mark.parametrize("widths", [[3], [5, 3], [5, 4, 6]])
+def test_a_deep_linear_net_satisfies_the_pairwise_equations(x64, widths):
     keys = jax.random.split(jax.random.key(1), 3)
     truth = jax.random.normal(keys[0], (4, 3), jnp.float64)
     root = lambda k, n: jax.random.normal(keys[k], (n, n), jnp.float64)
     sx, se = root(1, 3) @ root(1, 3).T + jnp.eye(3), root(2, 4) @ root(2, 4).T + jnp.eye(4)
-    layers = closed_forms.deep_linear(truth, sx, se, [5, 4, 6])
+    layers = closed_forms.deep_linear(truth, sx, se, widths)
+    # the norms do not depend on the widths
+    norms = closed_forms.deep_linear_norms(truth, sx, se, len(layers))
+    np.testing.assert_allclose([jnp.sum(layer**2) for layer in layers], norms, rtol=1e-10)
     before, after = [jnp.eye(3)], [jnp.eye(4)]
     for layer in layers:
         before.append(layer @ before[-1])
@@ -438,3 +442,24 @@ def test_half_precision_is_computed_in_single():
     assert {leaf.dtype for leaf in jax.tree.leaves(ends[0].params)} == {jnp.dtype(jnp.bfloat16)}
     for a, b in zip(jax.tree.leaves(ends[0].params), jax.tree.leaves(ends[1].params), strict=True):
         np.testing.assert_array_equal(a, b.astype(jnp.bfloat16))
+
+
+def test_what_the_linear_programme_leaves_of_a_zero_is_no_member(x64, monkeypatch):
+    """Two generators of opposite sign have no equilibrium together; the third has one and must not be held."""
+    from scipy import optimize
+
+    right = optimize.linprog
+
+    def rounded(*given, **options):
+        solved = right(*given, **options)
+        if solved.success:
+            solved.x = solved.x + 1e-13 * np.arange(len(solved.x))
+        return solved
+
+    monkeypatch.setattr(optimize, "linprog", rounded)
+    columns = np.array([[1.0, 1.0, 0.0], [-1.0, 1.0, 0.0], [1.0, -0.5, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, -1.0]])
+    symmetries = tuple(ut.Exponential(jnp.asarray(c)) for c in columns.T)
+    (direction,) = directions_at_infinity(symmetries, jnp.ones(5), jnp.ones(5), 0.0)
+    assert direction[0] != 0
+    assert direction[1] != 0
+    assert direction[2] == 0

@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 
 import undertow as ut
-from undertow.symmetry.forecast import (
-    forecast,
-    largest_curvature,
-    relaxation_times,
-    times_of_sums,
-    trace_of_hessian,
-)
+from undertow.symmetry.forecast import forecast, largest_curvature, relaxation_times, times_of_sums, trace_of_hessian
 
 
 def double(tree):
@@ -131,3 +125,10 @@ def test_weight_decay_alone_relaxes_a_neuron_without_noise():
     noise, weight = np.array([4.0, 0.0, 0.0]), np.array([2.0, 1.0, 0.0])
     assert times_of_sums(noise, weight, 0.1, 0.0) == pytest.approx([50.0])
     assert times_of_sums(noise, weight, 0.1, 0.5) == pytest.approx([1 / (0.1 * (2 + 0.1 * 2)), 5.0])
+
+
+@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
+def test_the_unit_of_noise_and_weights_does_not_matter_to_relaxation(unit):
+    """1/(eta^2 s/w): a ratio of noise to weight of 1/4 at eta = 0.1 takes 400 steps."""
+    np.testing.assert_allclose(times_of_sums(unit * np.array([0.5]), unit * np.array([2.0]), 0.1, 0.0), 400.0)
+    np.testing.assert_allclose(times_of_sums(unit * np.eye(2)[None] / 2, unit * np.eye(2)[None] * 2, 0.1, 0.0), 400.0)

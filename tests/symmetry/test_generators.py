@@ -183,3 +183,17 @@ def test_half_precision_is_checked_in_single():
         loss = lambda p, s, act=act: nets.square(p["o"] @ act(p["i"] @ s[0]), s[1])
         found = neurons.check(ut.Problem(loss, cast(nets.data())), params, jax.random.key(0))
         assert found.holds == holds, found
+
+
+def test_the_size_of_the_moves_and_the_scale_of_a_check(x64):
+    """det U goes to det U exp(tr A): the largest of three |tr A|, over twice the loss.
+
+    The diagonal of A has the standard deviation 0.3; the mean over keys is against draws in NumPy.
+    """
+    problem = ut.Problem(lambda p, s: s + jnp.linalg.slogdet(p["U"])[1], jnp.full(2, 100.0))
+    params = {"U": 50 * jnp.eye(2), "W": jnp.eye(2)}
+    before = 100 + 2 * np.log(50)
+    found = [2 * before * nets.FACTORS.check(problem, params, jax.random.key(k)).loss for k in range(60)]
+    traces = 0.3 * np.random.default_rng(0).normal(size=(100_000, 3, 2)).sum(2)
+    drawn = np.abs(traces).max(1)
+    assert abs(np.mean(found) - drawn.mean()) < 5 * drawn.std() / np.sqrt(60)

@@ -129,3 +129,15 @@ def test_weighted_samples(x64):
     each = problem.sample_gradients(params)["w1"]
     found = taps.moments(problem, params, [taps.Squares(2, 0)])
     np.testing.assert_allclose(found.value[0], jnp.einsum("n,nij->i", weights, each**2), rtol=1e-12)
+
+
+def test_a_layer_on_a_sequence_by_hand(x64):
+    """sum sin(x w) over the positions of a sequence has the gradient x' cos(x w)."""
+    x, w = normal(10, 12, 4, 3), normal(0, 3, 2)
+    problem = ut.Problem(lambda p, s: jnp.sum(jnp.sin(s @ p)), x)
+    assert taps.routes(problem, w) == {"params": "taps"}
+    found = taps.moments(problem, w, [taps.Squares(0, 0), taps.Squares(0, 1)])
+    each = np.einsum("nti,nto->nio", x, np.cos(np.asarray(x) @ np.asarray(w)))
+    np.testing.assert_allclose(found.gradient, each.mean(0), rtol=1e-12)
+    for axis in (0, 1):
+        np.testing.assert_allclose(found.value[axis], (each**2).sum(2 - axis).mean(0), rtol=1e-12)

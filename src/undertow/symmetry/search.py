@@ -301,7 +301,7 @@ def _family(length: int, chosen: tuple, indices: list[int], evidence: _Evidence)
 
 def _rotations(evidence: _Evidence) -> list[AbstractSymmetry]:
     """GL(d) between pairs of matrices, in full or between equal blocks."""
-    matrices = [leaf for leaf, array in enumerate(evidence.params) if array.ndim == 3]
+    matrices = [leaf for leaf, array in enumerate(evidence.params) if array.ndim == 3 and evidence.alive[leaf].any()]
     found: list[AbstractSymmetry] = []
     for left, right in itertools.combinations(matrices, 2):
         for left_axis, right_axis in itertools.product((0, 1), repeat=2):
@@ -368,7 +368,6 @@ def _whole_leaves(evidence: _Evidence, found: list[AbstractSymmetry], params: Py
     if not len(null):
         return []
     known = np.array([_leaf_vector(s, params) for s in found]).reshape(len(found), rows.shape[1])
-    known = known * (scale > 0)
     # scalings of all rows of a leaf add up to the leaf
     groups = _echelon(np.concatenate([known, _summed(known)])) if len(known) else known
     rest: list[np.ndarray] = []
