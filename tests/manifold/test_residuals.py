@@ -8,6 +8,7 @@ from losses import LOSSES, flat
 
 import undertow as ut
 from undertow.manifold.geometry import frame_at, interpolates
+from undertow.manifold.minimum import frame_of_minimum
 
 POINT = np.array([2.0, 0.5, 0.0])  # on u v = 1
 DRIFT = -3.75 / 4.25 / 2 * np.array([2.0, -0.5, 0.0])  # -1/2 P (u, v), of label noise of strength 1
@@ -164,8 +165,11 @@ def test_the_parts_of_label_noise_are_half_of_the_second_derivative(x64):
 
 
 def test_a_point_a_little_off_a_manifold_with_residuals(x64):
-    """Newton's method goes there with the Hessian; the matrix J'J without the residuals has another frame."""
+    """Newton's method goes there, and the curvatures are those of the Hessian, not of J'J/n without the residuals."""
     problem, point = tanh_products()
-    noise = lambda p: ut.Limit(ut.Isotropic(p))
-    near = point + 1e-5 * jnp.array([0.3, -0.7, 0.5, 0.2])
-    np.testing.assert_allclose(noise(problem).drift(near), noise(problem).drift(point), atol=1e-3)
+    frame = frame_of_minimum("f", problem, point + 1e-5 * jnp.array([0.3, -0.7, 0.5, 0.2]))
+    exact = np.linalg.eigvalsh(jax.hessian(problem.loss)(point))
+    rows = frame_at(problem, point, least_squares=True).curvature
+    assert abs(jnp.sum(rows) - exact.sum()) > 1e-2
+    np.testing.assert_allclose(np.sort(frame.curvature)[-2:], exact[-2:], rtol=1e-4)
+    assert int(frame.rank) == 2

@@ -42,7 +42,7 @@ def test_relaxation_of_isotropic_factors_is_the_closed_form(x64):
     rate = float(jnp.mean(jnp.sum(e**2, 1)))  # |r|^2 = 2 and E xx' = I/2 * 2: Gamma = 2 I; likewise Gamma_U
     expected = 4 / (4 * eta**2 * rate)
     times = relaxation_times(noise, nets.FACTORS, params, step_size=eta)
-    np.testing.assert_allclose(times, expected, rtol=1e-6)
+    np.testing.assert_allclose(times, np.full(2, expected), rtol=1e-6)
 
 
 KINDS = {
@@ -130,5 +130,7 @@ def test_weight_decay_alone_relaxes_a_neuron_without_noise():
 @pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
 def test_the_unit_of_noise_and_weights_does_not_matter_to_relaxation(unit):
     """1/(eta^2 s/w): a ratio of noise to weight of 1/4 at eta = 0.1 takes 400 steps."""
-    np.testing.assert_allclose(times_of_sums(unit * np.array([0.5]), unit * np.array([2.0]), 0.1, 0.0), 400.0)
-    np.testing.assert_allclose(times_of_sums(unit * np.eye(2)[None] / 2, unit * np.eye(2)[None] * 2, 0.1, 0.0), 400.0)
+    np.testing.assert_allclose(times_of_sums(unit * np.array([0.5]), unit * np.array([2.0]), 0.1, 0.0), [400.0])
+    np.testing.assert_allclose(
+        times_of_sums(unit * np.eye(2)[None] / 2, unit * np.eye(2)[None] * 2, 0.1, 0.0), [400.0] * 2
+    )
