@@ -43,6 +43,7 @@ def test_the_generic_flow_equals_the_fast_one(x64):
     slow = ut.Limit(ut.Additive(model.problem, labels)).solve(start, time=1.0, looks=2)
     fast = ut.Limit(ut.LabelNoise(model.problem, 0.8)).solve(start, time=1.0, looks=2)
     np.testing.assert_allclose(flat(slow.params), flat(fast.params), atol=1e-5)
+    assert fast.diverged_at == -1
 
 
 def test_brownian_motion_on_the_circle(x64):

@@ -41,6 +41,7 @@ def test_equations_that_say_the_same_at_zero_residuals(x64):
     np.testing.assert_allclose(ut.Limit(noise).drift(point), DRIFT, atol=1e-9)
     path = ut.Limit(noise).solve(point, time=1.0, looks=1, observe={"w": lambda p: p[0] ** 2 - p[1] ** 2})
     assert path.observed["w"][-1] == pytest.approx(3.75 * np.exp(-1), rel=1e-4)
+    assert path.diverged_at == -1
     np.testing.assert_array_equal(ut.Limit(ut.Minibatch(products([1.0, 1.0]), 1)).drift(point), 0)
 
 
@@ -173,3 +174,13 @@ def test_a_point_a_little_off_a_manifold_with_residuals(x64):
     assert abs(jnp.sum(rows) - exact.sum()) > 1e-2
     np.testing.assert_allclose(np.sort(frame.curvature)[-2:], exact[-2:], rtol=1e-4)
     assert int(frame.rank) == 2
+
+
+def test_the_unit_of_the_params_does_not_matter_to_a_flow(x64):
+    """u v = c^2 with unit label noise: u^2 - v^2 = 3.75 c^2 exp(-t) whatever c is."""
+    c = 1e8
+    problem = ut.Regression(lambda p, x: p[0] * p[1] * x, jnp.ones(1), jnp.array([c**2]))
+    path = ut.Limit(ut.LabelNoise(problem)).solve(
+        jnp.array([2 * c, c / 2]), time=1.0, looks=1, observe={"w": lambda p: p[0] ** 2 - p[1] ** 2}
+    )
+    np.testing.assert_allclose(path.observed["w"] / c**2, 3.75 * np.exp(-path.slow_time), rtol=1e-4)
