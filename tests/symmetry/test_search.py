@@ -181,13 +181,22 @@ def test_some_neurons_of_a_layer_and_a_kernel_with_three_axes(x64):
 
 
 def test_rows_that_are_normalised_scale_one_by_one(x64):
-    loss = lambda p, x: jnp.sum((jnp.tanh(p / jnp.linalg.norm(p, axis=1, keepdims=True) @ x) - 1) ** 2)
-    params = normal(0, 6, 7)
-    found = ut.find_symmetries(ut.Problem(loss, drawn(inputs=7)), params)
-    assert len(found) == 6
-    for row, symmetry in enumerate(found):
-        expected = params.at[row].multiply(jnp.exp(0.5))
-        np.testing.assert_allclose(symmetry.orbit(params, 0.5), expected, rtol=1e-12)
+    """Beside a vector that is normalised as a whole."""
+
+    def loss(p, x):
+        rows = p["rows"] / jnp.linalg.norm(p["rows"], axis=1, keepdims=True)
+        return jnp.sum((jnp.tanh(rows @ x) - jnp.tanh(p["whole"] @ x / jnp.linalg.norm(p["whole"]))) ** 2)
+
+    params = {"rows": normal(0, 6, 7), "whole": normal(1, 7)}
+    *several, one = ut.find_symmetries(ut.Problem(loss, drawn(inputs=7)), params)
+    assert len(several) == 6
+    for row, symmetry in enumerate(several):
+        moved = symmetry.orbit(params, 0.5)
+        np.testing.assert_allclose(moved["rows"], params["rows"].at[row].multiply(jnp.exp(0.5)), rtol=1e-12)
+        np.testing.assert_array_equal(moved["whole"], params["whole"])
+    moved = one.orbit(params, 0.5)
+    np.testing.assert_allclose(moved["whole"], params["whole"] * jnp.exp(0.5), rtol=1e-12)
+    np.testing.assert_array_equal(moved["rows"], params["rows"])
 
 
 @pytest.mark.parametrize("unit", [1e-4, 1.0, 1e4])
