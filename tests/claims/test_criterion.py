@@ -152,3 +152,13 @@ def test_a_number_known_exactly_holds_on_the_right_side_of_its_bound():
 def test_a_check_cannot_be_changed_after_it_was_made():
     with pytest.raises(FrozenInstanceError):
         check(1.0, Below(2.0)).measured = 3.0
+    for criterion in (Within(0.1, 0.5), Below(2.0), Above(2.0), AtLevel(1e-3, "KS")):
+        (name, *_) = vars(criterion)
+        with pytest.raises(FrozenInstanceError):
+            setattr(criterion, name, 3.0)
+
+
+def test_the_seeds_that_tell_a_printed_value_from_the_prediction():
+    """With twice four standard errors in the gap between them, no measurement agrees with both."""
+    verdict, seeds = judge(check(1.0, Within(0.0, 0.5), 0.1, printed=1.3), 100)
+    assert (verdict, seeds) == ("inconclusive", math.ceil(100 * (2 * 4 * 0.1 / 0.3) ** 2))

@@ -134,3 +134,8 @@ def test_the_unit_of_noise_and_weights_does_not_matter_to_relaxation(unit):
     np.testing.assert_allclose(
         times_of_sums(unit * np.eye(2)[None] / 2, unit * np.eye(2)[None] * 2, 0.1, 0.0), [400.0] * 2
     )
+
+
+def test_directions_without_weight_have_no_relaxation_time():
+    """The block diag(4, 1) of noise against diag(2, 0) of weights: 1/(0.1^2 4/2) steps for the first direction."""
+    assert times_of_sums(np.diag([4.0, 1.0])[None], np.diag([2.0, 0.0])[None], 0.1, 0.0) == pytest.approx([50.0])
