@@ -17,7 +17,7 @@ from benchmarks.manifold import settled_net
 from benchmarks.sweeps import DIAGRAM, SEEDS, timed_sweep
 
 import undertow as ut
-from undertow.noise.laws import two_point
+from undertow.sensing.laws import two_point
 
 STEPS = 20_000
 

@@ -16,10 +16,10 @@ from scipy.optimize import minimize
 from sklearn.linear_model import LassoCV, RidgeCV
 
 import undertow as ut
-from undertow.environments.grouped import Moments, moments_of
-from undertow.environments.icp import all_subsets
-from undertow.environments.penalties import irm_penalty, smooth_max, vrex_penalty
-from undertow.models.grouped_designs import DESIGNS, GroupedDesign, grouped_design
+from undertow.grouped.data import Moments, moments_of
+from undertow.grouped.designs import DESIGNS, GroupedDesign, grouped_design
+from undertow.grouped.icp import all_subsets
+from undertow.grouped.penalties import irm_penalty, smooth_max, vrex_penalty
 
 SEEDS = 30
 FIRST_SEED = 20_000
@@ -191,7 +191,7 @@ def page(results: dict[str, Any]) -> str:
         "",
         "Written by `python -m benchmarks grouped` from `benchmarks/results/grouped.json`; do not edit by hand.",
         "",
-        f"Nine designs with a known answer (`undertow.models.grouped_designs`), {results['seeds']} data sets each: 30",
+        f"Nine designs with a known answer (`undertow.grouped.designs`), {results['seeds']} data sets each: 30",
         "columns, five groups of 1,000 rows. *Error* is |w - w\\*|/|w\\*| in units of the columns' deviations. *Risk*",
         "is the largest mean squared error over test environments beyond the training range, divided by that of w\\*.",
         "Medians with 95% bootstrap intervals over the data sets; the best of a column is bold, the oracle (least",

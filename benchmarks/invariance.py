@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 from scipy.stats import chi2
 
-from undertow.environments.grouped import Moments, moments_of
-from undertow.environments.invariance import invariance_test
-from undertow.models.grouped_designs import DESIGNS, grouped_design
+from undertow.grouped.data import Moments, moments_of
+from undertow.grouped.designs import DESIGNS, grouped_design
+from undertow.grouped.invariance import invariance_test
 
 LEVEL = 0.05
 TRUE_MODELS = 1000

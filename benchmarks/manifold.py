@@ -13,8 +13,8 @@ import numpy as np
 from benchmarks.harness import in_words, interleaved, peak_mebibytes, save
 
 import undertow as ut
-from undertow.models.linear import LinearModel
-from undertow.models.tanh_net import TanhNet
+from undertow.papers.zero_loss.models.linear import LinearModel
+from undertow.papers.zero_loss.models.tanh_net import TanhNet
 
 
 def settled_net(inputs: int, hidden: int, n: int, dtype: Any = jnp.float64) -> tuple[ut.Regression, dict]:

@@ -16,8 +16,8 @@ import numpy as np
 from benchmarks.harness import save
 
 import undertow as ut
-from undertow.models.linear_nets import GaussianPairs, fan_in, split_variance, two_layer_loss
 from undertow.noise.additive import noiseless
+from undertow.papers.noise_equilibrium.models.linear_nets import GaussianPairs, fan_in, split_variance, two_layer_loss
 
 WAYS = {
     "float32": ("float32", "default"),

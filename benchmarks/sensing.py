@@ -9,8 +9,8 @@ from benchmarks.harness import in_words, interleaved, save
 from jaxtyping import Array, Float
 
 import undertow as ut
-from undertow.noise.laws import two_point
-from undertow.noise.measurements import FreshMeasurements
+from undertow.sensing.laws import two_point
+from undertow.sensing.measurements import FreshMeasurements
 
 D, M, ETA = 100, 8000, 0.05
 

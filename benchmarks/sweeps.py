@@ -17,13 +17,13 @@ SEEDS = 50
 
 
 def scalar(key, *, step_size: float, spread: float, mean: float = 1.0, steps: int = 200, runs: int = 64):
-    """The share of `runs` runs of the scalar map of undertow.environments.growth that filter the spurious signal."""
+    """The share of `runs` runs of the scalar map of undertow.sensing.growth that filter the spurious signal."""
     import equinox as eqx
     import jax
     import jax.numpy as jnp
 
-    from undertow.environments.growth import _iterate
-    from undertow.noise.laws import two_point
+    from undertow.sensing.growth import _iterate
+    from undertow.sensing.laws import two_point
 
     values = jnp.stack([mean - jnp.asarray(spread), mean + jnp.asarray(spread)])[:, None]
     with jax.ensure_compile_time_eval():
@@ -57,9 +57,9 @@ def light_pool(jobs: int) -> ProcessPoolExecutor:
 
 def machinery(folder: Path) -> tuple[float, float]:
     """Seconds a block of no work, and seconds to find out that a sweep of BLOCKS blocks is finished."""
-    from undertow.lab.sweeps import drive
-    from undertow.lab.sweeps.engines import Here
-    from undertow.lab.sweeps.spec import as_spec
+    from undertow.execution.sweeps import drive
+    from undertow.execution.sweeps.engines import Here
+    from undertow.execution.sweeps.spec import as_spec
 
     spec = as_spec("nothing.py:f", {"a": {"linear": [0.0, 1.0, BLOCKS]}}, seeds=2)
     job = drive.Job(spec, "nothing", "", folder, describe_nothing, work_nothing)
@@ -77,8 +77,8 @@ def machinery(folder: Path) -> tuple[float, float]:
 
 def timed_sweep(experiment: str, axes: dict, seeds: int, folder: Path) -> tuple[float, float, object]:
     """Seconds of a whole sweep from nothing, those that its blocks computed, and how it went."""
-    from undertow.lab.sweeps.spec import as_spec
-    from undertow.lab.sweeps.sweep import run_spec
+    from undertow.execution.sweeps.spec import as_spec
+    from undertow.execution.sweeps.sweep import run_spec
 
     began = time.perf_counter()
     _, state = run_spec(as_spec(experiment, axes, seeds=seeds), folder)

@@ -18,8 +18,9 @@ BATCHES = 16
 
 
 def llama() -> Any:
-    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
+
+    import torch
 
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -31,7 +32,6 @@ def llama() -> Any:
 
 def measure(what: str) -> dict[str, Any]:
     import torch
-
     from undertow.torch import census, equilibrate
 
     model = llama()

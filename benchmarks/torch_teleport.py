@@ -63,8 +63,8 @@ def lora(torch: Any) -> tuple[Any, Callable, Callable, float]:
 
 def imbalanced(torch: Any, model: Any, found: Any, seed: int) -> Any:
     """A copy with every symmetry moved by factors of up to exp(2)."""
-    from undertow.torch.axes import move
-    from undertow.torch.copies import trainable
+    from undertow.torch._copies import trainable
+    from undertow.torch.census.axes import move
 
     other = copy.deepcopy(model)
     params = trainable(other)

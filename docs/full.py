@@ -10,8 +10,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from docs import gallery
 from undertow.lab.report import build_report
+
+from docs import gallery
 
 __all__ = ["FOLDER", "facts", "results", "store"]
 

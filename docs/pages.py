@@ -15,11 +15,11 @@ from docs.setting import equation, words
 from studies.results import table
 
 from docs import full, gallery
-from undertow.claims import registry
-from undertow.claims.claim import PAPERS, Claim
-from undertow.claims.errata import ERRATA, expected
 from undertow.figures.inline import inline, words_of
-from undertow.lab.report import TITLES, VERDICTS, number
+from undertow.verification import registry
+from undertow.verification.claim import PAPERS, Claim
+from undertow.verification.errata import ERRATA, expected
+from undertow.verification.report import TITLES, VERDICTS, number
 
 __all__ = ["all_pages", "figure"]
 
@@ -33,7 +33,7 @@ def all_pages() -> dict[str, str]:
     pages |= {f"gallery/{paper}.md": gallery_page(paper) for paper in PAPERS}
     pages["full/index.md"] = full_report()
     pages |= {"errata.md": errata(), "performance.md": performance(), "changelog.md": changelog(), "cite.md": cite()}
-    if importlib.util.find_spec("undertow.claims.coverage") is not None:
+    if importlib.util.find_spec("undertow.verification.coverage") is not None:
         pages["coverage.md"] = coverage()
     return pages | reference_pages() | {"api/command-line.md": command_line()}
 
@@ -225,7 +225,7 @@ def errata() -> str:
 
 def coverage() -> str:
     """Every result of the papers, with the claims that test it or the reason why none does."""
-    table = importlib.import_module("undertow.claims.coverage")
+    table = importlib.import_module("undertow.verification.coverage")
     parts = [
         "# Coverage",
         "Every result of the papers, in their order, with the claims that check it or the reason why none does. The "

@@ -93,7 +93,7 @@ PAGES: dict[str, Page] = {
     "sweeps": Page("Sweeps", "Experiments over a grid of parameters.", ("lab",)),
     "claims": Page(
         "Claims",
-        "Statements of the papers as experiments with verdicts. `undertow.claims.registry` holds them all, by id.",
+        "Statements of the papers as experiments with verdicts. `undertow.verification.registry` holds them all, by id.",
         (),
         (
             "claims.claim.Claim", "claims.claim.Measurement", "claims.criterion.Check", "claims.criterion.Within",

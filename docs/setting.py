@@ -3,7 +3,7 @@
 import inspect
 import re
 
-from undertow.lab.notation import formula, prose
+from undertow.verification.notation import formula, prose
 
 __all__ = ["docstring", "equation", "set_equations", "words"]
 

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from studies import results
 
-from undertow.device import device
-from undertow.environments.penalties import irm_penalty, smooth_max, vrex_penalty
+from undertow._device import device
+from undertow.grouped.penalties import irm_penalty, smooth_max, vrex_penalty
 
 if TYPE_CHECKING:
     pass

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from studies.results import made_by, publish, save
 from studies.training import (
     Adapted,
@@ -30,6 +29,8 @@ from studies.training import (
     stacked,
     train,
 )
+
+import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def adapt(net: nn.Module, rank: int) -> None:
 
 def imbalanced(net: nn.Module, found: Any, seed: int) -> nn.Module:
     """A copy with every symmetry moved at random."""
-    from undertow.torch.axes import move
+    from undertow.torch.census.axes import move
 
     other = copy.deepcopy(net)
     params = dict(other.named_parameters())

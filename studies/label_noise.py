@@ -20,7 +20,7 @@ from jaxtyping import Array, PyTree
 from studies import results
 
 import undertow as ut
-from undertow import trees
+from undertow import _trees as trees
 from undertow.figures import style
 from undertow.manifold.label import label_return
 

@@ -11,10 +11,10 @@ import jax.numpy as jnp
 
 import undertow as ut
 from undertow.dynamics.diffuse import Gaussian
-from undertow.environments.quadratic_net import QuadraticNet
-from undertow.noise import laws
-from undertow.noise.ensembles import Correlated
-from undertow.noise.measurements import FreshMeasurements
+from undertow.sensing import laws
+from undertow.sensing.ensembles import Correlated
+from undertow.sensing.measurements import FreshMeasurements
+from undertow.sensing.quadratic_net import QuadraticNet
 
 SAMPLES, INPUTS = 7, 3
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import undertow as ut
-from kinds import GROUPS, params, population, problem, regression
+from tests.kinds import GROUPS, params, population, problem, regression
 
 POINT = params()
 

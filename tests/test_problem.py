@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from scipy.stats import sem
 
 import undertow as ut
-from kinds import params, population, problem, regression
-from undertow import chunks, trees
+from tests.kinds import params, population, problem, regression
+from undertow import _chunks as chunks
+from undertow import _trees as trees
 
 
 def central_difference(function, point, direction, step=1e-5):

@@ -5,8 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from undertow.claims import registry
-from undertow.claims.errata import expected
+from undertow.verification import registry
+from undertow.verification.errata import expected
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "README.md").read_text()

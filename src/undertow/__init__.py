@@ -10,12 +10,10 @@ if TYPE_CHECKING:
     from undertow.dynamics.descend import descend
     from undertow.dynamics.diffuse import diffuse
     from undertow.dynamics.settle import settle
-    from undertow.environments.advise import advise
-    from undertow.environments.growth import lyapunov, tail_exponent
-    from undertow.environments.hetero_regressor import HeteroRegressor
-    from undertow.environments.invariant_regressor import InvariantRegressor
     from undertow.estimate import Estimate
-    from undertow.lab.sweeps.sweep import sweep
+    from undertow.execution.sweeps.sweep import sweep
+    from undertow.grouped.hetero_regressor import HeteroRegressor
+    from undertow.grouped.invariant_regressor import InvariantRegressor
     from undertow.manifold.drift import second_derivative
     from undertow.manifold.limit import Limit
     from undertow.noise.additive import Additive
@@ -23,10 +21,12 @@ if TYPE_CHECKING:
     from undertow.noise.environments import Environments
     from undertow.noise.isotropic import Isotropic
     from undertow.noise.label import LabelNoise
-    from undertow.noise.measurements import sensing_problem
     from undertow.noise.minibatch import Minibatch
-    from undertow.noise.sensing import MatrixSensing
     from undertow.problem import AbstractProblem, Population, Problem, Regression
+    from undertow.sensing.advise import advise
+    from undertow.sensing.growth import lyapunov, tail_exponent
+    from undertow.sensing.matrix_sensing import MatrixSensing
+    from undertow.sensing.measurements import sensing_problem
     from undertow.symmetry.equilibrium import equilibrium
     from undertow.symmetry.flow import noether_flow
     from undertow.symmetry.generators import DoubleRotation, Exponential, Rescaling, Scaling

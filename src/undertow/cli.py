@@ -187,7 +187,7 @@ Command = (
 def main(arguments: list[str] | None = None) -> None:
     """The entry point: parses, runs, and turns mistakes into sentences and exit statuses."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    from undertow.lab.store import StoreError
+    from undertow.execution.store import StoreError
 
     try:
         if arguments[:1] == ["run"]:
@@ -225,9 +225,9 @@ def _complain(sentence: str) -> int:
 
 
 def _verify(command: Verify) -> int:
-    from undertow.claims import registry
-    from undertow.lab import store
-    from undertow.lab.runner import task_of
+    from undertow.execution import store
+    from undertow.verification import registry
+    from undertow.verification.runner import task_of
 
     if command.jobs < 1:
         return _complain(f"--jobs {command.jobs}: give at least 1.")
@@ -249,9 +249,9 @@ def _verify(command: Verify) -> int:
 
 def _run_and_report(tasks: list[dict[str, Any]], out: Path, jobs: int, fresh: bool) -> int:
     """Runs tasks with live progress, writes results.json and report.html, prints the verdicts."""
-    from undertow.lab.live import Live
-    from undertow.lab.report import build_report, write_results
-    from undertow.lab.runner import run_claims
+    from undertow.verification.live import Live
+    from undertow.verification.report import build_report, write_results
+    from undertow.verification.runner import run_claims
 
     finished: list[dict[str, Any]] = []
     with Live(len(tasks)) as live:
@@ -281,8 +281,8 @@ def _list(command: List) -> int:
     import shutil
     import textwrap
 
-    from undertow.claims import registry
-    from undertow.claims.errata import expected
+    from undertow.verification import registry
+    from undertow.verification.errata import expected
 
     width = min(110, shutil.get_terminal_size().columns)
     for claim in registry.values():
@@ -295,7 +295,7 @@ def _list(command: List) -> int:
 def _errata(command: Errata) -> int:
     import json
 
-    from undertow.claims.errata import ERRATA
+    from undertow.verification.errata import ERRATA
 
     if command.json:
         print(json.dumps([dataclasses.asdict(erratum) for erratum in ERRATA], indent=1))
@@ -310,8 +310,8 @@ def _errata(command: Errata) -> int:
 
 
 def _sweep(command: Sweep) -> int:
-    from undertow.lab.sweeps import sweep
-    from undertow.lab.sweeps.spec import read_spec
+    from undertow.execution.sweeps import sweep
+    from undertow.execution.sweeps.spec import read_spec
 
     action = command.action
     if isinstance(action, SweepStatus):
@@ -327,7 +327,7 @@ def _sweep(command: Sweep) -> int:
 
 def _phase_diagram(arguments: list[str]) -> int:
     command = tyro.cli(PhaseDiagram, prog="undertow run phase-diagram", args=arguments)
-    from undertow.lab.sweeps.sweep import phase_diagram
+    from undertow.execution.sweeps.sweep import phase_diagram
 
     for name in ("points", "seeds"):
         value = getattr(command, name)
@@ -341,9 +341,9 @@ def _phase_diagram(arguments: list[str]) -> int:
 
 
 def _analyze(command: Analyze) -> int:
-    from undertow.analysis import analyze
-    from undertow.lab import analyze as pages
-    from undertow.lab import store
+    from undertow.analysis import page as pages
+    from undertow.analysis.jax import analyze
+    from undertow.execution import store
 
     for name, value in (("--step-size", command.step_size), ("--batch-size", command.batch_size)):
         if not value > 0:
@@ -368,7 +368,7 @@ def _analyze(command: Analyze) -> int:
 
 
 def _report(command: Report) -> int:
-    from undertow.lab.report import build_report, read_results
+    from undertow.verification.report import build_report, read_results
 
     print(build_report(command.folder, read_results(command.folder)))
     return GOOD
@@ -376,7 +376,7 @@ def _report(command: Report) -> int:
 
 def _run(arguments: list[str]) -> int:
     """`undertow run EXPERIMENT [--parameter value ...]`: a claim's experiment with the user's own parameters."""
-    from undertow.claims import registry
+    from undertow.verification import registry
 
     if not arguments or arguments[0] in ("-h", "--help"):
         print("usage: undertow run EXPERIMENT [--parameter VALUE ...] [--scale SCALE] [--out DIR]\n")
@@ -401,8 +401,8 @@ def _run(arguments: list[str]) -> int:
     omit = (tyro.conf.OmitArgPrefixes,)
     chosen: Any = tyro.cli(both, prog=f"undertow run {name}", description=claim.statement, args=rest, config=omit)
     settings = chosen.settings
-    from undertow.lab import store
-    from undertow.lab.runner import task_of
+    from undertow.execution import store
+    from undertow.verification.runner import task_of
 
     task = task_of(name, settings.scale, dataclasses.asdict(chosen.parameters), settings.seed)
     out = store.writable_folder(settings.out)

@@ -23,7 +23,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from undertow import chunks, trees, validate
+from undertow import _chunks as chunks
+from undertow import _trees as trees
+from undertow import _validate as validate
 from undertow.estimate import Estimate
 from undertow.problem import AbstractSampled, Regression
 

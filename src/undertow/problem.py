@@ -14,7 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from undertow import chunks, trees, validate
+from undertow import _chunks as chunks
+from undertow import _trees as trees
+from undertow import _validate as validate
 from undertow.estimate import Estimate
 
 __all__ = ["AbstractProblem", "AbstractSampled", "Population", "Problem", "Regression", "batch_gradient"]

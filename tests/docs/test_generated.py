@@ -12,8 +12,8 @@ import pytest
 
 import undertow as ut
 from docs import full, gallery, pages, reference, setting
-from undertow.claims import registry
-from undertow.claims.errata import ERRATA, expected
+from undertow.verification import registry
+from undertow.verification.errata import ERRATA, expected
 
 pytestmark = [pytest.mark.docs, pytest.mark.xdist_group("made")]
 

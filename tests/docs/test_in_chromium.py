@@ -4,7 +4,7 @@ import json
 import time
 
 import pytest
-from chromium import Tab
+from tests.chromium import Tab
 
 pytestmark = [pytest.mark.docs, pytest.mark.xdist_group("made")]
 

@@ -15,12 +15,12 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.kinds import KINDS, params, point, problem, regression
 
 import undertow as ut
-from kinds import KINDS, params, point, problem, regression
-from undertow import trees
+from undertow import _trees as trees
 from undertow.dynamics import clock, drive, engine
-from undertow.lab.compiling import compilations
+from undertow.execution.compiling import compilations
 
 FLAT = {"flat": trees.ravel}
 NOISE = ut.Minibatch(problem(), 2)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from undertow.claims.criterion import Above, AtLevel, Below, Check, Within
 from undertow.figures import words
 from undertow.figures.compare import compare
+from undertow.verification.criterion import Above, AtLevel, Below, Check, Within
 
 CASES = {
     "a correction": [Check("k", 2.0, 2.0, 0.01, Within(0.1, 0.5), printed=1.0)],

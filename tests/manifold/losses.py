@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 
 import undertow as ut
-from undertow import trees
-from undertow.models.linear import LinearModel
-from undertow.models.tanh_net import TanhNet
+from undertow import _trees as trees
+from undertow.papers.zero_loss.models.linear import LinearModel
+from undertow.papers.zero_loss.models.tanh_net import TanhNet
 
 
 def linear():

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from losses import LOSSES, factor, flat
 from scipy.integrate import solve_ivp
+from tests.manifold.losses import LOSSES, factor, flat
 
 import undertow as ut
 from undertow.manifold.geometry import frame_at

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from losses import LOSSES, flat
+from tests.manifold.losses import LOSSES, flat
 
 import undertow as ut
 from undertow.manifold.geometry import frame_at

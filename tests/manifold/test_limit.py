@@ -4,14 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from losses import LOSSES, flat
+from tests.manifold.losses import LOSSES, flat
 
 import undertow as ut
-from undertow.lab.compiling import compilations
+from undertow.execution.compiling import compilations
 from undertow.manifold.geometry import frame_at
 from undertow.manifold.smoothness import kinks
-from undertow.models import curves
-from undertow.models.linear import LinearModel
+from undertow.papers.zero_loss.models import curves
+from undertow.papers.zero_loss.models.linear import LinearModel
 
 KEY = jax.random.key(5)
 

@@ -7,7 +7,7 @@ import pytest
 
 import undertow as ut
 from undertow.manifold.minimum import frame_of_minimum
-from undertow.models import curves
+from undertow.papers.zero_loss.models import curves
 
 
 def alone(loss):

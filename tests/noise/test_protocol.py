@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import norm
+from tests.kinds import KINDS, params
+from tests.kinds import point as point_of
 
 import undertow as ut
-from kinds import KINDS, params
-from kinds import point as point_of
-from undertow import trees
+from undertow import _trees as trees
 from undertow.covariance import AbstractCovariance
 
 DRAWS = 20_000

@@ -7,11 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import chisquare
+from tests.kinds import GROUPS, WEIGHTS, params, problem
 
 import undertow as ut
-from kinds import GROUPS, WEIGHTS, params, problem
-from undertow import trees
-from undertow.noise import laws, sampling
+from undertow import _trees as trees
+from undertow.noise import sampling
+from undertow.sensing import laws
 
 LEVEL = 1e-5
 

@@ -2,9 +2,9 @@
 
 import jax
 import jax.numpy as jnp
-import nets
 import numpy as np
 import pytest
+from tests.symmetry import nets
 
 import undertow as ut
 from undertow.symmetry import alternating, closed_forms

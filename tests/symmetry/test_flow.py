@@ -3,12 +3,12 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import nets
 import numpy as np
 import pytest
 from scipy import stats
+from tests import kinds
+from tests.symmetry import nets
 
-import kinds
 import undertow as ut
 from undertow.covariance import SampleCovariance
 from undertow.symmetry.powers import _powers_of, entry_powers, powers
@@ -95,7 +95,7 @@ def test_every_noise_has_its_powers(name, x64):
     symmetry = ut.Exponential(half)
     sigma = noise.covariance(params)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    from undertow import trees
+    from undertow import _trees as trees
 
     unit = trees.elements(params)
     dense = np.stack([np.asarray(trees.ravel(sigma.mv(unit(i)))) for i in range(size)])

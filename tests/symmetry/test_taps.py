@@ -2,9 +2,9 @@
 
 import jax
 import jax.numpy as jnp
-import nets
 import numpy as np
 import pytest
+from tests.symmetry import nets
 
 import undertow as ut
 from undertow.symmetry import taps
@@ -112,7 +112,7 @@ def test_every_request_against_per_sample_gradients(name, x64):
 
 
 def test_chunks_of_samples_change_nothing(x64, monkeypatch):
-    from undertow import chunks
+    from undertow import _chunks as chunks
 
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), nets.relu_params())
     problem = ut.Problem(nets.relu_net, pair_data(2))

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from undertow.validate import finite_number, quote
+from undertow._validate import finite_number, quote
 
 __all__ = ["check_step_size", "clocks"]
 

@@ -9,13 +9,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
-from undertow import trees, validate
+from undertow import _trees as trees
+from undertow import _validate as validate
+from undertow._validate import Number
 from undertow.covariance import Projected
 from undertow.dynamics import drive
 from undertow.noise.base import AbstractNoise, normals, normals_now
 from undertow.problem import AbstractProblem, Population
 from undertow.trajectory import Trajectory
-from undertow.validate import Number
 
 __all__ = ["Gaussian", "diffuse"]
 

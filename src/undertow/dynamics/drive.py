@@ -16,12 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from undertow import trees, validate
-from undertow.device import device
+from undertow import _trees as trees
+from undertow import _validate as validate
+from undertow._device import device
+from undertow._progress import Progress
 from undertow.dynamics import engine
 from undertow.dynamics.clock import check_step_size, clocks
 from undertow.noise.base import AbstractNoise
-from undertow.progress import Progress
 from undertow.trajectory import Trajectory
 
 __all__ = ["Continuation", "begin", "continued", "go_on"]

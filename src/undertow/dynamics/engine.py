@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from undertow import trees
+from undertow import _trees as trees
 from undertow.noise.base import AbstractNoise
 
 __all__ = ["NEVER", "Rule", "State", "advance", "averages", "block_length", "first_nonfinite", "seed_keys", "start"]

@@ -9,10 +9,11 @@ import jax.numpy as jnp
 import jax.scipy.sparse.linalg
 from jaxtyping import Array, Float, PyTree
 
-from undertow import trees, validate
+from undertow import _trees as trees
+from undertow import _validate as validate
+from undertow._validate import Number
 from undertow.covariance import LabelCovariance
 from undertow.problem import AbstractProblem, Population, Regression
-from undertow.validate import Number
 
 __all__ = ["settle"]
 

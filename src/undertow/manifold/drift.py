@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from undertow import chunks, trees
+from undertow import _chunks as chunks
+from undertow import _trees as trees
 from undertow.covariance import AbstractCovariance, LabelCovariance, SampleCovariance, ScaledIdentity, Sum
 from undertow.manifold.geometry import Frame, jacobian
 from undertow.manifold.label import trace_gradient

@@ -15,7 +15,9 @@ import jax.flatten_util
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from undertow import chunks, trees, validate
+from undertow import _chunks as chunks
+from undertow import _trees as trees
+from undertow import _validate as validate
 from undertow.problem import AbstractProblem, Population, Regression
 
 __all__ = ["DENSE_LIMIT", "Frame", "frame_at", "interpolates", "jacobian", "off_manifold", "row_route", "threshold"]

@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from undertow import chunks, trees
+from undertow import _chunks as chunks
+from undertow import _trees as trees
 from undertow.covariance import AbstractCovariance, LabelCovariance, SampleCovariance, Sum
 from undertow.manifold.geometry import jacobian
 from undertow.problem import AbstractProblem, Regression

@@ -16,7 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
-from undertow import trees, validate
+from undertow import _trees as trees
+from undertow import _validate as validate
+from undertow._validate import Number
 from undertow.manifold.drift import Parts, covariance_parts
 from undertow.manifold.geometry import Frame, row_route
 from undertow.manifold.label import label_amount, label_drift
@@ -26,7 +28,6 @@ from undertow.manifold.smoothness import kinks
 from undertow.noise.base import AbstractNoise
 from undertow.problem import AbstractProblem, Population, Regression
 from undertow.trajectory import Trajectory
-from undertow.validate import Number
 
 __all__ = ["Limit"]
 

@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from undertow import trees, validate
+from undertow import _trees as trees
+from undertow import _validate as validate
 from undertow.manifold.geometry import Frame, frame_at, interpolates, threshold
 from undertow.problem import AbstractProblem, Regression
 

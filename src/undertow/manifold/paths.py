@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from undertow import trees
+from undertow import _trees as trees
 from undertow.manifold.drift import covariance_parts
 from undertow.manifold.geometry import Frame, frame_at, off_manifold
 from undertow.manifold.label import label_amount, label_drift, label_return

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
-from undertow import trees
+from undertow import _trees as trees
 from undertow.problem import AbstractProblem, AbstractSampled, Regression
 
 __all__ = ["kinks"]

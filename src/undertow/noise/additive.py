@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
-from undertow import trees
+from undertow import _trees as trees
 from undertow.covariance import Factored
 from undertow.noise.base import AbstractNoise, normals, normals_now
 from undertow.noise.isotropic import refuse_population

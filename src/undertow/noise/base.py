@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
-from undertow import trees
+from undertow import _trees as trees
 from undertow.covariance import AbstractCovariance
 from undertow.problem import AbstractProblem
 

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from undertow import chunks, trees
+from undertow import _chunks as chunks
+from undertow import _trees as trees
+from undertow._validate import group_labels, group_shares, positive_integer
 from undertow.covariance import AbstractCovariance, Factored, SampleCovariance, Sum
 from undertow.noise import sampling
 from undertow.noise.base import AbstractNoise
 from undertow.noise.minibatch import Minibatch
 from undertow.problem import AbstractSampled
-from undertow.validate import group_labels, group_shares, positive_integer
 
 __all__ = ["Environments"]
 

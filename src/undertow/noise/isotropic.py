@@ -3,11 +3,11 @@
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
-from undertow import trees
+from undertow import _trees as trees
+from undertow._validate import Number, finite_number
 from undertow.covariance import ScaledIdentity
 from undertow.noise.base import AbstractNoise, normals, normals_now
 from undertow.problem import AbstractProblem, Population
-from undertow.validate import Number, finite_number
 
 __all__ = ["Isotropic", "refuse_population"]
 

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
-from undertow import trees
+from undertow import _trees as trees
+from undertow._validate import Number, finite_number, quote
 from undertow.covariance import LabelCovariance, SampleCovariance, Sum
 from undertow.noise import sampling
 from undertow.noise.base import AbstractNoise
 from undertow.problem import Regression, batch_gradient
-from undertow.validate import Number, finite_number, quote
 
 __all__ = ["LabelNoise"]
 

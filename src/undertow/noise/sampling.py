@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, Key
 
+from undertow._validate import positive_integer, quote
 from undertow.problem import AbstractProblem, AbstractSampled, Population
-from undertow.validate import positive_integer, quote
 
 __all__ = ["batch_size", "factor_of_size", "indices", "signs", "subsets", "uniform", "weighted"]
 

@@ -17,12 +17,13 @@ import jax.flatten_util
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PyTree
 
-from undertow import trees, validate
+from undertow import _trees as trees
+from undertow import _validate as validate
+from undertow._validate import Number
 from undertow.noise.base import AbstractNoise
 from undertow.problem import Population
 from undertow.symmetry import precision
 from undertow.symmetry.generators import AbstractSymmetry
-from undertow.validate import Number
 
 __all__ = ["Deviation", "deviation"]
 

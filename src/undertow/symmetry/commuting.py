@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from undertow import trees
+from undertow import _trees as trees
 from undertow.noise.base import AbstractNoise
 from undertow.symmetry import closed_forms
 from undertow.symmetry.powers import entry_powers_now

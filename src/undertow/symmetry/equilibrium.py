@@ -16,14 +16,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
-from undertow import validate
+from undertow import _validate as validate
+from undertow._validate import Number
 from undertow.noise.base import AbstractNoise
 from undertow.symmetry import precision
 from undertow.symmetry.alternating import solve_alternating
 from undertow.symmetry.commuting import Limits, Solved, solve_commuting
 from undertow.symmetry.flow import refuse_broken
 from undertow.symmetry.generators import AbstractDiagonal, AbstractSymmetry
-from undertow.validate import Number
 
 __all__ = ["Equilibrium", "NoFiniteEquilibrium", "equilibrium"]
 

@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
-from undertow import validate
+from undertow import _validate as validate
+from undertow._validate import Number
 from undertow.noise.base import AbstractNoise
 from undertow.problem import AbstractSampled, Population
 from undertow.symmetry import precision
 from undertow.symmetry.generators import AbstractSymmetry
 from undertow.symmetry.powers import mean_gradient, powers, route
-from undertow.validate import Number
 
 __all__ = ["Flow", "noether_flow", "refuse_broken"]
 

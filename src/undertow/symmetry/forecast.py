@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
-from undertow import trees, validate
+from undertow import _trees as trees
+from undertow import _validate as validate
+from undertow._validate import Number
 from undertow.estimate import Estimate
 from undertow.noise.base import AbstractNoise
 from undertow.problem import AbstractProblem, Population
@@ -18,7 +20,6 @@ from undertow.symmetry import precision
 from undertow.symmetry.equilibrium import Equilibrium, equilibrium
 from undertow.symmetry.generators import AbstractSymmetry, DoubleRotation
 from undertow.symmetry.powers import powers
-from undertow.validate import Number
 
 __all__ = ["Forecast", "forecast", "largest_curvature", "relaxation_times", "times_of_sums", "trace_of_hessian"]
 

@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
-from undertow import trees, validate
+from undertow import _trees as trees
+from undertow import _validate as validate
 from undertow.problem import AbstractSampled, Population
 from undertow.symmetry import precision, selection
 from undertow.symmetry.selection import Pick

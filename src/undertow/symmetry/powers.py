@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
-from undertow import trees
+from undertow import _trees as trees
 from undertow.covariance import AbstractCovariance, SampleCovariance, Sum
 from undertow.noise.base import AbstractNoise
 from undertow.problem import Population

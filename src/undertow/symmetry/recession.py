@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from undertow import trees
+from undertow import _trees as trees
 from undertow.symmetry.generators import AbstractDiagonal, AbstractSymmetry, Exponential
 
 __all__ = ["directions_at_infinity", "is_diagonal"]

@@ -19,7 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
-from undertow import trees, validate
+from undertow import _trees as trees
+from undertow import _validate as validate
 from undertow.problem import AbstractSampled, Population
 from undertow.symmetry import precision
 from undertow.symmetry.generators import AbstractSymmetry, DoubleRotation, Exponential, Rescaling, Scaling

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from undertow import trees
+from undertow import _trees as trees
 
 __all__ = ["Pick", "Piece", "describe", "entries", "pieces", "replace", "scatter", "selected"]
 

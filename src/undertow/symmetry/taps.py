@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from undertow import chunks, trees
+from undertow import _chunks as chunks
+from undertow import _trees as trees
 from undertow.problem import AbstractSampled
 
 __all__ = ["Entries", "Gram", "Moments", "Request", "Squares", "moments", "routes"]

@@ -9,13 +9,13 @@ try:
 except ImportError as error:
     raise ImportError("`undertow.torch` needs PyTorch: install it with `pip install 'undertow[torch]'`.") from error
 
-from undertow.torch.analysis import analyze
-from undertow.torch.axes import Axis, Relation
-from undertow.torch.census import Census, census
-from undertow.torch.decay import gamma_of, lambda_of
-from undertow.torch.equilibrate import Equilibrated, equilibrate
-from undertow.torch.monitor import NoiseMonitor
-from undertow.torch.sampling import EnvironmentBatchSampler, LabelNoise, PooledBatchSampler
+from undertow.analysis.torch import analyze
+from undertow.torch._decay import gamma_of, lambda_of
+from undertow.torch.census.axes import Axis, Relation
+from undertow.torch.census.census import Census, census
+from undertow.torch.data import EnvironmentBatchSampler, LabelNoise, PooledBatchSampler
+from undertow.torch.equilibrium.equilibrate import Equilibrated, equilibrate
+from undertow.torch.monitor.monitor import NoiseMonitor
 
 __all__ = [
     "Axis",

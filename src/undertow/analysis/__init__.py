@@ -1,0 +1,1 @@
+"""`undertow analyze`: the symmetries, noise and sharpness of a user's own problem."""

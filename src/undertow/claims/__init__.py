@@ -1,5 +1,0 @@
-"""What the papers claim, as experiments with verdicts. `registry` holds them all."""
-
-from undertow.claims.registry import registry
-
-__all__ = ["registry"]

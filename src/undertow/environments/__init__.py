@@ -1,1 +1,0 @@
-"""Environments: when heterogeneity between batches filters a signal out, and when it does not."""

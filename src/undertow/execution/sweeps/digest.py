@@ -1,0 +1,181 @@
+"""A hash of a person's own code: a function that does something else is another sweep.
+
+Of a function it covers its bytecode and constants, its defaults and annotations, and all that it takes from its module
+and from functions around it: functions in turn, numbers, text, arrays, and lists, tuples, dicts and sets of these.
+Where a function stands does not matter. Functions of installed packages and modules count by their names; of any other
+object only its type counts.
+"""
+
+import contextlib
+import dis
+import functools
+import hashlib
+import inspect
+import sysconfig
+from collections.abc import Callable
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+from typing import Any
+
+from undertow.execution.sweeps.spec import SpecError
+
+__all__ = ["digest_of"]
+
+PLAIN = (int, float, complex, str, bytes, range, slice, type(None), type(...))
+"""What its `repr` tells whole, the same in every process."""
+
+
+def digest_of(experiment: str | Callable) -> str:
+    """The hash of a function, or of the text of the file of 'file.py:name'; empty for undertow's own experiments.
+
+    >>> from undertow.execution.sweeps.digest import digest_of
+    >>> factor = [2.0]
+    >>> def scaled(key, *, a: float):
+    ...     return {"x": factor[0] * a}
+    >>> before = digest_of(scaled)
+    >>> factor[0] = 3.0
+    >>> digest_of(scaled) == before
+    False
+    """
+    if not isinstance(experiment, str):
+        function = inspect.unwrap(experiment)
+        if not isinstance(function, FunctionType):
+            raise SpecError("`ut.sweep`: give a function, or its name as 'file.py:name'.")
+        facts = _Facts({})
+        return _hashed(repr((facts.of_own(function), facts.of(experiment))).encode())
+    file, colon, _ = experiment.rpartition(":")
+    if not colon:
+        return ""
+    try:
+        return _hashed(Path(file).read_bytes())
+    except OSError as error:
+        raise SpecError(f"{file}: cannot be read ({error.strerror}).") from None
+
+
+def _hashed(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+class _Facts:
+    """Values as nested tuples of text, the same in every process. What was met before is told by its number."""
+
+    def __init__(self, met: dict[int, tuple[int, Any]]):
+        self.met = met  # the values too: an identity is good for as long as its object lives
+
+    def of(self, value: Any) -> tuple:
+        if isinstance(value, PLAIN):
+            return type(value).__name__, repr(value)
+        if isinstance(value, ModuleType):
+            return "module", value.__name__
+        if isinstance(value, CodeType):
+            return self.of_code(value)
+        if isinstance(value, tuple):
+            return "tuple", *map(self.of, value)
+        if isinstance(value, frozenset):
+            return self.of_set(value)
+        if isinstance(value, functools.partial):
+            return "partial", self.of(value.func), self.of(value.args), self.of(value.keywords)
+        if isinstance(value, list | dict | set):
+            return self.once(value, self.of_container)
+        try:
+            functions = _functions_in(value)
+            own = [function for function in functions if not _installed(function)]
+            if own:
+                return "functions", *map(self.of_own, own)
+            return _array(value) or ("object", _name(type(value)), *map(_name, functions or [value]))
+        except Exception:  # an object that does not even tell its name
+            return "object", _name(type(value))
+
+    def once(self, value: Any, tell: Callable[[Any], tuple]) -> tuple:
+        """Ends cycles, and tells what is shared once."""
+        if id(value) in self.met:
+            return "met", self.met[id(value)][0]
+        self.met[id(value)] = len(self.met), value
+        return tell(value)
+
+    def of_container(self, value: Any) -> tuple:
+        if isinstance(value, set):
+            return self.of_set(value)
+        if isinstance(value, dict):
+            return "dict", *((self.of(name), self.of(item)) for name, item in value.items())
+        return "list", *map(self.of, value)
+
+    def of_set(self, value: set | frozenset) -> tuple:
+        """Sorted: its own order depends on the process. For the same reason no element knows of another."""
+        return "set", *sorted((_Facts(dict(self.met)).of(item) for item in value), key=repr)
+
+    def of_own(self, function: FunctionType) -> tuple:
+        return self.once(function, self.of_function)
+
+    def of_function(self, function: Any) -> tuple:
+        code, outside = function.__code__, function.__globals__
+        around = {name: outside[name] for name in sorted(_names(code) & {*outside})}
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            with contextlib.suppress(ValueError):  # not filled yet
+                around[name] = cell.cell_contents
+        written = (code, function.__defaults__, function.__kwdefaults__, _annotations(function))
+        return "function", *map(self.of, written), *((name, self.of(value)) for name, value in around.items())
+
+    def of_code(self, code: CodeType) -> tuple:
+        """What compiled code does, without where it stands."""
+        return (
+            "code", code.co_code.hex(), code.co_exceptiontable.hex(), code.co_names, code.co_varnames,
+            *map(self.of, code.co_consts),
+        )  # fmt: skip
+
+
+def _names(code: CodeType) -> set[str]:
+    """The names that compiled code, or code inside it, takes from its module."""
+    own = {i.argval for i in dis.get_instructions(code) if "GLOBAL" in i.opname or i.opname == "LOAD_NAME"}
+    return own.union(*(_names(c) for c in code.co_consts if isinstance(c, CodeType)))
+
+
+def _annotations(function: FunctionType) -> dict[str, Any]:
+    """They decide which parameters are traced."""
+    try:
+        return dict(function.__annotations__)
+    except NameError:  # names that exist for a type checker alone
+        return {}
+
+
+def _functions_in(value: Any) -> list[FunctionType]:
+    """The function that a value is, and those that it wraps, as `jax.jit` and decorators do."""
+    chain = [value]
+    while hasattr(chain[-1], "__wrapped__") and len(chain) < 100:
+        chain.append(chain[-1].__wrapped__)
+    return [part for part in chain if isinstance(part, FunctionType)]
+
+
+def _installed(function: FunctionType) -> bool:
+    """Whether it belongs to Python, to an installed package or to undertow, and not to the person."""
+    file = Path(function.__code__.co_filename)
+    return (
+        bool({"site-packages", "dist-packages"} & {*file.parts})
+        or file.is_relative_to(sysconfig.get_paths()["stdlib"])
+        or str(file).startswith(("<frozen ", "<@beartype"))
+        or (function.__module__ or "").partition(".")[0] == "undertow"
+    )
+
+
+def _name(value: Any) -> tuple[str, ...]:
+    """Its module and name, as far as it has them."""
+    parts = (getattr(value, "__module__", None), getattr(value, "__qualname__", getattr(value, "__name__", None)))
+    return tuple(part for part in parts if isinstance(part, str))
+
+
+def _array(value: Any) -> tuple | None:
+    """The type, shape and bytes of an array of any library; None of anything else."""
+    import jax
+    import numpy as np
+
+    if not all(hasattr(value, name) for name in ("__array__", "dtype", "shape")) or isinstance(value, type):
+        return None
+    try:
+        if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+            return "keys", str(value.dtype), _array(jax.random.key_data(value))
+        array = np.asarray(value)
+    except Exception:  # on a device that numpy cannot read, or traced
+        return None
+    if array.dtype.hasobject:
+        return None
+    return "array", str(array.dtype), array.shape, hashlib.sha256(array.tobytes()).hexdigest()

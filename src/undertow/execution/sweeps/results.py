@@ -1,0 +1,302 @@
+"""Where a sweep is kept: a folder whose name depends on what is asked for, with one zarr dataset that fills up.
+
+The arrays have their final shape from the start and one chunk a block. A block's chunks are written beside their
+places, flushed and renamed, and the chunk of the flags `done` last: a flag says that the data under it are whole. Plain
+`xarray.open_zarr` reads the dataset at any time.
+"""
+
+import json
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from undertow.execution import store
+from undertow.execution.sweeps.blocks import Tiling
+from undertow.execution.sweeps.spec import Axis, Spec
+
+if TYPE_CHECKING:
+    import xarray
+
+__all__ = ["DONE", "FAILED", "Output", "Results", "folder_of", "read_folder"]
+
+TO_DO, DONE, FAILED = 0, 1, 2
+SPEC, PLAN, DATA = "sweep.json", "plan.json", "results.zarr"
+PLANNED = {"tile", "batched", "dimensions", "attributes", "platform"}
+
+
+@dataclass(frozen=True)
+class Output:
+    """One array of the results: its shape and dimensions at a single run."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    dimensions: tuple[str, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Of a single run."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+FLAGS = Output((), "|i1", ())
+
+
+def folder_of(spec: Spec, digest: str, out: Path) -> Path:
+    """The folder of a specification: the same one finds it again, a changed one gets another beside it."""
+    from undertow.execution.provenance import fingerprint
+
+    facts = spec.facts()
+    file, colon, name = spec.experiment.rpartition(":")
+    title = name
+    if colon:  # where a file lies does not matter, what is in it does
+        facts["experiment"] = f"{Path(file).name}:{name}"
+    return out / f"{title.strip('<>')}-{fingerprint(facts, digest)}"
+
+
+def read_folder(folder: Path) -> tuple[Spec, "Results | None"]:
+    """The specification and the results, as far as there are any, of a sweep's folder."""
+    try:
+        facts = json.loads((folder / SPEC).read_text())
+        newer = facts["undertow_format"] > store.FORMAT
+        axes = tuple(Axis(a["name"], {p: tuple(v) for p, v in a["values"].items()}) for a in facts["axes"])
+        more = {name: facts[name] for name in ("experiment", "parameters", "seeds", "seed", "scale", "show")}
+    except (OSError, ValueError, KeyError, TypeError):
+        raise store.StoreError(f"{folder}: there is no sweep here (no readable {SPEC}).") from None
+    if newer:
+        raise store.NewerFormatError(f"{folder}: written by a newer undertow; upgrade undertow.")
+    spec = Spec(axes=axes, **more)
+    plan = read_plan(folder)
+    return spec, None if plan is None else Results.opened(folder, Tiling(spec.shape, tuple(plan["tile"])))
+
+
+def write_spec(folder: Path, spec: Spec, digest: str) -> None:
+    """The specification, written first."""
+    facts = spec.facts() | {"show": spec.show, "digest": digest, "undertow_format": store.FORMAT}
+    store.write_bytes(folder / SPEC, json.dumps(facts, indent=1).encode())
+
+
+def read_plan(folder: Path) -> dict[str, Any] | None:
+    """How the grid was cut when the sweep began; None where it did not begin yet."""
+    path = folder / PLAN
+    if not path.exists() and not (folder / DATA).exists():
+        return None
+    try:
+        plan = json.loads(path.read_text())
+        whole = all(isinstance(n, int) and n > 0 for n in plan["tile"]) and {*plan} >= PLANNED
+    except (OSError, ValueError, KeyError, TypeError):
+        whole = False
+    if not whole:
+        raise store.StoreError(f"{path}: damaged, it cannot be read; delete {folder} and run again.")
+    return plan
+
+
+def write_plan(folder: Path, plan: dict[str, Any]) -> None:
+    """How the grid is cut, before anything runs."""
+    store.write_bytes(folder / PLAN, json.dumps(plan, indent=1).encode())
+
+
+class Results:
+    """The dataset of a sweep, written a block at a time by one driver."""
+
+    def __init__(self, path: Path, tiling: Tiling, outputs: dict[str, Output]):
+        self.path, self.tiling, self.outputs = path, tiling, outputs
+        self._mode = 0o666 & ~store._umask()
+        self._flushers = ThreadPoolExecutor(8)
+
+    @staticmethod
+    def opened(folder: Path, tiling: Tiling) -> "Results | None":
+        """The dataset of a folder; None where no block has finished yet."""
+        path = folder / DATA
+        if not path.exists():
+            return None
+        try:
+            described = json.loads((path / ".zattrs").read_text())["outputs"]
+            outputs = {n: Output(tuple(o[0]), o[1], tuple(o[2])) for n, o in json.loads(described).items()}
+            shape = json.loads((path / "done" / ".zarray").read_text())
+            whole = tuple(shape["shape"]) == tiling.shape and tuple(shape["chunks"]) == tiling.tile
+        except (OSError, ValueError, KeyError, TypeError):
+            whole = False
+        if not whole:
+            raise store.StoreError(f"{path}: damaged, it cannot be read; delete {folder} and run again.")
+        return Results(path, tiling, outputs)
+
+    @staticmethod
+    def created(
+        folder: Path, spec: Spec, tiling: Tiling, outputs: dict[str, Output], attributes: Mapping[str, Any]
+    ) -> "Results":
+        """An empty dataset, put in place at once: its metadata never change again."""
+        path = folder / DATA
+        described = json.dumps({name: [o.shape, o.dtype, o.dimensions] for name, o in outputs.items()})
+        facts = {"undertow_format": store.FORMAT, "experiment": spec.experiment, "outputs": described,
+                 "parameters": json.dumps(spec.parameters), **attributes}  # fmt: skip
+        with store._sentences(path), store._beside(path) as temporary:
+            for name, content in _empty(spec, tiling, outputs, facts).items():
+                (temporary / name).parent.mkdir(parents=True, exist_ok=True)
+                (temporary / name).write_bytes(content)
+            temporary.chmod(0o777 & ~store._umask())
+            store._flush_tree(temporary)
+            store._put_in_place(temporary, path)
+        return Results(path, tiling, outputs)
+
+    def write(self, block: tuple[int, ...], values: Mapping[str, Any], flags: Any) -> None:
+        """One block: `values` and `flags` have a leading axis over its runs."""
+        self._put_block(
+            dict(self._chunk(name, block, np.asarray(values[name]), np.nan, o) for name, o in self.outputs.items()),
+            dict([self._chunk("done", block, np.asarray(flags), TO_DO, FLAGS)]),
+        )
+
+    def fail(self, block: tuple[int, ...]) -> np.ndarray:
+        """A block that failed as a whole: its finished runs stay, all others are NaN; returns its flags."""
+        flags = self._flags_of(block, lambda name, place: _size(self.path / name / place))
+        kept = np.zeros(self.tiling.tile, bool)
+        kept[tuple(slice(0, n) for n in flags.shape)] = flags == DONE
+        values = {}
+        if kept.any():
+            for name, output in self.outputs.items():
+                path = self.path / name / _place(block, output)
+                chunk = np.fromfile(path, output.dtype).reshape((*self.tiling.tile, *output.shape))
+                chunk[~kept] = np.nan
+                values[path] = chunk.tobytes()
+        else:  # a chunk that is not there reads as NaN
+            with store._sentences(self.path):
+                for name, output in self.outputs.items():
+                    (self.path / name / _place(block, output)).unlink(missing_ok=True)
+        flags[flags != DONE] = FAILED
+        self._put_block(values, dict([self._chunk("done", block, flags, TO_DO, FLAGS)]))
+        return flags
+
+    def _put_block(self, values: dict[Path, bytes], flags: dict[Path, bytes]) -> None:
+        """The values are on the disk before the flags."""
+        with store._sentences(self.path):
+            if values:
+                self._put(values)
+            self._put(flags)
+
+    def _put(self, files: dict[Path, bytes]) -> None:
+        """Writes files beside their places, flushes them at the same time, which waits for the disk once, renames."""
+        temporary: dict[Path, str] = {}
+        try:
+            for path, content in files.items():
+                handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+                temporary[path] = name
+                with os.fdopen(handle, "wb") as file:
+                    file.write(content)
+                os.chmod(name, self._mode)
+            list(self._flushers.map(_flush_written, temporary.values()))
+            for path, name in temporary.items():
+                os.replace(name, path)
+            list(self._flushers.map(store._flush, {path.parent for path in files}))
+        except BaseException:
+            for name in temporary.values():
+                Path(name).unlink(missing_ok=True)
+            raise
+
+    def _chunk(
+        self, name: str, block: tuple[int, ...], runs: np.ndarray, empty: float | int, output: Output
+    ) -> tuple[Path, bytes]:
+        region = self.tiling.region(block)
+        inside = tuple(slice(0, part.stop - part.start) for part in region)
+        chunk = np.full((*self.tiling.tile, *output.shape), empty, output.dtype)
+        chunk[inside] = runs.reshape((*(part.stop for part in inside), *output.shape))
+        return self.path / name / _place(block, output), chunk.tobytes()
+
+    def tidy(self) -> None:
+        """Removes what a driver that was killed left beside the places of chunks."""
+        for name in (*self.outputs, "done"):
+            for stray in (self.path / name).glob(".[0-9]*"):
+                stray.unlink(missing_ok=True)
+
+    def flags(self) -> np.ndarray:
+        """TO_DO, DONE or FAILED for every run. A block whose files are missing or cut short is to do."""
+        flags = np.zeros(self.tiling.shape, np.int8)
+        sizes = {name: self._sizes(name) for name in (*self.outputs, "done")}
+        for place, size in sizes["done"].items():
+            if size != self.tiling.width:
+                continue
+            block = tuple(int(part) for part in place.split("."))
+            flags[self.tiling.region(block)] = self._flags_of(block, lambda name, place: sizes[name].get(place))
+        return flags
+
+    def _flags_of(self, block: tuple[int, ...], size: Callable[[str, str], int | None]) -> np.ndarray:
+        """Of one block, from the sizes of its files by array and place."""
+        inside = tuple(slice(0, part.stop - part.start) for part in self.tiling.region(block))
+        place = _place(block, FLAGS)
+        if size("done", place) != self.tiling.width:
+            return np.zeros([part.stop for part in inside], np.int8)
+        found = np.fromfile(self.path / "done" / place, np.int8).reshape(self.tiling.tile)[inside]
+        whole = all(
+            size(name, _place(block, output)) == self.tiling.width * output.bytes
+            for name, output in self.outputs.items()
+        )
+        return found if whole or not (found == DONE).any() else np.zeros_like(found)
+
+    def _sizes(self, name: str) -> dict[str, int]:
+        with os.scandir(self.path / name) as entries:
+            return {entry.name: entry.stat().st_size for entry in entries if entry.name[0] != "."}
+
+    def open(self) -> "xarray.Dataset":
+        """The dataset as it is now."""
+        import xarray
+
+        return xarray.open_zarr(self.path)
+
+
+def _place(block: tuple[int, ...], output: Output) -> str:
+    """The name of the chunk of a block in the array of an output."""
+    return ".".join(str(index) for index in (*block, *(0 for _ in output.shape)))
+
+
+def _size(path: Path) -> int | None:
+    """Bytes of a file; None where there is none."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def _flush_written(name: str) -> None:
+    """fsync of a file that was written."""
+    handle = os.open(name, os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _empty(spec: Spec, tiling: Tiling, outputs: dict[str, Output], facts: Mapping[str, Any]) -> dict[str, bytes]:
+    """The files of a dataset without data, uncompressed: a chunk is the bytes of its numbers."""
+    import xarray
+    import zarr
+    import zarr.storage
+
+    coordinates: dict[str, Any] = {"seed": ("seed", np.arange(spec.seeds))}
+    for axis in spec.axes:
+        if list(axis.values) != [axis.name]:
+            coordinates[axis.name] = (axis.name, np.arange(axis.size))
+        for parameter, values in axis.values.items():
+            coordinates[parameter] = (axis.name, np.asarray(values))
+    files: dict[str, Any] = {}
+    memory = zarr.storage.MemoryStore(files)
+    xarray.Dataset(coords=coordinates, attrs=dict(facts)).to_zarr(memory, mode="w", zarr_format=2, consolidated=False)
+    group = zarr.open_group(memory, mode="a", zarr_format=2)
+    dimensions = [*(axis.name for axis in spec.axes), "seed"]
+    for name, output in outputs.items():
+        group.create_array(
+            name, shape=(*tiling.shape, *output.shape), chunks=(*tiling.tile, *(max(1, n) for n in output.shape)),
+            dtype=output.dtype, fill_value=np.nan, compressors=None,
+            attributes={"_ARRAY_DIMENSIONS": [*dimensions, *output.dimensions]},
+        )  # fmt: skip
+    meaning = {"flag_values": [TO_DO, DONE, FAILED], "flag_meanings": "to_do done failed"}
+    group.create_array(
+        "done", shape=tiling.shape, chunks=tiling.tile, dtype="i1", fill_value=None, compressors=None,
+        attributes={"_ARRAY_DIMENSIONS": dimensions, **meaning},
+    )  # fmt: skip
+    zarr.consolidate_metadata(memory, zarr_format=2)
+    return {name: buffer.to_bytes() for name, buffer in sorted(files.items())}

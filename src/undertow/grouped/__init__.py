@@ -1,0 +1,1 @@
+"""Estimators for grouped data, the tests behind them, penalties and simulated designs."""

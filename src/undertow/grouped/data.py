@@ -1,0 +1,312 @@
+"""Rows in groups, checked, standardised and reduced to moments: the data of the estimators for grouped data.
+
+Gradients, flows and refits are functions of the second moments of (1, x, y) in each group, so their cost does not
+depend on the number of rows. The test of invariance needs fourth moments and makes one pass over the rows per model.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from undertow import _validate as validate
+from undertow._progress import Progress
+
+__all__ = [
+    "PRESENT",
+    "Bootstrap",
+    "Moments",
+    "bootstrap",
+    "check_rows",
+    "moments_of",
+    "predict_linear",
+    "remember_names",
+]
+
+PRESENT = 0.03
+"""A standardised coefficient above this counts as one."""
+FARTHEST = 1e280
+"""The standard deviation of y over that of a column lies within this factor of 1, so that coefficients are doubles."""
+FEW_GROUPS = 10
+"""Below this many groups, intervals from a bootstrap over groups are rough, and say so."""
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Second moments of z = (1, x, y) in each group, x and y standardised by pooled mean and standard deviation.
+
+    With shares p_e = n_e/n the pooled moments are sum_e p_e joint_e: there every x and y has mean 0 and variance 1.
+    """
+
+    joint: Float[np.ndarray, "e d_plus_2 d_plus_2"]
+    """E_e[z z'] for every group."""
+    sizes: Int[np.ndarray, " e"]
+    """n_e, rows in each group."""
+    mean: Float[np.ndarray, " d_plus_1"]
+    """Pooled means of (x, y), in the units of the data."""
+    scale: Float[np.ndarray, " d_plus_1"]
+    """Pooled standard deviations of (x, y)."""
+    rows: tuple[Float[np.ndarray, "_ d_plus_2"], ...]
+    """z of every row, an array per group."""
+
+    @property
+    def shares(self) -> Float[np.ndarray, " e"]:
+        """n_e/n."""
+        return self.sizes / self.sizes.sum()
+
+    @property
+    def second(self) -> Float[np.ndarray, "e d d"]:
+        """Sigma_e = E_e[x x'], about the pooled mean."""
+        return self.joint[:, 1:-1, 1:-1]
+
+    @property
+    def cross(self) -> Float[np.ndarray, "e d"]:
+        """c_e = E_e[x y]."""
+        return self.joint[:, 1:-1, -1]
+
+    @property
+    def power(self) -> Float[np.ndarray, " e"]:
+        """E_e[y^2]."""
+        return self.joint[:, -1, -1]
+
+    @property
+    def pooled_second(self) -> Float[np.ndarray, "d d"]:
+        """Sigma, over all rows."""
+        return np.tensordot(self.shares, self.second, 1)
+
+    @property
+    def pooled_cross(self) -> Float[np.ndarray, " d"]:
+        """c, over all rows."""
+        return self.shares @ self.cross
+
+    def ridge(self, strength: float) -> Float[np.ndarray, " d"]:
+        """(Sigma + strength I)^-1 c."""
+        second = self.pooled_second
+        return np.linalg.solve(second + strength * np.eye(len(second)), self.pooled_cross)
+
+    def least_squares(self) -> Float[np.ndarray, " d"]:
+        """The pooled least-squares coefficients, of least norm where they are not unique."""
+        return np.linalg.lstsq(self.pooled_second, self.pooled_cross, rcond=None)[0]
+
+    def gradients(self, w: Float[np.ndarray, "*batch d"]) -> Float[np.ndarray, "*batch e d"]:
+        """g_e = Sigma_e w - c_e, the gradient of half the mean squared error in each group."""
+        e, d = self.cross.shape
+        moved = np.asarray(w) @ self.second.transpose(1, 0, 2).reshape(d, e * d)
+        return moved.reshape(*np.shape(w)[:-1], e, d) - self.cross
+
+    def original(self, w: Float[np.ndarray, " d"], intercept: float = 0.0) -> tuple[np.ndarray, float]:
+        """Coefficients and intercept in the units of the data."""
+        coef = w * self.scale[-1] / self.scale[:-1]
+        return coef, float(self.mean[-1] + intercept * self.scale[-1] - coef @ self.mean[:-1])
+
+    def take(self, groups: Int[np.ndarray, " k"]) -> "Moments | None":
+        """The data set made of these groups, one that is listed twice being two groups; None if a column is constant.
+
+        Means and standard deviations are pooled anew, from the moments alone.
+        """
+        joint, sizes = self.joint[groups], self.sizes[groups]
+        pooled = np.tensordot(sizes / sizes.sum(), joint, 1)
+        mean = pooled[0, 1:]
+        variance = np.diag(pooled)[1:] - mean**2
+        if (variance < 1e-12).any():
+            return None
+        scale = np.sqrt(variance)
+        change = np.diag(np.concatenate([[1.0], 1 / scale]))
+        change[1:, 0] = -mean / scale
+        moved = {e: self.rows[e] @ change.T for e in set(groups.tolist())}
+        return Moments(
+            joint=change @ joint @ change.T,
+            sizes=sizes,
+            mean=self.mean + mean * self.scale,
+            scale=self.scale * scale,
+            rows=tuple(moved[e] for e in groups.tolist()),
+        )
+
+
+def _column(names: np.ndarray | None, index: int) -> str:
+    return f"column {index}" if names is None else f"column {str(names[index])!r}"
+
+
+def _names(X: Any) -> np.ndarray | None:
+    """The names of the columns, where all are strings."""
+    columns = getattr(X, "columns", None)
+    if columns is None or not all(isinstance(name, str) for name in columns):
+        return None
+    return np.asarray(columns, object)
+
+
+def check_rows(function: str, X: Any) -> tuple[Float[np.ndarray, "rows d"], np.ndarray | None]:
+    """X as finite numbers of shape (rows, columns), and the names of its columns."""
+    names = _names(X)
+    values = validate.real_array(function, "X", X)
+    if values.ndim != 2:
+        raise ValueError(f"`{function}`: `X` has shape {values.shape}; give (rows, columns).")
+    if 0 in values.shape:
+        raise ValueError(f"`{function}`: `X` is empty, of shape {values.shape}; give at least one row and one column.")
+    bad = ~np.isfinite(values).all(0)
+    if bad.any():
+        where = _column(names, int(np.flatnonzero(bad)[0]))
+        raise ValueError(f"`{function}`: {where} of `X` has missing or infinite values; drop those rows or fill them.")
+    return values, names
+
+
+def _read_groups(function: str, groups: Any, rows: int) -> tuple[np.ndarray, Int[np.ndarray, " rows"]]:
+    """The names of the groups, and the number of each row's group."""
+    if groups is None:
+        raise ValueError(f"`{function}`: `groups` is not given; give the environment of each row, such as its site.")
+    if np.ma.is_masked(groups):
+        raise ValueError(f"`{function}`: `groups` has masked labels; drop those rows or give them a group.")
+    labels = np.asarray(groups)
+    if labels.shape != (rows,):
+        raise ValueError(f"`{function}`: `groups` has shape {labels.shape} and `X` {rows} rows; give one label a row.")
+    if any(label is None or label != label for label in labels.tolist()):
+        raise ValueError(
+            f"`{function}`: `groups` has missing labels; drop those rows or give them a group of their own."
+        )
+    try:
+        names, numbers = np.unique(labels, return_inverse=True)
+    except TypeError:
+        raise TypeError(f"`{function}`: `groups` mixes labels of several types; convert them all to text.") from None
+    if len(names) < 2:
+        raise ValueError(
+            f"`{function}`: `groups` has one group only, {names[0]!s}; what varies shows between at least two."
+        )
+    counts = np.bincount(numbers)
+    if counts.min() < 2:
+        raise ValueError(
+            f"`{function}`: group {names[counts.argmin()]!s} has one row; every group needs two or more: merge it."
+        )
+    return names, numbers
+
+
+def moments_of(function: str, X: Any, y: Any, groups: Any) -> tuple[Moments, np.ndarray, np.ndarray | None]:
+    """The moments of checked data, the names of its groups, and of its columns where they have names.
+
+    >>> import numpy as np
+    >>> from undertow.grouped.data import moments_of
+    >>> X = np.array([[0.0], [2.0], [4.0], [6.0]])
+    >>> moments, groups, _ = moments_of("fit", X, np.array([1.0, 1.0, 2.0, 4.0]), ["a", "a", "b", "b"])
+    >>> print(groups, moments.sizes, moments.mean, moments.pooled_second)
+    ['a' 'b'] [2 2] [3. 2.] [[1.]]
+    """
+    values, columns = check_rows(function, X)
+    rows = len(values)
+    target = validate.real_array(function, "y", y)
+    if target.shape != (rows,):
+        raise ValueError(f"`{function}`: `y` has shape {target.shape} and `X` {rows} rows; give one number a row.")
+    if not np.isfinite(target).all():
+        raise ValueError(f"`{function}`: `y` has missing or infinite values; drop those rows.")
+    names, numbers = _read_groups(function, groups, rows)
+    data = np.concatenate([values, target[:, None]], axis=1)
+    # powers of two divide out exactly; squares of what is left neither overflow nor vanish
+    exponent = np.frexp(np.abs(data).max(0))[1]
+    data = np.ldexp(data, -exponent)
+    mean, scale = data.mean(0), data.std(0)
+    constant = np.flatnonzero(scale <= 1e-10 * np.abs(mean))
+    if constant.size:
+        where = "`y`" if constant[0] == values.shape[1] else f"{_column(columns, int(constant[0]))} of `X`"
+        raise ValueError(f"`{function}`: {where} is constant; leave it out.")
+    whole = np.concatenate([np.ones((rows, 1)), (data - mean) / scale], axis=1)
+    mean, scale = np.ldexp(mean, exponent), np.ldexp(scale, exponent)
+    apart = np.abs(np.log(scale[-1]) - np.log(scale[:-1]))
+    if apart.max() > np.log(FARTHEST):
+        raise ValueError(
+            f"`{function}`: {_column(columns, int(apart.argmax()))} of `X` has standard deviation "
+            f"{scale[apart.argmax()]:.3g} and `y` {scale[-1]:.3g}: coefficients would overflow; change the units."
+        )
+    sizes = np.bincount(numbers)
+    parts = tuple(whole[numbers == e] for e in range(len(sizes)))
+    joint = np.stack([part.T @ part / len(part) for part in parts])
+    return Moments(joint, sizes, mean, scale, parts), names, columns
+
+
+def remember_names(model: Any, names: np.ndarray | None) -> None:
+    """Sets `feature_names_in_`, or forgets that of an earlier fit, as scikit-learn does."""
+    if names is not None:
+        model.feature_names_in_ = names
+    elif hasattr(model, "feature_names_in_"):
+        del model.feature_names_in_
+
+
+def predict_linear(model: Any, X: Any) -> Float[np.ndarray, " rows"]:
+    """X.coef_ + intercept_ of a fitted model, for rows with the columns it was fitted on."""
+    from sklearn.utils.validation import check_is_fitted
+
+    check_is_fitted(model)
+    function = f"{type(model).__name__}.predict"
+    values, names = check_rows(function, X)
+    if values.shape[1] != model.n_features_in_:
+        raise ValueError(
+            f"`{function}`: `X` has {values.shape[1]} columns, the model was fitted on {model.n_features_in_}."
+        )
+    known = getattr(model, "feature_names_in_", None)
+    if names is not None and known is not None and list(names) != list(known):
+        first = next(j for j, (a, b) in enumerate(zip(names, known, strict=True)) if a != b)
+        raise ValueError(
+            f"`{function}`: column {first} of `X` is {names[first]!r}, at fit it was {known[first]!r}; "
+            "give the same columns in the same order."
+        )
+    return values @ model.coef_ + model.intercept_
+
+
+@dataclass(frozen=True)
+class Bootstrap:
+    """Coefficients of an estimator on data sets of groups drawn with replacement, in the units of the data."""
+
+    coef: Float[np.ndarray, "repeats d"]
+    intercept: Float[np.ndarray, " repeats"]
+    groups: int
+    """How many groups there were to draw from."""
+    failed: int
+    """Draws that gave no fit (a constant column, or no finite coefficients), left out above."""
+
+    def interval(self, level: float = 0.95) -> Float[np.ndarray, "2 d"]:
+        """The low and high end of a percentile interval for every coefficient."""
+        validate.finite_number("interval", "level", level, below=1.0)
+        return np.quantile(self.coef, [(1 - level) / 2, (1 + level) / 2], axis=0)
+
+    def __str__(self) -> str:
+        low, high = self.interval()
+        rows = [f"{j:>6}  [{a: .4g}, {b: .4g}]" for j, (a, b) in enumerate(zip(low, high, strict=True))]
+        said = f"{len(self.coef)} draws of {self.groups} groups, {self.failed} failed; 95% intervals:"
+        return "\n".join([said, *rows])
+
+
+def bootstrap(
+    function: str,
+    moments: Moments,
+    estimate: Callable[[Moments, int], tuple[np.ndarray, float]],
+    repeats: int,
+    seed: int,
+) -> Bootstrap:
+    """`estimate(moments, repeat)` -> (coefficients, intercept), on `repeats` draws of all groups with replacement.
+
+    A group drawn twice counts as two groups: they are alike, which the estimator sees as less heterogeneity.
+    """
+    repeats = validate.positive_integer(function, "repeats", repeats)
+    count = len(moments.sizes)
+    if count < FEW_GROUPS:
+        warnings.warn(
+            f"`{function}`: {count} groups are few to draw from; take the intervals as a rough guide (they tend to be "
+            f"too narrow below about {FEW_GROUPS} groups).",
+            stacklevel=3,
+        )
+    rng = np.random.default_rng(seed)
+    fits = []
+    with Progress("bootstrap", repeats, None) as bar:
+        for repeat in range(repeats):
+            drawn = moments.take(rng.integers(0, count, count))
+            if drawn is not None:
+                coef, intercept = estimate(drawn, repeat)
+                if np.isfinite(coef).all():
+                    fits.append((coef, intercept))
+            bar.update(repeat + 1)
+    if not fits:
+        raise ValueError(
+            f"`{function}`: no draw of groups gave a fit; a column varies in one group only, or all diverge."
+        )
+    coefs, intercepts = zip(*fits, strict=True)
+    return Bootstrap(np.stack(coefs), np.array(intercepts), count, repeats - len(fits))

@@ -1,0 +1,1 @@
+"""The papers: models, claims, errata, coverage and phase diagrams of each."""

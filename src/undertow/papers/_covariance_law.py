@@ -1,0 +1,165 @@
+"""The experiment behind every claim of the form: draws of this noise have that covariance."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray
+from jaxtyping import Array, Key, PyTree
+from scipy.stats import t as student
+
+from undertow import _trees as trees
+from undertow.figures import style
+from undertow.noise.base import AbstractNoise
+from undertow.papers.zero_loss.models.tanh_net import TanhNet
+from undertow.verification.claim import Claim, Measurement, Paper
+from undertow.verification.criterion import AtLevel, Check, Within
+
+__all__ = ["Draws", "Rival", "covariance_claim"]
+
+Rival = Callable[[Any, PyTree, PyTree], PyTree]
+"""The covariance that an alternative states, as a function of noise, params and the vector it multiplies."""
+
+GROUPS = 50
+"""Independent groups of draws; the spread between their means is the standard error."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How a covariance is measured."""
+
+    draws: int
+    """How many stochastic gradients are drawn."""
+    directions: int = 12
+    """Along how many random directions their variance is measured."""
+    inputs: int = 5
+    """Inputs of the tanh network whose gradient is drawn."""
+    hidden: int = 6
+    """Hidden units of that network."""
+    samples: int = 12
+    """Training samples of that network."""
+
+
+def covariance_claim(
+    claim_id: str,
+    paper: Paper,
+    place: str,
+    statement: str,
+    equation: str,
+    build: Callable[[TanhNet], dict[str, AbstractNoise]],
+    alternative: str,
+    rivals: dict[str, Rival],
+) -> Claim:
+    """A claim that the named noises, built on a tanh network away from zero loss, have the covariance they state.
+
+    `rivals` gives, for the noises that `alternative` is about, the covariance that it states for them.
+    """
+
+    def measure(parameters: Draws, key: Key[Array, ""]) -> Measurement:
+        return _measure(build, rivals, parameters, key)
+
+    return Claim(
+        id=claim_id,
+        paper=paper,
+        place=place,
+        statement=statement,
+        equation=equation,
+        scales={"smoke": Draws(40_000), "default": Draws(200_000), "full": Draws(2_000_000)},
+        measure=measure,
+        draw=_draw,
+        alternative=alternative,
+    )
+
+
+def _measure(
+    build: Callable[[TanhNet], dict[str, AbstractNoise]],
+    rivals: dict[str, Rival],
+    parameters: Draws,
+    key: Key[Array, ""],
+) -> Measurement:
+    net_key, direction_key, draw_key = jax.random.split(key, 3)
+    net = TanhNet.draw(
+        net_key, inputs=parameters.inputs, hidden=parameters.hidden, n=parameters.samples, dtype=jnp.float64
+    )
+    checks, found = [], {}
+    for name, noise in build(net).items():
+        directions = [
+            trees.standard_normal(k, net.params) for k in jax.random.split(direction_key, parameters.directions)
+        ]
+        predicted, groups = _variances(noise, net.params, directions, parameters.draws, draw_key)
+        ratios = groups / predicted
+        total = ratios.mean(axis=1)
+        checks.append(
+            Check(
+                f"variance of {name} over its prediction",
+                float(total.mean()),
+                1.0,
+                float(total.std(ddof=1) / np.sqrt(GROUPS)),
+                Within(tolerance=0.0, resolution=0.05),
+                samples=GROUPS,
+            )
+        )
+        rival = rivals.get(name)
+        wrong = None if rival is None else _p_value(groups, _along(partial(rival, noise, net.params), directions))
+        test = f"largest |t| of {len(directions)} directions, Bonferroni"
+        level = AtLevel(1e-4, test)
+        checks.append(Check(f"{name}: p-value", _p_value(groups, predicted), 1.0, 0.0, level, alternative=wrong))
+        found[name] = (predicted, groups.mean(0), groups.std(0, ddof=1) / np.sqrt(GROUPS))
+    names = list(found)
+    data = xarray.Dataset(
+        {
+            "predicted": (("noise", "direction"), np.stack([found[n][0] for n in names])),
+            "measured": (("noise", "direction"), np.stack([found[n][1] for n in names])),
+            "error": (("noise", "direction"), np.stack([found[n][2] for n in names])),
+        },
+        attrs={"noises": names},
+    )
+    return Measurement(tuple(checks), data, seeds=parameters.draws)
+
+
+def _p_value(groups: np.ndarray, predicted: np.ndarray) -> float:
+    """The probability of means of groups as far from the prediction in some direction, or further."""
+    z = (groups.mean(0) - predicted) / (groups.std(0, ddof=1) / np.sqrt(GROUPS))
+    return min(1.0, 2 * groups.shape[1] * float(student.sf(np.abs(z).max(), GROUPS - 1)))
+
+
+def _along(mv: Callable[[PyTree], PyTree], directions: list[PyTree]) -> np.ndarray:
+    """a'Sigma a for each direction."""
+    return np.array([float(trees.dot(a, mv(a))) for a in directions])
+
+
+def _variances(
+    noise: AbstractNoise, params: PyTree, directions: list[PyTree], draws: int, key: Key[Array, ""]
+) -> tuple[np.ndarray, np.ndarray]:
+    """a'Sigma a for each direction, and the mean of (a.(g - E g))^2 in each group of draws: (groups, directions)."""
+    sigma, mean = noise.covariance(params), noise.mean(params)
+    predicted = _along(sigma.mv, directions)
+    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *directions)
+
+    @eqx.filter_jit
+    def group(noise: AbstractNoise, k: Key[Array, ""]) -> Array:
+        def one(j: Key[Array, ""]) -> Array:
+            deviation = trees.subtract(noise.draw(j, params), mean)
+            return jax.vmap(lambda a: trees.dot(a, deviation) ** 2)(stacked)
+
+        return jnp.mean(jax.vmap(one)(jax.random.split(k, draws // GROUPS)), axis=0)
+
+    return predicted, np.stack([group(noise, k) for k in jax.random.split(key, GROUPS)])
+
+
+def _draw(measurement: Measurement, parameters: Any) -> Any:
+    figure, (axes,) = style.new_figure()
+    data = measurement.data
+    for index, (name, colour) in enumerate(zip(data.attrs["noises"], style.COLOURS, strict=False)):
+        row = data.isel(noise=index)
+        style.points(axes, row.predicted, row.measured, row.error, name, colour)
+    ends = [float(data.predicted.min()), float(data.predicted.max())]
+    style.theory(axes, ends, ends, "theory")
+    axes.set(xscale="log", yscale="log", xlabel="predicted variance a'Σa", ylabel="measured variance along a")
+    axes.legend()
+    return figure

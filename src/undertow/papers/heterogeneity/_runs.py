@@ -1,0 +1,43 @@
+"""Runs of matrix sensing as the claims look at them: what was learnt at the end, and what noise leaves of it."""
+
+import numpy as np
+from jaxtyping import Array, Key
+
+from undertow.dynamics.descend import descend
+from undertow.sensing.matrix_sensing import MatrixSensing
+from undertow.sensing.quadratic_net import QuadraticNet
+
+__all__ = ["ends", "noise_square"]
+
+
+def ends(
+    task: MatrixSensing | QuadraticNet,
+    step_size: float,
+    steps: int,
+    seeds: int,
+    key: Key[Array, ""],
+    *,
+    alpha: float = 1e-3,
+    signed: bool = False,
+) -> tuple[dict[str, np.ndarray], int]:
+    """The measures at the end of the runs that did not diverge, one number a run, and how many did."""
+    start = task.start(alpha, signed=True) if signed and isinstance(task, MatrixSensing) else task.start(alpha)
+    run = descend(
+        task, start, step_size=step_size, steps=steps, key=key, seeds=seeds, observe={"seen": task.measure},
+        progress=False,
+    )  # fmt: skip
+    lived = ~run.diverged
+    return {name: values[lived, -1] for name, values in run.observed["seen"].items()}, int((~lived).sum())
+
+
+def noise_square(learnt: list[float], d: int, m: int, step_size: float, square: float) -> float:
+    """E|UU' - A|^2 that the noise of symmetric measurements keeps up around A, which has the eigenvalues `learnt`.
+
+    To first order an entry of P = UU' in the basis of A moves by -eta (l_i + l_j) (P_ij - A_ij + W_ij) per step, l the
+    eigenvalues (0 for the other dimensions of the d that count). W_ij has the variance F/m on the diagonal and F/(2m)
+    off it, where F is the mean square of the residual matrix: `square` at P = A, and what is returned in addition.
+    """
+    values = np.concatenate([np.abs(learnt), np.zeros(d - len(learnt))])
+    rates = step_size * (values[:, None] + values[None])
+    share = float(np.sum(rates / (2 - rates) * (1 + np.eye(d)) / (2 * m)))
+    return square * share / (1 - share)

@@ -1,0 +1,171 @@
+"""The draws of `MatrixSensing` have the law of explicit measurements, whatever the ensemble."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray
+from jaxtyping import Array, Key, PyTree
+from scipy.stats import ks_2samp
+
+from undertow import _trees as trees
+from undertow.figures.compare import compare
+from undertow.sensing.ensembles import Correlated, MatrixNormal
+from undertow.sensing.laws import AbstractLaw, Table, Uniform
+from undertow.sensing.matrix_sensing import MatrixSensing
+from undertow.verification.claim import Claim, Measurement
+from undertow.verification.criterion import AtLevel, Check, Within
+
+ENSEMBLES: Any = ("goe", "full")
+BLOCK = 2000
+"""Draws at a time."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Stochastic gradients at a fixed point, by the exact law and from measurements drawn one by one."""
+
+    draws: int
+    """Of each kind, for each ensemble."""
+    d: int = 6
+    """Dimension of the matrices."""
+    m: int = 12
+    """Measurements in a batch."""
+
+
+def _kinds(parameters: Draws) -> dict[str, MatrixSensing]:
+    table = Table([[-1.0, 0.5], [2.0, 1.0], [0.5, -2.0]], [0.2, 0.5, 0.3])
+    density = Uniform([-1.0, 0.0], [2.0, 1.5])
+    filled = Table(
+        [[-1.0, 0.5, 0.7], [2.0, 1.0, -0.4], [0.5, -2.0, 0.2]], [0.2, 0.5, 0.3]
+    )  # two directions and the entry between them
+    d, (first, second) = parameters.d, jax.random.split(jax.random.key(3))
+    some = Correlated(jax.random.normal(first, (3 * d, d, d), jnp.float32) / d)
+    rows, columns = jnp.eye(d)[None] + jax.random.normal(second, (2, d, d), jnp.float32) / d
+    settings = [(f"{name}, {which}", law, which) for name, law in (("table", table), ("density", density))
+                for which in ENSEMBLES]  # fmt: skip
+    settings += [
+        ("entries off the diagonal, any covariance", filled, some),
+        ("entries off the diagonal, correlated rows and columns", filled, MatrixNormal(rows, columns)),
+    ]
+    return {
+        f"{name}, {'pooled' if pooled else 'one environment'}": MatrixSensing(
+            d, parameters.m, law, spurious_rank=2, pooled=pooled, ensemble=ensemble, key=jax.random.key(1),
+            dtype=jnp.float32,
+        )
+        for name, law, ensemble in settings
+        for pooled in (False, True)
+    }  # fmt: skip
+
+
+def _exact(
+    noise: MatrixSensing, point: Array, draws: int, key: Key[Array, ""]
+) -> tuple[np.ndarray, float, np.ndarray | None]:
+    """Draws of the library, the randomness in blocks as runs have it, and what it says of E|G U|^2.
+
+    With one environment a step also draws in which the chi-square is its mean.
+    """
+    arrays, rest = eqx.partition(noise, eqx.is_array)
+
+    def block(arrays: MatrixSensing, point: Array, drawn: PyTree) -> tuple[Array, Array]:
+        noise = eqx.combine(arrays, rest)
+        mean = noise.mean(point)
+        told = noise.covariance(point).trace() + trees.dot(mean, mean)
+        return jax.vmap(lambda one: noise.gradient(point, one))(drawn), told
+
+    # programs that run for a moment: compiling them well takes longer than running them, and the randomness is drawn
+    # outside, operation by operation, because all kinds share those
+    compiled = jax.jit(block, compiler_options={"xla_backend_optimization_level": 0})
+    keys = jax.random.split(key, -(-draws // BLOCK))
+    drawn = [noise.randomness(k, BLOCK) for k in keys]
+    found = [compiled(arrays, point, block) for block in drawn]
+    together = lambda parts: np.concatenate([np.asarray(g) for g, _ in parts])[:draws]
+    if noise.pooled:
+        return together(found), float(found[0][1]), None
+    steady = [(white, sizes, jnp.full_like(square, noise.m)) for white, sizes, square in drawn]
+    return together(found), float(found[0][1]), together([compiled(arrays, point, block) for block in steady])
+
+
+def _explicit(noise: MatrixSensing, point: Array, draws: int, rng: np.random.Generator) -> np.ndarray:
+    """Draws from m measurements each, by plain NumPy; only X = root(normals) comes from the ensemble."""
+    d, m, k = noise.truth.shape[0], noise.m, noise.law.size
+    each = m if noise.pooled else 1
+    root = jax.jit(jax.vmap(lambda white: noise.ensemble.root(white, d)))
+    each_part = jax.vmap(noise.problem.spurious)(jnp.eye(k))
+    u, parts, signal = (np.asarray(x, np.float64) for x in (point, each_part, noise.problem.signal))
+    found = []
+    for _ in range(-(-draws // BLOCK)):
+        x = np.asarray(root(rng.standard_normal((BLOCK * m, *noise.ensemble.white(d))))).reshape(BLOCK, m, d * d)
+        sizes = _environments(noise.law, BLOCK * each, rng).reshape(BLOCK, each, k)
+        target = (u @ u.T - signal).ravel() - sizes @ parts.reshape(k, d * d)
+        weights = (x * target).sum(2)
+        found.append(np.einsum("nm,nmk->nk", weights, x).reshape(BLOCK, d, d) @ u / m)
+    return np.concatenate(found)[:draws]
+
+
+def _environments(law: AbstractLaw, count: int, rng: np.random.Generator) -> np.ndarray:
+    if isinstance(law, Table):
+        return np.asarray(law.values)[rng.choice(len(law.probabilities), count, p=np.asarray(law.probabilities))]
+    assert isinstance(law, Uniform)
+    return rng.uniform(law.low, law.high, (count, law.size))
+
+
+def _statistics(draws: np.ndarray) -> np.ndarray:
+    """Numbers that would show a difference: entries, lengths, and inner products with fixed matrices."""
+    fixed = np.random.default_rng(2).normal(size=(4, *draws.shape[1:]))
+    along = np.einsum("nij,kij->nk", draws, fixed)
+    length = np.linalg.norm(draws, axis=(1, 2))
+    second = np.linalg.norm(draws[:, :, 0], axis=1)
+    return np.concatenate([along, along[:, :2] ** 2, length[:, None], second[:, None], draws[:, 0, :2]], axis=1)
+
+
+def _p_value(one: np.ndarray, two: np.ndarray) -> float:
+    """Of the hypothesis that two sets of draws have the same law, over all statistics."""
+    least = min(ks_2samp(a, b).pvalue for a, b in zip(one.T, two.T, strict=True))
+    return float(min(least * one.shape[1], 1))
+
+
+def _measure(parameters: Draws, key: Key[Array, ""]) -> Measurement:
+    point = jax.random.normal(jax.random.fold_in(key, 1), (parameters.d, parameters.d), jnp.float32) / 2
+    checks, values = [], []
+    kinds = _kinds(parameters)
+    level = AtLevel(1e-3 / len(kinds), "Kolmogorov-Smirnov, all statistics")
+    for index, (name, noise) in enumerate(kinds.items()):
+        own = jax.random.fold_in(key, index + 2)
+        exact, told, steady = _exact(noise, point, parameters.draws, own)
+        plain = _explicit(noise, point, parameters.draws, np.random.default_rng(np.asarray(jax.random.key_data(own))))
+        reference = _statistics(plain)
+        p = _p_value(_statistics(exact), reference)
+        other = None if steady is None else _p_value(_statistics(steady), reference)
+        checks.append(Check(f"{name}: p-value", p, 1.0, 0.0, level, alternative=other))
+        squares = np.sum(exact.astype(np.float64) ** 2, axis=(1, 2))
+        error = squares.std() / np.sqrt(len(squares)) / told
+        checks.append(Check(f"{name}: E|G U|^2", squares.mean() / told, 1.0, error, Within(1e-4, 0.2)))
+        values.append(p)
+    return Measurement(tuple(checks), xarray.Dataset({"p": ("kind", values)}), parameters.draws)
+
+
+def _draw(measurement: Measurement, parameters: Any) -> Any:
+    return compare([check for check in measurement.checks if "E|G" in check.what])
+
+
+CLAIMS = (
+    Claim(
+        id="exact-law",
+        paper="heterogeneity",
+        place="Algorithms 1 and 2, the law of a step",
+        statement="A step on fresh Gaussian measurements has the law of one Gaussian matrix and a chi-square, with one "
+        "environment a step and pooled, for symmetric, full and any other Gaussian measurements: none need be drawn.",
+        equation="G = (c/m) CM + (sqrt(c)/m) (s Z - <Z, M> CM/s),  s^2 = <M, CM>,  c ~ chi^2_m",
+        alternative="The length of a step does not fluctuate with the batch, c = m: the Gaussian law that large "
+        "batches approach.",
+        scales={"smoke": Draws(8_000), "default": Draws(50_000), "full": Draws(200_000)},
+        measure=_measure,
+        draw=_draw,
+        accelerated=True,
+        long=True,
+    ),
+)

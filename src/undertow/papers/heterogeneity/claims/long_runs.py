@@ -1,0 +1,199 @@
+"""HeteroSGD does not converge: measurement noise re-seeds the spurious direction, and bursts return."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray
+from jaxtyping import Array, Key
+
+from undertow.dynamics.descend import descend
+from undertow.figures import style
+from undertow.sensing.bursts import burst_exponent
+from undertow.sensing.growth import scalar_map, tail_exponent
+from undertow.sensing.laws import two_point
+from undertow.sensing.matrix_sensing import MatrixSensing
+from undertow.verification import statistics
+from undertow.verification.claim import Claim, Measurement
+from undertow.verification.criterion import Above, Check, Within
+
+BURST = 0.5
+"""A spurious signal above this is a burst."""
+FILTERED = 0.1
+"""A spurious signal below this has been filtered out."""
+
+
+@dataclass(frozen=True)
+class Long:
+    """HeteroSGD far beyond the step at which the invariant matrix is found."""
+
+    seeds: int
+    """Runs."""
+    steps: int = 4000
+    """How long."""
+    stop: int = 200
+    """When an early stop would have ended the run."""
+    spread: float = 10.0
+    """M of the spurious law 1 +- M."""
+    d: int = 20
+    """Dimension of the matrices."""
+    m: int = 1600
+    """Measurements a step."""
+    step_size: float = 0.05
+    """The paper's eta."""
+    every: int = 5
+    """Steps between two looks."""
+
+
+@dataclass(frozen=True)
+class Tail:
+    """The scalar map with a floor far below its saturation, so that a power law has room."""
+
+    runs: int
+    """Independent runs."""
+    steps: int = 4000
+    """How long."""
+    spread: float = 8.0
+    """M of the law 1 +- M."""
+    step_size: float = 0.05
+    """eta."""
+    floor: float = 1e-12
+    """The Gaussian that is added a step."""
+    low: float = 1e-10
+    """The power law is read off from here."""
+    high: float = 1e-6
+    """To here."""
+
+
+def _measure_bursts(parameters: Long, key: Key[Array, ""]) -> Measurement:
+    p = parameters
+    sensing = MatrixSensing(p.d, p.m, two_point(1.0, p.spread), dtype=jnp.float32)
+    run = descend(
+        sensing, sensing.start(1e-3), step_size=p.step_size, steps=p.steps, key=key, seeds=p.seeds, every=p.every,
+        observe={"seen": sensing.measure}, progress=False,
+    )  # fmt: skip
+    lived = ~run.diverged
+    spurious = run.observed["seen"]["spurious"][lived]
+    early, late = spurious[:, run.step == p.stop][:, 0], spurious[:, run.step > p.stop]
+    filtered = statistics.share(early < FILTERED)
+    again = statistics.share(late[early < FILTERED].max(1) > BURST)
+    # the noise enters along what has been learnt, and there the true signal stands against it: s - 1, not s
+    floor = p.step_size * np.sqrt((1 + p.spread**2) / (2 * p.m))
+    map_of = lambda mean, steps, index, floor: scalar_map(
+        two_point(mean, p.spread), p.step_size, steps=steps, runs=2000, key=jax.random.fold_in(key, index), floor=floor
+    )
+    end, top = map_of(0.0, p.steps, 1, floor)
+    free, _ = map_of(1.0, p.steps, 2, floor)  # not damped by the true signal
+    early_told = float((map_of(1.0, p.stop, 3, 0.0)[0] < FILTERED).mean())
+    slope, slope_error = _exponent(np.sqrt(late))
+    typical = statistics.median(np.median(late, axis=1))
+    told = float(np.median(end))
+    checks = (
+        Check("of the runs filtered at the early stop, share with a burst > 0.5 later", again[0],
+              float((top > BURST).mean()), again[1], Above(0.5), alternative=0.0, samples=math.inf),
+        Check("share with spurious < 0.1 at the early stop, against the scalar map", filtered[0], early_told,
+              filtered[1], Within(0.1, 0.4), alternative=0.0, samples=math.inf),
+        Check(
+            "median of the spurious signal later, over the scalar map's with a floor", typical[0] / told, 1.0,
+            typical[1] / told, Within(0.5, 1.0), alternative=float(np.median(free)) / told,
+        ),
+        Check(
+            "exponent of the tail of |q|", slope, burst_exponent(two_point(1.0, p.spread), p.step_size), slope_error,
+            Within(0.15, 0.8), alternative=tail_exponent(two_point(1.0, p.spread), p.step_size),
+        ),
+    )  # fmt: skip
+    data = xarray.Dataset(
+        {"spurious": (("seed", "step"), spurious[:3]), "typical": np.median(late)}, coords={"step": run.step}
+    )
+    return Measurement(checks, data, p.seeds, int((~lived).sum()))
+
+
+def _exponent(size: np.ndarray) -> tuple[float, float]:
+    """The slope of the tail between two sizes, with its error by leaving out one run at a time."""
+    low, high = 0.06, 0.24
+    below, beyond = (size > low).mean(1), (size > high).mean(1)
+    share = lambda part, keep: max(part[keep].mean(), 1e-9)
+    slope = lambda keep: np.log(share(below, keep) / share(beyond, keep)) / np.log(high / low)
+    runs = np.arange(len(size))
+    without = np.array([slope(runs != run) for run in runs])
+    return float(slope(runs >= 0)), float(np.sqrt((len(runs) - 1) * without.var()))
+
+
+def _draw_bursts(measurement: Measurement, parameters: Long) -> Any:
+    figure, (axes,) = style.new_figure(width=7.0)
+    data = measurement.data
+    for row, colour in zip(data.spurious.values, ("blue", "red", "green"), strict=False):
+        axes.plot(data.step, row, color=style.COLOURS[colour], lw=0.7)
+    axes.axhline(BURST, color=style.COLOURS["grey"], ls="--", lw=1, label="a burst")
+    axes.axvline(parameters.stop, color=style.COLOURS["purple"], ls=":", lw=1.5, label="early stop")
+    axes.set(xlabel="step", ylabel="spurious signal, three runs", yscale="log", ylim=(1e-7, 10))
+    axes.legend()
+    return figure
+
+
+def _measure_tail(parameters: Tail, key: Key[Array, ""]) -> Measurement:
+    p = parameters
+    law = two_point(1.0, p.spread)
+    end, _ = scalar_map(law, p.step_size, steps=p.steps, runs=p.runs, key=key, floor=p.floor)
+    size = np.sqrt(end)
+    levels = np.geomspace(p.low, p.high, 9)
+    counts = np.array([(size > level).sum() for level in levels])
+    # P(|q| > high given |q| > low) = (low/high)^kappa; the count beyond is binomial given the one before
+    far = np.log(p.high / p.low)
+    first, last = max(counts[0], 1), max(counts[-1], 1)
+    found = np.log(first / last) / far
+    error = np.sqrt(1 / last - 1 / first) / far
+    told = tail_exponent(law, p.step_size)
+    what = "exponent of the tail of |q|"
+    check = Check(what, float(found), float(told), float(error), Within(0.02, 0.15), alternative=float(told) / 2)
+    data = xarray.Dataset(
+        {"share": ("level", counts / p.runs), "error": ("level", np.sqrt(counts) / p.runs)}, coords={"level": levels}
+    )
+    return Measurement((check,), data, p.runs)
+
+
+def _draw_tail(measurement: Measurement, parameters: Tail) -> Any:
+    figure, (axes,) = style.new_figure()
+    data = measurement.data
+    kappa = measurement.checks[0].predicted
+    start = float(data.share[0])
+    style.theory(axes, data.level, start * (data.level / data.level[0]) ** -kappa, f"power {-kappa:.3f} (Kesten)")
+    style.points(axes, data.level, data.share, data.error, "scalar map with a floor")
+    axes.set(xlabel="|q|", ylabel="share of runs beyond", xscale="log", yscale="log")
+    axes.legend()
+    return figure
+
+
+CLAIMS = (
+    Claim(
+        id="bursts-return",
+        paper="heterogeneity",
+        place="beyond the paper: Theorem 2 needs its early stop",
+        statement="A run that has filtered the spurious signal out does not stay there: measurement noise re-seeds it, "
+        "and it comes back above 0.5, with the tail of a signal damped by the true one: E|1 + eta (s - 1)|^kappa = 1. "
+        "Early stopping is part of the method.",
+        equation="q+ = q (1 + eta (s - 1 - q^2)) + N(0, eta^2 E s^2/(2m)) along the learnt direction",
+        alternative="A filtered signal stays filtered; or what comes back is not damped by the true signal, and its "
+        "tail has E|1 + eta s|^kappa = 1.",
+        scales={"smoke": Long(40), "default": Long(128), "full": Long(512)},
+        measure=_measure_bursts,
+        draw=_draw_bursts,
+        accelerated=True,
+    ),
+    Claim(
+        id="burst-tail",
+        paper="heterogeneity",
+        place="beyond the paper: a Kesten process",
+        statement="A component that shrinks typically and is re-seeded has a power-law tail; its exponent is the "
+        "positive root of E|1 + eta s|^kappa = 1.",
+        equation="P(|q| > x) ~ x^-kappa",
+        alternative="The exponent is half that root, as of E|1 + eta s|^(2 kappa) = 1, the growth of squares.",
+        scales={"smoke": Tail(10_000), "default": Tail(40_000), "full": Tail(400_000)},
+        measure=_measure_tail,
+        draw=_draw_tail,
+        accelerated=True,
+    ),
+)

@@ -1,0 +1,223 @@
+"""Which step sizes the paper's theorem allows, and where a run of finite length changes from learning to filtering."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import scipy.sparse
+import xarray
+from jaxtyping import Array, Key
+
+from undertow.figures import heatmap, style
+from undertow.sensing.growth import lyapunov, paper_window, phase_diagram, transition_spread
+from undertow.sensing.laws import two_point
+from undertow.verification.claim import Claim, Measurement
+from undertow.verification.criterion import Above, Below, Check, Within
+
+MIDDLE = 400
+"""Steps of the runs whose transition is looked for at several means."""
+SATURATED = 0.1
+"""The level of q^2 below which a run counts as filtered; runs that have saturated fall below it again."""
+SMALL = 0.01
+"""A level of |q| far below saturation."""
+CELLS = 2000
+"""Of the grid of log q that carries a density."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Two-point laws mean +- M."""
+
+    largest: float = 1e4
+    """M up to which the window is looked for."""
+
+
+@dataclass(frozen=True)
+class Transition:
+    """The scalar map from alpha, at several lengths of the run."""
+
+    runs: int
+    """In every cell, a multiple of 32."""
+    spreads: int
+    """Values of M between 2 and 8."""
+    means: int = 9
+    """Odd number of means between 1/2 and 3/2; the one in the middle is the paper's."""
+    step_size: float = 0.05
+    """eta."""
+    alpha: float = 1e-3
+    """Where the component starts."""
+
+
+def _measure_windows(parameters: Windows, key: Key[Array, ""]) -> Measurement:
+    def ratio(mean: float, spread: float) -> float:
+        low, high = paper_window(two_point(mean, spread))
+        return low / high  # the window is empty where this is 1 or more
+
+    laws = [(1.0, float(m)) for m in range(1, 11)] + [(0.5, 4.0)]  # of Figures 2 to 6
+    low, high = 1.0, parameters.largest
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if ratio(1.0, middle) > 1 else (low, middle)
+    # 24 (1 + |E s|)/Var s = 1/(64 max|s|) is 24 * 64 (1 + E s)(E s + M) = M^2; without 1 + |E s| a factor of 2 less
+    opens = lambda factor: factor / 2 + ((factor / 2) ** 2 + factor) ** 0.5
+    exact, without = opens(24 * 64 * 2), opens(24 * 64)
+    law = two_point(1.0, 2 * high)
+    eta = math.prod(paper_window(law)) ** 0.5
+    values = 1 + 2 * high * np.array([-1.0, 1.0])
+    moment = lambda step: float(((1 + step * values + 2 * step) ** (2 / 3)).mean() - 1)
+    least = min(ratio(*law) for law in laws)
+    # constants of order 1 would leave room for some of the simulations
+    checks = (
+        Check("the M at which the window opens, mean 1", high, exact, 0.0, Within(1e-6, 1.0), alternative=without),
+        Check("lower end over upper end, least over the laws of all simulations", least, least, 0.0, Above(1.0),
+              alternative=least / (24 * 64)),
+        Check("the step size .05 of the simulations over the upper end at M = 1",
+              0.05 / paper_window(two_point(1.0, 1.0))[1], 0.05 * 64 * 2, 0.0, Within(1e-6, 1.0), alternative=0.05 * 2),
+        Check("E|1 + eta s + 2 eta|^(2/3) - 1 inside the window, at twice that M", moment(eta), moment(eta), 0.0,
+              Below(0.0), alternative=moment(eta / 24)),
+        Check("Lyapunov exponent there over eta E s - eta^2 E s^2/2",
+              lyapunov(law, eta) / (eta - eta**2 * (1 + 4 * high**2) / 2), 1.0, 0.0, Within(0.01, 0.1),
+              alternative=math.log(1 + eta) / (eta - eta**2 * (1 + 4 * high**2) / 2)),
+    )  # fmt: skip
+    spreads = np.geomspace(1, parameters.largest, 200)
+    ends = np.array([paper_window(two_point(1.0, float(m))) for m in spreads])
+    data = xarray.Dataset({"low": ("spread", ends[:, 0]), "high": ("spread", ends[:, 1])}, coords={"spread": spreads})
+    return Measurement(checks, data, 1)
+
+
+def _draw_windows(measurement: Measurement, parameters: Windows) -> Any:
+    figure, (axes,) = style.new_figure()
+    data = measurement.data
+    style.theory(axes, data.spread, data.low, "lower end 24/M2", "red")
+    style.theory(axes, data.spread, data.high, "upper end 1/(64 M1)", "blue")
+    axes.plot([1, 10], [0.05, 0.05], color=style.COLOURS["green"], lw=3, label="simulations of the paper")
+    axes.set(xlabel="spread M of the spurious signal 1 ± M", ylabel="step size", xscale="log", yscale="log")
+    axes.legend()
+    return figure
+
+
+def _near(shares: np.ndarray, within: float) -> np.ndarray:
+    """Which shares are near a half: all that are within, two at least."""
+    away = np.abs(shares - 0.5)
+    return (away < within) | (away <= np.sort(away)[1])
+
+
+def _half(shares: np.ndarray, spreads: np.ndarray) -> tuple[float, float]:
+    """The M at which half of the runs are filtered, by a line through shares around it, and the slope there."""
+    slope, level = np.polyfit(spreads, shares, 1)
+    return float((0.5 - level) / slope), float(slope)
+
+
+def _without_sampling(mean: float, spread: float, eta: float, steps: int, alpha: float, level: float) -> float:
+    """P(q^2 < level) of the scalar map, by carrying the density of log q along on a grid."""
+    grid = np.linspace(-60.0, 1.5, CELLS)
+    width = grid[1] - grid[0]
+    move = scipy.sparse.csr_matrix((CELLS, CELLS))
+    for sign in (-1, 1):
+        factor = 1 + eta * (mean + sign * spread - np.exp(2 * grid))
+        place = np.clip((grid + np.log(np.abs(factor)) - grid[0]) / width, 0, CELLS - 1.001)
+        cell = place.astype(int)
+        for to, weight in ((cell, 1 - (place - cell)), (cell + 1, place - cell)):
+            move = move + scipy.sparse.csr_matrix((weight / 2, (to, np.arange(CELLS))), (CELLS, CELLS))
+    place = (math.log(alpha) - grid[0]) / width
+    density = np.maximum(1 - np.abs(np.arange(CELLS) - place), 0)
+    for _ in range(steps):
+        density = move @ density
+    return float(density @ np.clip(0.5 + (math.log(level) / 2 - grid) / width, 0, 1))
+
+
+def _transition(
+    parameters: Transition, found: np.ndarray, mean: float, spreads: np.ndarray, steps: int, level: float
+) -> tuple[float, float, float]:
+    """The M at which half are filtered, measured and without sampling, and the error of the first."""
+    p, near = parameters, _near(found, 0.3)
+    sure = np.array([_without_sampling(mean, m, p.step_size, steps, p.alpha, level) for m in spreads[near]])
+    measured, slope = _half(found[near], spreads[near])
+    return measured, _half(sure, spreads[near])[0], 0.5 / math.sqrt(p.runs * near.sum()) / slope
+
+
+def _measure_transition(parameters: Transition, key: Key[Array, ""]) -> Measurement:
+    p = parameters
+    spreads, means = np.linspace(2, 8, p.spreads), np.linspace(0.5, 1.5, p.means)
+    middle, lengths = p.means // 2, (200, MIDDLE, 4000)
+    along = lambda n: means if n == MIDDLE else means[middle : middle + 1]
+    draw = lambda n, level: phase_diagram(
+        along(n), spreads, p.step_size, steps=n, key=jax.random.fold_in(key, n), runs=p.runs, alpha=p.alpha,
+        level=level,
+    )  # fmt: skip
+    planes = {n: draw(n, SATURATED) for n in lengths}
+    column = lambda plane: plane[:, plane.shape[1] // 2]
+    rule = lambda mean, n, size=1.0: transition_spread(mean, p.step_size, steps=n, alpha=p.alpha / size)
+    checks = []
+    for n in (100, 200):  # far below saturation, and before runs that have saturated come back
+        shares = column(draw(n, SMALL**2))
+        near = _near(shares, 0.15)  # a line bends away from shares that are farther off
+        found, slope = _half(shares[near], spreads[near])
+        error = 0.5 / math.sqrt(p.runs * near.sum()) / slope
+        what = f"{n} steps: M at which half have |q| < {SMALL:g}, against the rule"
+        checks.append(
+            Check(what, found, rule(1.0, n, SMALL), error, Within(0.05, 0.2), alternative=rule(1.0, math.inf))
+        )
+    for n, mean in ((200, 1.0), (MIDDLE, 1.0), (4000, 1.0), (MIDDLE, means[0]), (MIDDLE, means[-1])):
+        shares = planes[n][:, int(np.argmin(np.abs(along(n) - mean)))]
+        found, sure, error = _transition(p, shares, float(mean), spreads, n, SATURATED)
+        what = f"{n} steps, mean {mean:g}: M at which half have q^2 < {SATURATED:g}, against the density of log q"
+        checks.append(Check(what, found, sure, error, Within(0.02, 0.15), alternative=rule(float(mean), n)))
+    data = xarray.Dataset(
+        {
+            "share": (("steps", "spread"), np.array([column(plane) for plane in planes.values()])),
+            "told": ("steps", [rule(1.0, n) for n in lengths]),
+            "plane": (("spread", "mean"), planes[MIDDLE]),
+            "bound": ("mean", np.array([rule(float(mean), MIDDLE) for mean in means])),
+        },
+        coords={"steps": list(lengths), "spread": spreads, "mean": means},
+    )
+    return Measurement(tuple(checks), data, p.runs)
+
+
+def _draw_transition(measurement: Measurement, parameters: Transition) -> Any:
+    figure, (axes, plane) = style.new_figure(2, width=5.0)
+    data = measurement.data
+    for row, told, colour in zip(data.share, data.told, ("blue", "green", "red"), strict=True):
+        style.points(axes, data.spread, row, None, f"{int(row.steps)} steps", colour)
+        axes.axvline(float(told), color=style.COLOURS[colour], lw=1.2)
+    axes.set(xlabel="spread M (lines: alpha exp(T lambda) = 1)", ylabel="share with q² < 0.1, scalar map")
+    axes.legend()
+    heatmap.heat_map(plane, data["mean"], data.spread, data.plane, f"share after {MIDDLE} steps", limits=(0.0, 1.0))
+    heatmap.boundary(plane, data["mean"], data.bound, "alpha exp(T lambda) = 1")
+    plane.set(xlabel="mean of s", ylabel="spread M")
+    plane.legend(loc="lower right", frameon=True, framealpha=0.85)
+    return figure
+
+
+CLAIMS = (
+    Claim(
+        id="paper-window-empty",
+        paper="heterogeneity",
+        place="Theorem 2 against Section 5",
+        statement="The theorem's step sizes exist only for spreads above 3,073 (mean 1): all simulations of the paper "
+        "lie outside its theorem. Inside the window the typical spurious signal does shrink.",
+        equation="24 (1 + |E s|)/Var s < eta < 1/(64 max|s|)",
+        alternative="The window counts the variance without the mean, eta > 24/Var s, and opens at half that spread; "
+        "with constants of order 1 it would hold some of the simulations.",
+        scales={"smoke": Windows(), "default": Windows(), "full": Windows()},
+        measure=_measure_windows,
+        draw=_draw_windows,
+    ),
+    Claim(
+        id="finite-time-transition",
+        paper="heterogeneity",
+        place="Figure 3, the transition",
+        statement="Where half the runs are filtered depends on the length of the run. Far below saturation, half are "
+        "under a size x where alpha exp(T lambda) = x. Near saturation the rule is only a guide: runs that have grown "
+        "to 1 come back, and after long half are below 0.1 from M = 5 on, though lambda is still positive.",
+        equation="alpha exp(T lambda) = x,  2 lambda = log|(1 + eta)^2 - eta^2 M^2|",
+        alternative="The length of the run does not matter, the boundary is lambda = 0; or alpha exp(T lambda) = 1 "
+        "holds near saturation too.",
+        scales={"smoke": Transition(1024, 25), "default": Transition(4096, 49, 17), "full": Transition(32_768, 97, 33)},
+        measure=_measure_transition,
+        draw=_draw_transition,
+    ),
+)

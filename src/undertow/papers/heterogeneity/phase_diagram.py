@@ -1,0 +1,99 @@
+"""HeteroSGD over step size and heterogeneity: where the spurious signal is filtered out.
+
+Matrix sensing with the two-point law mean +- spread, from U = alpha I. Theory: alpha exp(T lambda) = 1 with the
+Lyapunov exponent lambda = E log|1 + eta s| (`undertow.sensing.growth.transition_spread`).
+"""
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Key
+
+from undertow._validate import Number
+from undertow.dynamics import engine
+from undertow.execution.sweeps.diagram import Diagram, fixed, means
+from undertow.figures import heatmap, style
+from undertow.sensing.growth import transition_spread
+from undertow.sensing.laws import two_point
+from undertow.sensing.matrix_sensing import MatrixSensing
+
+if TYPE_CHECKING:
+    import xarray
+    from matplotlib.figure import Figure
+
+__all__ = ["DIAGRAM", "run"]
+
+MEAN, ALPHA, STEPS = 1.0, 1e-3, 200
+FILTERED = 0.1
+"""A spurious signal below this share of the invariant one is filtered out."""
+
+
+@functools.cache
+def _sensing(d: int, m: int) -> MatrixSensing:
+    """Built once, outside of any trace: its constructor looks at numbers."""
+    with jax.ensure_compile_time_eval():
+        return MatrixSensing(d, m, two_point(MEAN, 1.0), dtype=jnp.float32)
+
+
+def run(
+    key: Key[Array, ""],
+    *,
+    step_size: Number,
+    spread: Number,
+    mean: Number = MEAN,
+    alpha: Number = ALPHA,
+    steps: int = STEPS,
+    d: int = 40,
+    m: int = 8000,
+) -> dict[str, Array]:
+    """One run of HeteroSGD: what it learnt of both signals, and whether the spurious one was filtered out.
+
+    >>> import jax
+    >>> from undertow.papers.heterogeneity import phase_diagram as hetero
+    >>> run = jax.jit(hetero.run, static_argnames="d")
+    >>> end = run(jax.random.key(0), step_size=0.05, spread=8.0, d=10)
+    >>> print(bool(end["filtered"]), bool(end["true"] > 0.9))
+    True True
+    """
+    sensing = _sensing(d, m)
+    centre, width = jnp.asarray(mean, jnp.float32), jnp.asarray(spread, jnp.float32)
+    values = jnp.stack([centre - width, centre + width])[:, None]
+    sensing = eqx.tree_at(lambda noise: noise.problem.law.values, sensing, values)
+    rule = engine.Rule(sensing, jnp.asarray(step_size, jnp.float32), None, jnp.zeros((), jnp.float32), {}, {})
+    state = engine.start(rule, jnp.asarray(alpha, jnp.float32) * jnp.eye(d, dtype=jnp.float32), key)
+    block = engine.block_length(sensing, state.params)
+    count = lambda n: jnp.asarray(n, jnp.int32)
+    never = count(engine.NEVER)
+    state, _ = engine.advance(rule, state, count(steps), never, never, block=min(block, steps), capacity=0)
+    lived = state.died == engine.NEVER
+    seen = sensing.measure(state.params)
+    kept = {name: jnp.where(lived, seen[name], jnp.nan) for name in ("true", "spurious", "to_invariant")}
+    filtered = jnp.where(lived, (seen["spurious"] < FILTERED).astype(jnp.float32), jnp.nan)
+    return {"filtered": filtered, **kept}
+
+
+def _axes(points: int) -> dict[str, Any]:
+    return {
+        "step_size": {"log": [0.01, 0.1, points]},
+        "spread": {"linear": [0.5, 9.0, points]},
+    }
+
+
+def _draw(data: "xarray.Dataset") -> "Figure":
+    figure, (axes,) = style.new_figure(width=6.4, height=4.4)
+    shown = means(data, "filtered", "step_size", "spread")
+    heatmap.heat_map(axes, shown.step_size, shown.spread, shown, "share of runs that filter it out", limits=(0.0, 1.0))
+    steps, alpha, mean = fixed(data, "steps", STEPS), fixed(data, "alpha", ALPHA), fixed(data, "mean", MEAN)
+    sizes = np.geomspace(float(data.step_size.min()) / 1.2, float(data.step_size.max()) * 1.2, 200)
+    told = [transition_spread(mean, float(eta), steps=steps, alpha=alpha) for eta in sizes]
+    heatmap.boundary(axes, sizes, told, f"predicted: α exp(Tλ) = 1, T = {steps:g}")
+    axes.set(xlabel="step size η", ylabel="heterogeneity M")
+    axes.legend(loc="upper right", frameon=True, framealpha=0.85)
+    return figure
+
+
+DIAGRAM = Diagram(run, _axes, points=20, seeds=50, shown=("step_size", "spread"), draw=_draw)

@@ -1,0 +1,1 @@
+"""Parameter symmetry and noise equilibrium of SGD (Ziyin, Wang, Li, Wu, arXiv 2402.07193)."""

@@ -1,0 +1,165 @@
+"""Two linear layers: SGD brings W Gamma_W W' and U'Gamma_U U together, not WW' and U'U; gradient descent neither."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray
+from jaxtyping import Array, Key
+
+from undertow.dynamics.descend import descend
+from undertow.figures import style
+from undertow.noise.additive import noiseless
+from undertow.noise.minibatch import Minibatch
+from undertow.papers.noise_equilibrium.models.linear_nets import (  # fmt: skip
+    GaussianPairs,
+    balance,
+    condensed,
+    cosine,
+    split_variance,
+    two_layer_loss,
+    xavier,
+)
+from undertow.problem import Problem
+from undertow.symmetry.closed_forms import balanced_factors
+from undertow.verification import statistics
+from undertow.verification.claim import Claim, Measurement
+from undertow.verification.criterion import Above, Below, Check, Within
+
+PHI = 0.5
+"""Half of the inputs have this variance, the others 2 - PHI: balanced noise and equal norms then differ."""
+LOOKS = 20
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """A two-layer linear net on a fixed data set y = x + eps, by SGD and by gradient descent from the same starts."""
+
+    seeds: int
+    """Runs of SGD, each with its own start, and as many of gradient descent."""
+    steps: int
+    """Steps of SGD; the last quarter is averaged over."""
+    inputs: int = 30
+    """Inputs and outputs."""
+    hidden: int = 40
+    """Hidden units."""
+    samples: int = 1000
+    """Samples of the data set."""
+    batch: int = 10
+    """Samples a step of SGD."""
+    step_size: float = 0.01
+    """Of both."""
+    descent_steps: int = 3000
+    """Steps of gradient descent."""
+
+
+def _apart(a: Array, b: Array) -> Array:
+    return jnp.sqrt(jnp.sum((a - b) ** 2) / jnp.sum(a**2))
+
+
+def _looks(problem: Problem) -> dict[str, Any]:
+    """How far apart the noise of the two layers is, at what angle, and how far apart their squares are."""
+    return {
+        "noise": lambda p: _apart(*balance(p, problem)),
+        "cosine": lambda p: cosine(*balance(p, problem)),
+        "norms": lambda p: _apart(p["W"] @ p["W"].T, p["U"].T @ p["U"]),
+    }
+
+
+def _closed_forms(problem: Problem, hidden: int) -> tuple[dict[str, float], dict[str, float]]:
+    """The same numbers where the least-squares solution has balanced noise, and where it has equal norms."""
+    x, y = (np.asarray(part, np.float64) for part in problem.data)
+    product = np.linalg.solve(x.T @ x, x.T @ y).T
+    r = x @ product.T - y
+    second = lambda weights, rows: (rows * weights[:, None]).T @ rows / len(rows)
+    of_residuals, of_inputs = second(np.sum(x**2, axis=1), r), second(np.sum(r**2, axis=1), x)
+    found = []
+    for gammas in ((of_residuals, of_inputs), (np.eye(y.shape[1]), np.eye(x.shape[1]))):
+        u, w = balanced_factors(jnp.asarray(product), *map(jnp.asarray, gammas), hidden)
+        found.append({name: float(look({"U": u, "W": w})) for name, look in _looks(problem).items()})
+    return found[0], found[1]
+
+
+def _measure(parameters: Alignment, key: Key[Array, ""]) -> Measurement:
+    p = parameters
+    draw, run_key = jax.random.split(key)
+    law = GaussianPairs(split_variance(p.inputs, PHI), jnp.ones(p.inputs, jnp.float32))
+    problem = law.population(two_layer_loss).sample(draw, p.samples)
+    common: dict[str, Any] = {
+        "step_size": p.step_size, "key": run_key, "seeds": p.seeds, "lane_width": p.seeds, "progress": False,
+        "observe": _looks(problem),
+    }  # fmt: skip
+    init = lambda k: xavier(k, inputs=p.inputs, hidden=p.hidden)
+    # a linear net sees only second moments: the same descent, with fewer samples
+    runs = {
+        "SGD": descend(Minibatch(problem, p.batch), init, steps=p.steps, every=p.steps // LOOKS, **common),
+        "GD": descend(
+            noiseless(condensed(problem)), init, steps=p.descent_steps, every=p.descent_steps // LOOKS, **common
+        ),
+    }
+    balanced, equal = _closed_forms(problem, p.hidden)
+    late = {
+        name: {what: statistics.mean(values[:, -LOOKS // 4 :].mean(axis=1)) for what, values in run.observed.items()}
+        for name, run in runs.items()
+    }
+    sgd, gd = late["SGD"], late["GD"]
+    checks = (
+        Check("SGD: |WW' - U'U|/|WW'|", sgd["norms"][0], balanced["norms"], sgd["norms"][1], Within(0.04, 0.05),
+              alternative=equal["norms"]),
+        Check("SGD: |a - b|/|a|", sgd["noise"][0], balanced["noise"], sgd["noise"][1], Below(0.2),
+              alternative=equal["noise"]),
+        Check("SGD: cosine of a and b", sgd["cosine"][0], balanced["cosine"], sgd["cosine"][1], Above(0.98),
+              alternative=equal["cosine"]),
+        Check("gradient descent: |a - b|/|a|", gd["noise"][0], balanced["noise"], gd["noise"][1], Above(0.5),
+              alternative=balanced["noise"]),
+        Check("gradient descent: cosine of a and b", gd["cosine"][0], balanced["cosine"], gd["cosine"][1], Below(0.6),
+              alternative=balanced["cosine"]),
+    )  # fmt: skip
+    data = {
+        f"{name}_{what}": (("seed", f"{name}_step"), values)
+        for name, run in runs.items()
+        for what, values in run.observed.items()
+    }
+    told = {"balanced": [balanced["noise"], balanced["norms"]], "equal": [equal["noise"], equal["norms"]]}
+    coordinates = {f"{name}_step": run.step for name, run in runs.items()}
+    diverged = int(sum(run.diverged.sum() for run in runs.values()))
+    return Measurement(checks, xarray.Dataset(data, coords=coordinates, attrs=told), p.seeds, diverged)
+
+
+def _draw(measurement: Measurement, parameters: Alignment) -> Any:
+    figure, panels = style.new_figure(2, width=4.2)
+    data = measurement.data
+    for index, (axes, what) in enumerate(zip(panels, ("noise", "norms"), strict=True)):
+        for name, colour in (("SGD", "blue"), ("GD", "red")):
+            values = data[f"{name}_{what}"].values
+            spread = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+            style.points(axes, data[f"{name}_step"], values.mean(axis=0), spread, name, colour)
+        ends = [0, float(data.SGD_step[-1])]
+        for name, words, colour in (("balanced", "balanced noise", "green"), ("equal", "equal norms", "grey")):
+            style.theory(axes, ends, [data.attrs[name][index]] * 2, words, colour)
+        axes.set(xlabel="steps", ylabel={"noise": "|a − b|/|a|", "norms": "|WW′ − U′U|/|WW′|"}[what])
+        axes.legend()
+    return figure
+
+
+CLAIMS = (
+    Claim(
+        id="two-layer-alignment",
+        paper="noise_equilibrium",
+        place="Figure 2 and Theorem 5.2",
+        statement="SGD on a two-layer linear net aligns its layers, a = W Gamma_W W' with b = U'Gamma_U U, up to "
+        "fluctuations, and on anisotropic data that is not WW' = U'U: their difference is that of the closed form. "
+        "Gradient descent from the same starts (Xavier) keeps a and b apart.",
+        equation="W E[|r|^2 xx'] W' = U' E[|x|^2 rr'] U,  r = UWx - y",
+        alternative="SGD balances the norms of the layers, WW' = U'U, whatever the data.",
+        scales={
+            "smoke": Alignment(8, 7000, inputs=12, hidden=16, samples=400, step_size=0.02, descent_steps=2000),
+            "default": Alignment(16, 12_000),
+            "full": Alignment(128, 12_000),
+        },
+        measure=_measure,
+        draw=_draw,
+    ),
+)

@@ -1,0 +1,341 @@
+"""How a charge comes to its noise equilibrium: the rate, what the paper's bound on it misses, and a moving target."""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray
+from jaxtyping import Array, Float, Key, PyTree
+from scipy.integrate import solve_ivp
+
+from undertow.dynamics.descend import descend
+from undertow.figures import style
+from undertow.figures.compare import compare
+from undertow.noise.minibatch import Minibatch
+from undertow.problem import Population
+from undertow.verification import statistics
+from undertow.verification.claim import Claim, Measurement
+from undertow.verification.criterion import Above, Below, Check, Within
+
+OUTPUTS, INPUTS = 1, 8
+"""Of the neuron: the more inputs for one output, the longer the input weights at the equilibrium."""
+LANE = 128
+"""Runs behind a moving equilibrium that advance together."""
+
+
+@dataclass(frozen=True)
+class Relaxing:
+    """SGD on a linear neuron u (w.x) with fresh data, from below its noise equilibrium; and random equilibria."""
+
+    seeds: int
+    """Runs at each step size."""
+    draws: int
+    """Random equilibria, each with its orbit."""
+    dimension: int = 10
+    """Parameters of those."""
+    step_size: float = 0.008
+    """The smaller of two step sizes."""
+    size: int = 4
+    """Samples in a batch."""
+    below: float = 0.6
+    """How far below the equilibrium the charge starts."""
+    relaxations: float = 1.0
+    """How long, in relaxation times at the equilibrium."""
+
+
+@dataclass(frozen=True)
+class Chase:
+    """SGD, batches of one, on a linear neuron whose teacher drifts and diffuses, and C* with it: dC* = mu dt + s dW."""
+
+    seeds: int
+    """Runs behind the moving teacher; as many as a lane holds behind one that rests."""
+    inputs: int = 3
+    """Inputs of the neuron, for one output."""
+    pace: float = 0.005
+    """Step size times the factor of the loss: the smaller, the nearer to continuous time."""
+    rate: float = 10.0
+    """k, which is sigma^2 c_0 of the lemma; the loss is multiplied by what makes it so."""
+    lag: float = 0.05
+    """mu/k, of the size of C - C* that the drift makes."""
+    spread: float = 0.006
+    """s^2/(2k), the part of E(C - C*)^2 that the diffusion makes."""
+    teacher: float = 1.0
+    """Where the teacher starts."""
+    away: float = 0.3
+    """C - C* at the start, behind a teacher that rests."""
+    relaxations: float = 2.0
+    """How long, in units of 1/k; half as long again behind a teacher that rests."""
+
+
+def _loss(p: PyTree, sample: PyTree) -> Array:
+    x, y = sample
+    return jnp.sum((p[0] * (p[1] @ x) - y) ** 2)
+
+
+def _sample(key: Key[Array, ""]) -> tuple[Array, Array]:
+    """x and the label noise are white; the true neuron has |u| |w| = 1 along the first axes."""
+    white = jax.random.normal(key, (INPUTS + OUTPUTS,), jnp.float32)
+    x = white[:INPUTS]
+    return x, white[INPUTS:].at[0].add(x[0])
+
+
+def _charge(p: PyTree) -> Array:
+    return (jnp.sum(p[0] ** 2) - jnp.sum(p[1] ** 2)) / 2
+
+
+def _squares(charge: Any) -> tuple[Any, Any]:
+    """|u|^2 and |w|^2 at the minimum, of the charge: their product is 1."""
+    half = np.sqrt(charge**2 + 1)
+    return half + charge, half - charge
+
+
+def _speed(charge: Any) -> Any:
+    """dC/dt over sigma^2, at the minimum: Tr[Sigma A] = 4 (Tr Sigma_eps |w|^2 - Tr Sigma_x |u|^2)."""
+    u, w = _squares(charge)
+    return 4 * (OUTPUTS * w - INPUTS * u)
+
+
+END = float((np.sqrt(OUTPUTS / INPUTS) - np.sqrt(INPUTS / OUTPUTS)) / 2)
+"""C*: there OUTPUTS |w|^2 = INPUTS |u|^2."""
+
+
+def _rate(charge: float) -> float:
+    """2 Tr[Sigma A^2]/(theta'A^2 theta): A^2 is the identity."""
+    u, w = _squares(charge)
+    return 8 * (OUTPUTS * w + INPUTS * u) / (u + w)
+
+
+def _bound() -> float:
+    """Corollary B.4 from below, as printed: Tr[Sigma* A_+^2]/(theta*'A_+^2 theta*)."""
+    u, w = _squares(END)
+    return 4 * OUTPUTS * w / u
+
+
+def _measured_rate(parameters: Relaxing, step_size: float, key: Key[Array, ""]) -> tuple[float, float, float, Any]:
+    """-log of the distance to C* that is left over the time, in units of sigma^2; its error; the flow's; the run."""
+    p = parameters
+    sigma2 = step_size / (2 * p.size)
+    start = END - p.below
+    u, w = np.sqrt(_squares(start))
+    point = tuple(jnp.asarray(length * np.eye(n)[0], jnp.float32) for length, n in ((u, OUTPUTS), (w, INPUTS)))
+    steps = round(p.relaxations / (sigma2 * _rate(END)) / step_size)
+    run = descend(
+        Minibatch(Population(_loss, _sample), p.size), point, step_size=step_size, steps=steps, every=-(-steps // 20),
+        key=key, observe={"charge": _charge}, seeds=p.seeds, lane_width=p.seeds, progress=False,
+    )  # fmt: skip
+    clock = sigma2 * run.time[-1]
+    left, error = statistics.mean((END - run.observed["charge"][:, -1]) / p.below)
+    flow = solve_ivp(lambda _, c: _speed(c), (0, clock), [start], rtol=1e-9)
+    told = -np.log((END - flow.y[0, -1]) / p.below) / clock
+    return -np.log(left) / clock, error / left / clock, float(told), run
+
+
+class _Orbit(NamedTuple):
+    """A diagonal generator A, the noise Sigma* and the point theta* of an equilibrium, entry by entry."""
+
+    a: np.ndarray
+    noise: np.ndarray
+    squares: np.ndarray
+
+    def speed(self, amount: float) -> float:
+        """Tr[Sigma A] at exp(-amount A) theta*."""
+        return float(np.sum(self.a * np.exp(2 * amount * self.a) * self.noise))
+
+    def distance(self, amount: float) -> float:
+        """C - C* there, C = 1/2 theta'A theta."""
+        return float(np.sum(self.a * (np.exp(-2 * amount * self.a) - 1) * self.squares) / 2)
+
+    def rate(self, amount: float) -> float:
+        """2 Tr[Sigma A^2]/(theta'A^2 theta) there."""
+        noise = np.sum(self.a**2 * np.exp(2 * amount * self.a) * self.noise)
+        return float(2 * noise / np.sum(self.a**2 * np.exp(-2 * amount * self.a) * self.squares))
+
+    def plus(self, part: np.ndarray) -> float:
+        """Tr[. A_+^2]."""
+        return float(np.sum(np.maximum(self.a, 0) ** 2 * part))
+
+
+def _orbit(rng: np.random.Generator, dimension: int) -> _Orbit:
+    """A random generator with eigenvalues of both signs, a random point, and noise that balances."""
+    a = np.append(rng.normal(size=dimension - 2), [1.0, -1.0])
+    noise, squares = rng.exponential(size=(2, dimension))
+    sums = [np.sum(np.abs(a) * noise, where=a * sign > 0) for sign in (1, -1)]
+    return _Orbit(a, noise / np.where(a > 0, *sums), squares)
+
+
+def _measure(parameters: Relaxing, key: Key[Array, ""]) -> Measurement:
+    p = parameters
+    found = [_measured_rate(p, f * p.step_size, jax.random.fold_in(key, f)) for f in (1, 2)]
+    (small, e1, told, run), (large, e2, _, _) = found
+    bound = _bound()
+    value, error = 2 * small - large, float(np.hypot(2 * e1, e2))
+    inside, half, least, distances = [], [], [], []
+    rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
+    for _ in range(p.draws):
+        orbit = _orbit(rng, p.dimension)
+        for amount in (1e-3, 0.1, 0.3, 0.6):
+            way = [orbit.rate(a) for a in np.linspace(0, amount, 200)]
+            rate = -orbit.speed(amount) / orbit.distance(amount)
+            inside.append(min(way) <= rate <= max(way))
+            half.append(min(way) <= rate / 2 <= max(way))
+            least.append(orbit.speed(amount) / (2 * amount * orbit.plus(orbit.noise)))
+        distances.append(-orbit.distance(1e-3) / (1e-3 * orbit.plus(orbit.squares)))
+    u, w = _squares(END)
+    checks = (
+        Check("SGD: rate to the equilibrium over the bound of Corollary B.4, which is 1 at least",
+              value / bound, told / bound, error / bound, Within(0.02, 0.1), printed=1.0, alternative=told / bound / 2),
+        Check("neuron: -(C - C*)/lambda* over that of Lemma B.3, which is 1 at most, near the equilibrium",
+              _local(1e-6) / u, 1 + w / u, 0.0, Within(1e-4, 1e-2), printed=1.0),
+        Check("random equilibria: the same, least of the draws", min(distances), 1.0, 0.0, Above(1.0)),
+        Check("Lemma B.2: dC/dt over its bound, least along the orbits", min(least), 1.0, 0.0, Above(1.0)),
+        Check("share of points whose rate is 2 sigma^2 Tr[Sigma A^2]/theta'A^2 theta somewhere on their way",
+              float(np.mean(inside)), 1.0, 0.0, Above(0.999), alternative=float(np.mean(half))),
+    )  # fmt: skip
+    data = xarray.Dataset(
+        {"charge": (("seed", "time"), run.observed["charge"])},
+        coords={"time": run.time * p.step_size / (2 * p.size)},
+    )
+    return Measurement(checks, data, p.seeds, int(run.diverged.sum()))
+
+
+def _local(amount: float) -> float:
+    """-(C - C*)/lambda* of the neuron at exp(-lambda* A) theta*, C = 1/2 theta'A theta."""
+    u, w = _squares(END)
+    moved = (u * np.exp(-2 * amount) - w * np.exp(2 * amount)) / 2
+    return float((END - moved) / amount)
+
+
+def _draw(measurement: Measurement, parameters: Relaxing) -> Any:
+    figure, (axes,) = style.new_figure()
+    data = measurement.data
+    time = data.time.values
+    fine = np.linspace(0, time[-1], 100)
+    flow = solve_ivp(lambda _, c: _speed(c), (0, time[-1]), [END - parameters.below], t_eval=fine, rtol=1e-9)
+    style.theory(axes, fine, (END - flow.y[0]) / parameters.below, "flow of the charge")
+    style.theory(axes, fine, np.exp(-_bound() * fine), "Corollary B.4 as printed: not above this", "red")
+    left = (END - data.charge.values) / parameters.below
+    style.points(axes, time, left.mean(axis=0), left.std(axis=0, ddof=1) / np.sqrt(len(left)), "SGD")
+    axes.set(xlabel="σ² × time", ylabel="distance to the equilibrium, over the start's", yscale="log")
+    axes.legend()
+    return figure
+
+
+class Teacher(eqx.Module):
+    """scale (u (w.x) - v x_1 - noise)^2: the teacher v is fitted, and moves by itself.
+
+    Its gradient is -drift and noise with standard deviation `diffusion`; the error of the fit does not move it.
+    """
+
+    scale: Float[Array, ""]
+    drift: Float[Array, ""]
+    diffusion: Float[Array, ""]
+
+    def __call__(self, params: dict[str, Array], sample: tuple[Array, Array, Array]) -> Float[Array, ""]:
+        x, noise, kick = sample
+        aim = jax.lax.stop_gradient(params["v"]) * x[0] + noise
+        moved = (self.drift + self.diffusion * kick) * params["v"]
+        return self.scale * (params["u"] * (params["w"] @ x) - aim) ** 2 - moved
+
+
+class _Gap(eqx.Module):
+    """C - C*, where C* is `share` times the teacher."""
+
+    share: Float[Array, ""]
+
+    def __call__(self, params: dict[str, Array]) -> Float[Array, ""]:
+        return (params["u"] ** 2 - jnp.sum(params["w"] ** 2)) / 2 - self.share * params["v"]
+
+
+@functools.cache
+def _stream(inputs: int) -> Any:
+    """White inputs, label noise, and what kicks the teacher; the same function for the same number of inputs."""
+
+    def sample(key: Key[Array, ""]) -> tuple[Array, Array, Array]:
+        white = jax.random.normal(key, (inputs + 2,), jnp.float32)
+        return white[:inputs], white[inputs], white[inputs + 1]
+
+    return sample
+
+
+def _chase(p: Chase, drift: float, diffusion: float, away: float, relaxations: float, seeds: int, key: Array) -> Any:
+    """C - C* at the end of every run, C* with this drift and diffusion, and how many runs diverged."""
+    n = p.inputs
+    # at the minimum u^2 = 1/sqrt(n) and w^2 = sqrt(n) times the teacher, and k = 16 sigma^2 n/(n + 1) times the scale
+    share = (n**-0.5 - n**0.5) / 2
+    scale = p.rate / (8 * p.pace * n / (n + 1))
+    step = p.pace / scale
+    numbers = scale, drift / share, diffusion / abs(share) / np.sqrt(step)
+    loss = Teacher(*(jnp.asarray(x, jnp.float32) for x in numbers))
+    charge = share * p.teacher + away
+    half = np.hypot(charge, p.teacher)
+    start = {"u": np.sqrt(half + charge), "w": np.sqrt(half - charge) * np.eye(n)[0], "v": p.teacher}
+    run = descend(
+        Minibatch(Population(loss, _stream(n)), 1), jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), start),
+        step_size=step, steps=round(relaxations / (p.rate * step)), key=key, seeds=seeds, lane_width=LANE,
+        observe={"gap": _Gap(jnp.asarray(share, jnp.float32))}, progress=False,
+    )  # fmt: skip
+    return run.observed["gap"][:, -1], int(run.diverged.sum())
+
+
+def _measure_chase(parameters: Chase, key: Key[Array, ""]) -> Measurement:
+    """SGD's mean-square distance to a moving equilibrium, over that of (71), and to a resting one over its start."""
+    p, (k1, k2) = parameters, jax.random.split(key)
+    # the teacher moves away from zero: C* = share * teacher, and the share is negative
+    drift, diffusion = -p.lag * p.rate, np.sqrt(2 * p.rate * p.spread)
+    gaps, lost = _chase(p, drift, diffusion, 0.0, p.relaxations, p.seeds, k1)
+    resting, lost_resting = _chase(p, 0.0, 0.0, p.away, 1.5 * p.relaxations, min(LANE, p.seeds), k2)
+    left = np.exp(-p.relaxations)
+    drifted, diffused = (p.lag * (1 - left)) ** 2, p.spread * (1 - left**2)
+    right = drifted + diffused
+    value, error = statistics.mean(gaps**2 / right)
+    behind, behind_error = statistics.mean(gaps / (p.lag * (1 - left)))
+    rest, rest_error = statistics.mean(resting**2 / p.away**2)
+    checks = (
+        Check("SGD behind a moving equilibrium: E(C - C*)^2 over mu^2/k^2 + s^2/(2k)", value, 1.0, error,
+              Within(0.1, 0.4), printed=(drifted + diffused / p.rate) / right,
+              alternative=(drifted + 2 * diffused) / right),
+        # the step size moves the equilibrium itself, by a tenth of the lag
+        Check("E(C - C*) over -mu/k", behind, 1.0, behind_error, Within(0.2, 0.6), alternative=0.0),
+        Check("SGD beside a resting one: E(C - C*)^2 over its start", rest, float(np.exp(-3 * p.relaxations)),
+              rest_error, Below(0.02), alternative=1.0, samples=len(resting)),
+    )  # fmt: skip
+    return Measurement(checks, xarray.Dataset({"gap": ("run", gaps[:1000])}), p.seeds, lost + lost_resting)
+
+
+def _draw_chase(measurement: Measurement, parameters: Chase) -> Any:
+    return compare(measurement.checks)
+
+
+CLAIMS = (
+    Claim(
+        id="charge-relaxes",
+        paper="noise_equilibrium",
+        place="Theorem 4.5, Lemmas B.2 and B.3, Corollary B.4",
+        statement="A charge relaxes to its equilibrium at the rate 2 sigma^2 Tr[Sigma A^2]/theta'A^2 theta, taken "
+        "somewhere on its way. The paper's lower bound has A_+ or A_- alone in both traces; it rests on Lemma B.3, "
+        "which drops a term of the wrong sign, and SGD is slower than it.",
+        equation="-dC/dt/(C - C*) = 2 sigma^2 Tr[Sigma A^2]/theta'A^2 theta at a point between theta and theta*",
+        alternative="SGD relaxes half as fast, at the rate sigma^2 Tr[Sigma A^2]/theta'A^2 theta: the paper's form "
+        "with A in place of A_+.",
+        scales={"smoke": Relaxing(64, 20), "default": Relaxing(512, 100), "full": Relaxing(4096, 1000)},
+        measure=_measure,
+        draw=_draw,
+    ),
+    Claim(
+        id="charge-follows",
+        paper="noise_equilibrium",
+        place="Lemma B.5, Eq. (63), against Eq. (71), and Theorem B.6",
+        statement="The charge of SGD comes to an equilibrium that rests; it follows one with drift mu and diffusion s "
+        "up to mu^2/k^2 + s^2/(2k) in mean square, k the rate at which it relaxes. The lemma divides s^2 by k once too "
+        "often; for k above 1 its bound is violated.",
+        equation="E(C - C*)^2 = mu^2/k^2 + s^2/(2k),  k = sigma^2 c_0",
+        alternative="The diffusion of the equilibrium adds s^2/k to the mean-square distance, twice as much.",
+        scales={"smoke": Chase(512), "default": Chase(4096, pace=0.0025), "full": Chase(32_768, pace=0.0025)},
+        measure=_measure_chase,
+        draw=_draw_chase,
+    ),
+)

@@ -1,0 +1,356 @@
+"""Two factors U W: the noise of rows against that of columns, where they balance, and the case that is solved."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+import xarray
+from jaxtyping import Array, Key, PyTree
+
+from undertow.dynamics.descend import descend
+from undertow.figures import style
+from undertow.figures.compare import compare
+from undertow.noise.minibatch import Minibatch
+from undertow.problem import Problem
+from undertow.symmetry.closed_forms import balanced_factors
+from undertow.symmetry.equilibrium import equilibrium
+from undertow.symmetry.flow import noether_flow
+from undertow.symmetry.generators import DoubleRotation
+from undertow.verification import statistics
+from undertow.verification.claim import Claim, Measurement
+from undertow.verification.criterion import Below, Check, Within
+
+ROWS, COLUMNS = 4, 5
+"""Outputs and inputs of the factorisation."""
+
+INSIDE = DoubleRotation(lambda p: p["U"], lambda p: p["W"])
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Draws of a factorisation with 4 outputs and 5 inputs."""
+
+    draws: int
+    """How many."""
+    width: int = 4
+    """Columns of U and rows of W."""
+    samples: int = 40
+    """Training samples."""
+    size: int = 3
+    """Samples in a batch."""
+    step_size: float = 0.02
+    """Step size of SGD."""
+    weight_decay: float = 0.01
+    """Weight decay, where it is on."""
+    batches: int = 20_000
+    """One-step changes in an ensemble."""
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """SGD on a product of two vectors, from random pairs on the manifold of minima."""
+
+    seeds: int
+    """Starts, at each setting."""
+    neurons: int = 4
+    """Entries of each vector."""
+    samples: int = 200
+    """Training samples."""
+    step_size: float = 0.005
+    """The smaller of two step sizes, at batches of one."""
+    relaxations: float = 3.0
+    """How long the rates are measured, in relaxation times."""
+    long_relaxations: float = 12.0
+    """After how many the signs are looked at."""
+
+
+def _loss(p: PyTree, sample: PyTree) -> Array:
+    x, y = sample
+    return jnp.sum((p["U"] @ (p["W"] @ x) - y) ** 2)
+
+
+@eqx.filter_jit
+def _at_minimum(key: Key[Array, ""], samples: int, width: int) -> tuple[Problem, PyTree, Array]:
+    """Correlated inputs, noisy labels, and random factors of the least-squares solution V."""
+    keys = jax.random.split(key, 6)
+    normal = lambda k, *shape: jax.random.normal(k, shape, jnp.float64)
+    x = normal(keys[0], samples, COLUMNS) @ (jnp.eye(COLUMNS) + 0.2 * normal(keys[1], COLUMNS, COLUMNS))
+    y = x @ normal(keys[2], COLUMNS, ROWS) + normal(keys[3], samples, ROWS)
+    product = jnp.linalg.solve(x.T @ x, x.T @ y).T
+    first, _, last = jnp.linalg.svd(normal(keys[4], ROWS, width), full_matrices=False)
+    left = (first * jnp.linspace(0.5, 2.0, ROWS)[None]) @ last
+    inverse = jnp.linalg.pinv(left)
+    hidden = normal(keys[5], width, COLUMNS)
+    right = inverse @ product + hidden - inverse @ (left @ hidden)
+    return Problem(_loss, (x, y)), {"U": left, "W": right}, product
+
+
+@eqx.filter_jit
+def _moments(problem: Problem, params: PyTree) -> tuple[Array, Array]:
+    """Gamma_U = E[|x|^2 rr'] and Gamma_W = E[|r|^2 xx']."""
+    x, y = problem.data
+    r = x @ params["W"].T @ params["U"].T - y
+    second = lambda weights, rows: (rows * weights[:, None]).T @ rows / rows.shape[0]
+    return second(jnp.sum(x**2, axis=1), r), second(jnp.sum(r**2, axis=1), x)
+
+
+@eqx.filter_jit
+def _by_rows(problem: Problem, params: PyTree) -> Array:
+    """The covariances of the gradients of U's rows, summed, less those of W's columns: from per-sample gradients."""
+    gradients = problem.sample_gradients(params)
+
+    def summed(vectors: Array) -> Array:
+        """(samples, vectors, width) -> width x width."""
+        centred = vectors - vectors.mean(axis=0, keepdims=True)
+        return jnp.einsum("nik,nil->kl", centred, centred) / vectors.shape[0]
+
+    return summed(gradients["U"]) - summed(jnp.swapaxes(gradients["W"], 1, 2))
+
+
+@eqx.filter_jit
+def _changes(noise: Minibatch, params: PyTree, keys: Key[Array, " batches"], eta: float) -> Array:
+    """What one step does to the charge, for one batch a key."""
+
+    def one(key: Key[Array, ""]) -> Array:
+        after = jax.tree.map(lambda p, g: p - eta * g, params, noise.draw(key, params))
+        return INSIDE.charge(after) - INSIDE.charge(params)
+
+    return jax.lax.map(one, keys, batch_size=1000)
+
+
+def _measure_rows(parameters: Draws, key: Key[Array, ""]) -> Measurement:
+    exact, closed, scores, wrong, ratios, errors = [], [], [], [], [], []
+    relative = lambda a, b: float(np.abs(np.asarray(a) - b).max() / np.abs(b).max())
+    for k in jax.random.split(key, parameters.draws):
+        problem, params, _ = _at_minimum(k, parameters.samples, parameters.width)
+        noise = Minibatch(problem, parameters.size)
+        flow = noether_flow(noise, INSIDE, params, step_size=parameters.step_size)
+        rows = np.asarray(_by_rows(problem, params)) / parameters.size
+        u, w = np.asarray(params["U"]), np.asarray(params["W"])
+        gamma_u, gamma_w = map(np.asarray, _moments(problem, params))
+        exact.append(relative(flow.noise, rows))
+        closed.append(relative(flow.noise, 4 / parameters.size * (w @ gamma_w @ w.T - u.T @ gamma_u @ u)))
+        keys = jax.random.split(jax.random.fold_in(k, 1), parameters.batches)
+        change = np.asarray(_changes(noise, params, keys, parameters.step_size))
+        theory = parameters.step_size**2 / 2 * rows
+        error = change.std(axis=0, ddof=1) / np.sqrt(parameters.batches)
+        scores.append(np.abs((change.mean(axis=0) - theory) / error).max())
+        wrong.append(np.abs((change.mean(axis=0) - theory / 2) / error).max())
+        along = theory / np.sum(theory**2)
+        each = np.sum(change * along, axis=(1, 2))
+        ratios.append(each.mean())
+        errors.append(each.std() / np.sqrt(parameters.batches))
+    error = float(np.linalg.norm(errors) / parameters.draws)
+    checks = (
+        Check("one-step changes over the prediction", float(np.mean(ratios)), 1.0, error, Within(0.0, 0.2),
+              alternative=0.5, samples=parameters.batches),
+        Check("one-step changes: largest |z| of an entry", float(max(scores)), 0.0, 0.0, Below(5.0),
+              alternative=float(min(wrong))),
+        Check("noise of rows less columns: largest relative error", max(exact), 0.0, 0.0, Below(1e-12)),
+        Check("4/S (W Gamma_W W' - U'Gamma_U U) at the minimum: error", max(closed), 0.0, 0.0, Below(1e-10)),
+    )  # fmt: skip
+    return Measurement(checks, xarray.Dataset({"ratio": ("draw", ratios)}), parameters.draws)
+
+
+def _measure_equilibrium(parameters: Draws, key: Key[Array, ""]) -> Measurement:
+    residuals, moved, gaps, balances, printed = [], [], [], [], []
+    apart = lambda one, other: float(jnp.linalg.norm(one - other) / jnp.linalg.norm(other))
+    for index, k in enumerate(jax.random.split(key, parameters.draws)):
+        # every second one has more inner neurons than the product needs
+        width = parameters.width + 2 * (index % 2)
+        problem, params, product = _at_minimum(k, parameters.samples, width)
+        noise = Minibatch(problem, parameters.size)
+        gammas = _moments(problem, params)
+        for gamma in (0.0, parameters.weight_decay):
+            found = equilibrium(noise, INSIDE, params, step_size=parameters.step_size, weight_decay=gamma)
+            u, w = found.params["U"], found.params["W"]
+            gamma_u, gamma_w = (g + gamma * parameters.size / parameters.step_size * jnp.eye(len(g)) for g in gammas)
+            left, right = balanced_factors(product, gamma_u, gamma_w, width)
+            gaps += [apart(u @ u.T, left @ left.T), apart(w.T @ w, right.T @ right)]
+            if gamma > 0:
+                left, right = balanced_factors(product, *(g + 2 * gamma * jnp.eye(len(g)) for g in gammas), width)
+                printed += [apart(u @ u.T, left @ left.T), apart(w.T @ w, right.T @ right)]
+            a, b = w @ gamma_w @ w.T, u.T @ gamma_u @ u
+            residuals.append(float(found.residual))
+            balances.append(float(jnp.linalg.norm(a - b) / jnp.linalg.norm(a)))
+            moved.append(apart(u @ w, product))
+    checks = (
+        Check("UU' and W'W against the closed form", max(gaps), 0.0, 0.0, Below(1e-9), alternative=min(printed)),
+        Check("largest residual of the flow", max(residuals), 0.0, 0.0, Below(1e-10)),
+        Check("largest |W Gamma_W W' - U'Gamma_U U|, relative", max(balances), 0.0, 0.0, Below(1e-10)),
+        Check("largest change of the product, relative", max(moved), 0.0, 0.0, Below(1e-12)),
+    )
+    return Measurement(checks, xarray.Dataset({"gap": ("case", gaps)}), parameters.draws)
+
+
+def _vector_loss(p: PyTree, sample: PyTree) -> Array:
+    x, y = sample
+    return (p[0] @ p[1] * x - y) ** 2
+
+
+def _itself(params: PyTree) -> PyTree:
+    return params
+
+
+def _size(p: PyTree) -> Array:
+    """log |U'U - WW'|: all entries of that matrix decay by the same factor at every step."""
+    return jnp.log(jnp.sum((jnp.outer(p[0], p[0]) - jnp.outer(p[1], p[1])) ** 2)) / 2
+
+
+def _measure_vectors(parameters: Vectors, key: Key[Array, ""]) -> Measurement:
+    """Rates at two step sizes and two batch sizes, from -log of the charge's size; then the signs at the end."""
+    k1, k2, k3 = jax.random.split(key, 3)
+    x = jax.random.normal(k1, (parameters.samples,), jnp.float64)
+    y = 0.5 * x + jax.random.normal(k2, (parameters.samples,), jnp.float64)
+    slope = float(x @ y / (x @ x))
+    variance = float(jnp.var((slope * x - y) * x))
+    problem = Problem(_vector_loss, (x.astype(jnp.float32), y.astype(jnp.float32)))
+
+    def start(k: Key[Array, ""]) -> PyTree:
+        """Random vectors, the second moved along the first until U W is the least-squares slope."""
+        u, w = jax.random.normal(k, (2, parameters.neurons), jnp.float32)
+        return u, w + (jnp.float32(slope) - u @ w) / (u @ u) * u
+
+    def rate(eta: float, size: int, relaxations: float, k: Array) -> tuple[np.ndarray, Any]:
+        """In units of 4 eta Var[rx], the batch size left out."""
+        unit = 4 * eta * variance
+        run = descend(
+            Minibatch(problem, size), start, step_size=eta, steps=round(relaxations * size / (unit * eta)), key=k,
+            observe={"log": _size, "params": _itself}, seeds=parameters.seeds, lane_width=parameters.seeds,
+            progress=False,
+        )  # fmt: skip
+        logs = run.observed["log"]
+        return (logs[:, 0] - logs[:, -1]) / (run.time[-1] * unit), run
+
+    eta, keys = parameters.step_size, jax.random.split(k3, 4)
+    settings = [(eta, 1), (2 * eta, 1), (2 * eta, 4)]
+    found = [rate(e, s, parameters.relaxations, k)[0] for (e, s), k in zip(settings, keys, strict=False)]
+    means = [f.mean() for f in found]
+    errors = [f.std(ddof=1) / np.sqrt(parameters.seeds) for f in found]
+    long = rate(2 * eta, 1, parameters.long_relaxations, keys[3])[1]
+    u, w = (leaf[:, -1] for leaf in long.observed["params"])
+    alike = lambda signs: statistics.share(np.abs(np.sign(signs).sum(axis=1)) == parameters.neurons)
+    chance = 2.0 ** (1 - parameters.neurons)
+    (products, products_error), (signs, signs_error) = alike(u * w), alike(u)
+    batches = means[1] / means[2]
+    checks = (
+        Check("rate over 4 eta/S Var[rx], extrapolated to small steps", 2 * means[0] - means[1], 1.0,
+              float(np.hypot(2 * errors[0], errors[1])), Within(0.02, 0.1), alternative=0.5),
+        Check("rate in time at twice the step size, over that at the step size", 2 * means[1] / means[0], 2.0,
+              float(2 * means[1] / means[0] * np.hypot(errors[0] / means[0], errors[1] / means[1])), Within(0.15, 0.6),
+              printed=1.0, alternative=1.0),
+        Check("rate at batches of 1 over that at batches of 4", batches, 4.0,
+              float(batches * np.hypot(errors[1] / means[1], errors[2] / means[2])), Within(0.3, 1.0), printed=1.0,
+              alternative=1.0),
+        Check("share of ends where all U_k W_k have the same sign", products, 1.0, products_error, Within(0.02, 0.2),
+              alternative=chance, samples=math.inf),
+        Check("share of ends where all U_k have the same sign", signs, chance, signs_error, Within(0.0, 0.3),
+              printed=1.0, alternative=1.0, samples=math.inf),
+    )  # fmt: skip
+    data = xarray.Dataset(
+        {"u": (("seed", "neuron"), u), "w": (("seed", "neuron"), w)},
+        attrs={"rates": [float(m) for m in means], "errors": [float(e) for e in errors]},
+    )
+    return Measurement(checks, data, parameters.seeds, int(long.diverged.sum()))
+
+
+def _measure_trace(parameters: Draws, key: Key[Array, ""]) -> Measurement:
+    """The trace of jax.hessian at random points, over what is printed."""
+    found = []
+    for index, k in enumerate(jax.random.split(key, parameters.draws)):
+        problem, params, _ = _at_minimum(k, parameters.samples, parameters.width)
+        off = 0.5 * (index % 2)  # every second point lies off the minimum
+        params = jax.tree.map(lambda p, o=off: p + o * jnp.sin(7 * p), params)
+        x = problem.data[0]
+        second = x.T @ x / x.shape[0]
+        u, w = params["U"], params["W"]
+        printed = ROWS * jnp.trace(w @ second @ w.T) + jnp.sum(u**2) * jnp.trace(second)
+        found.append(float(_hessian_trace(problem, params) / printed))
+    worst = max(found, key=lambda value: abs(value - 2))
+    check = Check("Tr H over the printed formula", worst, 2.0, 0.0, Within(1e-10, 1e-3), printed=1.0, alternative=1.0)
+    return Measurement((check,), xarray.Dataset({"ratio": ("draw", found)}), parameters.draws)
+
+
+@eqx.filter_jit
+def _hessian_trace(problem: Problem, params: PyTree) -> Array:
+    flat, unravel = jax.flatten_util.ravel_pytree(params)
+    return jnp.trace(jax.hessian(lambda v: problem.loss(unravel(v)))(flat))
+
+
+def _draw(measurement: Measurement, parameters: Any) -> Any:
+    return compare(measurement.checks)
+
+
+def _draw_log(measurement: Measurement, parameters: Any) -> Any:
+    return compare(measurement.checks, log=True)
+
+
+def _draw_vectors(measurement: Measurement, parameters: Vectors) -> Any:
+    figure, (axes,) = style.new_figure()
+    data = measurement.data
+    u, w = data.u.values.ravel(), data.w.values.ravel()
+    reach = float(np.abs(np.concatenate([u, w])).max())
+    for sign in (1, -1):
+        style.theory(axes, [-reach, reach], [-sign * reach, sign * reach], "U = ±W'" if sign == 1 else "_")
+    style.points(axes, style.some(u, 2000), style.some(w, 2000), None, "neurons at the end of SGD")
+    axes.set(xlabel="U_k", ylabel="W_k")
+    axes.legend()
+    return figure
+
+
+CLAIMS = (
+    Claim(
+        id="rows-and-columns",
+        paper="noise_equilibrium",
+        place="Proposition 5.1",
+        statement="The charge of two factors, the matrix (U'U - WW')/2, moves by the noise of the rows of U less that "
+        "of the columns of W; at the minimum both have a closed form.",
+        equation="d/dt (U'U - WW')/2 = eta/2S (sum_i Sigma_ui - sum_j Sigma_wj) = 2 eta/S (W Gamma_W W' - U'Gamma_U U)",
+        alternative="The noise of the rows less that of the columns moves U'U - WW' at this rate, as the paper's "
+        "charge without 1/2 has it, and its half at half the rate.",
+        scales={"smoke": Draws(4), "default": Draws(20), "full": Draws(100, batches=200_000)},
+        measure=_measure_rows,
+        draw=_draw,
+    ),
+    Claim(
+        id="factors-balance",
+        paper="noise_equilibrium",
+        place="Theorem 5.2 and Eq. (90)-(92)",
+        statement="On every orbit of GL(d) there is one pair of factors with balanced noise, up to a rotation inside; "
+        "the geometric mean of two matrices gives it, and so does a singular value decomposition.",
+        equation="W Gamma_W W' = U'Gamma_U U,  P = X^1/2,  X b X = a",
+        alternative="With weight decay 2 gamma I is added to the noise moments, as printed, not (gamma S/eta) I.",
+        scales={"smoke": Draws(4), "default": Draws(20), "full": Draws(200)},
+        measure=_measure_equilibrium,
+        draw=_draw_log,
+    ),
+    Claim(
+        id="vectors-decay",
+        paper="noise_equilibrium",
+        place="Section 5.1, U a row and W a column",
+        statement="WW' - U'U decays exponentially at the rate (4 eta/S) Var[rx], which falls with the batch size; what "
+        "ends with one sign are the products U_k W_k, not the U_k.",
+        equation="dC/dt = -(4 eta/S) Var[rx] C",
+        alternative="The charge decays at half the rate, (2 eta/S) Var[rx].",
+        scales={"smoke": Vectors(256), "default": Vectors(1024), "full": Vectors(8192)},
+        measure=_measure_vectors,
+        draw=_draw_vectors,
+        accelerated=True,
+    ),
+    Claim(
+        id="hessian-trace",
+        paper="noise_equilibrium",
+        place="Proposition 5.3",
+        statement="The trace of the Hessian of the two-layer linear net is twice what the paper prints, everywhere.",
+        equation="Tr H = 2 d_y |W Sigma_x^1/2|^2 + 2 |U|^2 Tr Sigma_x",
+        alternative="The trace is what the paper prints.",
+        scales={"smoke": Draws(4), "default": Draws(20), "full": Draws(200)},
+        measure=_measure_trace,
+        draw=_draw,
+    ),
+)

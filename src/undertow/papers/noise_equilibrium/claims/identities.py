@@ -1,0 +1,363 @@
+"""What a symmetry fixes exactly: gradient flow conserves the charge, a step of SGD changes it by a known amount."""
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+import xarray
+from jaxtyping import Array, Float, Key, PyTree
+
+from undertow import _trees as trees
+from undertow.figures import style
+from undertow.figures.compare import compare
+from undertow.noise.minibatch import Minibatch
+from undertow.problem import Problem
+from undertow.symmetry.flow import noether_flow
+from undertow.symmetry.generators import AbstractSymmetry, DoubleRotation, Rescaling, Scaling
+from undertow.verification.claim import Claim, Measurement
+from undertow.verification.criterion import Above, Below, Check, Within
+
+GROUPS = 50
+"""Independent groups of batches; the spread between their means is the standard error."""
+
+FLOW_STEPS = (50, 100, 200, 400)
+"""Runge-Kutta steps in which the same time of gradient flow is integrated."""
+
+FLOW_TIME = 0.4
+
+RUNGE_KUTTA = ((0.0, 1.0), (0.5, 2.0), (0.5, 2.0), (1.0, 1.0))
+"""Of each stage of the classical method: how far along the last slope it is taken, and six times its weight."""
+
+EULER = ((0.0, 6.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0))
+"""Gradient descent, written in the same way."""
+
+
+@dataclass(frozen=True)
+class Flows:
+    """Gradient flow on random draws of three models."""
+
+    draws: int
+    """Draws of each model."""
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Random batches at a random point of three models, away from any minimum."""
+
+    batches: int
+    """How many for each model and setting."""
+    size: int = 4
+    """Samples in a batch."""
+    step_size: float = 0.05
+    """Step size of the step."""
+    weight_decay: float = 0.02
+    """Weight decay, where it is on."""
+
+
+class Kind(NamedTuple):
+    """A loss of one kind with its symmetry, and a random point."""
+
+    problem: Problem
+    params: PyTree
+    symmetry: AbstractSymmetry
+
+
+@eqx.filter_jit
+def kinds(key: Key[Array, ""]) -> dict[str, Kind]:
+    """A ReLU net (one rescaling a neuron), a factorisation (GL(3)) and a scale-invariant net, on noisy data."""
+    relu, factors, scaled = jax.random.split(key, 3)
+    return {
+        "ReLU neurons": _relu(relu),
+        "factorisation": _factorisation(factors),
+        "scale-invariant net": _scaled(scaled),
+    }
+
+
+def _data(key: Key[Array, ""], inputs: int, outputs: int, samples: int = 30) -> tuple[Array, Array]:
+    """Inputs, and labels that depend on them with noise."""
+    k1, k2, k3 = jax.random.split(key, 3)
+    x = jax.random.normal(k1, (samples, inputs), jnp.float64)
+    truth = jax.random.normal(k2, (inputs, outputs), jnp.float64) / np.sqrt(inputs)
+    return x, x @ truth + jax.random.normal(k3, (samples, outputs), jnp.float64)
+
+
+def _normal(key: Key[Array, ""], **shapes: tuple[int, ...]) -> dict[str, Array]:
+    """Weights of variance 1/fan-in."""
+    keys = jax.random.split(key, len(shapes))
+    return {
+        name: jax.random.normal(k, shape, jnp.float64) / np.sqrt(shape[-1])
+        for k, (name, shape) in zip(keys, shapes.items(), strict=True)
+    }
+
+
+def _relu_loss(p: PyTree, sample: PyTree) -> Array:
+    x, y = sample
+    return jnp.sum((p["out"] @ jax.nn.relu(p["in"] @ x + p["bias"]) - y) ** 2)
+
+
+def _relu(key: Key[Array, ""]) -> Kind:
+    k1, k2 = jax.random.split(key)
+    params = _normal(k2, **{"in": (5, 4), "bias": (5,), "out": (2, 5)})
+    return Kind(Problem(_relu_loss, _data(k1, 4, 2)), params, NEURONS)
+
+
+def _product_loss(p: PyTree, sample: PyTree) -> Array:
+    x, y = sample
+    return jnp.sum((p["U"] @ (p["W"] @ x) - y) ** 2)
+
+
+def _factorisation(key: Key[Array, ""]) -> Kind:
+    k1, k2 = jax.random.split(key)
+    return Kind(Problem(_product_loss, _data(k1, 5, 4)), _normal(k2, U=(4, 3), W=(3, 5)), FACTORS)
+
+
+def _scaled_loss(p: PyTree, sample: PyTree) -> Array:
+    """Both layers divided by the norm of all weights."""
+    x, y = sample
+    norm = jnp.sqrt(trees.dot(p, p))
+    return jnp.sum((3 * p["u"] @ jnp.tanh(3 * p["w"] @ x / norm) / norm - y) ** 2)
+
+
+def _scaled(key: Key[Array, ""]) -> Kind:
+    k1, k2 = jax.random.split(key)
+    return Kind(Problem(_scaled_loss, _data(k1, 4, 2)), _normal(k2, u=(2, 5), w=(5, 4)), ALL)
+
+
+NEURONS = Rescaling(lambda p: p["out"], lambda p: (p["in"], p["bias"]), neurons=True)
+FACTORS = DoubleRotation(lambda p: p["U"], lambda p: p["W"])
+ALL = Scaling(lambda p: (p["u"], p["w"]))
+
+
+@eqx.filter_jit
+def _conserved(
+    problem: Problem, params: PyTree, symmetry: AbstractSymmetry, steps: Array, stages: Float[Array, "4 2"]
+) -> Array:
+    """The largest change of a charge over |params|^2, along gradient flow by a Runge-Kutta method."""
+    h = FLOW_TIME / steps
+
+    def step(_: Any, p: PyTree) -> PyTree:
+        def stage(carry: tuple[PyTree, PyTree], numbers: Array) -> tuple[tuple[PyTree, PyTree], None]:
+            last, total = carry
+            slope = problem.gradient(trees.add(p, trees.scale(-h * numbers[0], last)))
+            return (slope, trees.add(total, trees.scale(numbers[1] / 6, slope))), None
+
+        zero = trees.zeros_like(p)
+        (_, total), _ = jax.lax.scan(stage, (zero, zero), stages)
+        return trees.add(p, trees.scale(-h, total))
+
+    end = jax.lax.fori_loop(0, steps, step, params)
+    return jnp.max(jnp.abs(symmetry.charge(end) - symmetry.charge(params))) / trees.dot(params, params)
+
+
+def _measure_conserved(parameters: Flows, key: Key[Array, ""]) -> Measurement:
+    """The change of the charge at several sizes of the integrator's step, and the order at which it falls."""
+    changes = {name: [] for name in kinds(key)}
+    change = lambda kind, steps, stages: float(_conserved(*kind, jnp.asarray(steps), jnp.asarray(stages)))
+    for k in jax.random.split(key, parameters.draws):
+        for name, kind in kinds(k).items():
+            changes[name].append([change(kind, steps, RUNGE_KUTTA) for steps in FLOW_STEPS])
+    descent = {name: change(kind, FLOW_STEPS[-1], EULER) for name, kind in kinds(k).items()}
+    found = {name: np.array(values) for name, values in changes.items()}
+    orders = {name: -np.polyfit(np.log(FLOW_STEPS), np.log(values).T, 1)[0] for name, values in found.items()}
+    last = {name: values[:, -1] for name, values in found.items()}
+    smooth = max(values.max() for name, values in last.items() if "ReLU" not in name)
+    checks = (
+        Check("smooth models: largest change of a charge, over |params|^2", float(smooth), 0.0, 0.0, Below(1e-8),
+              alternative=max(value for name, value in descent.items() if "ReLU" not in name)),
+        Check("ReLU neurons: the same, median of the draws", float(np.median(last["ReLU neurons"])), 0.0, 0.0,
+              Below(1e-6), alternative=descent["ReLU neurons"]),
+        *(
+            # a step across a kink of a ReLU is good to second order only, and where in the step the kink lies is chance
+            Check(f"{name}: order in the integrator's step", float(np.median(order)), 2.0 if kinked else 4.0, 0.0,
+                  Above(1.0 if kinked else 3.8), alternative=None if kinked else 1.0)
+            for name, order in orders.items() for kinked in ["ReLU" in name]
+        ),
+    )  # fmt: skip
+    data = xarray.Dataset(
+        {"change": (("kind", "draw", "steps"), np.stack(list(found.values())))},
+        coords={"steps": list(FLOW_STEPS)},
+        attrs={"kinds": list(found)},
+    )
+    return Measurement(checks, data, parameters.draws)
+
+
+@eqx.filter_jit
+def _steps(
+    noise: Minibatch, symmetry: AbstractSymmetry, params: PyTree, keys: Key[Array, " batches"], eta: Array, gamma: Array
+) -> tuple[Array, Array]:
+    """What a step changes the charge by and what the identity says of it, for one batch a key."""
+
+    def one(key: Key[Array, ""]) -> tuple[Array, Array]:
+        gradient = noise.draw(key, params)
+        after = jax.tree.map(lambda p, g: (1 - 2 * eta * gamma) * p - eta * g, params, gradient)
+        change = symmetry.charge(after) - symmetry.charge(params)
+        return change, symmetry.change(params, gradient, step_size=eta, weight_decay=gamma)
+
+    return jax.vmap(one)(keys)
+
+
+def _measure_identity(parameters: Batches, key: Key[Array, ""]) -> Measurement:
+    worst = {}
+    eta, keys = jnp.asarray(parameters.step_size), jax.random.split(key, parameters.batches)
+    for name, kind in kinds(key).items():
+        noise = Minibatch(kind.problem, parameters.size)
+        for gamma in (0.0, parameters.weight_decay):
+            change, identity = _steps(noise, kind.symmetry, kind.params, keys, eta, jnp.asarray(gamma))
+            words = "with weight decay" if gamma else "without"
+            size = float(jnp.max(jnp.abs(change)))
+            # what is left out where the decay of continuous time is taken for that of a step
+            missed = float(jnp.max(jnp.abs(kind.symmetry.charge(kind.params)))) * 4 * (float(eta) * gamma) ** 2
+            worst[f"{name}, {words}"] = float(jnp.max(jnp.abs(change - identity))) / size, missed / size
+    checks = tuple(
+        Check(f"{name}: largest error", error, 0.0, 0.0, Below(1e-12), alternative=missed or None)
+        for name, (error, missed) in worst.items()
+    )
+    errors = [error for error, _ in worst.values()]
+    return Measurement(checks, xarray.Dataset({"error": ("case", errors)}), parameters.batches)
+
+
+@eqx.filter_jit
+def _after(gradients: Array, kind: Kind, eta: Array, gamma: Array) -> Array:
+    """What a step changes the charge by, for each of many batch gradients as vectors."""
+    _, unravel = jax.flatten_util.ravel_pytree(kind.params)
+
+    def one(gradient: Array) -> Array:
+        after = jax.tree.map(lambda p, g: (1 - 2 * eta * gamma) * p - eta * g, kind.params, unravel(gradient))
+        return jnp.ravel(kind.symmetry.charge(after) - kind.symmetry.charge(kind.params))
+
+    return jax.vmap(one)(gradients)
+
+
+def _over_all_batches(kind: Kind, size: int, replace: bool, eta: float, gamma: float) -> np.ndarray:
+    """The expected change of the charge: the mean over every batch that can be drawn, each with its probability."""
+    rows = np.asarray(jax.vmap(trees.ravel)(kind.problem.sample_gradients(kind.params)))
+    choose = itertools.combinations_with_replacement if replace else itertools.combinations
+    batches = np.array(list(choose(range(len(rows)), size)))
+    if replace:
+        repeats = np.stack([np.sum(batches == batches[:, [i]], axis=1) for i in range(size)], axis=1)
+        # S! over the product of the factorials of the repeats; an index that comes k times is counted k times
+        factors = np.array([math.factorial(k) ** (1 / k) for k in range(1, size + 1)])
+        weights = math.factorial(size) / np.prod(factors[repeats - 1], axis=1) / len(rows) ** size
+    else:
+        weights = np.full(len(batches), 1 / len(batches))
+    mean = sum((rows[batches[:, i]] for i in range(size)), np.zeros(())) / size
+    return weights @ np.asarray(_after(jnp.asarray(mean), kind, jnp.asarray(eta), jnp.asarray(gamma)))
+
+
+def _measure_expected(parameters: Batches, key: Key[Array, ""]) -> Measurement:
+    """The formula against a sum over all batches, draws against that sum, and what continuous time leaves out."""
+    p, checks, columns = parameters, [], []
+    batches = p.batches // GROUPS * GROUPS
+    for index, (name, kind) in enumerate(kinds(key).items()):
+        gaps, scores, missed = [], [], []
+        for replace in (True, False):
+            noise = Minibatch(kind.problem, p.size, replace=replace)
+            for gamma in (0.0, p.weight_decay):
+                keys = jax.random.split(jax.random.fold_in(key, 4 * index + 2 * replace + (gamma > 0)), batches)
+                numbers = jnp.asarray(p.step_size), jnp.asarray(gamma)
+                change, _ = _steps(noise, kind.symmetry, kind.params, keys, *numbers)
+                groups = np.asarray(change).reshape(GROUPS, batches // GROUPS, -1).mean(axis=1)
+                flow = noether_flow(noise, kind.symmetry, kind.params, step_size=p.step_size, weight_decay=gamma)
+                exact = _over_all_batches(kind, p.size, replace, p.step_size, gamma)
+                told, continuous = np.ravel(np.asarray(flow.per_step)), p.step_size * np.ravel(flow.rate)
+                size = np.abs(exact).max()
+                gaps.append((np.abs(told - exact).max() / size, np.abs(continuous - exact).max() / size))
+                # a dead neuron has no noise: its error is rounding
+                error = np.maximum(groups.std(axis=0, ddof=1) / np.sqrt(GROUPS), 1e-9 * size)
+                scores.append([np.abs((groups.mean(axis=0) - value) / error).max() for value in (exact, continuous)])
+                columns.append((exact, groups.mean(axis=0), error))
+                along = exact / (exact @ exact)
+                missed.append(((exact - continuous) @ along, p.step_size**2 / 2 * np.ravel(flow.gradient) @ along))
+        share, expected = missed[0]
+        (error, wrong), (score, wrong_score) = np.max(gaps, axis=0), np.max(scores, axis=0)
+        checks += [
+            Check(f"{name}: largest relative error against the sum over all batches", float(error), 0.0, 0.0,
+                  Below(1e-12), alternative=float(wrong)),
+            Check(f"{name}: largest |z| of the mean change of drawn batches", float(score), 0.0, 0.0, Below(5.0),
+                  alternative=float(wrong_score)),
+            Check(f"{name}: share of that sum that the flow in continuous time misses, against the mean gradient's",
+                  float(share), float(expected), 0.0, Within(1e-10, 1e-3), alternative=0.0),
+        ]  # fmt: skip
+    names = ("predicted", "measured", "error")
+    data = xarray.Dataset(
+        {n: ("case", np.concatenate(c)) for n, c in zip(names, zip(*columns, strict=True), strict=True)}
+    )
+    return Measurement(tuple(checks), data, batches)
+
+
+def _draw_conserved(measurement: Measurement, parameters: Flows) -> Any:
+    figure, (axes,) = style.new_figure()
+    data = measurement.data
+    h = FLOW_TIME / data.steps.values
+    for index, (name, colour) in enumerate(zip(data.attrs["kinds"], style.COLOURS, strict=False)):
+        values = data.change.values[index]
+        middle = np.median(values, axis=0)
+        style.points(axes, h, middle, np.stack([middle - values.min(0), values.max(0) - middle]), name, colour)
+        order = 2 if "ReLU" in name else 4
+        style.theory(axes, h, middle[0] * (h / h[0]) ** order, f"slope {order}", colour)
+    axes.set(xscale="log", yscale="log", xlabel="step of the integrator", ylabel="change of the charge / |params|²")
+    axes.legend()
+    return figure
+
+
+def _draw_identity(measurement: Measurement, parameters: Batches) -> Any:
+    return compare(measurement.checks, log=True)
+
+
+def _draw_expected(measurement: Measurement, parameters: Batches) -> Any:
+    figure, (axes,) = style.new_figure()
+    data = measurement.data
+    style.points(axes, data.predicted, data.measured, data.error, f"mean of {measurement.seeds:,} steps")
+    ends = [float(data.predicted.min()), float(data.predicted.max())]
+    style.theory(axes, ends, ends, "exact expectation")
+    axes.set(xlabel="expected change of a charge", ylabel="measured")
+    axes.legend()
+    return figure
+
+
+CLAIMS = (
+    Claim(
+        id="charge-conserved",
+        paper="noise_equilibrium",
+        place="Eq. (4)",
+        statement="Gradient flow conserves the charge of every exponential symmetry: what an integrator of the fourth "
+        "order makes of it changes by the fourth power of its step (the second, across kinks of a ReLU).",
+        equation="dC/dt = 0,  C = 1/2 theta'A theta",
+        alternative="Gradient flow conserves the charge no better than gradient descent does: its change is of the "
+        "first order in the step.",
+        scales={"smoke": Flows(5), "default": Flows(20), "full": Flows(200)},
+        measure=_measure_conserved,
+        draw=_draw_conserved,
+    ),
+    Claim(
+        id="step-identity",
+        paper="noise_equilibrium",
+        place="Appendix D, Eq. (97), with weight decay",
+        statement="A step of SGD changes the charge by an amount that its batch gradient fixes, on every path.",
+        equation="dC = -4 eta gamma (1 - eta gamma) C + eta^2/2 g'A g",
+        alternative="Weight decay changes the charge by -4 eta gamma C in a step, as in continuous time.",
+        scales={"smoke": Batches(5000), "default": Batches(20_000), "full": Batches(200_000)},
+        measure=_measure_identity,
+        draw=_draw_identity,
+    ),
+    Claim(
+        id="expected-change",
+        paper="noise_equilibrium",
+        place="Eq. (7) and Appendix D",
+        statement="The expected change of the charge in a step is known exactly, with and without replacement: it is "
+        "the mean over all batches. The flow in continuous time leaves out the mean gradient, a large part of it away "
+        "from minima.",
+        equation="E dC = -4 eta gamma (1 - eta gamma) C + eta^2/2 (grad L'A grad L + c Tr[Sigma A]/S)",
+        alternative="The expected change in a step is the flow in continuous time times the step size: the mean "
+        "gradient adds nothing.",
+        scales={"smoke": Batches(10_000), "default": Batches(100_000), "full": Batches(1_000_000)},
+        measure=_measure_expected,
+        draw=_draw_expected,
+    ),
+)

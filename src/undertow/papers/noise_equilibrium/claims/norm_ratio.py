@@ -1,0 +1,256 @@
+"""Two linear layers on anisotropic data: which norms and which sharpness SGD ends with, whatever its settings."""
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray
+from jaxtyping import Array, Key
+
+from undertow.dynamics.descend import descend
+from undertow.figures import style
+from undertow.noise.additive import noiseless
+from undertow.noise.minibatch import Minibatch
+from undertow.papers.noise_equilibrium.models.linear_nets import (
+    GaussianPairs,
+    fan_in,
+    hessian_trace,
+    split_variance,
+    two_layer_loss,
+)
+from undertow.verification.claim import Claim, Measurement
+from undertow.verification.criterion import Above, Below, Check, Within
+
+PHIS = (0.2, 0.4, 1.0, 1.8)
+"""Half of the inputs have this variance, the others 2 - phi."""
+LOOK = 50
+"""Steps between two looks."""
+
+
+@dataclass(frozen=True)
+class Online:
+    """A two-layer linear net on fresh data y = x + eps with unit noise and inputs of two variances."""
+
+    seeds: int
+    """Runs at each setting, each with its own start."""
+    steps: int
+    """Steps of SGD; the last third is averaged over."""
+    inputs: int = 20
+    """Inputs and outputs."""
+    hidden: int = 40
+    """Hidden units."""
+    batch: int = 5
+    """Samples a step."""
+    step_size: float = 0.01
+    """Of SGD and of gradient descent."""
+    weight_decay: float = 0.01
+    """Of gradient descent."""
+    descent_steps: int = 30_000
+    """Steps of gradient descent with weight decay."""
+
+
+PAPER = Online(8, 240_000, inputs=100, hidden=2000, batch=100, descent_steps=60_000)
+"""The sizes of the paper. Its step size, 0.1, diverges from the start of these runs."""
+
+
+class _End(NamedTuple):
+    """Means over seeds with standard errors: |U|^2/|W|^2 and Tr H over 4 n^2."""
+
+    ratio: tuple[float, float]
+    sharpness: tuple[float, float]
+    diverged: int
+
+
+def ratio_theory(phi: Any) -> Any:
+    """|U|^2/|W|^2 at the equilibrium at the global minimum: |U|^2 = Tr Sx^1/2, |W|^2 = Tr Sx^-1/2 (Tr Sx = n)."""
+    return np.sqrt(phi * (2 - phi))
+
+
+def _unless_isotropic(phi: float, ratio: float) -> float | None:
+    """A ratio of norms over the theory's; nothing on isotropic data, where the alternative says the same."""
+    return None if phi == 1 else float(ratio / ratio_theory(phi))
+
+
+def sharpness_theory(phi: Any) -> Any:
+    """Tr H/(4 n^2) there: Tr H = 2 (n Tr[W Sx W'] + |U|^2 Tr Sx), and both traces are n times this number."""
+    return (np.sqrt(phi) + np.sqrt(2 - phi)) / 2
+
+
+class _Look(eqx.Module):
+    """|U|^2/|W|^2 and Tr H/(4 n^2)."""
+
+    input_variance: Array
+
+    def __call__(self, params: Any) -> dict[str, Array]:
+        ratio = jnp.sum(params["U"] ** 2) / jnp.sum(params["W"] ** 2)
+        return {
+            "ratio": ratio,
+            "sharpness": hessian_trace(params, self.input_variance) / (4 * params["U"].shape[0] ** 2),
+        }
+
+
+@functools.cache
+def _start(inputs: int, hidden: int, dtype: Any) -> Any:
+    """The same function for the same sizes, so that runs share their compilation."""
+    return lambda key: fan_in(key, inputs=inputs, hidden=hidden, dtype=dtype)
+
+
+def _run(parameters: Online, phi: float, key: Key[Array, ""], descent: bool = False) -> _End:
+    n = parameters.inputs
+    # weight decay moves a charge by parts in 1e4 a step: in single precision it stops short of equal norms
+    dtype = jnp.float64 if descent else jnp.float32
+    law = GaussianPairs(split_variance(n, phi, dtype), jnp.ones(n, dtype))
+    steps = parameters.descent_steps if descent else parameters.steps
+    run = descend(
+        noiseless(law.mean_problem(two_layer_loss))
+        if descent
+        else Minibatch(law.population(two_layer_loss), parameters.batch),
+        _start(n, parameters.hidden, dtype),
+        step_size=parameters.step_size,
+        weight_decay=parameters.weight_decay if descent else 0.0,
+        steps=steps,
+        key=key,
+        observe={"end": _Look(law.input_variance)},
+        every=LOOK,
+        seeds=parameters.seeds,
+        lane_width=parameters.seeds,
+        progress=False,
+    )
+    late = run.step > 2 * steps / 3
+    last = {name: values[:, late].mean(axis=1) for name, values in run.observed["end"].items()}
+    summary = {name: (float(v.mean()), float(v.std(ddof=1) / np.sqrt(parameters.seeds))) for name, v in last.items()}
+    return _End(summary["ratio"], summary["sharpness"], int(run.diverged.sum()))
+
+
+def _measure(parameters: Online, key: Key[Array, ""]) -> Measurement:
+    keys = jax.random.split(key, 2 * len(PHIS))
+    noisy = [_run(parameters, phi, k) for phi, k in zip(PHIS, keys, strict=False)]
+    decayed = [_run(parameters, phi, k, descent=True) for phi, k in zip(PHIS, keys[len(PHIS) :], strict=True)]
+    sharp = [
+        (end.sharpness[0] / sharpness_theory(phi), end.sharpness[1] / sharpness_theory(phi))
+        for phi, end in zip(PHIS, noisy, strict=True)
+    ]
+    low, high = min(sharp), max(sharp)
+    checks = (
+        *(
+            Check(f"|U|²/|W|² over sqrt(phi(2 - phi)) at phi = {phi:g}", end.ratio[0] / ratio_theory(phi), 1.0,
+                  end.ratio[1] / ratio_theory(phi), Within(0.06, 0.06), alternative=_unless_isotropic(phi, 1.0))
+            for phi, end in zip(PHIS, noisy, strict=True)
+        ),
+        Check("Tr H over theory, least", low[0], 1.0, low[1], Above(0.90)),
+        # with equal norms all singular values are 1 and Tr H is 4 n^2
+        Check("Tr H over theory, largest", high[0], 1.0, high[1], Below(1.04),
+              alternative=max(1 / sharpness_theory(phi) for phi in PHIS)),
+        *(
+            Check(f"gradient descent with weight decay: |U|²/|W|² at phi = {phi:g}", end.ratio[0], 1.0, end.ratio[1],
+                  Within(2e-3, 0.01), alternative=_unless_isotropic(phi, ratio_theory(phi) ** 2))
+            for phi, end in zip(PHIS, decayed, strict=True)
+        ),
+    )  # fmt: skip
+    table = lambda ends, name: (("phi", "part"), np.array([getattr(end, name) for end in ends]))
+    data = xarray.Dataset(
+        {
+            "ratio": table(noisy, "ratio"),
+            "sharpness": table(noisy, "sharpness"),
+            "decayed": table(decayed, "ratio"),
+        },
+        coords={"phi": np.array(PHIS), "part": ["mean", "error"]},
+    )
+    return Measurement(checks, data, parameters.seeds, sum(end.diverged for end in (*noisy, *decayed)))
+
+
+def _variants(base: Online) -> dict[str, Online]:
+    """One setting changed at a time."""
+    fewer = max(1, round(0.6 * base.batch))
+    return {
+        "step size x 1.5": replace(base, step_size=1.5 * base.step_size),
+        "step size / 1.5": replace(base, step_size=base.step_size / 1.5),
+        "batch x 2": replace(base, batch=2 * base.batch),
+        f"batch {fewer} instead of {base.batch}": replace(base, batch=fewer),
+        "half as wide": replace(base, inputs=base.inputs // 2, hidden=base.hidden // 2),
+    }
+
+
+def _measure_settings(parameters: Online, key: Key[Array, ""]) -> Measurement:
+    variants = _variants(parameters)
+    ends = [_run(v, PHIS[0], jax.random.fold_in(key, k)) for k, v in enumerate(variants.values())]
+    theory = ratio_theory(PHIS[0])
+    checks = tuple(
+        Check(f"|U|²/|W|² over theory, {name}", end.ratio[0] / theory, 1.0, end.ratio[1] / theory, Within(0.06, 0.06),
+              alternative=1 / theory)
+        for name, end in zip(variants, ends, strict=True)
+    )  # fmt: skip
+    data = xarray.Dataset(
+        {"ratio": (("setting", "part"), np.array([end.ratio for end in ends]))},
+        coords={"setting": list(variants), "part": ["mean", "error"]},
+    )
+    return Measurement(checks, data, parameters.seeds, sum(end.diverged for end in ends))
+
+
+def _draw(measurement: Measurement, parameters: Online) -> Any:
+    figure, (left, right) = style.new_figure(2, width=4.2)
+    data = measurement.data
+    grid = np.linspace(0.05, 1.95, 100)
+    style.theory(left, grid, ratio_theory(grid), "√(φ(2 − φ))")
+    for name, label, colour in (("ratio", "SGD", "blue"), ("decayed", "GD with weight decay", "red")):
+        style.points(left, data.phi, data[name].sel(part="mean"), data[name].sel(part="error"), label, colour)
+    left.set(xlabel="variance φ of half of the inputs", ylabel="|U|²/|W|²")
+    left.legend()
+    style.theory(right, grid, sharpness_theory(grid), "(√φ + √(2 − φ))/2")
+    style.points(right, data.phi, data.sharpness.sel(part="mean"), data.sharpness.sel(part="error"), "SGD")
+    right.set(xlabel="variance φ of half of the inputs", ylabel="Tr H/(4n²)")
+    right.legend()
+    return figure
+
+
+def _draw_settings(measurement: Measurement, parameters: Online) -> Any:
+    figure, (axes,) = style.new_figure(width=6.4)
+    data = measurement.data
+    places = np.arange(data.sizes["setting"])
+    style.theory(axes, [-0.5, places[-1] + 0.5], [ratio_theory(PHIS[0])] * 2, f"√(φ(2 − φ)), φ = {PHIS[0]:g}")
+    style.points(axes, places, data.ratio.sel(part="mean"), data.ratio.sel(part="error"), "SGD")
+    axes.set_xticks(places, [str(s) for s in data.setting.values], rotation=20, ha="right")
+    axes.set(ylabel="|U|²/|W|²", ylim=(0.5, 0.7))
+    axes.legend()
+    return figure
+
+
+CLAIMS = (
+    Claim(
+        id="norm-ratio",
+        paper="noise_equilibrium",
+        place="Figure 3",
+        statement="SGD balances the layers of a linear net only on isotropic data: |U|^2/|W|^2 = sqrt(phi (2 - phi)) "
+        "for inputs of variances phi and 2 - phi, and the sharpness follows. Gradient descent with weight decay always "
+        "ends with equal norms.",
+        equation="|U|^2/|W|^2 = sqrt(phi (2 - phi)),  Tr H/(4 n^2) = (sqrt(phi) + sqrt(2 - phi))/2",
+        alternative="SGD ends with equal norms on anisotropic data too, as gradient descent with weight decay does.",
+        scales={
+            "smoke": Online(8, 8000, 12, 24, step_size=0.015, weight_decay=0.04, descent_steps=5000),
+            "default": Online(16, 30_000),
+            "full": replace(PAPER, steps=120_000),
+        },
+        measure=_measure,
+        draw=_draw,
+        accelerated=True,
+        long=True,
+    ),
+    Claim(
+        id="norm-ratio-settings",
+        paper="noise_equilibrium",
+        place="Figure 8",
+        statement="Step size, batch size and width move the ratio of the norms that SGD ends with by a few per cent "
+        "only, less the smaller the step size over the batch size.",
+        equation="|U|^2/|W|^2 = sqrt(phi (2 - phi)) at phi = 0.2",
+        alternative="At these settings SGD ends with equal norms, as gradient descent with weight decay does.",
+        scales={"smoke": Online(8, 10_000, 12, 24, step_size=0.015), "default": Online(16, 60_000), "full": PAPER},
+        measure=_measure_settings,
+        draw=_draw_settings,
+        accelerated=True,
+        long=True,
+    ),
+)

@@ -1,0 +1,122 @@
+"""Weight decay in the balance of two factors: it adds k I to both noise moments, and k is gamma S/eta."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray
+from jaxtyping import Array, Key, PyTree
+
+from undertow.dynamics.descend import descend
+from undertow.figures import style
+from undertow.noise.minibatch import Minibatch
+from undertow.papers.noise_equilibrium.claims.fixed_point import Task
+from undertow.verification.claim import Claim, Measurement
+from undertow.verification.criterion import Check, Within
+
+
+@dataclass(frozen=True)
+class Decay:
+    """SGD with weight decay on a 6 x 6 factorisation with fresh data, from random factors."""
+
+    seeds: int
+    """Runs."""
+    step_size: float = 0.01
+    """Step size eta."""
+    size: int = 10
+    """Samples in a batch, S."""
+    weight_decay: float = 0.01
+    """Weight decay gamma; gamma S/eta is 10."""
+    relaxations: float = 8.0
+    """How long before the averages begin, and how long they last, in relaxation times 1/(4 gamma eta)."""
+
+
+def _start(key: Key[Array, ""]) -> tuple[Array, Array]:
+    u, w = jax.random.normal(key, (2, 6, 6), jnp.float32) / np.float32(np.sqrt(6))
+    return u, w
+
+
+def _balances(task: Task, size: int) -> Any:
+    """The terms of the balance at a point: of the noise, of the mean gradient, of the weights.
+
+    Gaussian data have E[|r|^2 xx'] and E[|x|^2 rr'] in closed form, with r = (UW - V) x - noise.
+    """
+    x, e = task.inputs @ task.inputs.T, task.labels @ task.labels.T
+
+    def terms(params: PyTree) -> dict[str, Array]:
+        u, w = params
+        m = u @ w - task.truth
+        gamma_w = (jnp.trace(m @ x @ m.T) + jnp.trace(e)) * x + 2 * x @ m.T @ m @ x
+        gamma_u = m @ (jnp.trace(x) * x + 2 * x @ x) @ m.T + jnp.trace(x) * e
+        by_u, by_w = m @ x @ w.T, u.T @ m @ x  # the mean gradient, over 2
+        return {
+            "noise": w @ gamma_w @ w.T - u.T @ gamma_u @ u,
+            "mean": (size - 1) * (by_u.T @ by_u - by_w @ by_w.T),
+            "weights": w @ w.T - u.T @ u,
+        }
+
+    return terms
+
+
+def _fit(balance: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """The k for which balance + k weights is least, for each run."""
+    return -np.sum(balance * weights, axis=(-2, -1)) / np.sum(weights**2, axis=(-2, -1))
+
+
+def _measure(parameters: Decay, key: Key[Array, ""]) -> Measurement:
+    task = Task.draw(key)
+    eta, gamma = parameters.step_size, parameters.weight_decay
+    steps = round(parameters.relaxations / (4 * gamma * eta))
+    run = descend(
+        Minibatch(task.population(), parameters.size), _start, step_size=eta, weight_decay=gamma, steps=2 * steps,
+        every=steps, key=jax.random.fold_in(key, 1), average={"terms": _balances(task, parameters.size)},
+        seeds=parameters.seeds, lane_width=parameters.seeds, progress=False,
+    )  # fmt: skip
+    noise, mean, weights = (run.observed["terms"][name][:, -1] for name in ("noise", "mean", "weights"))
+    right = gamma * parameters.size / eta
+    plain, full = _fit(noise, weights) / right, _fit(noise + mean, weights) / right
+    error = lambda values: float(values.std(ddof=1) / np.sqrt(parameters.seeds))
+    checks = (
+        Check("fitted k over gamma S/eta", float(plain.mean()), 1.0, error(plain), Within(0.05, 0.2),
+              printed=2 * gamma / right, alternative=0.5),
+        # what the theorem leaves out is of the order of the step size: the mean gradient of the fluctuations
+        Check("the same with the mean gradient in the balance", float(full.mean()), 1.0 - eta * gamma, error(full),
+              Within(0.005, 0.1), alternative=0.5),
+    )  # fmt: skip
+    data = xarray.Dataset(
+        {name: (("seed", "row", "column"), v) for name, v in (("noise", noise), ("weights", weights))}
+    )
+    return Measurement(checks, data, parameters.seeds, int(run.diverged.sum()))
+
+
+def _draw(measurement: Measurement, parameters: Decay) -> Any:
+    figure, (axes,) = style.new_figure()
+    data = measurement.data
+    x, y = -data.weights.values.ravel(), data.noise.values.ravel()
+    ends = np.array([x.min(), x.max()])
+    right = parameters.weight_decay * parameters.size / parameters.step_size
+    style.points(axes, style.some(x, 2000), style.some(y, 2000), None, "entries, averaged over SGD")
+    style.theory(axes, ends, right * ends, "slope γS/η")
+    style.theory(axes, ends, 2 * parameters.weight_decay * ends, "slope 2γ, as printed", "red")
+    axes.set(xlabel="U'U − WW'", ylabel="W Γ W' − U'Γ U without weight decay")
+    axes.legend()
+    return figure
+
+
+CLAIMS = (
+    Claim(
+        id="decay-in-the-balance",
+        paper="noise_equilibrium",
+        place="Theorem 5.2",
+        statement="With weight decay the noise moments of two factors balance once k I is added to both, "
+        "k = gamma S/eta; the paper prints 2 gamma.",
+        equation="W (E[|r|^2 xx'] + k I) W' = U' (E[|x|^2 rr'] + k I) U,  k = gamma S/eta",
+        alternative="k is gamma S/(2 eta), as if gamma were the weight decay of optimisers, which is twice ours.",
+        scales={"smoke": Decay(6, relaxations=5.0), "default": Decay(32), "full": Decay(256)},
+        measure=_measure,
+        draw=_draw,
+        accelerated=True,
+    ),
+)

@@ -1,0 +1,1 @@
+"""The models of noise_equilibrium: each file builds a problem, its start and its observables."""

@@ -1,0 +1,199 @@
+"""Small errors of the text, each decided by a number: a projector, a starting point, a gradient, a constant."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray
+from jaxtyping import Array, Key
+
+from undertow import _trees as trees
+from undertow.dynamics.descend import descend
+from undertow.figures.compare import compare
+from undertow.manifold.geometry import frame_at
+from undertow.manifold.limit import Limit
+from undertow.noise.label import LabelNoise
+from undertow.papers.zero_loss.claims.derivatives import STEP, end_of, metric, parts_at, second_difference
+from undertow.papers.zero_loss.models.linear import LinearModel, predict
+from undertow.verification.claim import Claim, Measurement
+from undertow.verification.criterion import Above, Check, Within
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Random curves on a manifold of minimisers."""
+
+    curves: int
+    """How many."""
+
+
+@dataclass(frozen=True)
+class Starts:
+    """Label-noise SGD from a point off the manifold, looked at shortly after it has come down."""
+
+    seeds: int
+    """Runs."""
+    d: int = 20
+    """Unknowns of the linear model."""
+    n: int = 10
+    """Equations of it."""
+    step_size: float = 4e-4
+    """Step size of SGD."""
+    slow_time: float = 0.02
+    """When the runs are looked at, in units of steps * step_size^2."""
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Draws of the linear model."""
+
+    draws: int
+    """How many."""
+    d: int = 12
+    """Unknowns."""
+    n: int = 5
+    """Equations."""
+    alpha: float = 1.5
+    """Scale of the start u = v = alpha."""
+
+
+def _measure_form(parameters: Curves, key: Key[Array, ""]) -> Measurement:
+    """H^+ d3L[v, v] as a Q c'' + b P c'', where c'' is measured along curves with acceleration in all directions."""
+    problem = metric()
+    point = end_of(problem, jnp.array([0.6, 0.7, 0.2, 0.3, 0.4]))
+    frame = eqx.filter_jit(frame_at)(problem, point)  # a Hessian, operation by operation, is a hundred programs
+    across, along, target = [], [], []
+    for k in jax.random.split(key, parameters.curves):
+        k1, k2 = jax.random.split(k)
+        v, bend = (frame.project(jax.random.normal(k, point.shape, point.dtype)) for k in (k1, k2))
+        values = [end_of(problem, point + t * v + t**2 * bend) for t in np.array([-2, -1, 0, 1, 2]) * STEP]
+        second = jnp.asarray(second_difference(values))
+        along.append(np.asarray(frame.project(second)))
+        across.append(np.asarray(second) - along[-1])
+        target.append(-np.asarray(trees.ravel(parts_at(problem, point, v[:, None]).tangent)))
+    design = np.stack([np.concatenate(across), np.concatenate(along)], axis=1)
+    (normal, tangent), *_ = np.linalg.lstsq(design, np.concatenate(target), rcond=None)
+    checks = (
+        Check("coefficient of (I - dPhi) c''", float(normal), -1.0, 0.0, Within(1e-5, 1e-3), 0.0, alternative=0.0),
+        Check("coefficient of dPhi c''", float(tangent), 0.0, 0.0, Within(1e-5, 1e-3), -1.0, alternative=-1.0),
+    )
+    return Measurement(checks, xarray.Dataset({"coefficient": ("part", [normal, tangent])}), parameters.curves)
+
+
+def _measure_start(parameters: Starts, key: Key[Array, ""]) -> Measurement:
+    """The share of the way from x(0) to the limit's Y(t), with Y(0) = Phi(x(0)), that SGD has gone."""
+    model = LinearModel.draw(key, d=parameters.d, n=parameters.n, sparsity=3, dtype=jnp.float64)
+    noise, start, eta = LabelNoise(model.problem, 1.0), model.start(1.0), parameters.step_size
+    run = descend(
+        noise, start, step_size=eta, steps=round(parameters.slow_time / eta**2), key=jax.random.fold_in(key, 1),
+        observe={"params": lambda p: p}, seeds=parameters.seeds, progress=False,
+    )  # fmt: skip
+    limit = Limit(noise).solve(model.settle(start), time=parameters.slow_time, looks=1).params
+    way = np.concatenate(limit) - np.concatenate(start)
+    gone = np.concatenate([leaf[:, -1] for leaf in run.observed["params"]], axis=1) - np.concatenate(start)
+    share = gone @ way / (way @ way)
+    error = float(share.std(ddof=1) / np.sqrt(parameters.seeds))
+    what = "share of the way from x(0) to Phi(x(0))"
+    check = Check(what, share.mean(), 1.0, error, Within(0.02, 0.1), printed=0.0, alternative=0.0)
+    return Measurement((check,), xarray.Dataset({"share": ("seed", share)}), parameters.seeds)
+
+
+def _measure_gradient(parameters: Draws, key: Key[Array, ""]) -> Measurement:
+    found = []
+    for k in jax.random.split(key, parameters.draws):
+        model = LinearModel.draw(k, d=parameters.d, n=parameters.n, sparsity=2, dtype=jnp.float64)
+        for z in model.problem.inputs:
+            by_u, by_v = jax.grad(predict)(model.start(parameters.alpha), z)
+            found.append(float((by_u @ z - by_v @ z) / (2 * parameters.alpha * z @ z)))
+    worst = max(found, key=lambda value: abs(value - 2))
+    check = Check("grad f_i over alpha [z_i, -z_i]", worst, 2.0, 0.0, Within(1e-12, 1e-3), 1.0, alternative=1.0)
+    return Measurement((check,), xarray.Dataset({"factor": ("sample", found)}), parameters.draws)
+
+
+def _measure_constant(parameters: Draws, key: Key[Array, ""]) -> Measurement:
+    """The least of |grad L|^2/(lambda min|uv| L): where u = v and the residual is the flattest direction of ZZ'."""
+    least, later = [], []
+    for k in jax.random.split(key, parameters.draws):
+        model = LinearModel.draw(k, d=parameters.d, n=parameters.n, sparsity=2, dtype=jnp.float64)
+        z = model.problem.inputs
+        values, vectors = jnp.linalg.eigh(z @ z.T)
+        problem = model.problem.__class__(predict, z, vectors[:, 0])
+        product = parameters.alpha**2 * values[0]
+
+        def constant(x: Any, task: Any = problem, product: Any = product) -> Array:
+            gradient = trees.ravel(task.gradient(x))
+            return parameters.n * jnp.vdot(gradient, gradient) / (product * task.loss(x))
+
+        start = model.start(parameters.alpha)
+        least.append(float(constant(start)))
+
+        def step(x: Any, _: None, task: Any = problem, constant: Any = constant) -> tuple[Any, Array]:
+            x = trees.add(x, trees.scale(-1e-3, task.gradient(x)))
+            return x, constant(x)
+
+        later.append(float(jnp.min(jax.lax.scan(step, start, None, length=200)[1])))  # gradient flow, by small steps
+    worst = max(least, key=lambda value: abs(value - 16))
+    checks = (
+        Check("least |grad L|^2/(lambda min|uv| L), times n", worst, 16.0, 0.0, Within(1e-8, 1e-3),
+              printed=16.0 * parameters.n, alternative=16.0 * parameters.n),
+        Check("least of it along gradient flow, times n", min(later), 16.0, 0.0, Above(16 * (1 - 1e-6))),
+    )  # fmt: skip
+    return Measurement(checks, xarray.Dataset({"least": ("draw", least), "later": ("draw", later)}), parameters.draws)
+
+
+def _draw(measurement: Measurement, parameters: Any) -> Any:
+    return compare(measurement.checks)
+
+
+CLAIMS = (
+    Claim(
+        id="second-fundamental-form",
+        paper="zero_loss",
+        place="Lemma C.7, proof",
+        statement="The tangent compensation is the second fundamental form: the part of a curve's acceleration across "
+        "the manifold. The proof writes dPhi c'', the part along it, which depends on the curve.",
+        equation="H^+ d3L[v, v] = -(I - dPhi) c'',  c' = v",
+        alternative="H^+ d3L[v, v] = -dPhi c'', as the proof writes it.",
+        scales={"smoke": Curves(4), "default": Curves(10), "full": Curves(100)},
+        measure=_measure_form,
+        draw=_draw,
+    ),
+    Claim(
+        id="limit-starts-at-phi",
+        paper="zero_loss",
+        place="Theorem 4.6",
+        statement="The limiting diffusion starts where gradient flow ends, at Phi(x(0)), not at x(0): coming down "
+        "takes no slow time.",
+        equation="Y(0) = Phi(x(0))",
+        alternative="Y(0) = x(0), as printed: coming down takes slow time.",
+        scales={"smoke": Starts(16), "default": Starts(64), "full": Starts(1024)},
+        measure=_measure_start,
+        draw=_draw,
+    ),
+    Claim(
+        id="kernel-gradient",
+        paper="zero_loss",
+        place="Section 6.3",
+        statement="In the kernel regime the gradient of the linear model is twice what the paper prints.",
+        equation="grad f_i(alpha, alpha) = 2 alpha [z_i, -z_i]",
+        alternative="grad f_i(alpha, alpha) = alpha [z_i, -z_i], as printed.",
+        scales={"smoke": Draws(3), "default": Draws(10), "full": Draws(100)},
+        measure=_measure_gradient,
+        draw=_draw,
+    ),
+    Claim(
+        id="pl-constant",
+        paper="zero_loss",
+        place="Lemma D.2",
+        statement="The gradient of the linear model dominates its loss along gradient flow with the constant 16/n; the "
+        "paper prints 16, which is violated.",
+        equation="|grad L|^2 >= (16/n) lambda_min(ZZ') min_j |u_j v_j| L",
+        alternative="The constant is 16, as printed, whatever the number n of samples.",
+        scales={"smoke": Draws(3), "default": Draws(10), "full": Draws(100)},
+        measure=_measure_constant,
+        draw=_draw,
+    ),
+)

@@ -1,0 +1,154 @@
+"""The k-phase motor: its speed, the finite-step correction, and momentum."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import xarray
+from jaxtyping import Array, Key
+
+from undertow.dynamics.descend import descend
+from undertow.figures import style
+from undertow.manifold.limit import Limit
+from undertow.papers._lanes import lanes
+from undertow.papers.zero_loss.models.curves import motor, motor_angle
+from undertow.verification.claim import Claim, Measurement
+from undertow.verification.criterion import Check, Within
+
+PHASES = 3
+SPEED = PHASES / 8
+LANE = 256
+"""Runs that advance together on a CPU, at most."""
+
+
+@dataclass(frozen=True)
+class Turning:
+    """SGD on the three-phase motor."""
+
+    seeds: int
+    """Runs at each step size."""
+    slow_time: float = 16.0
+    """How long, in units of steps * step_size^2."""
+    largest_step: float = 0.1
+    """The largest step size; two more are a half and a quarter of it."""
+
+
+def _at(angle: float) -> Array:
+    """The point of the circle at an angle."""
+    return jnp.zeros(PHASES + 2).at[0].set(np.cos(angle)).at[1].set(np.sin(angle))
+
+
+def _speeds(
+    parameters: Turning, key: Key[Array, ""], momentum: float = 0.0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Step sizes (effective ones under momentum), mean speeds over k/8, and their standard errors."""
+    etas = parameters.largest_step / np.array([1.0, 2.0, 4.0])
+    means, errors = [], []
+    for index, eta in enumerate(etas):
+        run = descend(
+            motor(PHASES), _at(0.0), step_size=eta * (1 - momentum), momentum=momentum,
+            steps=round(parameters.slow_time / eta**2), every=max(1, round(0.25 / eta**2)),
+            key=jax.random.fold_in(key, index), observe={"angle": motor_angle}, seeds=parameters.seeds,
+            lane_width=lanes(min(parameters.seeds, LANE)), progress=False,
+        )  # fmt: skip
+        turned = np.unwrap(run.observed["angle"], axis=1)[:, -1] / parameters.slow_time / SPEED
+        means.append(turned.mean())
+        errors.append(turned.std(ddof=1) / np.sqrt(parameters.seeds))
+    return etas, np.array(means), np.array(errors)
+
+
+def _predicted(etas: np.ndarray) -> np.ndarray:
+    """The mean speed with the finite-step correction, over k/8.
+
+    The corrected speed changes with the angle, so a turn takes the mean of the slowness.
+    """
+    limit = Limit(motor(PHASES))
+    angles = np.linspace(0, 2 * np.pi / PHASES, 8, endpoint=False)  # a turn by a phase changes nothing
+
+    def speed(angle: float, eta: float) -> float:
+        drift = np.asarray(limit.drift(_at(angle), finite_step=eta))
+        return float(drift[1] * np.cos(angle) - drift[0] * np.sin(angle)) / SPEED
+
+    return np.array([1 / np.mean([1 / speed(angle, eta) for angle in angles]) for eta in etas])
+
+
+def _richardson(means: np.ndarray, errors: np.ndarray) -> tuple[float, float]:
+    """The limit of small steps from the two largest: 2 s(eta/2) - s(eta), free of the first order."""
+    return float(2 * means[1] - means[0]), float(np.hypot(2 * errors[1], errors[0]))
+
+
+def _data(etas: np.ndarray, means: np.ndarray, errors: np.ndarray) -> xarray.Dataset:
+    return xarray.Dataset(
+        {"speed": ("step_size", means), "error": ("step_size", errors), "theory": ("step_size", _predicted(etas))},
+        coords={"step_size": etas},
+    )
+
+
+def _measure_speed(parameters: Turning, key: Key[Array, ""]) -> Measurement:
+    etas, means, errors = _speeds(parameters, key)
+    value, error = _richardson(means, errors)
+    checks = (
+        Check("speed over (D - 2)/8, extrapolated to small steps", value, 1.0, error, Within(0.03, 0.5), printed=4.0,
+              alternative=4.0),
+        *(
+            # the equation leaves out how curvature and noise change over the width of the fluctuations, which is of
+            # first order too, with a small coefficient: a tenth of the step size is granted to it
+            Check(f"speed at step size {eta:g} over (D - 2)/8", m, t, e, Within(0.1 * eta, 0.1),
+                  alternative=1.0 if eta == etas[0] else None)
+            for eta, m, t, e in zip(etas, means, _predicted(etas), errors, strict=True)
+        ),
+    )  # fmt: skip
+    return Measurement(checks, _data(etas, means, errors), parameters.seeds)
+
+
+def _measure_momentum(parameters: Turning, key: Key[Array, ""]) -> Measurement:
+    checks = []
+    for beta in (0.5, 0.9):
+        etas, means, errors = _speeds(parameters, key, beta)
+        value, error = _richardson(means, errors)
+        checks.append(Check(f"speed at momentum {beta:g}", value, 1.0, error, Within(0.05, 0.5), alternative=1 - beta))
+    return Measurement(tuple(checks), _data(etas, means, errors), parameters.seeds)
+
+
+def _draw(measurement: Measurement, parameters: Any) -> Any:
+    figure, (axes,) = style.new_figure()
+    data = measurement.data
+    fine = np.linspace(0, float(data.step_size.max()) * 1.05, 8)
+    style.theory(axes, fine, np.concatenate([[1.0], _predicted(fine[1:])]), "limit with finite-step correction")
+    style.points(axes, data.step_size, data.speed, data.error, "SGD")
+    axes.axhline(1.0, color=style.COLOURS["green"], lw=1, ls="--", label="limit of small steps, (D − 2)/8")
+    axes.set(xlabel="step size", ylabel="angular speed / ((D − 2)/8)")
+    axes.legend()
+    return figure
+
+
+SCALES: Any = {"smoke": Turning(128), "default": Turning(2000), "full": Turning(20_000)}
+
+CLAIMS = (
+    Claim(
+        id="motor-speed",
+        paper="zero_loss",
+        place="Lemma C.8, and Theorem 4.6 at finite step size",
+        statement="Noise in k = D - 2 auxiliary dimensions turns the point round the circle at a constant speed: "
+        "(D - 2)/8, where the paper prints (D - 2)/2. No potential could do that. At a finite step size it turns "
+        "faster; HX + XH - eta HXH = Sigma in place of the Lyapunov equation predicts by how much.",
+        equation="d angle/dt = (D - 2)/8,  X_ij = S_ij / (h_i + h_j - eta h_i h_j)",
+        alternative="The speed is (D - 2)/2, as printed, and a finite step size does not change it.",
+        scales=SCALES,
+        measure=_measure_speed,
+        draw=_draw,
+    ),
+    Claim(
+        id="heavy-ball",
+        paper="zero_loss",
+        place="Theorem 4.6, with momentum",
+        statement="SGD with heavy-ball momentum has the same limit, on the clock of eta/(1 - beta).",
+        equation="K = T (1 - beta)^2/eta^2 steps reach slow time T",
+        alternative="Momentum lengthens the steps but not the noise: slow time runs as eta^2/(1 - beta) per step.",
+        scales=SCALES,
+        measure=_measure_momentum,
+        draw=_draw,
+    ),
+)

@@ -1,0 +1,1 @@
+"""The models of zero_loss: each file builds a problem, its start and its observables."""

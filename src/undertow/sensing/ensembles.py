@@ -1,0 +1,172 @@
+"""Gaussian measurement matrices: how X is made of standard normals, and its covariance operator C M = E <X, M> X."""
+
+import math
+from abc import abstractmethod
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+__all__ = ["AbstractEnsemble", "Correlated", "Full", "Goe", "MatrixNormal", "as_ensemble"]
+
+
+class AbstractEnsemble(eqx.Module):
+    """The law of a Gaussian d x d matrix X = root(white), white standard normals; only its covariance matters."""
+
+    @abstractmethod
+    def white(self, d: int) -> tuple[int, ...]:
+        """The shape of the normals that one X is made of."""
+
+    @abstractmethod
+    def root(self, white: Array, d: int) -> Float[Array, "d d"]:
+        """X, linear in the normals."""
+
+    @abstractmethod
+    def apply(self, matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
+        """C M = E <X, M> X = root(root' M), for symmetric M."""
+
+    def transform(self, matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
+        """C M for any M; X is symmetric, so only the symmetric part of M counts."""
+        return self.apply(_symmetric(matrix))
+
+    def draw(self, key: Key[Array, ""], count: int, d: int, dtype: Any) -> Float[Array, "count d d"]:
+        """`count` independent measurement matrices."""
+        return jax.vmap(lambda white: self.root(white, d))(jax.random.normal(key, (count, *self.white(d)), dtype))
+
+    def check(self, d: int) -> None:
+        """Refuses a dimension that does not fit."""
+
+
+def _symmetric(matrix: Array) -> Array:
+    return (matrix + matrix.T) / 2
+
+
+class Goe(AbstractEnsemble):
+    """Symmetric: diagonal N(0, 1), off-diagonal N(0, 1/2). Full X that the step symmetrises is the same law.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from undertow.sensing.ensembles import Goe
+    >>> x = Goe().draw(jax.random.key(0), 1000, 3, jnp.float32)
+    >>> print((x == jnp.swapaxes(x, 1, 2)).all())
+    True
+    """
+
+    def white(self, d: int) -> tuple[int, ...]:
+        even = d + d % 2
+        return (even + 1, even // 2)
+
+    def root(self, white: Array, d: int) -> Array:
+        """Unpacks the lower triangle: its left half stands below the first row, the rest transposed above."""
+        half = white.shape[1]
+        right = jnp.concatenate([jnp.zeros((half, half), white.dtype), white[:half].T])
+        lower = jnp.tril(jnp.concatenate([white[1:], right], axis=1), -1) * math.sqrt(0.5)
+        diagonal = jnp.concatenate([jnp.diagonal(white[1:]), jnp.diagonal(white)])
+        return (lower + lower.T + jnp.diag(diagonal))[:d, :d]
+
+    def apply(self, matrix: Array) -> Array:
+        return matrix
+
+
+class Full(AbstractEnsemble):
+    """N(0, 1) entries, used as they are: the step matrix is not symmetric, its noise off the diagonal doubled.
+
+    >>> from undertow.sensing.ensembles import Full
+    >>> print(Full().white(3))
+    (3, 3)
+    """
+
+    def white(self, d: int) -> tuple[int, ...]:
+        return (d, d)
+
+    def root(self, white: Array, d: int) -> Array:
+        return white
+
+    def apply(self, matrix: Array) -> Array:
+        return matrix
+
+    def transform(self, matrix: Array) -> Array:
+        return matrix
+
+
+class MatrixNormal(AbstractEnsemble):
+    """X = the symmetric part of A Z B', Z with N(0, 1) entries: rows and columns correlated, at the price of Z.
+
+    >>> import jax.numpy as jnp
+    >>> from undertow.sensing.ensembles import MatrixNormal
+    >>> print(MatrixNormal(2 * jnp.eye(2), jnp.eye(2)).apply(jnp.eye(2)))
+    [[4. 0.]
+     [0. 4.]]
+    """
+
+    rows: Float[Array, "d d"]
+    """A."""
+    columns: Float[Array, "d d"]
+    """B."""
+
+    def __init__(self, rows: Any, columns: Any):
+        self.rows, self.columns = jnp.asarray(rows), jnp.asarray(columns)
+        for name, value in (("rows", self.rows), ("columns", self.columns)):
+            if value.ndim != 2 or value.shape[0] != value.shape[1] or not np.isfinite(np.asarray(value)).all():
+                raise ValueError(f"`MatrixNormal({name}=...)`: give a square matrix of finite numbers.")
+
+    def white(self, d: int) -> tuple[int, ...]:
+        return (d, d)
+
+    def root(self, white: Array, d: int) -> Array:
+        return _symmetric(self.rows.astype(white.dtype) @ white @ self.columns.T.astype(white.dtype))
+
+    def apply(self, matrix: Array) -> Array:
+        rows, columns = self.rows.astype(matrix.dtype), self.columns.astype(matrix.dtype)
+        return _symmetric(rows @ (rows.T @ matrix @ columns) @ columns.T)
+
+    def check(self, d: int) -> None:
+        if self.rows.shape != (d, d) or self.columns.shape != (d, d):
+            raise ValueError(f"`MatrixNormal(rows, columns)`: both must be {d} x {d} matrices here.")
+
+
+class Correlated(AbstractEnsemble):
+    """Any Gaussian covariance: X = the symmetric part of sum_k z_k factor_k, factor of shape (k, d, d).
+
+    >>> import jax.numpy as jnp
+    >>> from undertow.sensing.ensembles import Correlated
+    >>> print(Correlated(jnp.array([[[1.0, 0.0], [0.0, 2.0]]])).apply(jnp.eye(2)))
+    [[3. 0.]
+     [0. 6.]]
+    """
+
+    factor: Float[Array, "k d d"]
+
+    def __init__(self, factor: Any):
+        factor = jnp.asarray(factor)
+        if factor.ndim != 3 or factor.shape[1] != factor.shape[2] or not np.isfinite(np.asarray(factor)).all():
+            raise ValueError("`Correlated(factor)`: give finite numbers of shape (k, d, d).")
+        self.factor = (factor + jnp.swapaxes(factor, 1, 2)) / 2
+
+    def white(self, d: int) -> tuple[int, ...]:
+        return (self.factor.shape[0],)
+
+    def root(self, white: Array, d: int) -> Array:
+        return jnp.tensordot(white, self.factor.astype(white.dtype), axes=1)
+
+    def apply(self, matrix: Array) -> Array:
+        return self.root(jnp.tensordot(self.factor.astype(matrix.dtype), matrix, axes=2), matrix.shape[0])
+
+    def check(self, d: int) -> None:
+        if self.factor.shape[1] != d:
+            raise ValueError(f"`Correlated(factor)`: give matrices of size {d} x {d} here.")
+
+
+def as_ensemble(function: str, ensemble: Any) -> AbstractEnsemble:
+    """An ensemble, or one of the two named ones."""
+    named = {"goe": Goe, "full": Full}
+    if isinstance(ensemble, AbstractEnsemble):
+        return ensemble
+    if ensemble not in named:
+        raise ValueError(
+            f'`{function}(ensemble={ensemble!r})`: choose "goe" (or full X symmetrised), "full", or give an ensemble '
+            "such as `Correlated(factor)`."
+        )
+    return named[ensemble]()

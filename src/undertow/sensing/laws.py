@@ -1,0 +1,298 @@
+"""Laws of what varies between environments: the size of a spurious signal, one number for each of its directions.
+
+Each can be drawn from and knows its mean, its covariance and the moments of the growth factor |1 + step_size s|.
+"""
+
+from abc import abstractmethod
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Key
+
+from undertow import _validate as validate
+from undertow.sensing import factors
+
+__all__ = ["AbstractLaw", "Gaussian", "Table", "Uniform", "two_point"]
+
+SEEN = 1e-4
+"""Values that are reached with less probability are not met within a few thousand steps."""
+NODES = 200
+"""Points of the Gauss quadratures."""
+
+
+class AbstractLaw(eqx.Module):
+    """The law of s in R^k: independent between environments, components independent unless a `Table` says otherwise."""
+
+    @property
+    @abstractmethod
+    def size(self) -> int:
+        """k, the number of components."""
+
+    @abstractmethod
+    def draw(self, key: Key[Array, ""], count: int) -> Float[Array, "count k"]:
+        """`count` independent draws."""
+
+    @abstractmethod
+    def mean(self) -> Float[Array, " k"]:
+        """E s."""
+
+    @abstractmethod
+    def covariance(self) -> Float[Array, "k k"]:
+        """Cov s."""
+
+    @abstractmethod
+    def nodes(self) -> tuple[Float[Array, "n k"], Float[Array, "n k"]]:
+        """Values and weights, for each component: a Gauss rule where there is a density, for smooth functions only."""
+
+    @abstractmethod
+    def support(self) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
+        """The least and the greatest value of each component, infinite where it is unbounded."""
+
+    @abstractmethod
+    def mean_log(self, step_size: float) -> Float[np.ndarray, " k"]:
+        """E log|1 + step_size s_j| for each component."""
+
+    @abstractmethod
+    def log_moment(self, step_size: float, power: float) -> Float[np.ndarray, " k"]:
+        """log E|1 + step_size s_j|^power for each component, power > 0."""
+
+    @abstractmethod
+    def component(self, index: int) -> "AbstractLaw":
+        """The law of s_index alone."""
+
+    @abstractmethod
+    def shifted(self, by: Any) -> "AbstractLaw":
+        """The law of s + by."""
+
+    def largest(self) -> float:
+        """The largest |s| of a few thousand draws: the greatest value that |s_j| reaches with a probability of 1e-4."""
+        values, weights = (np.asarray(x, np.float64) for x in self.nodes())
+        order = np.argsort(-np.abs(values), axis=0)
+        reached = np.cumsum(np.take_along_axis(weights, order, axis=0), axis=0) > SEEN
+        first = np.take_along_axis(order, np.argmax(reached, axis=0)[None], axis=0)
+        return float(np.abs(np.take_along_axis(values, first, axis=0)).max())
+
+
+def _vector(value: Any) -> Array:
+    return jnp.atleast_1d(jnp.asarray(value, jnp.result_type(float)))
+
+
+def _refuse(function: str, **values: Array) -> None:
+    for name, value in values.items():
+        if value.ndim != 1 or not np.isfinite(np.asarray(value)).all():
+            raise ValueError(
+                f"`{function}`: `{name}` must be finite numbers, one or one a direction (finite variance)."
+            )
+
+
+class Table(AbstractLaw):
+    """Finitely many environments: values (k,) or (environments, directions), with probabilities (equal if None).
+
+    >>> import jax.numpy as jnp
+    >>> from undertow.sensing.laws import Table
+    >>> law = Table(jnp.array([[-4.0], [6.0]]))
+    >>> print(law.mean(), law.covariance())
+    [1.] [[25.]]
+    """
+
+    values: Float[Array, "e k"]
+    probabilities: Float[Array, " e"]
+
+    def __init__(self, values: Any, probabilities: Any = None):
+        values = jnp.asarray(values, jnp.result_type(float))
+        values = values[:, None] if values.ndim == 1 else values
+        if values.ndim != 2 or 0 in values.shape or not np.isfinite(np.asarray(values)).all():
+            raise ValueError(
+                "`Table(values)`: give finite numbers of shape (environments,) or (environments, directions)."
+            )
+        count = values.shape[0]
+        weights = np.full(count, 1 / count) if probabilities is None else np.atleast_1d(probabilities)
+        self.values = values
+        self.probabilities = validate.probabilities("Table", "probabilities", weights, count).astype(values.dtype)
+
+    @property
+    def size(self) -> int:
+        return self.values.shape[1]
+
+    def draw(self, key: Key[Array, ""], count: int) -> Float[Array, "count k"]:
+        return self.values[jax.random.choice(key, len(self.probabilities), (count,), p=self.probabilities)]
+
+    def mean(self) -> Float[Array, " k"]:
+        return self.probabilities @ self.values
+
+    def component(self, index: int) -> "Table":
+        return Table(self.values[:, index], self.probabilities)
+
+    def shifted(self, by: Any) -> "Table":
+        return Table(self.values + by, self.probabilities)
+
+    def covariance(self) -> Float[Array, "k k"]:
+        centred = self.values - self.mean()[None]
+        return (centred * self.probabilities[:, None]).T @ centred
+
+    def nodes(self) -> tuple[Float[Array, "n k"], Float[Array, "n k"]]:
+        return self.values, jnp.broadcast_to(self.probabilities[:, None], self.values.shape)
+
+    def support(self) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
+        values, _ = self._possible()
+        return values.min(0), values.max(0)
+
+    def mean_log(self, step_size: float) -> Float[np.ndarray, " k"]:
+        values, weights = self._possible()
+        return weights @ factors.log_factor(step_size * values)
+
+    def log_moment(self, step_size: float, power: float) -> Float[np.ndarray, " k"]:
+        values, weights = self._possible()
+        logs = power * factors.log_factor(step_size * values)
+        top = np.maximum(logs.max(0), np.finfo(float).min)  # finite also where every factor is 0
+        return top + np.log1p(weights @ np.expm1(logs - top[None]))  # precise also where the moment is close to 1
+
+    def _possible(self) -> tuple[Float[np.ndarray, "n k"], Float[np.ndarray, " n"]]:
+        """The values with positive probability, and the probabilities, in double precision."""
+        weights = np.asarray(self.probabilities, np.float64)
+        kept = weights > 0
+        return np.asarray(self.values, np.float64)[kept], weights[kept] / weights[kept].sum()
+
+
+def two_point(mean: Any, spread: Any, directions: int = 1) -> Table:
+    """mean - spread or mean + spread with equal probability: the paper's law. Directions vary together.
+
+    >>> from undertow.sensing.laws import two_point
+    >>> print(two_point(1.0, 5.0).values.ravel())
+    [-4.  6.]
+    """
+    centre = jnp.broadcast_to(_vector(mean), (directions,))
+    width = jnp.broadcast_to(_vector(spread), (directions,))
+    _refuse("two_point", mean=centre, spread=width)
+    return Table(jnp.stack([centre - width, centre + width]))
+
+
+class Uniform(AbstractLaw):
+    """Uniform on [low, high], one interval or one a direction.
+
+    >>> from undertow.sensing.laws import Uniform
+    >>> print(Uniform(-2.0, 4.0).mean(), Uniform(-2.0, 4.0).covariance())
+    [1.] [[3.]]
+    """
+
+    low: Float[Array, " k"]
+    high: Float[Array, " k"]
+
+    def __init__(self, low: Any, high: Any):
+        low, high = jnp.broadcast_arrays(_vector(low), _vector(high))
+        _refuse("Uniform", low=low, high=high)
+        if not (np.asarray(low) <= np.asarray(high)).all():
+            raise ValueError("`Uniform(low, high)`: `low` must not be above `high`.")
+        self.low = low
+        self.high = high
+
+    @property
+    def size(self) -> int:
+        return self.low.shape[0]
+
+    def draw(self, key: Key[Array, ""], count: int) -> Float[Array, "count k"]:
+        unit = jax.random.uniform(key, (count, self.size), self.low.dtype)
+        return self.low[None] + (self.high - self.low)[None] * unit
+
+    def component(self, index: int) -> "Uniform":
+        return Uniform(self.low[index], self.high[index])
+
+    def shifted(self, by: Any) -> "Uniform":
+        return Uniform(self.low + by, self.high + by)
+
+    def mean(self) -> Float[Array, " k"]:
+        return (self.low + self.high) / 2
+
+    def covariance(self) -> Float[Array, "k k"]:
+        return jnp.diag((self.high - self.low) ** 2 / 12)
+
+    def nodes(self) -> tuple[Float[Array, "n k"], Float[Array, "n k"]]:
+        points, weights = np.polynomial.legendre.leggauss(NODES)
+        half = (self.high - self.low)[None] / 2
+        values = self.mean()[None] + half * jnp.asarray(points, self.low.dtype)[:, None]
+        return values, jnp.broadcast_to(jnp.asarray(weights / 2, self.low.dtype)[:, None], values.shape)
+
+    def support(self) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
+        return np.asarray(self.low, np.float64), np.asarray(self.high, np.float64)
+
+    def mean_log(self, step_size: float) -> Float[np.ndarray, " k"]:
+        intervals = step_size * np.stack(self.support(), axis=1)
+        return np.array([factors.uniform_mean_log(*interval) for interval in intervals])
+
+    def log_moment(self, step_size: float, power: float) -> Float[np.ndarray, " k"]:
+        intervals = step_size * np.stack(self.support(), axis=1)
+        return np.array([factors.uniform_log_moment(*interval, power) for interval in intervals])
+
+
+class Gaussian(AbstractLaw):
+    """N(mean, deviation^2), one for all or one a direction.
+
+    >>> from undertow.sensing.laws import Gaussian
+    >>> print(Gaussian(1.0, 2.0).covariance())
+    [[4.]]
+    """
+
+    centre: Float[Array, " k"]
+    deviation: Float[Array, " k"]
+
+    def __init__(self, mean: Any, deviation: Any):
+        centre, deviation = jnp.broadcast_arrays(_vector(mean), _vector(deviation))
+        _refuse("Gaussian", mean=centre, deviation=deviation)
+        if (np.asarray(deviation) < 0).any():
+            raise ValueError("`Gaussian(mean, deviation)`: `deviation` must be at least 0.")
+        self.centre = centre
+        self.deviation = deviation
+
+    @property
+    def size(self) -> int:
+        return self.centre.shape[0]
+
+    def draw(self, key: Key[Array, ""], count: int) -> Float[Array, "count k"]:
+        return self.centre[None] + self.deviation[None] * jax.random.normal(key, (count, self.size), self.centre.dtype)
+
+    def component(self, index: int) -> "Gaussian":
+        return Gaussian(self.centre[index], self.deviation[index])
+
+    def shifted(self, by: Any) -> "Gaussian":
+        return Gaussian(self.centre + by, self.deviation)
+
+    def mean(self) -> Float[Array, " k"]:
+        return self.centre
+
+    def covariance(self) -> Float[Array, "k k"]:
+        return jnp.diag(self.deviation**2)
+
+    def nodes(self) -> tuple[Float[Array, "n k"], Float[Array, "n k"]]:
+        points, weights = np.polynomial.hermite_e.hermegauss(NODES)
+        values = self.centre[None] + self.deviation[None] * jnp.asarray(points, self.centre.dtype)[:, None]
+        share = jnp.asarray(weights / weights.sum(), self.centre.dtype)
+        return values, jnp.broadcast_to(share[:, None], values.shape)
+
+    def support(self) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
+        centre, deviation = (np.asarray(x, np.float64) for x in (self.centre, self.deviation))
+        reach = np.where(deviation > 0, np.inf, 0.0)
+        return centre - reach, centre + reach
+
+    def mean_log(self, step_size: float) -> Float[np.ndarray, " k"]:
+        return np.array([factors.gaussian_mean_log(*numbers) for numbers in self._scaled(step_size)])
+
+    def log_moment(self, step_size: float, power: float) -> Float[np.ndarray, " k"]:
+        return np.array([factors.gaussian_log_moment(*numbers, power) for numbers in self._scaled(step_size)])
+
+    def _scaled(self, step_size: float) -> Float[np.ndarray, "k 2"]:
+        """Mean and deviation of step_size s_j, in double precision."""
+        return step_size * np.stack([np.asarray(x, np.float64) for x in (self.centre, self.deviation)], axis=1)
+
+
+def as_law(function: str, law: Any) -> AbstractLaw:
+    """A law, or the finitely many values of one."""
+    if isinstance(law, AbstractLaw):
+        return law
+    if isinstance(law, validate.Number | list | tuple):
+        return Table(law if np.ndim(law) else [law])
+    raise TypeError(
+        f"`{function}`: `law` is a {type(law).__name__}; give a law, such as `two_point(1.0, 5.0)`, or values."
+    )

@@ -1,0 +1,1 @@
+"""Find and prove the exponential symmetries of a PyTorch network."""

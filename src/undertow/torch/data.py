@@ -1,0 +1,311 @@
+"""Batches by environment, their mixed twin, and label noise, for training in PyTorch.
+
+The samplers go to `DataLoader(batch_sampler=...)`. The batches of an epoch are a function of the seed and the number of
+the epoch alone: a run that is taken up again sees the batches that it would have seen.
+"""
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+from torch.utils.data import Sampler, get_worker_info
+
+import torch
+from torch import Tensor
+from undertow._validate import group_labels, group_shares, positive_integer, quote
+
+__all__ = ["AbstractBatchSampler", "EnvironmentBatchSampler", "LabelNoise", "PooledBatchSampler"]
+
+
+class AbstractBatchSampler(Sampler, ABC):
+    """What the two samplers share: epochs, shuffling and the state to go on from."""
+
+    def __init__(
+        self,
+        groups: Any,
+        batch_size: int,
+        *,
+        weights: Any = None,
+        shuffle: bool = True,
+        drop_last: bool = False,
+        seed: int = 0,
+    ):
+        name = type(self).__name__
+        self.batch_size = positive_integer(name, "batch_size", batch_size)
+        self.groups, self.sizes = _labels(name, groups)
+        self.weights = None if weights is None else group_shares(name, weights, len(self.sizes))
+        self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
+        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
+            raise ValueError(f"{quote(name, seed=repr(seed))}: `seed` must be a whole number of at least 0.")
+        self.seed = seed
+        if weights is not None and not shuffle:
+            raise ValueError(
+                f"{quote(name, weights='...', shuffle=False)}: weights draw at random; leave shuffle=True."
+            )
+        small = np.flatnonzero(self.sizes < self.batch_size)
+        if drop_last and weights is None and small.size:
+            raise ValueError(
+                f"{quote(name, batch_size=self.batch_size, drop_last=True)}: environment {small[0]} has only "
+                f"{self.sizes[small[0]]} samples and would never be seen; use smaller batches or drop_last=False."
+            )
+        if not len(self):
+            raise ValueError(
+                f"{quote(name, batch_size=self.batch_size, weights='...', drop_last=True)}: no environment has "
+                f"{self.batch_size} samples, so that an epoch has no batch; use smaller batches or drop_last=False."
+            )
+        self._members = [np.flatnonzero(self.groups == e) for e in range(len(self.sizes))]
+        self.epoch = 0
+        """The epoch that is running, or begins next."""
+        self._begun = 0
+        """The epoch that was begun last; workers of a loader are done with it before the loop is."""
+        self._position = 0
+        self._taken_up = False
+
+    def _lengths(self, environment: int) -> list[int]:
+        """The sizes of the batches that the samples of an environment make."""
+        full, rest = divmod(int(self.sizes[environment]), self.batch_size)
+        return [self.batch_size] * full + ([rest] if rest and not self.drop_last else [])
+
+    def __len__(self) -> int:
+        """Batches in an epoch: as many as cut every environment up."""
+        return sum(len(self._lengths(e)) for e in range(len(self.sizes)))
+
+    @abstractmethod
+    def batches(self, epoch: int) -> list[list[int]]:
+        """All batches of an epoch, as indices of samples."""
+
+    def _generator(self, epoch: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, epoch])
+
+    def __iter__(self) -> Iterator[list[int]]:
+        if self._position and not self._taken_up:  # the last epoch was left before its end
+            self.epoch, self._position = self.epoch + 1, 0
+        self._taken_up, self._begun = False, self.epoch
+        for batch in self.batches(self.epoch)[self._position :]:
+            self._position += 1
+            yield batch
+        self.epoch, self._position = self.epoch + 1, 0
+
+    def _facts(self) -> dict[str, Any]:
+        digest = hashlib.sha256(self.groups.astype(np.int64).tobytes()).hexdigest()[:16]
+        weights = None if self.weights is None else self.weights.tolist()
+        return {
+            "sampler": type(self).__name__, "batch_size": self.batch_size, "seed": self.seed, "groups": digest,
+            "weights": weights, "shuffle": self.shuffle, "drop_last": self.drop_last,
+        }  # fmt: skip
+
+    def state_dict(self, done: int | None = None) -> dict[str, Any]:
+        """Where the sampler stands. `done`: batches that your loop has finished of the epoch that it began last.
+
+        They count from the beginning of the epoch, also where it was taken up in the middle. Without `done`, as many
+        as were asked for; a `DataLoader` with workers asks ahead, so give it there. Between epochs leave it out.
+        """
+        if done is None:
+            return self._facts() | {"epoch": self.epoch, "position": self._position}
+        if not 0 <= done <= len(self):
+            raise ValueError(f"`state_dict(done={done})`: an epoch has {len(self)} batches.")
+        if done == 0 and self.epoch > self._begun:
+            raise ValueError(
+                f"`state_dict(done=0)`: all batches of epoch {self._begun} were asked for, and whether your loop is "
+                "before or behind them cannot be told; between epochs leave `done` out, else finish a batch first."
+            )
+        return self._facts() | {"epoch": self._begun, "position": done}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a state: the next iteration gives the batches that were left of its epoch."""
+        facts = self._facts()
+        for key, mine in facts.items():
+            if key not in state or state[key] != mine:
+                raise ValueError(
+                    f"`load_state_dict`: the state has {key} = {state.get(key)!r} and this sampler {mine!r}; build it "
+                    "as it was built when the state was saved."
+                )
+        self.epoch, self._position = int(state["epoch"]), int(state["position"])
+        if self._position == len(self):
+            self.epoch, self._position = self.epoch + 1, 0
+        self._taken_up, self._begun = True, self.epoch
+
+    def _passes(self, environment: int, count: int, generator: np.random.Generator) -> np.ndarray:
+        """So many samples of an environment: pass after pass over all of them, each in a new order."""
+        size = int(self.sizes[environment])
+        passes = [generator.permutation(self._members[environment]) for _ in range(math.ceil(count / size))]
+        return np.concatenate(passes)[:count] if passes else np.zeros(0, int)
+
+
+class EnvironmentBatchSampler(AbstractBatchSampler):
+    """Batches of one environment each (HeteroSGD), for `DataLoader(batch_sampler=...)`.
+
+    **Arguments:**
+
+    - `groups`: the environment of every sample of the data set, whole numbers 0..k-1.
+    - `batch_size`: a rest is a smaller batch, or is left out with `drop_last`.
+    - `weights`: None: every sample once an epoch, batches in random order. Else the probability of each environment:
+      an epoch has as many batches, all full, each of an environment drawn anew, whose samples are gone through pass
+      after pass.
+    - `shuffle`: False keeps samples and environments in their order.
+
+    `pooled()` is the twin with the same number of batches of the same sizes, that mixes the environments.
+
+    >>> from undertow.torch import EnvironmentBatchSampler
+    >>> sampler = EnvironmentBatchSampler([0, 1, 0, 1, 1], batch_size=2, shuffle=False)
+    >>> print(list(sampler), len(sampler))
+    [[0, 2], [1, 3], [4]] 3
+    """
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        generator = self._generator(epoch)
+        if self.weights is not None:
+            chosen = generator.choice(len(self.sizes), size=len(self), p=self.weights)
+            counts = np.bincount(chosen, minlength=len(self.sizes)) * self.batch_size
+            drawn = [
+                self._passes(e, int(counts[e]), generator).reshape(-1, self.batch_size) for e in range(len(counts))
+            ]
+            rows = [iter(rows) for rows in drawn]
+            return [next(rows[e]).tolist() for e in chosen]
+        found = []
+        for environment, members in enumerate(self._members):
+            order = generator.permutation(members) if self.shuffle else members
+            ends = np.cumsum(self._lengths(environment))
+            found += [part.tolist() for part in np.split(order, ends)[: len(ends)]]
+        return [found[k] for k in generator.permutation(len(found))] if self.shuffle else found
+
+    def pooled(self) -> "PooledBatchSampler":
+        """The mixed twin."""
+        return PooledBatchSampler(
+            self.groups, self.batch_size, weights=self.weights, shuffle=self.shuffle, drop_last=self.drop_last,
+            seed=self.seed,
+        )  # fmt: skip
+
+
+class PooledBatchSampler(AbstractBatchSampler):
+    """The twin of `EnvironmentBatchSampler`: as many batches of the same sizes, with the environments mixed.
+
+    With `weights` every sample of a batch draws its own environment; without, every sample comes once an epoch (but for
+    those that the twin's `drop_last` leaves out).
+
+    >>> from undertow.torch import PooledBatchSampler
+    >>> sampler = PooledBatchSampler([0, 1, 0, 1, 1], batch_size=2, seed=1)
+    >>> print(sorted(map(len, sampler)), sorted(sum(sampler.batches(0), [])))
+    [1, 2, 2] [0, 1, 2, 3, 4]
+    """
+
+    def batches(self, epoch: int) -> list[list[int]]:
+        generator = self._generator(epoch)
+        if self.weights is not None:
+            chosen = generator.choice(len(self.sizes), size=len(self) * self.batch_size, p=self.weights)
+            drawn = np.empty(len(chosen), int)
+            for environment in range(len(self.sizes)):
+                mine = chosen == environment
+                drawn[mine] = self._passes(environment, int(mine.sum()), generator)
+            return drawn.reshape(-1, self.batch_size).tolist()
+        lengths = np.array([n for e in range(len(self.sizes)) for n in self._lengths(e)])
+        order = np.arange(len(self.groups))
+        if self.shuffle:
+            order, lengths = generator.permutation(order), generator.permutation(lengths)
+        ends = np.cumsum(lengths)
+        return [part.tolist() for part in np.split(order, ends)[: len(ends)]]
+
+
+class LabelNoise:
+    """Disturbs targets afresh at every call, as undertow's `LabelNoise` does.
+
+    `kind` "sign": y + strength e with e = +-1; "gaussian": e ~ N(0, 1); every entry has its own e. "flip": with
+    probability `strength` a class becomes another one of `classes`, each as likely. Call it on the targets of a batch
+    in the training loop; in workers of a `DataLoader` each worker draws its own noise, and there is no state to save.
+
+    >>> import torch
+    >>> from undertow.torch import LabelNoise
+    >>> noise = LabelNoise(0.5)
+    >>> print((noise(torch.zeros(3, 2)).abs() == 0.5).all())
+    tensor(True)
+    >>> print(LabelNoise(1.0, kind="flip", classes=2)(torch.tensor([0, 1, 1])))
+    tensor([1, 0, 0])
+    """
+
+    def __init__(
+        self,
+        strength: float = 1.0,
+        kind: Literal["sign", "gaussian", "flip"] = "sign",
+        *,
+        classes: int | None = None,
+        seed: int = 0,
+    ):
+        if kind not in ("sign", "gaussian", "flip"):
+            raise ValueError(f'{quote("LabelNoise", kind=repr(kind))}: `kind` is "sign", "gaussian" or "flip".')
+        if isinstance(strength, bool) or not isinstance(strength, int | float):
+            raise TypeError(f"{quote('LabelNoise', strength=repr(strength))}: `strength` must be a number.")
+        if not (math.isfinite(strength) and strength >= 0):
+            raise ValueError(f"{quote('LabelNoise', strength=strength)}: `strength` must be finite and at least 0.")
+        if kind == "flip" and strength > 1:
+            raise ValueError(f"{quote('LabelNoise', strength=strength, kind=repr(kind))}: a probability is at most 1.")
+        if (kind == "flip") != (classes is not None):
+            raise ValueError(
+                f"{quote('LabelNoise', kind=repr(kind), classes=classes)}: flips need the number of classes, and "
+                "nothing else does."
+            )
+        if classes is not None and positive_integer("LabelNoise", "classes", classes) < 2:
+            raise ValueError("`LabelNoise(classes=1)`: with one class there is nothing to flip to.")
+        self.strength, self.kind, self.classes, self.seed = float(strength), kind, classes, seed
+        self._generator = torch.Generator().manual_seed(seed)
+        self._worker: int | None = None
+
+    def _source(self) -> torch.Generator:
+        """This process's own random numbers: workers start as copies of one another."""
+        worker = get_worker_info()
+        if worker is not None and worker.seed != self._worker:
+            self._worker = worker.seed
+            self._generator = torch.Generator().manual_seed((worker.seed + 2**32 * self.seed) % 2**63)
+        return self._generator
+
+    def __call__(self, targets: Tensor) -> Tensor:
+        """The targets with fresh noise; what was given is not changed."""
+        generator, shape = self._source(), targets.shape
+        if self.kind == "flip":
+            assert self.classes is not None
+            if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+                raise TypeError(
+                    f"`LabelNoise(kind='flip')`: targets are {targets.dtype}; give whole numbers of classes."
+                )
+            if torch.iinfo(targets.dtype).max < self.classes - 1:
+                raise ValueError(
+                    f"`LabelNoise(classes={self.classes})`: targets are {targets.dtype}, which has no number for the "
+                    "last class; give them as int64."
+                )
+            wide = targets.to(torch.int64)  # a class and a shift may be more than a short integer holds
+            if wide.numel() and not 0 <= int(wide.min()) <= int(wide.max()) < self.classes:
+                raise ValueError(
+                    f"`LabelNoise(classes={self.classes})`: targets go from {int(wide.min())} to {int(wide.max())}; "
+                    f"classes are 0..{self.classes - 1}."
+                )
+            flipped = torch.rand(shape, generator=generator) < self.strength
+            by = torch.randint(1, self.classes, shape, generator=generator) * flipped
+            return ((wide + by.to(wide)) % self.classes).to(targets.dtype)
+        if not targets.is_floating_point():
+            raise TypeError(
+                f"`LabelNoise(kind={self.kind!r})`: targets are {targets.dtype}; it is for regression, "
+                "`kind='flip'` for classes."
+            )
+        if self.kind == "gaussian":
+            drawn = torch.randn(shape, generator=generator)
+        else:
+            drawn = 2.0 * torch.randint(0, 2, shape, generator=generator) - 1
+        return targets + self.strength * drawn.to(targets)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of the random numbers."""
+        return {"generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from a state: the same noise as would have come."""
+        self._generator.set_state(state["generator"])
+
+
+def _labels(name: str, groups: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The checked labels, and how many samples each environment has."""
+    labels = groups.numpy(force=True) if isinstance(groups, Tensor) else np.asanyarray(groups)
+    if labels.ndim != 1 or not labels.size:
+        raise ValueError(f"`{name}`: `groups` has shape {labels.shape}; give the environment of every sample.")
+    return labels, group_labels(name, labels)

@@ -1,0 +1,1 @@
+"""Move a PyTorch network to its noise equilibrium."""

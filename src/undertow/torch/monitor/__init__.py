@@ -1,0 +1,1 @@
+"""Measure gradient noise along symmetries while a PyTorch network trains."""

@@ -1,0 +1,1 @@
+"""Claims, criteria, the runner and the report."""

@@ -1,0 +1,83 @@
+"""A claim of a paper, as something that can be run, judged and shown."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from undertow.verification.criterion import Check, Verdict, judge
+
+if TYPE_CHECKING:
+    import xarray
+    from jaxtyping import Array, Key
+    from matplotlib.figure import Figure
+
+__all__ = ["PAPERS", "SCALES", "Claim", "Measurement", "Paper", "Scale", "overall"]
+
+Paper = Literal["heterogeneity", "zero_loss", "noise_equilibrium"]
+Scale = Literal["smoke", "default", "full"]
+
+PAPERS: tuple[Paper, ...] = ("heterogeneity", "zero_loss", "noise_equilibrium")
+SCALES: tuple[Scale, ...] = ("smoke", "default", "full")
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What an experiment found: its checks, the headline first, and the data its figure is drawn from."""
+
+    checks: tuple[Check, ...]
+    data: "xarray.Dataset"
+    seeds: int
+    diverged: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A statement of a paper with the experiment that tests it.
+
+    `alternative` names the nearest plausible statement that the experiment rejects; its checks carry the value that
+    the alternative predicts. `scales` gives the experiment's parameters (one frozen dataclass) at each scale; scales
+    differ in seeds, steps and sizes only, never in the criterion. `measure(parameters, key)` runs it,
+    `draw(measurement, parameters)` shows it.
+
+    >>> import undertow as ut
+    >>> claim = ut.claims.registry["sensing-factor-two"]
+    >>> print(claim.paper, claim.place)
+    heterogeneity Eq. (2) against Eq. (3)
+    """
+
+    id: str
+    paper: Paper
+    place: str
+    statement: str
+    equation: str
+    scales: dict[Scale, Any]
+    measure: "Callable[[Any, Key[Array, '']], Measurement]"
+    draw: "Callable[[Measurement, Any], Figure]"
+    alternative: str = ""
+    """The nearest plausible statement that would make the claim false: what its checks must be able to reject."""
+    accelerated: bool = field(default=False, compare=False)
+    """Whether its runs fill an accelerator; a claim of small models is faster on a processor core beside one."""
+    long: bool = field(default=False, compare=False)
+    """Whether it takes minutes at the largest scale: it is begun first, so that nothing waits for it at the end."""
+    module: str = field(default="", compare=False)
+
+    def __post_init__(self) -> None:
+        if set(self.scales) != set(SCALES):
+            raise ValueError(f"claim {self.id!r}: give parameters for the scales {', '.join(SCALES)}.")
+
+    def parameters(self, scale: Scale) -> dict[str, Any]:
+        """The parameters at a scale, as plain values."""
+        return dataclasses.asdict(self.scales[scale])
+
+
+def overall(measurement: Measurement) -> tuple[Verdict, int | None]:
+    """The verdict of a claim from those of its checks: the worst counts, and `corrected` beats `holds`."""
+    judged = [judge(check, measurement.seeds) for check in measurement.checks]
+    verdicts = [verdict for verdict, _ in judged]
+    for verdict in ("fails", "inconclusive", "corrected"):
+        if verdict in verdicts:
+            needed = [seeds for v, seeds in judged if v == verdict and seeds is not None]
+            return verdict, max(needed, default=None)
+    return "holds", None

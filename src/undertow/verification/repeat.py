@@ -1,0 +1,47 @@
+"""What a reader needs to repeat an experiment: the command, and what its parameters mean."""
+
+import ast
+import inspect
+import shlex
+import textwrap
+from typing import Any
+
+__all__ = ["command", "meanings"]
+
+
+def meanings(parameters: type) -> dict[str, str]:
+    """The sentence under each field of a dataclass of parameters.
+
+    >>> import undertow as ut
+    >>> from undertow.verification.repeat import meanings
+    >>> claim = ut.claims.registry["sensing-factor-two"]
+    >>> meanings(type(claim.scales["smoke"]))["m"]
+    'Measurements in a batch.'
+    """
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(parameters))).body
+    assert isinstance(tree, ast.ClassDef)
+    found = {}
+    for field, below in zip(tree.body, tree.body[1:], strict=False):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
+            found[field.target.id] = inspect.cleandoc(ast.literal_eval(below.value))
+    return found
+
+
+def command(claim: Any, scale: Any, parameters: dict[str, Any], seed: int) -> str:
+    """The command line that repeats an experiment: of `verify`, or of `run` where parameters are a person's own.
+
+    >>> import undertow as ut
+    >>> from undertow.verification.repeat import command
+    >>> claim = ut.claims.registry["sensing-factor-two"]
+    >>> command(claim, "smoke", claim.parameters("smoke"), 0)
+    'undertow verify sensing-factor-two --scale smoke --seed 0'
+    >>> command(claim, "smoke", claim.parameters("smoke") | {"d": 4}, 0)
+    'undertow run sensing-factor-two --scale smoke --seed 0 --d 4'
+    """
+    usual = claim.parameters(scale)
+    own = {name: value for name, value in parameters.items() if value != usual.get(name)}
+    words = ["undertow", "run" if own else "verify", claim.id, "--scale", scale, "--seed", str(seed)]
+    for name, value in own.items():
+        flag = name.replace("_", "-")
+        words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]
+    return shlex.join(words)

@@ -1,0 +1,1 @@
+"""Tests of undertow; the folders mirror `src/undertow`."""

@@ -1,0 +1,156 @@
+"""`undertow analyze` on a torch model: the same table and page, and numbers that agree with JAX's."""
+
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tests.torch.zoo import KNOWN, adapter, language, tokens
+
+import torch
+import undertow as ut
+from torch import nn
+from undertow import cli
+from undertow.analysis.jax import analyze as analyze_problem
+from undertow.analysis.torch import batches_of
+from undertow.torch import analyze
+
+pytestmark = pytest.mark.torch
+
+FILE = """
+import torch
+from torch import nn
+
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(3, 6), nn.ReLU(), nn.Linear(6, 1))
+x = torch.randn(200, 3)
+data = torch.utils.data.TensorDataset(x, torch.sin(x[:, :1]))
+loss = lambda net, batch: (net(batch[0]) - batch[1]).square().mean()
+task = (model, loss, data)
+def make():
+    return task
+"""
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(FILE)
+    return path
+
+
+def run(*arguments):
+    with pytest.raises(SystemExit) as stopped:
+        cli.main(["analyze", *map(str, arguments)])
+    return stopped.value.code
+
+
+def test_a_file_of_ones_own(file, tmp_path, capsys):
+    assert run(f"{file}:task", "--out", tmp_path / "out", "--step-size", 0.02, "--batch-size", 4) == 0
+    shown = capsys.readouterr().out.replace("\n", " ")
+    assert "25 parameters" not in shown
+    assert "31 parameters" in shown
+    assert "largest step gradient descent survives goes from" in shown
+    assert "At equilibrium Tr H" in shown
+    assert "lambda_max" in shown
+    page = (tmp_path / "out" / "analysis.html").read_text()
+    assert "rescaling, 6 scales: 0.weight[i, :], 0.bias against 2.weight[:, i]" in page
+    assert "gradients of batches" in page
+    assert "At equilibrium Tr H" in page
+    refuse_another_function(file, tmp_path / "out" / "equilibrium.npz")
+
+
+def refuse_another_function(file, saved):
+    """The params at equilibrium, loaded into the model of the file: other weights, the same outputs."""
+    space: dict = {}
+    exec(file.read_text(), space)
+    model, x = space["model"], space["x"]
+    before, first = model(x), model[0].weight.detach().clone()
+    with np.load(saved) as file_of_arrays:
+        arrays = dict(file_of_arrays)
+    assert set(arrays) == set(dict(model.named_parameters()))
+    model.load_state_dict({name: torch.from_numpy(arrays[name]) for name in arrays}, strict=False)
+    assert not torch.allclose(first, model[0].weight, rtol=1e-2)
+    torch.testing.assert_close(model(x), before, rtol=1e-4, atol=1e-5)
+
+
+def test_a_model_alone_is_refused(file, tmp_path, capsys):
+    assert run(f"{file}:model", "--out", tmp_path / "out") != 0
+    assert "(model, loss, data)" in capsys.readouterr().err.replace("\n", " ")
+
+
+def test_the_same_row_as_for_jax():
+    """One sample a batch; JAX's covariance of N known samples is (N - 1)/N of torch's estimate."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).double()
+    x = torch.randn(30, 4, dtype=torch.float64)
+    y = torch.sin(x[:, :2])
+    loss = lambda model, batch: (model(batch[0]) - batch[1]).square().sum()
+    one = analyze(net, loss, [(x[k : k + 1], y[k : k + 1]) for k in range(30)], step_size=0.01)
+    with jax.enable_x64(True):
+        params = {name.replace(".", "_"): jnp.asarray(p.detach().numpy()) for name, p in net.named_parameters()}
+
+        def sample_loss(p, sample):
+            hidden = jax.nn.relu(p["0_weight"] @ sample[0] + p["0_bias"])
+            return jnp.sum((p["2_weight"] @ hidden + p["2_bias"] - sample[1]) ** 2)
+
+        task = ut.Problem(sample_loss, (jnp.asarray(x.numpy()), jnp.asarray(y.numpy())))
+        two = analyze_problem(task, params, step_size=0.01, batch_size=1)
+    (ours,), (theirs,) = one.rows, two.rows
+    assert ours.generators == theirs.generators == 8
+    for name in ("charge", "charge_at_equilibrium", "imbalance", "moved"):
+        assert getattr(ours, name) == pytest.approx(getattr(theirs, name), rel=1e-4)
+    assert ours.relaxation == pytest.approx(theirs.relaxation * 29 / 30, rel=1e-4)
+    assert ours.slowest == pytest.approx(theirs.slowest * 29 / 30, rel=1e-4)
+    assert one.loss == pytest.approx(two.loss, rel=1e-9)
+    assert one.forecast.phase == two.forecast.phase
+    assert one.forecast.equilibrium.charge[0].shape == two.forecast.equilibrium.charge[0].shape
+    # Lanczos iteration, on the first four batches of one sample
+    few = ut.Problem(sample_loss, (jnp.asarray(x.numpy())[:4], jnp.asarray(y.numpy())[:4]))
+    with jax.enable_x64(True):
+        hessian = jax.hessian(lambda flat: few.loss(jax.flatten_util.ravel_pytree(params)[1](flat)))
+        flat = jax.flatten_util.ravel_pytree(params)[0]
+        assert one.largest_step == pytest.approx(2 / float(jnp.linalg.eigvalsh(hessian(flat))[-1]), rel=1e-2)
+        spread = lambda flat, sample: sample_loss(jax.flatten_util.ravel_pytree(params)[1](flat), sample)
+        each = np.asarray(jax.vmap(jax.hessian(spread), in_axes=(None, 0))(flat, task.data))
+    traces = np.trace(each, axis1=1, axis2=2)
+    for value, error in (one.sharpness, two.sharpness):
+        assert abs(value - traces.mean()) <= 4 * error
+    # random signs have the variance 2 sum of H_jk^2 off the diagonal
+    off = 2 * (np.square(each).sum((1, 2)) - np.square(np.diagonal(each, axis1=1, axis2=2)).sum(1))
+    assert one.sharpness[1] == pytest.approx(((traces.var() + off.mean()) / 30) ** 0.5, rel=0.5)
+
+
+def test_a_fresh_adapter_never_balances():
+    torch.manual_seed(0)
+    found = analyze(adapter(), language, [tokens(2, 9) for _ in range(3)])
+    assert all(row.infinite == 3 and row.relaxation == float("inf") for row in found.rows)
+    assert any("no finite equilibrium" in sentence for sentence in found.sentences)
+
+
+def test_a_model_without_symmetries():
+    torch.manual_seed(0)
+    found = analyze(KNOWN["tanh"].build(), KNOWN["tanh"].loss, [torch.randn(6, 5) for _ in range(4)])
+    assert found.rows == ()
+    assert "No exact symmetry" in found.sentences[0]
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(torch.arange(20.0))
+
+
+class Endless(torch.utils.data.Dataset):
+    def __getitem__(self, index):
+        return torch.zeros(2)
+
+
+def test_data_of_all_kinds_become_batches():
+    assert [len(batch) for batch in batches_of(Stream(), 8, 0)] == [8, 8]
+    drawn = batches_of(torch.utils.data.TensorDataset(torch.arange(20.0)), 4, 0)
+    assert [len(batch) for (batch,) in drawn] == [4] * 5
+    assert sorted(torch.cat([batch for (batch,) in drawn]).tolist()) == list(range(20))
+    with pytest.raises(TypeError, match="Endless has no `__len__`"):
+        batches_of(Endless(), 4, 0)
+    with pytest.raises(TypeError, match="the data is a int"):
+        batches_of(3, 4, 0)

@@ -1,0 +1,326 @@
+"""One environment a step on grouped data: the runs against `descend`, the phases against the runs."""
+
+import dataclasses
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.base import clone
+
+import undertow as ut
+from undertow.grouped import hetero_regressor as module
+from undertow.grouped.data import moments_of
+from undertow.grouped.designs import grouped_design
+from undertow.grouped.two_phase import growth_phases, moment_noise
+
+
+def data(name="flip", seed=0, **sizes):
+    design = grouped_design(name, seed, **sizes)
+    return design, moments_of("fit", design.X, design.y, design.groups)[0]
+
+
+def test_a_step_is_the_gradient_step_of_the_mean_squared_error(x64):
+    """u <- u - eta dL_e/du on rows, by automatic differentiation, against the update on moments."""
+    design, moments = data(n=50, d=8)
+    x = (design.X - design.X.mean(0)) / design.X.std(0)
+    y = (design.y - design.y.mean()) / design.y.std()
+
+    def loss(params, e):
+        u, v = params
+        rows = design.groups == e
+        return jnp.mean((x[rows] @ (u**2 - v**2) - y[rows]) ** 2) / 2
+
+    rng = np.random.default_rng(0)
+    params = tuple(jnp.asarray(rng.uniform(0.1, 0.5, 8)) for _ in range(2))
+    noise = moment_noise(moments, jnp.float64)
+    for e in range(5):
+        np.testing.assert_allclose(noise.problem.losses(params)[e], loss(params, e), rtol=1e-12)
+        by_rows = jax.grad(loss)(params, e)
+        by_moments = noise.gradient(params, jnp.asarray(e))
+        g = moments.gradients(np.asarray(params[0] ** 2 - params[1] ** 2))[e]
+        for rows, on_moments, formula in zip(by_rows, by_moments, (2 * params[0] * g, -2 * params[1] * g), strict=True):
+            np.testing.assert_allclose(rows, on_moments, atol=1e-12)
+            np.testing.assert_allclose(rows, formula, atol=1e-12)
+
+
+def test_runs_are_those_of_descend(x64):
+    """The same sequence of groups gives the same path as the noise's own steps."""
+    _, moments = data(n=100, d=8)
+    steps, eta = 40, 0.3
+    runs = module._descend(moments, eta, steps, 1e-3, 3, np.random.default_rng(5))
+    which = np.random.default_rng(5).choice(5, (steps, 3), p=moments.shares)
+    noise = moment_noise(moments, jnp.float64)
+
+    @jax.jit
+    def path(groups):
+        start = (jnp.full(8, 1e-3), jnp.full(8, 1e-3))
+        step = lambda p, e: (jax.tree.map(lambda a, g: a - eta * g, p, noise.gradient(p, e)), None)
+        return jax.lax.scan(step, start, groups)[0]
+
+    for seed in range(3):
+        u, v = path(jnp.asarray(which[:, seed]))
+        np.testing.assert_allclose(runs.coef[seed], u**2 - v**2, rtol=1e-9, atol=1e-14)
+        np.testing.assert_allclose(runs.log_u[seed], np.log(np.abs(u)), rtol=1e-8)
+
+
+def test_pooled_is_gradient_descent_on_all_rows():
+    design, _ = data("iid", n=100, d=8)
+    model = ut.HeteroRegressor(steps=4000, step_size=0.2, seeds=1).fit(design.X, design.y, design.groups)
+    columns = np.concatenate([np.ones((500, 1)), design.X], axis=1)
+    exact = np.linalg.lstsq(columns, design.y, rcond=None)[0]
+    np.testing.assert_allclose(model.pooled_coef_[:4], exact[1:5], atol=0.02)  # the others have hardly grown
+    np.testing.assert_allclose(model.pooled_intercept_, exact[0], atol=0.05)
+
+
+@pytest.mark.parametrize("theta", [0.4, 0.7, 1.0])
+@pytest.mark.parametrize("mean", [0.1, 0.3])
+def test_the_condition_for_two_values(theta, mean):
+    """s = m +- M at eta = theta/(2(m + M)): lam < 0 iff M > m (1 + 2/theta)."""
+    edge = mean * (1 + 2 / theta)
+    for spread, sign in ((edge * 1.02, -1), (edge * 0.98, 1)):
+        eta = theta / (2 * (mean + spread))
+        growth = np.mean(np.log(np.abs(1 + 2 * eta * np.array([mean - spread, mean + spread]))))
+        assert np.sign(growth) == sign
+
+
+def correlation(causes, seed, seeds=64):
+    """Of the predicted log u and log v of all but the causes with their means over simulated runs, alpha = 1e-6."""
+    design, moments = data(seed=seed, causes=causes)
+    truth = design.truth * moments.scale[:-1] / moments.scale[-1]
+    eta, alpha = module._safe_step_size(moments), 1e-6
+    arrived = growth_phases(moments, truth, step_size=eta, steps=100_000, alpha=alpha).t1
+    steps = int(1.5 * arrived)
+    phases = growth_phases(moments, truth, step_size=eta, steps=steps, alpha=alpha)
+    runs = module._descend(moments, eta, steps, alpha, seeds, np.random.default_rng(seed))
+    seen = np.stack([runs.log_u.mean(0), runs.log_v.mean(0)])
+    others = truth == 0
+    against = lambda predicted: np.corrcoef(predicted[:, others].ravel(), seen[:, others].ravel())[0, 1]
+    return against(phases.end), against(phases.two_phase(alpha, steps))
+
+
+def test_the_two_phase_law_for_one_cause():
+    phases, two = correlation(causes=1, seed=100)
+    assert phases > 0.99
+    assert two > 0.99
+
+
+def unequal():
+    """One cause, five groups of 100 to 1,000 rows: columns, target, labels, and the cause's own coefficient."""
+    design = grouped_design("flip", 200, causes=1)
+    kept = np.concatenate([np.flatnonzero(design.groups == e)[:n] for e, n in enumerate((100, 200, 400, 700, 1000))])
+    x = (design.X[kept] - design.X[kept].mean(0)) / design.X[kept].std(0)
+    y = (design.y[kept] - design.y[kept].mean()) / design.y[kept].std()
+    moments = moments_of("fit", x, y, design.groups[kept])[0]
+    return x, y, design.groups[kept], moments, np.where(np.arange(30) == 0, moments.pooled_cross[0], 0.0)
+
+
+def test_rates_are_means_over_rows():
+    """Groups are drawn in proportion to their rows: E_e is the mean over rows of their group's value."""
+    x, y, groups, moments, w = unequal()
+    phases = growth_phases(moments, w, step_size=0.3, steps=50)
+    for found, at in ((phases.first, np.zeros(30)), (phases.last, w)):
+        by_row = np.zeros((2, len(y), 30))
+        for e in range(5):
+            own = groups == e
+            g = np.mean(x[own] * (x[own] @ at - y[own])[:, None], axis=0)
+            by_row[:, own] = np.log(np.abs([1 - 0.6 * g, 1 + 0.6 * g]))[:, None]
+        np.testing.assert_allclose(found, by_row.mean(1), atol=1e-12)
+    growth = np.log(np.sqrt(abs(w[0])) / 1e-3) / phases.first[0 if w[0] > 0 else 1, 0]
+    assert phases.t1 == pytest.approx(growth)
+    two = np.log(1e-3) + phases.t1 * phases.first + (50 - phases.t1) * phases.last
+    np.testing.assert_allclose(phases.two_phase(1e-3, 50), two)
+    np.testing.assert_allclose(phases.end[:, 1:], two[:, 1:])
+    noise = moment_noise(moments)
+    np.testing.assert_allclose(noise.weights, np.bincount(groups) / len(groups), rtol=1e-6)
+    # the cause stays where it arrived
+    assert phases.end[0 if w[0] > 0 else 1, 0] == pytest.approx(np.log(np.sqrt(abs(w[0]))), abs=1e-12)
+
+
+def test_the_law_predicts_sizes_in_unequal_groups():
+    """Slope, offset and distance of simulated over predicted growth; with equal shares the distance is .47."""
+    *_, moments, w = unequal()
+    eta, alpha = module._safe_step_size(moments), 1e-24
+    steps = int(1.5 * growth_phases(moments, w, step_size=eta, steps=10**6, alpha=alpha).t1)
+    runs = module._descend(moments, eta, steps, alpha, 64, np.random.default_rng(0))
+    seen = np.stack([runs.log_u.mean(0), runs.log_v.mean(0)])[:, 1:].ravel() - np.log(alpha)
+
+    def predicted(m):
+        return growth_phases(m, w, step_size=eta, steps=steps, alpha=alpha).end[:, 1:].ravel() - np.log(alpha)
+
+    law, equal = predicted(moments), predicted(dataclasses.replace(moments, sizes=np.ones(5, int)))
+    assert law.max() + np.log(alpha) < np.log(0.01)  # all stay small
+    slope, offset = np.polyfit(law, seen, 1)
+    assert abs(slope - 1) < 0.02
+    assert abs(offset) < 0.2
+    far = lambda values: np.sqrt(np.mean((seen - values) ** 2) / np.mean(seen**2))
+    assert far(law) < 0.03
+    assert far(equal) > 0.2
+
+
+@pytest.mark.slow
+def test_the_law_over_many_designs():
+    """One cause: the two-phase law. Four: one phase for each, better than a single t1."""
+    assert np.median([correlation(1, seed)[1] for seed in range(200, 220)]) > 0.99
+    four = np.array([correlation(4, seed) for seed in range(200, 220)])
+    assert np.median(four[:, 0]) > 0.99
+    assert np.median(four[:, 0]) > np.median(four[:, 1])
+
+
+def test_phases_of_a_variable_of_one_sign_never_shrink():
+    """All s_e of one sign: E log|1 + 2 eta s_e| > 0 for every step size."""
+    _, moments = data("consistent", d=8)
+    for eta in np.geomspace(1e-3, 10, 9):
+        phases = growth_phases(moments, np.zeros(8), step_size=eta, steps=10)
+        one_sign = (moments.cross > 0).all(0)
+        assert one_sign.any()
+        assert (phases.first[0, one_sign] > 0).all()
+        np.testing.assert_allclose(phases.end, np.log(1e-3) + 10 * phases.first)
+
+
+def test_it_filters_children_that_change_sign_and_says_why():
+    design, _ = data(seed=3)
+    model = ut.HeteroRegressor().fit(design.X, design.y, design.groups)
+    assert design.error(model.coef_) < 0.1
+    assert design.error(model.coef_) < design.error(model.pooled_coef_)
+    table = model.diagnosis_
+    assert list(table["lived"]) == list(design.truth != 0)
+    assert not np.isnan(table["predicted_log"]).any()
+    assert np.corrcoef(table["predicted_log"], table["simulated_log"])[0, 1] > 0.97
+    report = model.report()
+    assert len(report.splitlines()) == 31
+    assert "filtered: the groups pull it both ways" in report
+    assert "lives" in report
+
+
+def test_why_a_variable_died():
+    """Of 100 steps: shrinking by more than one in all is filtered, standing still is starved, growing is late."""
+    why = lambda first, last, end: module._why(False, first, last, np.nan, 30.0, False, 100, end)
+    assert why(0.1, -0.02, -9.0).startswith("filtered")
+    assert why(-0.1, 0.0, -9.0).startswith("filtered")
+    assert why(0.1, -0.005, -9.0).startswith("starved")
+    assert why(0.1, 0.1, -9.0).startswith("not there yet")
+
+
+def test_a_child_of_one_sign_lives():
+    design, _ = data("consistent", seed=3)
+    model = ut.HeteroRegressor().fit(design.X, design.y, design.groups)
+    assert model.diagnosis_["lived"][design.children].all()
+
+
+def test_diverged_runs_are_counted():
+    design, _ = data(n=50, d=8)
+    with pytest.raises(ValueError, match="every run diverged; use a smaller"):
+        ut.HeteroRegressor(step_size=30.0, steps=300).fit(design.X, design.y, design.groups)
+    with pytest.warns(UserWarning, match="of 40 runs diverged and are left out"), pytest.warns(match="do not settle"):
+        some = ut.HeteroRegressor(step_size=0.85, steps=150, seeds=40).fit(design.X, design.y, design.groups)
+    lost = np.isnan(some.coef_runs_).any(1)
+    assert 0 < some.diverged_ < 40
+    assert some.diverged_ == lost.sum()
+    np.testing.assert_allclose(some.coef_, np.median(some.coef_runs_[~lost], axis=0))
+
+
+def one_cause(noise=0.0):
+    """y = x0 + noise in four groups with the same law, so that one group per step is gradient descent, nearly."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(400, 3))
+    return X, X[:, 0] + noise * rng.normal(size=400), np.repeat([0, 1, 2, 3], 100)
+
+
+@pytest.mark.parametrize("noise", [0.0, 1.0])
+def test_runs_that_end_far_off_have_diverged(noise):
+    """Four steps of size 5, the default number, end before coefficients overflow."""
+    with pytest.raises(ValueError, match=r"HeteroRegressor\(step_size=5\)`: every run diverged; .* such as 0\."):
+        ut.HeteroRegressor(step_size=5.0).fit(*one_cause(noise))
+
+
+def test_a_run_that_ends_worse_than_it_began_has_diverged():
+    """The mean squared error of rows, 1% above the variance of y, divides the runs."""
+    X, y, groups = one_cause(1.0)
+    moments = moments_of("fit", X, y, groups)[0]
+    ends = np.linspace(-0.2, 2.2, 49)[:, None] * moments.least_squares()
+    errors = np.array([np.var(y - X @ moments.original(w)[0]) / np.var(y) for w in ends])
+    np.testing.assert_array_equal(module._diverged(moments, ends), errors > 1.01)
+    assert 5 < (errors > 1.01).sum() < 44
+    beyond = np.array([[np.nan, 0.0, 0.0], [0.0, np.inf, 0.0], [0.0, 0.0, -1e7]])
+    assert module._diverged(moments, beyond).all()
+
+
+@pytest.mark.parametrize("step_size", [0.55, 0.7, 1.2, 10.0])
+def test_steps_too_large_to_settle_are_warned_about(step_size):
+    """u <- u (1 - 2 eta (u^2 - 1)) has the slope 1 - 4 eta at u = 1: stable for eta < 1/2."""
+    X, y, groups = one_cause()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        model = ut.HeteroRegressor(step_size=step_size).fit(X, y, groups)
+    assert abs(model.coef_[0] - 1) > 0.05
+    assert f"`HeteroRegressor(step_size={step_size:g})`: above 0.5 runs do not settle" in str(said[-1].message)
+    np.testing.assert_allclose(model.largest_step_size_, 0.5, rtol=1e-6)
+    lost = np.isnan(model.coef_runs_).any(1).sum()
+    assert model.diverged_ == lost
+    assert (f"{lost} of 16 runs diverged and are left out" in str(said[0].message)) == (lost > 0)
+    assert np.isnan(model.pooled_coef_).any() == ("the pooled run diverged" in str(said[0].message))
+
+
+@pytest.mark.parametrize("factor", [0.97, 1.03])
+def test_the_largest_step_size_is_that_of_gradient_descent(factor):
+    """On all rows, two correlated causes, from close to the solution: distances shrink below it and grow above."""
+    rng = np.random.default_rng(1)
+    X = rng.normal(size=(400, 2)) @ np.array([[1.0, 0.6], [0.0, 0.8]])
+    moments = moments_of("fit", X, X @ np.array([1.0, -0.5]) + 0.3 * rng.normal(size=400), np.repeat([0, 1], 200))[0]
+    end = moments.least_squares()
+    u = np.sqrt(np.abs(end)) * (1 + 1e-6)
+    size = module._largest_step_size(moments, end) * factor
+    gaps = []
+    for _ in range(400):
+        w = np.sign(end) * u**2
+        u = u * (1 - 2 * size * np.sign(end) * (moments.pooled_second @ w - moments.pooled_cross))
+        gaps.append(np.abs(w - end).max())
+    assert (gaps[-1] > gaps[200]) == (factor > 1)
+
+
+def test_the_largest_step_size_where_nothing_came_up():
+    """v shrinks while u grows as long as |1 - 2 eta c| < 1, so eta < 1/|c|."""
+    X, y, groups = one_cause(1.0)
+    moments = moments_of("fit", X, y, groups)[0]
+    strongest = abs(np.corrcoef(X[:, 0], y)[0, 1])
+    assert module._largest_step_size(moments, np.zeros(3)) == pytest.approx(1 / strongest)
+
+
+def test_a_column_that_hardly_varies_with_y_is_no_divergence():
+    """Noise alone: what is fitted is nothing, and nothing is warned about."""
+    X, _, groups = one_cause()
+    model = ut.HeteroRegressor().fit(X, np.random.default_rng(5).normal(size=400), groups)
+    assert model.diverged_ == 0
+    assert np.abs(model.coef_).max() < 0.05
+
+
+def test_units_do_not_matter():
+    design, _ = data(n=200, d=8)
+    model = ut.HeteroRegressor().fit(design.X, design.y, design.groups)
+    scaled = ut.HeteroRegressor().fit(design.X * 1e3 + 5, design.y * 1e-2 - 7, design.groups)
+    np.testing.assert_allclose(scaled.coef_, model.coef_ * 1e-5, rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(scaled.predict(design.X * 1e3 + 5), model.predict(design.X) * 1e-2 - 7, rtol=1e-6)
+
+
+def test_conventions_and_bootstrap():
+    design, _ = data(n=200, d=8)
+    model = clone(ut.HeteroRegressor(alpha=1e-2, seeds=4).set_params(random_state=3))
+    assert model.get_params() == {"alpha": 1e-2, "seeds": 4, "random_state": 3, "step_size": None, "steps": None}
+    one = model.fit(design.X, design.y, design.groups).coef_
+    np.testing.assert_array_equal(clone(model).fit(design.X, design.y, design.groups).coef_, one)
+    assert model.score(design.X, design.y) > 0.5
+    with pytest.warns(UserWarning, match="5 groups are few"):
+        drawn = model.bootstrap(design.X, design.y, design.groups, repeats=30)
+    low, high = drawn.interval()
+    assert drawn.coef.shape == (30, 8)
+    assert ((low[:4] <= one[:4]) & (one[:4] <= high[:4])).sum() >= 3
+
+
+def test_a_variable_that_starts_above_its_last_size_has_arrived_at_once():
+    """One variable, y = x/100: u starts at 1, above sqrt(0.01), and no arrival is before the start."""
+    x = np.array([-1.0, 1.0, -1.0, 1.0])[:, None]
+    moments = moments_of("fit", x, x[:, 0], np.array([0, 0, 1, 1]))[0]
+    phases = growth_phases(moments, np.array([0.01]), step_size=0.1, steps=20, alpha=1.0)
+    assert phases.t1 == 0

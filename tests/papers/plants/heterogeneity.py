@@ -1,0 +1,157 @@
+"""Alternatives of the claims of `heterogeneity`."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from tests.papers.plants import Plant, replaced
+
+_CLAIMS = "undertow.papers.heterogeneity.claims"
+
+
+def _upper_halved(original: Any) -> Any:
+    """Symmetric matrices with N(0, 1/2) off the diagonal."""
+
+    def mirrored(white: np.ndarray) -> np.ndarray:
+        scale = np.where(np.eye(white.shape[-1], dtype=bool), 1.0, np.sqrt(0.5))
+        return original(white) * scale
+
+    return mirrored
+
+
+def _mean_law(_: Any) -> Any:
+    """Every environment has the mean of the law."""
+    return lambda law, key, count: jnp.broadcast_to(law.mean(), (count, law.size))
+
+
+def _with(**settings: Any) -> Any:
+    """A class that is built with these settings whatever it is asked for."""
+    return lambda original: lambda *arguments, **asked: original(*arguments, **(asked | settings))
+
+
+def _many_measurements(original: Any) -> Any:
+    return lambda d, m, *rest, **settings: original(d, 10_000 * m, *rest, **settings)
+
+
+def _negative_part_frozen(original: Any) -> Any:
+    """The part VV' of UU' - VV' does not move."""
+
+    def pull(g: Any, params: Any) -> Any:
+        moved = original(g, params)
+        return moved | {"V": jnp.zeros_like(moved["V"])} if isinstance(moved, dict) else moved
+
+    return pull
+
+
+def _without_noise(_: Any) -> Any:
+    """The step of infinitely many measurements, from one environment."""
+
+    def single(sensing: Any, params: Any, z: Any, sizes: Any, square: Any) -> Any:
+        return sensing.ensemble.apply(sensing.problem.residual(params) - sensing.problem.spurious(sizes))
+
+    return single
+
+
+def _random_signs(_: Any) -> Any:
+    return lambda key, shape=(), dtype=float: jax.random.rademacher(key, shape).astype(dtype)
+
+
+def _equal_shares(right: Any) -> Any:
+    """The rates of growth with groups that count equally."""
+    return lambda moments, *args, **settings: right(
+        dataclasses.replace(moments, sizes=np.ones_like(moments.sizes)), *args, **settings
+    )
+
+
+def _without_groups(right: Any) -> Any:
+    """The flow without its penalty: gradient flow on all rows."""
+    return lambda moments, rho, *args, **settings: right(moments, 0 * rho, *args, **settings)
+
+
+PLANTS: dict[str, Plant] = {
+    "two-phase-law": replaced(f"{_CLAIMS}.grouped_data.growth_phases", _equal_shares),
+    "invariant-regressor": replaced("undertow.grouped.invariant_regressor.heterogeneity_flow", _without_groups),
+    # environments that do not differ
+    "filtering-by-spread": replaced("undertow.sensing.laws.Table.draw", _mean_law),
+    "typical-growth": replaced("undertow.sensing.laws.Table.draw", _mean_law),
+    # twice as many steps of half the size
+    "filtering-by-step": replaced(
+        f"{_CLAIMS}.filtering.ends",
+        lambda original: lambda task, step_size, steps, *rest: original(task, step_size / 2, 2 * steps, *rest),
+    ),
+    # pooled batches for both
+    "invariant-or-mean": replaced(f"{_CLAIMS}.solutions.MatrixSensing", _with(pooled=True)),
+    "pooled-near-neither": replaced(f"{_CLAIMS}.solutions.MatrixSensing", _many_measurements),
+    # runs that end when the larger eigenvalue is found, before the smaller one is
+    "condition-number": replaced(
+        f"{_CLAIMS}.solutions.ends",
+        lambda original: (
+            lambda task, step_size, steps, *rest, **settings: original(
+                task, step_size, min(steps, 200), *rest, **settings
+            )
+        ),
+    ),
+    "indefinite-signal": replaced("undertow.sensing.matrix_sensing.pull", _negative_part_frozen),
+    # a lower end 24/Var s
+    "paper-window-empty": replaced(
+        f"{_CLAIMS}.windows.paper_window",
+        lambda original: lambda law: (original(law)[0] / (1 + abs(float(law.mean()[0]))), original(law)[1]),
+    ),
+    # runs of one length, whatever is asked for
+    "finite-time-transition": replaced(
+        f"{_CLAIMS}.windows.phase_diagram",
+        lambda original: lambda *arguments, steps, **settings: original(*arguments, steps=4000, **settings),
+    ),
+    "environment-covariance": replaced(
+        "undertow.noise.environments.Environments.covariance",
+        lambda right: lambda noise, params: noise.pooled().covariance(params),
+    ),
+    # the chi-square is its mean
+    "exact-law": replaced(
+        "undertow.sensing.matrix_sensing._chi_square", lambda _: lambda key, m, shape, dtype: jnp.full(shape, m, dtype)
+    ),
+    # the step of the loss (2)
+    "invariant-grows-first": replaced(
+        "undertow.sensing.matrix_sensing.pull", lambda original: lambda g, params: original(2 * g, params)
+    ),
+    # a spurious signal with half the mean
+    "pooled-stays-away": replaced(
+        f"{_CLAIMS}.phases.two_point", lambda original: lambda mean, *rest: original(mean / 2, *rest)
+    ),
+    # measurements that are not symmetric
+    "recovery-rate": replaced(f"{_CLAIMS}.phases.MatrixSensing", _with(ensemble="full")),
+    # nothing re-seeds the spurious signal
+    "bursts-return": replaced("undertow.sensing.matrix_sensing.MatrixSensing._single", _without_noise),
+    "burst-tail": replaced(
+        f"{_CLAIMS}.long_runs.tail_exponent", lambda original: lambda *arguments: original(*arguments) / 2
+    ),
+    # a law without entries off the diagonal
+    "off-diagonal-signal": replaced(
+        f"{_CLAIMS}.off_diagonal._law", lambda original: lambda p, rank, turning: original(p, rank, False)
+    ),
+    "quadratic-net": replaced(f"{_CLAIMS}.quadratic_network.QuadraticNet", _with(pooled=True)),
+    "quadratic-net-constants": replaced("jax.random.normal", _random_signs),
+    # symmetric measurements that are isotropic
+    "symmetric-measurements": replaced(f"{_CLAIMS}.misprints._mirrored", _upper_halved),
+    # the fitted model without X: at UU' = A* it says <A*, A*> = 2 for every measurement
+    "fitted-model": replaced(f"{_CLAIMS}.misprints._model", lambda _: lambda x, product: np.full(x.shape[:2], 2.0)),
+    # environments without A*
+    "spurious-signal-alone": replaced(
+        f"{_CLAIMS}.misprints._environment", lambda _: lambda signal, size, spurious: size[:, None, None] * spurious
+    ),
+    # the bracket of (42) as printed
+    "controller-event": replaced(
+        f"{_CLAIMS}.misprints._factors",
+        lambda _: lambda p, sizes: 1 + p.step_size * (sizes + 2 * p.step_size),
+    ),
+    # squares of cosines
+    "random-overlap": replaced(
+        f"{_CLAIMS}.overlap._overlap", lambda original: lambda first, second: original(first, second) ** 2
+    ),
+    # a quarter of the mean square, whose gradient is G U
+    "sensing-factor-two": replaced(
+        f"{_CLAIMS}.sensing_factor_two._loss", lambda original: lambda residuals: original(residuals) / 2
+    ),
+}

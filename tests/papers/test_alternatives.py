@@ -1,0 +1,38 @@
+"""Every claim names an alternative, and fails where that is planted."""
+
+import jax
+import pytest
+from tests.papers.plants import plants
+
+import undertow as ut
+from undertow.verification.claim import overall
+
+CLAIMS = list(ut.claims.registry.values())
+PLANTS = plants()
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.id)
+def test_every_claim_names_its_alternative(claim):
+    assert len(claim.alternative) > 20, "say in a sentence what the experiment must be able to reject"
+    assert claim.id in PLANTS
+
+
+def test_no_plant_without_a_claim():
+    assert set(PLANTS) <= set(ut.claims.registry)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.id)
+def test_a_planted_alternative_fails(claim, x64):
+    with PLANTS[claim.id]():
+        measurement = claim.measure(claim.scales["smoke"], jax.random.key(7))
+    verdict, _ = overall(measurement)
+    assert verdict == "fails", [(check.what, check.measured, check.predicted) for check in measurement.checks]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.id)
+def test_a_check_carries_the_value_of_the_alternative(claim, x64):
+    """Some check of every claim says what the alternative predicts, so that the report can state its power."""
+    measurement = claim.measure(claim.scales["smoke"], jax.random.key(8))
+    assert any(check.alternative is not None for check in measurement.checks)

@@ -1,0 +1,161 @@
+"""The parts of a learnt matrix, the paper's sequences, the isometry constant, and bursts."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import undertow as ut
+from undertow.sensing.bursts import burst_probability
+from undertow.sensing.decomposition import auxiliary, decompose
+from undertow.sensing.ensembles import Correlated, Goe
+from undertow.sensing.isometry import _climb, rip
+from undertow.sensing.laws import two_point
+
+
+def test_the_parts_make_up_the_whole(x64):
+    sensing = ut.MatrixSensing(7, 10, [[0.5, 1.0], [-1.0, 2.0]], spectrum=[1.0, 0.5])
+    u = jax.random.normal(jax.random.key(0), (7, 5))
+    parts = decompose(sensing, u)
+    v = sensing.problem.directions
+    np.testing.assert_allclose(sensing.truth @ parts.invariant.T + v @ parts.spurious.T + parts.rest, u, atol=1e-12)
+    np.testing.assert_allclose(sensing.truth.T @ parts.rest, 0, atol=1e-12)
+    seen = sensing.measure(u)
+    np.testing.assert_allclose(parts.recovered.mean(), seen["true"])
+    np.testing.assert_allclose(parts.leaked.mean(), seen["spurious"])
+    np.testing.assert_allclose(jnp.linalg.norm(parts.rest), seen["rest"])
+    np.testing.assert_allclose(jnp.sum(parts.singular_values() ** 2), jnp.sum(parts.invariant**2))
+    both = decompose(sensing, {"U": u, "V": 2 * u})
+    np.testing.assert_allclose(both["V"].leaked, 4 * both["U"].leaked)
+
+
+def test_the_true_signal_grows_as_told():
+    """Without spurious signals and measurement noise a run follows R_t; the envelopes hold it as Lemma 5 says."""
+    told = auxiliary(0.1, steps=100, law=two_point(1.0, 4.0), delta=0.01)
+    u = jnp.array([[1e-3]])
+    for t in range(60):
+        np.testing.assert_allclose(u[0, 0], told.growth[t], rtol=1e-4)
+        u = u - 0.1 * (u @ u.T - 1) @ u
+    early = told.growth < 1 / 3
+    assert (told.lower[early] >= 5 / 6 * told.growth[early]).all()
+    assert (told.upper[early] <= 7 / 6 * told.growth[early]).all()
+    np.testing.assert_allclose(told.line, np.maximum(1e-3, 40 * 5 * 0.01 * np.sqrt(2) * told.growth), rtol=1e-6)
+    # the closed form of the logistic flow, of which the recursion is the Euler scheme
+    fine = auxiliary(1e-3, steps=8000)
+    time = 1e-3 * np.arange(8001)
+    exact = 1 / np.sqrt(1 + (1e6 - 1) * np.exp(-2 * time))
+    np.testing.assert_allclose(fine.growth, exact, rtol=6e-3)
+    with pytest.raises(ValueError, match="take more of them"):
+        told.reaches(1.5)
+
+
+def test_the_envelopes_while_everything_is_small():
+    """There all is linear: upper + lower = 2 alpha (1 + eta)^t, the upper one faster by eta/(32 log(1/alpha))."""
+    eta, alpha, t = 0.1, 1e-6, np.arange(51)
+    found = auxiliary(eta, steps=50, alpha=alpha)
+    upper = alpha * (1 + eta + eta / (32 * np.log(1 / alpha))) ** t
+    np.testing.assert_allclose(found.upper, upper, rtol=1e-6)
+    np.testing.assert_allclose(found.lower, 2 * alpha * (1 + eta) ** t - upper, rtol=1e-6)
+
+
+def test_the_first_step_above_a_size():
+    found = auxiliary(0.1, steps=150)
+    for square in (0.2, 0.5, 0.95):
+        step = found.reaches(square)
+        assert found.growth[step - 1] ** 2 < square <= found.growth[step] ** 2
+
+
+def test_the_isometry_constant_of_each_rank_along_an_indefinite_matrix(x64):
+    """Gain 1.6 along B = diag(1, -1, 0)/sqrt(2), 1 elsewhere: delta is 0.6 for rank 2, 0.3 for rank 1, where B is not.
+
+    For a unit v, <vv', B>^2 = (v_1^2 - v_2^2)^2/2 is at most 1/2. Half of each X is hidden in its lower triangle.
+    """
+    units = [np.diag([1.0, -1.0, 0.0]), np.diag([1.0, 1.0, 0.0]), np.diag([0.0, 0.0, np.sqrt(2.0)])]
+    for i, j in zip(*np.triu_indices(3, 1), strict=True):
+        units.append(np.zeros((3, 3)))
+        units[-1][i, j] = 2.0  # of X only the symmetric part counts
+    gains = np.array([1.6, 1, 1, 1, 1, 1])
+    x = jnp.asarray(np.stack([np.sqrt(g * 6 / 2) * b for g, b in zip(gains, units, strict=True)]))
+    for rank, delta in ((1, 0.3), (2, 0.6)):
+        found = rip(x, rank)
+        np.testing.assert_allclose([found.least, found.most], [delta, 0.6], atol=1e-6)
+    # fewer measurements than dimensions are blind to some matrix, which deviates by 1
+    assert rip(x[:4] / 2, 1).most == 1
+
+
+def test_the_spread_of_ascents_is_that_to_their_median(x64):
+    """Two local maxima, 0.9 with the larger basin and 0.3: most ascents agree, though not all."""
+    units = [np.diag([1.0, 0.0]), np.diag([0.0, 1.0]), np.array([[0.0, 1.0], [1.0, 0.0]]) / np.sqrt(2)]
+    x = jnp.asarray(np.stack([np.sqrt(g * 3) * b for g, b in zip((1.9, 1.3, 1.0), units, strict=True)]))
+    ends = np.sort(np.asarray(_climb(x, jax.random.split(jax.random.key(0), 16), 1, 1.0, 60)))
+    np.testing.assert_allclose(ends[[0, -1]], [0.3, 0.9], atol=1e-6)
+    found = rip(x, 1, starts=16)
+    np.testing.assert_allclose(found.least, 0.9, atol=1e-6)
+    np.testing.assert_allclose(found.spread, 0, atol=1e-6)
+
+
+def test_the_isometry_constant_of_measurements_with_a_known_one(x64):
+    """X_i = a_i sqrt(D) E_i over an orthonormal basis of symmetric matrices: the constant is known for every rank."""
+    d = 4
+    basis = [np.outer(e, e) for e in np.eye(d)]
+    for i, j in zip(*np.triu_indices(d, 1), strict=True):
+        unit = np.zeros((d, d))
+        unit[i, j] = unit[j, i] = 1 / np.sqrt(2)
+        basis.append(unit)
+    size = np.ones(len(basis))
+    size[0], size[1] = 1.3, 0.5  # along two matrices of rank one
+    x = jnp.asarray(np.stack([np.sqrt(s * len(basis)) * b for s, b in zip(size, basis, strict=True)]))
+    found = rip(x, 1)
+    np.testing.assert_allclose([found.least, found.most], 0.5, atol=1e-6)
+
+
+def test_the_isometry_constant_is_in_the_bracket_and_falls_with_m():
+    for rank in (1, 3):
+        few, many = (rip(Goe().draw(jax.random.key(0), m, 6, jnp.float32), rank) for m in (200, 5000))
+        assert 0 < many.least <= many.most < few.least <= few.most
+        assert many.spread >= 0
+    # no random matrix of the rank deviates more than the one found
+    x = Goe().draw(jax.random.key(0), 200, 6, jnp.float32)
+    drawn = jax.random.normal(jax.random.key(1), (5000, 6, 1))
+    units = drawn @ jnp.swapaxes(drawn, 1, 2)
+    units = units / jnp.linalg.norm(units, axis=(1, 2), keepdims=True)
+    values = jnp.mean(jnp.tensordot(units, x, axes=((1, 2), (1, 2))) ** 2, axis=1)
+    assert float(jnp.abs(values - 1).max()) <= rip(x, 1).least + 1e-5
+
+
+BAD = {
+    "params of another size": (lambda: decompose(ut.MatrixSensing(3, 1, [1.0]), jnp.eye(4)), "with 3 rows"),
+    "no small start": (lambda: auxiliary(0.1, steps=3, alpha=0.0), "`alpha` must be"),
+    "measurements that are no matrices": (lambda: rip(jnp.ones((3, 2)), 1), r"shape \(m, d, d\)"),
+    "missing measurements": (lambda: rip(jnp.full((3, 2, 2), jnp.nan), 1), "finite numbers"),
+    "a rank above d": (lambda: rip(jnp.ones((3, 2, 2)), 5), "take at most that"),
+    "bursts of a law": (lambda: burst_probability([1.0], 0.1, steps=3), "give a `MatrixSensing`"),
+    "bursts of a negative signal": (
+        lambda: burst_probability(ut.MatrixSensing(3, 1, [1.0], spectrum=[-1.0]), 0.1, steps=3), "UU' cannot hold it",
+    ),
+    "own measurements of odd shape": (lambda: ut.sensing_problem(jnp.ones((3, 2, 4)), jnp.ones(3)), "rank-one"),
+    "targets of another length": (lambda: ut.sensing_problem(jnp.ones((3, 2)), jnp.ones(4)), "give one each"),
+    "masked measurements": (
+        lambda: ut.sensing_problem(np.ma.masked_greater(np.eye(3), 0.5), np.ones(3)),
+        "`measurements` has masked entries",
+    ),
+    "complex targets": (lambda: ut.sensing_problem(jnp.ones((3, 2)), jnp.ones(3) * 1j), "`targets` is complex"),
+    "missing targets": (lambda: ut.sensing_problem(jnp.ones((3, 2)), jnp.full(3, jnp.nan)), "missing or infinite"),
+    "an ensemble of another size": (
+        lambda: ut.MatrixSensing(3, 1, [1.0], ensemble=Correlated(jnp.ones((1, 2, 2)))), "of size 3 x 3",
+    ),
+    "measurements blind to the signal": (
+        lambda: ut.MatrixSensing(3, 1, [1.0], ensemble=Correlated(jnp.zeros((1, 3, 3)))), "do not see",
+    ),
+    "a law of a wrong length": (
+        lambda: ut.MatrixSensing(5, 1, [[1.0, 2.0, 3.0, 4.0]], spurious_rank=2), r"give 2 \(the diagonal\) or 3",
+    ),
+    "more columns than rows": (lambda: ut.MatrixSensing(3, 1, [1.0]).start(0.1, columns=4), "at most 3"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_input_is_explained(what, as_a_user):
+    call, said = BAD[what]
+    with pytest.raises((ValueError, TypeError), match=said):
+        call()

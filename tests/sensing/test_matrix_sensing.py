@@ -1,0 +1,226 @@
+"""The exact law of matrix sensing against measurements drawn one by one, and what is measured of a run."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import ks_2samp
+
+import undertow as ut
+from undertow import _chunks as chunks
+from undertow.sensing import matrix_sensing as sensing
+from undertow.sensing.ensembles import Correlated, MatrixNormal, as_ensemble
+from undertow.sensing.laws import Table, Uniform
+from undertow.sensing.measurements import FreshMeasurements
+
+
+def _ensembles() -> dict:
+    factor = jax.random.normal(jax.random.key(7), (2, 4, 4)) / 2 + jnp.eye(4)[None]
+    some = jax.random.normal(jax.random.key(8), (12, 4, 4)) / 3
+    return {"goe": "goe", "full": "full", "matrix normal": MatrixNormal(*factor), "correlated": Correlated(some)}
+
+
+ENSEMBLES = _ensembles()
+LAWS = {
+    "table": (Table([[-1.0], [2.0]], [0.3, 0.7]), None),
+    "density": (Uniform(-1.0, 2.0), None),
+    "off the diagonal": (Table([[-1.0, 1.0, 0.8], [2.0, 0.5, -0.6]], [0.3, 0.7]), 2),
+}
+FAST = {("goe", "table"), ("goe", "density"), ("correlated", "off the diagonal")}
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize(
+    ("ensemble", "law"),
+    [
+        pytest.param(e, name, marks=() if (e, name) in FAST else pytest.mark.slow, id=f"{e}, {name}")
+        for e in ENSEMBLES
+        for name in LAWS
+    ],
+)
+def test_the_law_is_that_of_explicit_measurements(law, ensemble, pooled):
+    law, rank = LAWS[law]
+    noise = ut.MatrixSensing(
+        4, 5, law, spurious_rank=rank, pooled=pooled, ensemble=ENSEMBLES[ensemble], key=jax.random.key(3)
+    )
+    explicit = FreshMeasurements(noise, chunk=3)
+    point = jax.random.normal(jax.random.key(4), (4, 2))
+    draws = lambda source, key: np.asarray(
+        jax.jit(jax.vmap(lambda k: source.draw(k, point)))(jax.random.split(jax.random.key(key), 20_000))
+    )
+    one, two = draws(noise, 0), draws(explicit, 1)
+    fixed = jax.random.normal(jax.random.key(5), (3, 4, 2))
+    see = lambda g: np.concatenate(
+        [np.einsum("nij,kij->nk", g, fixed), np.linalg.norm(g, axis=(1, 2))[:, None]], axis=1
+    )
+    least = min(ks_2samp(a, b).pvalue for a, b in zip(see(one).T, see(two).T, strict=True))
+    assert least > 1e-4 / 4
+    # the second moment, told by the covariance
+    squares = (one.astype(np.float64) ** 2).sum((1, 2))
+    mean = noise.mean(point)
+    told = float(noise.covariance(point).trace()) + float(jnp.vdot(mean, mean))
+    assert abs(squares.mean() - told) < 5 * squares.std() / np.sqrt(len(squares))
+
+
+def exact_covariance(noise, point):
+    """Cov of the gradient (dense), from the fourth moments of the entries of X and the environments one by one.
+
+    <X, M> X has the second moment E X_a X_b X_c X_d contracted with M twice; Isserlis gives it from E X_a X_b, which is
+    read off the linear map from normals to X.
+    """
+    d, law, m = noise.truth.shape[0], noise.law, noise.m
+    white = np.zeros(noise.ensemble.white(d))
+    jacobian = np.asarray(jax.jacobian(lambda w: noise.ensemble.root(w.reshape(white.shape), d).ravel())(white.ravel()))
+    c = jacobian @ jacobian.T
+    fourth = np.einsum("ab,cd->abcd", c, c) + np.einsum("ac,bd->abcd", c, c) + np.einsum("ad,bc->abcd", c, c)
+    base = np.asarray(noise.problem.residual(point))
+    targets = [(base - np.asarray(noise.problem.spurious(s))).ravel() for s in law.values]
+    means = [c @ t for t in targets]
+    seconds = [np.einsum("abcd,c,d->ab", fourth, t, t) for t in targets]
+    shares = np.asarray(law.probabilities)
+    mean = sum(p * g for p, g in zip(shares, means, strict=True))
+    second = sum(p * s for p, s in zip(shares, seconds, strict=True))
+    if noise.pooled:
+        inside = (second - np.outer(mean, mean)) / m
+    else:
+        inside = sum(
+            p * (s - np.outer(g, g)) / m + p * np.outer(g - mean, g - mean)
+            for p, s, g in zip(shares, seconds, means, strict=True)
+        )
+    pull = lambda flat: jax.flatten_util.ravel_pytree(sensing.pull(flat.reshape(d, d), point))[0]
+    onto = np.asarray(jax.jacobian(pull)(jnp.zeros(d * d)))
+    return onto @ inside @ onto.T
+
+
+@pytest.mark.parametrize("pooled", [False, True])
+@pytest.mark.parametrize(("ensemble", "law"), [("goe", "off the diagonal"), ("full", "table"), ("correlated", "table")])
+def test_the_covariance_is_that_of_its_fourth_moments(ensemble, law, pooled, x64):
+    """Every entry, to rounding; UU' - VV' with the first, U alone with the others."""
+    law, rank = LAWS[law]
+    law = Table(law.values, np.array([0.3, 0.7]))  # in double precision
+    noise = ut.MatrixSensing(
+        4, 3, law, spurious_rank=rank, pooled=pooled, ensemble=_ensembles()[ensemble], key=jax.random.key(3)
+    )
+    point = jax.random.normal(jax.random.key(4), (4, 2))
+    point = {"U": point, "V": point[:, :1] / 2} if ensemble == "goe" else point
+    _, unravel = jax.flatten_util.ravel_pytree(point)
+    sigma = noise.covariance(point)
+    found = jax.jit(jax.vmap(lambda e: jax.flatten_util.ravel_pytree(sigma.mv(unravel(e)))[0]))(
+        jnp.eye(jax.flatten_util.ravel_pytree(point)[0].size)
+    )
+    np.testing.assert_allclose(found, exact_covariance(noise, point), atol=1e-10)
+
+
+@pytest.mark.parametrize(("ensemble", "d"), [*((name, 4) for name in ENSEMBLES), ("goe", 5), ("goe", 1)])
+def test_an_ensemble_has_the_covariance_it_says(ensemble, d, x64):
+    made = as_ensemble("test", ENSEMBLES[ensemble])
+    white = jnp.zeros(made.white(d))
+    jacobian = jax.jacobian(lambda w: made.root(w.reshape(white.shape), d).ravel())(white.ravel())
+    matrix = jax.random.normal(jax.random.key(0), (d, d))
+    np.testing.assert_allclose(made.transform(matrix).ravel(), jacobian @ (jacobian.T @ matrix.ravel()), atol=1e-10)
+    even = matrix + matrix.T
+    np.testing.assert_allclose(made.apply(even), made.transform(even), atol=1e-10)
+
+
+def test_your_own_measurements(x64):
+    """The gradient of given X, y against the formula; rank-one ones are the same as their matrices; environments."""
+    x = jax.random.normal(jax.random.key(0), (30, 4))
+    full = jnp.einsum("ni,nj->nij", x, x)
+    y = jax.random.normal(jax.random.key(1), (30,))
+    for point in (jax.random.normal(jax.random.key(2), (4, 3)), {"U": jnp.eye(4), "V": 0.5 * jnp.ones((4, 2))}):
+        shape = point["U"] @ point["U"].T - point["V"] @ point["V"].T if isinstance(point, dict) else point @ point.T
+        g = jnp.einsum("n,nij->ij", jnp.einsum("nij,ij->n", full, shape) - y, full) / 30
+        by_hand = {"U": g @ point["U"], "V": -g @ point["V"]} if isinstance(point, dict) else g @ point
+        for measurements in (x, full):
+            found = ut.sensing_problem(measurements, y).gradient(point)
+            for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(by_hand), strict=True):
+                np.testing.assert_allclose(a, b, atol=1e-9)
+    groups = np.arange(30) % 3
+    noise = ut.Environments(ut.sensing_problem(full, y), groups)
+    point = jnp.eye(4)
+    inside = full[groups == 1]
+    by_hand = jnp.einsum("n,nij->ij", jnp.einsum("nij,ij->n", inside, point @ point.T) - y[groups == 1], inside) / 10
+    np.testing.assert_allclose(noise.environment_gradient(point, jnp.asarray(1)), by_hand @ point, atol=1e-9)
+
+
+def test_the_memory_of_measurements_is_bounded(monkeypatch, x64):
+    """Chunks of a few samples give the same gradient as all at once."""
+    x = jax.random.normal(jax.random.key(0), (101, 3, 3))
+    noise = ut.Environments(ut.sensing_problem(x, x[:, 0, 0]), np.arange(101) % 2)
+    point = 0.5 * jnp.eye(3)
+    whole = noise.problem.gradient(point), noise.environment_gradient(point, jnp.asarray(0))
+    monkeypatch.setattr(chunks, "BUDGET_BYTES", 1500)
+    assert noise.problem.chunk(point) < 20
+    parts = noise.problem.gradient(point), noise.environment_gradient(point, jnp.asarray(0))
+    np.testing.assert_allclose(parts, whole, atol=1e-12)
+
+
+def test_a_few_columns_find_the_same_matrix():
+    """U with 3 columns of 20: the same end as the square start, at a seventh of the products."""
+    sensing = ut.MatrixSensing(20, 8000, [[-7.0], [9.0]])
+    run = ut.descend(sensing, sensing.start(1e-3, columns=3), step_size=0.05, steps=200, key=0, seeds=16,
+                     observe={"seen": sensing.measure}, progress=False)  # fmt: skip
+    seen = {name: np.median(values[:, -1]) for name, values in run.observed["seen"].items()}
+    assert 0.95 < seen["true"] < 1.05
+    assert seen["spurious"] < 1e-2
+
+
+@pytest.mark.parametrize("columns", [None, 2])
+def test_a_start_has_the_size_of_alpha_times_the_identity(columns):
+    """|U|^2 = alpha^2 d, spread evenly over orthogonal columns."""
+    noise = ut.MatrixSensing(6, 10, [[-4.0], [6.0]])
+    u = noise.start(0.1, columns=columns)
+    count = 6 if columns is None else columns
+    assert u.shape == (6, count)
+    np.testing.assert_allclose(u.T @ u, 0.01 * 6 / count * np.eye(count), atol=1e-7)
+    both = noise.start(0.1, columns=columns, signed=True)
+    assert (both["U"] == u).all()
+    assert (both["V"] == u).all()
+
+
+def test_a_pooled_step_is_not_bound_by_the_largest_environment():
+    ut.MatrixSensing(4, 100, [[-4.0], [6.0]], pooled=True).check_step_size(0.3)
+
+
+def test_a_step_too_large_is_told_before_the_run():
+    sensing = ut.MatrixSensing(4, 100, [[-4.0], [6.0]])
+    with pytest.warns(UserWarning, match=r"0\.3 \* 6 = 1\.8; above about 0\.9 runs diverge"):
+        ut.descend(sensing, sensing.start(1e-3), step_size=0.3, steps=1, key=0, progress=False)
+
+
+def test_the_loss_and_its_gradient(x64):
+    law = Table([[-1.0, 0.5], [2.0, 1.0]], [0.25, 0.75])
+    sensing = ut.MatrixSensing(5, 10, law, spectrum=[1.0, 0.5], key=jax.random.key(0))
+    for point in (jnp.eye(5) * 0.3, {"U": jnp.eye(5) * 0.3, "V": 0.2 * jnp.ones((5, 2))}):
+        product = (
+            point @ point.T if not isinstance(point, dict) else point["U"] @ point["U"].T - point["V"] @ point["V"].T
+        )
+        by_hand = sum(
+            p * jnp.sum((product - sensing.problem.signal - sensing.problem.spurious(s)) ** 2) / 4
+            for p, s in zip(law.probabilities, law.values, strict=True)
+        )
+        np.testing.assert_allclose(sensing.problem.loss(point), by_hand, rtol=1e-10)
+        auto = jax.grad(sensing.problem.loss)(point)
+        for a, b in zip(jax.tree.leaves(auto), jax.tree.leaves(sensing.problem.gradient(point)), strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-12)
+
+
+def test_what_is_measured_of_a_run(x64):
+    sensing = ut.MatrixSensing(6, 10, [[0.5]], spectrum=[2.0, 1.0])
+    solution = jnp.zeros((6, 6)).at[0, 0].set(jnp.sqrt(2.0)).at[1, 1].set(1.0).at[2, 2].set(0.6).at[4, 4].set(0.5)
+    seen = sensing.measure(solution)
+    np.testing.assert_allclose(seen["true"], 1.0)
+    np.testing.assert_allclose(seen["spurious"], 0.36)
+    np.testing.assert_allclose(seen["rest"], 0.5)
+    np.testing.assert_allclose(seen["to_invariant"], np.hypot(0.36, 0.25))
+    np.testing.assert_allclose(seen["to_mean"], np.hypot(0.14, 0.25))
+
+
+def test_subspaces():
+    flat = ut.MatrixSensing(6, 10, [[0.5, 1.0]], rank=3)
+    assert float(flat.overlap) == 0
+    drawn = ut.MatrixSensing(6, 10, [[0.5, 1.0]], rank=3, key=jax.random.key(0))
+    cosines = np.linalg.svd(np.asarray(drawn.truth.T @ drawn.problem.directions), compute_uv=False)
+    assert cosines[1] > 0.1  # so the largest is not the root of their squares
+    np.testing.assert_allclose(drawn.overlap, cosines[0], rtol=1e-5)
+    np.testing.assert_allclose(drawn.truth.T @ drawn.truth, np.eye(3), atol=1e-5)

@@ -1,0 +1,328 @@
+"""Batches by environment and mixed, taken up again where they were left; label noise and its laws."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import torch
+from undertow.torch import EnvironmentBatchSampler, LabelNoise, PooledBatchSampler
+
+pytestmark = pytest.mark.torch
+
+GROUPS = np.repeat([0, 1, 2], [7, 20, 13])[np.random.default_rng(0).permutation(40)]
+BOTH = pytest.mark.parametrize("kind", [EnvironmentBatchSampler, PooledBatchSampler])
+
+
+def environments(batch):
+    return set(GROUPS[batch].tolist())
+
+
+@pytest.mark.parametrize("weights", [None, [0.2, 0.3, 0.5]])
+def test_one_environment_a_batch(weights):
+    sampler = EnvironmentBatchSampler(GROUPS, 4, weights=weights)
+    for _ in range(3):
+        batches = list(sampler)
+        assert len(batches) == len(sampler) == 2 + 5 + 4
+        assert all(len(environments(batch)) == 1 for batch in batches)
+
+
+def test_the_pooled_twin_has_the_same_sizes_and_mixes():
+    sampler = EnvironmentBatchSampler(GROUPS, 4, seed=3)
+    twin = sampler.pooled()
+    ours, theirs = list(sampler), list(twin)
+    assert sorted(map(len, ours)) == sorted(map(len, theirs))
+    assert np.mean([len(environments(batch)) for batch in theirs]) > 1.5
+    assert twin.seed == 3
+
+
+@BOTH
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    batch_size=st.integers(1, 6),
+    seed=st.integers(0, 99),
+    shuffle=st.booleans(),
+)
+@settings(max_examples=25, deadline=None)
+def test_every_sample_comes_once_an_epoch(kind, sizes, batch_size, seed, shuffle):
+    groups = np.repeat(np.arange(len(sizes)), sizes)
+    sampler = kind(groups, batch_size, seed=seed, shuffle=shuffle)
+    for _ in range(2):
+        batches = list(sampler)
+        assert sorted(np.concatenate(batches).tolist()) == list(range(len(groups)))
+        assert len(batches) == len(sampler)
+        assert max(map(len, batches)) <= batch_size
+
+
+@BOTH
+def test_epochs_differ_and_seeds_repeat(kind):
+    one, two = kind(GROUPS, 4, seed=1), kind(GROUPS, 4, seed=1)
+    first, second = list(one), list(one)
+    assert first != second
+    assert [list(two), list(two)] == [first, second]
+    assert list(kind(GROUPS, 4, seed=2)) != first
+
+
+@BOTH
+def test_drop_last_leaves_full_batches(kind):
+    sampler = kind(GROUPS, 4, drop_last=True)
+    assert [len(batch) for batch in sampler] == [4] * (1 + 5 + 3)
+
+
+@BOTH
+def test_weights_are_the_law_of_environments(kind):
+    """Shares of samples within 4 standard errors; in whole batches there are fewer draws."""
+    weights = np.array([0.6, 0.3, 0.1])
+    sampler = kind(GROUPS, 4, weights=weights)
+    epochs = 200
+    drawn = GROUPS[np.array([batch for _ in range(epochs) for batch in sampler])]
+    shares = np.bincount(drawn.reshape(-1)) / drawn.size
+    independent = drawn.size if kind is PooledBatchSampler else len(drawn)
+    error = np.sqrt(weights * (1 - weights) / independent)
+    assert np.all(np.abs(shares - weights) < 4 * error)
+    assert np.any(np.abs(shares - np.bincount(GROUPS) / 40) > 8 * error)
+
+
+def test_inside_a_weighted_environment_all_samples_come_before_one_comes_again():
+    sampler = EnvironmentBatchSampler(GROUPS, 4, weights=[0.8, 0.1, 0.1])
+    drawn = np.concatenate([b for b in sampler if environments(b) == {0}])
+    for start in range(0, len(drawn) - 6, 7):
+        assert len(set(drawn[start : start + 7])) == 7
+
+
+@BOTH
+@pytest.mark.parametrize("weights", [None, [0.2, 0.3, 0.5]])
+@pytest.mark.parametrize("left", [0, 1, 5, 11])
+def test_a_run_is_taken_up_where_it_was_left(kind, weights, left):
+    build = lambda: kind(GROUPS, 4, weights=weights, seed=7)
+    sampler = build()
+    list(sampler)
+    running = iter(sampler)
+    for _ in range(left):
+        next(running)
+    state = json.loads(json.dumps(sampler.state_dict()))
+    rest = [*running, *sampler, *sampler]
+    again = build()
+    again.load_state_dict(state)
+    assert [*again, *again, *([] if left == 11 else again)][: len(rest)] == rest
+
+
+@BOTH
+def test_an_epoch_that_was_left_is_not_taken_up_by_chance(kind):
+    sampler = kind(GROUPS, 4)
+    for _ in sampler:
+        break
+    assert list(sampler) == kind(GROUPS, 4).batches(1)
+
+
+class Samples(Dataset):
+    def __len__(self):
+        return 40
+
+    def __getitem__(self, index):
+        return index
+
+
+SLOW = pytest.mark.slow
+LOADERS = [(EnvironmentBatchSampler, 0), (PooledBatchSampler, 0), pytest.param(EnvironmentBatchSampler, 2, marks=SLOW)]
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+@pytest.mark.parametrize(("kind", "workers"), LOADERS)
+def test_in_a_loader(kind, workers):
+    sampler = kind(GROUPS, 4, seed=5)
+    # spawned, as a process with JAX must not fork
+    how = {"num_workers": workers, "multiprocessing_context": "spawn"} if workers else {}
+    loader = DataLoader(Samples(), batch_sampler=sampler, **how)
+    assert len(loader) == 11
+    batches = []
+    for done, batch in enumerate(loader, start=1):
+        batches.append(batch.tolist())
+        if done == 4:
+            state = sampler.state_dict(done=4)
+    assert batches == kind(GROUPS, 4, seed=5).batches(0)
+    again = kind(GROUPS, 4, seed=5)
+    again.load_state_dict(state)
+    assert [batch.tolist() for batch in DataLoader(Samples(), batch_sampler=again, **how)] == batches[4:]
+
+
+def left_of(kind, state):
+    """The rest of the epoch of a state, and the batches of the one after it."""
+    again = kind(GROUPS, 4, seed=5)
+    again.load_state_dict(json.loads(json.dumps(state)))
+    return [list(again), list(again)]
+
+
+@BOTH
+def test_batches_done_are_those_of_the_epoch_that_runs(kind):
+    """The sampler may be at its end while the loop is not, and is there once the loop is."""
+    sampler = kind(GROUPS, 4, seed=5)
+    first, second, third = (sampler.batches(epoch) for epoch in range(3))
+    for asked in (6, 11):  # a loader without workers, and one that asked for everything
+        ahead = kind(GROUPS, 4, seed=5)
+        running = iter(ahead)
+        for _ in range(asked):
+            next(running)
+        if asked == 11:
+            assert next(running, None) is None
+        assert left_of(kind, ahead.state_dict(done=6)) == [first[6:], second]
+    list(sampler)
+    assert left_of(kind, sampler.state_dict(done=11)) == left_of(kind, sampler.state_dict()) == [second, third]
+    with pytest.raises(ValueError, match="between epochs leave `done` out"):
+        sampler.state_dict(done=0)
+    assert list(sampler) == second
+    again = kind(GROUPS, 4, seed=5)  # taken up in the middle, and left again before the end
+    again.load_state_dict(sampler.state_dict(done=3))
+    assert again.state_dict(done=3) == again.state_dict() == sampler.state_dict(done=3)
+    assert list(again) == second[3:]
+    assert left_of(kind, again.state_dict(done=8)) == [second[8:], third]
+    assert list(again) == third
+
+
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+def test_a_worker_asks_ahead():
+    """It is through with epoch 0 while the loop still has two batches of it."""
+    sampler = EnvironmentBatchSampler(GROUPS, 4, seed=5)
+    # spawned, as a process with JAX must not fork; the worker need not import this file for a range
+    loader = DataLoader(range(40), batch_sampler=sampler, num_workers=1, multiprocessing_context="spawn")
+    states = [sampler.state_dict(done=done) for done, _ in enumerate(loader, start=1)]
+    assert sampler.epoch == 1
+    first, second = sampler.batches(0), sampler.batches(1)
+    for done in (5, 9, 10):
+        assert left_of(EnvironmentBatchSampler, states[done - 1]) == [first[done:], second]
+    assert left_of(EnvironmentBatchSampler, states[10])[0] == second
+
+
+def test_groups_of_any_kind_of_array():
+    wanted = EnvironmentBatchSampler(GROUPS, 4).batches(0)
+    for groups in (GROUPS.tolist(), torch.as_tensor(GROUPS), GROUPS.astype(np.uint8)):
+        assert EnvironmentBatchSampler(groups, 4).batches(0) == wanted
+
+
+@BOTH
+def test_bad_input_is_named(kind, as_a_user):
+    cases = (
+        ({"groups": [0.0, 1.0], "batch_size": 1}, TypeError, "whole numbers 0..k-1"),
+        ({"groups": ["a", "b"], "batch_size": 1}, TypeError, "return_inverse"),
+        ({"groups": [0, 2], "batch_size": 1}, ValueError, "group 1 has no data"),
+        ({"groups": [0, -1], "batch_size": 1}, ValueError, "holds -1"),
+        ({"groups": np.ma.array([0, 1], mask=[0, 1]), "batch_size": 1}, ValueError, "masked labels"),
+        ({"groups": [], "batch_size": 1}, ValueError, "shape"),
+        ({"groups": [[0, 1]], "batch_size": 1}, ValueError, "shape"),
+        ({"groups": [0, 1], "batch_size": 0}, ValueError, "batch_size=0"),
+        ({"groups": [0, 1], "batch_size": 1.5}, TypeError, "batch_size=1.5"),
+        ({"groups": [0, 1], "batch_size": 1, "weights": [1.0]}, ValueError, "give one each"),
+        ({"groups": [0, 1], "batch_size": 1, "weights": [0.5, 0.6]}, ValueError, "sum to 1"),
+        (
+            {"groups": [0, 1], "batch_size": 1, "weights": [0.5, 0.5], "shuffle": False},
+            ValueError,
+            "leave shuffle=True",
+        ),
+        ({"groups": [0, 1, 1], "batch_size": 2, "drop_last": True}, ValueError, "never be seen"),
+        (
+            {"groups": [0, 1, 1], "batch_size": 3, "drop_last": True, "weights": [0.5, 0.5]},
+            ValueError,
+            "no environment has 3 samples",
+        ),
+        ({"groups": [0, 1], "batch_size": 1, "seed": -1}, ValueError, "seed=-1"),
+    )
+    for arguments, error, words in cases:
+        with pytest.raises(error, match=words):
+            kind(**arguments)
+    sampler = kind(GROUPS, 4)
+    with pytest.raises(ValueError, match="an epoch has 11"):
+        sampler.state_dict(done=12)
+    for other in (kind(GROUPS, 5), kind(GROUPS[::-1], 4), kind(GROUPS, 4, seed=1)):
+        with pytest.raises(ValueError, match="build it as it was"):
+            other.load_state_dict(sampler.state_dict())
+    twin = PooledBatchSampler if kind is EnvironmentBatchSampler else EnvironmentBatchSampler
+    with pytest.raises(ValueError, match="sampler"):
+        twin(GROUPS, 4).load_state_dict(sampler.state_dict())
+
+
+def test_signs_and_gaussians():
+    """Mean 0, variance strength^2, every entry its own; fourth moments 1 and 3 of it squared."""
+    targets = torch.linspace(-1, 1, 40_000, dtype=torch.float64).reshape(-1, 2)
+    for kind, fourth in (("sign", 1.0), ("gaussian", 3.0)):
+        noise = LabelNoise(0.5, kind)
+        drawn = (noise(targets) - targets) / 0.5
+        count = drawn.numel()
+        assert abs(drawn.mean()) < 4 / count**0.5
+        assert abs(drawn.square().mean() - 1) < 4 * ((fourth - 1) / count) ** 0.5 + 1e-9
+        assert drawn.pow(4).mean() == pytest.approx(fourth, rel=0.1)
+        assert abs((drawn[:, 0] * drawn[:, 1]).mean()) < 4 / (count / 2) ** 0.5
+        assert not torch.equal(noise(targets), noise(targets))
+
+
+def test_flips():
+    targets = torch.arange(30_000) % 5
+    kept = targets.clone()
+    flipped = LabelNoise(0.3, "flip", classes=5)(targets)
+    assert torch.equal(targets, kept)
+    assert flipped.dtype == targets.dtype
+    share = (flipped != targets).double().mean()
+    assert abs(share - 0.3) < 4 * (0.21 / 30_000) ** 0.5
+    by = ((flipped - targets) % 5)[flipped != targets]
+    counts = torch.bincount(by, minlength=5)[1:].double()
+    assert (counts / counts.sum() - 0.25).abs().max() < 4 * (0.1875 / counts.sum()) ** 0.5
+    assert torch.equal(LabelNoise(0.0, "flip", classes=5)(targets), targets)
+
+
+@pytest.mark.parametrize(("dtype", "classes"), [(torch.int8, 100), (torch.uint8, 200), (torch.int16, 100)])
+def test_flips_of_short_integers(dtype, classes):
+    """At probability 1 every class but its own is reached; 99 + 99 is more than an int8 holds."""
+    targets = torch.full((5000,), classes - 1, dtype=dtype)
+    flipped = LabelNoise(1.0, "flip", classes=classes)(targets)
+    assert flipped.dtype == dtype
+    assert sorted(flipped.unique().tolist()) == list(range(classes - 1))
+
+
+def test_noise_is_taken_up_where_it_was_left():
+    noise = LabelNoise(1.0, "gaussian", seed=3)
+    noise(torch.zeros(5))
+    state = copy.deepcopy(noise.state_dict())
+    wanted = noise(torch.zeros(7))
+    again = LabelNoise(1.0, "gaussian", seed=3)
+    again.load_state_dict(state)
+    assert torch.equal(again(torch.zeros(7)), wanted)
+
+
+class Noisy(TensorDataset):
+    noise = LabelNoise(1.0, "gaussian")
+
+    def __getitem__(self, index):
+        return self.noise(super().__getitem__(index)[0])
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+def test_workers_draw_their_own_noise():
+    loader = DataLoader(Noisy(torch.zeros(8)), batch_size=2, num_workers=2, multiprocessing_context="spawn")
+    assert len(torch.cat([*loader]).unique()) == 8
+
+
+def test_bad_noise_is_named(as_a_user):
+    cases = (
+        (lambda: LabelNoise(-1.0), ValueError, "strength=-1"),
+        (lambda: LabelNoise("much"), TypeError, "must be a number"),
+        (lambda: LabelNoise(1.0, "uniform"), ValueError, "kind='uniform'"),
+        (lambda: LabelNoise(1.5, "flip", classes=3), ValueError, "at most 1"),
+        (lambda: LabelNoise(0.5, "flip"), ValueError, "number of classes"),
+        (lambda: LabelNoise(0.5, classes=3), ValueError, "number of classes"),
+        (lambda: LabelNoise(0.5, "flip", classes=1), ValueError, "nothing to flip to"),
+        (lambda: LabelNoise(0.5)(torch.arange(3)), TypeError, "for regression"),
+        (lambda: LabelNoise(0.5, "flip", classes=3)(torch.zeros(3)), TypeError, "whole numbers of classes"),
+        (lambda: LabelNoise(0.5, "flip", classes=3)(torch.tensor([3])), ValueError, "classes are 0..2"),
+        (
+            lambda: LabelNoise(0.5, "flip", classes=129)(torch.zeros(3, dtype=torch.int8)),
+            ValueError,
+            "no number for the last class",
+        ),
+    )
+    for call, error, words in cases:
+        with pytest.raises(error, match=words):
+            call()

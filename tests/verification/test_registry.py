@@ -1,0 +1,59 @@
+"""The claims as a set: complete, consistent with the errata, the same criterion at every scale."""
+
+import dataclasses
+
+import jax
+import pytest
+
+import undertow as ut
+from undertow.verification.claim import PAPERS, SCALES, Claim, overall
+from undertow.verification.errata import ERRATA, expected
+
+CLAIMS = list(ut.claims.registry.values())
+
+
+def test_every_paper_has_claims():
+    assert {claim.paper for claim in CLAIMS} == set(PAPERS)
+    assert len(CLAIMS) == len(ut.claims.registry) >= 8
+
+
+def test_errata_and_claims_agree():
+    for erratum in ERRATA:
+        if erratum.claim is None:
+            continue
+        claim = ut.claims.registry[erratum.claim]
+        assert claim.paper == erratum.paper
+        assert expected(claim.id) == "corrected"
+    decided = {erratum.claim for erratum in ERRATA}
+    assert all(expected(claim.id) == "holds" for claim in CLAIMS if claim.id not in decided)
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.id)
+def test_parameters_are_documented_plain_values(claim):
+    kinds = {type(claim.scales[scale]) for scale in SCALES}
+    (kind,) = kinds
+    assert kind.__doc__
+    for field in dataclasses.fields(kind):
+        assert all(isinstance(getattr(claim.scales[s], field.name), int | float | str | bool) for s in SCALES)
+    source = __import__("inspect").getsource(kind)
+    assert source.count('"""') == 2 * (1 + len(dataclasses.fields(kind))), f"{kind.__name__}: a sentence for each field"
+
+
+def test_unknown_claims_name_the_nearest():
+    with pytest.raises(KeyError, match="did you mean label-noise-escapes"):
+        ut.claims.registry["label-noise-escape"]
+    assert "undertow list" in ut.claims.registry.unknown("qqqqqqq")
+
+
+def test_a_claim_needs_every_scale():
+    with pytest.raises(ValueError, match="smoke, default, full"):
+        Claim("x", "zero_loss", "", "", "", {"smoke": 1}, lambda p, k: None, lambda m, p: None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.id)
+def test_verdict_at_smoke_scale_with_other_randomness(claim, x64):
+    """The report uses seed 0; another one must not change a verdict."""
+    measurement = claim.measure(claim.scales["smoke"], jax.random.key(1234))
+    verdict, _ = overall(measurement)
+    assert verdict == expected(claim.id)

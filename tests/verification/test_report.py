@@ -1,0 +1,79 @@
+"""report.html as a file: complete, whatever the results are. How it looks and works is in tests/report."""
+
+import html
+import re
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+from tests.execution.work import result_of
+
+from undertow.figures import export, style
+from undertow.verification.report import build_report
+
+CHECK = {
+    "what": "|theta|^2 over theory", "measured": 1.01, "predicted": 1.0, "uncertainty": 0.002, "printed": 2.0,
+    "criterion": "within 0.1 + 4 standard errors, able to see 0.5", "verdict": "corrected",
+}  # fmt: skip
+
+
+def result(name="a-claim", **more):
+    task = {"claim": name, "scale": "smoke", "parameters": {"seeds": 4, "step_size": 1e-05}, "seed": 7}
+    facts = {
+        "checks": [CHECK], "meanings": {"step_size": "The paper's eta."}, "command": f"undertow verify {name}",
+        "statement": "A <statement>.", "equation": "a^2 = b", "place": "Eq. (1)", "seeds": 4, "diverged": 2,
+        "provenance": {"undertow": "9.9", "device": "gpu: a fast one", "versions": {"jax": "1.2.3"}},
+    }  # fmt: skip
+    return result_of(task, **facts) | more
+
+
+def text_of(page: Path) -> str:
+    return html.unescape(re.sub(r"<[^>]+>", " ", page.read_text()))
+
+
+def test_a_section_has_everything(tmp_path):
+    figure, (axes,) = style.new_figure()
+    style.theory(axes, [0, 1], [0, 1], "a line of theory")
+    file = tmp_path / "claims" / "a-claim" / "figure.svg"
+    file.parent.mkdir(parents=True)
+    file.write_text(export.to_svg(figure))
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "a-claim.pdf").write_bytes(export.to_pdf(figure))
+    page = build_report(tmp_path, [result()])
+    said = re.sub(r"[ \n]+", " ", text_of(page))
+    for words in (
+        "A <statement>.", "Eq. (1)", "|θ| 2 over theory", "1.01 ± 0.002", "1 (in print: 2)", "The paper’s η.",
+        "4 seeds; 2 diverged, left out", "seed 7, scale smoke", "undertow 9.9, jax 1.2.3", "gpu: a fast one",
+        "figures/a-claim.pdf", "undertow verify a-claim", "able to see 0.5",
+        "a line of theory, a line: 0 at 0 to 1 at 1", "1\u00a0×\u00a010 −5",
+    ):  # fmt: skip
+        assert words in said, words
+
+
+def test_figures_that_are_missing_and_errors_do_not_stop_the_page(tmp_path):
+    failed = result("broken", verdict="error", checks=[], note="it broke", traceback="Traceback: <here>", measured=None)
+    empty = {"predicted": None, "uncertainty": None, "criterion": None, "what": None, "provenance": {}}
+    said = text_of(build_report(tmp_path, [result(), failed | empty]))
+    assert "Traceback: <here>" in said
+    assert "0 of 2" not in said
+    assert "1 of 2 verdicts as expected" in said
+
+
+def test_results_of_before_have_no_command_and_get_one(tmp_path):
+    old = {key: value for key, value in result().items() if key not in ("command", "meanings")}
+    assert "undertow verify a-claim --scale smoke --seed 7" in text_of(build_report(tmp_path, [old]))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e-300])
+def test_numbers_that_are_none_are_shown(tmp_path, value):
+    page = build_report(tmp_path, [result(measured=value, checks=[CHECK | {"measured": value}])])
+    assert page.stat().st_size > 1000
+
+
+def test_no_results_is_a_page_too(tmp_path):
+    assert "0 of 0 verdicts" in text_of(build_report(tmp_path, []))
+
+
+def test_style_and_script_travel_with_the_package():
+    for name in ("page.css", "page.js"):
+        assert files("undertow.lab").joinpath(name).is_file()
