@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
-TORCH := src/undertow/torch tests/torch_bridge
+TORCH := src/undertow/torch src/undertow/analysis/torch.py tests/torch tests/analysis/test_torch.py
 QUICK := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 .PHONY: help setup verify check lint types test test-torch test-torch-all test-report test-all browser faults mutants bench docs gallery clean
@@ -52,7 +52,7 @@ test-torch-all: .venv/.done-torch ## the same with its slow tests: every census 
 	OMP_NUM_THREADS=1 $(QUICK) $(BIN)/python -m pytest -q -n $(WORKERS) $(TORCH)
 
 test-report: setup browser ## report.html in a real browser: by mouse and keyboard, on a phone, in the dark, on paper
-	$(BIN)/python -m pytest -q -m browser tests/report
+	$(BIN)/python -m pytest -q -m browser tests/verification
 
 browser:
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
@@ -67,7 +67,7 @@ test-all: check ## the same with the slow tests, and the code compiled as users 
 
 faults: setup ## 200 faults at random times in sweeps: kills, full disks, tasks that raise or hang; writes docs/faults.md
 	@rm -rf .faults
-	PYTHONPATH=tests/lab $(BIN)/python tests/lab/sweep_faults.py .faults 200 0 docs/faults.md
+	$(BIN)/python -m tests.execution.sweeps.faults .faults 200 0 docs/faults.md
 	@rm -rf .faults
 
 mutants: setup ## 320 small changes of the numerical modules, each of which a fast test must notice; writes docs/mutants.md

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+
+import undertow as ut
 from benchmarks.harness import in_words, save
 from benchmarks.linear_model import undertow_loop
 from benchmarks.manifold import settled_net
 from benchmarks.sweeps import DIAGRAM, SEEDS, timed_sweep
-
-import undertow as ut
 from undertow.sensing.laws import two_point
 
 STEPS = 20_000

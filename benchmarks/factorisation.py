@@ -4,9 +4,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from benchmarks.harness import in_words, interleaved, save
 
 import undertow as ut
+from benchmarks.harness import in_words, interleaved, save
 
 OUTER, INNER, N, S, ETA, SEEDS = 30, 40, 1000, 10, 1e-3, 16
 

@@ -10,12 +10,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from benchmarks import invariance
-from benchmarks.harness import RESULTS, in_words, save
 from scipy.optimize import minimize
 from sklearn.linear_model import LassoCV, RidgeCV
 
 import undertow as ut
+from benchmarks import invariance
+from benchmarks.harness import RESULTS, in_words, save
 from undertow.grouped.data import Moments, moments_of
 from undertow.grouped.designs import DESIGNS, GroupedDesign, grouped_design
 from undertow.grouped.icp import all_subsets

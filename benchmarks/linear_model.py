@@ -9,9 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from benchmarks.harness import in_words, interleaved, save
 
 import undertow as ut
+from benchmarks.harness import in_words, interleaved, save
 
 D, N, ETA, STRENGTH = 100, 40, 1e-3, 1.0
 

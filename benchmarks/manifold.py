@@ -10,9 +10,9 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
-from benchmarks.harness import in_words, interleaved, peak_mebibytes, save
 
 import undertow as ut
+from benchmarks.harness import in_words, interleaved, peak_mebibytes, save
 from undertow.papers.zero_loss.models.linear import LinearModel
 from undertow.papers.zero_loss.models.tanh_net import TanhNet
 

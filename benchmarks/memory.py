@@ -3,10 +3,10 @@
 import os
 
 import jax.numpy as jnp
-from benchmarks.harness import save
-from benchmarks.linear_model import ETA, STRENGTH, D, data, predict
 
 import undertow as ut
+from benchmarks.harness import save
+from benchmarks.linear_model import ETA, STRENGTH, D, data, predict
 
 STEPS = 10_000_000
 

@@ -13,9 +13,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from benchmarks.harness import save
 
 import undertow as ut
+from benchmarks.harness import save
 from undertow.noise.additive import noiseless
 from undertow.papers.noise_equilibrium.models.linear_nets import GaussianPairs, fan_in, split_variance, two_layer_loss
 

@@ -5,10 +5,10 @@ import time
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from benchmarks.harness import in_words, interleaved, save
 from jaxtyping import Array, Float
 
 import undertow as ut
+from benchmarks.harness import in_words, interleaved, save
 from undertow.sensing.laws import two_point
 from undertow.sensing.measurements import FreshMeasurements
 

@@ -8,6 +8,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
+
 from benchmarks.harness import in_words, save
 
 BLOCKS = 1000
@@ -58,12 +59,12 @@ def light_pool(jobs: int) -> ProcessPoolExecutor:
 def machinery(folder: Path) -> tuple[float, float]:
     """Seconds a block of no work, and seconds to find out that a sweep of BLOCKS blocks is finished."""
     from undertow.execution.sweeps import drive
-    from undertow.execution.sweeps.engines import Here
     from undertow.execution.sweeps.spec import as_spec
+    from undertow.execution.workers import Processes
 
     spec = as_spec("nothing.py:f", {"a": {"linear": [0.0, 1.0, BLOCKS]}}, seeds=2)
     job = drive.Job(spec, "nothing", "", folder, describe_nothing, work_nothing)
-    engine = Here(2, light_pool)
+    engine = Processes(2, light_pool)
     engine.submit(describe_nothing, {}).result()  # the processes are there
     began = time.perf_counter()
     drive.run(job, lambda: engine)

@@ -6,9 +6,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from benchmarks.harness import in_words, interleaved, save
 
 import undertow as ut
+from benchmarks.harness import in_words, interleaved, save
 from undertow.symmetry.powers import powers
 
 BATCH, INPUTS, HIDDEN, OUTPUTS = 1024, 784, 512, 10

@@ -18,9 +18,8 @@ BATCHES = 16
 
 
 def llama() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
     import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -32,6 +31,7 @@ def llama() -> Any:
 
 def measure(what: str) -> dict[str, Any]:
     import torch
+
     from undertow.torch import census, equilibrate
 
     model = llama()

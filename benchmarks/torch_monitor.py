@@ -181,6 +181,7 @@ def unheard(build: Callable, count: int, rounds: int) -> float:
 
 def main() -> list[tuple[str, str, str]]:
     import torch
+
     from undertow.torch import census
 
     torch.set_num_threads(1)  # two threads wait for each other on a busy machine

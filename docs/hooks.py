@@ -3,10 +3,10 @@
 import re
 from typing import Any
 
-from docs.setting import set_equations
 from mkdocs.structure.files import File, Files
 
 from docs import pages
+from docs.setting import set_equations
 
 MADE: dict[str, str] = {}
 

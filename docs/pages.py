@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import in_words
+from docs import full, gallery
 from docs.reference import command_line, reference_pages
 from docs.setting import equation, words
 from studies.results import table
-
-from docs import full, gallery
 from undertow.figures.inline import inline, words_of
-from undertow.verification import registry
+from undertow.verification import claims
+from undertow.verification import errata as corrections
 from undertow.verification.claim import PAPERS, Claim
-from undertow.verification.errata import ERRATA, expected
 from undertow.verification.report import TITLES, VERDICTS, number
 
 __all__ = ["all_pages", "figure"]
@@ -40,7 +39,7 @@ def all_pages() -> dict[str, str]:
 
 def link(claim: str) -> str:
     """A claim's name, leading to its place in the gallery."""
-    return f"[`{claim}`](gallery/{registry[claim].paper}.md#{claim})" if claim in registry else f"`{claim}`"
+    return f"[`{claim}`](gallery/{claims[claim].paper}.md#{claim})" if claim in claims else f"`{claim}`"
 
 
 def verdict(name: str) -> str:
@@ -60,7 +59,7 @@ def gallery_index() -> str:
     listed = "\n".join(f"- {verdict(n)} {tally[n]}: {VERDICTS[n]}" for n in reversed(VERDICTS) if tally[n])
     parts = [
         "# Gallery of claims",
-        f"undertow turns {len(registry)} statements of three papers, and of its own beyond them, into experiments. "
+        f"undertow turns {len(claims)} statements of three papers, and of its own beyond them, into experiments. "
         "Each has a criterion that is the same at every scale and allows for four standard errors, an alternative that "
         "it must be able to reject, and a figure drawn by the program: theory is a line, experiment is points with "
         "intervals.",
@@ -70,7 +69,7 @@ def gallery_index() -> str:
         listed,
     ]
     for paper in PAPERS:
-        rows = [_row(claim, found.get(claim.id)) for claim in registry.values() if claim.paper == paper]
+        rows = [_row(claim, found.get(claim.id)) for claim in claims.values() if claim.paper == paper]
         head = "| claim | place | verdict | measured | predicted |\n|---|---|---|---|---|"
         parts += [f"## {TITLES[paper]}", "\n".join([head, *rows])]
     return "\n\n".join(parts) + "\n"
@@ -79,7 +78,7 @@ def gallery_index() -> str:
 def _row(claim: Claim, result: dict[str, Any] | None) -> str:
     name = f"[`{claim.id}`]({claim.paper}.md#{claim.id})"
     if result is None:
-        return f"| {name} | {words(claim.place)} | expected: {expected(claim.id)} | | |"
+        return f"| {name} | {words(claim.place)} | expected: {corrections.expected(claim.id)} | | |"
     first = result["checks"][0]
     measured = words(number(first["measured"], first["uncertainty"]))
     return f"| {name} | {words(claim.place)} | {verdict(result['verdict'])} | {measured} | {_predicted(first)} |"
@@ -104,19 +103,19 @@ def _alternative(check: dict[str, Any]) -> str:
 def gallery_page(paper: str) -> str:
     """The claims of one paper, each with its figure."""
     found = gallery.results()
-    claims = [_claim(claim, found.get(claim.id)) for claim in registry.values() if claim.paper == paper]
+    sections = [_claim(claim, found.get(claim.id)) for claim in claims.values() if claim.paper == paper]
     opening = words("Places are those of the paper; the words are undertow's. All claims: [gallery]").replace(
         "&#91;gallery&#93;", "[gallery](index.md)"
     )
-    return "\n\n".join([f"# {TITLES[paper]}", f"{opening}.", *claims]) + "\n"
+    return "\n\n".join([f"# {TITLES[paper]}", f"{opening}.", *sections]) + "\n"
 
 
 def _claim(claim: Claim, result: dict[str, Any] | None) -> str:
     parts = [f"## {claim.id} {{ #{claim.id} }}"]
-    judged = verdict(result["verdict"]) if result else f"expected: {expected(claim.id)}"
+    judged = verdict(result["verdict"]) if result else f"expected: {corrections.expected(claim.id)}"
     parts += [f"{judged} <span class='place'>{words(claim.place)}</span>", words(claim.statement)]
     parts += [equation(claim.equation), f"Alternative that the data must reject: {words(claim.alternative)}"]
-    if any(erratum.claim == claim.id for erratum in ERRATA):
+    if any(erratum.claim == claim.id for erratum in corrections.errata()):
         parts.append(f"This claim decides an [erratum](../errata.md#{claim.paper}).")
     if result is None:
         parts.append("No figure yet: `make gallery` draws it.")
@@ -160,7 +159,7 @@ def full_report() -> str:
     """The report of the largest scale that is kept as an example: how it was made, and every claim in a line."""
     found, made = full.results(), full.facts()
     size = (full.FOLDER / "report.html").stat().st_size / 1e6
-    known = sum(result["verdict"] == expected(result["claim"]) for result in found)
+    known = sum(result["verdict"] == corrections.expected(result["claim"]) for result in found)
     where = {result["claim"]: result["device"].split(": ")[-1] for result in found}
     beside = sum(kind == "cpu" for kind in where.values())
     (kind,) = {kind for kind in where.values() if kind != "cpu"}
@@ -180,14 +179,14 @@ def full_report() -> str:
         f"({versions}). Seconds are those of the claim itself, measured while others ran. {made['remark']}",
     ]
     for paper in PAPERS:
-        rows = [_full_row(result, where) for result in found if registry[result["claim"]].paper == paper]
+        rows = [_full_row(result, where) for result in found if claims[result["claim"]].paper == paper]
         head = "| claim | verdict | measured | predicted | seeds | seconds | on |\n|---|---|---|---|---|---|---|"
         parts += [f"## {TITLES[paper]}", "\n".join([head, *rows])]
     return "\n\n".join(parts) + "\n"
 
 
 def _full_row(result: dict[str, Any], where: dict[str, str]) -> str:
-    claim, first = registry[result["claim"]], result["checks"][0]
+    claim, first = claims[result["claim"]], result["checks"][0]
     cells = [
         f"[`{claim.id}`](report.html#{claim.id})",
         verdict(result["verdict"]),
@@ -208,12 +207,13 @@ def errata() -> str:
     parts = [
         "# Errata",
         "What the papers print, what is right, and the claim whose measurement decides; a few slips need none. "
-        f"`undertow errata` prints the same list ({len(ERRATA)} corrections). A claim that decides one gets the "
-        f"verdict {verdict('corrected')} only if the data reject what is printed and agree with the correction.",
+        f"`undertow errata` prints the same list ({len(corrections.errata())} corrections). A claim that decides one "
+        f"gets the verdict {verdict('corrected')} only if the data reject what is printed and agree with the "
+        "correction.",
     ]
     for paper in PAPERS:
         parts.append(f"## {TITLES[paper]} {{ #{paper} }}")
-        for erratum in ERRATA:
+        for erratum in corrections.errata():
             if erratum.paper == paper:
                 parts += [
                     f"### {words(erratum.place)}",
@@ -233,13 +233,13 @@ def coverage() -> str:
     ]
     for paper in PAPERS:
         rows = ["| result | what it says | claims, or the reason |", "|---|---|---|"]
-        for entry in table.COVERAGE:
+        for entry in table.coverage():
             if entry.paper == paper:
                 checked = ", ".join(link(claim) for claim in entry.claims)
                 last = "; ".join(filter(None, [checked, words(entry.reason)]))
                 rows.append(f"| {words(entry.result)} | {words(entry.says)} | {last} |")
         parts += [f"## {TITLES[paper]}", "\n".join(rows)]
-    rows = [f"| {link(addition.claim)} | {words(addition.adds)} |" for addition in table.BEYOND]
+    rows = [f"| {link(addition.claim)} | {words(addition.adds)} |" for addition in table.additions()]
     parts += ["## Beyond the papers", "\n".join(["| claim | what it adds |", "|---|---|", *rows])]
     return "\n\n".join(parts) + "\n"
 

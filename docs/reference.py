@@ -9,9 +9,8 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from docs.setting import docstring, words
-
 import undertow as ut
+from docs.setting import docstring, words
 
 __all__ = ["PAGES", "command_line", "reference_pages"]
 
@@ -40,11 +39,8 @@ PAGES: dict[str, Page] = {
         "Where the randomness of a gradient comes from. A noise can be drawn from, and knows its covariance.",
         ("noise",),
         (
-            "noise.laws.AbstractLaw", "noise.laws.two_point", "noise.laws.Table", "noise.laws.Uniform",
-            "noise.laws.Gaussian", "noise.ensembles.Goe", "noise.ensembles.Full", "noise.ensembles.MatrixNormal",
-            "noise.ensembles.Correlated", "noise.measurements.FreshMeasurements", "noise.additive.noiseless",
-            "covariance.AbstractCovariance", "covariance.Factored", "covariance.ScaledIdentity",
-            "covariance.SampleCovariance", "covariance.LabelCovariance", "covariance.Sum",
+            "noise.additive.noiseless", "covariance.AbstractCovariance", "covariance.Factored",
+            "covariance.ScaledIdentity", "covariance.SampleCovariance", "covariance.LabelCovariance", "covariance.Sum",
         ),
     ),
     "dynamics": Page(
@@ -67,37 +63,47 @@ PAGES: dict[str, Page] = {
             "symmetry.equilibrium.Equilibrium",
         ),
     ),
-    "environments": Page(
-        "Environments",
-        "Growth with one environment a step, advice, and estimators for rows in groups.",
-        ("environments",),
+    "sensing": Page(
+        "Matrix sensing",
+        "HeteroSGD on matrix sensing: laws, exact draws, growth with one environment per step, and advice.",
+        ("sensing",),
         (
-            "environments.advise.Advice", "environments.growth.transition_spread", "environments.growth.scalar_map",
-            "environments.growth.phase_diagram", "environments.growth.paper_window",
-            "environments.bursts.burst_exponent", "environments.bursts.burst_probability",
-            "environments.grouped.Bootstrap", "environments.icp.icp",
+            "sensing.laws.AbstractLaw", "sensing.laws.two_point", "sensing.laws.Table", "sensing.laws.Uniform",
+            "sensing.laws.Gaussian", "sensing.ensembles.Goe", "sensing.ensembles.Full",
+            "sensing.ensembles.MatrixNormal", "sensing.ensembles.Correlated", "sensing.measurements.FreshMeasurements",
+            "sensing.advise.Advice", "sensing.growth.transition_spread", "sensing.growth.scalar_map",
+            "sensing.growth.phase_diagram", "sensing.growth.paper_window",
+            "sensing.bursts.burst_exponent", "sensing.bursts.burst_probability",
         ),
+    ),
+    "grouped": Page(
+        "Grouped data",
+        "Estimators for rows in groups.",
+        ("grouped",),
+        ("grouped.data.Bootstrap", "grouped.icp.icp"),
     ),
     "torch": Page(
         "PyTorch",
         "Symmetries, equilibrium and noise of PyTorch models, and batches by environment.",
         (),
         (
-            "torch.census.census", "torch.census.Census", "torch.axes.Relation", "torch.axes.Axis",
-            "torch.equilibrate.equilibrate", "torch.equilibrate.Equilibrated", "torch.monitor.NoiseMonitor",
-            "torch.monitor.Reading", "torch.sampling.EnvironmentBatchSampler", "torch.sampling.PooledBatchSampler",
-            "torch.sampling.LabelNoise", "torch.analysis.analyze", "torch.decay.gamma_of", "torch.decay.lambda_of",
+            "torch.census.census.census", "torch.census.census.Census", "torch.census.axes.Relation",
+            "torch.census.axes.Axis", "torch.equilibrium.equilibrate.equilibrate",
+            "torch.equilibrium.equilibrate.Equilibrated", "torch.monitor.monitor.NoiseMonitor",
+            "torch.monitor.monitor.Reading", "torch.data.EnvironmentBatchSampler", "torch.data.PooledBatchSampler",
+            "torch.data.LabelNoise", "analysis.torch.analyze", "torch._decay.gamma_of", "torch._decay.lambda_of",
         ),
         "How they are used: [PyTorch models](../torch.md), [noise while PyTorch trains](../monitor.md).",
     ),
-    "sweeps": Page("Sweeps", "Experiments over a grid of parameters.", ("lab",)),
+    "sweeps": Page("Sweeps", "Experiments over a grid of parameters.", ("execution",)),
     "claims": Page(
         "Claims",
-        "Statements of the papers as experiments with verdicts. `undertow.verification.registry` holds them all, by id.",
+        "Statements of the papers as experiments with verdicts. `undertow.verification.claims` holds them, by id.",
         (),
         (
-            "claims.claim.Claim", "claims.claim.Measurement", "claims.criterion.Check", "claims.criterion.Within",
-            "claims.criterion.Below", "claims.criterion.Above", "claims.criterion.AtLevel", "claims.errata.Erratum",
+            "verification.claim.Claim", "verification.claim.Measurement", "verification.criterion.Check",
+            "verification.criterion.Within", "verification.criterion.Below", "verification.criterion.Above",
+            "verification.criterion.AtLevel", "verification.errata.Erratum",
         ),
     ),
 }  # fmt: skip
@@ -183,12 +189,13 @@ def _entry(prefix: str, module: str, name: str) -> str:
 
 def _source(module: str, name: str) -> tuple[ast.stmt, str]:
     """The source of a name, and where it is imported from. That of the PyTorch bridge is read without PyTorch."""
-    if not module.startswith("undertow.torch."):
+    if not module.startswith(("undertow.torch.", "undertow.analysis.torch")):
         thing = getattr(importlib.import_module(module), name)
         return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(thing)))).body[0], module
-    file = Path(ut.__file__).parent / "torch" / f"{module.rsplit('.', 1)[1]}.py"
+    root = Path(ut.__file__).parent
+    file = root.joinpath(*module.split(".")[1:]).with_suffix(".py")
     nodes = {getattr(node, "name", ""): node for node in ast.parse(file.read_text()).body}
-    public = ast.parse((file.parent / "__init__.py").read_text()).body
+    public = ast.parse((root / "torch" / "__init__.py").read_text()).body
     shown = {alias.name for node in public if isinstance(node, ast.ImportFrom) for alias in node.names}
     return nodes[name], "undertow.torch" if name in shown else module
 
@@ -259,13 +266,12 @@ def _code(text: str) -> str:
 
 def command_line() -> str:
     """The commands of `undertow`, with the sentence of every flag."""
-    from undertow import cli
+    from undertow.cli import COMMANDS
 
-    source = inspect.getsource(cli)
-    classes = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.ClassDef)}
     parts = ["# Command line", words("`undertow COMMAND --help` prints the same, with the defaults of this machine.")]
-    for name, command in re.findall(r'Annotated\[(\w+), tyro\.conf\.subcommand\("([\w-]+)"\)\]', source):
-        node = classes[name]
+    for command, kind in COMMANDS.items():
+        node = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
+        assert isinstance(node, ast.ClassDef)
         parts += [f"## undertow {command}", docstring(ast.get_docstring(node) or "")]
         described = dict(_fields(node))
         rows = [

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from studies import results
 
+from studies import results
 from undertow._device import device
 from undertow.grouped.penalties import irm_penalty, smooth_max, vrex_penalty
 

@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
 from studies import results
 from studies.colours import DESIGNS, FLIPS, MODELS, REVERSED, RULES
 

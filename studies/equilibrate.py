@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
+from torch import Tensor, nn
+
 from studies.results import made_by, publish, save
 from studies.training import (
     Adapted,
@@ -29,9 +32,6 @@ from studies.training import (
     stacked,
     train,
 )
-
-import torch
-from torch import Tensor, nn
 
 if TYPE_CHECKING:
     pass

@@ -4,6 +4,7 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+
 from studies.equilibrate import CASES, OPTIMISERS, STARTS, Case, Line
 from studies.results import interval, table
 

@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from studies.results import interval, made_by, number, publish, save, table
-from studies.training import Recipe, Transformer, cross_entropy, digits, gradients, grammar, mlp, stacked, train
-
 import torch
 from torch import Tensor, nn
+
+from studies.results import interval, made_by, number, publish, save, table
+from studies.training import Recipe, Transformer, cross_entropy, digits, gradients, grammar, mlp, stacked, train
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

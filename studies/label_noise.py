@@ -17,9 +17,9 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
-from studies import results
 
 import undertow as ut
+from studies import results
 from undertow import _trees as trees
 from undertow.figures import style
 from undertow.manifold.label import label_return

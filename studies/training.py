@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from torch.func import functional_call, vmap
-
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, vmap
 
 __all__ = [
     "Adapted", "Recipe", "Text", "Transformer", "cross_entropy", "digits", "gradients", "grammar", "mlp", "repeat",

@@ -33,15 +33,16 @@ ROOT = Path(__file__).parents[1]
 SOURCE = Path("src/undertow")
 EQUIVALENT = ROOT / "tests" / "mutants_equivalent.json"
 MODULES = (
-    "covariance.py", "estimate.py", "problem.py", "claims/criterion.py",
+    "covariance/*.py", "estimate.py", "problem.py", "verification/criterion.py",
     "noise/*.py", "dynamics/*.py", "manifold/*.py", "symmetry/*.py",
-    "environments/advise.py", "environments/bursts.py", "environments/decomposition.py", "environments/flow.py",
-    "environments/grouped.py", "environments/growth.py", "environments/invariance.py", "environments/quadratic_net.py",
-    "environments/two_phase.py",
+    "sensing/advise.py", "sensing/bursts.py", "sensing/decomposition.py", "sensing/ensembles.py", "sensing/factors.py",
+    "sensing/growth.py", "sensing/laws.py", "sensing/matrix_sensing.py", "sensing/measurements.py",
+    "sensing/quadratic_net.py", "grouped/data.py", "grouped/flow.py", "grouped/invariance.py", "grouped/two_phase.py",
 )  # fmt: skip
 TESTS = (
-    "tests/claims/test_criterion.py", "tests/dynamics", "tests/environments", "tests/manifold", "tests/models",
-    "tests/noise", "tests/symmetry", "tests/test_estimate.py", "tests/test_problem.py",
+    "tests/verification/test_criterion.py", "tests/dynamics", "tests/sensing", "tests/grouped", "tests/manifold",
+    "tests/papers/zero_loss", "tests/papers/noise_equilibrium", "tests/noise", "tests/symmetry",
+    "tests/test_estimate.py", "tests/test_problem.py",
 )  # fmt: skip
 # Unions of types, decorators (jit changes no number) and classes of exceptions are not mathematics. Operators of bits
 # in place of arithmetic raise on floats: any test kills them, and they would flatter the rate. Comparisons are turned
@@ -139,7 +140,7 @@ def sample(every: dict[Path, list[Mutant]], count: int, seed: int) -> list[Mutan
 def environment(tree: Path, cache: Path) -> dict[str, str]:
     """The variables of a test run in a copy of the tree: what is compiled is shared between runs."""
     return os.environ | {
-        "PYTHONPATH": os.pathsep.join([str(tree / "src"), *filter(None, [os.environ.get("PYTHONPATH")])]),
+        "PYTHONPATH": os.pathsep.join([str(tree / "src"), str(tree), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "JAX_PLATFORMS": "cpu",
         "JAX_COMPILATION_CACHE_DIR": str(cache),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",

@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from undertow.verification import registry
+from undertow.verification import claims
 from undertow.verification.errata import expected
 
 ROOT = Path(__file__).parent.parent
@@ -36,8 +36,8 @@ def test_verdicts_shown_are_the_verdicts_expected():
     shown = re.findall(r"^    (holds|corrected) +(\S+) ", TEXT, flags=re.MULTILINE)
     assert len(shown) >= 5
     assert all(expected(name) == verdict for verdict, name in shown)
-    assert f"{len(registry)} of {len(registry)} verdicts as expected" in TEXT
-    assert f"each of {len(registry)} claims" in TEXT
+    assert f"{len(claims)} of {len(claims)} verdicts as expected" in TEXT
+    assert f"each of {len(claims)} claims" in TEXT
 
 
 def test_public_names_shown_exist():

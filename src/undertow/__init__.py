@@ -43,12 +43,12 @@ _HOME = {
     "Environments": "noise.environments",
     "Estimate": "estimate",
     "Exponential": "symmetry.generators",
-    "HeteroRegressor": "environments.hetero_regressor",
-    "InvariantRegressor": "environments.invariant_regressor",
+    "HeteroRegressor": "grouped.hetero_regressor",
+    "InvariantRegressor": "grouped.invariant_regressor",
     "Isotropic": "noise.isotropic",
     "LabelNoise": "noise.label",
     "Limit": "manifold.limit",
-    "MatrixSensing": "noise.sensing",
+    "MatrixSensing": "sensing.matrix_sensing",
     "Minibatch": "noise.minibatch",
     "Population": "problem",
     "Problem": "problem",
@@ -56,18 +56,18 @@ _HOME = {
     "Rescaling": "symmetry.generators",
     "Scaling": "symmetry.generators",
     "Trajectory": "trajectory",
-    "advise": "environments.advise",
+    "advise": "sensing.advise",
     "descend": "dynamics.descend",
     "diffuse": "dynamics.diffuse",
     "equilibrium": "symmetry.equilibrium",
     "find_symmetries": "symmetry.search",
-    "lyapunov": "environments.growth",
+    "lyapunov": "sensing.growth",
     "noether_flow": "symmetry.flow",
     "second_derivative": "manifold.drift",
-    "sensing_problem": "noise.measurements",
+    "sensing_problem": "sensing.measurements",
     "settle": "dynamics.settle",
-    "sweep": "lab.sweeps.sweep",
-    "tail_exponent": "environments.growth",
+    "sweep": "execution.sweeps.sweep",
+    "tail_exponent": "sensing.growth",
 }
 
 __all__ = [
@@ -108,7 +108,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "claims":
-        return importlib.import_module("undertow.claims")
+        raise AttributeError("`undertow.claims` is now `undertow.verification.claims`: import it from there.")
     if name not in _HOME:
         raise AttributeError(f"module 'undertow' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"undertow.{_HOME[name]}"), name)
@@ -117,4 +117,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME, "claims"})
+    return sorted({*globals(), *_HOME})

@@ -5,11 +5,11 @@ import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.torch.zoo import KNOWN, adapter, language, tokens
-
 import torch
-import undertow as ut
 from torch import nn
+
+import undertow as ut
+from tests.torch.zoo import KNOWN, adapter, language, tokens
 from undertow import cli
 from undertow.analysis.jax import analyze as analyze_problem
 from undertow.analysis.torch import batches_of

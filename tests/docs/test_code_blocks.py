@@ -12,10 +12,9 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent.parent
-sys.path.insert(0, str(Path(__file__).parent))
+from tests.docs.blocks import blocks
 
-from blocks import blocks  # noqa: E402
+ROOT = Path(__file__).parent.parent.parent
 
 pytestmark = pytest.mark.docs
 

@@ -12,8 +12,8 @@ import pytest
 
 import undertow as ut
 from docs import full, gallery, pages, reference, setting
-from undertow.verification import registry
-from undertow.verification.errata import ERRATA, expected
+from undertow.verification import claims
+from undertow.verification.errata import errata, expected
 
 pytestmark = [pytest.mark.docs, pytest.mark.xdist_group("made")]
 
@@ -69,25 +69,25 @@ def test_names_beside_the_public_ones_exist():
 
 
 def test_every_claim_and_every_erratum_has_its_place():
-    claims = set().union(*(headings(made()[f"gallery/{paper}.md"]) for paper in gallery_papers()))
-    assert claims == set(registry)
-    assert made()["errata.md"].count("In print\n:") == len(ERRATA)
-    assert f"{len(registry)} statements" in made()["gallery/index.md"]
+    shown = set().union(*(headings(made()[f"gallery/{paper}.md"]) for paper in gallery_papers()))
+    assert shown == set(claims)
+    assert made()["errata.md"].count("In print\n:") == len(errata())
+    assert f"{len(claims)} statements" in made()["gallery/index.md"]
 
 
 def gallery_papers() -> set[str]:
-    return {claim.paper for claim in registry.values()}
+    return {claim.paper for claim in claims.values()}
 
 
 def test_the_gallery_is_up_to_date():
     """Run `make gallery` where this fails: a claim has come, gone or changed since the figures were made."""
     found = gallery.results()
-    assert set(found) == set(registry)
-    assert {file.stem for file in gallery.FOLDER.glob("*.svg")} == set(registry)
+    assert set(found) == set(claims)
+    assert {file.stem for file in gallery.FOLDER.glob("*.svg")} == set(claims)
     for name, result in found.items():
         assert result["verdict"] == expected(name), name
         assert result["scale"] == "smoke", name
-        assert result["parameters"] == registry[name].parameters("smoke"), name
+        assert result["parameters"] == claims[name].parameters("smoke"), name
 
 
 def test_the_gallery_stays_small():
@@ -97,7 +97,7 @@ def test_the_gallery_stays_small():
 def test_the_full_report_is_whole():
     found = {result["claim"]: result for result in full.results()}
     report = (full.FOLDER / "report.html").read_text()
-    assert set(found) == set(registry)
+    assert set(found) == set(claims)
     for name, result in found.items():
         assert result["scale"] == "full", name
         assert result["verdict"] == expected(name) or f"`{name}`" in full.facts()["remark"], name
@@ -176,7 +176,7 @@ def test_experiments_and_flags_exist():
                 found = re.match(r"undertow (run|verify) ([a-z][a-z0-9-]+)(.*)", line)
                 if not found:
                     continue
-                claim = registry[found[2]]
+                claim = claims[found[2]]
                 fields = {f.name.replace("_", "-") for f in dataclasses.fields(claim.scales["smoke"])}
                 given = set(re.findall(r"--([a-z-]+)", found[3])) if found[1] == "run" else set()
                 assert given <= fields | {"help", "scale", "seed", "out"}, line

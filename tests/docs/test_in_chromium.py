@@ -4,6 +4,7 @@ import json
 import time
 
 import pytest
+
 from tests.chromium import Tab
 
 pytestmark = [pytest.mark.docs, pytest.mark.xdist_group("made")]

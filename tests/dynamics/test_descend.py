@@ -15,9 +15,9 @@ import optax
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.kinds import KINDS, params, point, problem, regression
 
 import undertow as ut
+from tests.kinds import KINDS, params, point, problem, regression
 from undertow import _trees as trees
 from undertow.dynamics import clock, drive, engine
 from undertow.execution.compiling import compilations

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.kinds import KINDS, point
 
 import undertow as ut
+from tests.kinds import KINDS, point
 from undertow import _trees as trees
 
 KEY = jax.random.key(21)

@@ -1,6 +1,6 @@
 """Run as a program: kills a process that keeps replacing a stored result, again and again, and checks what is left.
 
-usage: python kill_store.py FOLDER KILLS SEED. Children are forked before anything starts a thread, so that each of
+usage: python -m tests.execution.kill_store FOLDER KILLS SEED. Children are forked before anything starts a thread, so that each of
 them begins at once.
 """
 
@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import xarray
 import zarr  # noqa: F401  imported before the forks, which then cost nothing
-from tests.execution.children import in_a_child
 
+from tests.execution.children import in_a_child
 from undertow.execution import store
 
 

@@ -11,7 +11,7 @@ import time
 from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 
-from undertow.verification.runner import end_with_parent
+from undertow.execution.workers import end_with_parent
 
 
 def pool(jobs: int) -> Executor:

@@ -87,7 +87,7 @@ def test_a_really_full_disk(tmp_path):
     """A limit on the size of files stands in for the disk: the kernel refuses the write, not a mock."""
     code = """
 import resource, sys, numpy as np, xarray
-from undertow.lab import store
+from undertow.execution import store
 resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
 big = xarray.Dataset({"a": (("x",), np.random.default_rng(0).normal(size=100_000))})
 try:
@@ -168,10 +168,9 @@ def test_one_run_a_folder(tmp_path):
 
 
 def test_kill_at_twenty_random_times(tmp_path):
-    script = Path(__file__).with_name("kill_store.py")
-    out = subprocess.run(
-        [sys.executable, str(script), str(tmp_path), "20", "1"], capture_output=True, text=True, timeout=120
-    )
+    command = [sys.executable, "-m", "tests.execution.kill_store", str(tmp_path), "20", "1"]
+    root = Path(__file__).parents[2]
+    out = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=root)
     assert out.stdout.strip().endswith("20 kills, all results whole"), out.stdout + out.stderr
 
 

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.kinds import GROUPS, WEIGHTS, params, problem, regression
 
 import undertow as ut
+from tests.kinds import GROUPS, WEIGHTS, params, problem, regression
 from undertow import _trees as trees
 from undertow.grouped.penalties import IRM, GroupDRO, VREx, irm_penalty, smooth_max, vrex_penalty, worst_case_weights
 

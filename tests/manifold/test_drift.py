@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.integrate import solve_ivp
-from tests.manifold.losses import LOSSES, factor, flat
 
 import undertow as ut
+from tests.manifold.losses import LOSSES, factor, flat
 from undertow.manifold.geometry import frame_at
 
 

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.manifold.losses import LOSSES, flat
 
 import undertow as ut
+from tests.manifold.losses import LOSSES, flat
 from undertow.execution.compiling import compilations
 from undertow.manifold.geometry import frame_at
 from undertow.manifold.smoothness import kinks

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import norm
-from tests.kinds import KINDS, params
-from tests.kinds import point as point_of
 
 import undertow as ut
+from tests.kinds import KINDS, params
+from tests.kinds import point as point_of
 from undertow import _trees as trees
 from undertow.covariance import AbstractCovariance
 

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.stats import chisquare
-from tests.kinds import GROUPS, WEIGHTS, params, problem
 
 import undertow as ut
+from tests.kinds import GROUPS, WEIGHTS, params, problem
 from undertow import _trees as trees
 from undertow.noise import sampling
 from undertow.sensing import laws

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import undertow as ut
-from undertow.diagrams import diagrams
+from undertow.execution.registry import diagrams
 from undertow.execution.sweeps.spec import as_spec
 from undertow.papers.heterogeneity import phase_diagram as hetero
 from undertow.papers.noise_equilibrium import phase_diagram as stability

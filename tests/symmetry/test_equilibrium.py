@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.symmetry import nets
 
 import undertow as ut
+from tests.symmetry import nets
 from undertow.symmetry import alternating, closed_forms
 from undertow.symmetry.commuting import Limits
 from undertow.symmetry.equilibrium import NoFiniteEquilibrium

@@ -6,10 +6,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
-from tests import kinds
-from tests.symmetry import nets
 
 import undertow as ut
+from tests import kinds
+from tests.symmetry import nets
 from undertow.covariance import SampleCovariance
 from undertow.symmetry.powers import _powers_of, entry_powers, powers
 

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.symmetry import nets
 
 import undertow as ut
+from tests.symmetry import nets
 from undertow.symmetry.forecast import forecast, largest_curvature, relaxation_times, times_of_sums, trace_of_hessian
 
 

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.symmetry import nets
 
 import undertow as ut
+from tests.symmetry import nets
 
 KINDS = {
     "neurons": (nets.relu_net, nets.relu_params(), nets.RELU_LAYERS[0]),

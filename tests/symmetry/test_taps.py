@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.symmetry import nets
 
 import undertow as ut
+from tests.symmetry import nets
 from undertow.symmetry import taps
 
 KEYS = jax.random.split(jax.random.key(0), 12)

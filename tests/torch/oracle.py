@@ -4,10 +4,10 @@ import copy
 import functools
 
 import numpy as np
-from torch.nn import functional as F  # noqa: N812
-
 import torch
 from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
 from undertow.torch import Axis, Census, NoiseMonitor, Relation, census
 
 

@@ -5,11 +5,11 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-import torch
 from undertow.torch import EnvironmentBatchSampler, LabelNoise, PooledBatchSampler
 
 pytestmark = pytest.mark.torch

@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-
 import torch
+
 from undertow.grouped.penalties import irm_penalty, vrex_penalty, worst_case_weights
 
 SHARES = np.array([0.5, 0.2, 0.3])

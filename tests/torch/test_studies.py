@@ -4,11 +4,11 @@ import dataclasses
 
 import numpy as np
 import pytest
+import torch
+
 from studies import equilibrate, equilibrate_page, flow
 from studies.results import ROOT, load, save
 from studies.training import Recipe, cross_entropy, digits, gradients, mlp, stacked, train
-
-import torch
 
 pytestmark = pytest.mark.torch
 

@@ -4,9 +4,9 @@ import jax
 import jax.flatten_util
 import numpy as np
 import pytest
-from studies import colours, colours_page, label_noise, results
 
 import undertow as ut
+from studies import colours, colours_page, label_noise, results
 
 pytestmark = pytest.mark.torch
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+import torch
 from threadpoolctl import threadpool_info
 
-import torch
 from undertow.torch._threads import one_thread
 from undertow.torch.monitor.signals import fetched
 

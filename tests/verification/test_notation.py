@@ -5,8 +5,8 @@ import re
 
 import pytest
 
-from undertow.verification import registry
-from undertow.verification.errata import ERRATA
+from undertow.verification import claims
+from undertow.verification.errata import errata
 from undertow.verification.notation import formula, prose
 
 EQUATIONS = {
@@ -41,12 +41,12 @@ def test_words_stay_words():
 
 def test_every_text_of_a_claim_stays_balanced_html():
     """No text of any claim leaves a tag open, or lets one in."""
-    for claim in registry.values():
+    for claim in claims.values():
         for text in (formula(claim.equation), prose(claim.statement), prose(claim.place)):
             bare = re.sub(r"<(sup|sub|code)>[^<>]*</\1>", "", text)
             assert "<" not in bare
             assert ">" not in bare
-    for erratum in ERRATA:
+    for erratum in errata():
         assert "<" not in re.sub(r"</?(sup|sub|code)>", "", prose(erratum.printed) + prose(erratum.right))
 
 
@@ -58,7 +58,7 @@ def test_no_letter_is_lost():
 
     from undertow.verification.notation import GREEK
 
-    for claim in registry.values():
+    for claim in claims.values():
         back = re.sub(r"<[^>]*>", "", formula(claim.equation)).replace("²", "2").replace("³", "3")
         back = html.unescape(back)
         for name, letter in GREEK.items():

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 import pytest
 
 from undertow import cli
-from undertow.verification import registry
+from undertow.verification import claims
 from undertow.verification.repeat import command, meanings
 
 FAST = "sensing-factor-two"
 
 
 def test_every_parameter_of_every_claim_has_its_meaning():
-    for claim in registry.values():
+    for claim in claims.values():
         assert set(meanings(type(claim.scales["smoke"]))) == set(claim.parameters("smoke"))
 
 

@@ -1,4 +1,4 @@
-"""report.html as a file: complete, whatever the results are. How it looks and works is in tests/report."""
+"""report.html as a file: complete, whatever the results are. Its look is in test_report_in_chromium.py."""
 
 import html
 import re
@@ -6,8 +6,8 @@ from importlib.resources import files
 from pathlib import Path
 
 import pytest
-from tests.execution.work import result_of
 
+from tests.execution.work import result_of
 from undertow.figures import export, style
 from undertow.verification.report import build_report
 
@@ -76,4 +76,4 @@ def test_no_results_is_a_page_too(tmp_path):
 
 def test_style_and_script_travel_with_the_package():
     for name in ("page.css", "page.js"):
-        assert files("undertow.lab").joinpath(name).is_file()
+        assert files("undertow.figures").joinpath(name).is_file()

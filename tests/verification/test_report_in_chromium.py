@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+
 from tests.chromium import Tab
 
 pytestmark = pytest.mark.browser

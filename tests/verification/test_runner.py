@@ -7,18 +7,19 @@ from pathlib import Path
 
 import jax
 import pytest
-from tests.execution.work import finish, finish_or_die, finish_or_hang
 
+from tests.execution.work import finish, finish_or_die, finish_or_hang
 from undertow._device import device
 from undertow.execution import store
-from undertow.verification import registry, runner
+from undertow.execution.workers import InProcess
+from undertow.verification import claims, runner
 
 NAMES = ["sensing-factor-two", "additive-covariance", "isotropic-covariance", "minibatch-covariance"]
 
 
 @pytest.fixture
 def tasks():
-    return [runner.task_of(name, "smoke", registry[name].parameters("smoke"), 0) for name in NAMES]
+    return [runner.task_of(name, "smoke", claims[name].parameters("smoke"), 0) for name in NAMES]
 
 
 def log(out: Path) -> list[str]:
@@ -45,8 +46,8 @@ def test_results_come_in_order_and_are_kept(tasks, tmp_path, jobs):
 
 def test_long_claims_begin_first(tasks, tmp_path, monkeypatch):
     for name in NAMES:
-        monkeypatch.setitem(registry._load(), name, dataclasses.replace(registry[name], long=name in NAMES[2:]))
-    results = runner.run_claims(tasks, tmp_path, 1, work=finish, executor=lambda jobs: runner.Inline())
+        monkeypatch.setitem(claims.loaded(), name, dataclasses.replace(claims[name], long=name in NAMES[2:]))
+    results = runner.run_claims(tasks, tmp_path, 1, work=finish, workers=lambda jobs: InProcess())
     assert log(tmp_path) == [*NAMES[2:], *NAMES[:2]]
     assert [result["claim"] for result in results] == NAMES
 
@@ -54,7 +55,7 @@ def test_long_claims_begin_first(tasks, tmp_path, monkeypatch):
 def test_what_changed_runs_again(tasks, tmp_path):
     runner.run_claims(tasks, tmp_path, 1, work=finish)
     changed = [dict(task) for task in tasks]
-    changed[2] = runner.task_of(NAMES[2], "smoke", registry[NAMES[2]].parameters("smoke"), 1)
+    changed[2] = runner.task_of(NAMES[2], "smoke", claims[NAMES[2]].parameters("smoke"), 1)
     runner.run_claims(changed, tmp_path, 1, work=finish)
     assert log(tmp_path) == [*NAMES, NAMES[2]]
     (tmp_path / "claims" / NAMES[0] / "data.zarr" / "a" / "0").write_bytes(b"")
@@ -100,25 +101,25 @@ def test_an_interrupted_run_goes_on(tasks, tmp_path):
 
 
 def test_an_exception_is_a_result(tmp_path, monkeypatch):
-    claim = registry["isotropic-covariance"]
+    claim = claims["isotropic-covariance"]
 
     def broken(parameters, key):
         raise ArithmeticError("all went wrong\nand more")
 
-    monkeypatch.setitem(registry._load(), claim.id, dataclasses.replace(claim, measure=broken))
+    monkeypatch.setitem(claims.loaded(), claim.id, dataclasses.replace(claim, measure=broken))
     task = runner.task_of(claim.id, "smoke", claim.parameters("smoke"), 0)
-    (result,) = runner.run_claims([task], tmp_path, 1, executor=lambda jobs: runner.Inline())
+    (result,) = runner.run_claims([task], tmp_path, 1, workers=lambda jobs: InProcess())
     assert result["verdict"] == "error"
     assert result["note"] == "ArithmeticError: all went wrong"
     assert "Traceback" in result["traceback"]
-    (again,) = runner.run_claims([task], tmp_path, 1, executor=lambda jobs: runner.Inline())
+    (again,) = runner.run_claims([task], tmp_path, 1, workers=lambda jobs: InProcess())
     assert again["verdict"] == "error"  # errors are tried again, not kept
 
 
 def test_a_real_claim_end_to_end(tmp_path, x64):
-    claim = registry["sensing-factor-two"]
+    claim = claims["sensing-factor-two"]
     task = runner.task_of(claim.id, "smoke", claim.parameters("smoke"), 0)
-    (result,) = runner.run_claims([task], tmp_path, 1, executor=lambda jobs: runner.Inline())
+    (result,) = runner.run_claims([task], tmp_path, 1, workers=lambda jobs: InProcess())
     assert result["verdict"] == result["expected"] == "corrected"
     assert abs(result["measured"] - 2) < 1e-9
     assert result["compile_seconds"] + result["run_seconds"] == pytest.approx(result["seconds"])
@@ -126,7 +127,7 @@ def test_a_real_claim_end_to_end(tmp_path, x64):
 
 
 def test_a_full_accelerator_leaves_its_claims_waiting_and_no_others(monkeypatch):
-    tasks = [{"claim": name} for name, claim in registry.items() if claim.accelerated]
+    tasks = [{"claim": name} for name, claim in claims.items() if claim.accelerated]
     running, waiting = tasks[: runner.ACCELERATED_AT_ONCE], tasks[runner.ACCELERATED_AT_ONCE :]
     assert runner._next(waiting, running) in waiting
     monkeypatch.setattr(runner, "_has_accelerator", lambda: True)

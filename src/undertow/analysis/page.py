@@ -1,7 +1,6 @@
 """`undertow analyze FILE.py:OBJECT`: a person's own problem, as a table on the terminal and a page to keep."""
 
 import html
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Any
@@ -9,13 +8,10 @@ from typing import Any
 from undertow import _trees as trees
 from undertow.analysis.jax import Analysis, Network
 from undertow.execution import store
+from undertow.execution.registry import UserFileError, load_file
 from undertow.figures.page import page
 
-__all__ = ["UserFileError", "load", "print_table", "write_page", "write_params"]
-
-
-class UserFileError(Exception):
-    """What is wrong with FILE.py:OBJECT, in a sentence."""
+__all__ = ["load", "print_table", "write_page", "write_params"]
 
 
 def load(target: str, params_name: str) -> tuple[Any, Any]:
@@ -30,7 +26,7 @@ def load(target: str, params_name: str) -> tuple[Any, Any]:
         raise UserFileError(f"{target}: name an object of the file as well, such as {path or 'FILE.py'}:problem.")
     if not file.is_file():
         raise UserFileError(f"{path}: there is no such file.")
-    module = _run(file)
+    module = load_file(file)
     if not hasattr(module, name):
         public = ", ".join(sorted(key for key in vars(module) if not key.startswith("_"))[:12])
         raise UserFileError(f"{path} has no object {name!r}; it has {public}.")
@@ -66,21 +62,6 @@ def _is_torch_model(found: Any) -> bool:
     """Without importing torch: whoever has a model has imported it."""
     torch = sys.modules.get("torch")
     return torch is not None and hasattr(torch, "nn") and isinstance(found, torch.nn.Module)
-
-
-def _run(file: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    if spec is None or spec.loader is None:
-        raise UserFileError(f"{file}: not a Python file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.path.insert(0, str(file.resolve().parent))
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserFileError(f"{file} cannot be run: {type(error).__name__}: {error}") from error
-    finally:
-        sys.path.pop(0)
-    return module
 
 
 HEADINGS = ("symmetry", "generators", "charge", "at equilibrium", "imbalance", "steps to balance")

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
-
 import torch
 from torch import nn
+
 from undertow.analysis.jax import Analysis, Row
 from undertow.estimate import Estimate
 from undertow.symmetry.equilibrium import Equilibrium

@@ -10,29 +10,9 @@ from typing import Any
 
 import undertow
 
-__all__ = ["SETTINGS", "fingerprint", "provenance", "settings"]
+__all__ = ["fingerprint", "provenance"]
 
 PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "scipy", "xarray", "zarr")
-
-
-SETTINGS: dict[str, Any] = {
-    "jax_enable_x64": True,
-    "jax_default_prng_impl": "threefry2x32",
-    "jax_threefry_partitionable": True,
-    "jax_random_seed_offset": 0,
-    "jax_high_dynamic_range_gumbel": False,
-    "jax_default_matmul_precision": None,
-    "jax_numpy_dtype_promotion": "standard",
-    "jax_allow_f16_reductions": True,
-}
-"""JAX's settings that change numbers, with their values in every process that runs claims or sweeps."""
-
-
-def settings() -> dict[str, str]:
-    """The values of `SETTINGS` in this process and thread, as text."""
-    import jax
-
-    return {name: str(getattr(jax.config, name, None)) for name in SETTINGS}
 
 
 def provenance(parameters: dict[str, Any], seeds: int | None, seconds: float) -> dict[str, Any]:

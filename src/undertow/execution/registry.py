@@ -1,33 +1,112 @@
-"""Phase diagrams: experiments over two parameters, with the boundaries that theory draws through them.
+"""Find experiments by name: the claims and phase diagrams of the packs, and objects of a user's own file.
 
-They are imported when one is asked for.
+A pack is a package with a subpackage `claims`, whose modules list their `CLAIMS`, and, where it has one, a module
+`phase_diagram` with its `DIAGRAM`. Packs are imported the first time that one of their experiments is needed.
 """
 
+import difflib
 import importlib
-from collections.abc import Iterator, Mapping
+import importlib.util
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar
 
 from undertow.execution.sweeps.diagram import Diagram
 
-__all__ = ["diagrams"]
+__all__ = ["Registry", "UserFileError", "claims", "collect", "diagrams", "load_file"]
+
+PACKS = ("undertow.papers.heterogeneity", "undertow.papers.zero_loss", "undertow.papers.noise_equilibrium")
+
+T = TypeVar("T")
 
 
-class _Diagrams(Mapping[str, Diagram]):
-    names = ("hetero", "recovery", "stability")
+class UserFileError(Exception):
+    """A user's file, or the object named in it, cannot be used; the message says why."""
 
-    def __getitem__(self, name: str) -> Diagram:
-        if name not in self.names:
-            raise KeyError(name)
-        return importlib.import_module(f"undertow.diagrams.{name}").DIAGRAM
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.names
+class Registry(Mapping[str, T], Generic[T]):
+    """Experiments of one kind by name, loaded the first time one is needed.
+
+    >>> from undertow.verification import claims
+    >>> "sensing-factor-two" in claims
+    True
+    """
+
+    def __init__(self, kind: str, load: Callable[[], dict[str, T]]) -> None:
+        self.kind, self._load, self._loaded = kind, load, None
+
+    def loaded(self) -> dict[str, T]:
+        """Return all experiments of this kind; import the packs on the first call."""
+        if self._loaded is None:
+            self._loaded = self._load()
+        return self._loaded
+
+    def __getitem__(self, name: str) -> T:
+        found = self.loaded()
+        if name not in found:
+            raise KeyError(self.unknown(name))
+        return found[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
+        return iter(self.loaded())
 
     def __len__(self) -> int:
-        return len(self.names)
+        return len(self.loaded())
+
+    def unknown(self, name: str) -> str:
+        """Return the error message for a name that does not exist, with the nearest names that do."""
+        near = difflib.get_close_matches(name, list(self), n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else "`undertow list` shows them all."
+        return f"there is no {self.kind} {name!r}; {hint}"
 
 
-diagrams = _Diagrams()
-"""By name."""
+def _load_claims() -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for pack in PACKS:
+        paper = pack.rpartition(".")[2]
+        package = importlib.import_module(f"{pack}.claims")
+        for module in sorted(m.name for m in pkgutil.iter_modules(package.__path__)):
+            loaded = importlib.import_module(f"{pack}.claims.{module}")
+            for claim in loaded.CLAIMS:
+                if claim.id in found:
+                    raise ValueError(f"two claims have the id {claim.id!r}")
+                if claim.paper != paper:
+                    raise ValueError(f"claim {claim.id!r} lies in the folder of another paper")
+                found[claim.id] = replace(claim, module=loaded.__name__)
+    return found
+
+
+def _load_diagrams() -> dict[str, Diagram]:
+    found = [importlib.import_module(f"{pack}.phase_diagram").DIAGRAM for pack in PACKS]
+    return {diagram.id: diagram for diagram in found}
+
+
+claims: Registry[Any] = Registry("claim", _load_claims)
+"""All claims by id. They are of the type `undertow.verification.Claim`, which this package does not import."""
+diagrams: Registry[Diagram] = Registry("phase diagram", _load_diagrams)
+"""All phase diagrams by id."""
+
+
+def collect(module: str, name: str) -> tuple[Any, ...]:
+    """Join the tuples that the packs have under one name, such as `ERRATA` of their modules `errata`."""
+    return tuple(item for pack in PACKS for item in getattr(importlib.import_module(f"{pack}.{module}"), name))
+
+
+def load_file(file: Path) -> ModuleType:
+    """Run a user's Python file and return it as a module; modules beside the file can be imported."""
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    if spec is None or spec.loader is None:
+        raise UserFileError(f"{file}: not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(file.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserFileError(f"{file} cannot be run: {type(error).__name__}: {error}") from error
+    finally:
+        sys.path.pop(0)
+    return module

@@ -28,4 +28,4 @@ def page(title: str, body: str, *, scripted: bool = False) -> str:
 
 @cache
 def _file(name: str) -> str:
-    return files("undertow.lab").joinpath(name).read_text(encoding="utf-8")
+    return files("undertow.figures").joinpath(name).read_text(encoding="utf-8")

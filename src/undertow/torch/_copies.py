@@ -8,10 +8,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from torch.overrides import TorchFunctionMode
-
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 __all__ = [
     "Precise",

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import Any, Literal
 
 import numpy as np
-from torch.utils.data import Sampler, get_worker_info
-
 import torch
 from torch import Tensor
+from torch.utils.data import Sampler, get_worker_info
+
 from undertow._validate import group_labels, group_shares, positive_integer, quote
 
 __all__ = ["AbstractBatchSampler", "EnvironmentBatchSampler", "LabelNoise", "PooledBatchSampler"]

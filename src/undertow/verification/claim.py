@@ -1,9 +1,10 @@
 """A claim of a paper, as something that can be run, judged and shown."""
 
 import dataclasses
+import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from undertow.verification.criterion import Check, Verdict, judge
 
@@ -41,8 +42,8 @@ class Claim:
     differ in seeds, steps and sizes only, never in the criterion. `measure(parameters, key)` runs it,
     `draw(measurement, parameters)` shows it.
 
-    >>> import undertow as ut
-    >>> claim = ut.claims.registry["sensing-factor-two"]
+    >>> from undertow.verification import claims
+    >>> claim = claims["sensing-factor-two"]
     >>> print(claim.paper, claim.place)
     heterogeneity Eq. (2) against Eq. (3)
     """
@@ -63,6 +64,9 @@ class Claim:
     """Whether it takes minutes at the largest scale: it is begun first, so that nothing waits for it at the end."""
     module: str = field(default="", compare=False)
 
+    COLUMNS: ClassVar = ("measured", "predicted", "uncertainty", "verdict")
+    VERDICTS: ClassVar = typing.get_args(Verdict)
+
     def __post_init__(self) -> None:
         if set(self.scales) != set(SCALES):
             raise ValueError(f"claim {self.id!r}: give parameters for the scales {', '.join(SCALES)}.")
@@ -70,6 +74,16 @@ class Claim:
     def parameters(self, scale: Scale) -> dict[str, Any]:
         """The parameters at a scale, as plain values."""
         return dataclasses.asdict(self.scales[scale])
+
+    def columns(self, parameters: Any, key: "Key[Array, '']") -> dict[str, list[float]]:
+        """Run the experiment and return one column of numbers per name in `COLUMNS`, with an entry for each check.
+
+        A verdict is its index in `VERDICTS`.
+        """
+        measurement = self.measure(parameters, key)
+        columns = {name: [float(getattr(check, name)) for check in measurement.checks] for name in self.COLUMNS[:-1]}
+        verdicts = [judge(check, measurement.seeds)[0] for check in measurement.checks]
+        return columns | {"verdict": [float(self.VERDICTS.index(verdict)) for verdict in verdicts]}
 
 
 def overall(measurement: Measurement) -> tuple[Verdict, int | None]:

@@ -12,9 +12,9 @@ __all__ = ["command", "meanings"]
 def meanings(parameters: type) -> dict[str, str]:
     """The sentence under each field of a dataclass of parameters.
 
-    >>> import undertow as ut
     >>> from undertow.verification.repeat import meanings
-    >>> claim = ut.claims.registry["sensing-factor-two"]
+    >>> from undertow.verification import claims
+    >>> claim = claims["sensing-factor-two"]
     >>> meanings(type(claim.scales["smoke"]))["m"]
     'Measurements in a batch.'
     """
@@ -30,9 +30,9 @@ def meanings(parameters: type) -> dict[str, str]:
 def command(claim: Any, scale: Any, parameters: dict[str, Any], seed: int) -> str:
     """The command line that repeats an experiment: of `verify`, or of `run` where parameters are a person's own.
 
-    >>> import undertow as ut
     >>> from undertow.verification.repeat import command
-    >>> claim = ut.claims.registry["sensing-factor-two"]
+    >>> from undertow.verification import claims
+    >>> claim = claims["sensing-factor-two"]
     >>> command(claim, "smoke", claim.parameters("smoke"), 0)
     'undertow verify sensing-factor-two --scale smoke --seed 0'
     >>> command(claim, "smoke", claim.parameters("smoke") | {"d": 4}, 0)

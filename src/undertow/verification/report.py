@@ -219,12 +219,12 @@ def _probability(value: float) -> str:
 
 
 def _errata(claim_id: str) -> str:
-    from undertow.verification.errata import ERRATA
+    from undertow.verification.errata import errata
 
     return "".join(
         f"<dl class='erratum'><dt>In print</dt><dd>{prose(e.printed)} "
         f"<span class='soft'>({prose(e.place)})</span></dd><dt>Right</dt><dd>{prose(e.right)}</dd></dl>"
-        for e in ERRATA
+        for e in errata()
         if e.claim == claim_id
     )
 

@@ -6,15 +6,10 @@ goes on where it stopped. A claim that raises, or whose process dies, is a resul
 """
 
 import json
-import multiprocessing
-import os
-import threading
 import time
 import traceback
 import zlib
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
@@ -22,99 +17,24 @@ from pathlib import Path
 from typing import Any
 
 from undertow.execution import store
+from undertow.execution.pool import WorkerDiedError, run_tasks
+from undertow.execution.settings import configure
+from undertow.execution.workers import InProcess, Processes, Workers
 
-__all__ = ["Inline", "configure", "end_with_parent", "make_executor", "processes", "run_claim", "run_claims", "task_of"]
+__all__ = ["make_workers", "run_claim", "run_claims", "task_of"]
 
 Result = dict[str, Any]
 
 ACCELERATED_AT_ONCE = 4
 """Claims that run on an accelerator at the same time: enough to fill it, not so many that they wait for each other."""
 
-_QUICK = "--xla_backend_optimization_level=1"
-_QUICKER = f"{_QUICK} --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
-
-def configure() -> None:
-    """What every process that runs claims sets first: double precision, and a compilation cache that outlives it.
-
-    The other settings of JAX that change numbers get their usual values whatever the environment says, because stored
-    results are found again without them.
-
-    Programs are small and many: a compiler that tries less hard takes a third of the time, and what it makes is as
-    fast. The settings behind that are XLA's own, and it ends the process over one it does not know: they are set for
-    the versions they were tried on. `XLA_FLAGS` in the environment goes before all of this.
-    """
-    import gc
-
-    import jax
-
-    from undertow.execution.provenance import SETTINGS
-
-    # tracing makes many small objects that live: a tenth of its time is looking at them
-    gc.set_threshold(200_000, 50, 100)
-    os.environ.setdefault("XLA_FLAGS", _QUICKER if jax.__version__.startswith("0.10.") else _QUICK)
-    for name, value in SETTINGS.items():
-        if name in jax.config.values:  # other versions of JAX have others
-            jax.config.update(name, value)
-    jax.config.update("jax_traceback_in_locations_limit", 0)  # where each operation was written: nobody looks
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    cache = Path(os.environ.get("UNDERTOW_CACHE") or Path(home) / "undertow")
-    jax.config.update("jax_compilation_cache_dir", str(cache / "xla"))
-    # small programs are many, and read ten times faster than compiled
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-
-
-def _start_worker() -> None:
-    """A worker leaves Ctrl-C to the process that started it, and ends with it. NumPy gets one thread: jobs are many."""
-    import atexit
-    import signal
-
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    end_with_parent()
-    configure()
-    atexit.register(os._exit, 0)  # its results are on disk; jax would take its programs apart for seconds
-
-
-def end_with_parent() -> None:
-    """Ends this process when the one that started it is gone, however that ended; a pool alone would wait for ever."""
-    parent = multiprocessing.parent_process()
-
-    def watch() -> None:
-        assert parent is not None
-        parent.join()
-        os._exit(1)
-
-    if parent is not None:
-        threading.Thread(target=watch, daemon=True).start()
-
-
-class Inline(Executor):
-    """An executor that runs each task at once, in this process."""
-
-    def submit(self, fn: Callable, /, *args: Any, **kwargs: Any) -> Future:
-        future: Future = Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-
-def processes(jobs: int) -> Executor:
-    """Spawned processes (never forked: jax has threads). They share an accelerator: none takes its memory at once."""
-    if jobs > 1:
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker)
-
-
-def make_executor(jobs: int) -> Executor:
-    """This process for one job, spawned processes for more."""
+def make_workers(jobs: int) -> Workers:
+    """Return this process for one job, and spawned processes for more."""
     if jobs == 1:
         configure()
-        return Inline()
-    return processes(jobs)
+        return InProcess()
+    return Processes(jobs)
 
 
 def task_of(claim_id: str, scale: str, parameters: dict[str, Any], seed: int) -> dict[str, Any]:
@@ -134,14 +54,14 @@ def run_claims(
     report: Callable[[Result, bool], Any] = lambda result, reused: None,
     started: Callable[[str], Any] = lambda claim_id: None,
     warn: Callable[[str], Any] = lambda sentence: None,
-    executor: Callable[[int], Executor] = make_executor,
+    workers: Callable[[int], Workers] = make_workers,
     work: "Callable[[dict[str, Any], str], Result] | None" = None,
 ) -> list[Result]:
     """Runs the tasks and returns their results in the order of the tasks; `report` sees each as it comes.
 
     Ctrl-C and any other error leave finished results on disk; the next call takes them up.
     """
-    from undertow.verification import registry
+    from undertow.verification import claims
 
     work = work or run_claim
     results: dict[str, Result] = {}
@@ -153,65 +73,41 @@ def run_claims(
         else:
             results[task["claim"]] = kept
             report(kept, True)
-    todo.sort(key=lambda task: not (task["claim"] in registry and registry[task["claim"]].long))
+    todo.sort(key=lambda task: not (task["claim"] in claims and claims[task["claim"]].long))
+
+    def announce(task: dict[str, Any]) -> None:
+        started(task["claim"])
 
     def keep(result: Result) -> None:
         results[result["claim"]] = result
         report(result, False)
 
-    while todo:
-        with _ended(executor(min(jobs, len(todo)))) as pool:
-            todo, suspects = _run_pool(pool, partial(work, out=str(out)), todo, jobs, keep, started)
-        for task in suspects:  # one of them killed its process: each gets one of its own to show which
-            with _ended(processes(1)) as pool:
-                _, dead = _run_pool(pool, partial(work, out=str(out)), [task], 1, keep, started)
-            for lost in dead:
-                keep(_keep(out, _failed(lost, "its process died (killed, or out of memory)", 0.0)))
+    pool = workers(min(jobs, len(todo))) if todo else None
+    try:
+        for outcome in (
+            run_tasks(pool, partial(work, out=str(out)), todo, choose=_next, started=announce) if pool else ()
+        ):
+            if isinstance(outcome.error, WorkerDiedError):
+                keep(_keep(out, _failed(outcome.task, str(outcome.error), 0.0)))
+            elif outcome.error is not None:
+                raise outcome.error
+            else:
+                keep(outcome.result)
+    finally:
+        if pool is not None:
+            pool.close()
     return [results[task["claim"]] for task in tasks]
 
 
-def _run_pool(
-    pool: Executor,
-    work: Callable[[dict[str, Any]], Result],
-    todo: list[dict[str, Any]],
-    jobs: int,
-    keep: Callable[[Result], Any],
-    started: Callable[[str], Any],
-) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Runs tasks on a pool, as many at a time as there are jobs.
-
-    Where a process of the pool dies, returns the tasks that had not begun and those that were running, the suspects.
-    """
-    waiting, running = list(todo), {}
-    while waiting or running:
-        while len(running) < jobs and (task := _next(waiting, list(running.values()))) is not None:
-            try:
-                future = pool.submit(work, task)
-            except BrokenProcessPool:
-                return waiting, list(running.values())
-            waiting.remove(task)
-            running[future] = task
-            started(task["claim"])
-        done, _ = wait(running, return_when=FIRST_COMPLETED)
-        for future in done:
-            try:
-                result = future.result()
-            except BrokenProcessPool:
-                return waiting, list(running.values())
-            del running[future]
-            keep(result)
-    return [], []
-
-
-def _next(waiting: list[dict[str, Any]], running: list[dict[str, Any]]) -> dict[str, Any] | None:
+def _next(waiting: Sequence[dict[str, Any]], running: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
     """The first task from another module than those that run: claims of one share programs, to be compiled once.
 
     None when all that wait would go to an accelerator that is full.
     """
-    from undertow.verification import registry
+    from undertow.verification import claims
 
-    module = lambda task: registry[task["claim"]].module if task["claim"] in registry else task["claim"]
-    accelerated = lambda task: task["claim"] in registry and registry[task["claim"]].accelerated
+    module = lambda task: claims[task["claim"]].module if task["claim"] in claims else task["claim"]
+    accelerated = lambda task: task["claim"] in claims and claims[task["claim"]].accelerated
     if sum(map(accelerated, running)) >= ACCELERATED_AT_ONCE and _has_accelerator():
         waiting = [task for task in waiting if not accelerated(task)]
     busy = {module(task) for task in running}
@@ -238,26 +134,12 @@ def _placed(accelerated: bool) -> Generator[None]:
         jax.config.update("jax_default_device", before)
 
 
-@contextmanager
-def _ended(pool: Executor) -> Generator[Executor]:
-    """A pool that is closed in peace at the end, and at once on an error or Ctrl-C."""
-    try:
-        yield pool
-    except BaseException:
-        children = list((getattr(pool, "_processes", None) or {}).values())
-        pool.shutdown(wait=False, cancel_futures=True)
-        for child in children:
-            child.terminate()
-        raise
-    pool.shutdown()
-
-
 def run_claim(task: dict[str, Any], out: str) -> Result:
     """Runs one claim and writes its folder; an exception becomes a result with the verdict `error`."""
-    from undertow.verification import registry
+    from undertow.verification import claims
 
     began = time.perf_counter()
-    claim = registry[task["claim"]]
+    claim = claims[task["claim"]]
     try:
         with _placed(claim.accelerated):
             return _measure(claim, task, Path(out))
@@ -326,11 +208,11 @@ def _measure(claim: Any, task: dict[str, Any], out: Path) -> Result:
 
 def _identity(task: dict[str, Any]) -> Result:
     """What a result says about its claim, whatever came of it."""
-    from undertow.verification import registry
+    from undertow.verification import claims
     from undertow.verification.errata import expected
     from undertow.verification.repeat import command, meanings
 
-    claim = registry[task["claim"]]
+    claim = claims[task["claim"]]
     about = {name: getattr(claim, name) for name in ("paper", "place", "statement", "equation", "alternative")} | {
         "meanings": meanings(type(claim.scales[task["scale"]])),
         "command": command(claim, task["scale"], task["parameters"], task["seed"]),

@@ -38,13 +38,13 @@ def drive(folder: Path, full_after: int | None = None) -> None:
     """One driver to its end; what it says goes to `said`."""
     from undertow.execution.store import StoreError
     from undertow.execution.sweeps import drive as driver
-    from undertow.execution.sweeps.engines import Here
+    from undertow.execution.workers import Processes
 
     os.environ["UNDERTOW_LIGHT"] = str(folder)
     if full_after is not None:
         fill_disk(full_after)
     try:
-        state = driver.run(job(folder), lambda: Here(2, light.pool))
+        state = driver.run(job(folder), lambda: Processes(2, light.pool))
         sentences = [*state.sentences]
     except StoreError as error:
         sentences = [str(error)]
@@ -217,9 +217,10 @@ def lane(folder: Path, indices: range, seed: int) -> None:
 
 def main(folder: Path, count: int, seed: int, table: Path | None) -> None:
     import numpy  # noqa: F401  before the forks, which then cost nothing
-    import undertow.lab.sweeps.drive  # noqa: F401
     import xarray  # noqa: F401
     import zarr  # noqa: F401
+
+    import undertow.execution.sweeps.drive  # noqa: F401
 
     os.environ["PYTHONWARNINGS"] = "ignore"  # of semaphores that killed drivers leave to the system
     lanes = [in_a_child(lane, folder, range(k, count, LANES), seed) for k in range(LANES)]
@@ -267,7 +268,7 @@ def write_table(path: Path, rows: dict[str, list[tuple[str, int, int]]], count: 
     lines += [
         "",
         'A disk that is full is imitated: from a random flush on, each cuts its file in half and fails with "no space '
-        'left". "Killed" is `kill -9`. Workers and schedulers of Dask are killed in `tests/lab/'
+        'left". "Killed" is `kill -9`. Workers and schedulers of Dask are killed in `tests/execution/sweeps/'
         "test_sweep_cluster.py`.",
         "",
     ]

@@ -14,15 +14,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import xarray
-from tests.execution.light import describe, value, work
 
+from tests.execution.light import describe, value, work
 from undertow.execution.sweeps import drive, sweep
-from undertow.execution.sweeps.engines import Cluster, EngineError
 from undertow.execution.sweeps.spec import as_spec
+from undertow.execution.workers import Cluster, WorkersGoneError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Dask's own, about sockets of schedulers that were killed
 
-FILE = str(Path(__file__).with_name("sweep_functions.py"))
+FILE = str(Path(__file__).with_name("functions.py"))
 
 
 def free_port() -> int:
@@ -36,7 +36,7 @@ class Dask:
 
     def __init__(self, folder: Path):
         self.address = f"tcp://127.0.0.1:{free_port()}"
-        paths = os.pathsep.join([str(Path(__file__).parent), *sys.path])
+        paths = os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])
         self.folder = folder
         self.environment = {**os.environ, "PYTHONPATH": paths, "UNDERTOW_LIGHT": str(folder),
                             "DASK_DISTRIBUTED__DEPLOY__LOST_WORKER_TIMEOUT": "2s"}  # fmt: skip
@@ -106,7 +106,7 @@ def test_workers_die_a_task_hangs_and_the_scheduler_goes(dask, tmp_path):
     assert kept == state.runs - state.failed
     thread = after_some_blocks(tmp_path, 0, lambda: os.killpg(dask.scheduler.pid, signal.SIGKILL))
     thread.join()
-    with pytest.raises(EngineError, match="scheduler"):
+    with pytest.raises(WorkersGoneError, match="scheduler"):
         drive.run(task, lambda: Cluster(dask.address, patience=3))
     other = Dask(tmp_path)
     try:
@@ -139,7 +139,7 @@ def test_workers_that_dask_jobqueue_submits(tmp_path, monkeypatch):
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parent), *sys.path]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[3]), *sys.path]))
     monkeypatch.setenv("UNDERTOW_LIGHT", str(tmp_path))
     with SLURMCluster(cores=1, memory="1GB", walltime="00:10:00", interface="lo") as cluster:
         cluster.scale(jobs=2)
@@ -152,7 +152,7 @@ def test_workers_that_dask_jobqueue_submits(tmp_path, monkeypatch):
 def test_a_scheduler_that_dies_while_blocks_run(dask, tmp_path):
     task = job(tmp_path, 60)
     thread = after_some_blocks(tmp_path, 10, lambda: os.killpg(dask.scheduler.pid, signal.SIGKILL))
-    with pytest.raises(EngineError, match="What is finished is kept"):
+    with pytest.raises(WorkersGoneError, match="What is finished is kept"):
         drive.run(task, lambda: Cluster(dask.address))
     thread.join()
     other = Dask(tmp_path)
@@ -175,5 +175,5 @@ def test_the_same_bits_as_here(dask, tmp_path):
 
 
 def test_nobody_answers():
-    with pytest.raises(EngineError, match="no Dask scheduler answers"):
+    with pytest.raises(WorkersGoneError, match="no Dask scheduler answers"):
         Cluster(f"tcp://127.0.0.1:{free_port()}", patience=1)

@@ -5,9 +5,9 @@ import functools
 import numpy as np
 import pytest
 import xarray
-from tests.execution.sweeps.functions import picky
 
-from undertow.diagrams import diagrams
+from tests.execution.sweeps.functions import picky
+from undertow.execution.registry import diagrams
 from undertow.execution.sweeps import sweep
 from undertow.execution.sweeps.draw import Drawer, draw
 from undertow.execution.sweeps.spec import as_spec

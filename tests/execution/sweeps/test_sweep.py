@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import xarray
+
+import undertow as ut
 from tests.execution.light import describe, pool, value
 from tests.execution.light import work as light_work
 from tests.execution.sweeps.functions import (
@@ -31,15 +33,13 @@ from tests.execution.sweeps.functions import (
     walk,
     widening,
 )
-
-import undertow as ut
 from undertow.execution import store
 from undertow.execution.sweeps import blocks, drive, sweep
 from undertow.execution.sweeps.digest import digest_of
-from undertow.execution.sweeps.engines import Here, InProcess
 from undertow.execution.sweeps.spec import SpecError, as_spec, point_words
+from undertow.execution.workers import InProcess, Processes
 
-FILE = str(Path(__file__).with_name("sweep_functions.py"))
+FILE = str(Path(__file__).with_name("functions.py"))
 AXES = {"step_size": {"log": [0.1, 10.0, 5]}, "steps": [10, 15]}
 
 
@@ -133,7 +133,7 @@ def test_a_time_limit_needs_other_processes(tmp_path):
 @pytest.mark.slow
 def test_ctrl_c_keeps_what_is_finished_and_says_so(tmp_path):
     """The real key: SIGINT to the whole group of processes, as a terminal sends it."""
-    functions = Path(__file__).with_name("sweep_functions.py")
+    functions = Path(__file__).with_name("functions.py")
     (tmp_path / "s.toml").write_text(f'experiment = "{functions}:slow"\nseeds = 60\n[axes]\nx = [1.0, 2.0]\n')
     command = [
         str(Path(sys.executable).with_name("undertow")),
@@ -330,12 +330,12 @@ def test_a_sweep_that_is_late_has_no_time_left(light_folder):
 def test_a_task_that_misbehaves_stops_nobody_else(light_folder, kind, failed, sentence):
     (light_folder / "faults.json").write_text(json.dumps({"1.2.0": kind}))
     job = light_job(light_folder, time_limit=4.0 if kind == "hang" else 60.0)
-    state = drive.run(job, lambda: Here(2, pool))
+    state = drive.run(job, lambda: Processes(2, pool))
     assert state.done == 48 - failed
     assert state.not_finite == (kind == "diverge")
     assert all(sentence in told for told in state.sentences)
     assert len(state.sentences) == (failed > 0)
-    again = drive.run(job, lambda: Here(2, pool))  # the file beside it says that it misbehaves once
+    again = drive.run(job, lambda: Processes(2, pool))  # the file beside it says that it misbehaves once
     assert again.done == 48
 
 
@@ -344,11 +344,10 @@ def test_ten_faults_at_random_times(tmp_path):
     import subprocess
     import sys
 
-    program = Path(__file__).with_name("sweep_faults.py")
-    paths = os.pathsep.join([str(program.parent), *sys.path])
+    paths = os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])
     done = subprocess.run(
-        [sys.executable, str(program), str(tmp_path / "f"), "10", "0"], capture_output=True, text=True, timeout=120,
-        env={**os.environ, "PYTHONPATH": paths},
+        [sys.executable, "-m", "tests.execution.sweeps.faults", str(tmp_path / "f"), "10", "0"],
+        capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": paths},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert "10 faults: nothing lost" in done.stdout
@@ -524,8 +523,8 @@ def test_settings_of_jax_are_part_of_the_address(tmp_path):
 def test_workers_have_settings_of_their_own():
     """Whatever the environment says: results of workers are found again without a word of it."""
     program = (
-        "from undertow.lab import provenance, runner; runner.configure(); "
-        "assert provenance.settings() == {n: str(v) for n, v in provenance.SETTINGS.items()}, provenance.settings(); "
+        "from undertow.execution import settings; settings.configure(); "
+        "assert settings.settings() == {n: str(v) for n, v in settings.SETTINGS.items()}, settings.settings(); "
         "import jax; print(jax.random.key_impl(jax.random.key(0)), jax.numpy.ones(1).dtype)"
     )
     environment = {
@@ -559,7 +558,7 @@ def test_an_interrupted_sweep_goes_on(light_folder):
     engines = []
 
     def engine():
-        engines.append(Here(2, pool))
+        engines.append(Processes(2, pool))
         return engines[0]
 
     def interrupt(state, results):
@@ -569,6 +568,6 @@ def test_an_interrupted_sweep_goes_on(light_folder):
     with pytest.raises(KeyboardInterrupt):
         drive.run(job, engine, report=interrupt)
     assert engines[0].pool._processes is None
-    state = drive.run(job, lambda: Here(2, pool))
+    state = drive.run(job, lambda: Processes(2, pool))
     assert state.reused >= 20
     assert state.done == 48

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+
 from tests.papers.plants import Plant, replaced
 
 _CLAIMS = "undertow.papers.heterogeneity.claims"

@@ -4,8 +4,8 @@ import math
 
 import jax.numpy as jnp
 import numpy as np
-from tests.papers.plants import Plant, replaced
 
+from tests.papers.plants import Plant, replaced
 from undertow.noise.additive import noiseless
 from undertow.papers.noise_equilibrium.claims.deep_linear import printed_layers
 from undertow.papers.noise_equilibrium.claims.identities import EULER

@@ -4,8 +4,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from tests.papers.plants import Plant, replaced
 
+from tests.papers.plants import Plant, replaced
 from undertow.manifold.drift import Parts
 from undertow.noise.additive import noiseless
 from undertow.noise.isotropic import Isotropic

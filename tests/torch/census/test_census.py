@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.torch.zoo import HEADS, KEY_HEADS, KNOWN, WIDTH, adapter, build, language, square, tokens
-
 import torch
 from torch import nn
+
+from tests.torch.zoo import HEADS, KEY_HEADS, KNOWN, WIDTH, adapter, build, language, square, tokens
 from undertow.torch import census
 from undertow.torch._copies import as_double, model_copy, randomise, unwrap
 from undertow.torch.census.axes import Relation

@@ -6,10 +6,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from tests.torch.zoo import language, square, tokens
-
 import torch
 from torch import nn
+
+from tests.torch.zoo import language, square, tokens
 from undertow.torch import census
 from undertow.torch._copies import draws_numbers
 from undertow.torch.census.axes import move

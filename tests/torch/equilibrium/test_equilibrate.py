@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tests.torch.zoo import adapter, build, language, llama_like, tokens
-
 import torch
-import undertow as ut
 from torch import nn
+
+import undertow as ut
+from tests.torch.zoo import adapter, build, language, llama_like, tokens
 from undertow.torch import census, equilibrate, gamma_of, lambda_of
 from undertow.torch._copies import trainable
 from undertow.torch.census.axes import move

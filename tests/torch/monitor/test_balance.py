@@ -5,10 +5,10 @@ import copy
 import numpy as np
 import pytest
 import scipy.linalg
-from tests.torch.oracle import found_in, of_relu, relu, square
-
 import torch
 from torch import nn
+
+from tests.torch.oracle import found_in, of_relu, relu, square
 from undertow.torch import NoiseMonitor, equilibrate, gamma_of
 from undertow.torch.census.axes import move, unfold
 from undertow.torch.equilibrium.curvature import largest_curvature, trace_of_hessian

@@ -9,12 +9,12 @@ import sys
 
 import numpy as np
 import pytest
-from tests.torch.oracle import Attention, agree, by_hand, contributions, of_relu, one_by_one, one_step, relu, square
+import torch
+from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.checkpoint import checkpoint
 
-import torch
-from torch import nn
+from tests.torch.oracle import Attention, agree, by_hand, contributions, of_relu, one_by_one, one_step, relu, square
 from undertow.torch import Census, NoiseMonitor
 from undertow.torch.monitor import hooks as listen_module
 from undertow.torch.monitor.monitor import COLUMNS

@@ -6,6 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import undertow as ut
 from tests.torch.oracle import (
     Attention,
     Block,
@@ -20,11 +25,6 @@ from tests.torch.oracle import (
     square,
 )
 from tests.torch.zoo import KNOWN
-from torch.nn import functional as F  # noqa: N812
-
-import torch
-import undertow as ut
-from torch import nn
 from undertow.symmetry.forecast import relaxation_times
 from undertow.torch import NoiseMonitor, census, gamma_of
 from undertow.torch.equilibrium.gather import grams

@@ -20,6 +20,7 @@ class Diagram:
     what `draw` shows: the diagram's own axes and some finite values.
     """
 
+    id: str
     run: Callable[..., dict[str, Any]]
     axes: Callable[[int], dict[str, Any]]
     points: int

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from undertow.execution import store
+from undertow.execution.registry import diagrams
 from undertow.execution.sweeps.experiments import sentence
 from undertow.execution.sweeps.results import Results
 from undertow.execution.sweeps.spec import Spec
@@ -24,10 +25,9 @@ SHARE = 50
 
 def draw(spec: Spec, data: "xarray.Dataset") -> "Figure | None":
     """Means over the seeds, and over axes after the second. None where there is nothing to show yet."""
-    from undertow.diagrams import diagrams
     from undertow.figures import heatmap, style
 
-    if spec.experiment in diagrams and diagrams[spec.experiment].drawable(data):
+    if ":" not in spec.experiment and spec.experiment in diagrams and diagrams[spec.experiment].drawable(data):
         return diagrams[spec.experiment].draw(data)
     name = spec.show if spec.show in data else next((str(n) for n in data.data_vars if n != "done"), None)
     axes = [axis.name for axis in spec.axes if axis.size > 1 and data[axis.name].dtype.kind in "fiu"]

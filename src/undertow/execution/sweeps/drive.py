@@ -8,30 +8,25 @@ import json
 import math
 import shutil
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from undertow.execution import store
+from undertow.execution.pool import Outcome, TimeLimitError, WorkerDiedError, run_tasks
 from undertow.execution.sweeps import experiments
 from undertow.execution.sweeps.blocks import Tiling, width_for
-from undertow.execution.sweeps.engines import Cluster, EngineError, Here, InProcess
 from undertow.execution.sweeps.results import DONE, FAILED, Output, Results, read_plan, write_plan, write_spec
 from undertow.execution.sweeps.spec import Spec, SpecError, check_outputs
+from undertow.execution.workers import Processes, Workers, WorkersGoneError
 
-__all__ = ["Engine", "Job", "State", "make_plan", "run"]
+__all__ = ["Job", "State", "make_plan", "run"]
 
-Engine = Here | Cluster | InProcess
 Block = tuple[int, ...]
-DEATHS = 2
-"""A block whose process dies so often while nothing else runs has failed."""
 
 
 @dataclass
@@ -87,7 +82,7 @@ class State:
 
 def run(
     job: Job,
-    engine: Callable[[], Engine],
+    engine: Callable[[], Workers],
     *,
     tell: Callable[[str], Any] = lambda sentence: None,
     report: Callable[[State, Results | None], Any] = lambda state, results: None,
@@ -105,15 +100,15 @@ def run(
             if not todo:
                 report(state, results)
                 return state
-        there = engine()
+        workers = engine()
         try:
-            plan = plan or make_plan(job, there, tell)
+            plan = plan or make_plan(job, workers, tell)
             if not (folder / "plan.json").is_file():
                 write_plan(folder, plan)
-            driver = _Driver(job, plan, results, there, report)
+            driver = _Driver(job, plan, results, workers, report)
             return driver.run()
         finally:
-            there.close()
+            workers.close()
 
 
 @contextmanager
@@ -142,14 +137,14 @@ def _left(job: Job, results: Results) -> tuple[State, list[Block]]:
     return state, [block for block in tiling.blocks() if block not in whole]
 
 
-def make_plan(job: Job, there: Engine, tell: Callable[[str], Any]) -> dict[str, Any]:
+def make_plan(job: Job, workers: Workers, tell: Callable[[str], Any]) -> dict[str, Any]:
     """Asks a worker about the experiment, checks every value of every axis, and cuts the grid."""
     spec = job.spec
     request = {
-        "experiment": job.experiment, "digest": job.digest, "scale": spec.scale, "seed": spec.seed, "own": there.own,
+        "experiment": job.experiment, "digest": job.digest, "scale": spec.scale, "seed": spec.seed, "own": workers.own,
         "first": spec.point((0,) * len(spec.axes)),
     }  # fmt: skip
-    known = _asked(job, there, request)
+    known = _describe(job, workers, request)
     kinds = known["kinds"]
     experiments.fitted(kinds, tuple(known["needed"]), request["first"])
     for axis in spec.axes:
@@ -163,7 +158,7 @@ def make_plan(job: Job, there: Engine, tell: Callable[[str], Any]) -> dict[str, 
     together = [not known["batched"] or all(kinds[name] == "float" for name in axis.values) for axis in spec.axes]
     width = width_for(
         spec.runs, batched=known["batched"], run_bytes=known["run_bytes"], memory=known["memory"],
-        platform=known["platform"], slots=slots_on(there, known["platform"]),
+        platform=known["platform"], slots=slots_on(workers, known["platform"]),
     )  # fmt: skip
     width = 1 if known["attributes"].get("claim") else width
     tiling = Tiling.of(spec.shape, (*together, True), width)
@@ -180,7 +175,7 @@ def make_plan(job: Job, there: Engine, tell: Callable[[str], Any]) -> dict[str, 
     tell(
         f"{grid} points ({', '.join(sorted(changing))}) of {spec.seeds} seed{'s' if spec.seeds > 1 else ''}: "
         f"{spec.runs:,} runs in {tiling.count:,} block{'s' if tiling.count > 1 else ''}, {how}{memory}; "
-        f"{slots_on(there, known['platform'])} at a time {there.words} ({known['device']})."
+        f"{slots_on(workers, known['platform'])} at a time {workers.words} ({known['device']})."
     )
     return plan
 
@@ -190,22 +185,19 @@ def dimensions_of(output: Any, rank: int, told: Mapping[str, Sequence[str]]) -> 
     return tuple(told.get(output, [f"{output}_{k}" for k in range(rank)]))
 
 
-def slots_on(there: Engine, platform: str) -> int:
+def slots_on(workers: Workers, platform: str) -> int:
     """Tasks at a time: processes here would share one accelerator and its memory; workers of a cluster do not."""
-    return 1 if isinstance(there, Here) and platform != "cpu" else there.slots
+    return 1 if isinstance(workers, Processes) and platform != "cpu" else workers.slots
 
 
-def _asked(job: Job, there: Engine, request: dict[str, Any]) -> dict[str, Any]:
-    """What a worker knows of the experiment; another one is asked where the first dies."""
-    for _ in range(DEATHS):
-        try:
-            return there.submit(job.describe, request).result()
-        except there.lost:
-            if isinstance(there, Here):
-                there.renew()
-        except CancelledError as error:
-            raise _gone(there) from error
-    raise EngineError(f"{job.experiment}: looking at the experiment kills the worker (killed, or out of memory).")
+def _describe(job: Job, workers: Workers, request: dict[str, Any]) -> dict[str, Any]:
+    """Ask a worker about the experiment."""
+    (outcome,) = run_tasks(workers, job.describe, [request])
+    if isinstance(outcome.error, WorkerDiedError):
+        raise WorkersGoneError(f"{job.experiment}: looking at the experiment kills the worker ({outcome.error}).")
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome.result
 
 
 def in_bytes(count: float | int) -> str:
@@ -242,107 +234,43 @@ class _Driver:
     """One run of the driver over an engine."""
 
     def __init__(
-        self, job: Job, plan: dict[str, Any], results: Results | None, there: Engine,
+        self, job: Job, plan: dict[str, Any], results: Results | None, workers: Workers,
         report: Callable[[State, Results | None], Any],
     ):  # fmt: skip
-        self.job, self.plan, self.results, self.there, self.report = job, plan, results, there, report
+        self.job, self.plan, self.results, self.workers, self.report = job, plan, results, workers, report
         self.tiling = Tiling(job.spec.shape, tuple(plan["tile"]))
         if results is None:
             self.state, todo = State(job.spec.runs, blocks=self.tiling.count), self.tiling.blocks()
         else:
             self.state, todo = _left(job, results)
-        self.waiting = deque(todo)
-        self.suspects: deque[Block] = deque()
-        self.deaths: dict[Block, int] = {}
-        self.running: dict[Future, tuple[Block, float]] = {}
-        self.unwritten: list[Block] = []  # failed before any block told the shapes
+        self.todo = todo
+        self.unwritten: list[Block] = []  # blocks that failed before the shapes of the outputs were known
 
     def run(self) -> State:
-        limit = self.job.spec.time_limit
-        while self.waiting or self.suspects or self.running:
-            self._submit()
-            done, _ = wait(self.running, timeout=1.0 if limit is None else min(1.0, limit / 4),
-                           return_when=FIRST_COMPLETED)  # fmt: skip
-            taken = [self._taken(future) for future in done]
-            if None in taken:
-                self._mourn()
-            self._submit()  # before writing: the workers are not to wait for the disk
-            for keep in taken:
-                if keep is not None:
-                    keep()
-            if limit is not None:
-                self._end_overdue(limit)
-            if self.state.sentences and done:
+        outcomes = run_tasks(
+            self.workers, self.job.work, self.todo, slots=self._slots, time_limit=self.job.spec.time_limit,
+            payload=lambda block: task_of(self.job, self.plan, self.tiling, block, self.workers.own),
+        )  # fmt: skip
+        for outcome in outcomes:
+            self._store(outcome)
+            if self.state.sentences:
                 self._write_failures()
         self._write_failures()
         return self.state
 
-    def _submit(self) -> None:
-        """As many as the engine holds; a suspect of killing its process runs alone."""
-        self.state.slots = slots = slots_on(self.there, self.plan["platform"])
-        while (self.suspects and not self.running) or (
-            not self.suspects and self.waiting and len(self.running) < slots
-        ):
-            block = (self.suspects or self.waiting).popleft()
-            task = task_of(self.job, self.plan, self.tiling, block, self.there.own)
-            try:
-                future = self.there.submit(self.job.work, task)
-            except self.there.lost:
-                self.waiting.appendleft(block)
-                self._mourn()
-                return
-            self.running[future] = (block, time.monotonic())
+    def _slots(self) -> int:
+        self.state.slots = slots_on(self.workers, self.plan["platform"])
+        return self.state.slots
 
-    def _taken(self, future: Future) -> Callable[[], None] | None:
-        """What to do about a task that ended: keep its result, or what it raised; None where its process died."""
-        block, _ = self.running[future]
-        try:
-            result = future.result()
-        except self.there.lost as error:
-            if isinstance(self.there, Here):
-                return None
-            del self.running[future]  # Dask tried several workers
-            return partial(self._fail, block, f"its worker died again and again ({type(error).__name__})")
-        except CancelledError as error:
-            raise _gone(self.there) from error
-        except SpecError:
-            raise
-        except Exception as error:
-            del self.running[future]
-            return partial(self._fail, block, experiments.sentence(error))
-        del self.running[future]
-        return partial(self._keep, block, result)
-
-    def _mourn(self) -> None:
-        """A process died: whatever was running may have killed it, so each of those runs alone next."""
-        assert isinstance(self.there, Here)
-        blocks = [block for block, _ in self.running.values()]
-        alone = len(blocks) == 1
-        self.running.clear()
-        self.there.renew()
-        for block in blocks:
-            if alone:
-                self.deaths[block] = self.deaths.get(block, 0) + 1
-            if self.deaths.get(block, 0) >= DEATHS:
-                self._fail(block, "its process died (killed, or out of memory)")
-            else:
-                self.suspects.append(block)
-
-    def _end_overdue(self, limit: float | int) -> None:
-        now = time.monotonic()
-        for future, (block, began) in list(self.running.items()):
-            if future in self.running and now - began > limit and not future.done():
-                del self.running[future]
-                assert not isinstance(self.there, InProcess)
-                others_lost = self.there.end(future)
-                self._fail(block, f"it took longer than the limit of {limit:g} s")
-                if others_lost:
-                    finished = [other for other in self.running if other.done() and not other.cancelled()]
-                    for keep in [self._taken(other) for other in finished]:
-                        if keep is not None:
-                            keep()
-                    self.waiting.extendleft(lost for lost, _ in self.running.values())
-                    self.running.clear()
+    def _store(self, outcome: Outcome[Block]) -> None:
+        if isinstance(outcome.error, SpecError):
+            raise outcome.error
+        if isinstance(outcome.error, WorkerDiedError | TimeLimitError):
+            self._fail(outcome.task, str(outcome.error))
+        elif outcome.error is not None:
+            self._fail(outcome.task, experiments.sentence(outcome.error))
+        else:
+            self._keep(outcome.task, outcome.result)
 
     def _keep(self, block: Block, result: dict[str, Any]) -> None:
         values, errors = result["values"], result["errors"]
@@ -427,7 +355,3 @@ class _Driver:
         path = self.job.folder / "failures.json"
         if self.state.sentences or path.is_file():
             store.write_bytes(path, content.encode())
-
-
-def _gone(there: Engine) -> EngineError:
-    return there.gone() if isinstance(there, Cluster) else EngineError("the workers are gone; run this again.")

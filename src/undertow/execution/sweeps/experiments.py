@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from undertow.execution.registry import UserFileError, claims, diagrams, load_file
 from undertow.execution.store import StoreError
 from undertow.execution.sweeps.digest import digest_of
 from undertow.execution.sweeps.spec import SpecError, point_words
@@ -46,34 +47,28 @@ class Experiment:
 def find(experiment: str | Callable, scale: str) -> Experiment:
     """The experiment of a name: FILE.py:FUNCTION, a phase diagram, or a claim."""
     if callable(experiment):
-        return _of_function(experiment)
+        return of_function(experiment)
     file, colon, name = experiment.rpartition(":")
     if colon:
-        from undertow.analysis.page import UserFileError, _run
-
         if not Path(file).is_file():
             raise SpecError(f"{file}: there is no such file.")
         try:
-            module = _run(Path(file))
+            module = load_file(Path(file))
         except UserFileError as error:
             raise SpecError(str(error)) from None
         if not callable(getattr(module, name, None)):
             raise SpecError(f"{file} has no function {name!r}.")
-        return _of_function(getattr(module, name))
-    from undertow.diagrams import diagrams
-
+        return of_function(getattr(module, name))
     if experiment in diagrams:
-        return _of_function(diagrams[experiment].run)
-    from undertow.verification import registry
-
-    if experiment not in registry:
-        near = difflib.get_close_matches(experiment, [*diagrams, *registry], n=3, cutoff=0.4)
+        return of_function(diagrams[experiment].run)
+    if experiment not in claims:
+        near = difflib.get_close_matches(experiment, [*diagrams, *claims], n=3, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}?" if near else "`undertow list` shows the claims."
         raise SpecError(f"there is no experiment {experiment!r}; {hint} Your own is FILE.py:FUNCTION.")
-    return _of_claim(registry[experiment], scale)
+    return _of_claim(claims[experiment], scale)
 
 
-def _of_function(function: Callable) -> Experiment:
+def of_function(function: Callable) -> Experiment:
     given = list(inspect.signature(function).parameters.values())
     rest = given[1:]
     if not given or given[0].name != "key" or any(p.kind is not inspect.Parameter.KEYWORD_ONLY for p in rest):
@@ -102,29 +97,18 @@ def _kind(hint: Any) -> str:
 
 
 def _of_claim(claim: Any, scale: str) -> Experiment:
-    from undertow.verification.criterion import Verdict, judge
-
     if scale not in claim.scales:
         raise SpecError(f"scale = {scale!r}: choose one of {', '.join(claim.scales)}.")
-    verdicts = typing.get_args(Verdict)
     usual = claim.parameters(scale)
     kind = type(claim.scales[scale])
-
-    def call(key: Any, parameters: dict[str, Any]) -> dict[str, Any]:
-        measurement = claim.measure(kind(**usual | parameters), key)
-        parts = {
-            name: [float(getattr(check, name)) for check in measurement.checks]
-            for name in ("measured", "predicted", "uncertainty")
-        }
-        judged = [judge(check, measurement.seeds)[0] for check in measurement.checks]
-        return parts | {"verdict": [float(verdicts.index(verdict)) for verdict in judged]}
-
-    names = ("measured", "predicted", "uncertainty", "verdict")
-    attributes = {"verdicts": list(verdicts), "claim": claim.id}
     return Experiment(
-        call, {name: _kind(type(value)) for name, value in usual.items()}, (), batched=False,
-        dimensions=dict.fromkeys(names, ("check",)), attributes=attributes,
-    )  # fmt: skip
+        lambda key, parameters: claim.columns(kind(**usual | parameters), key),
+        {name: _kind(type(value)) for name, value in usual.items()},
+        (),
+        batched=False,
+        dimensions=dict.fromkeys(claim.COLUMNS, ("check",)),
+        attributes={"verdicts": list(claim.VERDICTS), "claim": claim.id},
+    )
 
 
 def fitted(kinds: Mapping[str, str], needed: tuple[str, ...], parameters: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,7 +150,7 @@ def _ready(own: bool) -> list[float]:
     A worker sets jax up; a person's `own` process is left as it is.
     """
     from undertow.execution.compiling import compilations
-    from undertow.verification.runner import configure
+    from undertow.execution.settings import configure
 
     if not own:
         configure()

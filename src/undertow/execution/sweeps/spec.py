@@ -188,7 +188,8 @@ def check_outputs(spec: Spec, outputs: Mapping[Any, tuple[str, ...]]) -> None:
     >>> from undertow.execution.sweeps.spec import as_spec, check_outputs
     >>> check_outputs(as_spec("own.py:f", {"v_0": [1, 2]}), {"v": ("v_0",)})
     Traceback (most recent call last):
-    undertow.execution.sweeps.spec.SpecError: the dimension 'v_0' of the output 'v' is also a name of the sweep; rename one.
+    undertow.execution.sweeps.spec.SpecError: the dimension 'v_0' of the output 'v' is also a name of the sweep; rename
+    one.
     """
     taken = {*RESERVED, *(name for axis in spec.axes for name in (axis.name, *axis.values))}
     for output, dimensions in outputs.items():

@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from undertow.execution import store
-from undertow.execution.provenance import fingerprint, settings
+from undertow.execution.provenance import fingerprint
+from undertow.execution.registry import diagrams
+from undertow.execution.settings import settings
 from undertow.execution.sweeps import drive
 from undertow.execution.sweeps.blocks import Tiling
 from undertow.execution.sweeps.digest import digest_of
 from undertow.execution.sweeps.draw import Drawer
-from undertow.execution.sweeps.engines import Cluster, Here, InProcess
 from undertow.execution.sweeps.results import DONE, FAILED, Results, folder_of, read_folder
 from undertow.execution.sweeps.spec import Spec, SpecError, as_spec
+from undertow.execution.workers import Cluster, InProcess, Processes, Workers
 
 if TYPE_CHECKING:
     import xarray
@@ -137,8 +139,6 @@ def phase_diagram(
     out: Path = Path("undertow-sweep"),
 ) -> drive.State:
     """One of undertow's phase diagrams on its usual grid, through the same machinery as every sweep."""
-    from undertow.diagrams import diagrams
-
     diagram = diagrams[name]
     axes = diagram.axes(diagram.points if points is None else points)
     spec = as_spec(name, axes, seeds=diagram.seeds if seeds is None else seeds, seed=seed)
@@ -152,12 +152,12 @@ def _job(spec: Spec, out: Path, experiment: Callable | None = None, *, in_proces
     return drive.Job(spec, what, digest, folder_of(spec, digest, out))
 
 
-def _engine(on: str | None, jobs: int | None, experiment: Callable | None) -> Callable[[], drive.Engine]:
+def _engine(on: str | None, jobs: int | None, experiment: Callable | None) -> Callable[[], Workers]:
     if jobs is not None and jobs < 1:
         raise SpecError(f"--jobs {jobs}: give at least 1.")
     if on is not None:
         return lambda: Cluster(on)
-    return InProcess if experiment is not None else lambda: Here(jobs or CORES)
+    return InProcess if experiment is not None else lambda: Processes(jobs or CORES)
 
 
 def check(spec: Spec, *, on: str | None = None, jobs: int | None = None) -> list[str]:

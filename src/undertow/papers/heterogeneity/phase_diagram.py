@@ -96,4 +96,4 @@ def _draw(data: "xarray.Dataset") -> "Figure":
     return figure
 
 
-DIAGRAM = Diagram(run, _axes, points=20, seeds=50, shown=("step_size", "spread"), draw=_draw)
+DIAGRAM = Diagram("hetero", run, _axes, points=20, seeds=50, shown=("step_size", "spread"), draw=_draw)

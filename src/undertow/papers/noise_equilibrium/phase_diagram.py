@@ -102,4 +102,4 @@ def _draw(data: "xarray.Dataset") -> "Figure":
     return figure
 
 
-DIAGRAM = Diagram(run, _axes, points=16, seeds=20, shown=("step_size", "imbalance"), draw=_draw)
+DIAGRAM = Diagram("stability", run, _axes, points=16, seeds=20, shown=("step_size", "imbalance"), draw=_draw)

@@ -99,4 +99,4 @@ def _draw(data: "xarray.Dataset") -> "Figure":
     return figure
 
 
-DIAGRAM = Diagram(run, _axes, points=10, seeds=50, shown=("n", "sparsity"), draw=_draw)
+DIAGRAM = Diagram("recovery", run, _axes, points=10, seeds=50, shown=("n", "sparsity"), draw=_draw)

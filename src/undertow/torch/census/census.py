@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-
 import torch
 from torch import Tensor, nn
+
 from undertow.torch._copies import (
     Loss,
     Precise,

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-
 from torch import nn
+
 from undertow.torch._copies import trainable
 from undertow.torch.census.axes import Axis
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-
 import torch
 from torch import Tensor, nn
+
 from undertow.torch._copies import Loss, epsilon, forward, randomise, trainable
 from undertow.torch.census.axes import Axis, Relation, unfold
 from undertow.torch.census.hints import Level

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from torch import nn
+
 from undertow.torch.census.axes import Axis, Relation
 from undertow.torch.census.hints import Heads, owner
 

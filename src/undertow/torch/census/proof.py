@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+
 from undertow.torch._copies import Loss, epsilon, forward, trainable
 from undertow.torch.census.axes import Relation, move
 

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from torch.nn.attention import SDPBackend, sdpa_kernel
-
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
 from undertow.estimate import Estimate
 from undertow.torch._copies import Loss, forward, trainable
 from undertow.torch.equilibrium.gather import undisturbed

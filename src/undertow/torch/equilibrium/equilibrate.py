@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-
 import torch
 from torch import Tensor, nn
+
 from undertow.estimate import Estimate
 from undertow.torch._copies import Loss, forward, trainable, unwrap
 from undertow.torch._decay import gamma_of

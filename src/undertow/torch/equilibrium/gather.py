@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-
 import torch
 from torch import Tensor, nn
+
 from undertow.estimate import Estimate
 from undertow.torch._copies import Loss, forward, trainable
 from undertow.torch.census.axes import Axis, Relation, unfold

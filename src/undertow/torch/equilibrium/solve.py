@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-
 import torch
 from torch import Tensor
+
 from undertow.symmetry import closed_forms
 from undertow.torch._threads import one_thread
 from undertow.torch.census.axes import Relation, move

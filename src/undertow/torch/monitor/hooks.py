@@ -12,9 +12,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-
 import torch
 from torch import Tensor, nn
+
 from undertow.torch.monitor.signals import Dense, Outer, Request, Ways, fetched, moments, per_sample, probe_of, replayed
 
 __all__ = ["Heard", "Listener"]

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
 from undertow import _validate as validate
 from undertow.torch._copies import trainable, unwrap
 from undertow.torch._decay import gamma_of

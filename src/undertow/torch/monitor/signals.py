@@ -17,10 +17,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from torch.nn import functional
-
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 __all__ = [
     "Dense", "Outer", "Request", "Ways", "answered", "fetched", "full", "moments", "per_sample", "probe_of", "replayed",

@@ -61,7 +61,8 @@ class GaussianPairs(eqx.Module):
     It is the `draw` of a `Population`; with one coordinate and `rank_one_loss`, a rank-one factorisation.
 
     >>> import jax, jax.numpy as jnp
-    >>> from undertow.papers.noise_equilibrium.models.linear_nets import GaussianPairs, split_variance, two_layer_loss, xavier
+    >>> from undertow.papers.noise_equilibrium.models.linear_nets import GaussianPairs, split_variance
+    >>> from undertow.papers.noise_equilibrium.models.linear_nets import two_layer_loss, xavier
     >>> law = GaussianPairs(split_variance(4, 0.25), jnp.ones(4))
     >>> params = xavier(jax.random.key(0), inputs=4, hidden=6)
     >>> estimate = law.population(two_layer_loss).loss(params)

@@ -1,0 +1,66 @@
+"""The command line: one file per command. Nothing heavy is imported before a command needs it."""
+
+import sys
+from typing import Annotated, Any
+
+import tyro
+
+from undertow.cli._status import INTERRUPTED, SUCCESS, complain
+from undertow.cli.analyze import Analyze, analyze
+from undertow.cli.errata import Errata, show_errata
+from undertow.cli.listing import List, list_claims
+from undertow.cli.report import Report, report
+from undertow.cli.run import Run, run
+from undertow.cli.sweep import Sweep, sweep
+from undertow.cli.verify import Verify, verify
+
+__all__ = ["COMMANDS", "main"]
+
+Command = (
+    Annotated[Verify, tyro.conf.subcommand("verify")]
+    | Annotated[List, tyro.conf.subcommand("list")]
+    | Annotated[Run, tyro.conf.subcommand("run")]
+    | Annotated[Sweep, tyro.conf.subcommand("sweep")]
+    | Annotated[Analyze, tyro.conf.subcommand("analyze")]
+    | Annotated[Errata, tyro.conf.subcommand("errata")]
+    | Annotated[Report, tyro.conf.subcommand("report")]
+)
+
+ACTIONS: dict[type, Any] = {
+    Verify: verify, List: list_claims, Sweep: sweep, Analyze: analyze, Errata: show_errata, Report: report,
+}  # fmt: skip
+COMMANDS: dict[str, type] = {
+    "verify": Verify, "list": List, "run": Run, "sweep": Sweep, "analyze": Analyze, "errata": Errata, "report": Report,
+}  # fmt: skip
+"""The commands by name, in the order of `undertow --help`."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Parse the arguments, run the command, and turn mistakes into messages and exit statuses."""
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    from undertow.execution.store import StoreError
+
+    try:
+        if arguments[:1] == ["run"]:
+            status = run(arguments[1:])
+        elif arguments[:1] == ["--version"]:
+            from undertow import __version__
+
+            print(f"undertow {__version__}")
+            status = SUCCESS
+        else:
+            command = _parse(arguments)
+            status = ACTIONS[type(command)](command)
+    except StoreError as error:
+        status = complain(str(error))
+    except KeyboardInterrupt:
+        print("\nStopped. What was finished is kept; the same command goes on from there.", file=sys.stderr)
+        status = INTERRUPTED
+    raise SystemExit(status)
+
+
+def _parse(arguments: list[str]) -> Any:
+    """Return one of the dataclasses of `COMMANDS`, filled in."""
+    description = "What the noise of stochastic gradient descent does to a model: predicted, simulated, verified."
+    config = (tyro.conf.OmitArgPrefixes,)
+    return tyro.cli(Command, prog="undertow", description=description, args=arguments, config=config)

@@ -1,0 +1,65 @@
+"""`undertow analyze`: look at a user's own problem."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from undertow.cli._status import SUCCESS, complain
+
+__all__ = ["Analyze", "analyze"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Analyze:
+    """Look at your own problem: its symmetries, where noise takes their charges, sharpness, and what to do about it.
+
+    Writes analysis.html, and equilibrium.npz with the params at equilibrium (the same function, balanced noise).
+    """
+
+    target: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FILE.py:OBJECT")]
+    """A problem or a noise of a Python file, a pair of it and params, a triple (model, loss, data) of PyTorch, or a
+    function that returns one of these."""
+    params: str = "params"
+    """The variable of the file with the params, where OBJECT does not bring them."""
+    step_size: float = 0.01
+    """The step size of training."""
+    weight_decay: float = 0.0
+    """gamma of loss + gamma |params|^2; half of what PyTorch calls weight decay."""
+    batch_size: int = 32
+    """The batch size of training, where OBJECT is a problem and not a noise."""
+    seed: int = 0
+    """Of the random points and probes."""
+    out: Path = Path("undertow-analysis")
+    """The folder for the page and the params."""
+
+
+def analyze(command: Analyze) -> int:
+    """Analyse the problem, print a table and write the page and the params."""
+    from undertow.analysis import jax as analysis
+    from undertow.analysis import page as pages
+    from undertow.execution import store
+    from undertow.execution.registry import UserFileError
+
+    for name, value in (("--step-size", command.step_size), ("--batch-size", command.batch_size)):
+        if not value > 0:
+            return complain(f"{name} {value}: give a number above 0.")
+    if command.weight_decay < 0:
+        return complain(f"--weight-decay {command.weight_decay}: give 0 or more.")
+    out = store.writable_folder(command.out)
+    try:
+        what, params = pages.load(command.target, command.params)
+        found = analysis.analyze(
+            what, params, step_size=command.step_size, weight_decay=command.weight_decay,
+            batch_size=command.batch_size, key=command.seed,
+            tell=lambda stage: print(f"{stage} ...", file=sys.stderr, flush=True),
+        )  # fmt: skip
+    except (UserFileError, ValueError, TypeError) as error:
+        return complain(str(error))
+    pages.print_table(found)
+    page = pages.write_page(found, command.target, out)
+    saved = pages.write_params(found, out)
+    print(f"Page: {page}" + (f"; params at equilibrium: {saved}" if saved else ""))
+    return SUCCESS

@@ -1,0 +1,26 @@
+"""`undertow report`: build report.html again."""
+
+import dataclasses
+from pathlib import Path
+
+import tyro
+
+from undertow.cli._status import SUCCESS
+
+__all__ = ["Report", "report"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Report:
+    """Build report.html again from the results in a folder."""
+
+    folder: tyro.conf.Positional[Path]
+    """A folder that `undertow verify` wrote."""
+
+
+def report(command: Report) -> int:
+    """Build the report and print its path."""
+    from undertow.verification.report import build_report, read_results
+
+    print(build_report(command.folder, read_results(command.folder)))
+    return SUCCESS

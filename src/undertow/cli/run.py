@@ -1,0 +1,111 @@
+"""`undertow run EXPERIMENT`: run one experiment, or a phase diagram, with the user's own parameters."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
+
+import tyro
+
+from undertow.cli._status import SUCCESS, SURPRISE, complain
+from undertow.cli.verify import run_and_report
+
+__all__ = ["PhaseDiagram", "Run", "run"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """Run one experiment with your own numbers: `undertow run EXPERIMENT --help` shows its parameters."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PhaseDiagram:
+    """A phase diagram with the boundary that theory draws: undertow's own, run as a sweep."""
+
+    of: Literal["hetero", "recovery", "stability"] = "hetero"
+    """hetero: HeteroSGD over step size and heterogeneity. recovery: the limiting flow of label noise over equations and
+    sparsity. stability: a badly balanced start, as it is and at its noise equilibrium, over step size and imbalance."""
+    points: int | None = None
+    """Points along each axis."""
+    seeds: int | None = None
+    """Runs at every point."""
+    seed: int = 0
+    """Another number repeats it with other randomness."""
+    on: str | None = None
+    """The address of a Dask scheduler."""
+    jobs: int | None = None
+    """How many processes here; as many as there are cores by default."""
+    out: Path = Path("undertow-sweep")
+    """The folder in which each diagram gets its own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """Where to start from and where to write."""
+
+    scale: Literal["smoke", "default", "full"] = "smoke"
+    """Where parameters that are not given come from."""
+    seed: int = 0
+    """Another number repeats the experiment with other randomness."""
+    out: Path = Path("undertow-run")
+    """The folder for the data, the figure and the report."""
+
+
+def run(arguments: list[str]) -> int:
+    """`undertow run EXPERIMENT [--parameter value ...]`: a claim's experiment with the user's own parameters."""
+    from undertow.verification import claims
+
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print("usage: undertow run EXPERIMENT [--parameter VALUE ...] [--scale SCALE] [--out DIR]\n")
+        print("Runs one experiment with your own numbers; `undertow run EXPERIMENT --help` shows its parameters.\n")
+        for claim in claims.values():
+            print(f"  {claim.id:<28}{claim.place} ({claim.paper})")
+        print(f"  {'phase-diagram':<28}HeteroSGD, recovery by label noise, stability: a sweep over two parameters")
+        return SUCCESS
+    name, *rest = arguments
+    if name == "phase-diagram":
+        return _phase_diagram(rest)
+    if name not in claims:
+        return complain(claims.unknown(name))
+    claim = claims[name]
+
+    scale = _option(rest, "--scale") or "smoke"
+    if scale not in claim.scales:
+        return complain(f"--scale {scale}: choose one of {', '.join(claim.scales)}.")
+    default: Any = claim.scales[scale]
+    fields = [("parameters", type(default), default), ("settings", Settings, Settings())]
+    both: Any = dataclasses.make_dataclass("Experiment", fields)
+    omit = (tyro.conf.OmitArgPrefixes,)
+    chosen: Any = tyro.cli(both, prog=f"undertow run {name}", description=claim.statement, args=rest, config=omit)
+    settings = chosen.settings
+    from undertow.execution import store
+    from undertow.verification.runner import task_of
+
+    task = task_of(name, settings.scale, dataclasses.asdict(chosen.parameters), settings.seed)
+    out = store.writable_folder(settings.out)
+    with store.folder_lock(out):
+        return run_and_report([task], out, jobs=1, fresh=False)
+
+
+def _phase_diagram(arguments: list[str]) -> int:
+    command = tyro.cli(PhaseDiagram, prog="undertow run phase-diagram", args=arguments)
+    from undertow.execution.sweeps.sweep import phase_diagram
+
+    for name in ("points", "seeds"):
+        value = getattr(command, name)
+        if value is not None and value < (2 if name == "points" else 1):
+            return complain(f"--{name} {value}: give a larger number.")
+    state = phase_diagram(
+        command.of, points=command.points, seeds=command.seeds, seed=command.seed, on=command.on, jobs=command.jobs,
+        out=command.out,
+    )  # fmt: skip
+    return SURPRISE if state.failed else SUCCESS
+
+
+def _option(arguments: list[str], name: str) -> str | None:
+    """The value of an option among arguments that are not parsed yet."""
+    for index, argument in enumerate(arguments):
+        if argument == name and index + 1 < len(arguments):
+            return arguments[index + 1]
+        if argument.startswith(f"{name}="):
+            return argument.removeprefix(f"{name}=")
+    return None

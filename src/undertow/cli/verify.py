@@ -1,0 +1,93 @@
+"""`undertow verify`: run claims, judge them, write the report."""
+
+import dataclasses
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+
+from undertow.cli._status import SUCCESS, SURPRISE, complain
+
+__all__ = ["Verify", "run_and_report", "verify"]
+
+Names = tyro.conf.Positional[tuple[str, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Verify:
+    """Run the claims of the papers and judge each: live verdicts, report.html, results.json.
+
+    Exits with 0 only when every verdict is the expected one. Finished claims are kept: after Ctrl-C, or when called
+    again, only what is missing or changed is run.
+    """
+
+    claims: Annotated[Names, tyro.conf.arg(metavar="[CLAIM ...]")] = ()
+    """Which claims; all of them when none is named. `undertow list` shows the names."""
+    paper: Literal["heterogeneity", "zero_loss", "noise_equilibrium"] | None = None
+    """Only the claims of one paper."""
+    scale: Literal["smoke", "default", "full"] = "default"
+    """How much to compute: smoke takes minutes, default tens of minutes, full wants a GPU."""
+    jobs: int = min(2, os.cpu_count() or 1)
+    """How many claims run at the same time, each in its own process."""
+    out: Path = Path("undertow-report")
+    """The folder for the report, the results and the data."""
+    seed: int = 0
+    """Another number repeats everything with other randomness."""
+    fresh: bool = False
+    """Run everything anew, even what is finished."""
+
+
+def verify(command: Verify) -> int:
+    """Run the chosen claims and write the report."""
+    from undertow.execution import store
+    from undertow.verification import claims
+    from undertow.verification.runner import task_of
+
+    if command.jobs < 1:
+        return complain(f"--jobs {command.jobs}: give at least 1.")
+    for name in command.claims:
+        if name not in claims:
+            return complain(claims.unknown(name))
+    chosen = [
+        claim
+        for claim in claims.values()
+        if (not command.claims or claim.id in command.claims) and command.paper in (None, claim.paper)
+    ]
+    if not chosen:
+        return complain(f"none of the claims named belongs to the paper {command.paper}.")
+    tasks = [task_of(claim.id, command.scale, claim.parameters(command.scale), command.seed) for claim in chosen]
+    out = store.writable_folder(command.out)
+    with store.folder_lock(out):
+        return run_and_report(tasks, out, command.jobs, command.fresh)
+
+
+def run_and_report(tasks: list[dict[str, Any]], out: Path, jobs: int, fresh: bool) -> int:
+    """Runs tasks with live progress, writes results.json and report.html, prints the verdicts."""
+    from undertow.verification.live import Live
+    from undertow.verification.report import build_report, write_results
+    from undertow.verification.runner import run_claims
+
+    finished: list[dict[str, Any]] = []
+    with Live(len(tasks)) as live:
+        try:
+            results = run_claims(
+                tasks,
+                out,
+                jobs,
+                fresh=fresh,
+                report=lambda result, reused: (finished.append(result), live.result(result, reused)),
+                started=live.started,
+                warn=lambda sentence: print(f"undertow: {sentence}", file=sys.stderr),
+            )
+        except KeyboardInterrupt:
+            if finished:
+                write_results(out, finished)
+                build_report(out, finished)
+            raise
+    write_results(out, results)
+    page = build_report(out, results)
+    as_expected = sum(r["verdict"] == r["expected"] for r in results)
+    print(f"\n{as_expected} of {len(results)} verdicts as expected. Report: {page}")
+    return SUCCESS if as_expected == len(results) else SURPRISE

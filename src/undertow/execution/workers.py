@@ -1,0 +1,235 @@
+"""Where tasks run: spawned processes on this machine, the workers of a Dask scheduler, or this process.
+
+All of them submit tasks to a `concurrent.futures.Executor`, say how many tasks they run at once, and can replace
+workers that died or hang.
+"""
+
+import multiprocessing
+import os
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Callable
+from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any
+
+from undertow.execution.settings import configure
+from undertow.execution.store import StoreError
+
+__all__ = ["Cluster", "InProcess", "Processes", "Workers", "WorkersGoneError", "end_with_parent", "processes"]
+
+
+class WorkersGoneError(StoreError):
+    """The workers cannot be reached any more; finished results are stored."""
+
+
+class Inline(Executor):
+    """An executor that runs each task at once, in this process."""
+
+    def submit(self, fn: Callable, /, *args: Any, **kwargs: Any) -> Future:
+        future: Future = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+def processes(jobs: int) -> Executor:
+    """Return a pool of spawned processes (JAX has threads, so forking is unsafe).
+
+    The processes share an accelerator, so none of them reserves its memory.
+    """
+    if jobs > 1:
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker)
+
+
+def _start_worker() -> None:
+    """Ignore Ctrl-C, which the parent handles; end with the parent; use one thread in NumPy, because jobs are many."""
+    import atexit
+    import signal
+
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
+    configure()
+    atexit.register(os._exit, 0)  # results are stored; JAX would need seconds to free its programs
+
+
+def end_with_parent() -> None:
+    """End this process when its parent is gone, however the parent ended; a pool alone would wait forever."""
+    parent = multiprocessing.parent_process()
+
+    def watch() -> None:
+        assert parent is not None
+        parent.join()
+        os._exit(1)
+
+    if parent is not None:
+        threading.Thread(target=watch, daemon=True).start()
+
+
+class InProcess:
+    """This process, for a function that exists in it alone. A task that runs cannot be ended."""
+
+    own = True
+    renewable = False
+    slots = 1
+    lost: tuple[type[BaseException], ...] = ()
+    words = "in this process"
+
+    def __init__(self) -> None:
+        self.pool: Executor = Inline()
+
+    def submit(self, work: Callable, task: Any) -> Future:
+        """Run the task at once."""
+        return self.pool.submit(work, task)
+
+    def renew(self) -> None:
+        """Do nothing: this process is still there."""
+
+    def end(self, future: Future) -> bool:
+        """Raise an error: a task in this process is over before anybody could end it."""
+        raise RuntimeError("a task in this process cannot be ended")
+
+    def gone(self) -> WorkersGoneError:
+        """Return the error for cancelled tasks."""
+        return WorkersGoneError("the task was cancelled; run this again.")
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class Processes:
+    """A number of processes on this machine."""
+
+    own = False
+    renewable = True
+    lost: tuple[type[BaseException], ...] = (BrokenProcessPool,)
+
+    def __init__(self, jobs: int, make: Callable[[int], Executor] = processes):
+        self.slots, self.make = jobs, make
+        self.pool = make(jobs)
+
+    @property
+    def words(self) -> str:
+        """For messages."""
+        return "in processes here"
+
+    def submit(self, work: Callable, task: Any) -> Future:
+        """Submit a task to the pool."""
+        return self.pool.submit(work, task)
+
+    def renew(self) -> None:
+        """End all processes at once and start new ones."""
+        self.close()
+        self.pool = self.make(self.slots)
+
+    def end(self, future: Future) -> bool:
+        """End all processes, and with them the task of `future`; return whether other tasks are lost too."""
+        self.renew()
+        return True
+
+    def gone(self) -> WorkersGoneError:
+        """Return the error for cancelled tasks."""
+        return WorkersGoneError("the workers are gone; run this again.")
+
+    def close(self) -> None:
+        """End all processes, whatever they do."""
+        children = list((getattr(self.pool, "_processes", None) or {}).values())
+        self.pool.shutdown(wait=False, cancel_futures=True)
+        for child in children:
+            child.kill()
+        for child in children:
+            child.join()
+
+
+class Cluster:
+    """The workers of a Dask scheduler. Dask itself runs the tasks of a worker that dies on another one."""
+
+    own = False
+    renewable = False
+
+    def __init__(self, address: str, patience: float | int = 30):
+        try:
+            import distributed
+        except ImportError:
+            raise WorkersGoneError("--on needs Dask: pip install 'undertow[cluster]'.") from None
+        self.address = address
+        try:
+            self.client = distributed.Client(address, timeout=patience, set_as_default=False)
+        except (OSError, ValueError, TimeoutError) as error:
+            raise WorkersGoneError(f"{address}: no Dask scheduler answers ({type(error).__name__}).") from None
+        try:
+            self.client.wait_for_workers(1, timeout=patience)
+        except TimeoutError:
+            self.client.close()
+            raise WorkersGoneError(f"{address}: the scheduler has no workers; start some and run this again.") from None
+        self.pool = self.client.get_executor(pure=False)
+        self.lost = (distributed.KilledWorker,)
+        self._counted, self._slots = 0.0, 1
+        self._keys: weakref.WeakKeyDictionary[Future, str] = weakref.WeakKeyDictionary()
+
+    @property
+    def words(self) -> str:
+        """For messages."""
+        return f"on the Dask workers of {self.address}"
+
+    @property
+    def slots(self) -> int:
+        """The number of threads of all workers; workers that join later are counted within seconds."""
+        now = time.monotonic()
+        if now - self._counted > 5:
+            try:
+                self._slots, self._counted = max(1, sum(self.client.nthreads().values())), now
+            except Exception as error:
+                raise self.gone() from error
+        return self._slots
+
+    def submit(self, work: Callable, task: Any) -> Future:
+        """Submit a task to the scheduler."""
+        key = f"undertow-{uuid.uuid4().hex}"
+        try:
+            future = self.pool.submit(work, task, key=key)
+        except Exception as error:
+            raise self.gone() from error
+        self._keys[future] = key
+        return future
+
+    def gone(self) -> WorkersGoneError:
+        """Return the error for a scheduler that died."""
+        return WorkersGoneError(
+            f"{self.address}: the Dask scheduler is gone. What is finished is kept; start a scheduler and workers, "
+            "and the same command goes on from there."
+        )
+
+    def end(self, future: Future) -> bool:
+        """Restart the worker that is computing `future`; Dask runs its other tasks again.
+
+        A worker without a nanny cannot be restarted, and its thread stays busy.
+        """
+        key = self._keys.pop(future, None)
+        try:
+            busy = [worker for worker, keys in self.client.processing().items() if key in keys]
+            future.cancel()
+            self.client.restart_workers(busy, timeout=30, raise_for_error=False)
+        except Exception as error:
+            raise self.gone() from error
+        return False
+
+    def renew(self) -> None:
+        """Do nothing: Dask replaces its workers itself."""
+
+    def close(self) -> None:
+        """Disconnect from the cluster and leave it running."""
+        try:
+            self.pool.shutdown(wait=False)
+            self.client.close(timeout=5)
+        except (CancelledError, OSError, TimeoutError):
+            pass
+
+
+Workers = InProcess | Processes | Cluster

@@ -1,0 +1,124 @@
+"""Which claims check which results of noise_equilibrium, and why some results have none."""
+
+from undertow.verification.coverage import DEFINITION, TEXTBOOK, Addition, Entry
+
+__all__ = ["BEYOND", "COVERAGE"]
+
+_RESULTS = (
+    ("Eq. (1)", "The SDE of SGD, with sigma^2 = eta/(2S).", ("sde-weak-order",)),
+    (
+        "Figure 1",
+        "Under scale invariance SGD moves outward for ever.",
+        ("equilibrium-at-infinity", "scale-growth"),
+    ),
+    ("Section 3", "The covariance of a batch gradient.", ("minibatch-covariance",)),
+    ("Eq. (2)-(3)", "A symmetry, and that gradients are orthogonal to it.", (), "a definition and its derivative"),
+    ("Eq. (4)", "Gradient flow conserves the charge.", ("charge-conserved",)),
+    ("Eq. (5)", "Noise moves the charge.", ("expected-change", "charge-factor-two")),
+    ("Definition 4.1 and Eq. (6)", "Exponential symmetries and their charge.", ("charge-factor-two",)),
+    ("Definition 4.2 and Eq. (7)", "The flow of the charge with weight decay.", ("expected-change",)),
+    ("Section 4.2, time scales", "How long noise takes to its equilibrium.", ("equilibration-time",)),
+    ("Section 4.3, first paragraph", "Where weight decay and noise balance.", ("stationary-condition",)),
+    ("Eq. (8)", "The orbit of an exponential symmetry.", (), "a definition; factors-balance moves along it"),
+    (
+        "Theorem 4.3 (1)-(3)",
+        "Along an orbit the flow falls, the charge rises, and the flow has one zero.",
+        ("one-fixed-point", "equilibrium-at-infinity"),
+    ),
+    ("Theorem 4.3 (4)", "That zero depends smoothly on the point.", ("discrete-fixed-point",)),
+    (
+        "Remark 4.4",
+        "The same holds in expectation for SGD and gradient descent in discrete time.",
+        ("discrete-fixed-point",),
+    ),
+    ("Theorem 4.5", "The charge converges to its equilibrium.", ("charge-relaxes", "charge-follows")),
+    ("Eq. (9)", "The noise equilibrium.", ("stationary-condition",)),
+    ("Definition 4.6", "A noise equilibrium is where a function stays under SGD.", (), DEFINITION),
+    ("Figure 2", "SGD aligns two linear layers, gradient descent does not.", ("two-layer-alignment",)),
+    ("Eq. (10)-(11)", "The symmetry of a factorisation, and what gradient descent conserves.", ("charge-conserved",)),
+    (
+        "Proposition 5.1",
+        "The charge of a factorisation moves by the noise of rows less that of columns.",
+        ("rows-and-columns", "charge-factor-two"),
+    ),
+    ("Section 5.1, U a row and W a column", "The case that is solved.", ("vectors-decay",)),
+    ("Eq. (12)", "The two-layer linear net.", (), DEFINITION),
+    (
+        "Theorem 5.2, Eq. (13)",
+        "Where the noise of two layers balances.",
+        ("factors-balance", "decay-in-the-balance", "two-layer-alignment", "start-forgotten"),
+    ),
+    ("Eq. (14)", "The same at the global minimum.", ("start-forgotten", "norm-ratio")),
+    ("Proposition 5.3", "The trace of the Hessian of two linear layers.", ("hessian-trace",)),
+    ("Eq. (15)", "The sharpness of usual starts against that of the end.", ("sharpness-of-starts",)),
+    ("Figure 3", "Norms and sharpness that SGD ends with on anisotropic data.", ("norm-ratio",)),
+    ("Figure 4", "Warm-up keeps a badly balanced start alive.", ("warmup",)),
+    (
+        "Theorem 5.4, Eq. (16)-(18)",
+        "The noise equilibrium of a deep linear net.",
+        ("deep-linear-norms", "deep-norms"),
+    ),
+    ("Eq. (19)", "The norms of its layers.", ("deep-linear-norms", "deep-norms")),
+    (
+        "Figure 5",
+        "SGD brings the middle layers to one norm.",
+        ("deep-norms", "deep-norms-digits"),
+    ),
+    ("Eq. (20)", "Where a term that breaks the symmetry balances the noise.", ("broken-charge",)),
+    ("Eq. (21)", "The same near a minimum.", ("broken-charge",)),
+    ("Eq. (22)", "The case of a deviation along an eigenvector.", ("two-curvatures",)),
+    ("Eq. (23)", "How far the charge is from the minimum's.", ("broken-charge",)),
+    (
+        "Figure 6",
+        "SGD makes the latent matrices of nonlinear nets alike.",
+        ("latent-alignment", "latent-fresh-data"),
+    ),
+    ("Figure 7", "Scale-invariant weights grow under SGD.", ("scale-growth",)),
+    ("Eq. (24)", "Their norm with weight decay.", ("charge-factor-two",)),
+    ("Figure 8", "The norms hardly depend on step, batch and width.", ("norm-ratio-settings",)),
+    ("Figure 9", "Figure 6 for other activations.", ("latent-alignment", "latent-fresh-data")),
+    ("Eq. (25)-(26)", "Ito's lemma.", (), TEXTBOOK),
+    ("Eq. (27)-(31)", "The derivation of (5).", ("charge-factor-two",)),
+    ("Lemma B.1, Eq. (32)-(39)", "The noise along an orbit.", ("one-fixed-point",)),
+    ("Eq. (40)-(43)", "The proof of Theorem 4.3.", ("orbit-eigenvalues",)),
+    ("Lemma B.2, Eq. (44)-(54)", "The flow of the charge is at least linear in lambda*.", ("charge-relaxes",)),
+    ("Lemma B.3, Eq. (55)-(61)", "The distance of the charge is at most linear in lambda*.", ("charge-relaxes",)),
+    ("Corollary B.4, Eq. (62)", "Hence the charge relaxes at a rate that is bounded below.", ("charge-relaxes",)),
+    (
+        "Lemma B.5, Eq. (63)-(72)",
+        "How closely the charge follows an equilibrium that moves.",
+        ("charge-follows",),
+    ),
+    (
+        "Theorem B.6, Eq. (73)-(78)",
+        "For s = mu = 0 the mean-square distance to the equilibrium vanishes (checked: SGD on one neuron, over three "
+        "relaxation times). Else it vanishes beside C*, in probability (checked: its size while C* drifts and "
+        "diffuses, over two relaxation times; not the limit).",
+        ("charge-follows",),
+    ),
+    ("Eq. (79)-(89)", "The proofs of Proposition 5.3 and Theorem 5.2.", ("rows-and-columns", "hessian-trace")),
+    ("Eq. (90)-(92)", "The balanced factors of a product.", ("factors-balance",)),
+    ("Eq. (93)-(98)", "The change of the charge in one step, on every path.", ("step-identity",)),
+    ("Eq. (99)-(100)", "Its expectation.", ("expected-change",)),
+    (
+        "Theorem D.1, Eq. (101)-(108)",
+        "Along an orbit the expected change falls and has one zero.",
+        ("discrete-fixed-point", "orbit-eigenvalues"),
+    ),
+    (
+        "Theorem E.1, Eq. (109)-(120)",
+        "The balance of neighbouring layers of a deep linear net.",
+        ("deep-linear-norms",),
+    ),
+    (
+        "Eq. (121)-(132)",
+        "The solution of those equations.",
+        ("deep-linear-norms",),
+    ),
+)
+
+COVERAGE: tuple[Entry, ...] = tuple(Entry("noise_equilibrium", *row) for row in _RESULTS)
+"""The results in the order of the paper."""
+
+BEYOND: tuple[Addition, ...] = ()
+"""The claims that no sentence of the paper makes."""
