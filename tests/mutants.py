@@ -120,6 +120,8 @@ def _not_mathematics(code: str) -> set[int]:
             isinstance(node, ast.Call) and re.search(r"warn|error_if|validate\.|finite_number", ast.unparse(node.func))
         ) or (isinstance(node, ast.keyword) and node.arg == "strict"):
             add(node)
+        elif isinstance(node, ast.ClassDef):
+            lines.update(range(min([node.lineno, *(d.lineno for d in node.decorator_list)]), node.lineno + 1))
         elif isinstance(node, ast.FunctionDef):
             lines.update(range(min([node.lineno, *(d.lineno for d in node.decorator_list)]), node.body[0].lineno))
             if re.match(r"__(str|repr|init|check_init)__$|_?(refuse|check|validate|words)", node.name):

@@ -162,7 +162,7 @@ CLAIMS = (
         equation="G = (c/m) CM + (sqrt(c)/m) (s Z - <Z, M> CM/s),  s^2 = <M, CM>,  c ~ chi^2_m",
         alternative="The length of a step does not fluctuate with the batch, c = m: the Gaussian law that large "
         "batches approach.",
-        scales={"smoke": Draws(8_000), "default": Draws(50_000), "full": Draws(200_000)},
+        scales={"smoke": Draws(4_000), "default": Draws(50_000), "full": Draws(200_000)},
         measure=_measure,
         draw=_draw,
         accelerated=True,

@@ -250,7 +250,7 @@ CLAIMS = (
         equation="UU' -> A*  against  UU' -> A* + E A(e)",
         alternative="How the batches are drawn does not matter: one environment a step and pooled batches find the "
         "same solution.",
-        scales={"smoke": Both(32), "default": Both(100), "full": Both(1000)},
+        scales={"smoke": Both(16), "default": Both(100), "full": Both(1000)},
         measure=_measure_both,
         draw=_draw,
         accelerated=True,
@@ -277,7 +277,7 @@ CLAIMS = (
         equation="A* = diag(1, 1/kappa),  |UU' - A*|^2 = sum_ij eta (l_i + l_j) F (1 + delta_ij)/(2 m (2 - eta (l_i + "
         "l_j))),  F = E s^2",
         alternative="The smaller eigenvalue is not found: the error is that eigenvalue.",
-        scales={"smoke": Signals(32, 2, d=20), "default": Signals(100, 3), "full": Signals(1000, 3)},
+        scales={"smoke": Signals(16, 2, d=20), "default": Signals(100, 3), "full": Signals(1000, 3)},
         measure=_measure_signals,
         draw=_draw,
         accelerated=True,
@@ -289,7 +289,7 @@ CLAIMS = (
         statement="With UU' - VV' an invariant matrix with eigenvalues of both signs is found.",
         equation="A* = diag(1, -1)",
         alternative="The negative eigenvalue is not found, as with UU' alone.",
-        scales={"smoke": Signed(32), "default": Signed(100), "full": Signed(1000)},
+        scales={"smoke": Signed(16), "default": Signed(100), "full": Signed(1000)},
         measure=_measure_signed,
         draw=_draw,
         accelerated=True,

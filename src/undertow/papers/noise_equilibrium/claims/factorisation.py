@@ -337,7 +337,7 @@ CLAIMS = (
         "ends with one sign are the products U_k W_k, not the U_k.",
         equation="dC/dt = -(4 eta/S) Var[rx] C",
         alternative="The charge decays at half the rate, (2 eta/S) Var[rx].",
-        scales={"smoke": Vectors(256), "default": Vectors(1024), "full": Vectors(8192)},
+        scales={"smoke": Vectors(128), "default": Vectors(1024), "full": Vectors(8192)},
         measure=_measure_vectors,
         draw=_draw_vectors,
         accelerated=True,

@@ -356,7 +356,7 @@ CLAIMS = (
         equation="E dC = -4 eta gamma (1 - eta gamma) C + eta^2/2 (grad L'A grad L + c Tr[Sigma A]/S)",
         alternative="The expected change in a step is the flow in continuous time times the step size: the mean "
         "gradient adds nothing.",
-        scales={"smoke": Batches(10_000), "default": Batches(100_000), "full": Batches(1_000_000)},
+        scales={"smoke": Batches(5_000), "default": Batches(100_000), "full": Batches(1_000_000)},
         measure=_measure_expected,
         draw=_draw_expected,
     ),

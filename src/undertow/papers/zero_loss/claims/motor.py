@@ -147,7 +147,7 @@ CLAIMS = (
         statement="SGD with heavy-ball momentum has the same limit, on the clock of eta/(1 - beta).",
         equation="K = T (1 - beta)^2/eta^2 steps reach slow time T",
         alternative="Momentum lengthens the steps but not the noise: slow time runs as eta^2/(1 - beta) per step.",
-        scales=SCALES,
+        scales=SCALES | {"smoke": Turning(64)},
         measure=_measure_momentum,
         draw=_draw,
     ),
