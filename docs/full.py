@@ -10,9 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from undertow.lab.report import build_report
-
 from docs import gallery
+from undertow.verification.report import build_report
 
 __all__ = ["FOLDER", "facts", "results", "store"]
 

@@ -62,7 +62,8 @@ def test_names_beside_the_public_ones_exist():
     for page in reference.PAGES.values():
         for path in page.more:
             *module, name = path.split(".")
-            file = Path(ut.__file__).parent.joinpath(*module).with_suffix(".py")
+            place = Path(ut.__file__).parent.joinpath(*module)
+            file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
             shown = re.search(r"^__all__ = (\[.*?\])", file.read_text(), flags=re.MULTILINE | re.DOTALL)
             assert shown, path
             assert name in ast.literal_eval(shown[1]), path
