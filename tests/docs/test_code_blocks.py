@@ -19,7 +19,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 pytestmark = pytest.mark.docs
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 WITH_CODE = [page for page in PAGES[1:] if blocks(page.read_text())]
 
 
