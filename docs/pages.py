@@ -168,7 +168,8 @@ def full_report() -> str:
         f"{len(results)} claims, {as_expected} with the expected verdict, in {facts['seconds'] / 60:.1f} minutes "
         f"from an empty compilation cache on one {kind} with 16 processor cores: {len(results) - on_cores} claims on "
         f"the GPU, and {on_cores} claims with small models on the cores. The source was that of commit "
-        f"`{facts['commit']}` ({versions}). Seconds are those of the claim itself, measured while other claims ran. {facts['remark']}",
+        f"`{facts['commit']}` ({versions}). Seconds are those of the claim itself, measured while other claims ran. "
+        f"{facts['remark']}",
     ]
     for paper in PAPERS:
         rows = [_full_row(result, where) for result in results if claims[result["claim"]].paper == paper]
