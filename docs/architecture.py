@@ -138,14 +138,14 @@ def draw(graph: Edges) -> str:
                         bbox={"boxstyle": "round,pad=0.35", "facecolor": "white", "edgecolor": COLOURS["blue"]})
         for part, (x, y) in place.items()
     }  # fmt: skip
-    figure.draw_without_rendering()  # the boxes get their sizes, which the arrows end at
     for home, target, kind in reduced(graph):
         # of two parts that import each other, the import inside a function bends, so that both arrows are seen
         bend = 0.25 if kind == "function" and place[home][1] < place[target][1] else 0.0
         style = {"arrowstyle": "-|>", "color": COLOURS["grey"], "linewidth": 0.9, "shrinkA": 0, "shrinkB": 0,
                  "linestyle": "--" if kind == "function" else "-", "connectionstyle": f"arc3,rad={bend}",
                  "patchA": boxes[home].get_bbox_patch(), "patchB": boxes[target].get_bbox_patch()}  # fmt: skip
-        axes.annotate("", xy=place[target], xytext=place[home], zorder=1, arrowprops=style)
+        # drawn after the boxes: only then is their size known, at which the arrows end
+        axes.annotate("", xy=place[target], xytext=place[home], zorder=4, arrowprops=style)
     return to_svg(figure)
 
 

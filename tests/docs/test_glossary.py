@@ -1,4 +1,4 @@
-"""The glossary and the recipes of CONTRIBUTING.md name files that exist."""
+"""The glossary names files that exist, and defines every term once."""
 
 import re
 from pathlib import Path
@@ -24,11 +24,3 @@ def test_no_term_is_defined_twice():
     terms = re.findall(r"^\| ([^|]+) \|", text, re.MULTILINE)
     terms = [term for term in terms if term != "term" and not term.startswith("-")]
     assert len(terms) == len(set(terms)) > 40
-
-
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "docs/howto/own-claim.md", "docs/architecture.md"])
-def test_every_path_that_is_named_exists(page):
-    paths = re.findall(r"`((?:src|tests|docs|examples|\.ci)/[\w./]+)`", (ROOT / page).read_text())
-    assert paths
-    for path in paths:
-        assert path.count("PAPER") or (ROOT / path).exists(), path
