@@ -1,4 +1,4 @@
-"""Every Python block of the documentation runs, warnings being errors, and prints what the page shows.
+"""Every Python block of the documentation runs without a warning and prints what the page shows.
 
 The block of the README runs in tests/test_readme.py.
 """
