@@ -1,7 +1,7 @@
-"""`python -m docs.full FOLDER COMMIT SECONDS [REMARK]`: keeps a report of `undertow verify --scale full` as an example.
+"""Store a report of `undertow verify --scale full` as an example: `python -m docs.full FOLDER COMMIT SECONDS [REMARK]`.
 
-FOLDER is what the command wrote, COMMIT the source it ran on, SECONDS how long it took, REMARK a sentence for the page
-of the site, which is made from what is kept here.
+FOLDER is the folder that the command wrote, COMMIT the source it ran on, SECONDS the time it took, REMARK a sentence
+for the page of the site. The page is made from the stored files.
 """
 
 import json
@@ -10,9 +10,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from undertow.lab.report import build_report
-
 from docs import gallery
+from undertow.verification.report import build_report
 
 __all__ = ["FOLDER", "facts", "results", "store"]
 
@@ -20,30 +19,30 @@ FOLDER = Path(__file__).parent / "full"
 
 
 def store(report: Path, commit: str, seconds: float, remark: str = "") -> int:
-    """Keeps the report, without links to the PDFs beside it, and of the results what the page shows."""
-    found = json.loads((report / "results.json").read_text())
-    gallery.write(FOLDER / "results.json", [gallery.kept(result) for result in found])
+    """Store the report without links to PDFs, and the part of the results that the page shows; return their number."""
+    claim_results = json.loads((report / "results.json").read_text())
+    gallery.write(FOLDER / "results.json", [gallery.kept(result) for result in claim_results])
     with tempfile.TemporaryDirectory() as alone:
         (Path(alone) / "claims").symlink_to((report / "claims").resolve())
-        (FOLDER / "report.html").write_bytes(build_report(Path(alone), found).read_bytes())
-    versions = {name: version for result in found for name, version in result["provenance"]["versions"].items()}
+        (FOLDER / "report.html").write_bytes(build_report(Path(alone), claim_results).read_bytes())
+    versions = {name: version for result in claim_results for name, version in result["provenance"]["versions"].items()}
     made = {"commit": commit, "seconds": seconds, "versions": versions, "remark": remark}
     (FOLDER / "made.json").write_text(json.dumps(made, indent=1) + "\n")
-    return len(found)
+    return len(claim_results)
 
 
 def results() -> list[dict[str, Any]]:
-    """What each claim gave."""
+    """Return the stored results of all claims."""
     return json.loads((FOLDER / "results.json").read_text())
 
 
 def facts() -> dict[str, Any]:
-    """How the report was made."""
+    """Return how the report was made."""
     return json.loads((FOLDER / "made.json").read_text())
 
 
 def main() -> None:
-    """Reads the command line."""
+    """Store the report that is named on the command line."""
     folder, commit, seconds, *remark = sys.argv[1:] if len(sys.argv) in (4, 5) else ("", "", "0")
     if not (Path(folder) / "results.json").is_file():
         raise SystemExit("usage: python -m docs.full FOLDER COMMIT SECONDS [REMARK], a folder of `undertow verify`")

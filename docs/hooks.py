@@ -1,4 +1,4 @@
-"""What mkdocs calls while it builds the site: adds the pages that are made, sets mathematics, puts figures in."""
+"""Hooks of mkdocs: add the generated pages, typeset mathematics, insert figures."""
 
 import re
 from typing import Any
@@ -12,7 +12,7 @@ MADE: dict[str, str] = {}
 
 
 def on_config(config: Any) -> Any:
-    """Makes the pages, and leaves those out of the contents that the program has nothing for."""
+    """Generate the pages, and remove navigation entries without a page."""
     MADE.update(pages.all_pages())
     for section in config.nav:
         for entries in section.values():
@@ -26,17 +26,17 @@ def _missing(place: str) -> bool:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Adds the pages that are made."""
+    """Add the generated pages."""
     for place, text in MADE.items():
         files.append(File.generated(config, place, content=text))
     return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """Sets displayed mathematics."""
+    """Typeset displayed mathematics."""
     return set_equations(markdown)
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Puts the figures of claims where their places are."""
+    """Insert the figures of claims at their placeholders."""
     return re.sub(r'<div class="figure-here" data-claim="([^"]+)"></div>', lambda m: pages.figure(m[1]), html)

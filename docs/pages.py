@@ -1,19 +1,14 @@
-"""Pages made from the program: claims with their figures, errata, coverage, performance, changelog, how to cite."""
+"""Pages made from the code: claims with their figures, errata, coverage, performance, changelog, how to cite."""
 
-import ast
 import html
 import importlib.util
-import json
-import re
-import statistics
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import in_words
 from docs import full, gallery
+from docs.performance import performance
 from docs.reference import command_line, reference_pages
 from docs.setting import equation, words
-from studies.results import table
 from undertow.figures.inline import inline, words_of
 from undertow.verification import claims
 from undertow.verification import errata as corrections
@@ -23,27 +18,27 @@ from undertow.verification.report import TITLES, VERDICTS, number
 __all__ = ["all_pages", "figure"]
 
 ROOT = Path(__file__).parent.parent
-RESULTS = ROOT / "benchmarks" / "results"
 
 
 def all_pages() -> dict[str, str]:
-    """Every page that is made, by its place in the site."""
+    """Return every generated page by its path in the site."""
     pages = {"gallery/index.md": gallery_index()}
     pages |= {f"gallery/{paper}.md": gallery_page(paper) for paper in PAPERS}
     pages["full/index.md"] = full_report()
     pages |= {"errata.md": errata(), "performance.md": performance(), "changelog.md": changelog(), "cite.md": cite()}
+    pages |= {"contributing.md": contributing(), "code-of-conduct.md": code_of_conduct()}
     if importlib.util.find_spec("undertow.verification.coverage") is not None:
         pages["coverage.md"] = coverage()
     return pages | reference_pages() | {"api/command-line.md": command_line()}
 
 
 def link(claim: str) -> str:
-    """A claim's name, leading to its place in the gallery."""
+    """Return the name of a claim as a link to the gallery."""
     return f"[`{claim}`](gallery/{claims[claim].paper}.md#{claim})" if claim in claims else f"`{claim}`"
 
 
 def verdict(name: str) -> str:
-    """A verdict in its colour and shape."""
+    """Return a verdict as an element with its colour and shape."""
     return f'<span class="verdict {name}">{name}</span>'
 
 
@@ -51,25 +46,24 @@ def verdict(name: str) -> str:
 
 
 def gallery_index() -> str:
-    """All claims with their verdicts, and how the figures were made."""
-    found = gallery.results()
-    scales = ", ".join(sorted({result["scale"] for result in found.values()})) or "none yet"
-    devices = ", ".join(sorted({result["device"].split(":")[0] for result in found.values()}))
-    tally = {name: sum(result["verdict"] == name for result in found.values()) for name in VERDICTS}
+    """Return the page with all claims, their verdicts, and how the figures were made."""
+    stored = gallery.results()
+    scales = ", ".join(sorted({result["scale"] for result in stored.values()})) or "none yet"
+    devices = ", ".join(sorted({result["device"].split(":")[0] for result in stored.values()}))
+    tally = {name: sum(result["verdict"] == name for result in stored.values()) for name in VERDICTS}
     listed = "\n".join(f"- {verdict(n)} {tally[n]}: {VERDICTS[n]}" for n in reversed(VERDICTS) if tally[n])
     parts = [
         "# Gallery of claims",
-        f"undertow turns {len(claims)} statements of three papers, and of its own beyond them, into experiments. "
-        "Each has a criterion that is the same at every scale and allows for four standard errors, an alternative that "
-        "it must be able to reject, and a figure drawn by the program: theory is a line, experiment is points with "
-        "intervals.",
-        f"The figures below were made by `make gallery`, which is `undertow verify --scale smoke` and "
-        f"`python -m docs.gallery` (scale: {scales}; device: {devices}). Larger scales differ in seeds, steps and "
-        "sizes only. [Reading a report](../howto/reading-a-report.md) says what every number means.",
+        f"undertow tests {len(claims)} statements by experiments: statements of three papers, and statements beyond "
+        "them. Each has a criterion that is the same at every scale and is widened by four standard errors, an "
+        "alternative that the data must reject, and a figure: theory is a line, experiment is points with intervals.",
+        f"The figures below were made by `make gallery`, which runs `undertow verify --scale smoke` and "
+        f"`python -m docs.gallery` (scale: {scales}; device: {devices}). Larger scales differ only in seeds, steps and "
+        "sizes. [Reading a report](../howto/reading-a-report.md) explains every number.",
         listed,
     ]
     for paper in PAPERS:
-        rows = [_row(claim, found.get(claim.id)) for claim in claims.values() if claim.paper == paper]
+        rows = [_row(claim, stored.get(claim.id)) for claim in claims.values() if claim.paper == paper]
         head = "| claim | place | verdict | measured | predicted |\n|---|---|---|---|---|"
         parts += [f"## {TITLES[paper]}", "\n".join([head, *rows])]
     return "\n\n".join(parts) + "\n"
@@ -101,13 +95,11 @@ def _alternative(check: dict[str, Any]) -> str:
 
 
 def gallery_page(paper: str) -> str:
-    """The claims of one paper, each with its figure."""
-    found = gallery.results()
-    sections = [_claim(claim, found.get(claim.id)) for claim in claims.values() if claim.paper == paper]
-    opening = words("Places are those of the paper; the words are undertow's. All claims: [gallery]").replace(
-        "&#91;gallery&#93;", "[gallery](index.md)"
-    )
-    return "\n\n".join([f"# {TITLES[paper]}", f"{opening}.", *sections]) + "\n"
+    """Return the page with the claims of one paper, each with its figure."""
+    stored = gallery.results()
+    sections = [_claim(claim, stored.get(claim.id)) for claim in claims.values() if claim.paper == paper]
+    opening = "Numbers of equations and theorems are those of the paper. All claims: [gallery](index.md)."
+    return "\n\n".join([f"# {TITLES[paper]}", opening, *sections]) + "\n"
 
 
 def _claim(claim: Claim, result: dict[str, Any] | None) -> str:
@@ -118,13 +110,13 @@ def _claim(claim: Claim, result: dict[str, Any] | None) -> str:
     if any(erratum.claim == claim.id for erratum in corrections.errata()):
         parts.append(f"This claim decides an [erratum](../errata.md#{claim.paper}).")
     if result is None:
-        parts.append("No figure yet: `make gallery` draws it.")
+        parts.append("There is no figure yet; `make gallery` draws it.")
     else:
         parts += [f'<div class="figure-here" data-claim="{claim.id}"></div>', _checks(result)]
         if result["note"]:
             parts.append(words(result["note"]))
-        lost = f", {result['diverged']} of them diverged and left out" if result["diverged"] else ""
-        parts.append(f"{result['seeds']:,} seeds{lost}; {result['seconds']:.1f} s. Make it again:")
+        lost = f", of which {result['diverged']} diverged and were left out" if result["diverged"] else ""
+        parts.append(f"{result['seeds']:,} seeds{lost}; {result['seconds']:.1f} s. Repeat the experiment:")
     parts.append(f"```console\nundertow verify {claim.id} --scale smoke\n```")
     return "\n\n".join(parts)
 
@@ -141,14 +133,14 @@ def _checks(result: dict[str, Any]) -> str:
 
 
 def figure(claim: str) -> str:
-    """A figure of the gallery as an element of the page, in the page's colours, with the figure in words below."""
+    """Return a figure of the gallery as an HTML element in the page's colours, with its description below."""
     svg = (gallery.FOLDER / f"{claim}.svg").read_text()
-    told = words_of(svg)
-    drawn = inline(svg, claim, f"Figure of {claim}. {told}")
+    description = words_of(svg)
+    drawn = inline(svg, claim, f"Figure of {claim}. {description}")
     scrolls = f' tabindex="0" role="group" aria-label="Figure of {claim}"' if "--least" in drawn else ""
     return (
         f'<figure data-search-exclude><div class="plot"{scrolls}>{drawn}</div><figcaption><details><summary>The figure '
-        f"in words</summary>{html.escape(told)}</details></figcaption></figure>"
+        f"in words</summary>{html.escape(description)}</details></figcaption></figure>"
     )
 
 
@@ -156,30 +148,31 @@ def figure(claim: str) -> str:
 
 
 def full_report() -> str:
-    """The report of the largest scale that is kept as an example: how it was made, and every claim in a line."""
-    found, made = full.results(), full.facts()
+    """Return the page of the example report at the largest scale: how it was made, and one line per claim."""
+    results, facts = full.results(), full.facts()
     size = (full.FOLDER / "report.html").stat().st_size / 1e6
-    known = sum(result["verdict"] == corrections.expected(result["claim"]) for result in found)
-    where = {result["claim"]: result["device"].split(": ")[-1] for result in found}
-    beside = sum(kind == "cpu" for kind in where.values())
+    as_expected = sum(result["verdict"] == corrections.expected(result["claim"]) for result in results)
+    where = {result["claim"]: result["device"].split(": ")[-1] for result in results}
+    on_cores = sum(kind == "cpu" for kind in where.values())
     (kind,) = {kind for kind in where.values() if kind != "cpu"}
-    sizes = {result["claim"]: result["parameters"] for result in found}
-    versions = ", ".join(f"{name} {made['versions'][name]}" for name in ("python", "jax", "equinox", "numpy"))
+    sizes = {result["claim"]: result["parameters"] for result in results}
+    versions = ", ".join(f"{name} {facts['versions'][name]}" for name in ("python", "jax", "equinox", "numpy"))
     parts = [
         "# The full report",
         f"`full` is the scale of the papers: matrix sensing at d = {sizes['filtering-by-spread']['d']} with "
-        f"{sizes['filtering-by-spread']['seeds']:,} seeds a point, a factorisation with "
-        f"{sizes['norm-ratio-settings']['hidden']:,} hidden units, long runs with many seeds. It wants a GPU. "
-        "This report was made once and is kept as an example: **[the report](report.html)**, one file of "
+        f"{sizes['filtering-by-spread']['seeds']:,} seeds per point, a factorisation with "
+        f"{sizes['norm-ratio-settings']['hidden']:,} hidden units, long runs with many seeds. A GPU is recommended. "
+        "This report is included as an example: **[the report](report.html)**, one file of "
         f"{size:.1f} MB with all figures, settings and commands.",
         "```console\nundertow verify --scale full --jobs 16\n```",
-        f"{len(found)} claims, {known} with the verdict that is expected, in {made['seconds'] / 60:.1f} minutes "
-        f"from an empty compilation cache on one {kind} with 16 processor cores: {len(found) - beside} claims on the "
-        f"GPU, {beside} of small models on the cores beside it. The source was that of commit `{made['commit']}` "
-        f"({versions}). Seconds are those of the claim itself, measured while others ran. {made['remark']}",
+        f"{len(results)} claims, {as_expected} with the expected verdict, in {facts['seconds'] / 60:.1f} minutes "
+        f"from an empty compilation cache on one {kind} with 16 processor cores: {len(results) - on_cores} claims on "
+        f"the GPU, and {on_cores} claims with small models on the cores. The source was that of commit "
+        f"`{facts['commit']}` ({versions}). Seconds are those of the claim itself, measured while other claims ran. "
+        f"{facts['remark']}",
     ]
     for paper in PAPERS:
-        rows = [_full_row(result, where) for result in found if claims[result["claim"]].paper == paper]
+        rows = [_full_row(result, where) for result in results if claims[result["claim"]].paper == paper]
         head = "| claim | verdict | measured | predicted | seeds | seconds | on |\n|---|---|---|---|---|---|---|"
         parts += [f"## {TITLES[paper]}", "\n".join([head, *rows])]
     return "\n\n".join(parts) + "\n"
@@ -203,13 +196,13 @@ def _full_row(result: dict[str, Any], where: dict[str, str]) -> str:
 
 
 def errata() -> str:
-    """What the papers print wrongly."""
+    """Return the page with the errors of the papers."""
     parts = [
         "# Errata",
-        "What the papers print, what is right, and the claim whose measurement decides; a few slips need none. "
-        f"`undertow errata` prints the same list ({len(corrections.errata())} corrections). A claim that decides one "
-        f"gets the verdict {verdict('corrected')} only if the data reject what is printed and agree with the "
-        "correction.",
+        "Each entry has the printed statement, the correct one, and the claim whose measurement decides between them. "
+        f"A few misprints need no measurement. `undertow errata` prints the same list ({len(corrections.errata())} "
+        f"corrections). A claim that decides an erratum gets the verdict {verdict('corrected')} only if the data "
+        "reject the printed statement and agree with the correction.",
     ]
     for paper in PAPERS:
         parts.append(f"## {TITLES[paper]} {{ #{paper} }}")
@@ -224,12 +217,12 @@ def errata() -> str:
 
 
 def coverage() -> str:
-    """Every result of the papers, with the claims that test it or the reason why none does."""
+    """Return the page with every result of the papers and the claims that test it, or the reason why none does."""
     table = importlib.import_module("undertow.verification.coverage")
     parts = [
         "# Coverage",
         "Every result of the papers, in their order, with the claims that check it or the reason why none does. The "
-        "claims at the end say what no sentence of a paper does.",
+        "claims at the end go beyond the papers.",
     ]
     for paper in PAPERS:
         rows = ["| result | what it says | claims, or the reason |", "|---|---|---|"]
@@ -244,176 +237,27 @@ def coverage() -> str:
     return "\n\n".join(parts) + "\n"
 
 
-# performance
-
-
-def performance() -> str:
-    """Every file of benchmarks/results, beside what its benchmark says it measures."""
-    parts = [
-        "# Performance",
-        "Made from `benchmarks/results`. `make bench` runs all but the accelerator's, each in a process of its own "
-        "that interleaves what it compares and takes medians; each section has the command for its own. Compare "
-        "numbers of one section: other sections may have been measured at other times.",
-    ]
-    order = list(HEADS)
-    files = RESULTS.glob("*.json")
-    for file in sorted(files, key=lambda f: (order.index(f.stem) if f.stem in order else len(order), f.stem)):
-        facts = json.loads(file.read_text())
-        name = file.stem.removesuffix("_gpu")
-        source = ROOT / "benchmarks" / f"{name}.py"
-        told = (ast.get_docstring(ast.parse(source.read_text())) if source.is_file() else "") or ""
-        device = facts.pop("device", "")
-        remark = facts.pop("remark", "")
-        kind = facts.pop("kind", "CPU" if device.startswith("cpu") else device)
-        versions = f"{kind}, Python {facts.pop('python', '?')}, JAX {facts.pop('jax', '?')}"
-        told = re.sub(r" Writes \S+$", "", told.split("\n\n")[0])
-        parts += [f"## {HEADS.get(file.stem, name.replace('_', ' ').capitalize())}", words(told)]
-        parts.append(TOLD.get(name) or TABLES.get(name, _table)(facts))
-        parts.append(f"{versions}. Command: `python -m benchmarks {name}`. {remark}".rstrip())
-    return "\n\n".join(parts) + "\n"
-
-
-HEADS = {
-    "linear_model": "SGD on a small model",
-    "factorisation": "Matrix factorisation",
-    "memory": "Memory of a long run",
-    "manifold": "The limiting drift and flow",
-    "symmetry": "Noise of every neuron",
-    "sensing": "Matrix sensing",
-    "grouped": "Grouped data",
-    "accelerator_gpu": "On a GPU",
-    "precision_gpu": "Single precision on a GPU",
-    "torch_census": "PyTorch: census and equilibrium",
-    "torch_monitor": "PyTorch: the monitor",
-    "torch_teleport": "PyTorch: training after the move",
-    "torch_cuda": "PyTorch on a GPU",
-}
-"""Titles of the benchmarks, in the order of the page; others follow."""
-
-TOLD = {
-    "torch_monitor": "What it measured: [what the monitor costs](monitor.md#what-it-costs).",
-    "torch_teleport": "What it measured: [what to expect of the move](torch.md#what-to-expect).",
-}
-"""Where the results of a benchmark have a table on a page of their own."""
-
-MEANINGS = {
-    "figure_3_seconds": "Figure 3 of the paper, 14 spreads with 50 seeds each, compilation included",
-    "sensing_steps_a_second": "matrix sensing, d = 100, steps a second over all seeds",
-    "diagram_seconds": "HeteroSGD at d = 40, 20 x 20 points of 50 seeds, with an empty compilation cache",
-    "diagram_compiled_seconds": "the same again, programs compiled",
-    "MiB_large_drift": "memory at the largest drift",
-    "MiB_up_to_a_tenth": "memory after a tenth of the run",
-    "MiB_after": "memory at its end",
-    "relative_difference": "relative difference between the two ways",
-    "seconds_a_block": "machinery, a block",
-    "resume_1000_blocks_seconds": "finding a finished sweep of 1,000 blocks again",
-    "scalar_map_10000_points_seconds": "10,000 points of the scalar map",
-    "hetero_20x20x50_seconds": "HeteroSGD at d = 40, 20 x 20 points of 50 seeds",
-    "hetero_block_seconds": "the same, summed over its blocks and processes",
-    "hetero_blocks": "its blocks",
-    "machinery_share": "the machinery's share of it",
-    "compilations": "its compilations",
-    "compile_seconds": "seconds of compiling, of all processes",
-}
-"""What a name in a file of results stands for, where it does not say so itself."""
-
-
-def _table(facts: dict[str, Any]) -> str:
-    rows = [f"| {label} | {amount} |" for label, amount in _rows(facts, ())]
-    return "\n".join(["| quantity | measured |", "|---|---|", *rows])
-
-
-def _rows(value: Any, path: tuple[str, ...]) -> list[tuple[str, str]]:
-    """Numbers and words of nested facts, each with where it stands."""
-    if isinstance(value, dict):
-        return [row for key, inside in value.items() for row in _rows(inside, (*path, str(key)))]
-    if isinstance(value, list) and value and isinstance(value[0], dict):  # one for each repetition
-        return _rows({f"{key}, median": statistics.median(one[key] for one in value) for key in value[0]}, path)
-    return [(_label(path), _amount(path, value))]
-
-
-def _label(path: tuple[str, ...]) -> str:
-    first, rest = path[0], path[1:]
-    if first in MEANINGS:
-        return words(MEANINGS[first])
-    if not rest:
-        return words(first.removesuffix("_seconds").replace("_", " "))
-    if len(rest) == 1 and re.fullmatch(r"\d+", rest[0]):
-        return f"{words(first.replace('_', ' '))}, {int(rest[0]):,} seeds"
-    if first == "ratios":
-        return words(f"{', '.join(rest)}, ratio")
-    return words(", ".join(rest if "seconds" in first else path).replace("_", " "))
-
-
-def _amount(path: tuple[str, ...], value: Any) -> str:
-    if isinstance(value, list):
-        return ", ".join(_amount(path, each) for each in value)
-    if isinstance(value, str | bool) or value is None:
-        return words(str(value))
-    if any("seconds" in part for part in path):
-        return in_words(value).replace("us", "μs")
-    if path[0].startswith("MiB"):
-        return f"{value:,.0f} MiB"
-    if isinstance(value, int):
-        return f"{value:,}"
-    return words(f"{value:,.0f}" if 100 <= abs(value) < 1e6 else f"{value:.3g}")
-
-
-def _grouped(facts: dict[str, Any]) -> str:
-    designs = facts["designs"]
-    methods = list(dict.fromkeys(method for rows in designs.values() for method in rows if method != "passes"))
-    best = [method for method in methods if any(other.startswith(f"{method} 1") for other in methods)]
-    methods = [m for m in methods if not any(m.startswith(f"{one} 1") for one in best)]  # of several strengths the best
-    head = "| median error | " + " | ".join(designs) + " |\n|---|" + "---|" * len(designs)
-    rows = [f"| {words(method)} | " + " | ".join(_error(designs[d].get(method)) for d in designs) + " |"
-            for method in methods]  # fmt: skip
-    more = "All of it, with intervals, risks and what fails: [grouped data: a benchmark](grouped-benchmark.md)."
-    return "\n".join([head, *rows]) + "\n\n" + more
-
-
-def _cuda(facts: dict[str, Any]) -> str:
-    watched = {name.removeprefix("monitor, "): found for name, found in facts.items() if name.startswith("monitor, ")}
-    networks = {name: found for name, found in facts.items() if isinstance(found, dict) and "parameters" in found}
-    moved = [
-        [name, f"{found['parameters']:,}", str(len(found["exact"])), in_words(found["seconds_census"]),
-         in_words(found["seconds_equilibrate"]), f"{found['worst_proof']:.0e}", f"{found['change']:.0e}",
-         f"{found['noise'][1] / found['noise'][0]:.2f}"]
-        for name, found in networks.items()
-    ]  # fmt: skip
-    seen = [
-        [name, in_words(found["seconds_plain"]), f"{found['ratio']:.1f} times that", f"{found['every_50']:+.0%}",
-         f"{found['error_single']:.0e}", f"{found['error_double']:.0e}"]
-        for name, found in watched.items()
-    ]  # fmt: skip
-    return "\n\n".join([
-        table(["network", "parameters", "symmetries", "census", "equilibrate", "worst proof", "outputs changed by",
-                "noise power, after/before"], moved),
-        table(["monitor", "a plain step", "watched at every step", "watched at every 50 steps",
-                "error, single precision", "error, double precision"], seen),
-    ])  # fmt: skip
-
-
-TABLES = {"grouped": _grouped, "torch_cuda": _cuda}
-"""Results that have a table of their own form."""
-
-
-def _error(found: Any) -> str:
-    if not isinstance(found, dict) or "error" not in found:
-        return ""
-    error = found["error"][0]
-    return f"{error:.2f}" if error >= 0.1 else f"{error:.3f}"
-
-
 # changelog and citation
 
 
 def changelog() -> str:
-    """CHANGELOG.md."""
+    """Return CHANGELOG.md."""
     return (ROOT / "CHANGELOG.md").read_text()
 
 
+def contributing() -> str:
+    """Return CONTRIBUTING.md with its links as they are on the site."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    return text.replace("](docs/", "](").replace("](CODE_OF_CONDUCT.md)", "](code-of-conduct.md)")
+
+
+def code_of_conduct() -> str:
+    """Return CODE_OF_CONDUCT.md."""
+    return (ROOT / "CODE_OF_CONDUCT.md").read_text()
+
+
 def cite() -> str:
-    """CITATION.cff, as a reference, as BibTeX and as it is."""
+    """Return CITATION.cff as a reference, as BibTeX and verbatim."""
     import yaml
 
     text = (ROOT / "CITATION.cff").read_text()
@@ -439,8 +283,8 @@ The papers:
 
 {papers}
 
-Where you use a corrected constant, cite undertow for the correction and the paper for the result. The file
-`CITATION.cff`, which reference managers read:
+If you use a corrected constant, cite undertow for the correction and the paper for the result. Reference managers read
+the file `CITATION.cff`:
 
 ```yaml
 {text.strip()}

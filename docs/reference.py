@@ -1,4 +1,4 @@
-"""The reference, made from the program: every public name with its signature, docstring, fields and methods."""
+"""Generate the reference: every public name with its signature, docstring, fields and methods."""
 
 import ast
 import functools
@@ -17,26 +17,26 @@ __all__ = ["PAGES", "command_line", "reference_pages"]
 
 @dataclass(frozen=True)
 class Page:
-    """One page: the public names that live in some modules, and names of other modules worth knowing."""
+    """One page: the public names of some modules, and selected names of other modules."""
 
     title: str
     opening: str
     homes: tuple[str, ...]
     more: tuple[str, ...] = ()
     see: str = ""
-    """Pages that show how the names are used."""
+    """Links to pages that show how the names are used."""
 
 
 PAGES: dict[str, Page] = {
     "problems": Page(
         "Problems",
-        "What is trained: a loss with its data. Params, gradients and all vectors are pytrees of one shape.",
+        "A problem is a loss with its data. Params, gradients and all vectors are pytrees of one shape.",
         ("problem", "estimate"),
         ("problem.AbstractSampled",),
     ),
     "noises": Page(
         "Noises",
-        "Where the randomness of a gradient comes from. A noise can be drawn from, and knows its covariance.",
+        "A noise is a stochastic gradient of a problem. It can be drawn from and knows its covariance.",
         ("noise",),
         (
             "noise.additive.noiseless", "covariance.AbstractCovariance", "covariance.Factored",
@@ -45,7 +45,7 @@ PAGES: dict[str, Page] = {
     ),
     "dynamics": Page(
         "Dynamics",
-        "What SGD does, what its SDE does, where gradient flow ends, and what comes out of all of them.",
+        "SGD, its SDE, the end of gradient flow, and the type of their results.",
         ("dynamics", "trajectory"),
     ),
     "manifold": Page(
@@ -56,7 +56,7 @@ PAGES: dict[str, Page] = {
     ),
     "symmetry": Page(
         "Symmetry",
-        "Symmetries of a loss, how noise moves their charges, and where that ends.",
+        "Symmetries of a loss, the Noether flow of their charges, and the noise equilibrium.",
         ("symmetry",),
         (
             "symmetry.generators.AbstractSymmetry", "symmetry.generators.Violation", "symmetry.flow.Flow",
@@ -78,7 +78,7 @@ PAGES: dict[str, Page] = {
     ),
     "grouped": Page(
         "Grouped data",
-        "Estimators for rows in groups.",
+        "Estimators for data whose rows come in groups.",
         ("grouped",),
         ("grouped.data.Bootstrap", "grouped.icp.icp"),
     ),
@@ -93,7 +93,7 @@ PAGES: dict[str, Page] = {
             "torch.monitor.monitor.Reading", "torch.data.EnvironmentBatchSampler", "torch.data.PooledBatchSampler",
             "torch.data.LabelNoise", "analysis.torch.analyze", "torch._decay.gamma_of", "torch._decay.lambda_of",
         ),
-        "How they are used: [PyTorch models](../torch.md), [noise while PyTorch trains](../monitor.md).",
+        "Usage: [PyTorch models](../torch.md), [noise while PyTorch trains](../monitor.md).",
     ),
     "sweeps": Page("Sweeps", "Experiments over a grid of parameters.", ("execution",)),
     "claims": Page(
@@ -110,7 +110,7 @@ PAGES: dict[str, Page] = {
 
 
 def reference_pages() -> dict[str, str]:
-    """The pages of the reference, by their place in the site."""
+    """Return the pages of the reference by their path in the site."""
     left = dict(ut._HOME)
     pages = {}
     for slug, page in PAGES.items():
@@ -133,22 +133,22 @@ def reference_pages() -> dict[str, str]:
 
 @functools.cache
 def _places() -> dict[str, str]:
-    """The page of every name that has an entry."""
+    """Return the page of every name that has an entry."""
     slugs = {home: slug for slug, page in PAGES.items() for home in page.homes}
-    found = {name: slugs.get(home.split(".")[0], "more") for name, home in ut._HOME.items()}
-    beside = {path.rsplit(".", 1)[1]: slug for slug, page in PAGES.items() for path in page.more}
-    return beside | found
+    public = {name: slugs.get(home.split(".")[0], "more") for name, home in ut._HOME.items()}
+    selected = {path.rsplit(".", 1)[1]: slug for slug, page in PAGES.items() for path in page.more}
+    return selected | public
 
 
 def _linked(text: str, own: dict[str, str] | None = None) -> str:
-    """The text with every name in code that has an entry leading there; `own` names of the page go first."""
+    """Return the text with links from names in code to their entries; `own` names of the page take precedence."""
     places = _places() | (own or {})
-    there = lambda m: f"[<code>{m[1]}</code>]({places[m[1]]}.md#{m[1]})" if m[1] in places else m[0]
-    return re.sub(r"<code>(\w+)</code>", there, text)
+    linked = lambda m: f"[<code>{m[1]}</code>]({places[m[1]]}.md#{m[1]})" if m[1] in places else m[0]
+    return re.sub(r"<code>(\w+)</code>", linked, text)
 
 
 def _contents() -> str:
-    rows = ["# Reference", "Made from the docstrings of the program.", "| name | what it is |\n|---|---|"]
+    rows = ["# Reference", "Made from the docstrings.", "| name | description |\n|---|---|"]
     places = _places()
     for slug in [*PAGES, "more"]:
         for name in ut._HOME:
@@ -160,7 +160,7 @@ def _contents() -> str:
 
 
 def _entry(prefix: str, module: str, name: str) -> str:
-    """One name: a function, or a class with its fields and methods. Without a prefix, where to import it from."""
+    """Return the entry of one name; without a prefix it shows the import statement."""
     node, home = _source(module, name)
     parts = [f"## {prefix}{name} {{ #{name} }}"]
     if not prefix:
@@ -179,16 +179,16 @@ def _entry(prefix: str, module: str, name: str) -> str:
     parts.append(docstring(ast.get_docstring(node) or ""))
     bases = [ast.unparse(base) for base in node.bases if ast.unparse(base) in _places()]
     if bases:
-        parts.append(f"It has what every {' and '.join(f'<code>{base}</code>' for base in bases)} has.")
+        parts.append(f"It has the methods of {' and '.join(f'<code>{base}</code>' for base in bases)}.")
     if fields:
-        rows = [f"| `{field}` | {words(said)} |" for field, said in fields]
+        rows = [f"| `{field}` | {words(meaning)} |" for field, meaning in fields]
         parts.append("| field | meaning |\n|---|---|\n" + "\n".join(rows))
     parts += [_method(name, f) for f in node.body if isinstance(f, ast.FunctionDef) and _shown(f)]
     return "\n\n".join(parts)
 
 
 def _source(module: str, name: str) -> tuple[ast.stmt, str]:
-    """The source of a name, and where it is imported from. That of the PyTorch bridge is read without PyTorch."""
+    """Return the source of a name and the module to import it from. The PyTorch bridge is read without importing it."""
     if not module.startswith(("undertow.torch.", "undertow.analysis.torch")):
         thing = getattr(importlib.import_module(module), name)
         return ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(thing)))).body[0], module
@@ -201,7 +201,7 @@ def _source(module: str, name: str) -> tuple[ast.stmt, str]:
 
 
 def _is_plain(node: ast.ClassDef) -> bool:
-    """A dataclass, a tuple of names or a module whose fields are its arguments."""
+    """Return whether a class is a dataclass, a named tuple or a module whose fields are its arguments."""
     abstract = any(ast.unparse(d).startswith("abstractmethod") for f in node.body if isinstance(f, ast.FunctionDef)
                    for d in f.decorator_list)  # fmt: skip
     return bool(_assigned(node)) and not abstract
@@ -212,12 +212,12 @@ def _assigned(node: ast.ClassDef) -> list[ast.AnnAssign]:
 
 
 def _fields(node: ast.ClassDef) -> list[tuple[str, str]]:
-    """The fields that have a sentence of their own."""
-    found = []
+    """Return the fields that have a docstring."""
+    documented = []
     for item, after in zip(node.body, node.body[1:], strict=False):
         if isinstance(item, ast.AnnAssign) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
-            found.append((ast.unparse(item.target), " ".join(str(after.value.value).split())))
-    return found
+            documented.append((ast.unparse(item.target), " ".join(str(after.value.value).split())))
+    return documented
 
 
 def _shown(node: ast.FunctionDef) -> bool:
@@ -228,8 +228,8 @@ def _method(owner: str, node: ast.FunctionDef) -> str:
     decorators = [ast.unparse(d) for d in node.decorator_list]
     head = node.name if "property" in decorators else _signature(node.name, node, skip=0 if "staticmethod" in decorators
                                                                  else 1)  # fmt: skip
-    said = docstring(ast.get_docstring(node) or "")
-    return f"### {node.name} {{ #{owner}.{node.name} }}\n\n{_code(head)}\n\n{said}"
+    text = docstring(ast.get_docstring(node) or "")
+    return f"### {node.name} {{ #{owner}.{node.name} }}\n\n{_code(head)}\n\n{text}"
 
 
 def _signature(name: str, node: ast.FunctionDef, skip: int = 0) -> str:
@@ -265,10 +265,10 @@ def _code(text: str) -> str:
 
 
 def command_line() -> str:
-    """The commands of `undertow`, with the sentence of every flag."""
+    """Return the page of the commands of `undertow`, with the help of every flag."""
     from undertow.cli import COMMANDS
 
-    parts = ["# Command line", words("`undertow COMMAND --help` prints the same, with the defaults of this machine.")]
+    parts = ["# Command line", words("`undertow COMMAND --help` prints the same.")]
     for command, kind in COMMANDS.items():
         node = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
         assert isinstance(node, ast.ClassDef)

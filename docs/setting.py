@@ -1,4 +1,4 @@
-"""Our plain-text mathematics and docstrings, set as Markdown that nothing on the way to the page takes apart."""
+"""Typeset plain-text mathematics and docstrings as Markdown, with special characters escaped."""
 
 import inspect
 import re
@@ -11,7 +11,7 @@ SPECIAL = {"*": "&#42;", "_": "&#95;", "[": "&#91;", "]": "&#93;", "`": "&#96;",
 
 
 def words(text: str) -> str:
-    """A sentence with mathematics and `code` in it: letters, signs and scripts are set, code and **bold** stay."""
+    """Return a sentence as Markdown: letters, signs and scripts are typeset, code and **bold** are kept."""
     parts = re.split(r"(`[^`]*`|\*\*[^*]+\*\*)", text)
     return "".join(_part(part) for part in parts)
 
@@ -25,23 +25,23 @@ def _part(part: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Text whose stars, underscores and brackets mean themselves."""
+    """Return text with Markdown's special characters escaped."""
     return re.sub(r"[*_\[\]`|]", lambda m: SPECIAL[m[0]], text)
 
 
 def equation(text: str) -> str:
-    """Lines of mathematics as one displayed element."""
+    """Return lines of mathematics as one displayed element."""
     lines = "\n".join(formula(line) for line in text.strip("\n").splitlines())
     return f'<div class="equation" role="math">{lines}</div>'
 
 
 def set_equations(markdown: str) -> str:
-    """A page in which every block of the language `equation` is displayed mathematics."""
+    """Return a page with every block of the language `equation` as displayed mathematics."""
     return re.sub(r"^```equation\n(.*?)^```$", lambda m: equation(m[1]), markdown, flags=re.DOTALL | re.MULTILINE)
 
 
 def docstring(text: str) -> str:
-    """A docstring as Markdown: examples become code, indented lines equations, lists stay lists."""
+    """Return a docstring as Markdown: examples become code, indented lines become equations, lists are kept."""
     return "\n\n".join(_block(block) for block in re.split(r"\n\s*\n", inspect.cleandoc(text)) if block.strip())
 
 

@@ -1,6 +1,6 @@
-"""The Python of a page, run as a reader would run it: block by block in one namespace, what each prints beside it.
+"""Run the Python blocks of a page one after the other in one namespace, and collect what each block prints.
 
-`python tests/docs/blocks.py PAGE` prints, as JSON, what every block printed.
+`python tests/docs/blocks.py PAGE` prints the outputs of the blocks as JSON.
 """
 
 import contextlib
@@ -14,12 +14,12 @@ BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\s*^```text\n(?P<shown>.*
 
 
 def blocks(text: str) -> list[tuple[str, str | None]]:
-    """The code of each block and what the page shows as its output, None where it shows nothing."""
-    return [(found["code"], found["shown"]) for found in BLOCK.finditer(text)]
+    """Return the code of each block and the output that the page shows, None where it shows none."""
+    return [(block["code"], block["shown"]) for block in BLOCK.finditer(text)]
 
 
 def outputs(text: str, name: str) -> list[str]:
-    """What each block of a page prints."""
+    """Return what each block of a page prints."""
     namespace = {"__name__": "__main__"}
     printed = []
     for number, (code, _) in enumerate(blocks(text)):

@@ -1,4 +1,4 @@
-"""The built site, shared by the tests that look at it."""
+"""The built site, shared by the tests of its pages."""
 
 import os
 import subprocess

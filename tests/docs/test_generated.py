@@ -1,4 +1,4 @@
-"""The pages that are made: they cover what the program has, and what they are made from is up to date."""
+"""The generated pages cover all claims and public names, and the stored files behind them are up to date."""
 
 import ast
 import dataclasses
@@ -30,14 +30,14 @@ def headings(text: str) -> set[str]:
 
 
 def test_the_reference_has_every_public_name():
-    found = set().union(*(headings(text) for place, text in made().items() if place.startswith("api/")))
-    assert set(ut.__all__) <= found
+    documented = set().union(*(headings(text) for place, text in made().items() if place.startswith("api/")))
+    assert set(ut.__all__) <= documented
     contents = made()["api/index.md"]
     assert all(f"[`ut.{name}`]" in contents for name in ut.__all__)
 
 
 def test_the_reference_shows_whole_docstrings():
-    """Every example of a public docstring is on its page, word for word."""
+    """Every example of a public docstring is on its page verbatim."""
     text = "\n".join(text for place, text in made().items() if place.startswith("api/"))
     for name in ut.__all__:
         lines = [line for line in inspect.cleandoc(getattr(ut, name).__doc__).splitlines() if line.startswith(">>> ")]
@@ -45,7 +45,7 @@ def test_the_reference_shows_whole_docstrings():
 
 
 def test_signatures_are_the_real_ones():
-    """What a signature block says parses, and has the argument names that Python reports."""
+    """A signature block parses, and has the argument names that Python reports."""
     for name in ("descend", "equilibrium", "advise", "find_symmetries", "Minibatch", "LabelNoise", "HeteroRegressor"):
         thing = getattr(ut, name)
         text = next(t for p, t in made().items() if name in headings(t) and p.startswith("api/"))
@@ -58,11 +58,12 @@ def test_signatures_are_the_real_ones():
 
 
 def test_names_beside_the_public_ones_exist():
-    """Read, not imported: the documentation is made without PyTorch too."""
+    """The files are read and not imported, because the documentation is also built without PyTorch."""
     for page in reference.PAGES.values():
         for path in page.more:
             *module, name = path.split(".")
-            file = Path(ut.__file__).parent.joinpath(*module).with_suffix(".py")
+            place = Path(ut.__file__).parent.joinpath(*module)
+            file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
             shown = re.search(r"^__all__ = (\[.*?\])", file.read_text(), flags=re.MULTILINE | re.DOTALL)
             assert shown, path
             assert name in ast.literal_eval(shown[1]), path
@@ -80,11 +81,11 @@ def gallery_papers() -> set[str]:
 
 
 def test_the_gallery_is_up_to_date():
-    """Run `make gallery` where this fails: a claim has come, gone or changed since the figures were made."""
-    found = gallery.results()
-    assert set(found) == set(claims)
+    """Run `make gallery` where this fails: a claim was added, removed or changed since the figures were made."""
+    stored = gallery.results()
+    assert set(stored) == set(claims)
     assert {file.stem for file in gallery.FOLDER.glob("*.svg")} == set(claims)
-    for name, result in found.items():
+    for name, result in stored.items():
         assert result["verdict"] == expected(name), name
         assert result["scale"] == "smoke", name
         assert result["parameters"] == claims[name].parameters("smoke"), name
@@ -95,16 +96,16 @@ def test_the_gallery_stays_small():
 
 
 def test_the_full_report_is_whole():
-    found = {result["claim"]: result for result in full.results()}
+    stored = {result["claim"]: result for result in full.results()}
     report = (full.FOLDER / "report.html").read_text()
-    assert set(found) == set(claims)
-    for name, result in found.items():
+    assert set(stored) == set(claims)
+    for name, result in stored.items():
         assert result["scale"] == "full", name
         assert result["verdict"] == expected(name) or f"`{name}`" in full.facts()["remark"], name
         assert f'id="{name}"' in report, name
         assert f"(report.html#{name})" in made()["full/index.md"], name
-    assert found["filtering-by-spread"]["parameters"]["seeds"] >= 1000
-    assert found["norm-ratio-settings"]["parameters"]["hidden"] == 2000
+    assert stored["filtering-by-spread"]["parameters"]["seeds"] >= 1000
+    assert stored["norm-ratio-settings"]["parameters"]["hidden"] == 2000
     assert len(report) < 6_000_000
 
 
@@ -169,14 +170,14 @@ def test_docstrings_keep_lists_equations_and_examples():
 
 
 def test_experiments_and_flags_exist():
-    """`undertow run EXPERIMENT --flag` and `undertow verify CLAIM` name what there is."""
+    """`undertow run EXPERIMENT --flag` and `undertow verify CLAIM` name claims and flags that exist."""
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for block in re.findall(r"^```console\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE):
             for line in block.splitlines():
-                found = re.match(r"undertow (run|verify) ([a-z][a-z0-9-]+)(.*)", line)
-                if not found:
+                call = re.match(r"undertow (run|verify) ([a-z][a-z0-9-]+)(.*)", line)
+                if not call:
                     continue
-                claim = claims[found[2]]
+                claim = claims[call[2]]
                 fields = {f.name.replace("_", "-") for f in dataclasses.fields(claim.scales["smoke"])}
-                given = set(re.findall(r"--([a-z-]+)", found[3])) if found[1] == "run" else set()
+                given = set(re.findall(r"--([a-z-]+)", call[3])) if call[1] == "run" else set()
                 assert given <= fields | {"help", "scale", "seed", "out"}, line

@@ -1,4 +1,4 @@
-"""The site as a reader meets it from a disk, in a real browser: no network, no errors, wide, dark, on a phone."""
+"""The site opened from a disk in a real browser: no network, no errors, on wide and narrow screens, in the dark."""
 
 import json
 import time
@@ -19,17 +19,17 @@ def tab():
     tab.close()
 
 
-def found(tab: Tab, method: str) -> list[str]:
+def events(tab: Tab, method: str) -> list[str]:
     return [json.dumps(event["params"]) for event in tab.events if event["method"] == method]
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_pages_need_no_network_and_fit_their_screen(tab, site, place):
     tab.open(site / f"{place}.html")
-    asked = [json.loads(event)["request"]["url"] for event in found(tab, "Network.requestWillBeSent")]
+    asked = [json.loads(event)["request"]["url"] for event in events(tab, "Network.requestWillBeSent")]
     assert asked
     assert all(url.startswith(("file:", "data:", "about:")) for url in asked)
-    assert not found(tab, "Runtime.exceptionThrown") + found(tab, "Log.entryAdded")
+    assert not events(tab, "Runtime.exceptionThrown") + events(tab, "Log.entryAdded")
     for width in (1300, 390):
         tab.screen(width, 900)
         assert tab.run("document.documentElement.scrollWidth <= document.documentElement.clientWidth")
@@ -54,7 +54,7 @@ def test_search_works_from_a_disk(tab, site):
 
 
 def soon(tab: Tab, script: str) -> bool:
-    """Whether it comes true within ten seconds."""
+    """Return whether a script becomes true within ten seconds."""
     end = time.monotonic() + 10
     while time.monotonic() < end:
         if tab.run(f"Boolean({script})"):

@@ -1,4 +1,4 @@
-"""The built site: nothing is fetched from elsewhere, every link leads somewhere, search works from a disk."""
+"""The built site loads nothing from other servers, all its links exist, and search works from a disk."""
 
 import html.parser
 from pathlib import Path
@@ -10,7 +10,7 @@ pytestmark = [pytest.mark.docs, pytest.mark.xdist_group("made")]
 
 
 class Page(html.parser.HTMLParser):
-    """What a page loads, where it links to, and the places it has."""
+    """The files that a page loads, its links, and its anchors."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -20,14 +20,14 @@ class Page(html.parser.HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = {name: value or "" for name, value in attrs}
-        self.places |= {found[name] for name in ("id", "name") if name in found}
-        if tag in ("script", "img", "iframe") and "src" in found:
-            self.loads.append(found["src"])
-        if tag == "link" and "stylesheet" in found.get("rel", "") + found.get("as", ""):
-            self.loads.append(found["href"])
-        if tag == "a" and "href" in found:
-            self.links.append(found["href"])
+        values = {name: value or "" for name, value in attrs}
+        self.places |= {values[name] for name in ("id", "name") if name in values}
+        if tag in ("script", "img", "iframe") and "src" in values:
+            self.loads.append(values["src"])
+        if tag == "link" and "stylesheet" in values.get("rel", "") + values.get("as", ""):
+            self.loads.append(values["href"])
+        if tag == "a" and "href" in values:
+            self.links.append(values["href"])
 
 
 def pages(site: Path) -> dict[Path, Page]:
@@ -44,8 +44,8 @@ def test_nothing_comes_from_elsewhere(site):
 
 
 def test_every_link_leads_somewhere(site):
-    found = pages(site)
-    for file, page in found.items():
+    by_file = pages(site)
+    for file, page in by_file.items():
         for address in page.links:
             parts = urlsplit(address)
             if parts.scheme or parts.netloc or address == ".":
@@ -53,8 +53,8 @@ def test_every_link_leads_somewhere(site):
             target = (file.parent / unquote(parts.path)).resolve() if parts.path else file
             target = target / "index.html" if target.is_dir() else target
             assert target.is_file(), f"{file.name}: {address}"
-            if parts.fragment and target in found:
-                assert unquote(parts.fragment) in found[target].places, f"{file.name}: {address}"
+            if parts.fragment and target in by_file:
+                assert unquote(parts.fragment) in by_file[target].places, f"{file.name}: {address}"
 
 
 def test_search_has_its_index_for_a_disk(site):

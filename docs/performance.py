@@ -1,0 +1,177 @@
+"""Generate the performance page from the files in benchmarks/results."""
+
+import ast
+import json
+import re
+import statistics
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import in_words
+from docs.setting import words
+from studies.results import table
+
+__all__ = ["performance"]
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def performance() -> str:
+    """Return the page with every file of benchmarks/results and what its benchmark measures."""
+    parts = [
+        "# Performance",
+        "Made from `benchmarks/results`. `make bench` runs all benchmarks except those for accelerators. Each runs in "
+        "its own process, interleaves the programs that it compares, and takes medians. Each section gives the command "
+        "of its benchmark. Compare numbers within one section only: sections may have been measured at different "
+        "times.",
+    ]
+    order = list(HEADS)
+    files = RESULTS.glob("*.json")
+    for file in sorted(files, key=lambda f: (order.index(f.stem) if f.stem in order else len(order), f.stem)):
+        facts = json.loads(file.read_text())
+        name = file.stem.removesuffix("_gpu")
+        source = ROOT / "benchmarks" / f"{name}.py"
+        description = (ast.get_docstring(ast.parse(source.read_text())) if source.is_file() else "") or ""
+        device = facts.pop("device", "")
+        remark = facts.pop("remark", "")
+        kind = facts.pop("kind", "CPU" if device.startswith("cpu") else device)
+        versions = f"{kind}, Python {facts.pop('python', '?')}, JAX {facts.pop('jax', '?')}"
+        description = re.sub(r" Writes \S+$", "", description.split("\n\n")[0])
+        parts += [f"## {HEADS.get(file.stem, name.replace('_', ' ').capitalize())}", words(description)]
+        parts.append(ELSEWHERE.get(name) or TABLES.get(name, _table)(facts))
+        parts.append(f"{versions}. Command: `python -m benchmarks {name}`. {remark}".rstrip())
+    return "\n\n".join(parts) + "\n"
+
+
+HEADS = {
+    "linear_model": "SGD on a small model",
+    "factorisation": "Matrix factorisation",
+    "memory": "Memory of a long run",
+    "manifold": "The limiting drift and flow",
+    "symmetry": "Noise of every neuron",
+    "sensing": "Matrix sensing",
+    "grouped": "Grouped data",
+    "accelerator_gpu": "On a GPU",
+    "precision_gpu": "Single precision on a GPU",
+    "torch_census": "PyTorch: census and equilibrium",
+    "torch_monitor": "PyTorch: the monitor",
+    "torch_teleport": "PyTorch: training after the move",
+    "torch_cuda": "PyTorch on a GPU",
+}
+"""Titles of the benchmarks, in the order of the page; others follow."""
+
+ELSEWHERE = {
+    "torch_monitor": "Results: [what the monitor costs](monitor.md#what-it-costs).",
+    "torch_teleport": "Results: [what to expect of the move](torch.md#what-to-expect).",
+}
+"""Benchmarks whose results are shown on another page."""
+
+MEANINGS = {
+    "figure_3_seconds": "Figure 3 of the paper, 14 spreads with 50 seeds each, compilation included",
+    "sensing_steps_a_second": "matrix sensing, d = 100, steps per second over all seeds",
+    "diagram_seconds": "HeteroSGD at d = 40, 20 x 20 points of 50 seeds, with an empty compilation cache",
+    "diagram_compiled_seconds": "the same with compiled programs",
+    "MiB_large_drift": "memory at the largest drift",
+    "MiB_up_to_a_tenth": "memory after a tenth of the run",
+    "MiB_after": "memory at the end of the run",
+    "relative_difference": "relative difference between the two methods",
+    "seconds_a_block": "overhead per block",
+    "resume_1000_blocks_seconds": "reading a finished sweep of 1,000 blocks",
+    "scalar_map_10000_points_seconds": "10,000 points of the scalar map",
+    "hetero_20x20x50_seconds": "HeteroSGD at d = 40, 20 x 20 points of 50 seeds",
+    "hetero_block_seconds": "the same, summed over blocks and processes",
+    "hetero_blocks": "its number of blocks",
+    "machinery_share": "share of the overhead",
+    "compilations": "its number of compilations",
+    "compile_seconds": "compile time, summed over processes",
+}
+"""The meaning of names in files of results that do not explain themselves."""
+
+
+def _table(facts: dict[str, Any]) -> str:
+    rows = [f"| {label} | {amount} |" for label, amount in _rows(facts, ())]
+    return "\n".join(["| quantity | measured |", "|---|---|", *rows])
+
+
+def _rows(value: Any, path: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return the values of nested facts, each with a label made from its path."""
+    if isinstance(value, dict):
+        return [row for key, inside in value.items() for row in _rows(inside, (*path, str(key)))]
+    if isinstance(value, list) and value and isinstance(value[0], dict):  # one for each repetition
+        return _rows({f"{key}, median": statistics.median(one[key] for one in value) for key in value[0]}, path)
+    return [(_label(path), _amount(path, value))]
+
+
+def _label(path: tuple[str, ...]) -> str:
+    first, rest = path[0], path[1:]
+    if first in MEANINGS:
+        return words(MEANINGS[first])
+    if not rest:
+        return words(first.removesuffix("_seconds").replace("_", " "))
+    if len(rest) == 1 and re.fullmatch(r"\d+", rest[0]):
+        return f"{words(first.replace('_', ' '))}, {int(rest[0]):,} seeds"
+    if first == "ratios":
+        return words(f"{', '.join(rest)}, ratio")
+    return words(", ".join(rest if "seconds" in first else path).replace("_", " "))
+
+
+def _amount(path: tuple[str, ...], value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(_amount(path, each) for each in value)
+    if isinstance(value, str | bool) or value is None:
+        return words(str(value))
+    if any("seconds" in part for part in path):
+        return in_words(value).replace("us", "μs")
+    if path[0].startswith("MiB"):
+        return f"{value:,.0f} MiB"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return words(f"{value:,.0f}" if 100 <= abs(value) < 1e6 else f"{value:.3g}")
+
+
+def _grouped(facts: dict[str, Any]) -> str:
+    designs = facts["designs"]
+    methods = list(dict.fromkeys(method for rows in designs.values() for method in rows if method != "passes"))
+    best = [method for method in methods if any(other.startswith(f"{method} 1") for other in methods)]
+    methods = [m for m in methods if not any(m.startswith(f"{one} 1") for one in best)]  # of several strengths the best
+    head = "| median error | " + " | ".join(designs) + " |\n|---|" + "---|" * len(designs)
+    rows = [f"| {words(method)} | " + " | ".join(_error(designs[d].get(method)) for d in designs) + " |"
+            for method in methods]  # fmt: skip
+    more = "Intervals, risks and failures: [grouped data: a benchmark](grouped-benchmark.md)."
+    return "\n".join([head, *rows]) + "\n\n" + more
+
+
+def _cuda(facts: dict[str, Any]) -> str:
+    monitors = {
+        name.removeprefix("monitor, "): values for name, values in facts.items() if name.startswith("monitor, ")
+    }
+    networks = {name: values for name, values in facts.items() if isinstance(values, dict) and "parameters" in values}
+    census_rows = [
+        [name, f"{values['parameters']:,}", str(len(values["exact"])), in_words(values["seconds_census"]),
+         in_words(values["seconds_equilibrate"]), f"{values['worst_proof']:.0e}", f"{values['change']:.0e}",
+         f"{values['noise'][1] / values['noise'][0]:.2f}"]
+        for name, values in networks.items()
+    ]  # fmt: skip
+    monitored = [
+        [name, in_words(values["seconds_plain"]), f"{values['ratio']:.1f} times that", f"{values['every_50']:+.0%}",
+         f"{values['error_single']:.0e}", f"{values['error_double']:.0e}"]
+        for name, values in monitors.items()
+    ]  # fmt: skip
+    return "\n\n".join([
+        table(["network", "parameters", "symmetries", "census", "equilibrate", "worst proof", "outputs changed by",
+                "noise power, after/before"], census_rows),
+        table(["monitor", "plain step", "monitored at every step", "monitored every 50 steps",
+                "error, single precision", "error, double precision"], monitored),
+    ])  # fmt: skip
+
+
+TABLES = {"grouped": _grouped, "torch_cuda": _cuda}
+"""Results with a table of a special form."""
+
+
+def _error(entry: Any) -> str:
+    if not isinstance(entry, dict) or "error" not in entry:
+        return ""
+    error = entry["error"][0]
+    return f"{error:.2f}" if error >= 0.1 else f"{error:.3f}"
