@@ -21,6 +21,7 @@ from tests.kinds import KINDS, params, point, problem, regression
 from undertow import _trees as trees
 from undertow.dynamics import clock, drive, engine
 from undertow.execution.compiling import compilations
+from undertow.noise.additive import noiseless
 
 FLAT = {"flat": trees.ravel}
 NOISE = ut.Minibatch(problem(), 2)
@@ -47,7 +48,7 @@ def plain_loop(noise, point, steps, step_size, seed=0, momentum=0.0, weight_deca
             slices = noise.randomness(jax.random.fold_in(seed_key, step // block), block, point)
         eta = step_size(step) if callable(step_size) else step_size
         g = gradient(path[-1], trees.take(slices, step % block))
-        g = trees.add(g, trees.scale(2 * weight_decay, path[-1]))
+        g = trees.add(g, trees.scale(weight_decay, path[-1]))
         velocity = trees.add(trees.scale(momentum, velocity), g)
         path.append(trees.subtract(path[-1], trees.scale(eta, velocity)))
     return np.stack([trees.ravel(p) for p in path])
@@ -75,6 +76,33 @@ def test_momentum_weight_decay_and_schedules(momentum, weight_decay, schedule):
     etas = np.array([float(schedule(k)) if callable(schedule) else schedule for k in range(40)])
     np.testing.assert_allclose(run.time, np.concatenate([[0], np.cumsum(etas)])[::8], rtol=1e-6)
     np.testing.assert_allclose(run.slow_time, np.concatenate([[0], np.cumsum(etas**2)])[::8], rtol=1e-6)
+
+
+@pytest.mark.parametrize(("momentum", "expected"), [(0.0, 3.415), (0.9, 3.145)])
+def test_two_steps_with_weight_decay_by_hand(momentum, expected):
+    """Gradient 1, eta = 0.1, lambda = 0.5, from 4: v = 1 + 0.5 * 4 = 3, so 4 - 0.3 = 3.7.
+
+    Then g + lambda theta = 1 + 1.85 = 2.85: 3.7 - 0.285 without momentum; with beta = 0.9, v = 2.7 + 2.85 = 5.55.
+    """
+    steady = noiseless(ut.Problem(lambda w, _: w, jnp.zeros(1)))
+    run = ut.descend(steady, jnp.array(4.0), step_size=0.1, steps=2, key=0, momentum=momentum, weight_decay=0.5)
+    np.testing.assert_allclose(run.params, 3.7 - 0.1 * (momentum * 3 + 2.85), rtol=1e-6)
+    np.testing.assert_allclose(run.params, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("momentum", [None, 0.9])
+def test_weight_decay_is_that_of_optax(momentum):
+    """`optax.add_decayed_weights` before `optax.sgd`, on the full gradient."""
+    eta, decay, task = 0.05, 0.3, problem()
+    run = ut.descend(noiseless(task), params(), step_size=eta, steps=20, key=0, momentum=momentum or 0.0,
+                     weight_decay=decay, observe=FLAT)  # fmt: skip
+    optimiser = optax.chain(optax.add_decayed_weights(decay), optax.sgd(eta, momentum))
+    now = params()
+    state = optimiser.init(now)
+    for _ in range(20):
+        updates, state = optimiser.update(task.gradient(now), state, now)
+        now = optax.apply_updates(now, updates)
+    np.testing.assert_allclose(run.observed["flat"][-1], trees.ravel(now), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.usefixtures("short_blocks")

@@ -76,7 +76,7 @@ def test_sgd_and_sde_agree_on_a_quadratic():
 
 def test_weight_decay_pulls_to_zero():
     task = ut.Additive(ut.Problem(lambda w, _: 0.0 * w, jnp.zeros(1)), lambda w: jnp.zeros(1))
-    run = ut.diffuse(task, jnp.array(1.0), step_size=0.01, time=2.0, key=KEY, weight_decay=0.5, substeps=20)
+    run = ut.diffuse(task, jnp.array(1.0), step_size=0.01, time=2.0, key=KEY, weight_decay=1.0, substeps=20)
     np.testing.assert_allclose(run.params, np.exp(-2.0), rtol=2e-3)
 
 

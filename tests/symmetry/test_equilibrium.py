@@ -32,7 +32,7 @@ def relu(x64):
     return noise, double(nets.relu_params())
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.2])
+@pytest.mark.parametrize("decay", [0.0, 0.4])
 def test_rotations_balance_and_change_nothing_else(factors, decay):
     noise, params = factors
     found = ut.equilibrium(noise, nets.FACTORS, params, step_size=ETA, weight_decay=decay)
@@ -46,7 +46,7 @@ def test_rotations_balance_and_change_nothing_else(factors, decay):
     np.testing.assert_allclose(moved["U"], found.params["U"], atol=1e-10)
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize("decay", [0.0, 0.6])
 def test_two_layer_linear_nets_by_the_svd(factors, decay):
     """At the global minimum the residual does not depend on the factors: W Gamma_W W' = U' Gamma_U U."""
     noise, _ = factors
@@ -54,7 +54,7 @@ def test_two_layer_linear_nets_by_the_svd(factors, decay):
     least = jnp.linalg.lstsq(x, y)[0].T  # 5 x 4, of rank 4
     start = {"U": least @ jnp.diag(jnp.array([1.0, 2.0, 3.0, 4.0])), "W": jnp.diag(1 / jnp.array([1.0, 2.0, 3.0, 4.0]))}
     r = x @ least.T - y
-    k = decay * noise.size / ETA
+    k = decay / 2 * noise.size / ETA
     gamma_w = jnp.einsum("n,ni,nj->ij", jnp.sum(r**2, 1), x, x) / len(x) + k * jnp.eye(4)
     gamma_u = jnp.einsum("n,ni,nj->ij", jnp.sum(x**2, 1), r, r) / len(x) + k * jnp.eye(5)
     u, w = closed_forms.balanced_factors(least, gamma_u, gamma_w, 4)
@@ -78,23 +78,23 @@ def test_directions_that_do_not_reach_the_product_die_out(x64):
 
 def test_layers_that_share_weights_are_solved_together(relu):
     noise, params = relu
-    found = ut.equilibrium(noise, nets.RELU_LAYERS, params, step_size=ETA, weight_decay=0.05)
+    found = ut.equilibrium(noise, nets.RELU_LAYERS, params, step_size=ETA, weight_decay=0.1)
     assert found.residual <= 1e-10
     np.testing.assert_allclose(noise.problem.losses(found.params), noise.problem.losses(params), rtol=1e-10)
     for layer in nets.RELU_LAYERS:
-        rate = ut.noether_flow(noise, layer, found.params, step_size=ETA, weight_decay=0.05).rate
-        scale = ut.noether_flow(noise, layer, params, step_size=ETA, weight_decay=0.05).rate
+        rate = ut.noether_flow(noise, layer, found.params, step_size=ETA, weight_decay=0.1).rate
+        scale = ut.noether_flow(noise, layer, params, step_size=ETA, weight_decay=0.1).rate
         assert np.abs(rate).max() < 1e-9 * np.abs(scale).max()
 
 
 def test_it_is_the_least_noise_on_the_orbit(relu):
-    """F = eta/4 Tr Sigma + gamma |params|^2 grows in every direction along the orbit."""
+    """F = eta/4 Tr Sigma + lambda/2 |params|^2 grows in every direction along the orbit."""
     noise, params = relu
-    decay = 0.05
+    decay = 0.1
 
     def cost(p):
         weights = sum(float(jnp.sum(x**2)) for x in jax.tree.leaves(p))
-        return ETA / 4 * float(noise.covariance(p).trace()) + decay * weights
+        return ETA / 4 * float(noise.covariance(p).trace()) + decay / 2 * weights
 
     found = ut.equilibrium(noise, nets.RELU_LAYERS, params, step_size=ETA, weight_decay=decay)
     least = cost(found.params)
@@ -120,9 +120,9 @@ def test_a_general_generator_by_its_root(factors):
     noise, params = factors
     generator = {"U": jnp.ones((5, 3)), "W": -jnp.ones((3, 4))}
     for kind in (generator, lambda v: {"U": v["U"], "W": -v["W"]}):
-        by_root = ut.equilibrium(noise, ut.Exponential(kind), params, step_size=ETA, weight_decay=0.1)
+        by_root = ut.equilibrium(noise, ut.Exponential(kind), params, step_size=ETA, weight_decay=0.2)
         closed = ut.equilibrium(
-            noise, ut.Rescaling(lambda p: p["U"], lambda p: p["W"]), params, step_size=ETA, weight_decay=0.1
+            noise, ut.Rescaling(lambda p: p["U"], lambda p: p["W"]), params, step_size=ETA, weight_decay=0.2
         )
         np.testing.assert_allclose(by_root.amount[0], closed.amount[0], rtol=1e-8)
 
@@ -220,12 +220,12 @@ def test_a_symmetry_at_infinity_does_not_hold_up_the_others(x64, kind):
 
 
 def test_weight_decay_gives_a_scale_its_closed_form(x64):
-    """d|w|^2/dt = -4 gamma |w|^2 + eta s with s |w|^2 the same along the orbit: |w|^4 = eta s |w|^2/(4 gamma)."""
+    """d|w|^2/dt = -2 lambda |w|^2 + eta s with s |w|^2 the same along the orbit: |w|^4 = eta s |w|^2/(2 lambda)."""
     noise, params = weight_norm()
-    decay = 0.003
+    decay = 0.006
     per_sample = noise.problem.sample_gradients(params)["v"]
     spread = float(jnp.sum(jnp.var(per_sample, axis=0))) / 4  # batches of four
-    expected = ETA * spread * float(jnp.sum(params["v"] ** 2)) / (4 * decay)
+    expected = ETA * spread * float(jnp.sum(params["v"] ** 2)) / (2 * decay)
     found = ut.equilibrium(noise, ut.Scaling(lambda p: p["v"]), params, step_size=ETA, weight_decay=decay)
     assert found.infinite == (0,)
     assert found.residual < 1e-10
@@ -234,21 +234,21 @@ def test_weight_decay_gives_a_scale_its_closed_form(x64):
 
 @pytest.mark.parametrize("radius", [0.3, 3.0])
 def test_sgd_with_weight_decay_takes_a_scale_there(radius):
-    """The gradient of +-angle is 1/r across the radius, so r^2 goes to (1 - 2 eta gamma)^2 r^2 + eta^2/r^2 at a step.
+    """The gradient of +-angle is 1/r across the radius, so r^2 goes to (1 - eta lambda)^2 r^2 + eta^2/r^2 at a step.
 
-    Its fixed point is r^4 = eta/(4 gamma (1 - eta gamma)), whatever the draws.
+    Its fixed point is r^4 = eta/(lambda (2 - eta lambda)), whatever the draws.
     """
     problem = ut.Problem(lambda p, z: z * jnp.arctan2(p[1], p[0]), jnp.array([1.0, -1.0]))
-    noise, eta, decay = ut.Minibatch(problem, 1), 0.05, 0.05
+    noise, eta, decay = ut.Minibatch(problem, 1), 0.05, 0.1
     start = radius * jnp.array([0.6, 0.8])
     told = ut.equilibrium(noise, ut.Scaling(lambda p: p), start, step_size=eta, weight_decay=decay).params
     run = ut.descend(
         noise, start, step_size=eta, weight_decay=decay, steps=1000, key=0, progress=False,
         observe={"square": lambda p: jnp.sum(p**2)},
     )  # fmt: skip
-    expected = float(jnp.sum(told**2)) / np.sqrt(1 - eta * decay)
+    expected = float(jnp.sum(told**2)) / np.sqrt(1 - eta * decay / 2)
     np.testing.assert_allclose(run.observed["square"][..., -1], expected, rtol=1e-5)
-    np.testing.assert_allclose(expected**2, eta / (4 * decay * (1 - eta * decay)), rtol=1e-5)
+    np.testing.assert_allclose(expected**2, eta / (decay * (2 - eta * decay)), rtol=1e-5)
 
 
 def fields():

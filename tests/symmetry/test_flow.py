@@ -13,7 +13,7 @@ from tests.symmetry import nets
 from undertow.covariance import SampleCovariance
 from undertow.symmetry.powers import _powers_of, entry_powers, powers
 
-ETA, GAMMA = 0.02, 0.4
+ETA, DECAY = 0.02, 0.8
 
 
 def double(tree):
@@ -28,12 +28,12 @@ def test_the_expected_step_is_exact(replace, x64):
     params = double(nets.relu_params(3, 3))
     layer = nets.RELU_LAYERS[0]
     noise = ut.Minibatch(problem, 2, replace=replace)
-    flow = ut.noether_flow(noise, layer, params, step_size=ETA, weight_decay=GAMMA)
+    flow = ut.noether_flow(noise, layer, params, step_size=ETA, weight_decay=DECAY)
     pairs = [(i, j) for i in range(6) for j in range(6) if replace or i != j]
 
     def change(pair):
         gradient = problem.batch_gradient(params, pair)
-        after = jax.tree.map(lambda p, g: (1 - 2 * ETA * GAMMA) * p - ETA * g, params, gradient)
+        after = jax.tree.map(lambda p, g: (1 - ETA * DECAY) * p - ETA * g, params, gradient)
         return layer.charge(after) - layer.charge(params)
 
     mean = np.mean([change(jnp.array(pair)) for pair in pairs], axis=0)
@@ -42,17 +42,17 @@ def test_the_expected_step_is_exact(replace, x64):
 
 
 def test_the_expected_step_is_exact_where_the_symmetry_is_broken(x64):
-    """The breaking term of one step is -eta (1 - 2 eta gamma) g'A params: enumerated as above, with a large decay."""
+    """The breaking term of one step is -eta (1 - eta lambda) g'A params: enumerated as above, with a large decay."""
     x, y = double(nets.data(samples=4))
     problem = ut.Problem(lambda p, s: nets.square(p["o"] @ jnp.tanh(p["i"] @ s[0]), s[1]), (x, y))
     params = double(nets.weights(o=(2, 3), i=(3, 2)))
     neurons = ut.Rescaling(lambda p: p["o"], lambda p: p["i"], neurons=True)
-    noise, eta, gamma = ut.Minibatch(problem, 1), 0.1, 1.5
-    flow = ut.noether_flow(noise, neurons, params, step_size=eta, weight_decay=gamma, approximate=True)
+    noise, eta, decay = ut.Minibatch(problem, 1), 0.1, 3.0
+    flow = ut.noether_flow(noise, neurons, params, step_size=eta, weight_decay=decay, approximate=True)
 
     def charge_after(index):
         gradient = problem.batch_gradient(params, jnp.asarray(index))
-        return neurons.charge(jax.tree.map(lambda p, g: (1 - 2 * eta * gamma) * p - eta * g, params, gradient))
+        return neurons.charge(jax.tree.map(lambda p, g: (1 - eta * decay) * p - eta * g, params, gradient))
 
     mean = np.mean([charge_after(k) for k in range(4)], axis=0) - neurons.charge(params)
     np.testing.assert_allclose(flow.per_step, mean, rtol=1e-10, atol=1e-14)
@@ -65,14 +65,14 @@ def test_the_expected_step_is_exact_where_the_symmetry_is_broken(x64):
     shifted = jax.tree.map(lambda p, g: p + g, params, gradient)
     along = (square(shifted) - square(params) - square(gradient)) / 2  # g'A params, by polarisation
     np.testing.assert_allclose(flow.breaking, -along, rtol=1e-8)
-    small = ut.noether_flow(noise, neurons, params, step_size=1e-7, weight_decay=gamma, approximate=True)
+    small = ut.noether_flow(noise, neurons, params, step_size=1e-7, weight_decay=decay, approximate=True)
     np.testing.assert_allclose(small.per_step / 1e-7, small.rate, rtol=1e-5)
 
 
 def test_continuous_time_is_the_step_without_the_mean_gradient(x64):
     problem = ut.Problem(nets.linear_net, double(nets.data()))
     params = double(nets.weights(U=(2, 3), W=(3, 2)))
-    flow = ut.noether_flow(ut.Minibatch(problem, 4), nets.FACTORS, params, step_size=1e-6, weight_decay=GAMMA)
+    flow = ut.noether_flow(ut.Minibatch(problem, 4), nets.FACTORS, params, step_size=1e-6, weight_decay=DECAY)
     rest = flow.per_step / 1e-6 - 1e-6 / 2 * flow.gradient
     np.testing.assert_allclose(rest, flow.rate, rtol=1e-5)
     fast = ut.noether_flow(ut.Minibatch(problem, 4), nets.FACTORS, params, step_size=1e-2, momentum=0.9)

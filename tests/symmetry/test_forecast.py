@@ -58,7 +58,7 @@ KINDS = {
 def test_relaxation_times_are_the_slope_of_the_flow(x64, kind):
     """A little off equilibrium a charge returns at the rate -d(dC/dt)/dC, so tau = -1/(eta d rate/dC) steps."""
     loss, params, symmetry = KINDS[kind]
-    noise, eta, decay = ut.Minibatch(ut.Problem(loss, double(nets.data())), 4), 0.05, 0.3
+    noise, eta, decay = ut.Minibatch(ut.Problem(loss, double(nets.data())), 4), 0.05, 0.6
     end = ut.equilibrium(noise, symmetry, double(params), step_size=eta, weight_decay=decay).params
     at = lambda amount: ut.noether_flow(noise, symmetry, symmetry.orbit(end, amount), step_size=eta, weight_decay=decay)
     up, down = at(1e-4), at(-1e-4)
@@ -121,10 +121,10 @@ def test_the_equilibrium_of_an_unbalanced_net_is_flatter():
 
 
 def test_weight_decay_alone_relaxes_a_neuron_without_noise():
-    """C' = -4 gamma C per unit time: 1/(4 eta gamma) steps; without decay nothing moves, and there is no time."""
+    """C' = -2 lambda C per unit time: 1/(2 eta lambda) steps; without decay nothing moves, and there is no time."""
     noise, weight = np.array([4.0, 0.0, 0.0]), np.array([2.0, 1.0, 0.0])
     assert times_of_sums(noise, weight, 0.1, 0.0) == pytest.approx([50.0])
-    assert times_of_sums(noise, weight, 0.1, 0.5) == pytest.approx([1 / (0.1 * (2 + 0.1 * 2)), 5.0])
+    assert times_of_sums(noise, weight, 0.1, 1.0) == pytest.approx([1 / (0.1 * (2 + 0.1 * 2)), 5.0])
 
 
 @pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])

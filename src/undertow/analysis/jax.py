@@ -158,11 +158,10 @@ def _network(
     given: Network, step_size: Number, weight_decay: Number, batch_size: int, key: Array | int, tell: Callable
 ) -> Analysis:
     from undertow.analysis import torch as bridge
-    from undertow.torch._decay import lambda_of
 
     seed = key if isinstance(key, int) else int(jax.random.key_data(key)[-1])
     return bridge.analyze(
-        *given, step_size=float(step_size), weight_decay=lambda_of(float(weight_decay)), batch_size=batch_size,
+        *given, step_size=float(step_size), weight_decay=float(weight_decay), batch_size=batch_size,
         seed=seed, tell=tell,
     )  # fmt: skip
 

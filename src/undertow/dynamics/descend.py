@@ -28,9 +28,9 @@ def descend(
     progress: Callable[[int, int], Any] | bool | None = None,
     lane_width: int | None = None,
 ) -> Trajectory:
-    """Runs SGD: theta+ = (1 - 2 eta gamma) theta - eta g with g a draw of the noise at theta.
+    """Runs SGD: theta+ = (1 - eta lambda) theta - eta g with g a draw of the noise at theta.
 
-    With momentum beta: v+ = beta v + g + 2 gamma theta, theta+ = theta - eta v.
+    With momentum beta: v+ = beta v + g + lambda theta, theta+ = theta - eta v.
 
     **Arguments:**
 
@@ -45,7 +45,7 @@ def descend(
       equal to rounding). On a CPU, results are the same bits whatever the number of seeds and whatever `every`, for a
       given number of XLA's threads: the number of cores, or that of the environment variable `NPROC`. With another
       number of threads, and on an accelerator, they are equal to rounding.
-    - `momentum`, `weight_decay`: beta and gamma above (PyTorch's weight decay is 2 gamma).
+    - `momentum`, `weight_decay`: beta and lambda above, as in PyTorch and optax: loss + lambda/2 |theta|^2.
     - `progress`: `report(done, total)` called a few times a second; None shows a bar on a terminal after two seconds,
       False nothing.
     - `lane_width`: how many seeds advance together; the default is fixed on a CPU and fills an accelerator.

@@ -84,7 +84,7 @@ def diffuse(
     progress: Callable[[int, int], Any] | bool | None = None,
     lane_width: int | None = None,
 ) -> Trajectory:
-    """Solves d theta = -(grad L + 2 gamma theta) dt + sqrt(step_size) Sigma(theta)^(1/2) dW up to `time`.
+    """Solves d theta = -(grad L + lambda theta) dt + sqrt(step_size) Sigma(theta)^(1/2) dW up to `time`.
 
     This is the diffusion that SGD with the same noise and step size follows to weak order one; one step of SGD is
     `step_size` of its time, divided here into `substeps` Euler-Maruyama steps. `every` counts steps of SGD, as in

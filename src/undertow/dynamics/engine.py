@@ -32,7 +32,7 @@ Observable = Callable[[PyTree], PyTree]
 
 
 class Rule(eqx.Module):
-    """What a step does: theta+ = (1 - 2 eta gamma) theta - eta g, or with momentum v+ = beta v + g + 2 gamma theta,
+    """What a step does: theta+ = (1 - eta lambda) theta - eta g, or with momentum v+ = beta v + g + lambda theta,
     theta+ = theta - eta v. Numbers are arrays and traced; `momentum=None` is the rule without a velocity."""
 
     noise: AbstractNoise
@@ -190,17 +190,17 @@ def _each(wide: bool) -> Callable[[Callable], Callable]:
 
 
 def _stepper(rule: Rule, wide: bool) -> Callable[[PyTree, PyTree, PyTree, Array], tuple[PyTree, PyTree]]:
-    gamma = rule.weight_decay
+    decay = rule.weight_decay
 
     def plain(params: PyTree, slice: PyTree, eta: Array) -> PyTree:
         g = rule.noise.gradient(params, slice)
-        kept = 1 - 2 * eta * gamma
+        kept = 1 - eta * decay
         return jax.tree.map(lambda p, d: kept.astype(p.dtype) * p - eta.astype(p.dtype) * d, params, g)
 
     def heavy_ball(beta: Array, params: PyTree, velocity: PyTree, slice: PyTree, eta: Array) -> tuple[PyTree, PyTree]:
         g = rule.noise.gradient(params, slice)
         velocity = jax.tree.map(
-            lambda v, d, p: beta.astype(p.dtype) * v + d + (2 * gamma).astype(p.dtype) * p, velocity, g, params
+            lambda v, d, p: beta.astype(p.dtype) * v + d + decay.astype(p.dtype) * p, velocity, g, params
         )
         return jax.tree.map(lambda p, v: p - eta.astype(p.dtype) * v, params, velocity), velocity
 

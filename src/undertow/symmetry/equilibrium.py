@@ -1,6 +1,6 @@
 """Where noise takes the charges: the point of the orbit with the least noise plus weight penalty.
 
-Along a symmetry the flow is -dF/d amount with F = eta/4 Tr Sigma + gamma |params|^2, both taken at the moved point, and
+Along a symmetry the flow is -dF/d amount with F = eta/4 Tr Sigma + lambda/2 |params|^2, both taken at the moved point, and
 F is convex along the orbit. So each family is solved in closed form (or by one root), and families that share
 parameters are swept until none of them moves any more. Where F only falls, the equilibrium is at infinity: generators,
 and combinations of them (`recession`), for which this is so are held where they are, and the others are balanced.
@@ -129,10 +129,10 @@ def equilibrium(
     for symmetry in several:
         refuse_broken("equilibrium", noise, symmetry, params, key)
     rounding = precision.rounding(params)
-    eta, gamma = (jnp.asarray(x, jnp.result_type(*jax.tree.leaves(params))) for x in (step_size, weight_decay))
+    eta, decay = (jnp.asarray(x, jnp.result_type(*jax.tree.leaves(params))) for x in (step_size, weight_decay))
     limits = Limits(rounding**0.75 if tolerance is None else tolerance, rounding**0.375, max_sweeps)
     solve = solve_commuting if all(isinstance(s, AbstractDiagonal) for s in several) else solve_alternating
-    found = _assembled(several, solve(noise, several, params, eta, gamma, limits))
+    found = _assembled(several, solve(noise, several, params, eta, decay, limits))
     _refuse_silence(noise, several, found)
     _warn(found, limits)
     return eqx.tree_at(

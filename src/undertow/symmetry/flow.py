@@ -24,7 +24,7 @@ class Flow(eqx.Module):
     charge: Float[Array, "..."]
     """C = 1/2 params'A params."""
     rate: Float[Array, "..."]
-    """dC/dt in continuous time, t = steps * eta (eta/(1 - beta) with momentum): -4 gamma C + eta/2 Tr[Sigma A]."""
+    """dC/dt in continuous time, t = steps * eta (eta/(1 - beta) with momentum): -2 lambda C + eta/2 Tr[Sigma A]."""
     per_step: Float[Array, "..."] | None
     """The expected change in one step, exactly: it includes the mean gradient. None with momentum."""
     noise: Float[Array, "..."]
@@ -52,8 +52,8 @@ def noether_flow(
 ) -> Flow:
     """How SGD moves the charge of a symmetry at params, in expectation.
 
-    In continuous time dC/dt = -4 gamma C + eta/2 Tr[Sigma A]; in one step, exactly,
-    E dC = -4 eta gamma (1 - eta gamma) C + eta^2/2 (g'Ag + Tr[Sigma A]), g the mean gradient. A loss that has the
+    In continuous time dC/dt = -2 lambda C + eta/2 Tr[Sigma A]; in one step, exactly,
+    E dC = -eta lambda (2 - eta lambda) C + eta^2/2 (g'Ag + Tr[Sigma A]), g the mean gradient. A loss that has the
     symmetry only approximately is refused unless `approximate=True`; then both carry the term -g'A params.
     Half-precision params and data are computed with in float32.
 
@@ -81,7 +81,7 @@ def noether_flow(
 
 @eqx.filter_jit
 def _flow(
-    noise: AbstractNoise, symmetry: AbstractSymmetry, params: PyTree, eta: Array, gamma: Array, beta: Array
+    noise: AbstractNoise, symmetry: AbstractSymmetry, params: PyTree, eta: Array, decay: Array, beta: Array
 ) -> dict[str, Array]:
     found = powers(noise, symmetry, params)
     mean = mean_gradient(noise, params)
@@ -89,12 +89,12 @@ def _flow(
     along = jnp.subtract(*symmetry.pair(params, mean))
     square = jnp.subtract(*symmetry.pair(mean, mean))
     trace = found.plus - found.minus
-    shrink = eta * gamma
+    shrink = eta * decay
     return {
         "charge": charge,
-        "rate": -along - 4 * gamma * charge + eta / (1 - beta) / 2 * trace,
-        "per_step": -4 * shrink * (1 - shrink) * charge
-        - (1 - 2 * shrink) * eta * along
+        "rate": -along - 2 * decay * charge + eta / (1 - beta) / 2 * trace,
+        "per_step": -2 * shrink * (1 - shrink / 2) * charge
+        - (1 - shrink) * eta * along
         + eta**2 / 2 * (square + trace),
         "noise": trace,
         "gradient": square,

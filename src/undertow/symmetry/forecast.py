@@ -84,19 +84,19 @@ def relaxation_times(
 ) -> np.ndarray:
     """The relaxation times of a symmetry's charges near an equilibrium `params`, in steps.
 
-    One over eta (4 gamma + eta (s_u + s_w)/(|u|^2 + |w|^2)), s the noise powers of a stochastic gradient; for GL(d) the
+    One over eta (2 lambda + eta (s_u + s_w)/(|u|^2 + |w|^2)), s the noise powers of a stochastic gradient; for GL(d) the
     matrices take the place of the numbers (exactly so where they commute). Neurons without weights do not count, nor do
     neurons without noise unless weight decay moves them.
     """
     validate.finite_number("relaxation_times", "step_size", step_size, least=np.finfo(float).tiny)
-    eta, gamma = float(step_size), float(weight_decay)
+    eta, decay = float(step_size), float(weight_decay)
     noise, params = precision.widened((noise, params))
     noise_sum, weight_sum = (np.asarray(x, np.float64) for x in _totals(noise, symmetry, params))
     if isinstance(symmetry, DoubleRotation):
         noise_sum, weight_sum = noise_sum[None], weight_sum[None]
     else:
         noise_sum, weight_sum = np.atleast_1d(np.abs(noise_sum)), np.atleast_1d(np.abs(weight_sum))
-    return times_of_sums(noise_sum, weight_sum, eta, gamma)
+    return times_of_sums(noise_sum, weight_sum, eta, decay)
 
 
 def times_of_sums(noise: np.ndarray, weight: np.ndarray, step_size: float, weight_decay: float) -> np.ndarray:
@@ -122,7 +122,7 @@ def times_of_sums(noise: np.ndarray, weight: np.ndarray, step_size: float, weigh
         sorted_rates = np.sort(np.linalg.eigvalsh(half.swapaxes(1, 2) @ noise @ half), axis=1)
         rates = np.concatenate([row[n:] for row, n in zip(sorted_rates, (~kept).sum(1), strict=True)])
     with np.errstate(divide="ignore"):
-        return 1 / (step_size * (4 * weight_decay + step_size * np.maximum(rates, 0.0)))
+        return 1 / (step_size * (2 * weight_decay + step_size * np.maximum(rates, 0.0)))
 
 
 @eqx.filter_jit

@@ -48,7 +48,7 @@ class Online:
     step_size: float = 0.01
     """Of SGD and of gradient descent."""
     weight_decay: float = 0.01
-    """Of gradient descent."""
+    """The paper's gamma of gradient descent; the library's `weight_decay` is twice it."""
     descent_steps: int = 30_000
     """Steps of gradient descent with weight decay."""
 
@@ -111,7 +111,7 @@ def _run(parameters: Online, phi: float, key: Key[Array, ""], descent: bool = Fa
         else Minibatch(law.population(two_layer_loss), parameters.batch),
         _start(n, parameters.hidden, dtype),
         step_size=parameters.step_size,
-        weight_decay=parameters.weight_decay if descent else 0.0,
+        weight_decay=2 * parameters.weight_decay if descent else 0.0,
         steps=steps,
         key=key,
         observe={"end": _Look(law.input_variance)},
