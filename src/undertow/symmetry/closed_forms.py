@@ -23,7 +23,7 @@ def rescaling_amount(
 ) -> Array:
     """The amount that brings neurons to equilibrium: exp(4 amount) = (s_u + k |w|^2)/(s_w + k |u|^2).
 
-    s are the noise powers of one stochastic gradient, out and in, k = 2 lambda/eta with lambda the weight decay. Infinite where the noise is
+    s are the noise powers of one stochastic gradient, out and in, k = 2 weight_decay/eta. Infinite where the noise is
     one-sided, NaN where there is none and no weight decay (a dead neuron).
     """
     k = 2 * weight_decay / step_size
@@ -69,7 +69,7 @@ def rotation(
 ) -> Balance:
     """The equilibrium of GL(d) between two factors with noise moments E[G_U'G_U] and E[G_W G_W'].
 
-    With k = 2 lambda/eta, lambda the weight decay, a = E[G_U'G_U] + k WW' and b = E[G_W G_W'] + k U'U, it is P = X^(1/2), X b X = a: the
+    With k = 2 weight_decay/eta, a = E[G_U'G_U] + k WW' and b = E[G_W G_W'] + k U'U, it is P = X^(1/2), X b X = a: the
     least of Tr[a X^-1] + Tr[b X]. Inside directions that do not reach the product UW are dropped first; there the
     equilibrium is at infinity, and what the other factor has in them goes to zero. Then those in which a or b vanishes
     are left alone: X would go to infinity or zero there, and in the limit the others see their own parts of a and b.

@@ -1,6 +1,6 @@
 """Where noise takes the charges: the point of the orbit with the least noise plus weight penalty.
 
-Along a symmetry the flow is -dF/d amount with F = eta/4 Tr Sigma + lambda/2 |params|^2, both taken at the moved point, and
+Along a symmetry the flow is -dF/d amount with F = eta/4 Tr Sigma + lambda/2 |params|^2, both at the moved point, and
 F is convex along the orbit. So each family is solved in closed form (or by one root), and families that share
 parameters are swept until none of them moves any more. Where F only falls, the equilibrium is at infinity: generators,
 and combinations of them (`recession`), for which this is so are held where they are, and the others are balanced.

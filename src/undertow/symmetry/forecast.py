@@ -84,7 +84,7 @@ def relaxation_times(
 ) -> np.ndarray:
     """The relaxation times of a symmetry's charges near an equilibrium `params`, in steps.
 
-    One over eta (2 lambda + eta (s_u + s_w)/(|u|^2 + |w|^2)), s the noise powers of a stochastic gradient; for GL(d) the
+    One over eta (2 lambda + eta (s_u + s_w)/(|u|^2 + |w|^2)), s the noise powers of one gradient; for GL(d) the
     matrices take the place of the numbers (exactly so where they commute). Neurons without weights do not count, nor do
     neurons without noise unless weight decay moves them.
     """
