@@ -35,7 +35,7 @@ def main() -> list[tuple[str, str, str]]:
     neurons = ut.Rescaling(lambda p: p["out"], lambda p: (p["in"], p["bias"]), neurons=True)
 
     gradient = eqx.filter_jit(lambda problem, p: problem.gradient(p))
-    tapped = eqx.filter_jit(lambda noise, p: powers(noise, neurons, p))
+    tapped = eqx.filter_jit(lambda noise, p: powers(noise, p, neurons))
 
     @eqx.filter_jit
     def per_sample(problem: ut.Problem, p: dict) -> Any:

@@ -28,7 +28,7 @@ noise = ut.Minibatch(task, size=8)
 symmetries = ut.find_symmetries(task, start)  # every hidden neuron can be rescaled
 for symmetry in symmetries:
     print("found:", symmetry.describe(start))
-teleported = ut.equilibrium(noise, symmetries, start, step_size=0.01).params  # same function, balanced noise
+teleported = ut.equilibrium(noise, start, symmetries, step_size=0.01).params  # same function, balanced noise
 print(f"loss {task.loss(start):.4f} before, {task.loss(teleported):.4f} after the teleport")
 
 

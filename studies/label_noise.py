@@ -135,7 +135,7 @@ def one_start(settings: Settings, seed: int) -> dict[str, Any]:
     problem, params, rest = begin(settings, seed)
     start = ut.settle(problem, params, tolerance=1e-8)
     noise = ut.LabelNoise(problem, settings.strength)
-    flow = ut.Limit(noise).solve(start, time=settings.time, looks=settings.looks, observe=OBSERVED)
+    flow = ut.Limit(noise).solve(start, slow_time=settings.time, num_saves=settings.looks, observe=OBSERVED)
     way = np.asarray(flow.observed["point"])
     _, unravel = jax.flatten_util.ravel_pytree(start)
     traces = lambda points: np.asarray(_traces(problem.inputs, jax.vmap(unravel)(jnp.asarray(points, float))))

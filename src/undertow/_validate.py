@@ -1,8 +1,10 @@
 """What is wrong with an argument, in one sentence that quotes the call and says what to do."""
 
+import functools
 import math
+from collections.abc import Callable
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.core
@@ -21,8 +23,12 @@ __all__ = [
     "probabilities",
     "quote",
     "real_array",
+    "renamed_arguments",
     "sample_axis",
 ]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 Number = float | int | np.generic | np.ndarray | Array
 """What a user may give where one real number is meant."""
@@ -34,6 +40,34 @@ SUM_TOLERANCE = 1e-5
 def quote(function: str, **arguments: Any) -> str:
     """The call as the user wrote it: quote("LabelNoise", size=64) is "`LabelNoise(size=64)`"."""
     return f"`{function}({', '.join(f'{name}={value}' for name, value in arguments.items())})`"
+
+
+def renamed_arguments(function: str, **names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that raises where an argument is given under an old name: `names` maps old to new.
+
+    >>> from undertow._validate import renamed_arguments
+    >>> @renamed_arguments("wait", looks="num_saves")
+    ... def wait(num_saves: int) -> int:
+    ...     return num_saves
+    >>> wait(looks=3)
+    Traceback (most recent call last):
+        ...
+    TypeError: `wait(looks=...)`: the argument is called `num_saves` now; write `wait(num_saves=...)`.
+    """
+
+    def decorate(original: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(original)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            for old, new in names.items():
+                if old in kwargs:
+                    raise TypeError(
+                        f"`{function}({old}=...)`: the argument is called `{new}` now; write `{function}({new}=...)`."
+                    )
+            return original(*args, **kwargs)
+
+        return checked
+
+    return decorate
 
 
 def concrete(value: Any) -> bool:

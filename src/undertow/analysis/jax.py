@@ -173,7 +173,7 @@ def _forecast(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NoFiniteEquilibrium)  # the sentences say so
-            return forecast(noise, found, params, step_size=step_size, weight_decay=weight_decay, key=key)
+            return forecast(noise, params, found, step_size=step_size, weight_decay=weight_decay, key=key)
     except ValueError as error:
         if "vanishes along the symmetry" in str(error):
             return None
@@ -184,8 +184,8 @@ def _row(
     noise: AbstractNoise, found: tuple, index: int, params: PyTree, seen: Forecast, step_size: Any, weight_decay: Any
 ) -> Row:
     symmetry = found[index]
-    flow = noether_flow(noise, symmetry, params, step_size=step_size, weight_decay=weight_decay, approximate=True)
-    powered = powers_now(noise, symmetry, params)
+    flow = noether_flow(noise, params, symmetry, step_size=step_size, weight_decay=weight_decay, approximate=True)
+    powered = powers_now(noise, params, symmetry)
     total = float(jnp.sum(jnp.abs(powered.plus)) + jnp.sum(jnp.abs(powered.minus)))
     size = lambda x: float(jnp.sqrt(jnp.sum(jnp.square(x))))
     amount = np.asarray(seen.equilibrium.amount[index])
@@ -195,7 +195,7 @@ def _row(
     everywhere = seen.equilibrium.infinite[index] and not finite.size
     rate = size(flow.rate)
     at = seen.equilibrium.params
-    times = relaxation_times(noise, symmetry, at, step_size=step_size, weight_decay=weight_decay)
+    times = relaxation_times(noise, at, symmetry, step_size=step_size, weight_decay=weight_decay)
     return Row(
         name=symmetry.describe(params),
         generators=symmetry.dimension(params),

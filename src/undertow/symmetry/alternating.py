@@ -22,7 +22,7 @@ FAR = 30.0
 
 
 def solve_alternating(
-    noise: AbstractNoise, symmetries: tuple, params: PyTree, eta: Array, decay: Array, limits: Limits
+    noise: AbstractNoise, params: PyTree, symmetries: tuple, eta: Array, decay: Array, limits: Limits
 ) -> Solved:
     """Families that do not commute: the noise is looked at anew after every move."""
     shape = lambda s: () if isinstance(s, DoubleRotation) else jax.eval_shape(s.charge, params).shape
@@ -136,7 +136,7 @@ def _one(
 def _rotate(
     noise: AbstractNoise, symmetry: DoubleRotation, params: PyTree, eta: Array, decay: Array
 ) -> tuple[PyTree, closed_forms.Balance]:
-    found = powers(noise, symmetry, params)
+    found = powers(noise, params, symmetry)
     found = closed_forms.rotation(*symmetry.factors(params), found.plus, found.minus, eta, decay)
     return symmetry.replace(params, found.left, found.right), found
 
@@ -150,7 +150,7 @@ def _pull(
     They are sums of a t, a^2 t, and the root of those of a^4 t over a^2 t, a the eigenvalues and t what balances.
     """
     moved = symmetry.orbit(params, amount)
-    found = powers(noise, symmetry, moved)
+    found = powers(noise, moved, symmetry)
     k, covariance = 2 * decay / eta, noise.covariance(moved)
     total = lambda form: covariance.moment(form) + k * form(moved)
     slope, fourth = total(lambda v: symmetry.norm(v) ** 2), total(lambda v: symmetry.norm(symmetry.apply(v)) ** 2)
@@ -189,7 +189,7 @@ def _left(
         gap, slope, size = (float(x) for x in _pull(noise, symmetry, params, jnp.zeros((), eta.dtype), eta, decay))
         left = abs(gap) * size / slope if slope > 0 else 0.0
         return left, left if inside else 0.0
-    found = powers_now(noise, symmetry, params)
+    found = powers_now(noise, params, symmetry)
     up, down = (np.asarray(x, np.float64) for x in symmetry.pair(params, params))
     k = float(2 * decay / eta)
     up, down = np.asarray(found.plus) + k * down, np.asarray(found.minus) + k * up

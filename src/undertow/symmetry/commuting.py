@@ -46,7 +46,7 @@ class Solved(NamedTuple):
 
 
 def solve_commuting(
-    noise: AbstractNoise, symmetries: tuple, params: PyTree, eta: Array, decay: Array, limits: Limits
+    noise: AbstractNoise, params: PyTree, symmetries: tuple, eta: Array, decay: Array, limits: Limits
 ) -> Solved:
     """Commuting families: the noise of every entry is all that is needed, and one look at the data suffices."""
     entries = entry_powers_now(noise, params)

@@ -22,7 +22,7 @@ from undertow.noise.base import AbstractNoise
 from undertow.symmetry import precision
 from undertow.symmetry.alternating import solve_alternating
 from undertow.symmetry.commuting import Limits, Solved, solve_commuting
-from undertow.symmetry.flow import refuse_broken
+from undertow.symmetry.flow import check_order, refuse_broken
 from undertow.symmetry.generators import AbstractDiagonal, AbstractSymmetry
 
 __all__ = ["Equilibrium", "NoFiniteEquilibrium", "equilibrium"]
@@ -88,8 +88,8 @@ def _directions(found: Equilibrium, index: int) -> str:
 
 def equilibrium(
     noise: AbstractNoise,
-    symmetries: AbstractSymmetry | Sequence[AbstractSymmetry],
     params: PyTree,
+    symmetries: AbstractSymmetry | Sequence[AbstractSymmetry],
     *,
     step_size: Number,
     weight_decay: Number = 0.0,
@@ -113,13 +113,14 @@ def equilibrium(
     >>> product = ut.Problem(lambda p, y: (p["u"] * p["w"] - y) ** 2, jnp.array([0.0, 2.0]))
     >>> balance = ut.Rescaling(lambda p: p["u"], lambda p: p["w"])
     >>> params = {"u": jnp.array(4.0), "w": jnp.array(0.25)}
-    >>> found = ut.equilibrium(ut.Minibatch(product, 1), balance, params, step_size=0.1)
+    >>> found = ut.equilibrium(ut.Minibatch(product, 1), params, balance, step_size=0.1)
     >>> print(found.params["u"].round(4), found.params["w"].round(4))
     1.0 1.0
     """
+    check_order("equilibrium", params, "symmetries")
     several = (symmetries,) if isinstance(symmetries, AbstractSymmetry) else tuple(symmetries)
     if not several or not all(isinstance(s, AbstractSymmetry) for s in several):
-        raise TypeError("`equilibrium(noise, symmetries, ...)`: give a symmetry or a sequence of them.")
+        raise TypeError("`equilibrium(noise, params, symmetries, ...)`: give a symmetry or a sequence of them.")
     if not isinstance(noise, AbstractNoise):
         raise TypeError(f"`equilibrium(noise, ...)`: got a {type(noise).__name__}; give a noise, such as `Minibatch`.")
     validate.finite_number("equilibrium", "step_size", step_size, least=np.finfo(float).tiny)
@@ -127,12 +128,12 @@ def equilibrium(
     given = params
     noise, params = precision.widened((noise, params))
     for symmetry in several:
-        refuse_broken("equilibrium", noise, symmetry, params, key)
+        refuse_broken("equilibrium", noise, params, symmetry, key)
     rounding = precision.rounding(params)
     eta, decay = (jnp.asarray(x, jnp.result_type(*jax.tree.leaves(params))) for x in (step_size, weight_decay))
     limits = Limits(rounding**0.75 if tolerance is None else tolerance, rounding**0.375, max_sweeps)
     solve = solve_commuting if all(isinstance(s, AbstractDiagonal) for s in several) else solve_alternating
-    found = _assembled(several, solve(noise, several, params, eta, decay, limits))
+    found = _assembled(several, solve(noise, params, several, eta, decay, limits))
     _refuse_silence(noise, several, found)
     _warn(found, limits)
     return eqx.tree_at(

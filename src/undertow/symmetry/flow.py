@@ -15,7 +15,7 @@ from undertow.symmetry import precision
 from undertow.symmetry.generators import AbstractSymmetry
 from undertow.symmetry.powers import mean_gradient, powers, route
 
-__all__ = ["Flow", "noether_flow", "refuse_broken"]
+__all__ = ["Flow", "check_order", "noether_flow", "refuse_broken"]
 
 
 class Flow(eqx.Module):
@@ -41,8 +41,8 @@ class Flow(eqx.Module):
 
 def noether_flow(
     noise: AbstractNoise,
-    symmetry: AbstractSymmetry,
     params: PyTree,
+    symmetry: AbstractSymmetry,
     *,
     step_size: Number,
     weight_decay: Number = 0.0,
@@ -62,28 +62,29 @@ def noether_flow(
     >>> product = ut.Problem(lambda p, y: (p["u"] * p["w"] - y) ** 2, jnp.array([0.0, 2.0]))
     >>> balance = ut.Rescaling(lambda p: p["u"], lambda p: p["w"])
     >>> params = {"u": jnp.array(2.0), "w": jnp.array(0.5)}
-    >>> flow = ut.noether_flow(ut.Minibatch(product, 1), balance, params, step_size=0.1)
+    >>> flow = ut.noether_flow(ut.Minibatch(product, 1), params, balance, step_size=0.1)
     >>> print(f"C = {flow.charge}, moving at {flow.rate:.3f}")
     C = 1.875, moving at -0.750
     """
+    check_order("noether_flow", params, "symmetry")
     _refuse(noise, symmetry, step_size, weight_decay)
     validate.finite_number("noether_flow", "momentum", momentum, below=1.0)
     noise, params = precision.widened((noise, params))
     if not approximate:
-        refuse_broken("noether_flow", noise, symmetry, params, key)
+        refuse_broken("noether_flow", noise, params, symmetry, key)
     dtype = jnp.result_type(*jax.tree.leaves(params))
     numbers = (jnp.asarray(x, dtype) for x in (step_size, weight_decay, momentum))
     plain = isinstance(momentum, float | int) and momentum == 0
-    fields = _flow(noise, symmetry, params, *numbers)
+    fields = _flow(noise, params, symmetry, *numbers)
     per_step = fields.pop("per_step")
-    return Flow(**fields, per_step=per_step if plain else None, route=route(noise, symmetry, params))
+    return Flow(**fields, per_step=per_step if plain else None, route=route(noise, params, symmetry))
 
 
 @eqx.filter_jit
 def _flow(
-    noise: AbstractNoise, symmetry: AbstractSymmetry, params: PyTree, eta: Array, decay: Array, beta: Array
+    noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry, eta: Array, decay: Array, beta: Array
 ) -> dict[str, Array]:
-    found = powers(noise, symmetry, params)
+    found = powers(noise, params, symmetry)
     mean = mean_gradient(noise, params)
     charge = symmetry.charge(params)
     along = jnp.subtract(*symmetry.pair(params, mean))
@@ -112,8 +113,18 @@ def _refuse(noise: Any, symmetry: Any, step_size: Any, weight_decay: Any) -> Non
     validate.finite_number("symmetry", "weight_decay", weight_decay)
 
 
+def check_order(function: str, params: PyTree, name: str) -> None:
+    """Raise where a symmetry is given in the place of params: `name` is the argument that holds symmetries."""
+    leaves = jax.tree.leaves(params, is_leaf=lambda leaf: isinstance(leaf, AbstractSymmetry))
+    if any(isinstance(leaf, AbstractSymmetry) for leaf in leaves):
+        raise TypeError(
+            f"`{function}(noise, {name}, params, ...)`: a symmetry is in the place of `params`; the order is "
+            f"`{function}(noise, params, {name}, ...)` now."
+        )
+
+
 def refuse_broken(
-    function: str, noise: AbstractNoise, symmetry: AbstractSymmetry, params: PyTree, key: Key[Array, ""] | None
+    function: str, noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry, key: Key[Array, ""] | None
 ) -> None:
     """Raises where the loss does not have the symmetry, and says by how much."""
     symmetry.refuse(params)

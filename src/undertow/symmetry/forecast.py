@@ -18,6 +18,7 @@ from undertow.noise.base import AbstractNoise
 from undertow.problem import AbstractProblem, Population
 from undertow.symmetry import precision
 from undertow.symmetry.equilibrium import Equilibrium, equilibrium
+from undertow.symmetry.flow import check_order
 from undertow.symmetry.generators import AbstractSymmetry, DoubleRotation
 from undertow.symmetry.powers import powers
 
@@ -40,8 +41,8 @@ class Forecast(eqx.Module):
 
 def forecast(
     noise: AbstractNoise,
-    symmetries: AbstractSymmetry | Sequence[AbstractSymmetry],
     params: PyTree,
+    symmetries: AbstractSymmetry | Sequence[AbstractSymmetry],
     *,
     step_size: Number,
     weight_decay: Number = 0.0,
@@ -55,16 +56,16 @@ def forecast(
     >>> product = ut.Problem(lambda p, y: (p["u"] * p["w"] - y) ** 2, jnp.array([0.0, 2.0]))
     >>> balance = ut.Rescaling(lambda p: p["u"], lambda p: p["w"])
     >>> params = {"u": jnp.array(4.0), "w": jnp.array(0.25)}
-    >>> seen = forecast(ut.Minibatch(product, 1), balance, params, step_size=0.01)
+    >>> seen = forecast(ut.Minibatch(product, 1), params, balance, step_size=0.01)
     >>> print(f"{seen.relaxation[0]:.0f} steps, {seen.phase}, steps up to {seen.largest_step[1]:.2f}")
     2500 steps, fast, steps up to 0.50
     """
     several = (symmetries,) if isinstance(symmetries, AbstractSymmetry) else tuple(symmetries)
     key = jax.random.key(key) if isinstance(key, int) else key
     noise, params = precision.widened((noise, params))
-    found = equilibrium(noise, several, params, step_size=step_size, weight_decay=weight_decay)
+    found = equilibrium(noise, params, several, step_size=step_size, weight_decay=weight_decay)
     problem = noise.problem.sample(key, 1024) if isinstance(noise.problem, Population) else noise.problem
-    times = [relaxation_times(noise, s, found.params, step_size=step_size, weight_decay=weight_decay) for s in several]
+    times = [relaxation_times(noise, found.params, s, step_size=step_size, weight_decay=weight_decay) for s in several]
     relaxation = tuple(float(t.max()) if t.size else np.inf for t in times)
     slowest = max((t for t in relaxation if np.isfinite(t)), default=np.inf) * float(step_size)
     loss, gradient = problem.loss(params), problem.gradient(params)
@@ -80,7 +81,7 @@ def forecast(
 
 
 def relaxation_times(
-    noise: AbstractNoise, symmetry: AbstractSymmetry, params: PyTree, *, step_size: Number, weight_decay: Number = 0.0
+    noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry, *, step_size: Number, weight_decay: Number = 0.0
 ) -> np.ndarray:
     """The relaxation times of a symmetry's charges near an equilibrium `params`, in steps.
 
@@ -88,10 +89,11 @@ def relaxation_times(
     matrices take the place of the numbers (exactly so where they commute). Neurons without weights do not count, nor do
     neurons without noise unless weight decay moves them.
     """
+    check_order("relaxation_times", params, "symmetry")
     validate.finite_number("relaxation_times", "step_size", step_size, least=np.finfo(float).tiny)
     eta, decay = float(step_size), float(weight_decay)
     noise, params = precision.widened((noise, params))
-    noise_sum, weight_sum = (np.asarray(x, np.float64) for x in _totals(noise, symmetry, params))
+    noise_sum, weight_sum = (np.asarray(x, np.float64) for x in _totals(noise, params, symmetry))
     if isinstance(symmetry, DoubleRotation):
         noise_sum, weight_sum = noise_sum[None], weight_sum[None]
     else:
@@ -126,8 +128,8 @@ def times_of_sums(noise: np.ndarray, weight: np.ndarray, step_size: float, weigh
 
 
 @eqx.filter_jit
-def _totals(noise: AbstractNoise, symmetry: AbstractSymmetry, params: PyTree) -> tuple[Array, Array]:
-    found = powers(noise, symmetry, params)
+def _totals(noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry) -> tuple[Array, Array]:
+    found = powers(noise, params, symmetry)
     plus, minus = symmetry.pair(params, params)
     return found.plus + found.minus, plus + minus
 

@@ -38,8 +38,8 @@ def flow(**factors):
     """Multiply parts of the flow by numbers, or change them by functions of all parts, the step size and the decay."""
 
     def wrap(original):
-        def planted(noise, symmetry, params, eta, decay, beta):
-            parts = dict(original(noise, symmetry, params, eta, decay, beta))
+        def planted(noise, params, symmetry, eta, decay, beta):
+            parts = dict(original(noise, params, symmetry, eta, decay, beta))
             return parts | {name: change(parts, eta, decay) for name, change in factors.items()}
 
         return planted
@@ -80,8 +80,8 @@ def no_sign(original):
 
 def printed_decay(original):
     """Add 2 gamma I to Gamma, and not (gamma S/eta) I."""
-    return lambda noise, symmetry, params, *, step_size, weight_decay: original(
-        noise, symmetry, params, step_size=step_size, weight_decay=2 * weight_decay * step_size / noise.size
+    return lambda noise, params, symmetry, *, step_size, weight_decay: original(
+        noise, params, symmetry, step_size=step_size, weight_decay=2 * weight_decay * step_size / noise.size
     )
 
 

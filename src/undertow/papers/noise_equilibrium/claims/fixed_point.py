@@ -94,7 +94,7 @@ def _along(
     """The flow, the charge and Tr[Sigma A] at points of the orbit."""
 
     def at(amount: Array) -> tuple[Array, Array, Array]:
-        flow = noether_flow(noise, symmetry, symmetry.orbit(params, amount), step_size=eta, weight_decay=2 * gamma)
+        flow = noether_flow(noise, symmetry.orbit(params, amount), symmetry, step_size=eta, weight_decay=2 * gamma)
         return flow.rate, flow.charge, flow.noise
 
     return jax.lax.map(at, amounts)
@@ -128,7 +128,7 @@ def _measure_theorem(parameters: Orbits, key: Key[Array, ""]) -> Measurement:
                     return float(np.sum(a * (noise_part - 2 * g * np.exp(2 * amount * a) * t)))
 
                 root = brentq(flow, -20, 20, xtol=1e-13)
-                found = equilibrium(noise, symmetry, params, step_size=eta, weight_decay=2 * gamma)
+                found = equilibrium(noise, params, symmetry, step_size=eta, weight_decay=2 * gamma)
                 amounts = np.linspace(root - parameters.reach, root + parameters.reach, parameters.points)
                 numbers = map(jnp.asarray, (amounts, eta, gamma))
                 rate, charge, trace = map(np.asarray, _along(noise, params, symmetry, *numbers))
@@ -168,13 +168,13 @@ def _measure_infinity(parameters: Orbits, key: Key[Array, ""]) -> Measurement:
         noise, params, symmetry = _generators(k, parameters.size)["scale-invariant net"]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NoFiniteEquilibrium)  # it is what is measured
-            found = equilibrium(noise, symmetry, params, step_size=parameters.step_size)
+            found = equilibrium(noise, params, symmetry, step_size=parameters.step_size)
         infinite.append(found.infinite == (1,) and float(found.amount[0]) == np.inf)
         rate = np.asarray(_along(noise, params, symmetry, *numbers)[0])
         slopes.append(np.polyfit(amounts, np.log(rate), 1)[0])
         flows.append(rate)
     finite = equilibrium(
-        noise, symmetry, params, step_size=parameters.step_size, weight_decay=2 * parameters.weight_decay
+        noise, params, symmetry, step_size=parameters.step_size, weight_decay=2 * parameters.weight_decay
     )
     checks = (
         Check("d log G/d lambda", max(slopes, key=lambda s: abs(s + 2)), -2.0, 0.0, Within(1e-8, 1e-3),

@@ -263,7 +263,7 @@ def _measure_expected(parameters: Batches, key: Key[Array, ""]) -> Measurement:
                 numbers = jnp.asarray(p.step_size), jnp.asarray(gamma)
                 change, _ = _steps(noise, kind.symmetry, kind.params, keys, *numbers)
                 groups = np.asarray(change).reshape(GROUPS, batches // GROUPS, -1).mean(axis=1)
-                flow = noether_flow(noise, kind.symmetry, kind.params, step_size=p.step_size, weight_decay=2 * gamma)
+                flow = noether_flow(noise, kind.params, kind.symmetry, step_size=p.step_size, weight_decay=2 * gamma)
                 exact = _over_all_batches(kind, p.size, replace, p.step_size, gamma)
                 told, continuous = np.ravel(np.asarray(flow.per_step)), p.step_size * np.ravel(flow.rate)
                 size = np.abs(exact).max()

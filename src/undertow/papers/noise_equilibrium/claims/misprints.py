@@ -110,7 +110,7 @@ def _measure_factors(parameters: Batches, key: Key[Array, ""]) -> Measurement:
         noise = Minibatch(kind.problem, parameters.size)
         keys = jax.random.split(jax.random.fold_in(key, index), (GROUPS, each))
         groups = np.asarray(_means(noise, kind.symmetry, kind.params, keys, eta)).reshape(GROUPS, -1)
-        flow = noether_flow(noise, kind.symmetry, kind.params, step_size=eta)
+        flow = noether_flow(noise, kind.params, kind.symmetry, step_size=eta)
         unit = eta * eta / 2 * np.ravel(flow.noise)  # Sigma of the library is that of a batch: sigma^2 is eta/2
         ratios = 2 * groups @ unit / (unit @ unit)
         found[name] = (float(ratios.mean()), float(ratios.std(ddof=1) / np.sqrt(GROUPS)))

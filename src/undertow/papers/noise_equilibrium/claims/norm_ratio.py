@@ -28,7 +28,7 @@ from undertow.verification.criterion import Above, Below, Check, Within
 PHIS = (0.2, 0.4, 1.0, 1.8)
 """Half of the inputs have this variance, the others 2 - phi."""
 LOOK = 50
-"""Steps between two looks."""
+"""Steps between two observations."""
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ def sharpness_theory(phi: Any) -> Any:
     return (np.sqrt(phi) + np.sqrt(2 - phi)) / 2
 
 
-class _Look(eqx.Module):
+class _Recorder(eqx.Module):
     """|U|^2/|W|^2 and Tr H/(4 n^2)."""
 
     input_variance: Array
@@ -114,7 +114,7 @@ def _run(parameters: Online, phi: float, key: Key[Array, ""], descent: bool = Fa
         weight_decay=2 * parameters.weight_decay if descent else 0.0,
         steps=steps,
         key=key,
-        observe={"end": _Look(law.input_variance)},
+        observe={"end": _Recorder(law.input_variance)},
         every=LOOK,
         seeds=parameters.seeds,
         lane_width=parameters.seeds,
