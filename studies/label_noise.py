@@ -183,8 +183,8 @@ def without_noise(settings: Settings) -> float:
     problem, params, _ = begin(settings, 0)
     start = ut.settle(problem, params, tolerance=1e-8)
     run = ut.descend(
-        ut.Minibatch(problem, size=1), start, step_size=settings.step_sizes[-1], steps=10_000, key=jax.random.key(0),
-        progress=False,
+        ut.Minibatch(problem, batch_size=1), start, step_size=settings.step_sizes[-1], steps=10_000,
+        key=jax.random.key(0), progress=False,
     )  # fmt: skip
     return float(jnp.linalg.norm(trees.ravel(run.params) - trees.ravel(start)))
 

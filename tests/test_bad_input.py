@@ -48,13 +48,19 @@ MISTAKES = {
     "integer params to a loss": (lambda: problem().loss(jnp.arange(3)), "dtype int32"),
     "a batch larger than the data": (
         lambda: ut.Minibatch(problem(), 64, replace=False),
-        r"`Minibatch\(size=64\)`: the problem has 7 samples; use size <= 7 or replace=True",
+        r"`Minibatch\(batch_size=64\)`: the problem has 7 samples; use batch_size <= 7 or replace=True",
     ),
     "a label batch larger than the data": (
-        lambda: ut.LabelNoise(regression(), size=64, replace=False),
-        r"`LabelNoise\(size=64\)`: the problem has 7 samples",
+        lambda: ut.LabelNoise(regression(), batch_size=64, replace=False),
+        r"`LabelNoise\(batch_size=64\)`: the problem has 7 samples",
     ),
-    "a batch of none": (lambda: ut.Minibatch(problem(), 0), r"`Minibatch\(size=0\)`: `size` must be at least 1"),
+    "a batch of none": (
+        lambda: ut.Minibatch(problem(), 0),
+        r"`Minibatch\(batch_size=0\)`: `batch_size` must be at least 1",
+    ),
+    "the old name of the batch size": (lambda: ut.Minibatch(problem(), size=2), r"Minibatch\(batch_size=\.\.\.\)"),
+    "that of label noise": (lambda: ut.LabelNoise(regression(), size=2), "called `batch_size` now"),
+    "that of environments": (lambda: ut.Environments(problem(), GROUPS, size=2), "called `batch_size` now"),
     "half a batch": (lambda: ut.Minibatch(problem(), 0.5), "whole number"),
     "a negative step size": (lambda: run(step_size=-0.1), r"`descend\(step_size=-0.1\)`.*finite number"),
     "a NaN step size": (lambda: run(step_size=float("nan")), "`step_size` must be a finite number"),
@@ -120,7 +126,10 @@ MISTAKES = {
         "another shape",
     ),
     "no environments": (lambda: ut.Environments.of([]), "at least one"),
-    "the noise within whole environments": (lambda: ut.Environments(problem(), GROUPS).within(POINT), "give `size=`"),
+    "the noise within whole environments": (
+        lambda: ut.Environments(problem(), GROUPS).within(POINT),
+        "give `batch_size=`",
+    ),
     "a factor without a trailing axis": (
         lambda: ut.Additive(problem(), lambda p: p).covariance(POINT),
         r"shape \(2, 3\) where params have \(2, 3\); give \(2, 3, 'k'\)",

@@ -13,7 +13,9 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 __all__ = [
+    "KeyLike",
     "Number",
+    "as_key",
     "concrete",
     "finite_number",
     "group_labels",
@@ -33,12 +35,15 @@ R = TypeVar("R")
 Number = float | int | np.generic | np.ndarray | Array
 """What a user may give where one real number is meant."""
 
+KeyLike = Array | int | np.integer
+"""What a user may give as a key: a key of `jax.random.key`, raw key data, or a whole number."""
+
 SUM_TOLERANCE = 1e-5
 """How far from 1 the sum of probabilities may be; in half precision, as far as rounding takes it."""
 
 
 def quote(function: str, **arguments: Any) -> str:
-    """The call as the user wrote it: quote("LabelNoise", size=64) is "`LabelNoise(size=64)`"."""
+    """The call as the user wrote it: quote("LabelNoise", batch_size=64) is "`LabelNoise(batch_size=64)`"."""
     return f"`{function}({', '.join(f'{name}={value}' for name, value in arguments.items())})`"
 
 
@@ -73,6 +78,21 @@ def renamed_arguments(function: str, **names: str) -> Callable[[Callable[P, R]],
 def concrete(value: Any) -> bool:
     """Whether a value can be looked at: False inside jit, vmap and grad."""
     return not isinstance(value, jax.core.Tracer)
+
+
+def as_key(function: str, key: Any) -> Array:
+    """Return `key` as a key of JAX: a whole number n is `jax.random.key(n)`, raw key data are wrapped.
+
+    >>> import jax
+    >>> from undertow._validate import as_key
+    >>> bool(as_key("descend", 3) == jax.random.key(3))
+    True
+    """
+    if isinstance(key, Integral) and not isinstance(key, bool):
+        return jax.random.key(int(key))
+    if not isinstance(key, jax.Array):
+        raise TypeError(f"`{function}(key={key!r})`: give `key=jax.random.key(0)`, or a whole number.")
+    return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
 
 
 def positive_integer(function: str, name: str, value: Any) -> int:

@@ -17,6 +17,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from undertow import _chunks as chunks
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._validate import KeyLike
 from undertow.estimate import Estimate
 
 __all__ = ["AbstractProblem", "AbstractSampled", "Population", "Problem", "Regression", "batch_gradient"]
@@ -326,20 +327,21 @@ class Population(AbstractProblem):
         """loss(params, sample), as given."""
         return self.function(params, sample)
 
-    def draw(self, key: Key[Array, ""]) -> PyTree:
-        """One fresh sample."""
-        return self.drawer(key)
+    def draw(self, key: KeyLike) -> PyTree:
+        """Return one fresh sample."""
+        return self.drawer(validate.as_key("Population.draw", key))
 
-    def sample(self, key: Key[Array, ""], count: int) -> Problem:
+    def sample(self, key: KeyLike, count: int) -> Problem:
         """A finite `Problem` of `count` fresh samples."""
         count = validate.positive_integer("Population.sample", "count", count)
+        key = validate.as_key("Population.sample", key)
         return Problem(self.function, jax.vmap(self.drawer)(jax.random.split(key, count)))
 
-    def loss(self, params: PyTree, *, key: Key[Array, ""] | None = None, samples: int = 4096) -> Estimate:
+    def loss(self, params: PyTree, *, key: KeyLike | None = None, samples: int = 4096) -> Estimate:
         """E loss, with its standard error."""
         return Estimate.of(self._reference(key, samples).losses(params))
 
-    def gradient(self, params: PyTree, *, key: Key[Array, ""] | None = None, samples: int = 4096) -> Estimate:
+    def gradient(self, params: PyTree, *, key: KeyLike | None = None, samples: int = 4096) -> Estimate:
         """E grad loss, with a standard error for every coordinate, in bounded memory."""
         problem = self._reference(key, samples)
         mean = problem.gradient(params)
@@ -347,7 +349,7 @@ class Population(AbstractProblem):
         error = jax.tree.map(lambda x: jnp.sqrt(x / jnp.asarray(samples - 1, x.dtype)), second)
         return Estimate(mean, error, samples)
 
-    def covariance(self, params: PyTree, *, key: Key[Array, ""] | None = None, samples: int = 4096) -> Any:
+    def covariance(self, params: PyTree, *, key: KeyLike | None = None, samples: int = 4096) -> Any:
         """The covariance of one sample's gradient, estimated; `.trace_error` says how well."""
         from undertow.covariance import SampleCovariance  # the covariance of a problem is built on problems
 
@@ -361,8 +363,8 @@ class Population(AbstractProblem):
         if all(validate.concrete(leaf) for leaf in jax.tree.leaves(params)):
             _refuse_infinite("Population", _loss_of(self._reference(None, 32), params))
 
-    def _reference(self, key: Key[Array, ""] | None, samples: int) -> Problem:
+    def _reference(self, key: KeyLike | None, samples: int) -> Problem:
         samples = validate.positive_integer("Population", "samples", samples)
         if samples < 2:
             raise ValueError("`Population(samples=1)`: a standard error needs at least 2 samples.")
-        return self.sample(jax.random.key(0) if key is None else key, samples)
+        return self.sample(0 if key is None else key, samples)

@@ -75,8 +75,8 @@ SETTINGS = {
     "vector outputs, fewer equations than parameters": (lambda: linear_net(3), lambda t: ut.Minibatch(t, 1)),
     "more equations than parameters": (lambda: linear_net(5), lambda t: ut.Minibatch(t, 2, replace=False)),
     "reweighted": (lambda: linear_net(4, WEIGHTS), lambda t: ut.Minibatch(t, 1)),
-    "label noise": (lambda: linear_net(3), lambda t: ut.LabelNoise(t, 0.7, size=2)),
-    "environments": (lambda: linear_net(3), lambda t: ut.Environments(t, [0, 0, 1], size=1)),
+    "label noise": (lambda: linear_net(3), lambda t: ut.LabelNoise(t, 0.7, batch_size=2)),
+    "environments": (lambda: linear_net(3), lambda t: ut.Environments(t, [0, 0, 1], batch_size=1)),
     "a Hessian that is not J'J/n": (tanh_products, lambda t: ut.Minibatch(t, 1)),
     "the same with label noise": (tanh_products, lambda t: ut.LabelNoise(t, 0.7)),
 }
@@ -92,11 +92,11 @@ def covariance_by_hand(noise, problem, params):
     if isinstance(noise, ut.Environments):
         return sigma  # one sample of an environment drawn in proportion to its samples: one sample of all
     if not noise.replace:
-        sigma *= (len(p) - noise.size) / (len(p) - 1)
+        sigma *= (len(p) - noise.batch_size) / (len(p) - 1)
     if isinstance(noise, ut.LabelNoise):
         rows = np.concatenate([jax.vmap(flat)(problem.rows(params, x)) for x in problem.inputs])
         sigma = sigma + float(noise.strength) ** 2 * rows.T @ rows / len(p)
-    return sigma / noise.size
+    return sigma / noise.batch_size
 
 
 @pytest.mark.parametrize("name", SETTINGS)

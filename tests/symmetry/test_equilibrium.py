@@ -54,7 +54,7 @@ def test_two_layer_linear_nets_by_the_svd(factors, decay):
     least = jnp.linalg.lstsq(x, y)[0].T  # 5 x 4, of rank 4
     start = {"U": least @ jnp.diag(jnp.array([1.0, 2.0, 3.0, 4.0])), "W": jnp.diag(1 / jnp.array([1.0, 2.0, 3.0, 4.0]))}
     r = x @ least.T - y
-    k = decay / 2 * noise.size / ETA
+    k = decay / 2 * noise.batch_size / ETA
     gamma_w = jnp.einsum("n,ni,nj->ij", jnp.sum(r**2, 1), x, x) / len(x) + k * jnp.eye(4)
     gamma_u = jnp.einsum("n,ni,nj->ij", jnp.sum(x**2, 1), r, r) / len(x) + k * jnp.eye(5)
     u, w = closed_forms.balanced_factors(least, gamma_u, gamma_w, 4)

@@ -25,6 +25,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._validate import KeyLike
 from undertow.estimate import Estimate
 
 __all__ = ["AbstractCovariance", "Linear", "Projected", "Scalar", "Split", "quadratic_form", "sum_over", "trace_of"]
@@ -68,8 +69,9 @@ class AbstractCovariance(eqx.Module):
     def factor(self) -> PyTree:
         """B with Sigma = B B': like params with one extra trailing axis."""
 
-    def gaussian(self, key: Key[Array, ""]) -> PyTree:
+    def gaussian(self, key: KeyLike) -> PyTree:
         """A draw of N(0, Sigma)."""
+        key = validate.as_key("gaussian", key)
         return self.root(trees.standard_normal(key, self.white()))
 
     def split(self, project: Linear) -> Split:
@@ -84,7 +86,7 @@ class AbstractCovariance(eqx.Module):
             lambda vector: complement(self.mv(project(vector))),
         )
 
-    def trace_estimate(self, key: Key[Array, ""], matrix: Linear | None = None, probes: int = 128) -> Estimate:
+    def trace_estimate(self, key: KeyLike, matrix: Linear | None = None, probes: int = 128) -> Estimate:
         """Tr[Sigma A] by `probes` Gaussian draws x, as the mean of x'A x with its standard error."""
         probes = validate.positive_integer("trace_estimate", "probes", probes)
 
@@ -92,7 +94,7 @@ class AbstractCovariance(eqx.Module):
             x = self.gaussian(k)
             return trees.dot(x, x if matrix is None else matrix(x))
 
-        return Estimate.of(jax.lax.map(one, jax.random.split(key, probes)))
+        return Estimate.of(jax.lax.map(one, jax.random.split(validate.as_key("trace_estimate", key), probes)))
 
 
 class Projected(AbstractCovariance):

@@ -22,7 +22,7 @@ class SampleCovariance(AbstractCovariance):
     >>> import jax.numpy as jnp
     >>> import undertow as ut
     >>> problem = ut.Problem(lambda w, x: w * x, jnp.array([1.0, 3.0]))
-    >>> print(ut.Minibatch(problem, size=2).covariance(jnp.array(0.0)).trace())
+    >>> print(ut.Minibatch(problem, batch_size=2).covariance(jnp.array(0.0)).trace())
     0.5
     """
 

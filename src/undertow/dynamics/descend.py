@@ -3,8 +3,9 @@
 from collections.abc import Callable
 from typing import Any
 
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
+from undertow._validate import KeyLike
 from undertow.dynamics import drive
 from undertow.noise.base import AbstractNoise
 from undertow.trajectory import Trajectory
@@ -18,7 +19,7 @@ def descend(
     *,
     step_size: Any = None,
     steps: int,
-    key: Array | int | None = None,
+    key: KeyLike | None = None,
     observe: dict[str, Callable[[PyTree], PyTree]] | None = None,
     average: dict[str, Callable[[PyTree], PyTree]] | None = None,
     every: int | None = None,
@@ -56,7 +57,7 @@ def descend(
     >>> import jax, jax.numpy as jnp
     >>> import undertow as ut
     >>> problem = ut.Problem(lambda w, x: (w - x) ** 2 / 2, jnp.array([1.0, 3.0]))
-    >>> run = ut.descend(ut.Minibatch(problem, size=1), jnp.array(0.0), step_size=0.01, steps=2000,
+    >>> run = ut.descend(ut.Minibatch(problem, batch_size=1), jnp.array(0.0), step_size=0.01, steps=2000,
     ...                  key=jax.random.key(0), observe={"w": lambda w: w}, every=1000, seeds=100)
     >>> print(run.step, run.time, abs(run.observed["w"][:, -1].mean() - 2) < 0.05)
     [   0 1000 2000] [ 0. 10. 20.] True

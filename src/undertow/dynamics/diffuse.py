@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
-from undertow._validate import Number
+from undertow._validate import KeyLike, Number
 from undertow.covariance import Projected
 from undertow.dynamics import drive
 from undertow.noise.base import AbstractNoise, normals, normals_now
@@ -74,7 +74,7 @@ def diffuse(
     *,
     step_size: Any = None,
     time: Number,
-    key: Array | int | None = None,
+    key: KeyLike | None = None,
     observe: dict[str, Callable[[PyTree], PyTree]] | None = None,
     average: dict[str, Callable[[PyTree], PyTree]] | None = None,
     every: int | None = None,
@@ -94,7 +94,7 @@ def diffuse(
     >>> import jax, jax.numpy as jnp
     >>> import undertow as ut
     >>> bowl = ut.Problem(lambda w, x: (w - x) ** 2 / 2, jnp.array([-1.0, 1.0]))
-    >>> run = ut.diffuse(ut.Minibatch(bowl, size=1), jnp.array(0.0), step_size=0.1, time=10.0, key=jax.random.key(0),
+    >>> run = ut.diffuse(ut.Minibatch(bowl, batch_size=1), jnp.array(0.0), step_size=0.1, time=10.0, key=0,
     ...                  observe={"w": lambda w: w}, seeds=400)
     >>> print(run.time, abs(run.observed["w"][:, -1].var() - 0.05) < 0.02)  # the stationary variance is step_size/2
     [ 0. 10.] True

@@ -20,6 +20,7 @@ from undertow import _trees as trees
 from undertow import _validate as validate
 from undertow._device import device
 from undertow._progress import Progress
+from undertow._validate import KeyLike
 from undertow.dynamics import engine
 from undertow.dynamics.clock import check_step_size, clocks
 from undertow.noise.base import AbstractNoise
@@ -65,7 +66,7 @@ def begin(
     params: PyTree | Callable,
     *,
     step_size: Any,
-    key: Array | int | None,
+    key: KeyLike | None,
     observe: dict[str, Callable] | None,
     average: dict[str, Callable] | None,
     every: int | None,
@@ -79,7 +80,7 @@ def begin(
         raise TypeError(
             f"`{function}(noise, ...)`: got a {type(noise).__name__}; give a noise, such as `Minibatch(problem, 1)`."
         )
-    key = _check_key(function, key)
+    key = validate.as_key(function, key)
     eta = check_step_size(function, step_size)
     validate.finite_number(function, "momentum", momentum, below=1.0)
     validate.finite_number(function, "weight_decay", weight_decay)
@@ -322,14 +323,6 @@ class _Constant(eqx.Module):
 
     def __call__(self, key: Array) -> PyTree:
         return self.params
-
-
-def _check_key(function: str, key: Any) -> Array:
-    if isinstance(key, int) and not isinstance(key, bool):
-        return jax.random.key(key)
-    if not isinstance(key, jax.Array):
-        raise TypeError(f"`{function}(key={key!r})`: give `key=jax.random.key(0)`, or a whole number.")
-    return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
 
 
 def _is_zero(value: Any) -> bool:

@@ -14,11 +14,11 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
-from undertow._validate import Number
+from undertow._validate import KeyLike, Number
 from undertow.manifold.drift import Parts, covariance_parts
 from undertow.manifold.geometry import Frame, row_route
 from undertow.manifold.label import label_amount, label_drift
@@ -106,7 +106,7 @@ class Limit(eqx.Module):
         params: PyTree,
         *,
         slow_time: Number,
-        key: Key[Array, ""] | None = None,
+        key: KeyLike | None = None,
         observe: dict[str, Callable[[PyTree], PyTree]] | None = None,
         seeds: int | None = None,
         finite_step: Number | None = None,
@@ -182,6 +182,7 @@ class Limit(eqx.Module):
     ) -> tuple[Array, PyTree, Array]:
         if key is None:
             raise ValueError("`Limit.solve`: the noise has a tangent part, so the limit is a diffusion; give `key=`.")
+        key = validate.as_key("Limit.solve", key)
         if seeds is None:
             return diffuse(self.noise, frame, key, gaps, eta, recorder, steps)
         seeds = validate.positive_integer("Limit.solve", "seeds", seeds)

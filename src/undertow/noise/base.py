@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
 from undertow import _trees as trees
+from undertow._validate import KeyLike, as_key
 from undertow.covariance import AbstractCovariance
 from undertow.problem import AbstractProblem
 
@@ -44,8 +45,9 @@ class AbstractNoise(eqx.Module):
         """The expected draw: the gradient of the problem."""
         return self.problem.gradient(params)
 
-    def draw(self, key: Key[Array, ""], params: PyTree) -> PyTree:
-        """One stochastic gradient."""
+    def draw(self, key: KeyLike, params: PyTree) -> PyTree:
+        """Return one stochastic gradient at params."""
+        key = as_key(f"{type(self).__name__}.draw", key)
         return self.gradient(params, trees.take(self.randomness(key, 1, params), 0))
 
     def check(self, params: PyTree) -> None:

@@ -10,29 +10,29 @@ from jaxtyping import Array, Float, Int, Key
 from undertow._validate import positive_integer, quote
 from undertow.problem import AbstractProblem, AbstractSampled, Population
 
-__all__ = ["batch_size", "factor_of_size", "indices", "signs", "subsets", "uniform", "weighted"]
+__all__ = ["check_batch_size", "factor_of_size", "indices", "signs", "subsets", "uniform", "weighted"]
 
 
-def batch_size(function: str, problem: AbstractProblem, size: int, replace: bool) -> int:
-    """The checked batch size of a noise on samples."""
-    size = positive_integer(function, "size", size)
+def check_batch_size(function: str, problem: AbstractProblem, batch_size: int, replace: bool) -> int:
+    """Return the batch size of a noise on samples; raise where the problem has no such batches."""
+    batch_size = positive_integer(function, "batch_size", batch_size)
     if isinstance(problem, Population):
         if not replace:
             raise ValueError(
                 f"{quote(function, replace=False)}: a `Population` has fresh samples at every step and nothing to "
                 "draw without replacement; leave `replace=True`, or fix the data with `population.sample(key, count)`."
             )
-        return size
+        return batch_size
     if not isinstance(problem, AbstractSampled):
         raise TypeError(f"`{function}`: a {type(problem).__name__} has no samples; give a Problem or a Regression.")
     if not replace and problem.weights is not None:
         raise ValueError(f"{quote(function, replace=False)}: the samples are weighted; use replace=True.")
-    if not replace and size > problem.size:
+    if not replace and batch_size > problem.size:
         raise ValueError(
-            f"{quote(function, size=size)}: the problem has {problem.size} samples; "
-            f"use size <= {problem.size} or replace=True."
+            f"{quote(function, batch_size=batch_size)}: the problem has {problem.size} samples; "
+            f"use batch_size <= {problem.size} or replace=True."
         )
-    return size
+    return batch_size
 
 
 def factor_of_size(problem: AbstractSampled, size: int, replace: bool) -> float:

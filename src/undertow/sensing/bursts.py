@@ -11,11 +11,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array
 
 from undertow import _trees as trees
 from undertow import _validate as validate
-from undertow._validate import Number
+from undertow._validate import KeyLike, Number
 from undertow.estimate import Estimate
 from undertow.sensing.growth import tail_exponent
 from undertow.sensing.laws import AbstractLaw, as_law
@@ -74,7 +74,7 @@ def burst_probability(
     steps: int,
     level: float = 0.5,
     alpha: float = 1e-3,
-    key: Key[Array, ""] | int = 0,
+    key: KeyLike = 0,
     runs: int = 256,
 ) -> Estimate:
     """The probability that a spurious signal exceeds `level` within `steps` after the true one is learnt.
@@ -100,7 +100,7 @@ def burst_probability(
         raise ValueError(
             "`burst_probability`: the invariant signal has an eigenvalue of at most 0; UU' cannot hold it."
         )
-    keys = jax.random.split(jax.random.key(key) if isinstance(key, int) else key, runs)
+    keys = jax.random.split(validate.as_key("burst_probability", key), runs)
     numbers = (jnp.asarray(x, jnp.result_type(float)) for x in (step_size, alpha))
     tops = np.asarray(_tops(sensing, keys, *numbers, jnp.asarray(steps)))
     return Estimate.share(~(tops <= level))

@@ -8,7 +8,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
+
+from undertow._validate import KeyLike, as_key
 
 __all__ = ["AbstractEnsemble", "Correlated", "Full", "Goe", "MatrixNormal", "as_ensemble"]
 
@@ -32,9 +34,10 @@ class AbstractEnsemble(eqx.Module):
         """C M for any M; X is symmetric, so only the symmetric part of M counts."""
         return self.apply(_symmetric(matrix))
 
-    def draw(self, key: Key[Array, ""], count: int, d: int, dtype: Any) -> Float[Array, "count d d"]:
+    def draw(self, key: KeyLike, count: int, d: int, dtype: Any) -> Float[Array, "count d d"]:
         """`count` independent measurement matrices."""
-        return jax.vmap(lambda white: self.root(white, d))(jax.random.normal(key, (count, *self.white(d)), dtype))
+        normals = jax.random.normal(as_key("draw", key), (count, *self.white(d)), dtype)
+        return jax.vmap(lambda white: self.root(white, d))(normals)
 
     def check(self, d: int) -> None:
         """Refuses a dimension that does not fit."""

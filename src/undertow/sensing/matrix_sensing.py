@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _validate as validate
+from undertow._validate import KeyLike
 from undertow.covariance import Operator
 from undertow.noise.base import AbstractNoise
 from undertow.problem import AbstractProblem
@@ -168,7 +169,7 @@ class MatrixSensing(AbstractNoise):
         spurious_rank: int | None = None,
         pooled: bool = False,
         ensemble: Literal["goe", "full"] | AbstractEnsemble = "goe",
-        key: Key[Array, ""] | None = None,
+        key: KeyLike | None = None,
         dtype: Any = None,
     ):
         d = validate.positive_integer("MatrixSensing", "d", d)
@@ -395,7 +396,7 @@ def _subspaces(d: int, rank: int, other: int, key: Any, dtype: Any) -> tuple[Arr
     if key is None:
         eye = np.eye(d, dtype=dtype)
         return jax.device_put(eye[:, :rank]), jax.device_put(eye[:, rank : rank + other])
-    first, second = jax.random.split(key)
+    first, second = jax.random.split(validate.as_key("MatrixSensing", key))
     return _subspace(first, d, rank, dtype), _subspace(second, d, other, dtype)
 
 

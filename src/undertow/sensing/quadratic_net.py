@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _validate as validate
+from undertow._validate import KeyLike
 from undertow.covariance import Operator
 from undertow.noise.base import AbstractNoise
 from undertow.sensing.laws import AbstractLaw
@@ -124,7 +125,7 @@ class QuadraticNet(AbstractNoise):
         pooled: bool = False,
         rule: AbstractRule | Any = None,
         radius: float | None = None,
-        key: Key[Array, ""] | None = None,
+        key: KeyLike | None = None,
         dtype: Any = None,
     ):
         if rule is not None and not isinstance(rule, AbstractRule):

@@ -14,10 +14,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import PyTree
 
 from undertow import _validate as validate
-from undertow._validate import Number
+from undertow._validate import KeyLike, Number
 from undertow.noise.base import AbstractNoise
 from undertow.symmetry import precision
 from undertow.symmetry.alternating import solve_alternating
@@ -95,7 +95,7 @@ def equilibrium(
     weight_decay: Number = 0.0,
     tolerance: float | None = None,
     max_sweeps: int = 1000,
-    key: Key[Array, ""] | None = None,
+    key: KeyLike | None = None,
 ) -> Equilibrium:
     """The noise equilibrium on the orbit of params: `.params` has the same loss and balanced noise.
 

@@ -5,10 +5,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from undertow import _validate as validate
-from undertow._validate import Number
+from undertow._validate import KeyLike, Number
 from undertow.noise.base import AbstractNoise
 from undertow.problem import AbstractSampled, Population
 from undertow.symmetry import precision
@@ -48,7 +48,7 @@ def noether_flow(
     weight_decay: Number = 0.0,
     momentum: Number = 0.0,
     approximate: bool = False,
-    key: Key[Array, ""] | None = None,
+    key: KeyLike | None = None,
 ) -> Flow:
     """How SGD moves the charge of a symmetry at params, in expectation.
 
@@ -124,7 +124,7 @@ def check_order(function: str, params: PyTree, name: str) -> None:
 
 
 def refuse_broken(
-    function: str, noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry, key: Key[Array, ""] | None
+    function: str, noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry, key: KeyLike | None
 ) -> None:
     """Raises where the loss does not have the symmetry, and says by how much."""
     symmetry.refuse(params)
@@ -133,7 +133,7 @@ def refuse_broken(
     concrete = all(validate.concrete(leaf) for leaf in leaves if eqx.is_array(leaf))
     if not concrete or not isinstance(problem, AbstractSampled | Population):
         return
-    found = symmetry.check(problem, params, jax.random.key(0) if key is None else key)
+    found = symmetry.check(problem, params, 0 if key is None else key)
     if not found.holds:
         raise ValueError(
             f"`{function}`: the loss does not have the symmetry ({symmetry.describe(params)}): along the orbit it "

@@ -8,11 +8,11 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
-from undertow._validate import Number
+from undertow._validate import KeyLike, Number
 from undertow.estimate import Estimate
 from undertow.noise.base import AbstractNoise
 from undertow.problem import AbstractProblem, Population
@@ -46,7 +46,7 @@ def forecast(
     *,
     step_size: Number,
     weight_decay: Number = 0.0,
-    key: Key[Array, ""] | int = 0,
+    key: KeyLike = 0,
 ) -> Forecast:
     """Where training at this step size and batch size takes the charges, how fast, and what that does to sharpness.
 
@@ -61,7 +61,7 @@ def forecast(
     2500 steps, fast, steps up to 0.50
     """
     several = (symmetries,) if isinstance(symmetries, AbstractSymmetry) else tuple(symmetries)
-    key = jax.random.key(key) if isinstance(key, int) else key
+    key = validate.as_key("forecast", key)
     noise, params = precision.widened((noise, params))
     found = equilibrium(noise, params, several, step_size=step_size, weight_decay=weight_decay)
     problem = noise.problem.sample(key, 1024) if isinstance(noise.problem, Population) else noise.problem
@@ -138,10 +138,10 @@ def _hessian_product(problem: AbstractProblem, params: PyTree) -> Any:
     return lambda v: jax.jvp(problem.gradient, (params,), (v,))[1]
 
 
-def trace_of_hessian(problem: AbstractProblem, params: PyTree, key: Key[Array, ""], probes: int = 64) -> Estimate:
+def trace_of_hessian(problem: AbstractProblem, params: PyTree, key: KeyLike, probes: int = 64) -> Estimate:
     """Tr H by random signs, with its standard error."""
     probes = validate.positive_integer("trace_of_hessian", "probes", probes)
-    return Estimate.of(_quadratics(problem, params, jax.random.split(key, probes)))
+    return Estimate.of(_quadratics(problem, params, jax.random.split(validate.as_key("trace_of_hessian", key), probes)))
 
 
 @eqx.filter_jit
@@ -155,9 +155,9 @@ def _quadratics(problem: AbstractProblem, params: PyTree, keys: Array) -> Array:
     return jax.lax.map(one, keys)
 
 
-def largest_curvature(problem: AbstractProblem, params: PyTree, key: Key[Array, ""], steps: int = 40) -> float:
+def largest_curvature(problem: AbstractProblem, params: PyTree, key: KeyLike, steps: int = 40) -> float:
     """The largest eigenvalue of the Hessian, by Lanczos steps (from below, to about a percent)."""
-    return float(_lanczos(problem, params, key, min(steps, trees.count(params))))
+    return float(_lanczos(problem, params, validate.as_key("largest_curvature", key), min(steps, trees.count(params))))
 
 
 @eqx.filter_jit

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._validate import KeyLike
 from undertow.problem import AbstractSampled, Population
 from undertow.symmetry import precision, selection
 from undertow.symmetry.selection import Pick
@@ -110,10 +111,11 @@ class AbstractSymmetry(eqx.Module):
         return -2 * shrink * (1 - shrink / 2) * self.charge(params) + step_size**2 / 2 * (plus - minus)
 
     def check(
-        self, problem: AbstractSampled | Population, params: PyTree, key: Key[Array, ""], samples: int = 64
+        self, problem: AbstractSampled | Population, params: PyTree, key: KeyLike, samples: int = 64
     ) -> Violation:
         """Whether the loss of `problem` has this symmetry at params, by how much not."""
         self.refuse(params)
+        key = validate.as_key("check", key)
         problem, params = precision.widened((problem, params))
         if isinstance(problem, Population):
             problem = problem.sample(jax.random.fold_in(key, 0), samples)

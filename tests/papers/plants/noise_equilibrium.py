@@ -81,7 +81,7 @@ def no_sign(original):
 def printed_decay(original):
     """Add 2 gamma I to Gamma, and not (gamma S/eta) I."""
     return lambda noise, params, symmetry, *, step_size, weight_decay: original(
-        noise, params, symmetry, step_size=step_size, weight_decay=2 * weight_decay * step_size / noise.size
+        noise, params, symmetry, step_size=step_size, weight_decay=2 * weight_decay * step_size / noise.batch_size
     )
 
 

@@ -107,7 +107,7 @@ def _dense(noise: Minibatch, params: PyTree, symmetry: AbstractSymmetry) -> tupl
     generator = jax.hessian(lambda v: symmetry.charge(unravel(v)))(flat)
     assert isinstance(noise.problem, Problem)
     rows = jax.vmap(trees.ravel)(noise.problem.sample_gradients(params))
-    return generator, jnp.cov(rows.T, bias=True) / noise.size, flat
+    return generator, jnp.cov(rows.T, bias=True) / noise.batch_size, flat
 
 
 def _measure_theorem(parameters: Orbits, key: Key[Array, ""]) -> Measurement:
