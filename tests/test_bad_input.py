@@ -66,7 +66,7 @@ MISTAKES = {
     "a NaN step size": (lambda: run(step_size=float("nan")), "`step_size` must be a finite number"),
     "no step size": (lambda: run(step_size=None), "`step_size` must be a number"),
     "a schedule that turns negative": (lambda: run(step_size=lambda k: 0.05 - 0.01 * k), "at step 6"),
-    "a schedule of vectors": (lambda: run(step_size=lambda k: jnp.ones(2)), "one number a step"),
+    "a schedule of vectors": (lambda: run(step_size=lambda k: jnp.ones(2)), "one number per step"),
     "no steps": (lambda: run(steps=0), r"`descend\(steps=0\)`: `steps` must be at least 1"),
     "too many steps": (lambda: run(steps=2**31), "fewer than"),
     "a key that is a string": (lambda: run(key="seed"), r"jax.random.key\(0\)"),
@@ -77,7 +77,10 @@ MISTAKES = {
     "negative weight decay": (lambda: run(weight_decay=-1e-3), "`weight_decay` must be a finite number, at least 0"),
     "one name for two things": (lambda: run(observe={"w": jnp.sum}, average={"w": jnp.sum}), "different names"),
     "a problem where a noise is meant": (lambda: run(noise=problem()), r"give a noise, such as `Minibatch"),
-    "a changed continuation": (lambda: ut.descend(run(), steps=3, step_size=0.3), "its own settings"),
+    "a changed continuation": (
+        lambda: ut.descend(run(), steps=3, step_size=0.3),
+        r"continues with `run\.resume\(steps=",
+    ),
     "a loss that returns a vector": (
         lambda: run(noise=ut.Minibatch(ut.Problem(lambda w, x: w * x, X), 1), params=jnp.ones(2)),
         r"one real number for one sample, not shape \(2,\).*sum or average",
@@ -154,7 +157,18 @@ MISTAKES = {
     "diffuse by a schedule": (lambda: diffused(step_size=lambda k: 0.1), "one noise level"),
     "diffuse backwards": (lambda: diffused(time=-1.0), "`time` must be a finite number"),
     "diffuse for no time": (lambda: diffused(time=0.0), "above 0"),
-    "one sample for a standard error": (lambda: population().loss(POINT, samples=1), "at least 2 samples"),
+    "the loss of a population": (lambda: population().loss(POINT), r"population\.estimate_loss\(params, key="),
+    "its loss with a key": (lambda: population().loss(POINT, key=0, samples=8), "estimate_loss"),
+    "the gradient of a population": (lambda: population().gradient(POINT), r"population\.estimate_gradient\("),
+    "the covariance of a population": (
+        lambda: population().covariance(POINT),
+        r"Minibatch\(population, 1\)\.covariance",
+    ),
+    "one sample for its covariance": (
+        lambda: ut.Minibatch(population(), 1).covariance(POINT, samples=1),
+        "at least 2 samples",
+    ),
+    "one sample for a standard error": (lambda: population().estimate_loss(POINT, samples=1), "at least 2 samples"),
 }
 
 

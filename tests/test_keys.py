@@ -28,7 +28,7 @@ CALLS = {
     "draw of a noise": lambda key: ut.Minibatch(problem(), 2).draw(key, params()),
     "sample of a population": lambda key: POPULATION.sample(key, 3).data,
     "draw of a population": POPULATION.draw,
-    "loss of a population": lambda key: POPULATION.sample(key, 4).loss(POINT),
+    "estimate_loss": lambda key: POPULATION.estimate_loss(POINT, key=key, samples=4).value,
     "covariance of a population": lambda key: ut.Minibatch(POPULATION, 1).covariance(POINT, key=key, samples=4).trace(),
     "gaussian": lambda key: ut.Minibatch(problem(), 2).covariance(params()).gaussian(key),
     "trace_estimate": lambda key: ut.Minibatch(problem(), 2).covariance(params()).trace_estimate(key, probes=2).value,

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import undertow as ut
 from tests.kinds import KINDS, params, point, problem, regression
 from undertow import _trees as trees
-from undertow.dynamics import clock, drive, engine
+from undertow.dynamics import clock, drive, engine, lanes
 from undertow.execution.compiling import compilations
 from undertow.noise.additive import noiseless
 
@@ -141,13 +141,13 @@ def test_clocks_of_schedules_add_up_over_spans(monkeypatch):
 def test_a_schedule_counts_for_the_steps_that_run():
     schedule = lambda step: 0.105 - 0.01 * step  # negative from step 11 on
     run = ut.descend(NOISE, params(), step_size=schedule, steps=6, key=KEY, observe=FLAT)
-    run = ut.descend(run, steps=5)
+    run = run.resume(steps=5)
     np.testing.assert_allclose(
         run.observed["flat"][-1], plain_loop(NOISE, params(), 11, schedule, block=1000)[-1], rtol=1e-4
     )
     np.testing.assert_allclose(run.time[-1], 0.605, rtol=1e-6)
     with pytest.raises(ValueError, match=r"the schedule gives -0.00.* at step 11"):
-        ut.descend(run, steps=1)
+        run.resume(steps=1)
     with pytest.raises(ValueError, match="at step 11"):
         ut.descend(NOISE, params(), step_size=schedule, steps=12, key=KEY)
 
@@ -180,7 +180,7 @@ def test_the_same_bits_however_a_run_is_cut(reference, cuts, every):
     ends = [*sorted(cuts), 2500]
     run = descend(ends[0], every=every)
     for before, after in itertools.pairwise(ends):
-        run = ut.descend(run, steps=after - before)
+        run = run.resume(steps=after - before)
     np.testing.assert_array_equal(run.observed["flat"], reference.observed["flat"][:, ::every])
     np.testing.assert_array_equal(run.step, np.arange(0, 2501, every))
     for mine, theirs in zip(jax.tree.leaves(run.params), jax.tree.leaves(reference.params), strict=True):
@@ -201,7 +201,7 @@ def test_a_single_run_is_seed_zero(reference):
 
 
 def test_without_every_a_run_is_seen_at_its_ends(reference):
-    run = ut.descend(descend(1200), steps=1300)
+    run = descend(1200).resume(steps=1300)
     np.testing.assert_array_equal(run.step, [0, 1200, 2500])
     np.testing.assert_array_equal(run.observed["flat"], reference.observed["flat"][:, [0, 1200, 2500]])
 
@@ -215,7 +215,7 @@ def test_averages_are_means_over_the_steps_between(reference):
         window = every_step[:, 700 * (k - 1) + 1 : 700 * k + 1]
         np.testing.assert_allclose(run.observed["mean"][:, k], window.mean(1), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(run.observed["sign"][:, k], (window[:, :, 0] > 0).mean(1), atol=1e-5)
-    cut = ut.descend(descend(333, every=700, average=average), steps=2167)
+    cut = descend(333, every=700, average=average).resume(steps=2167)
     np.testing.assert_allclose(cut.observed["mean"], run.observed["mean"], rtol=1e-5)
 
 
@@ -285,7 +285,7 @@ class TestDivergence:
             observe={"w": lambda w: w[0]}, seeds=2,
         )  # fmt: skip
         assert not first.diverged.any()
-        rest = ut.descend(first, steps=1400)
+        rest = first.resume(steps=1400)
         np.testing.assert_array_equal(rest.diverged_at, self_like.diverged_at)
         np.testing.assert_array_equal(rest.params, self_like.params)
         np.testing.assert_array_equal(rest.observed["w"], self_like.observed["w"])
@@ -336,7 +336,7 @@ class TestDriver:
         assert run.interrupted
         assert 2000 <= run.step[-1] < 400_000
         np.testing.assert_array_equal(run.observed["flat"][:, :5], reference.observed["flat"][:, 0:2001:500])
-        on = ut.descend(run, steps=1000)
+        on = run.resume(steps=1000)
         assert not on.interrupted
         assert on.step[-1] == run.step[-1] + 1000
 
@@ -440,34 +440,45 @@ def _alone(observe):
 @pytest.mark.parametrize("changed", [{"momentum": 0.5}, {"weight_decay": 0.1}, {"step_size": 0.1}])
 def test_a_continued_run_keeps_its_settings(changed):
     run = ut.descend(NOISE, params(), step_size=0.02, steps=5, key=KEY)
-    with pytest.raises(TypeError, match="goes on with its own settings"):
-        ut.descend(run, steps=5, **changed)
+    with pytest.raises(TypeError, match="unexpected keyword argument"):
+        run.resume(steps=5, **changed)
+
+
+def test_resume_says_what_to_give(as_a_user):
+    run = ut.descend(NOISE, params(), step_size=0.02, steps=5, key=KEY)
+    for wrong in ({}, {"time": 1.0}, {"steps": 5, "time": 1.0}):
+        with pytest.raises(TypeError, match="made by `descend`; give `steps=` and nothing else"):
+            run.resume(**wrong)
+    with pytest.raises(TypeError, match=r"`descend\(run, \.\.\.\)`.*continues with `run\.resume\(steps=\.\.\.\)`"):
+        ut.descend(run, steps=5)
+    with pytest.raises(ValueError, match="`steps` must be at least 1"):
+        run.resume(steps=0)
 
 
 def test_buffers_of_observations_are_bounded():
     """Wide observations of many seeds get fewer rows."""
     wide = {"wide": lambda p: jnp.zeros(2**14)}
-    run = drive.begin("descend", NOISE, params(), step_size=0.02, key=KEY, observe=wide, average={}, every=1, seeds=8,
-                      momentum=0.0, weight_decay=0.0, lane_width=8)  # fmt: skip
+    run = drive.start_run("descend", NOISE, params(), step_size=0.02, key=KEY, observe=wide, average={}, every=1,
+                          seeds=8, momentum=0.0, weight_decay=0.0, lanes_of=8)  # fmt: skip
     assert 2 < run.capacity <= drive.OBSERVATION_BYTES // (8 * 2**14 * 4)
 
 
 def test_lanes_fit_an_accelerator(monkeypatch):
     """Params of 4 MiB, of which a step holds several copies at once."""
-    monkeypatch.setattr(drive, "device", lambda: types.SimpleNamespace(platform="gpu"))
+    monkeypatch.setattr(lanes, "device", lambda: types.SimpleNamespace(platform="gpu"))
     noise = ut.Isotropic(ut.Problem(lambda w, x: jnp.sum(w) * x, jnp.ones(3)))
-    width = drive._lane_width(None, 10**6, noise, jnp.zeros(2**20), 1)
-    assert 64 <= width <= drive.ACCELERATOR_LANE_BYTES // (8 * 4 * 2**20)
+    width = lanes.lane_width("descend", None, 10**6, noise, jnp.zeros(2**20), 1)
+    assert 64 <= width <= lanes.ACCELERATOR_LANE_BYTES // (8 * 4 * 2**20)
 
 
 @pytest.mark.parametrize("seconds", [1e-3, 0.02, 0.1])
 def test_chunks_take_about_the_time_they_should(seconds, monkeypatch):
     """On a clock that moves `seconds` per block."""
     clock = [0.0]
-    monkeypatch.setattr(drive.time, "perf_counter", lambda: clock[0])
-    plan, now = drive._ChunkPlan(10), 0
+    monkeypatch.setattr(lanes.time, "perf_counter", lambda: clock[0])
+    plan, now = lanes.ChunkPlan(10), 0
     for _ in range(20):
         stop, _ = plan.next(now, 10**9, np.array([10**9]), 100)
         took, now = (stop - now) // 10 * seconds, stop
         clock[0] += took
-    assert 0.5 * drive.CHUNK_SECONDS < took < 2 * drive.CHUNK_SECONDS
+    assert 0.5 * lanes.CHUNK_SECONDS < took < 2 * lanes.CHUNK_SECONDS

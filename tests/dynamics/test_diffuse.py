@@ -89,14 +89,16 @@ def test_every_noise_diffuses(kind):
     assert run.clock == "time"
 
 
-def test_a_diffusion_goes_on():
+def test_a_diffusion_goes_on(as_a_user):
     whole = ut.diffuse(BOWL, jnp.ones(2), step_size=0.1, time=3.0, key=KEY, seeds=3, every=5, observe={"w": jnp.sum})
     part = ut.diffuse(BOWL, jnp.ones(2), step_size=0.1, time=1.0, key=KEY, seeds=3, every=5, observe={"w": jnp.sum})
-    both = ut.diffuse(part, time=2.0)
+    both = part.resume(time=2.0)
     np.testing.assert_array_equal(both.observed["w"], whole.observed["w"])
     np.testing.assert_allclose(both.time, whole.time)
-    with pytest.raises(TypeError, match="made by `diffuse`"):
-        ut.descend(part, steps=5)
+    with pytest.raises(TypeError, match="made by `diffuse`; give `time=`"):
+        part.resume(steps=5)
+    with pytest.raises(TypeError, match=r"continues with `run\.resume\(time=\.\.\.\)`"):
+        ut.diffuse(part, time=2.0)
 
 
 def test_times_and_steps_are_those_of_sgd():

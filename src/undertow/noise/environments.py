@@ -1,4 +1,4 @@
-"""HeteroSGD: every batch comes from one environment."""
+"""HeteroSGD: every batch is drawn from one environment."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -77,7 +77,7 @@ class Environments(AbstractNoise):
     @staticmethod
     @renamed_arguments("Environments.of", size="batch_size")
     def of(problems: Sequence[AbstractSampled], weights: Any = None, batch_size: int | None = None) -> "Environments":
-        """Environments from one problem each; all must have the same loss and samples of the same shapes.
+        """Return environments made of one problem each; all must have the same loss and samples of the same shapes.
 
         >>> import jax.numpy as jnp
         >>> import undertow as ut
@@ -108,14 +108,14 @@ class Environments(AbstractNoise):
 
     @property
     def count(self) -> int:
-        """k, the number of environments."""
+        """The number of environments k."""
         return self.sizes.shape[0]
 
     @renamed_arguments("Environments.pooled", size="batch_size")
     def pooled(self, batch_size: int | None = None) -> Minibatch:
-        """The mixed twin (PooledSGD): every sample of a batch draws its own environment.
+        """Return PooledSGD on the same problem: every sample of a batch draws its own environment.
 
-        The batch size is this noise's, or the mean size of an environment where batches are whole environments.
+        The default batch size is that of this noise; where batches are whole environments, their mean size.
         """
         if batch_size is None:
             batch_size = self.batch_size
@@ -139,9 +139,9 @@ class Environments(AbstractNoise):
         return self.problem.batch_gradient(params, slice)
 
     def environment_gradient(self, params: PyTree, environment: Int[Array, ""]) -> PyTree:
-        """grad L_e, the mean over all samples of one environment."""
+        """Return grad L_e, the mean over all samples of one environment."""
         rows, size = self.members[environment], self.sizes[environment]
-        # padding repeats a sample of the environment, so its loss is as finite as the others before it is dropped
+        # padding repeats a sample of the environment, so that its loss is finite before it is masked
         inside = jnp.arange(rows.shape[0]) < size
 
         def block(part: tuple[Array, Array]) -> PyTree:
@@ -156,18 +156,18 @@ class Environments(AbstractNoise):
         return chunks.sum_samples(block, (rows, inside), self.problem.chunk(params))
 
     def covariance(self, params: PyTree) -> AbstractCovariance:
-        """Between + within; the second part is absent when batches are whole environments."""
+        """Return the covariance between environments plus, unless batches are whole environments, that within them."""
         return self.between(params) if self.batch_size is None else Sum((self.between(params), self.within(params)))
 
     def between(self, params: PyTree) -> Factored:
-        """sum_e w_e (g_e - g)(g_e - g)', g_e the gradient of environment e."""
+        """Return sum_e w_e (g_e - g)(g_e - g)', g_e the gradient of environment e."""
         gradients = jax.lax.map(lambda e: self.environment_gradient(params, e), jnp.arange(self.count))
         centred = trees.centre(gradients, self.weights)
         half = jnp.sqrt(self.weights)
         return Factored(jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1) * _trailing(half, x), centred))
 
     def within(self, params: PyTree) -> SampleCovariance:
-        """sum_e w_e Cov_e / batch_size, Cov_e the covariance of one sample's gradient inside environment e."""
+        """Return sum_e w_e Cov_e / batch_size, Cov_e the covariance of one sample's gradient inside environment e."""
         if self.batch_size is None:
             raise ValueError("`Environments.within`: whole environments have no noise within; give `batch_size=`.")
         return SampleCovariance(self.problem, params, 1 / self.batch_size, self.groups, self.count)
@@ -178,13 +178,13 @@ def _trailing(half: Array, stacked: Array) -> Array:
 
 
 def _rest(problem: AbstractSampled) -> tuple:
-    """All of a problem that is not data: its type and its callables."""
+    """Return all of a problem that is not data: its type and its callables."""
     fields = {name: value for name, value in vars(problem).items() if name not in ("data", "weights")}
     return type(problem), tuple(fields.items())
 
 
 def _labels(groups: Any, samples: int) -> tuple[np.ndarray, np.ndarray]:
-    """The checked labels, and how many samples each environment has."""
+    """Return the checked labels and the number of samples of each environment."""
     labels = np.asanyarray(groups)
     if labels.shape != (samples,):
         raise ValueError(
@@ -194,7 +194,7 @@ def _labels(groups: Any, samples: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _padded_members(labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Row e lists the samples of environment e, padded by repeating its first one to the largest environment's size."""
+    """Return one row per environment with its samples; short rows are padded with their first sample."""
     order = np.argsort(labels, kind="stable")
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
     position = np.arange(counts.max())[None]

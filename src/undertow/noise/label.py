@@ -1,4 +1,4 @@
-"""Label noise: every step sees its labels disturbed afresh."""
+"""Label noise: the labels are disturbed independently at every step."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Minibatch noise: the gradient of a random batch."""
+"""Minibatch noise: the gradient over a random batch."""
 
 import equinox as eqx
 import jax
@@ -17,7 +17,7 @@ class Minibatch(AbstractNoise):
     """The mean gradient of `batch_size` samples, drawn anew at every step.
 
     Covariance Sigma/S with replacement, (N-S)/(N-1) Sigma/S without (each step an independent subset), where Sigma is
-    the covariance of one sample's gradient. On a `Population` every step sees fresh samples.
+    the covariance of one sample's gradient. On a `Population` every step draws fresh samples.
 
     >>> import jax, jax.numpy as jnp
     >>> import undertow as ut
@@ -51,10 +51,10 @@ class Minibatch(AbstractNoise):
         return batch_gradient(self.problem.sample_loss, params, slice, single=self.batch_size == 1)
 
     def covariance(self, params: PyTree, *, key: KeyLike | None = None, samples: int = 4096) -> SampleCovariance:
-        """The covariance of one batch; on a `Population` estimated from `samples` draws (a fixed key by default)."""
+        """Return the covariance of one batch; on a `Population` it is estimated from `samples` draws of `key`."""
         if isinstance(self.problem, Population):
-            one = self.problem.covariance(params, key=key, samples=samples)
-            return SampleCovariance(one.problem, params, one.amount / self.batch_size)
+            reference = self.problem.reference(key, samples)
+            return SampleCovariance(reference, params, samples / (samples - 1) / self.batch_size)
         factor = sampling.factor_of_size(self.problem, self.batch_size, self.replace)
         return SampleCovariance(self.problem, params, factor)
 
@@ -62,6 +62,6 @@ class Minibatch(AbstractNoise):
         if isinstance(self.problem, Population):
             raise TypeError(
                 "`Minibatch.mean`: the expected gradient of a `Population` is only known by Monte Carlo; use "
-                "`population.gradient(params, key=...)`, or fix a data set with `population.sample(key, count)`."
+                "`population.estimate_gradient(params, key=...)`, or fix the data with `population.sample(key, count)`."
             )
         return self.problem.gradient(params)

@@ -203,15 +203,15 @@ class QuadraticNet(AbstractNoise):
         def matvec(vector: Array) -> Array:
             return inside(_symmetric(vector @ params.T)) @ params
 
-        def root(white: Array) -> Array:
+        def sqrt_mv(normals: Array) -> Array:
             size = mean.size
             dense = jax.vmap(lambda e: inside(_symmetric(e.reshape(mean.shape))).ravel())(
                 jnp.eye(size, dtype=mean.dtype)
             )
             squares, axes = jnp.linalg.eigh(_symmetric(dense))
-            return (axes @ (jnp.sqrt(jnp.maximum(squares, 0)) * white.ravel())).reshape(mean.shape) @ params
+            return (axes @ (jnp.sqrt(jnp.maximum(squares, 0)) * normals.ravel())).reshape(mean.shape) @ params
 
-        return Operator(matvec, root, jax.ShapeDtypeStruct(mean.shape, mean.dtype), like=params)
+        return Operator(matvec, sqrt_mv, jax.ShapeDtypeStruct(mean.shape, mean.dtype), like=params)
 
     def check(self, params: PyTree) -> None:
         validate.params_of_floats("QuadraticNet", params)
