@@ -45,8 +45,9 @@ PAGES: dict[str, Page] = {
     ),
     "dynamics": Page(
         "Dynamics",
-        "What SGD does, what its SDE does, where gradient flow ends, and what comes out of all of them.",
+        "Runs of SGD and of its SDE, the limit of gradient flow, and the result type of all runs.",
         ("dynamics", "trajectory"),
+        ("dynamics.traced.run_traced",),
     ),
     "manifold": Page(
         "After zero loss",

@@ -61,6 +61,9 @@ MISTAKES = {
     "the old name of the batch size": (lambda: ut.Minibatch(problem(), size=2), r"Minibatch\(batch_size=\.\.\.\)"),
     "that of label noise": (lambda: ut.LabelNoise(regression(), size=2), "called `batch_size` now"),
     "that of environments": (lambda: ut.Environments(problem(), GROUPS, size=2), "called `batch_size` now"),
+    "the old attribute of the batch size": (lambda: ut.Minibatch(problem(), 2).size, "called `batch_size` now"),
+    "the old square root": (lambda: ut.Isotropic(problem()).covariance(POINT).root, "called `sqrt_mv` now"),
+    "the old shapes of normals": (lambda: ut.Isotropic(problem()).covariance(POINT).white, "called `normal_structure`"),
     "half a batch": (lambda: ut.Minibatch(problem(), 0.5), "whole number"),
     "a negative step size": (lambda: run(step_size=-0.1), r"`descend\(step_size=-0.1\)`.*finite number"),
     "a NaN step size": (lambda: run(step_size=float("nan")), "`step_size` must be a finite number"),
@@ -175,7 +178,7 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistake(mistake, as_a_user):
     call, message = MISTAKES[mistake]
-    with pytest.raises((ValueError, TypeError), match=message) as caught:
+    with pytest.raises((ValueError, TypeError, AttributeError), match=message) as caught:
         call()
     text = str(caught.value)
     assert "\n" not in text, "one sentence"

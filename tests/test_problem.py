@@ -1,4 +1,4 @@
-"""A problem's gradients, its sums over samples in any chunking, and Monte Carlo expectations with honest errors."""
+"""Gradients of problems, sums over samples in any chunking, and Monte Carlo estimates with standard errors."""
 
 import jax
 import jax.numpy as jnp
@@ -176,9 +176,9 @@ def test_weights_of_other_types(as_a_user):
 
 def test_population_repeats_itself_without_a_key():
     law, point = population(), params()
-    assert law.loss(point).value == law.loss(point).value
-    assert law.loss(point).value != law.loss(point, key=jax.random.key(5)).value
-    assert law.loss(point).samples == 4096
+    assert law.estimate_loss(point).value == law.estimate_loss(point).value
+    assert law.estimate_loss(point).value != law.estimate_loss(point, key=jax.random.key(5)).value
+    assert law.estimate_loss(point).samples == 4096
 
 
 def test_params_may_be_any_pytree_of_floats():

@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Callable
 from numbers import Integral, Real
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import jax
 import jax.core
@@ -15,6 +15,7 @@ from jaxtyping import Array, PyTree
 __all__ = [
     "KeyLike",
     "Number",
+    "RenamedAttribute",
     "as_key",
     "concrete",
     "finite_number",
@@ -73,6 +74,29 @@ def renamed_arguments(function: str, **names: str) -> Callable[[Callable[P, R]],
         return checked
 
     return decorate
+
+
+class RenamedAttribute:
+    """A class attribute under an old name: reading it raises an AttributeError with the new name.
+
+    >>> from undertow._validate import RenamedAttribute
+    >>> class Batch:
+    ...     size = RenamedAttribute("batch_size")
+    >>> Batch().size
+    Traceback (most recent call last):
+        ...
+    AttributeError: `Batch.size` is called `batch_size` now.
+    """
+
+    def __init__(self, new: str):
+        self.new = new
+        self.old = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.old = f"{owner.__name__}.{name}"
+
+    def __get__(self, instance: object, owner: type | None = None) -> NoReturn:
+        raise AttributeError(f"`{self.old}` is called `{self.new}` now.")
 
 
 def concrete(value: Any) -> bool:

@@ -89,7 +89,7 @@ def test_every_noise_diffuses(kind):
     assert run.clock == "time"
 
 
-def test_a_diffusion_goes_on(as_a_user):
+def test_a_diffusion_can_be_resumed(as_a_user):
     whole = ut.diffuse(BOWL, jnp.ones(2), step_size=0.1, time=3.0, key=KEY, seeds=3, every=5, observe={"w": jnp.sum})
     part = ut.diffuse(BOWL, jnp.ones(2), step_size=0.1, time=1.0, key=KEY, seeds=3, every=5, observe={"w": jnp.sum})
     both = part.resume(time=2.0)

@@ -1,4 +1,4 @@
-"""What every noise promises, checked for every kind there is."""
+"""The protocol of a noise, tested for every kind."""
 
 import importlib
 import pkgutil

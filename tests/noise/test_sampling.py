@@ -1,4 +1,4 @@
-"""Which samples a step sees, as laws: chi-squared tests at level 1e-5 on fixed keys."""
+"""The distributions of batches of sample indices: chi-squared tests at level 1e-5 on fixed keys."""
 
 import itertools
 

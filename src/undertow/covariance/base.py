@@ -25,7 +25,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
-from undertow._validate import KeyLike
+from undertow._validate import KeyLike, RenamedAttribute
 from undertow.estimate import Estimate
 
 __all__ = ["AbstractCovariance", "Linear", "Projected", "Scalar", "Split", "quadratic_form", "sum_over", "trace_of"]
@@ -44,6 +44,9 @@ class Split(NamedTuple):
 
 class AbstractCovariance(eqx.Module):
     """The covariance of one stochastic gradient."""
+
+    white = RenamedAttribute("normal_structure")
+    root = RenamedAttribute("sqrt_mv")
 
     @abstractmethod
     def mv(self, vector: PyTree) -> PyTree:

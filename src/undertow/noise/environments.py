@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from undertow import _chunks as chunks
 from undertow import _trees as trees
-from undertow._validate import group_labels, group_shares, positive_integer, renamed_arguments
+from undertow._validate import RenamedAttribute, group_labels, group_shares, positive_integer, renamed_arguments
 from undertow.covariance import AbstractCovariance, Factored, SampleCovariance, Sum
 from undertow.noise import sampling
 from undertow.noise.base import AbstractNoise
@@ -45,6 +45,7 @@ class Environments(AbstractNoise):
     members: Int[Array, "environments largest"]
     sizes: Int[Array, " environments"]
     batch_size: int | None = eqx.field(static=True)
+    size = RenamedAttribute("batch_size")
 
     @renamed_arguments("Environments", size="batch_size")
     def __init__(

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _trees as trees
-from undertow._validate import Number, finite_number, quote, renamed_arguments
+from undertow._validate import Number, RenamedAttribute, finite_number, quote, renamed_arguments
 from undertow.covariance import LabelCovariance, SampleCovariance, Sum
 from undertow.noise import sampling
 from undertow.noise.base import AbstractNoise
@@ -37,6 +37,7 @@ class LabelNoise(AbstractNoise):
     batch_size: int = eqx.field(static=True)
     replace: bool = eqx.field(static=True)
     kind: Literal["sign", "gaussian"] = eqx.field(static=True)
+    size = RenamedAttribute("batch_size")
 
     @renamed_arguments("LabelNoise", size="batch_size")
     def __init__(

@@ -4,7 +4,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Key, PyTree
 
-from undertow._validate import KeyLike, renamed_arguments
+from undertow._validate import KeyLike, RenamedAttribute, renamed_arguments
 from undertow.covariance import SampleCovariance
 from undertow.noise import sampling
 from undertow.noise.base import AbstractNoise
@@ -30,6 +30,7 @@ class Minibatch(AbstractNoise):
     problem: AbstractSampled | Population
     batch_size: int = eqx.field(static=True)
     replace: bool = eqx.field(static=True)
+    size = RenamedAttribute("batch_size")
 
     @renamed_arguments("Minibatch", size="batch_size")
     def __init__(self, problem: AbstractSampled | Population, batch_size: int, replace: bool = True):
