@@ -83,7 +83,7 @@ def main() -> list[tuple[str, str, str]]:
     steps = round(4.0 / 8e-4**2)
 
     def solve() -> None:
-        jax.block_until_ready(flow.solve(start, time=4.0, looks=1).params)
+        jax.block_until_ready(flow.solve(start, slow_time=4.0, num_saves=1).params)
 
     def descend() -> None:
         ut.descend(ut.LabelNoise(single.problem, 1.0), single.start(1.0), step_size=8e-4, steps=steps, key=0,

@@ -38,7 +38,7 @@ def end(dtype: str, precision: str, *, inputs: int = 100, hidden: int = 2000, st
     start = partial(fan_in, inputs=inputs, hidden=hidden, dtype=dtype)
     with jax.default_matmul_precision(precision):
         run = ut.descend(
-            noiseless(law.mean_problem(two_layer_loss)), start, step_size=0.01, weight_decay=0.01, steps=steps, key=0,
+            noiseless(law.mean_problem(two_layer_loss)), start, step_size=0.01, weight_decay=0.02, steps=steps, key=0,
             seeds=8, lane_width=8, observe={"norms": norms}, every=steps, progress=False,
         )  # fmt: skip
     return np.asarray(run.observed["norms"])[:, -1]

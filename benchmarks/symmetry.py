@@ -35,7 +35,7 @@ def main() -> list[tuple[str, str, str]]:
     neurons = ut.Rescaling(lambda p: p["out"], lambda p: (p["in"], p["bias"]), neurons=True)
 
     gradient = eqx.filter_jit(lambda problem, p: problem.gradient(p))
-    tapped = eqx.filter_jit(lambda noise, p: powers(noise, neurons, p))
+    tapped = eqx.filter_jit(lambda noise, p: powers(noise, p, neurons))
 
     @eqx.filter_jit
     def per_sample(problem: ut.Problem, p: dict) -> Any:
@@ -43,7 +43,7 @@ def main() -> list[tuple[str, str, str]]:
         each = jax.vmap(jax.grad(loss), in_axes=(None, 0))(p, problem.data)
         mean = jax.tree.map(lambda g: jnp.mean(g, axis=0), each)
         second = jax.tree.map(lambda x: jnp.mean(x, axis=0), jax.vmap(lambda g: neurons.pair(g, g))(each))
-        return jax.tree.map(lambda a, b: (a - b) / noise.size, second, neurons.pair(mean, mean))
+        return jax.tree.map(lambda a, b: (a - b) / noise.batch_size, second, neurons.pair(mean, mean))
 
     fast, slow = tapped(noise, params), per_sample(problem, params)
     gaps = [float(jnp.max(jnp.abs(a - b)) / jnp.max(jnp.abs(b))) for a, b in zip(fast[:2], slow, strict=True)]

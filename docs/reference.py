@@ -47,6 +47,7 @@ PAGES: dict[str, Page] = {
         "Dynamics",
         "SGD, its SDE, the end of gradient flow, and the type of their results.",
         ("dynamics", "trajectory"),
+        ("dynamics.traced.run_traced",),
     ),
     "manifold": Page(
         "After zero loss",

@@ -32,7 +32,7 @@ def sharpness(p):
 
 settled = ut.settle(task, start)
 step_size, steps = 0.01, 100_000
-limit = ut.Limit(noise).solve(settled, time=steps * step_size**2, observe={"sharpness": sharpness}, looks=5)
+limit = ut.Limit(noise).solve(settled, slow_time=steps * step_size**2, observe={"sharpness": sharpness}, num_saves=5)
 sgd = ut.descend(noise, settled, step_size=step_size, steps=steps, key=1, observe={"sharpness": sharpness},
                  every=steps // 5, seeds=16)  # fmt: skip
 print("slow time  limit   SGD (mean of 16 runs)")

@@ -24,11 +24,11 @@ start = {  # layers of very different scale, as careless initialisation makes th
     "b2": jnp.zeros(64),
     "w3": 2 * jax.random.normal(keys[4], (4, 64)),
 }
-noise = ut.Minibatch(task, size=8)
+noise = ut.Minibatch(task, batch_size=8)
 symmetries = ut.find_symmetries(task, start)  # every hidden neuron can be rescaled
 for symmetry in symmetries:
     print("found:", symmetry.describe(start))
-teleported = ut.equilibrium(noise, symmetries, start, step_size=0.01).params  # same function, balanced noise
+teleported = ut.equilibrium(noise, start, symmetries, step_size=0.01).params  # same function, balanced noise
 print(f"loss {task.loss(start):.4f} before, {task.loss(teleported):.4f} after the teleport")
 
 

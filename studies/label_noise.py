@@ -135,7 +135,7 @@ def one_start(settings: Settings, seed: int) -> dict[str, Any]:
     problem, params, rest = begin(settings, seed)
     start = ut.settle(problem, params, tolerance=1e-8)
     noise = ut.LabelNoise(problem, settings.strength)
-    flow = ut.Limit(noise).solve(start, time=settings.time, looks=settings.looks, observe=OBSERVED)
+    flow = ut.Limit(noise).solve(start, slow_time=settings.time, num_saves=settings.looks, observe=OBSERVED)
     way = np.asarray(flow.observed["point"])
     _, unravel = jax.flatten_util.ravel_pytree(start)
     traces = lambda points: np.asarray(_traces(problem.inputs, jax.vmap(unravel)(jnp.asarray(points, float))))
@@ -183,8 +183,8 @@ def without_noise(settings: Settings) -> float:
     problem, params, _ = begin(settings, 0)
     start = ut.settle(problem, params, tolerance=1e-8)
     run = ut.descend(
-        ut.Minibatch(problem, size=1), start, step_size=settings.step_sizes[-1], steps=10_000, key=jax.random.key(0),
-        progress=False,
+        ut.Minibatch(problem, batch_size=1), start, step_size=settings.step_sizes[-1], steps=10_000,
+        key=jax.random.key(0), progress=False,
     )  # fmt: skip
     return float(jnp.linalg.norm(trees.ravel(run.params) - trees.ravel(start)))
 

@@ -90,9 +90,13 @@ KINDS: dict[str, Build] = {
     "additive": lambda dtype=jnp.float32: ut.Additive(problem(dtype), factor),
     "whole environments": lambda dtype=jnp.float32: ut.Environments(problem(dtype), GROUPS),
     "weighted environments": lambda dtype=jnp.float32: ut.Environments(problem(dtype), GROUPS, WEIGHTS),
-    "batches inside environments": lambda dtype=jnp.float32: ut.Environments(problem(dtype), GROUPS, WEIGHTS, size=2),
-    "one sample inside environments": lambda dtype=jnp.float32: ut.Environments(problem(dtype), GROUPS, size=1),
-    "pooled environments": lambda dtype=jnp.float32: ut.Environments(problem(dtype), GROUPS, WEIGHTS, size=2).pooled(),
+    "batches inside environments": lambda dtype=jnp.float32: ut.Environments(
+        problem(dtype), GROUPS, WEIGHTS, batch_size=2
+    ),
+    "one sample inside environments": lambda dtype=jnp.float32: ut.Environments(problem(dtype), GROUPS, batch_size=1),
+    "pooled environments": lambda dtype=jnp.float32: ut.Environments(
+        problem(dtype), GROUPS, WEIGHTS, batch_size=2
+    ).pooled(),
     "matrix sensing": lambda dtype=jnp.float32: sensing(dtype),
     "matrix sensing, pooled": lambda dtype=jnp.float32: sensing(
         dtype, law=laws.Uniform([-1.0, 0.0], [2.0, 1.5]), pooled=True, ensemble="full"

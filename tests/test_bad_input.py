@@ -48,19 +48,28 @@ MISTAKES = {
     "integer params to a loss": (lambda: problem().loss(jnp.arange(3)), "dtype int32"),
     "a batch larger than the data": (
         lambda: ut.Minibatch(problem(), 64, replace=False),
-        r"`Minibatch\(size=64\)`: the problem has 7 samples; use size <= 7 or replace=True",
+        r"`Minibatch\(batch_size=64\)`: the problem has 7 samples; use batch_size <= 7 or replace=True",
     ),
     "a label batch larger than the data": (
-        lambda: ut.LabelNoise(regression(), size=64, replace=False),
-        r"`LabelNoise\(size=64\)`: the problem has 7 samples",
+        lambda: ut.LabelNoise(regression(), batch_size=64, replace=False),
+        r"`LabelNoise\(batch_size=64\)`: the problem has 7 samples",
     ),
-    "a batch of none": (lambda: ut.Minibatch(problem(), 0), r"`Minibatch\(size=0\)`: `size` must be at least 1"),
+    "a batch of none": (
+        lambda: ut.Minibatch(problem(), 0),
+        r"`Minibatch\(batch_size=0\)`: `batch_size` must be at least 1",
+    ),
+    "the old name of the batch size": (lambda: ut.Minibatch(problem(), size=2), r"Minibatch\(batch_size=\.\.\.\)"),
+    "that of label noise": (lambda: ut.LabelNoise(regression(), size=2), "called `batch_size` now"),
+    "that of environments": (lambda: ut.Environments(problem(), GROUPS, size=2), "called `batch_size` now"),
+    "the old attribute of the batch size": (lambda: ut.Minibatch(problem(), 2).size, "called `batch_size` now"),
+    "the old square root": (lambda: ut.Isotropic(problem()).covariance(POINT).root, "called `sqrt_mv` now"),
+    "the old shapes of normals": (lambda: ut.Isotropic(problem()).covariance(POINT).white, "called `normal_structure`"),
     "half a batch": (lambda: ut.Minibatch(problem(), 0.5), "whole number"),
     "a negative step size": (lambda: run(step_size=-0.1), r"`descend\(step_size=-0.1\)`.*finite number"),
     "a NaN step size": (lambda: run(step_size=float("nan")), "`step_size` must be a finite number"),
     "no step size": (lambda: run(step_size=None), "`step_size` must be a number"),
     "a schedule that turns negative": (lambda: run(step_size=lambda k: 0.05 - 0.01 * k), "at step 6"),
-    "a schedule of vectors": (lambda: run(step_size=lambda k: jnp.ones(2)), "one number a step"),
+    "a schedule of vectors": (lambda: run(step_size=lambda k: jnp.ones(2)), "one number per step"),
     "no steps": (lambda: run(steps=0), r"`descend\(steps=0\)`: `steps` must be at least 1"),
     "too many steps": (lambda: run(steps=2**31), "fewer than"),
     "a key that is a string": (lambda: run(key="seed"), r"jax.random.key\(0\)"),
@@ -71,7 +80,10 @@ MISTAKES = {
     "negative weight decay": (lambda: run(weight_decay=-1e-3), "`weight_decay` must be a finite number, at least 0"),
     "one name for two things": (lambda: run(observe={"w": jnp.sum}, average={"w": jnp.sum}), "different names"),
     "a problem where a noise is meant": (lambda: run(noise=problem()), r"give a noise, such as `Minibatch"),
-    "a changed continuation": (lambda: ut.descend(run(), steps=3, step_size=0.3), "its own settings"),
+    "a changed continuation": (
+        lambda: ut.descend(run(), steps=3, step_size=0.3),
+        r"continues with `run\.resume\(steps=",
+    ),
     "a loss that returns a vector": (
         lambda: run(noise=ut.Minibatch(ut.Problem(lambda w, x: w * x, X), 1), params=jnp.ones(2)),
         r"one real number for one sample, not shape \(2,\).*sum or average",
@@ -120,7 +132,10 @@ MISTAKES = {
         "another shape",
     ),
     "no environments": (lambda: ut.Environments.of([]), "at least one"),
-    "the noise within whole environments": (lambda: ut.Environments(problem(), GROUPS).within(POINT), "give `size=`"),
+    "the noise within whole environments": (
+        lambda: ut.Environments(problem(), GROUPS).within(POINT),
+        "give `batch_size=`",
+    ),
     "a factor without a trailing axis": (
         lambda: ut.Additive(problem(), lambda p: p).covariance(POINT),
         r"shape \(2, 3\) where params have \(2, 3\); give \(2, 3, 'k'\)",
@@ -145,14 +160,25 @@ MISTAKES = {
     "diffuse by a schedule": (lambda: diffused(step_size=lambda k: 0.1), "one noise level"),
     "diffuse backwards": (lambda: diffused(time=-1.0), "`time` must be a finite number"),
     "diffuse for no time": (lambda: diffused(time=0.0), "above 0"),
-    "one sample for a standard error": (lambda: population().loss(POINT, samples=1), "at least 2 samples"),
+    "the loss of a population": (lambda: population().loss(POINT), r"population\.estimate_loss\(params, key="),
+    "its loss with a key": (lambda: population().loss(POINT, key=0, samples=8), "estimate_loss"),
+    "the gradient of a population": (lambda: population().gradient(POINT), r"population\.estimate_gradient\("),
+    "the covariance of a population": (
+        lambda: population().covariance(POINT),
+        r"Minibatch\(population, 1\)\.covariance",
+    ),
+    "one sample for its covariance": (
+        lambda: ut.Minibatch(population(), 1).covariance(POINT, samples=1),
+        "at least 2 samples",
+    ),
+    "one sample for a standard error": (lambda: population().estimate_loss(POINT, samples=1), "at least 2 samples"),
 }
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistake(mistake, as_a_user):
     call, message = MISTAKES[mistake]
-    with pytest.raises((ValueError, TypeError), match=message) as caught:
+    with pytest.raises((ValueError, TypeError, AttributeError), match=message) as caught:
         call()
     text = str(caught.value)
     assert "\n" not in text, "one sentence"

@@ -45,8 +45,8 @@ MAY_IMPORT = {
 }
 # the version number, which lives at the top
 TOP = {"__version__"}
-# imports inside functions: the covariance of a population is a covariance
-LATE = {("problem", "covariance")}
+# imports inside functions of parts that may not be imported at the top: none
+LATE: set[tuple[str, str]] = set()
 # packages whose `__init__` re-exports a public name of a part above them
 FACADES = {("torch/__init__.py", "analysis")}
 

@@ -1,4 +1,4 @@
-"""A problem's gradients, its sums over samples in any chunking, and Monte Carlo expectations with honest errors."""
+"""Gradients of problems, sums over samples in any chunking, and Monte Carlo estimates with standard errors."""
 
 import jax
 import jax.numpy as jnp
@@ -107,9 +107,9 @@ def test_population_estimates_cover_the_truth(x64):
     w = jnp.array(5.0)
 
     def deviations(key):
-        loss = law.loss(w, key=key, samples=400)
-        gradient = law.gradient(w, key=key, samples=400)
-        sigma = law.covariance(w, key=key, samples=400)
+        loss = law.estimate_loss(w, key=key, samples=400)
+        gradient = law.estimate_gradient(w, key=key, samples=400)
+        sigma = ut.Minibatch(law, 1).covariance(w, key=key, samples=400)
         return (
             (loss.value - 2.5) / loss.standard_error,
             (gradient.value - 2.0) / gradient.standard_error,
@@ -128,10 +128,15 @@ def test_population_errors_are_those_of_few_samples(x64):
     law, w = ut.Population(lambda w, x: w @ x, lambda key: jax.random.normal(key, (2,)) ** 3), jnp.array([5.0, -2.0])
     key = jax.random.key(4)
     x = np.asarray(law.sample(key, 5).data)  # the gradients
-    gradient, sigma = law.gradient(w, key=key, samples=5), law.covariance(w, key=key, samples=5)
+    gradient, sigma = (
+        law.estimate_gradient(w, key=key, samples=5),
+        ut.Minibatch(law, 1).covariance(w, key=key, samples=5),
+    )
     np.testing.assert_allclose(gradient.value, x.mean(0), rtol=1e-12)
     np.testing.assert_allclose(gradient.standard_error, sem(x), rtol=1e-12)
-    np.testing.assert_allclose(law.loss(w, key=key, samples=5).standard_error, sem(x @ np.asarray(w)), rtol=1e-12)
+    np.testing.assert_allclose(
+        law.estimate_loss(w, key=key, samples=5).standard_error, sem(x @ np.asarray(w)), rtol=1e-12
+    )
     np.testing.assert_allclose(jax.vmap(sigma.mv)(jnp.eye(2)), np.cov(x.T), rtol=1e-12)
     squares = 5 / 4 * np.sum((x - x.mean(0)) ** 2, axis=1)  # their mean is the trace
     np.testing.assert_allclose(sigma.trace(), squares.mean(), rtol=1e-12)
@@ -171,9 +176,9 @@ def test_weights_of_other_types(as_a_user):
 
 def test_population_repeats_itself_without_a_key():
     law, point = population(), params()
-    assert law.loss(point).value == law.loss(point).value
-    assert law.loss(point).value != law.loss(point, key=jax.random.key(5)).value
-    assert law.loss(point).samples == 4096
+    assert law.estimate_loss(point).value == law.estimate_loss(point).value
+    assert law.estimate_loss(point).value != law.estimate_loss(point, key=jax.random.key(5)).value
+    assert law.estimate_loss(point).samples == 4096
 
 
 def test_params_may_be_any_pytree_of_floats():

@@ -1,4 +1,4 @@
-"""Loops over samples in bounded memory: so many at a time that their gradients fit a fixed budget."""
+"""Loops over samples in bounded memory: in chunks whose gradients fit a fixed budget."""
 
 from collections.abc import Callable
 
@@ -10,23 +10,23 @@ from undertow import _trees as trees
 __all__ = ["BUDGET_BYTES", "chunk_length", "map_samples", "sum_samples"]
 
 BUDGET_BYTES = 256 * 2**20
-"""What the per-sample arrays of one chunk may take together."""
+"""The most bytes that the per-sample arrays of one chunk take together."""
 
 
 def chunk_length(bytes_each: int) -> int:
-    """How many samples of `bytes_each` bytes go into one chunk."""
+    """Return the number of samples of `bytes_each` bytes in one chunk."""
     return max(1, BUDGET_BYTES // max(1, bytes_each))
 
 
 def map_samples(function: Callable, samples: PyTree, chunk: int) -> PyTree:
-    """function(sample) for every sample, stacked; `chunk` of them at a time."""
+    """Return function(sample) for every sample, stacked; computed `chunk` samples at a time."""
     if jax.tree.leaves(samples)[0].shape[0] <= chunk:
         return jax.vmap(function)(samples)
     return jax.lax.map(function, samples, batch_size=chunk)
 
 
 def sum_samples(function: Callable, samples: PyTree, chunk: int) -> PyTree:
-    """The sum of function(block) over consecutive blocks of at most `chunk` samples; function sums within a block."""
+    """Return the sum of function(block) over blocks of at most `chunk` samples; `function` sums within a block."""
     total = jax.tree.leaves(samples)[0].shape[0]
     if total <= chunk:
         return function(samples)

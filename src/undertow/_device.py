@@ -1,4 +1,4 @@
-"""Where computations run."""
+"""The device on which computations run."""
 
 import jax
 
@@ -6,7 +6,7 @@ __all__ = ["device"]
 
 
 def device() -> jax.Device:
-    """The device of computations that are not told otherwise: that of `jax.default_device`, or JAX's first.
+    """Return the default device: that of `jax.default_device`, or the first device of JAX.
 
     >>> import jax
     >>> from undertow._device import device

@@ -1,4 +1,4 @@
-"""Progress that a person sees: nothing for two seconds, then a bar on a terminal; or a callback of one's own."""
+"""Progress reports: a callback, or a bar on the terminal after two seconds."""
 
 import sys
 import time
@@ -11,7 +11,7 @@ PATIENCE_SECONDS = 2.0
 
 
 class Progress:
-    """Reports (done, total) to a callback, or to a bar on the terminal once `PATIENCE_SECONDS` have passed.
+    """Report (done, total) to a callback, or with a bar on the terminal once `PATIENCE_SECONDS` have passed.
 
     `report=None` shows the bar where stderr is a terminal, `report=False` shows nothing.
     """
@@ -33,7 +33,7 @@ class Progress:
             self.bar.stop()
 
     def update(self, done: int) -> None:
-        """Says how far the work is."""
+        """Report that `done` of the total is finished."""
         if self.callback is not None:
             self.callback(done, self.total)
         elif self.visible and self.bar is None and time.monotonic() - self.began > PATIENCE_SECONDS:

@@ -1,7 +1,7 @@
-"""Vectors that are pytrees: params, gradients and everything that lives in the same space.
+"""Linear algebra on pytrees: params, gradients and other vectors of the same space.
 
-A *vector* is any pytree of float arrays; a *factor* is a vector whose leaves carry one extra trailing axis (for flat
-params, a D x k matrix). These few functions are all the linear algebra the library does on them.
+A *vector* is any pytree of float arrays; a *factor* is a vector whose leaves have one extra trailing axis (for flat
+params, a D x k matrix).
 """
 
 import math
@@ -37,70 +37,70 @@ Vector = PyTree[Float[Array, "..."]]
 
 
 def add(a: PyTree, b: PyTree) -> PyTree:
-    """a + b, leaf by leaf."""
+    """Return a + b, leaf by leaf."""
     return jax.tree.map(jnp.add, a, b)
 
 
 def subtract(a: PyTree, b: PyTree) -> PyTree:
-    """a - b, leaf by leaf."""
+    """Return a - b, leaf by leaf."""
     return jax.tree.map(jnp.subtract, a, b)
 
 
 def scale(amount: Number, vector: PyTree) -> PyTree:
-    """amount * vector, in the dtype of each leaf."""
+    """Return amount * vector, in the dtype of each leaf."""
     return jax.tree.map(lambda leaf: jnp.asarray(amount, leaf.dtype) * leaf, vector)
 
 
 def zeros_like(vector: PyTree) -> PyTree:
-    """The zero vector of the same shape."""
+    """Return the zero vector of the same shape."""
     return jax.tree.map(jnp.zeros_like, vector)
 
 
 def dot(a: PyTree, b: PyTree) -> Float[Array, ""]:
-    """The inner product <a, b>."""
+    """Return the inner product <a, b>."""
     parts = [jnp.vdot(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)]
     return sum(parts[1:], parts[0])
 
 
 def take(stacked: PyTree, index: Any) -> PyTree:
-    """Entry `index` (or entries, for an array of them) along the leading axis of every leaf; it must be in range."""
+    """Return entry `index` (or entries, for an array of them) along the leading axis of every leaf, in range."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf).at[index].get(mode="promise_in_bounds"), stacked)
 
 
 def weigh(weights: Float[Array, " n"], stacked: PyTree) -> PyTree:
-    """sum_i weights_i stacked_i over the leading axis."""
+    """Return sum_i weights_i stacked_i over the leading axis."""
     return jax.tree.map(lambda leaf: jnp.tensordot(weights.astype(leaf.dtype), leaf, axes=1), stacked)
 
 
 def columns(factor: PyTree, coefficients: Float[Array, " k"]) -> PyTree:
-    """B c: the columns of a factor (trailing axis) combined with coefficients."""
+    """Return B c: the columns of a factor (trailing axis) combined with coefficients."""
     return jax.tree.map(lambda leaf: jnp.tensordot(leaf, coefficients.astype(leaf.dtype), axes=1), factor)
 
 
 def centre(stacked: PyTree, weights: Float[Array, " n"]) -> PyTree:
-    """stacked_i - sum_j weights_j stacked_j, along the leading axis."""
+    """Return stacked_i - sum_j weights_j stacked_j, along the leading axis."""
     mean = weigh(weights, stacked)
     return jax.tree.map(lambda leaf, m: leaf - m[None], stacked, mean)
 
 
 def ravel(vector: PyTree) -> Shaped[Array, " D"]:
-    """All leaves in one flat array, in the order of `jax.tree.leaves`."""
+    """Return all leaves in one flat array, in the order of `jax.tree.leaves`."""
     return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(vector)])
 
 
 def count(vector: PyTree) -> int:
-    """D, the number of scalars in a vector."""
+    """Return D, the number of scalars in a vector."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(vector))
 
 
 def names(tree: PyTree) -> list[str]:
-    """What each leaf is called: its path, such as `layers.0.weight`; a lone array is `params`."""
+    """Return the name of each leaf: its path, such as `layers.0.weight`; a lone array is `params`."""
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(tree)[0]]
     return [jax.tree_util.keystr(path, simple=True, separator=".") or "params" for path in paths]
 
 
 def floats_bytes(tree: PyTree) -> int:
-    """The memory of a tree of arrays (or of their shapes), in bytes. Random keys count as the words they hold."""
+    """Return the memory of a tree of arrays (or of their shapes) in bytes. A random key counts as its two words."""
 
     def size(leaf: Any) -> int:
         itemsize = 8 if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else jnp.dtype(leaf.dtype).itemsize
@@ -110,13 +110,13 @@ def floats_bytes(tree: PyTree) -> int:
 
 
 def elements(vector: PyTree) -> Callable[[int | Array], PyTree]:
-    """The standard basis: `elements(v)(i)` is the i-th unit vector shaped like v."""
+    """Return the standard basis: `elements(v)(i)` is the i-th unit vector shaped like v."""
     flat, unravel = jax.flatten_util.ravel_pytree(vector)
     return lambda index: unravel(jnp.zeros_like(flat).at[index].set(1))
 
 
 def standard_normal(key: Key[Array, ""], like: PyTree) -> PyTree:
-    """Independent N(0, 1) in the shape of `like` (arrays or `jax.ShapeDtypeStruct`s)."""
+    """Return independent N(0, 1) in the shape of `like` (arrays or `jax.ShapeDtypeStruct`s)."""
     leaves, structure = jax.tree.flatten(like)
     keys = [key] if len(leaves) == 1 else list(jax.random.split(key, len(leaves)))
     drawn = [jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]

@@ -1,8 +1,10 @@
-"""What is wrong with an argument, in one sentence that quotes the call and says what to do."""
+"""Checks of arguments. An error quotes the call, names the argument and says what to do."""
 
+import functools
 import math
+from collections.abc import Callable
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import jax
 import jax.core
@@ -11,7 +13,10 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 __all__ = [
+    "KeyLike",
     "Number",
+    "RenamedAttribute",
+    "as_key",
     "concrete",
     "finite_number",
     "group_labels",
@@ -21,28 +26,101 @@ __all__ = [
     "probabilities",
     "quote",
     "real_array",
+    "renamed_arguments",
     "sample_axis",
 ]
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 Number = float | int | np.generic | np.ndarray | Array
-"""What a user may give where one real number is meant."""
+"""Types accepted for one real number."""
+
+KeyLike = Array | int | np.integer
+"""Types accepted for a key: a key of `jax.random.key`, raw key data, or a whole number."""
 
 SUM_TOLERANCE = 1e-5
-"""How far from 1 the sum of probabilities may be; in half precision, as far as rounding takes it."""
+"""The largest distance from 1 of a sum of probabilities; half precision is allowed its rounding error."""
 
 
 def quote(function: str, **arguments: Any) -> str:
-    """The call as the user wrote it: quote("LabelNoise", size=64) is "`LabelNoise(size=64)`"."""
+    """Return the call as the user wrote it: quote("LabelNoise", batch_size=64) is "`LabelNoise(batch_size=64)`"."""
     return f"`{function}({', '.join(f'{name}={value}' for name, value in arguments.items())})`"
 
 
+def renamed_arguments(function: str, **names: str) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Return a decorator that raises where an argument is given under an old name: `names` maps old to new.
+
+    >>> from undertow._validate import renamed_arguments
+    >>> @renamed_arguments("wait", looks="num_saves")
+    ... def wait(num_saves: int) -> int:
+    ...     return num_saves
+    >>> wait(looks=3)
+    Traceback (most recent call last):
+        ...
+    TypeError: `wait(looks=...)`: the argument is called `num_saves` now; write `wait(num_saves=...)`.
+    """
+
+    def decorate(original: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(original)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            for old, new in names.items():
+                if old in kwargs:
+                    raise TypeError(
+                        f"`{function}({old}=...)`: the argument is called `{new}` now; write `{function}({new}=...)`."
+                    )
+            return original(*args, **kwargs)
+
+        return checked
+
+    return decorate
+
+
+class RenamedAttribute:
+    """A class attribute under an old name: reading it raises an AttributeError with the new name.
+
+    >>> from undertow._validate import RenamedAttribute
+    >>> class Batch:
+    ...     size = RenamedAttribute("batch_size")
+    >>> Batch().size
+    Traceback (most recent call last):
+        ...
+    AttributeError: `Batch.size` is called `batch_size` now.
+    """
+
+    def __init__(self, new: str):
+        self.new = new
+        self.old = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.old = f"{owner.__name__}.{name}"
+
+    def __get__(self, instance: object, owner: type | None = None) -> NoReturn:
+        raise AttributeError(f"`{self.old}` is called `{self.new}` now.")
+
+
 def concrete(value: Any) -> bool:
-    """Whether a value can be looked at: False inside jit, vmap and grad."""
+    """Return whether a value is known: False for tracers, inside jit, vmap and grad."""
     return not isinstance(value, jax.core.Tracer)
 
 
+def as_key(function: str, key: Any) -> Array:
+    """Return `key` as a key of JAX: a whole number n is `jax.random.key(n)`, raw key data are wrapped.
+
+    >>> import jax
+    >>> from undertow._validate import as_key
+    >>> bool(as_key("descend", 3) == jax.random.key(3))
+    True
+    """
+    if isinstance(key, Integral) and not isinstance(key, bool):
+        return jax.random.key(int(key))
+    if not isinstance(key, jax.Array):
+        raise TypeError(f"`{function}(key={key!r})`: give `key=jax.random.key(0)`, or a whole number.")
+    return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
+
+
 def positive_integer(function: str, name: str, value: Any) -> int:
-    """`value` as an int of at least 1."""
+    """Return `value` as an int of at least 1."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{quote(function, **{name: repr(value)})}: `{name}` must be a whole number of at least 1.")
     if value < 1:
@@ -51,7 +129,7 @@ def positive_integer(function: str, name: str, value: Any) -> int:
 
 
 def finite_number(function: str, name: str, value: Any, *, least: float = 0.0, below: float = math.inf) -> None:
-    """Refuses what is not a real scalar, NaN, infinite, under `least`, or at `below` and above. Tracers pass."""
+    """Raise unless `value` is a finite real scalar with least <= value < below. Tracers pass."""
     if not concrete(value):
         return
     scalar = isinstance(value, Real) or (isinstance(value, Array | np.ndarray | np.generic) and value.ndim == 0)
@@ -64,7 +142,7 @@ def finite_number(function: str, name: str, value: Any, *, least: float = 0.0, b
 
 
 def real_array(function: str, name: str, value: Any) -> np.ndarray:
-    """`value` as an array of doubles; refuses what the conversion would change: masks, imaginary parts, dates, text."""
+    """Return `value` as an array of doubles; raise for masks, imaginary parts, dates and text."""
     parts = value if isinstance(value, list | tuple) else (value,)
     if any(np.ma.is_masked(part) for part in parts):
         raise ValueError(f"`{function}`: `{name}` has masked entries; drop those samples or fill them.")
@@ -82,7 +160,7 @@ def real_array(function: str, name: str, value: Any) -> np.ndarray:
 
 
 def params_of_floats(function: str, params: PyTree) -> None:
-    """Refuses params that are not a pytree of floating-point arrays."""
+    """Raise unless params are a pytree of floating-point arrays."""
     flat, _ = jax.tree_util.tree_flatten_with_path(params)
     if not flat:
         raise ValueError(f"`{function}`: `params` has no leaves; give a pytree of floating-point arrays.")
@@ -102,7 +180,7 @@ def params_of_floats(function: str, params: PyTree) -> None:
 
 
 def sample_axis(function: str, **data: PyTree) -> int:
-    """The common length of the leading axes of all leaves of all the named data. Refuses empty or uneven data."""
+    """Return the common length of the leading axes of all leaves of the data; raise where they are empty or differ."""
     sizes: dict[str, int] = {}
     for name, tree in data.items():
         for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
@@ -124,9 +202,9 @@ def sample_axis(function: str, **data: PyTree) -> int:
 
 
 def probabilities(function: str, name: str, values: Any, count: int) -> Array:
-    """`values` as `count` finite numbers of at least 0 that sum to 1; what rounding left of the sum is divided out.
+    """Return `values` as `count` finite numbers of at least 0 that sum to 1, normalised to remove rounding.
 
-    Tracers are returned as they are, after a check of their shape.
+    Tracers are returned unchanged after a check of their shape.
     """
     if np.shape(values) != (count,):
         raise ValueError(f"`{function}`: `{name}` has shape {np.shape(values)}; give {count} numbers, one each.")
@@ -149,7 +227,7 @@ def probabilities(function: str, name: str, values: Any, count: int) -> Array:
 
 
 def group_labels(function: str, labels: np.ndarray) -> np.ndarray:
-    """How many samples each of the groups 0..k-1 has; refuses other or masked labels, and groups without samples."""
+    """Return the number of samples of each group 0..k-1; raise for other labels, masks and empty groups."""
     if np.ma.is_masked(labels):
         raise ValueError(f"`{function}`: `groups` has masked labels; drop those samples or give them a group.")
     if not np.issubdtype(labels.dtype, np.integer):
@@ -170,7 +248,7 @@ def group_labels(function: str, labels: np.ndarray) -> np.ndarray:
 
 
 def group_shares(function: str, weights: Any, environments: int) -> np.ndarray:
-    """The probability of each environment: positive, summing to 1."""
+    """Return the probability of each environment: positive, with the sum 1."""
     shares = np.asarray(weights, float)
     if shares.shape != (environments,):
         raise ValueError(

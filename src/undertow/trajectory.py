@@ -1,7 +1,8 @@
-"""What comes out: the same type for an experiment (`descend`, `diffuse`) and a theory (`Limit.solve`)."""
+"""The result of a run: one type for experiments (`descend`, `diffuse`) and theory (`Limit.solve`)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -10,7 +11,16 @@ from jaxtyping import PyTree
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["Trajectory"]
+__all__ = ["Resumable", "Trajectory"]
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """The state of a run that can be continued."""
+
+    def resume(
+        self, steps: int | None, time: Any, progress: Callable[[int, int], Any] | bool | None
+    ) -> "Trajectory": ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,8 +31,8 @@ class Trajectory:
     a single run has no seeds axis. The times are the same for all seeds, in three units: `step` counts updates,
     `time` = sum of step sizes, `slow_time` = sum of their squares (the clock of the limiting diffusion).
 
-    A run that left the finite numbers is data: `diverged` says which, `diverged_at` the step after which it was no
-    longer finite (-1 where it was), `params` are those of the last finite block start, and observations from that
+    Divergence is data: `diverged` marks the runs that became non-finite, `diverged_at` is the step after which they
+    were not finite (-1 for the others), `params` are those of the last finite block start, and observations from that
     step on are NaN. In `Limit.solve` a run also ends where the Hessian loses rank, and `diverged_at` is a slow time.
 
     >>> import jax, jax.numpy as jnp
@@ -45,14 +55,36 @@ class Trajectory:
     clock: Literal["step", "time", "slow_time"] = "step"
     """Which of the three coordinates labels the times in `to_xarray`."""
     interrupted: bool = False
-    """Whether Ctrl-C ended the run early; `descend(run, steps=...)` goes on from there."""
+    """Whether Ctrl-C ended the run early; `resume` continues it."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """How it was made: step size, steps, block length, lane width, wall seconds."""
-    continuation: Any = field(default=None, repr=False)
-    """What a driver needs to go on; None where a trajectory is complete."""
+    """How the run was made: function, noise, step size, steps, block length, lane width, wall seconds."""
+    continuation: Resumable | None = field(default=None, repr=False)
+    """The state from which `resume` continues; None where a trajectory cannot be continued."""
+
+    def resume(
+        self,
+        *,
+        steps: int | None = None,
+        time: Any = None,
+        progress: Callable[[int, int], Any] | bool | None = None,
+    ) -> "Trajectory":
+        """Continue a run of `descend` by `steps`, or one of `diffuse` by `time`, and return the whole run.
+
+        All settings are those of the first run, and the result has the same bits as one longer run.
+
+        >>> import jax.numpy as jnp
+        >>> import undertow as ut
+        >>> problem = ut.Problem(lambda w, x: (w - x) ** 2 / 2, jnp.array([1.0, 3.0]))
+        >>> run = ut.descend(ut.Minibatch(problem, 1), jnp.array(0.0), step_size=0.1, steps=100, key=0)
+        >>> print(run.resume(steps=50).step)
+        [  0 100 150]
+        """
+        if self.continuation is None:
+            raise TypeError(f"`run.resume`: a run made by `{self.facts.get('made_by')}` cannot be continued.")
+        return self.continuation.resume(steps, time, progress)
 
     def select(self, times: Any) -> "Trajectory":
-        """The same trajectory observed only at the given positions along its times axis."""
+        """Return the trajectory with only the observations at the given positions along its times axis."""
         axis = 0 if self.seeds is None else 1
         index = np.atleast_1d(np.arange(len(self.step))[times])
         observed = jax.tree.map(lambda x: np.take(x, index, axis=axis), self.observed)
@@ -61,9 +93,9 @@ class Trajectory:
         )
 
     def to_xarray(self) -> "xarray.Dataset":
-        """A dataset with dimensions (seed, step, ...) and coordinates step, time and slow_time.
+        """Return a dataset with dimensions (seed, step, ...) and coordinates step, time and slow_time.
 
-        Observables that are pytrees become one variable a leaf, `name.path`; the final params are `params`,
+        Observables that are pytrees become one variable per leaf, `name.path`; the final params are `params`,
         `params.path`. Runs that diverged are marked by `diverged` and `diverged_at`. An observable whose name is taken
         (by one of these, by a coordinate, or by an observable or a dimension before it) becomes `observed.name`.
 
@@ -96,7 +128,7 @@ class Trajectory:
 
 
 def _add_leaves(variables: dict[str, Any], taken: set[str], name: str, tree: PyTree, leading: tuple[str, ...]) -> None:
-    """One variable a leaf, with dimensions named after it; no name that is taken is used again."""
+    """Add one variable per leaf, with dimensions named after it; names in `taken` are not used again."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         parts = [str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path]
         full = ".".join([name, *parts])

@@ -1,11 +1,6 @@
 """The engine against a plain loop; the same bits however a run is cut, observed or widened; divergence as data."""
 
 import itertools
-import signal
-import subprocess
-import sys
-import time
-import types
 
 import equinox as eqx
 import jax
@@ -17,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import undertow as ut
-from tests.kinds import KINDS, params, point, problem, regression
+from tests.kinds import KINDS, params, point, problem
 from undertow import _trees as trees
-from undertow.dynamics import clock, drive, engine
-from undertow.execution.compiling import compilations
+from undertow.dynamics import drive, engine
+from undertow.noise.additive import noiseless
 
 FLAT = {"flat": trees.ravel}
 NOISE = ut.Minibatch(problem(), 2)
@@ -32,12 +27,12 @@ BLOCK = 5
 
 @pytest.fixture
 def short_blocks(monkeypatch):
-    """Blocks of five steps, so that a few steps go through several."""
+    """Use blocks of five steps, so that a few steps span several blocks."""
     monkeypatch.setattr(engine, "LONGEST_BLOCK", BLOCK)
 
 
 def plain_loop(noise, point, steps, step_size, seed=0, momentum=0.0, weight_decay=0.0, key=KEY, block=BLOCK):
-    """SGD as one would write it on paper, on the randomness fold_in(fold_in(key, seed), block). Params of all steps."""
+    """Return the params of all steps of SGD by a plain loop, on the randomness fold_in(fold_in(key, seed), block)."""
     seed_key = jax.random.fold_in(key, seed)
     gradient = eqx.filter_jit(noise.gradient)
     velocity = trees.zeros_like(point)
@@ -47,7 +42,7 @@ def plain_loop(noise, point, steps, step_size, seed=0, momentum=0.0, weight_deca
             slices = noise.randomness(jax.random.fold_in(seed_key, step // block), block, point)
         eta = step_size(step) if callable(step_size) else step_size
         g = gradient(path[-1], trees.take(slices, step % block))
-        g = trees.add(g, trees.scale(2 * weight_decay, path[-1]))
+        g = trees.add(g, trees.scale(weight_decay, path[-1]))
         velocity = trees.add(trees.scale(momentum, velocity), g)
         path.append(trees.subtract(path[-1], trees.scale(eta, velocity)))
     return np.stack([trees.ravel(p) for p in path])
@@ -77,6 +72,33 @@ def test_momentum_weight_decay_and_schedules(momentum, weight_decay, schedule):
     np.testing.assert_allclose(run.slow_time, np.concatenate([[0], np.cumsum(etas**2)])[::8], rtol=1e-6)
 
 
+@pytest.mark.parametrize(("momentum", "expected"), [(0.0, 3.415), (0.9, 3.145)])
+def test_two_steps_with_weight_decay_by_hand(momentum, expected):
+    """Gradient 1, eta = 0.1, lambda = 0.5, from 4: v = 1 + 0.5 * 4 = 3, so 4 - 0.3 = 3.7.
+
+    Then g + lambda theta = 1 + 1.85 = 2.85: 3.7 - 0.285 without momentum; with beta = 0.9, v = 2.7 + 2.85 = 5.55.
+    """
+    steady = noiseless(ut.Problem(lambda w, _: w, jnp.zeros(1)))
+    run = ut.descend(steady, jnp.array(4.0), step_size=0.1, steps=2, key=0, momentum=momentum, weight_decay=0.5)
+    np.testing.assert_allclose(run.params, 3.7 - 0.1 * (momentum * 3 + 2.85), rtol=1e-6)
+    np.testing.assert_allclose(run.params, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("momentum", [None, 0.9])
+def test_weight_decay_is_that_of_optax(momentum):
+    """`optax.add_decayed_weights` before `optax.sgd`, on the full gradient."""
+    eta, decay, task = 0.05, 0.3, problem()
+    run = ut.descend(noiseless(task), params(), step_size=eta, steps=20, key=0, momentum=momentum or 0.0,
+                     weight_decay=decay, observe=FLAT)  # fmt: skip
+    optimiser = optax.chain(optax.add_decayed_weights(decay), optax.sgd(eta, momentum))
+    now = params()
+    state = optimiser.init(now)
+    for _ in range(20):
+        updates, state = optimiser.update(task.gradient(now), state, now)
+        now = optax.apply_updates(now, updates)
+    np.testing.assert_allclose(run.observed["flat"][-1], trees.ravel(now), rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.usefixtures("short_blocks")
 def test_no_randomness_is_used_twice():
     """Pure noise with step size 1: every increment, of every step, block, seed and coordinate, is another number."""
@@ -93,7 +115,7 @@ def test_no_randomness_is_used_twice():
 
 @pytest.mark.usefixtures("short_blocks")
 def test_a_start_shares_no_randomness_with_the_steps():
-    """A start that is drawn the way a block of this noise is: not the numbers of any block."""
+    """A start that is drawn in the same way as a block of this noise has other numbers than every block."""
     flat = ut.Problem(lambda w, _: 0.0 * jnp.sum(w), jnp.zeros(1))
     start = lambda key: trees.standard_normal(jax.random.split(key, BLOCK)[0], jnp.zeros(2))
     run = ut.descend(ut.Isotropic(flat), start, step_size=1.0, steps=23, key=KEY, every=1, observe={"w": lambda w: w})
@@ -101,25 +123,16 @@ def test_a_start_shares_no_randomness_with_the_steps():
     assert not np.any(np.isclose(np.abs(steps), np.abs(run.observed["w"][0]), rtol=1e-4))
 
 
-def test_clocks_of_schedules_add_up_over_spans(monkeypatch):
-    monkeypatch.setattr(clock, "SPAN", 7)
-    etas = 0.1 / (1 + np.arange(40.0))
-    steps = np.array([0, 1, 7, 8, 13, 14, 40])
-    time_, slow = clock.clocks("descend", lambda step: 0.1 / (1.0 + step), steps)
-    np.testing.assert_allclose(time_, [etas[:k].sum() for k in steps], rtol=1e-6)
-    np.testing.assert_allclose(slow, [(etas[:k] ** 2).sum() for k in steps], rtol=1e-6)
-
-
 def test_a_schedule_counts_for_the_steps_that_run():
     schedule = lambda step: 0.105 - 0.01 * step  # negative from step 11 on
     run = ut.descend(NOISE, params(), step_size=schedule, steps=6, key=KEY, observe=FLAT)
-    run = ut.descend(run, steps=5)
+    run = run.resume(steps=5)
     np.testing.assert_allclose(
         run.observed["flat"][-1], plain_loop(NOISE, params(), 11, schedule, block=1000)[-1], rtol=1e-4
     )
     np.testing.assert_allclose(run.time[-1], 0.605, rtol=1e-6)
     with pytest.raises(ValueError, match=r"the schedule gives -0.00.* at step 11"):
-        ut.descend(run, steps=1)
+        run.resume(steps=1)
     with pytest.raises(ValueError, match="at step 11"):
         ut.descend(NOISE, params(), step_size=schedule, steps=12, key=KEY)
 
@@ -132,7 +145,7 @@ def descend(steps, every=None, seeds=3, **more):
 
 @pytest.fixture(scope="module")
 def reference():
-    """2,500 steps of three seeds, seen at every one of them."""
+    """2,500 steps of three seeds, observed at every step."""
     return descend(2500, every=1)
 
 
@@ -152,7 +165,7 @@ def test_the_same_bits_however_a_run_is_cut(reference, cuts, every):
     ends = [*sorted(cuts), 2500]
     run = descend(ends[0], every=every)
     for before, after in itertools.pairwise(ends):
-        run = ut.descend(run, steps=after - before)
+        run = run.resume(steps=after - before)
     np.testing.assert_array_equal(run.observed["flat"], reference.observed["flat"][:, ::every])
     np.testing.assert_array_equal(run.step, np.arange(0, 2501, every))
     for mine, theirs in zip(jax.tree.leaves(run.params), jax.tree.leaves(reference.params), strict=True):
@@ -172,8 +185,8 @@ def test_a_single_run_is_seed_zero(reference):
     np.testing.assert_allclose(run.observed["flat"], reference.observed["flat"][0, ::500], rtol=1e-3, atol=1e-4)
 
 
-def test_without_every_a_run_is_seen_at_its_ends(reference):
-    run = ut.descend(descend(1200), steps=1300)
+def test_without_every_a_run_is_observed_at_its_ends(reference):
+    run = descend(1200).resume(steps=1300)
     np.testing.assert_array_equal(run.step, [0, 1200, 2500])
     np.testing.assert_array_equal(run.observed["flat"], reference.observed["flat"][:, [0, 1200, 2500]])
 
@@ -187,11 +200,11 @@ def test_averages_are_means_over_the_steps_between(reference):
         window = every_step[:, 700 * (k - 1) + 1 : 700 * k + 1]
         np.testing.assert_allclose(run.observed["mean"][:, k], window.mean(1), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(run.observed["sign"][:, k], (window[:, :, 0] > 0).mean(1), atol=1e-5)
-    cut = ut.descend(descend(333, every=700, average=average), steps=2167)
+    cut = descend(333, every=700, average=average).resume(steps=2167)
     np.testing.assert_allclose(cut.observed["mean"], run.observed["mean"], rtol=1e-5)
 
 
-def test_one_start_a_seed():
+def test_one_start_per_seed():
     run = ut.descend(
         NOISE,
         lambda key: trees.standard_normal(key, params()),
@@ -257,7 +270,7 @@ class TestDivergence:
             observe={"w": lambda w: w[0]}, seeds=2,
         )  # fmt: skip
         assert not first.diverged.any()
-        rest = ut.descend(first, steps=1400)
+        rest = first.resume(steps=1400)
         np.testing.assert_array_equal(rest.diverged_at, self_like.diverged_at)
         np.testing.assert_array_equal(rest.params, self_like.params)
         np.testing.assert_array_equal(rest.observed["w"], self_like.observed["w"])
@@ -272,7 +285,7 @@ class TestDivergence:
         assert np.isnan(run.observed["n"][1])
 
     def test_the_schedule_counts_from_the_start_of_the_run(self):
-        """Nothing moves in the first block; in the second the same growth as above, seen at the same of its steps."""
+        """Nothing moves in the first block; in the second block the growth is that of the other tests."""
         schedule = lambda step: jnp.where(step < 1000, 0.0, 3.0)
         run = ut.descend(ut.Minibatch(self.task, 1), jnp.ones(2), step_size=schedule, steps=1500, key=KEY)
         assert int(run.diverged_at) == 1128
@@ -288,158 +301,3 @@ class TestDivergence:
         )
         assert run.diverged.shape == (3,)
         assert not run.diverged.any()
-
-
-class TestDriver:
-    def test_progress_callback(self):
-        seen = []
-        descend(30_000, progress=lambda done, total: seen.append((done, total)))
-        assert seen[-1] == (30_000, 30_000)
-        assert len(seen) > 1
-        assert all(a < b for (a, _), (b, _) in itertools.pairwise(seen))
-
-    def test_interrupt_keeps_what_is_done(self, reference):
-        def interrupt(done, total):
-            if done >= 2000:
-                raise KeyboardInterrupt
-
-        with pytest.warns(RuntimeWarning, match="stopped by Ctrl-C"):
-            run = descend(400_000, every=500, progress=interrupt)
-        assert run.interrupted
-        assert 2000 <= run.step[-1] < 400_000
-        np.testing.assert_array_equal(run.observed["flat"][:, :5], reference.observed["flat"][:, 0:2001:500])
-        on = ut.descend(run, steps=1000)
-        assert not on.interrupted
-        assert on.step[-1] == run.step[-1] + 1000
-
-    def test_ctrl_c_in_a_real_process(self, tmp_path):
-        code = """
-import signal, warnings, jax, jax.numpy as jnp, undertow as ut
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have started the tests with Ctrl-C ignored
-warnings.simplefilter("ignore")
-task = ut.Problem(lambda w, x: (w - x) ** 2 / 2, jnp.array([1.0, 3.0]))
-def report(done, total):
-    print("going", flush=True)
-run = ut.descend(ut.Minibatch(task, 1), jnp.array(0.0), step_size=0.1, steps=1_000_000_000, key=0, every=1_000_000,
-                 observe={"w": lambda w: w}, seeds=40, progress=report)
-print("returned", run.interrupted, run.observed["w"].shape[1] == len(run.step), bool(jnp.isfinite(run.params).all()))
-"""
-        command = [sys.executable, "-c", code]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-            try:
-                assert process.stdout.readline() == "going\n"
-                time.sleep(0.7)
-                process.send_signal(signal.SIGINT)
-                out, err = process.communicate(timeout=60)
-            finally:
-                process.kill()
-        assert "returned True True True" in out, out + err
-
-    def test_lanes_follow_settings_made_for_one_thread(self, x64):
-        """x64 by a context manager holds for the main thread alone; the lanes must not fall back to single."""
-        noise = ut.Minibatch(problem(jnp.float64), 2)
-        run = ut.descend(noise, params(dtype=jnp.float64), step_size=0.02, steps=20, key=KEY, observe=FLAT, seeds=40)
-        assert run.observed["flat"].dtype == np.float64
-
-    def test_other_numbers_compile_nothing_new(self):
-        def go(task, strength, scale, eta, steps, seed, beta, gamma, every):
-            noise = ut.LabelNoise(task, strength)
-            start = trees.scale(scale, params())
-            return ut.descend(
-                noise, start, step_size=eta, steps=steps, key=jax.random.key(seed), momentum=beta, weight_decay=gamma,
-                every=every, seeds=5, observe=FLAT,
-            )  # fmt: skip
-
-        task = regression()
-        other = ut.Regression(task.predict, task.inputs + 1, task.targets * 2)
-        go(task, 1.0, 1.0, 0.01, 1500, 0, 0.9, 0.0, 300)
-        with compilations() as compiled:
-            go(task, 0.5, 2.0, 0.02, 3700, 1, 0.5, 0.1, 170)
-            go(other, 0.5, 2.0, 0.02, 3700, 1, 0.5, 0.1, 170)
-        assert compiled == []
-
-    def test_the_count_of_compilations_can_rise(self):
-        with compilations() as compiled:
-            ut.descend(ut.Minibatch(problem(), 3), params(), step_size=0.02, steps=10, key=KEY)
-        assert compiled
-
-
-def test_facts_and_xarray():
-    run = ut.descend(
-        NOISE, params(), step_size=0.02, steps=2500, key=KEY, every=500, seeds=3,
-        observe={"flat": trees.ravel, "tree": lambda p: p},
-    )  # fmt: skip
-    data = run.to_xarray()
-    assert data["flat"].dims == ("seed", "step", "flat_0")
-    assert data["tree.inner"].shape == (3, 6, 2, 3)
-    assert data["params.outer"].dims == ("seed", "params.outer_0")
-    np.testing.assert_allclose(data.time, data.step * 0.02)
-    np.testing.assert_allclose(data.slow_time, data.step * 0.0004)
-    assert float(data["flat"].sel(seed=1, step=1000)[0]) == run.observed["flat"][1, 2, 0]
-    assert data.attrs["step_size"] == 0.02
-    assert data.attrs["steps"] == 2500
-    single = descend(10, seeds=None).to_xarray()
-    assert single["flat"].dims == ("step", "flat_0")
-    part = run.select([0, -1])
-    assert part.observed["flat"].shape == (3, 2, 8)
-    assert part.step.tolist() == [0, 2500]
-
-
-def test_no_observable_is_lost_in_xarray():
-    """Names that the dataset has for itself, names with dots, and names of dimensions."""
-    names = ["params", "params.inner", "diverged", "diverged_at", "step", "time", "slow_time", "seed", "flat", "flat_0"]
-    observe = {name: lambda p, i=i: i + trees.ravel(p)[0] for i, name in enumerate(names)}
-    observe |= {"flat": trees.ravel, "tree": lambda p: {"leaf": 50 + p["inner"][0, 0]}}
-    observe["tree.leaf"] = lambda p: 60 + p["inner"][0, 0]
-    run = ut.descend(NOISE, params(), step_size=0.02, steps=4, key=KEY, every=2, seeds=3, observe=observe)
-    for seeds, data in ((3, run.to_xarray()), (None, _alone(observe).to_xarray())):
-        lead = () if seeds is None else ("seed",)
-        found = [v.values for v in data.data_vars.values() if v.dims == (*lead, "step")]
-        offsets = sorted(round(float(np.ravel(v)[0] - np.ravel(run.observed["params"])[0])) for v in found)
-        assert offsets == sorted({*range(len(names)), 50, 60} - {names.index("flat")})
-        assert data["flat"].dims == (*lead, "step", "flat_0")
-        assert data["params.inner"].dims == (*lead, "params.inner_0", "params.inner_1")
-        assert data["diverged"].dtype == bool
-        np.testing.assert_array_equal(data.time, data.step * 0.02)
-        assert "observed.params" in data
-        assert "observed.diverged" in data
-
-
-def _alone(observe):
-    return ut.descend(NOISE, params(), step_size=0.02, steps=4, key=KEY, every=2, observe=observe)
-
-
-@pytest.mark.parametrize("changed", [{"momentum": 0.5}, {"weight_decay": 0.1}, {"step_size": 0.1}])
-def test_a_continued_run_keeps_its_settings(changed):
-    run = ut.descend(NOISE, params(), step_size=0.02, steps=5, key=KEY)
-    with pytest.raises(TypeError, match="goes on with its own settings"):
-        ut.descend(run, steps=5, **changed)
-
-
-def test_buffers_of_observations_are_bounded():
-    """Wide observations of many seeds get fewer rows."""
-    wide = {"wide": lambda p: jnp.zeros(2**14)}
-    run = drive.begin("descend", NOISE, params(), step_size=0.02, key=KEY, observe=wide, average={}, every=1, seeds=8,
-                      momentum=0.0, weight_decay=0.0, lane_width=8)  # fmt: skip
-    assert 2 < run.capacity <= drive.OBSERVATION_BYTES // (8 * 2**14 * 4)
-
-
-def test_lanes_fit_an_accelerator(monkeypatch):
-    """Params of 4 MiB, of which a step holds several copies at once."""
-    monkeypatch.setattr(drive, "device", lambda: types.SimpleNamespace(platform="gpu"))
-    noise = ut.Isotropic(ut.Problem(lambda w, x: jnp.sum(w) * x, jnp.ones(3)))
-    width = drive._lane_width(None, 10**6, noise, jnp.zeros(2**20), 1)
-    assert 64 <= width <= drive.ACCELERATOR_LANE_BYTES // (8 * 4 * 2**20)
-
-
-@pytest.mark.parametrize("seconds", [1e-3, 0.02, 0.1])
-def test_chunks_take_about_the_time_they_should(seconds, monkeypatch):
-    """On a clock that moves `seconds` per block."""
-    clock = [0.0]
-    monkeypatch.setattr(drive.time, "perf_counter", lambda: clock[0])
-    plan, now = drive._ChunkPlan(10), 0
-    for _ in range(20):
-        stop, _ = plan.next(now, 10**9, np.array([10**9]), 100)
-        took, now = (stop - now) // 10 * seconds, stop
-        clock[0] += took
-    assert 0.5 * drive.CHUNK_SECONDS < took < 2 * drive.CHUNK_SECONDS

@@ -76,7 +76,7 @@ def test_sgd_and_sde_agree_on_a_quadratic():
 
 def test_weight_decay_pulls_to_zero():
     task = ut.Additive(ut.Problem(lambda w, _: 0.0 * w, jnp.zeros(1)), lambda w: jnp.zeros(1))
-    run = ut.diffuse(task, jnp.array(1.0), step_size=0.01, time=2.0, key=KEY, weight_decay=0.5, substeps=20)
+    run = ut.diffuse(task, jnp.array(1.0), step_size=0.01, time=2.0, key=KEY, weight_decay=1.0, substeps=20)
     np.testing.assert_allclose(run.params, np.exp(-2.0), rtol=2e-3)
 
 
@@ -89,14 +89,16 @@ def test_every_noise_diffuses(kind):
     assert run.clock == "time"
 
 
-def test_a_diffusion_goes_on():
+def test_a_diffusion_can_be_resumed(as_a_user):
     whole = ut.diffuse(BOWL, jnp.ones(2), step_size=0.1, time=3.0, key=KEY, seeds=3, every=5, observe={"w": jnp.sum})
     part = ut.diffuse(BOWL, jnp.ones(2), step_size=0.1, time=1.0, key=KEY, seeds=3, every=5, observe={"w": jnp.sum})
-    both = ut.diffuse(part, time=2.0)
+    both = part.resume(time=2.0)
     np.testing.assert_array_equal(both.observed["w"], whole.observed["w"])
     np.testing.assert_allclose(both.time, whole.time)
-    with pytest.raises(TypeError, match="made by `diffuse`"):
-        ut.descend(part, steps=5)
+    with pytest.raises(TypeError, match="made by `diffuse`; give `time=`"):
+        part.resume(steps=5)
+    with pytest.raises(TypeError, match=r"continues with `run\.resume\(time=\.\.\.\)`"):
+        ut.diffuse(part, time=2.0)
 
 
 def test_times_and_steps_are_those_of_sgd():

@@ -23,7 +23,9 @@ def params_of(p):
 def test_the_flow_against_its_exact_solution(x64):
     model = LinearModel.draw(jax.random.key(0), d=20, n=10, sparsity=3, dtype=jnp.float64)
     start = model.settle(model.start(1.0))
-    path = ut.Limit(ut.LabelNoise(model.problem, 1.0)).solve(start, time=5.0, observe={"p": params_of}, looks=10)
+    path = ut.Limit(ut.LabelNoise(model.problem, 1.0)).solve(
+        start, slow_time=5.0, observe={"p": params_of}, num_saves=10
+    )
     assert path.clock == "slow_time"
     assert path.facts["motion"] == "flow"
     for k, t in enumerate(path.slow_time):
@@ -40,8 +42,8 @@ def test_the_generic_flow_equals_the_fast_one(x64):
     model = LinearModel.draw(jax.random.key(0), d=8, n=4, sparsity=2, dtype=jnp.float64)
     start = model.settle(model.start(1.0))
     labels = lambda p: ut.LabelNoise(model.problem, 0.8).covariance(p).parts[0].factor()
-    slow = ut.Limit(ut.Additive(model.problem, labels)).solve(start, time=1.0, looks=2)
-    fast = ut.Limit(ut.LabelNoise(model.problem, 0.8)).solve(start, time=1.0, looks=2)
+    slow = ut.Limit(ut.Additive(model.problem, labels)).solve(start, slow_time=1.0, num_saves=2)
+    fast = ut.Limit(ut.LabelNoise(model.problem, 0.8)).solve(start, slow_time=1.0, num_saves=2)
     np.testing.assert_allclose(flat(slow.params), flat(fast.params), atol=1e-5)
     assert fast.diverged_at == -1
 
@@ -50,7 +52,7 @@ def test_brownian_motion_on_the_circle(x64):
     """Isotropic noise on the circle: E cos(angle) = exp(-t/2)."""
     noise = ut.Isotropic(curves.circle(), 1.0)
     path = ut.Limit(noise).solve(
-        jnp.array([1.0, 0.0]), time=1.0, key=KEY, seeds=4000, steps=200, looks=2, observe={"x": params_of}
+        jnp.array([1.0, 0.0]), slow_time=1.0, key=KEY, seeds=4000, steps=200, num_saves=2, observe={"x": params_of}
     )
     assert path.facts["motion"] == "diffusion"
     x = path.observed["x"][:, :, 0]
@@ -64,7 +66,7 @@ def test_brownian_motion_on_the_circle(x64):
 def test_isotropic_noise_on_the_ellipse(x64):
     """E x^2 = 2 in equilibrium; it would be 1.680 without the normal part and 2.338 with -1/2 for -1/4."""
     path = ut.Limit(curves.isotropic_ellipse()).solve(
-        jnp.array([0.0, 1.0]), time=16.0, key=KEY, seeds=2000, steps=3200, looks=8, observe={"x": params_of}
+        jnp.array([0.0, 1.0]), slow_time=16.0, key=KEY, seeds=2000, steps=3200, num_saves=8, observe={"x": params_of}
     )
     late = (path.observed["x"][:, 4:, 0] ** 2).mean(1)
     assert abs(late.mean() - 2) < 4.5 * late.std() / np.sqrt(2000) + 0.02
@@ -72,7 +74,7 @@ def test_isotropic_noise_on_the_ellipse(x64):
 
 def test_the_motor_turns(x64):
     start = jnp.array([1.0, 0.0, 0.0, 0.0, 0.0])
-    path = ut.Limit(curves.motor(3)).solve(start, time=4.0, looks=4, observe={"angle": curves.motor_angle})
+    path = ut.Limit(curves.motor(3)).solve(start, slow_time=4.0, num_saves=4, observe={"angle": curves.motor_angle})
     np.testing.assert_allclose(path.observed["angle"], path.slow_time * 3 / 8, atol=1e-4)
 
 
@@ -102,7 +104,7 @@ def test_minibatch_noise_vanishes_at_interpolation(x64):
     limit = ut.Limit(ut.Minibatch(problem, 1))
     np.testing.assert_array_equal(flat(limit.drift(point)), 0)
     with pytest.warns(UserWarning, match="null drift"):
-        path = limit.solve(point, time=3.0, observe={"p": flat})
+        path = limit.solve(point, slow_time=3.0, observe={"p": flat})
     np.testing.assert_allclose(path.observed["p"][-1], flat(point), atol=1e-9)
     assert path.facts["motion"] == "none"
 
@@ -117,12 +119,12 @@ def test_noise_along_the_manifold_that_begins_on_the_way(x64):
         return jnp.stack([normal, (x[0] - start[0]) * tangent], axis=1)
 
     with pytest.raises(ValueError, match=r"at the start, but one at the end.*not a flow"):
-        ut.Limit(ut.Additive(ellipse, factor)).solve(start, time=1.0, looks=1)
+        ut.Limit(ut.Additive(ellipse, factor)).solve(start, slow_time=1.0, num_saves=1)
 
 
 def test_solving_again_compiles_nothing(x64):
     problem, point = LOSSES["linear model"]()
-    solve = lambda strength, time: ut.Limit(ut.LabelNoise(problem, strength)).solve(point, time=time, looks=3)
+    solve = lambda strength, time: ut.Limit(ut.LabelNoise(problem, strength)).solve(point, slow_time=time, num_saves=3)
     solve(1.0, 1.0)
     with compilations() as compiled:
         solve(0.5, 2.0)
@@ -150,9 +152,9 @@ def test_a_flow_into_a_crossing_is_an_error(x64):
     # u v = 0, two lines that cross: on v = 0 the flow is u = exp(-t/2), into the crossing, where H vanishes
     crossing = ut.Regression(lambda p, z: p[0] * p[1] * z, jnp.array([1.0]), jnp.array([0.0]))
     limit = ut.Limit(ut.LabelNoise(crossing))
-    assert float(limit.solve(jnp.array([1.0, 0.0]), time=10.0).params[0]) == pytest.approx(np.exp(-5.0), rel=1e-3)
+    assert float(limit.solve(jnp.array([1.0, 0.0]), slow_time=10.0).params[0]) == pytest.approx(np.exp(-5.0), rel=1e-3)
     with pytest.raises(ValueError, match=r"rank of the Hessian falls below its 1 .* by slow time 30,"):
-        limit.solve(jnp.array([1.0, 0.0]), time=40.0, looks=40)
+        limit.solve(jnp.array([1.0, 0.0]), slow_time=40.0, num_saves=40)
 
 
 SQUARE = ut.Regression(lambda w, z: w @ z, jnp.eye(2), jnp.ones(2))
@@ -167,8 +169,16 @@ MISTAKES = {
         "2 equations .* for 2 parameters",
     ),
     "a factor of the wrong shape": (lambda p, x: ut.second_derivative(p, x, x), "one extra trailing axis"),
-    "time backwards": (lambda p, x: ut.Limit(ut.LabelNoise(p)).solve(x, time=-1.0), "`time` must be a finite number"),
-    "a diffusion without a key": (lambda p, x: ut.Limit(ut.Isotropic(p)).solve(x, time=1.0), "give `key=`"),
+    "time backwards": (
+        lambda p, x: ut.Limit(ut.LabelNoise(p)).solve(x, slow_time=-1.0), "`slow_time` must be a finite number",
+    ),
+    "the old name of slow_time": (
+        lambda p, x: ut.Limit(ut.LabelNoise(p)).solve(x, time=1.0), r"called `slow_time` now.*solve\(slow_time=",
+    ),
+    "the old name of num_saves": (
+        lambda p, x: ut.Limit(ut.LabelNoise(p)).solve(x, slow_time=1.0, looks=3), "called `num_saves` now",
+    ),
+    "a diffusion without a key": (lambda p, x: ut.Limit(ut.Isotropic(p)).solve(x, slow_time=1.0), "give `key=`"),
     "a problem where a noise is meant": (lambda p, x: ut.Limit(p), "give a noise"),
     "a finite step that diverges": (
         lambda p, x: ut.Limit(ut.LabelNoise(p)).drift(x, finite_step=1e3),

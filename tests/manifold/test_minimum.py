@@ -51,7 +51,7 @@ def test_every_question_refuses_them(x64):
     with pytest.raises(ValueError, match=r"`Limit\.parts`.*Hessian is zero"):
         limit.parts(origin)
     with pytest.raises(ValueError, match=r"`Limit\.solve`.*Hessian is zero"):
-        limit.solve(origin, time=1.0, key=jax.random.key(0))
+        limit.solve(origin, slow_time=1.0, key=jax.random.key(0))
     with pytest.raises(ValueError, match=r"`second_derivative`.*Hessian is zero"):
         ut.second_derivative(crossing, origin, jnp.ones((2, 1)))
     labels = regression(lambda p: (p[0] * p[1], p[2]), [0.0, 0.0])
@@ -87,7 +87,13 @@ def test_absorption_at_a_crossing(kind, x64):
     observe = {"u": lambda p: p[0], "positive": lambda p: p[0] > 0}
     with pytest.warns(UserWarning, match=rf"of {seeds} runs stop where the rank of the Hessian falls below its 1 "):
         path = ut.Limit(ut.Isotropic(crossing)).solve(
-            jnp.array([1.0, 0.0]), time=4.0, key=jax.random.key(1), seeds=seeds, steps=200, looks=8, observe=observe
+            jnp.array([1.0, 0.0]),
+            slow_time=4.0,
+            key=jax.random.key(1),
+            seeds=seeds,
+            steps=200,
+            num_saves=8,
+            observe=observe,
         )
     for time in (0.5, 4.0):
         expected = np.exp(-1 / (2 * time))
@@ -106,7 +112,12 @@ def test_a_single_run_stops_at_the_crossing_as_well(x64):
     crossing = alone(lambda x: (x[0] * x[1]) ** 2 / 2)
     with pytest.warns(UserWarning, match="1 of 1 runs stop .* the first at slow time "):
         path = ut.Limit(ut.Isotropic(crossing)).solve(
-            jnp.array([0.1, 0.0]), time=4.0, key=jax.random.key(0), steps=10, looks=2, observe={"u": lambda p: p[0]}
+            jnp.array([0.1, 0.0]),
+            slow_time=4.0,
+            key=jax.random.key(0),
+            steps=10,
+            num_saves=2,
+            observe={"u": lambda p: p[0]},
         )
     assert path.diverged
     assert 0 < path.diverged_at < 4
@@ -122,11 +133,11 @@ def test_mixed_noise_turns_the_solved_diffusion(x64):
     """
     path = ut.Limit(curves.mixed_circle(-0.5)).solve(
         jnp.array([1.0, 0.0]),
-        time=1.0,
+        slow_time=1.0,
         key=jax.random.key(3),
         seeds=500,
         steps=100,
-        looks=1,
+        num_saves=1,
         observe={"x": lambda x: x},
     )
     x = path.observed["x"][:, -1]

@@ -29,7 +29,7 @@ def test_residuals_of_one_act_as_label_noise_of_one(targets, x64):
     np.testing.assert_allclose(ut.Limit(ut.Minibatch(problem, 2)).drift(point), DRIFT / 2, atol=1e-9)
     np.testing.assert_allclose(ut.Limit(ut.LabelNoise(problem, 0.7)).drift(point), 1.49 * DRIFT, atol=1e-9)
     # u^2 - v^2 decays at the rate 1
-    path = minibatch.solve(point, time=1.0, looks=2, observe={"w": lambda p: p[0] ** 2 - p[1] ** 2})
+    path = minibatch.solve(point, slow_time=1.0, num_saves=2, observe={"w": lambda p: p[0] ** 2 - p[1] ** 2})
     np.testing.assert_allclose(path.observed["w"], 3.75 * np.exp(-path.slow_time), rtol=1e-4)
     assert path.facts["motion"] == "flow"
 
@@ -39,7 +39,7 @@ def test_equations_that_say_the_same_at_zero_residuals(x64):
     point = jnp.asarray(POINT)
     noise = ut.LabelNoise(products([1.0, 1.0]), 1.0)
     np.testing.assert_allclose(ut.Limit(noise).drift(point), DRIFT, atol=1e-9)
-    path = ut.Limit(noise).solve(point, time=1.0, looks=1, observe={"w": lambda p: p[0] ** 2 - p[1] ** 2})
+    path = ut.Limit(noise).solve(point, slow_time=1.0, num_saves=1, observe={"w": lambda p: p[0] ** 2 - p[1] ** 2})
     assert path.observed["w"][-1] == pytest.approx(3.75 * np.exp(-1), rel=1e-4)
     assert path.diverged_at == -1
     np.testing.assert_array_equal(ut.Limit(ut.Minibatch(products([1.0, 1.0]), 1)).drift(point), 0)
@@ -75,8 +75,8 @@ SETTINGS = {
     "vector outputs, fewer equations than parameters": (lambda: linear_net(3), lambda t: ut.Minibatch(t, 1)),
     "more equations than parameters": (lambda: linear_net(5), lambda t: ut.Minibatch(t, 2, replace=False)),
     "reweighted": (lambda: linear_net(4, WEIGHTS), lambda t: ut.Minibatch(t, 1)),
-    "label noise": (lambda: linear_net(3), lambda t: ut.LabelNoise(t, 0.7, size=2)),
-    "environments": (lambda: linear_net(3), lambda t: ut.Environments(t, [0, 0, 1], size=1)),
+    "label noise": (lambda: linear_net(3), lambda t: ut.LabelNoise(t, 0.7, batch_size=2)),
+    "environments": (lambda: linear_net(3), lambda t: ut.Environments(t, [0, 0, 1], batch_size=1)),
     "a Hessian that is not J'J/n": (tanh_products, lambda t: ut.Minibatch(t, 1)),
     "the same with label noise": (tanh_products, lambda t: ut.LabelNoise(t, 0.7)),
 }
@@ -92,11 +92,11 @@ def covariance_by_hand(noise, problem, params):
     if isinstance(noise, ut.Environments):
         return sigma  # one sample of an environment drawn in proportion to its samples: one sample of all
     if not noise.replace:
-        sigma *= (len(p) - noise.size) / (len(p) - 1)
+        sigma *= (len(p) - noise.batch_size) / (len(p) - 1)
     if isinstance(noise, ut.LabelNoise):
         rows = np.concatenate([jax.vmap(flat)(problem.rows(params, x)) for x in problem.inputs])
         sigma = sigma + float(noise.strength) ** 2 * rows.T @ rows / len(p)
-    return sigma / noise.size
+    return sigma / noise.batch_size
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -181,6 +181,6 @@ def test_the_unit_of_the_params_does_not_matter_to_a_flow(x64):
     c = 1e8
     problem = ut.Regression(lambda p, x: p[0] * p[1] * x, jnp.ones(1), jnp.array([c**2]))
     path = ut.Limit(ut.LabelNoise(problem)).solve(
-        jnp.array([2 * c, c / 2]), time=1.0, looks=1, observe={"w": lambda p: p[0] ** 2 - p[1] ** 2}
+        jnp.array([2 * c, c / 2]), slow_time=1.0, num_saves=1, observe={"w": lambda p: p[0] ** 2 - p[1] ** 2}
     )
     np.testing.assert_allclose(path.observed["w"] / c**2, 3.75 * np.exp(-path.slow_time), rtol=1e-4)

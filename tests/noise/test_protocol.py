@@ -1,4 +1,4 @@
-"""What every noise promises, checked for every kind there is."""
+"""The protocol of a noise, tested for every kind."""
 
 import importlib
 import pkgutil
@@ -70,7 +70,7 @@ def test_draws_have_the_mean_and_the_covariance(kind, x64):
     draws = np.asarray(jax.jit(jax.vmap(lambda k: trees.ravel(noise.draw(k, point))))(keys))
     directions = probes(point)
     if isinstance(noise.problem, ut.Population):  # the reference is itself an estimate: make it much better
-        reference = noise.problem.gradient(point, key=jax.random.key(9), samples=400 * DRAWS // 10).value
+        reference = noise.problem.estimate_gradient(point, key=jax.random.key(9), samples=400 * DRAWS // 10).value
         sigma = noise.covariance(point, key=jax.random.key(9), samples=400 * DRAWS // 10)
     else:
         reference, sigma = noise.mean(point), noise.covariance(point)

@@ -1,4 +1,4 @@
-"""Which samples a step sees, as laws: chi-squared tests at level 1e-5 on fixed keys."""
+"""The distributions of batches of sample indices: chi-squared tests at level 1e-5 on fixed keys."""
 
 import itertools
 
@@ -101,7 +101,7 @@ def test_weighted_indices():
 
 
 def test_environments_are_drawn_by_weight_and_batches_stay_inside():
-    hetero = ut.Environments(problem(), GROUPS, WEIGHTS, size=4)
+    hetero = ut.Environments(problem(), GROUPS, WEIGHTS, batch_size=4)
     batches = np.asarray(hetero.randomness(jax.random.key(2), 50_000))
     labels = np.asarray(GROUPS)[batches]
     assert np.all(labels == labels[:, :1])
@@ -114,8 +114,8 @@ def test_environments_are_drawn_by_weight_and_batches_stay_inside():
 
 
 def test_pooled_batches_mix_by_weight():
-    pooled = ut.Environments(problem(), GROUPS, WEIGHTS, size=4).pooled()
-    assert pooled.size == 4
+    pooled = ut.Environments(problem(), GROUPS, WEIGHTS, batch_size=4).pooled()
+    assert pooled.batch_size == 4
     drawn = np.asarray(pooled.randomness(jax.random.key(3), 20_000)).ravel()
     shares = np.asarray(WEIGHTS, float) / np.asarray(WEIGHTS, float).sum()
     expected = (shares / np.bincount(GROUPS))[np.asarray(GROUPS)]
@@ -123,7 +123,7 @@ def test_pooled_batches_mix_by_weight():
 
 
 def test_hetero_and_pooled_have_one_problem(x64):
-    hetero = ut.Environments(problem(jnp.float64), GROUPS, WEIGHTS, size=2)
+    hetero = ut.Environments(problem(jnp.float64), GROUPS, WEIGHTS, batch_size=2)
     point = params(dtype=jnp.float64)
     by_hand = sum(
         w * np.asarray(trees.ravel(hetero.environment_gradient(point, jnp.asarray(e)))) for e, w in enumerate(WEIGHTS)
@@ -135,13 +135,13 @@ def test_hetero_and_pooled_have_one_problem(x64):
         trees.ravel(plain.mean(point)), trees.ravel(problem(jnp.float64).gradient(point)), rtol=1e-12
     )
     uneven = jnp.array([0, 1, 1, 1, 1, 1, 1])
-    assert ut.Environments(problem(), uneven).pooled().size == round(1 * 1 / 7 + 6 * 6 / 7)
-    assert ut.Environments(problem(), uneven, [0.6, 0.4]).pooled().size == round(1 * 0.6 + 6 * 0.4)
+    assert ut.Environments(problem(), uneven).pooled().batch_size == round(1 * 1 / 7 + 6 * 6 / 7)
+    assert ut.Environments(problem(), uneven, [0.6, 0.4]).pooled().batch_size == round(1 * 0.6 + 6 * 0.4)
 
 
 def test_between_and_within_add_up_to_pooled(x64):
     """The law of total variance: at size 1, HeteroSGD and PooledSGD have the same covariance."""
-    hetero = ut.Environments(problem(jnp.float64), GROUPS, WEIGHTS, size=1)
+    hetero = ut.Environments(problem(jnp.float64), GROUPS, WEIGHTS, batch_size=1)
     point = params(dtype=jnp.float64)
     v = trees.standard_normal(jax.random.key(0), point)
     one, other = hetero.covariance(point).mv(v), hetero.pooled().covariance(point).mv(v)
@@ -154,9 +154,9 @@ def test_environments_of_problems():
     parts = [
         ut.Problem(task.function, trees.take(task.data, np.flatnonzero(np.asarray(GROUPS) == e))) for e in range(3)
     ]
-    joined = ut.Environments.of(parts, weights=WEIGHTS, size=2)
+    joined = ut.Environments.of(parts, weights=WEIGHTS, batch_size=2)
     np.testing.assert_array_equal(joined.groups, np.asarray(GROUPS)[order])
-    whole = ut.Environments(task, GROUPS, WEIGHTS, size=2)
+    whole = ut.Environments(task, GROUPS, WEIGHTS, batch_size=2)
     point = params()
     np.testing.assert_allclose(joined.problem.loss(point), whole.problem.loss(point), rtol=1e-6)
     np.testing.assert_allclose(joined.covariance(point).trace(), whole.covariance(point).trace(), rtol=1e-5)

@@ -69,8 +69,10 @@ def exact_covariance(noise, point):
     read off the linear map from normals to X.
     """
     d, law, m = noise.truth.shape[0], noise.law, noise.m
-    white = np.zeros(noise.ensemble.white(d))
-    jacobian = np.asarray(jax.jacobian(lambda w: noise.ensemble.root(w.reshape(white.shape), d).ravel())(white.ravel()))
+    white = np.zeros(noise.ensemble.normal_structure(d))
+    jacobian = np.asarray(
+        jax.jacobian(lambda w: noise.ensemble.sqrt_mv(w.reshape(white.shape), d).ravel())(white.ravel())
+    )
     c = jacobian @ jacobian.T
     fourth = np.einsum("ab,cd->abcd", c, c) + np.einsum("ac,bd->abcd", c, c) + np.einsum("ad,bc->abcd", c, c)
     base = np.asarray(noise.problem.residual(point))
@@ -114,8 +116,8 @@ def test_the_covariance_is_that_of_its_fourth_moments(ensemble, law, pooled, x64
 @pytest.mark.parametrize(("ensemble", "d"), [*((name, 4) for name in ENSEMBLES), ("goe", 5), ("goe", 1)])
 def test_an_ensemble_has_the_covariance_it_says(ensemble, d, x64):
     made = as_ensemble("test", ENSEMBLES[ensemble])
-    white = jnp.zeros(made.white(d))
-    jacobian = jax.jacobian(lambda w: made.root(w.reshape(white.shape), d).ravel())(white.ravel())
+    white = jnp.zeros(made.normal_structure(d))
+    jacobian = jax.jacobian(lambda w: made.sqrt_mv(w.reshape(white.shape), d).ravel())(white.ravel())
     matrix = jax.random.normal(jax.random.key(0), (d, d))
     np.testing.assert_allclose(made.transform(matrix).ravel(), jacobian @ (jacobian.T @ matrix.ravel()), atol=1e-10)
     even = matrix + matrix.T

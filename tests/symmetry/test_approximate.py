@@ -30,7 +30,7 @@ def test_a_case_that_is_solved_exactly(x64, strength):
     problem = ut.Problem(lambda p, z: z * p[0] * p[1] + pull(p), jnp.array([s, -s]))
     errors = []
     for eta in (0.01, 0.005):
-        found = deviation(ut.Minibatch(problem, 1), pull, BALANCE, jnp.asarray(HOME), step_size=eta)
+        found = deviation(ut.Minibatch(problem, 1), jnp.asarray(HOME), BALANCE, pull, step_size=eta)
         kept = (1 - eta * strength) ** 2
         charge = (HOME[0] ** 2 - HOME[1] ** 2) / 2
         exact = charge * (1 - kept) / (1 - kept + eta**2 * s**2) - charge
@@ -47,7 +47,7 @@ def test_one_noisy_direction(x64):
     strength = 8.0
     pull = pull_to(HOME, strength)
     problem = ut.Problem(lambda p, y: (p[0] * p[1] - y) ** 2 + pull(p), jnp.array([0.0, 2.0]))
-    found = deviation(ut.Minibatch(problem, 1), pull, BALANCE, jnp.asarray(HOME), step_size=0.01)
+    found = deviation(ut.Minibatch(problem, 1), jnp.asarray(HOME), BALANCE, pull, step_size=0.01)
     stiff = 2 * np.sum(HOME**2) + strength
     np.testing.assert_allclose(found.params, HOME, rtol=1e-10)
     np.testing.assert_allclose(found.balance, found.push * (1 - strength / stiff), rtol=1e-9)
@@ -85,7 +85,7 @@ def test_noether_s_way_agrees(x64, symmetry):
     E[delta]'H A params = eta/2 Tr[Sigma A] - Tr[b'' A X] - 1/2 b'''[A params, X] for the breaking term b alone."""
     problem, breaking, params = net(jax.random.key(3))
     noise, eta = ut.Minibatch(problem, 2), 0.02
-    found = deviation(noise, breaking, symmetry, params, step_size=eta)
+    found = deviation(noise, params, symmetry, breaking, step_size=eta)
     flat, unravel = jax.flatten_util.ravel_pytree(found.params)
     rows = jax.vmap(lambda g: jax.flatten_util.ravel_pytree(g)[0])(problem.sample_gradients(found.params))
     sigma = jnp.cov(rows.T, bias=True) / 2
@@ -110,7 +110,7 @@ def test_sgd_goes_there(x64):
     labels = jnp.array([0.0, 2.0, 0.5, 1.5])
     whole = lambda dtype: ut.Problem(lambda p, y: (p[0] * p[1] - y) ** 2 + pull(p), labels.astype(dtype))
     eta, seeds = 0.005, 1024
-    theory = deviation(ut.Minibatch(whole(jnp.float64), 1), pull, BALANCE, jnp.asarray(HOME), step_size=eta)
+    theory = deviation(ut.Minibatch(whole(jnp.float64), 1), jnp.asarray(HOME), BALANCE, pull, step_size=eta)
     charge = lambda p: (p[0] ** 2 - p[1] ** 2) / 2 - theory.charge.astype(jnp.float32)
     run = ut.descend(
         ut.Minibatch(whole(jnp.float32), 1), theory.params.astype(jnp.float32), step_size=eta, steps=20_000, every=4000,
@@ -127,26 +127,26 @@ class TestRefuses:
     def test_a_population(self, as_a_user):
         population = ut.Population(lambda p, y: (p[0] * p[1] - y) ** 2, jax.random.normal)
         with pytest.raises(TypeError, match="fix a data set"):
-            deviation(ut.Minibatch(population, 1), jnp.sum, BALANCE, jnp.ones(2), step_size=0.1)
+            deviation(ut.Minibatch(population, 1), jnp.ones(2), BALANCE, jnp.sum, step_size=0.1)
 
     def test_a_minimum_that_is_not_isolated(self, as_a_user):
         problem = ut.Problem(lambda p, y: (p[0] * p[1] - y) ** 2, jnp.array([0.0, 2.0]))
         with pytest.raises(ValueError, match="isolated"):
-            deviation(ut.Minibatch(problem, 1), lambda p: 0 * jnp.sum(p), BALANCE, jnp.ones(2), step_size=0.1)
+            deviation(ut.Minibatch(problem, 1), jnp.ones(2), BALANCE, lambda p: 0 * jnp.sum(p), step_size=0.1)
 
     def test_a_point_without_a_minimum(self, as_a_user):
         problem = ut.Problem(lambda p, y: (p[0] * p[1] - y) ** 2 + p[0], jnp.array([0.0, 2.0]))
         with pytest.raises(ValueError, match=r"no minimum|isolated"):
-            deviation(ut.Minibatch(problem, 1), lambda p: p[0], BALANCE, jnp.ones(2), step_size=0.1)
+            deviation(ut.Minibatch(problem, 1), jnp.ones(2), BALANCE, lambda p: p[0], step_size=0.1)
 
     def test_what_is_no_noise(self, as_a_user):
         with pytest.raises(TypeError, match="give a noise"):
-            deviation(jnp.ones(2), jnp.sum, BALANCE, jnp.ones(2), step_size=0.1)
+            deviation(jnp.ones(2), jnp.ones(2), BALANCE, jnp.sum, step_size=0.1)
 
     def test_a_breaking_term_that_is_no_function(self, as_a_user):
         problem = ut.Problem(lambda p, y: (p[0] * p[1] - y) ** 2, jnp.array([0.0, 2.0]))
         with pytest.raises(TypeError, match="a function of params"):
-            deviation(ut.Minibatch(problem, 1), 2.0, BALANCE, jnp.ones(2), step_size=0.1)
+            deviation(ut.Minibatch(problem, 1), jnp.ones(2), BALANCE, 2.0, step_size=0.1)
 
 
 def test_newton_leaves_the_origin(x64):

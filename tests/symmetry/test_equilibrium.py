@@ -32,21 +32,21 @@ def relu(x64):
     return noise, double(nets.relu_params())
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.2])
+@pytest.mark.parametrize("decay", [0.0, 0.4])
 def test_rotations_balance_and_change_nothing_else(factors, decay):
     noise, params = factors
-    found = ut.equilibrium(noise, nets.FACTORS, params, step_size=ETA, weight_decay=decay)
+    found = ut.equilibrium(noise, params, nets.FACTORS, step_size=ETA, weight_decay=decay)
     assert found.residual <= 1e-10
     np.testing.assert_allclose(found.params["U"] @ found.params["W"], params["U"] @ params["W"], atol=1e-12)
     np.testing.assert_allclose(noise.problem.loss(found.params), noise.problem.loss(params), rtol=1e-12)
-    flow = ut.noether_flow(noise, nets.FACTORS, found.params, step_size=ETA, weight_decay=decay)
-    before = ut.noether_flow(noise, nets.FACTORS, params, step_size=ETA, weight_decay=decay)
+    flow = ut.noether_flow(noise, found.params, nets.FACTORS, step_size=ETA, weight_decay=decay)
+    before = ut.noether_flow(noise, params, nets.FACTORS, step_size=ETA, weight_decay=decay)
     assert np.abs(flow.rate).max() < 1e-10 * np.abs(before.rate).max()
     moved = nets.FACTORS.orbit(params, found.amount[0])
     np.testing.assert_allclose(moved["U"], found.params["U"], atol=1e-10)
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.3])
+@pytest.mark.parametrize("decay", [0.0, 0.6])
 def test_two_layer_linear_nets_by_the_svd(factors, decay):
     """At the global minimum the residual does not depend on the factors: W Gamma_W W' = U' Gamma_U U."""
     noise, _ = factors
@@ -54,13 +54,13 @@ def test_two_layer_linear_nets_by_the_svd(factors, decay):
     least = jnp.linalg.lstsq(x, y)[0].T  # 5 x 4, of rank 4
     start = {"U": least @ jnp.diag(jnp.array([1.0, 2.0, 3.0, 4.0])), "W": jnp.diag(1 / jnp.array([1.0, 2.0, 3.0, 4.0]))}
     r = x @ least.T - y
-    k = decay * noise.size / ETA
+    k = decay / 2 * noise.batch_size / ETA
     gamma_w = jnp.einsum("n,ni,nj->ij", jnp.sum(r**2, 1), x, x) / len(x) + k * jnp.eye(4)
     gamma_u = jnp.einsum("n,ni,nj->ij", jnp.sum(x**2, 1), r, r) / len(x) + k * jnp.eye(5)
     u, w = closed_forms.balanced_factors(least, gamma_u, gamma_w, 4)
     np.testing.assert_allclose(u @ w, least, atol=1e-12)
     np.testing.assert_allclose(w @ gamma_w @ w.T, u.T @ gamma_u @ u, atol=1e-10)
-    found = ut.equilibrium(noise, nets.FACTORS, start, step_size=ETA, weight_decay=decay).params
+    found = ut.equilibrium(noise, start, nets.FACTORS, step_size=ETA, weight_decay=decay).params
     np.testing.assert_allclose(found["U"] @ found["U"].T, u @ u.T, atol=1e-9)
     np.testing.assert_allclose(found["W"].T @ found["W"], w.T @ w, atol=1e-9)
 
@@ -69,7 +69,7 @@ def test_directions_that_do_not_reach_the_product_die_out(x64):
     x, y = double(nets.data(samples=40, inputs=4, outputs=2))
     noise = ut.Minibatch(ut.Problem(nets.linear_net, (x, y)), 4)
     params = double(nets.weights(U=(2, 6), W=(6, 4)))
-    found = ut.equilibrium(noise, nets.FACTORS, params, step_size=ETA)
+    found = ut.equilibrium(noise, params, nets.FACTORS, step_size=ETA)
     assert found.infinite == (4,)
     assert found.residual < 1e-10
     np.testing.assert_allclose(found.params["U"] @ found.params["W"], params["U"] @ params["W"], atol=1e-12)
@@ -78,25 +78,25 @@ def test_directions_that_do_not_reach_the_product_die_out(x64):
 
 def test_layers_that_share_weights_are_solved_together(relu):
     noise, params = relu
-    found = ut.equilibrium(noise, nets.RELU_LAYERS, params, step_size=ETA, weight_decay=0.05)
+    found = ut.equilibrium(noise, params, nets.RELU_LAYERS, step_size=ETA, weight_decay=0.1)
     assert found.residual <= 1e-10
     np.testing.assert_allclose(noise.problem.losses(found.params), noise.problem.losses(params), rtol=1e-10)
     for layer in nets.RELU_LAYERS:
-        rate = ut.noether_flow(noise, layer, found.params, step_size=ETA, weight_decay=0.05).rate
-        scale = ut.noether_flow(noise, layer, params, step_size=ETA, weight_decay=0.05).rate
+        rate = ut.noether_flow(noise, found.params, layer, step_size=ETA, weight_decay=0.1).rate
+        scale = ut.noether_flow(noise, params, layer, step_size=ETA, weight_decay=0.1).rate
         assert np.abs(rate).max() < 1e-9 * np.abs(scale).max()
 
 
 def test_it_is_the_least_noise_on_the_orbit(relu):
-    """F = eta/4 Tr Sigma + gamma |params|^2 grows in every direction along the orbit."""
+    """F = eta/4 Tr Sigma + lambda/2 |params|^2 grows in every direction along the orbit."""
     noise, params = relu
-    decay = 0.05
+    decay = 0.1
 
     def cost(p):
         weights = sum(float(jnp.sum(x**2)) for x in jax.tree.leaves(p))
-        return ETA / 4 * float(noise.covariance(p).trace()) + decay * weights
+        return ETA / 4 * float(noise.covariance(p).trace()) + decay / 2 * weights
 
-    found = ut.equilibrium(noise, nets.RELU_LAYERS, params, step_size=ETA, weight_decay=decay)
+    found = ut.equilibrium(noise, params, nets.RELU_LAYERS, step_size=ETA, weight_decay=decay)
     least = cost(found.params)
     for seed in range(6):
         direction = 0.1 * jax.random.normal(jax.random.key(seed), (5,), jnp.float64)
@@ -110,7 +110,7 @@ def test_every_start_of_an_orbit_ends_at_one_point(relu):
     for seed in range(3):
         amount = jax.random.normal(jax.random.key(seed), (5,), jnp.float64)
         start = nets.RELU_LAYERS[0].orbit(params, amount)
-        ends.append(ut.equilibrium(noise, nets.RELU_LAYERS, start, step_size=ETA).params)
+        ends.append(ut.equilibrium(noise, start, nets.RELU_LAYERS, step_size=ETA).params)
     for end in ends[1:]:
         for a, b in zip(jax.tree.leaves(ends[0]), jax.tree.leaves(end), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9)
@@ -120,9 +120,9 @@ def test_a_general_generator_by_its_root(factors):
     noise, params = factors
     generator = {"U": jnp.ones((5, 3)), "W": -jnp.ones((3, 4))}
     for kind in (generator, lambda v: {"U": v["U"], "W": -v["W"]}):
-        by_root = ut.equilibrium(noise, ut.Exponential(kind), params, step_size=ETA, weight_decay=0.1)
+        by_root = ut.equilibrium(noise, params, ut.Exponential(kind), step_size=ETA, weight_decay=0.2)
         closed = ut.equilibrium(
-            noise, ut.Rescaling(lambda p: p["U"], lambda p: p["W"]), params, step_size=ETA, weight_decay=0.1
+            noise, params, ut.Rescaling(lambda p: p["U"], lambda p: p["W"]), step_size=ETA, weight_decay=0.2
         )
         np.testing.assert_allclose(by_root.amount[0], closed.amount[0], rtol=1e-8)
 
@@ -143,7 +143,7 @@ def test_rotations_in_a_chain(x64):
         ut.DoubleRotation(lambda p: p["B"], lambda p: p["A"]),
         ut.DoubleRotation(lambda p: p["C"], lambda p: p["B"]),
     )
-    found = ut.equilibrium(ut.Minibatch(problem, 8), pairs, start, step_size=ETA)
+    found = ut.equilibrium(ut.Minibatch(problem, 8), start, pairs, step_size=ETA)
     assert found.residual < 1e-6
     np.testing.assert_allclose(found.params["C"] @ found.params["B"] @ found.params["A"], truth, atol=1e-10)
     norms = [float(jnp.sum(found.params[name] ** 2)) for name in "ABC"]
@@ -181,13 +181,13 @@ def test_norms_that_only_grow_have_their_equilibrium_at_infinity(x64):
     one_sided = ut.Exponential({"u": jnp.zeros((2, 3)), "w": 3 * jnp.ones((3, 2))}, label="three times the norm")
     for symmetry, name in ((nets.SCALE, "scaling of w"), (one_sided, "three times the norm")):
         with pytest.warns(NoFiniteEquilibrium, match=f"1 of 1 symmetries have no finite equilibrium: {name}"):
-            found = ut.equilibrium(noise, symmetry, params, step_size=ETA)
+            found = ut.equilibrium(noise, params, symmetry, step_size=ETA)
         assert np.isposinf(found.amount[0])
         assert found.infinite == (1,)
         assert found.residual == pytest.approx(1.0, rel=1e-9)  # nothing pushes back
         assert f"{name}: residual 1, 1 of 1 direction at infinity" in str(found)
         np.testing.assert_array_equal(found.params["w"], params["w"])
-        assert float(ut.noether_flow(noise, symmetry, params, step_size=ETA).rate) > 0
+        assert float(ut.noether_flow(noise, params, symmetry, step_size=ETA).rate) > 0
 
 
 def weight_norm():
@@ -206,27 +206,27 @@ def test_a_symmetry_at_infinity_does_not_hold_up_the_others(x64, kind):
         other = ut.Rescaling(lambda p: p["g"], lambda p: p["w"])
     else:  # the same generator through the solver of families that do not commute
         other = ut.Exponential(lambda v: {"g": v["g"], "v": 0 * v["v"], "w": -v["w"]}, label="g against w")
-    alone = ut.equilibrium(noise, other, params, step_size=ETA)
+    alone = ut.equilibrium(noise, params, other, step_size=ETA)
     with pytest.warns(NoFiniteEquilibrium, match="1 of 2 symmetries have no finite equilibrium: scaling of v"):
-        both = ut.equilibrium(noise, [scale, other], params, step_size=ETA)
+        both = ut.equilibrium(noise, params, [scale, other], step_size=ETA)
     assert both.infinite == (1, 0)
     assert both.sweeps <= 3
     assert both.residuals[0] == both.residual == pytest.approx(1.0)
     assert both.residuals[1] < 1e-8
     for a, b in zip(jax.tree.leaves(both.params), jax.tree.leaves(alone.params), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-8)
-    rate = lambda p: float(ut.noether_flow(noise, other, p, step_size=ETA).rate)
+    rate = lambda p: float(ut.noether_flow(noise, p, other, step_size=ETA).rate)
     assert abs(rate(both.params)) < 1e-8 * abs(rate(params))
 
 
 def test_weight_decay_gives_a_scale_its_closed_form(x64):
-    """d|w|^2/dt = -4 gamma |w|^2 + eta s with s |w|^2 the same along the orbit: |w|^4 = eta s |w|^2/(4 gamma)."""
+    """d|w|^2/dt = -2 lambda |w|^2 + eta s with s |w|^2 the same along the orbit: |w|^4 = eta s |w|^2/(2 lambda)."""
     noise, params = weight_norm()
-    decay = 0.003
+    decay = 0.006
     per_sample = noise.problem.sample_gradients(params)["v"]
     spread = float(jnp.sum(jnp.var(per_sample, axis=0))) / 4  # batches of four
-    expected = ETA * spread * float(jnp.sum(params["v"] ** 2)) / (4 * decay)
-    found = ut.equilibrium(noise, ut.Scaling(lambda p: p["v"]), params, step_size=ETA, weight_decay=decay)
+    expected = ETA * spread * float(jnp.sum(params["v"] ** 2)) / (2 * decay)
+    found = ut.equilibrium(noise, params, ut.Scaling(lambda p: p["v"]), step_size=ETA, weight_decay=decay)
     assert found.infinite == (0,)
     assert found.residual < 1e-10
     np.testing.assert_allclose(jnp.sum(found.params["v"] ** 2) ** 2, expected, rtol=1e-10)
@@ -234,21 +234,21 @@ def test_weight_decay_gives_a_scale_its_closed_form(x64):
 
 @pytest.mark.parametrize("radius", [0.3, 3.0])
 def test_sgd_with_weight_decay_takes_a_scale_there(radius):
-    """The gradient of +-angle is 1/r across the radius, so r^2 goes to (1 - 2 eta gamma)^2 r^2 + eta^2/r^2 at a step.
+    """The gradient of +-angle is 1/r across the radius, so r^2 goes to (1 - eta lambda)^2 r^2 + eta^2/r^2 at a step.
 
-    Its fixed point is r^4 = eta/(4 gamma (1 - eta gamma)), whatever the draws.
+    Its fixed point is r^4 = eta/(lambda (2 - eta lambda)), whatever the draws.
     """
     problem = ut.Problem(lambda p, z: z * jnp.arctan2(p[1], p[0]), jnp.array([1.0, -1.0]))
-    noise, eta, decay = ut.Minibatch(problem, 1), 0.05, 0.05
+    noise, eta, decay = ut.Minibatch(problem, 1), 0.05, 0.1
     start = radius * jnp.array([0.6, 0.8])
-    told = ut.equilibrium(noise, ut.Scaling(lambda p: p), start, step_size=eta, weight_decay=decay).params
+    told = ut.equilibrium(noise, start, ut.Scaling(lambda p: p), step_size=eta, weight_decay=decay).params
     run = ut.descend(
         noise, start, step_size=eta, weight_decay=decay, steps=1000, key=0, progress=False,
         observe={"square": lambda p: jnp.sum(p**2)},
     )  # fmt: skip
-    expected = float(jnp.sum(told**2)) / np.sqrt(1 - eta * decay)
+    expected = float(jnp.sum(told**2)) / np.sqrt(1 - eta * decay / 2)
     np.testing.assert_allclose(run.observed["square"][..., -1], expected, rtol=1e-5)
-    np.testing.assert_allclose(expected**2, eta / (4 * decay * (1 - eta * decay)), rtol=1e-5)
+    np.testing.assert_allclose(expected**2, eta / (decay * (2 - eta * decay)), rtol=1e-5)
 
 
 def fields():
@@ -281,9 +281,9 @@ def test_a_combination_at_infinity_is_found(x64, kind):
     noise, params = fields()
     first, second = COMBINED[kind]
     for alone in (first, second):
-        assert ut.equilibrium(noise, alone, params, step_size=ETA).residual < 1e-9
+        assert ut.equilibrium(noise, params, alone, step_size=ETA).residual < 1e-9
     with pytest.warns(NoFiniteEquilibrium, match="first, 1 of 1 direction at infinity together with second"):
-        both = ut.equilibrium(noise, [first, second], params, step_size=ETA)
+        both = ut.equilibrium(noise, params, [first, second], step_size=ETA)
     assert both.infinite == (1, 1)
     assert both.together == ((0, 1),)
     np.testing.assert_allclose(both.params["a"], params["a"])
@@ -328,26 +328,26 @@ def test_a_factor_of_zero_has_no_finite_equilibrium(x64):
     noise = ut.Minibatch(problem, 4)
     adapter = ut.DoubleRotation(lambda p: p["B"], lambda p: p["A"])
     with pytest.warns(NoFiniteEquilibrium, match=r"1 of 2 .*GL\(2\) between B and A, 2 of 2 directions at infinity"):
-        found = ut.equilibrium(noise, [nets.FACTORS, adapter], params, step_size=ETA)
+        found = ut.equilibrium(noise, params, [nets.FACTORS, adapter], step_size=ETA)
     assert found.infinite == (0, 2)
     assert found.sweeps <= 3
     assert found.residuals[0] < 1e-8
     rescaled = ut.Rescaling(lambda p: p["B"], lambda p: p["A"])
     with pytest.warns(NoFiniteEquilibrium, match="rescaling, A against B"):
-        ut.equilibrium(noise, rescaled, params, step_size=ETA)
+        ut.equilibrium(noise, params, rescaled, step_size=ETA)
 
 
 def test_too_few_sweeps_are_said():
     noise = ut.Minibatch(ut.Problem(nets.relu_net, nets.data()), 4)
     with pytest.warns(UserWarning, match="not converged after 1 sweeps"):
-        ut.equilibrium(noise, nets.RELU_LAYERS, nets.relu_params(), step_size=ETA, max_sweeps=1)
+        ut.equilibrium(noise, nets.relu_params(), nets.RELU_LAYERS, step_size=ETA, max_sweeps=1)
 
 
 def test_dead_neurons_are_left_out_and_listed(x64):
     params = double(nets.relu_params())
     params["b1"] = params["b1"].at[2].set(-100.0)
     noise = ut.Minibatch(ut.Problem(nets.relu_net, double(nets.data())), 4)
-    found = ut.equilibrium(noise, nets.RELU_LAYERS[0], params, step_size=ETA)
+    found = ut.equilibrium(noise, params, nets.RELU_LAYERS[0], step_size=ETA)
     assert found.excluded == ((2,),)
     assert found.amount[0][2] == 0
     np.testing.assert_allclose(found.params["w1"][2], params["w1"][2])
@@ -361,18 +361,24 @@ def test_no_noise_at_all_is_an_error(x64):
     rescaling = ut.Rescaling(lambda p: p["U"], lambda p: p["W"])
     for symmetry in (rescaling, nets.FACTORS):
         with pytest.raises(ValueError, match="every point of its orbit is an equilibrium"):
-            ut.equilibrium(ut.Minibatch(problem, 2), symmetry, params, step_size=ETA)
+            ut.equilibrium(ut.Minibatch(problem, 2), params, symmetry, step_size=ETA)
 
 
 BAD = {
-    "no symmetry": (lambda n, p: ut.equilibrium(n, [], p, step_size=ETA), "give a symmetry or a sequence"),
-    "no noise": (lambda n, p: ut.equilibrium(n.problem, nets.FACTORS, p, step_size=ETA), "give a noise"),
-    "weight decay below zero": (
-        lambda n, p: ut.equilibrium(n, nets.FACTORS, p, step_size=ETA, weight_decay=-0.1), "`weight_decay` must be",
+    "no symmetry": (lambda n, p: ut.equilibrium(n, p, [], step_size=ETA), "give a symmetry or a sequence"),
+    "the old order": (
+        lambda n, p: ut.equilibrium(n, nets.FACTORS, p, step_size=ETA), r"the order is `equilibrium\(noise, params",
     ),
-    "a step of zero": (lambda n, p: ut.equilibrium(n, nets.FACTORS, p, step_size=0.0), "`step_size` must be"),
+    "the old order of several": (
+        lambda n, p: ut.equilibrium(n, [nets.FACTORS], p, step_size=ETA), r"the order is `equilibrium\(noise, params",
+    ),
+    "no noise": (lambda n, p: ut.equilibrium(n.problem, p, nets.FACTORS, step_size=ETA), "give a noise"),
+    "weight decay below zero": (
+        lambda n, p: ut.equilibrium(n, p, nets.FACTORS, step_size=ETA, weight_decay=-0.1), "`weight_decay` must be",
+    ),
+    "a step of zero": (lambda n, p: ut.equilibrium(n, p, nets.FACTORS, step_size=0.0), "`step_size` must be"),
     "a broken symmetry": (
-        lambda n, p: ut.equilibrium(n, ut.Scaling(lambda q: q["U"]), p, step_size=ETA), "does not have the symmetry",
+        lambda n, p: ut.equilibrium(n, p, ut.Scaling(lambda q: q["U"]), step_size=ETA), "does not have the symmetry",
     ),
 }  # fmt: skip
 
@@ -437,8 +443,8 @@ def test_half_precision_is_computed_in_single():
     flows, ends = [], []
     for params, data in (half, single):
         noise = ut.Minibatch(ut.Problem(nets.linear_net, data), 4)
-        flows.append(ut.noether_flow(noise, rescaling, params, step_size=ETA))
-        ends.append(ut.equilibrium(noise, rescaling, params, step_size=ETA))
+        flows.append(ut.noether_flow(noise, params, rescaling, step_size=ETA))
+        ends.append(ut.equilibrium(noise, params, rescaling, step_size=ETA))
     np.testing.assert_array_equal(flows[0].rate, flows[1].rate)
     np.testing.assert_array_equal(ends[0].amount[0], ends[1].amount[0])
     assert {leaf.dtype for leaf in jax.tree.leaves(ends[0].params)} == {jnp.dtype(jnp.bfloat16)}

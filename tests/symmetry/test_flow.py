@@ -13,7 +13,7 @@ from tests.symmetry import nets
 from undertow.covariance import SampleCovariance
 from undertow.symmetry.powers import _powers_of, entry_powers, powers
 
-ETA, GAMMA = 0.02, 0.4
+ETA, DECAY = 0.02, 0.8
 
 
 def double(tree):
@@ -28,12 +28,12 @@ def test_the_expected_step_is_exact(replace, x64):
     params = double(nets.relu_params(3, 3))
     layer = nets.RELU_LAYERS[0]
     noise = ut.Minibatch(problem, 2, replace=replace)
-    flow = ut.noether_flow(noise, layer, params, step_size=ETA, weight_decay=GAMMA)
+    flow = ut.noether_flow(noise, params, layer, step_size=ETA, weight_decay=DECAY)
     pairs = [(i, j) for i in range(6) for j in range(6) if replace or i != j]
 
     def change(pair):
         gradient = problem.batch_gradient(params, pair)
-        after = jax.tree.map(lambda p, g: (1 - 2 * ETA * GAMMA) * p - ETA * g, params, gradient)
+        after = jax.tree.map(lambda p, g: (1 - ETA * DECAY) * p - ETA * g, params, gradient)
         return layer.charge(after) - layer.charge(params)
 
     mean = np.mean([change(jnp.array(pair)) for pair in pairs], axis=0)
@@ -42,17 +42,17 @@ def test_the_expected_step_is_exact(replace, x64):
 
 
 def test_the_expected_step_is_exact_where_the_symmetry_is_broken(x64):
-    """The breaking term of one step is -eta (1 - 2 eta gamma) g'A params: enumerated as above, with a large decay."""
+    """The breaking term of one step is -eta (1 - eta lambda) g'A params: enumerated as above, with a large decay."""
     x, y = double(nets.data(samples=4))
     problem = ut.Problem(lambda p, s: nets.square(p["o"] @ jnp.tanh(p["i"] @ s[0]), s[1]), (x, y))
     params = double(nets.weights(o=(2, 3), i=(3, 2)))
     neurons = ut.Rescaling(lambda p: p["o"], lambda p: p["i"], neurons=True)
-    noise, eta, gamma = ut.Minibatch(problem, 1), 0.1, 1.5
-    flow = ut.noether_flow(noise, neurons, params, step_size=eta, weight_decay=gamma, approximate=True)
+    noise, eta, decay = ut.Minibatch(problem, 1), 0.1, 3.0
+    flow = ut.noether_flow(noise, params, neurons, step_size=eta, weight_decay=decay, approximate=True)
 
     def charge_after(index):
         gradient = problem.batch_gradient(params, jnp.asarray(index))
-        return neurons.charge(jax.tree.map(lambda p, g: (1 - 2 * eta * gamma) * p - eta * g, params, gradient))
+        return neurons.charge(jax.tree.map(lambda p, g: (1 - eta * decay) * p - eta * g, params, gradient))
 
     mean = np.mean([charge_after(k) for k in range(4)], axis=0) - neurons.charge(params)
     np.testing.assert_allclose(flow.per_step, mean, rtol=1e-10, atol=1e-14)
@@ -65,18 +65,18 @@ def test_the_expected_step_is_exact_where_the_symmetry_is_broken(x64):
     shifted = jax.tree.map(lambda p, g: p + g, params, gradient)
     along = (square(shifted) - square(params) - square(gradient)) / 2  # g'A params, by polarisation
     np.testing.assert_allclose(flow.breaking, -along, rtol=1e-8)
-    small = ut.noether_flow(noise, neurons, params, step_size=1e-7, weight_decay=gamma, approximate=True)
+    small = ut.noether_flow(noise, params, neurons, step_size=1e-7, weight_decay=decay, approximate=True)
     np.testing.assert_allclose(small.per_step / 1e-7, small.rate, rtol=1e-5)
 
 
 def test_continuous_time_is_the_step_without_the_mean_gradient(x64):
     problem = ut.Problem(nets.linear_net, double(nets.data()))
     params = double(nets.weights(U=(2, 3), W=(3, 2)))
-    flow = ut.noether_flow(ut.Minibatch(problem, 4), nets.FACTORS, params, step_size=1e-6, weight_decay=GAMMA)
+    flow = ut.noether_flow(ut.Minibatch(problem, 4), params, nets.FACTORS, step_size=1e-6, weight_decay=DECAY)
     rest = flow.per_step / 1e-6 - 1e-6 / 2 * flow.gradient
     np.testing.assert_allclose(rest, flow.rate, rtol=1e-5)
-    fast = ut.noether_flow(ut.Minibatch(problem, 4), nets.FACTORS, params, step_size=1e-2, momentum=0.9)
-    slow = ut.noether_flow(ut.Minibatch(problem, 4), nets.FACTORS, params, step_size=1e-1)
+    fast = ut.noether_flow(ut.Minibatch(problem, 4), params, nets.FACTORS, step_size=1e-2, momentum=0.9)
+    slow = ut.noether_flow(ut.Minibatch(problem, 4), params, nets.FACTORS, step_size=1e-1)
     np.testing.assert_allclose(fast.rate, slow.rate, rtol=1e-10)
     assert fast.per_step is None
 
@@ -99,7 +99,7 @@ def test_every_noise_has_its_powers(name, x64):
 
     unit = trees.elements(params)
     dense = np.stack([np.asarray(trees.ravel(sigma.mv(unit(i)))) for i in range(size)])
-    found = powers(noise, symmetry, params)
+    found = powers(noise, params, symmetry)
     expected = float((np.diag(dense) * np.asarray(trees.ravel(half))).sum())
     np.testing.assert_allclose(found.plus - found.minus, expected, rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(trees.ravel(entry_powers(noise, params)), np.diag(dense), rtol=1e-6, atol=1e-8)
@@ -109,8 +109,8 @@ def test_group_means_are_taken_away_from_taps_too(x64):
     """Batches inside environments: a structured symmetry against its dense covariance."""
     params = double(nets.weights(U=(2, 3), W=(3, 2)))
     problem = ut.Problem(nets.linear_net, double(nets.data(samples=12)))
-    noise = ut.Environments(problem, np.arange(12) % 3, size=2)
-    found = powers(noise, ut.Rescaling(lambda p: p["U"], lambda p: p["W"]), params)
+    noise = ut.Environments(problem, np.arange(12) % 3, batch_size=2)
+    found = powers(noise, params, ut.Rescaling(lambda p: p["U"], lambda p: p["W"]))
     diagonal = noise.covariance(params).moment(lambda g: jax.tree.map(jnp.square, g))
     np.testing.assert_allclose(found.plus, jnp.sum(diagonal["U"]), rtol=1e-10)
     np.testing.assert_allclose(found.minus, jnp.sum(diagonal["W"]), rtol=1e-10)
@@ -138,7 +138,7 @@ def test_a_population_s_standard_error_is_the_spread_of_its_estimates(route, x64
     for seed in range(100):
         population = ut.Population(nets.relu_net, Drawer(jnp.asarray(seed)))
         noise = ut.Minibatch(population, 2)
-        flows.append(ut.noether_flow(noise, symmetry, params, step_size=ETA, momentum=0.5, approximate=True))
+        flows.append(ut.noether_flow(noise, params, symmetry, step_size=ETA, momentum=0.5, approximate=True))
     assert ("taps" in flows[0].route) == (route == "taps")
     rates = np.stack([flow.rate for flow in flows])
     told = np.mean([flow.standard_error**2 for flow in flows], axis=0)
@@ -165,16 +165,16 @@ def test_the_standard_error_of_few_samples_by_its_formula(x64):
 
 def test_a_finite_data_set_has_no_standard_error(x64):
     noise = ut.Minibatch(ut.Problem(nets.relu_net, double(nets.data())), 2)
-    flow = ut.noether_flow(noise, nets.RELU_LAYERS[0], double(nets.relu_params(3, 3)), step_size=ETA)
+    flow = ut.noether_flow(noise, double(nets.relu_params(3, 3)), nets.RELU_LAYERS[0], step_size=ETA)
     assert np.asarray(flow.standard_error).max() == 0
 
 
 def test_the_route_is_told(x64):
     problem = ut.Problem(nets.relu_net, double(nets.data()))
-    flow = ut.noether_flow(ut.Minibatch(problem, 4), nets.RELU_LAYERS[0], double(nets.relu_params()), step_size=ETA)
+    flow = ut.noether_flow(ut.Minibatch(problem, 4), double(nets.relu_params()), nets.RELU_LAYERS[0], step_size=ETA)
     assert "w1 by taps" in flow.route
     assert "b1 by per-sample gradients" in flow.route
-    other = ut.noether_flow(ut.Isotropic(problem), nets.RELU_LAYERS[0], double(nets.relu_params()), step_size=ETA)
+    other = ut.noether_flow(ut.Isotropic(problem), double(nets.relu_params()), nets.RELU_LAYERS[0], step_size=ETA)
     assert other.route == "covariance"
 
 
@@ -183,8 +183,8 @@ def test_a_symmetry_the_loss_does_not_have_is_refused_with_its_size():
     problem = ut.Problem(lambda p, s: nets.square(p["o"] @ jnp.tanh(p["i"] @ s[0]), s[1]), nets.data())
     neurons = ut.Rescaling(lambda p: p["o"], lambda p: p["i"], neurons=True)
     with pytest.raises(ValueError, match=r"does not have the symmetry.*approximate=True"):
-        ut.noether_flow(ut.Minibatch(problem, 2), neurons, params, step_size=ETA)
-    flow = ut.noether_flow(ut.Minibatch(problem, 2), neurons, params, step_size=ETA, approximate=True)
+        ut.noether_flow(ut.Minibatch(problem, 2), params, neurons, step_size=ETA)
+    flow = ut.noether_flow(ut.Minibatch(problem, 2), params, neurons, step_size=ETA, approximate=True)
     assert np.abs(flow.breaking).max() > 1e-3
 
 
@@ -201,4 +201,10 @@ def test_bad_input_is_explained(what, as_a_user):
     problem = ut.Problem(nets.linear_net, nets.data())
     arguments = {"step_size": ETA} | more
     with pytest.raises((ValueError, TypeError), match=sentence):
-        ut.noether_flow(ut.Minibatch(problem, 2), nets.FACTORS, nets.weights(U=(2, 3), W=(3, 2)), **arguments)
+        ut.noether_flow(ut.Minibatch(problem, 2), nets.weights(U=(2, 3), W=(3, 2)), nets.FACTORS, **arguments)
+
+
+def test_the_old_order_of_arguments_is_explained(as_a_user):
+    noise, params = ut.Minibatch(ut.Problem(nets.linear_net, nets.data()), 2), nets.weights(U=(2, 3), W=(3, 2))
+    with pytest.raises(TypeError, match=r"the order is `noether_flow\(noise, params, symmetry, \.\.\.\)` now"):
+        ut.noether_flow(noise, nets.FACTORS, params, step_size=ETA)

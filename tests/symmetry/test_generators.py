@@ -76,7 +76,7 @@ def test_one_step_changes_the_charge_by_the_identity(kind, decay):
     problem, params, symmetry = kind
     eta = 0.05
     gradient = ut.Minibatch(problem, 3).draw(jax.random.key(1), params)
-    after = jax.tree.map(lambda p, g: (1 - 2 * eta * decay) * p - eta * g, params, gradient)
+    after = jax.tree.map(lambda p, g: (1 - eta * decay) * p - eta * g, params, gradient)
     told = symmetry.change(params, gradient, step_size=eta, weight_decay=decay)
     np.testing.assert_allclose(symmetry.charge(after) - symmetry.charge(params), told, atol=1e-12)
 

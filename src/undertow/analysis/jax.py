@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
-from undertow._validate import Number
+from undertow._validate import KeyLike, Number
 from undertow.manifold.limit import Limit
 from undertow.noise.base import AbstractNoise
 from undertow.noise.label import LabelNoise
@@ -90,7 +90,7 @@ def analyze(
     step_size: Number = 0.01,
     weight_decay: Number = 0.0,
     batch_size: int = 32,
-    key: Key[Array, ""] | int = 0,
+    key: KeyLike = 0,
     tell: Callable[[str], Any] = lambda what: None,
 ) -> Analysis:
     """Looks for symmetries of a loss, and says where SGD will take their charges. A problem is given minibatches.
@@ -118,7 +118,7 @@ def analyze(
     validate.params_of_floats("analyze", params)
     noise.check(params)
     noise, params = precision.widened((noise, params))
-    key = jax.random.key(key) if isinstance(key, int) else key
+    key = validate.as_key("analyze", key)
     problem = noise.problem
     looked = problem.sample(key, 1024) if isinstance(problem, Population) else problem
     tell("looking for symmetries")
@@ -155,14 +155,13 @@ def analyze(
 
 
 def _network(
-    given: Network, step_size: Number, weight_decay: Number, batch_size: int, key: Array | int, tell: Callable
+    given: Network, step_size: Number, weight_decay: Number, batch_size: int, key: KeyLike, tell: Callable
 ) -> Analysis:
     from undertow.analysis import torch as bridge
-    from undertow.torch._decay import lambda_of
 
-    seed = key if isinstance(key, int) else int(jax.random.key_data(key)[-1])
+    seed = int(jax.random.key_data(validate.as_key("analyze", key))[-1])
     return bridge.analyze(
-        *given, step_size=float(step_size), weight_decay=lambda_of(float(weight_decay)), batch_size=batch_size,
+        *given, step_size=float(step_size), weight_decay=float(weight_decay), batch_size=batch_size,
         seed=seed, tell=tell,
     )  # fmt: skip
 
@@ -174,7 +173,7 @@ def _forecast(
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NoFiniteEquilibrium)  # the sentences say so
-            return forecast(noise, found, params, step_size=step_size, weight_decay=weight_decay, key=key)
+            return forecast(noise, params, found, step_size=step_size, weight_decay=weight_decay, key=key)
     except ValueError as error:
         if "vanishes along the symmetry" in str(error):
             return None
@@ -185,8 +184,8 @@ def _row(
     noise: AbstractNoise, found: tuple, index: int, params: PyTree, seen: Forecast, step_size: Any, weight_decay: Any
 ) -> Row:
     symmetry = found[index]
-    flow = noether_flow(noise, symmetry, params, step_size=step_size, weight_decay=weight_decay, approximate=True)
-    powered = powers_now(noise, symmetry, params)
+    flow = noether_flow(noise, params, symmetry, step_size=step_size, weight_decay=weight_decay, approximate=True)
+    powered = powers_now(noise, params, symmetry)
     total = float(jnp.sum(jnp.abs(powered.plus)) + jnp.sum(jnp.abs(powered.minus)))
     size = lambda x: float(jnp.sqrt(jnp.sum(jnp.square(x))))
     amount = np.asarray(seen.equilibrium.amount[index])
@@ -196,7 +195,7 @@ def _row(
     everywhere = seen.equilibrium.infinite[index] and not finite.size
     rate = size(flow.rate)
     at = seen.equilibrium.params
-    times = relaxation_times(noise, symmetry, at, step_size=step_size, weight_decay=weight_decay)
+    times = relaxation_times(noise, at, symmetry, step_size=step_size, weight_decay=weight_decay)
     return Row(
         name=symmetry.describe(params),
         generators=symmetry.dimension(params),

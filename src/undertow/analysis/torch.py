@@ -15,7 +15,6 @@ from undertow.estimate import Estimate
 from undertow.symmetry.equilibrium import Equilibrium
 from undertow.symmetry.forecast import Forecast, times_of_sums
 from undertow.torch._copies import Loss, forward, trainable, unwrap
-from undertow.torch._decay import gamma_of
 from undertow.torch.census.census import census
 from undertow.torch.equilibrium.curvature import trace_of_hessian
 from undertow.torch.equilibrium.equilibrate import Equilibrated, Moved, equilibrate
@@ -82,8 +81,7 @@ def analyze(
     done = equilibrate(twin, found, batches, loss, step_size=step_size, weight_decay=weight_decay, seed=seed)
     now, then = (_all_sides(net, loss, batches, done, seed) for net in (model, twin))
     tell("measuring how fast")
-    gamma = gamma_of(weight_decay)
-    rows = tuple(_row(*given, step_size, gamma) for given in zip(done.moved, now, then, strict=True))
+    rows = tuple(_row(*given, step_size, weight_decay) for given in zip(done.moved, now, then, strict=True))
     tell("measuring sharpness")
     sharpness = [trace_of_hessian(net, loss, batches, seed) for net in ((model, twin) if rows else (model,))]
     value, slope = _mean_loss(model, loss, batches, seed)
@@ -103,7 +101,7 @@ def analyze(
         parameters=sum(p.numel() for p in trainable(model).values()),
         loss=value,
         step_size=float(step_size),
-        weight_decay=gamma,
+        weight_decay=weight_decay,
         rows=rows,
         symmetries=found.relations,
         forecast=seen,
@@ -161,13 +159,13 @@ def _equilibrium(twin: nn.Module, done: Equilibrated, then: list[Sides]) -> Equi
     )
 
 
-def _row(moved: Moved, now: Sides, then: Sides, step_size: float, gamma: float) -> Row:
+def _row(moved: Moved, now: Sides, then: Sides, step_size: float, weight_decay: float) -> Row:
     relation = moved.relation
     size = lambda x: float(np.sqrt(np.sum(np.square(x))))
     charge = lambda s: size(s.weight_plus - s.weight_minus) / 2
     total = float(np.abs(now.noise_plus).sum() + np.abs(now.noise_minus).sum())
     noise, weight = then.noise_plus + then.noise_minus, then.weight_plus + then.weight_minus
-    times = times_of_sums(noise, weight, step_size, gamma)
+    times = times_of_sums(noise, weight, step_size, weight_decay)
     everywhere = moved.infinite >= relation.size
     return Row(
         name=relation.name,

@@ -27,7 +27,7 @@ class Analyze:
     step_size: float = 0.01
     """The step size of training."""
     weight_decay: float = 0.0
-    """gamma of loss + gamma |params|^2; half of what PyTorch calls weight decay."""
+    """lambda of loss + lambda/2 |params|^2, as in PyTorch and optax."""
     batch_size: int = 32
     """The batch size of training, where OBJECT is a problem and not a noise."""
     seed: int = 0

@@ -1,17 +1,17 @@
-"""What noise is, to the theory: the covariance Sigma of one stochastic gradient, as an operator on vectors.
+"""The covariance Sigma of one stochastic gradient, as an operator on vectors.
 
-Every type answers the same questions and none of them ever forms a D x D matrix:
+Every type has the same methods, and none of them forms a D x D matrix:
 
-    mv(v)            Sigma v
-    white()          the shapes of the standard normals z a draw consumes
-    root(z)          Sigma^(1/2) z: any square root, root(z) ~ N(0, Sigma)
-    gaussian(key)    a draw of N(0, Sigma)
-    trace(A)         Tr[Sigma A], exactly
-    moment(form)     E form(x), x ~ N(0, Sigma), for quadratic forms: many traces at once
-    factor()         B with Sigma = B B', explicit
-    split(project)   the tangent, normal and mixed parts under a projector
+    mv(v)               Sigma v
+    normal_structure()  the shapes of the standard normals z that one draw takes
+    sqrt_mv(z)          Sigma^(1/2) z for any square root, so that sqrt_mv(z) ~ N(0, Sigma)
+    gaussian(key)       a draw of N(0, Sigma)
+    trace(A)            Tr[Sigma A], exactly
+    moment(form)        E form(x), x ~ N(0, Sigma), for quadratic forms: many traces at once
+    factor()            B with Sigma = B B', explicit
+    split(project)      the tangent, normal and mixed parts under a projector
 
-The theory dispatches on the concrete type, and is linear in `Sum`.
+The theory dispatches on the concrete type and is linear in `Sum`.
 """
 
 from abc import abstractmethod
@@ -25,6 +25,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._validate import KeyLike, RenamedAttribute
 from undertow.estimate import Estimate
 
 __all__ = ["AbstractCovariance", "Linear", "Projected", "Scalar", "Split", "quadratic_form", "sum_over", "trace_of"]
@@ -34,7 +35,7 @@ Scalar = Float[Array, ""]
 
 
 class Split(NamedTuple):
-    """A covariance seen from a manifold: P Sigma P, Q Sigma Q (both covariances) and the operator Q Sigma P."""
+    """The parts of a covariance along and across a manifold: P Sigma P, Q Sigma Q and the operator Q Sigma P."""
 
     tangent: "Projected"
     normal: "Projected"
@@ -44,36 +45,40 @@ class Split(NamedTuple):
 class AbstractCovariance(eqx.Module):
     """The covariance of one stochastic gradient."""
 
+    white = RenamedAttribute("normal_structure")
+    root = RenamedAttribute("sqrt_mv")
+
     @abstractmethod
     def mv(self, vector: PyTree) -> PyTree:
-        """Sigma v."""
+        """Return Sigma v."""
 
     @abstractmethod
-    def white(self) -> PyTree:
-        """The shapes (`jax.ShapeDtypeStruct`s) of the standard normals that `root` takes."""
+    def normal_structure(self) -> PyTree:
+        """Return the shapes (`jax.ShapeDtypeStruct`s) of the standard normals that `sqrt_mv` takes."""
 
     @abstractmethod
-    def root(self, white: PyTree) -> PyTree:
-        """Sigma^(1/2) z for standard normals z shaped like `white()`."""
+    def sqrt_mv(self, normals: PyTree) -> PyTree:
+        """Return Sigma^(1/2) z for standard normals z shaped like `normal_structure()`."""
 
     @abstractmethod
     def moment(self, form: Linear) -> PyTree:
-        """E form(x) for x ~ N(0, Sigma), exactly: `form` is quadratic, from vectors to any pytree of arrays."""
+        """Return E form(x) for x ~ N(0, Sigma), exactly: `form` is quadratic, from vectors to any pytree of arrays."""
 
     @abstractmethod
     def trace(self, matrix: Linear | None = None) -> Scalar:
-        """Tr[Sigma A] for a linear map A of vectors (None: the identity), exactly."""
+        """Return Tr[Sigma A] for a linear map A of vectors (None: the identity), exactly."""
 
     @abstractmethod
     def factor(self) -> PyTree:
-        """B with Sigma = B B': like params with one extra trailing axis."""
+        """Return B with Sigma = B B': like params with one extra trailing axis."""
 
-    def gaussian(self, key: Key[Array, ""]) -> PyTree:
-        """A draw of N(0, Sigma)."""
-        return self.root(trees.standard_normal(key, self.white()))
+    def gaussian(self, key: KeyLike) -> PyTree:
+        """Return a draw of N(0, Sigma)."""
+        key = validate.as_key("gaussian", key)
+        return self.sqrt_mv(trees.standard_normal(key, self.normal_structure()))
 
     def split(self, project: Linear) -> Split:
-        """The parts under an orthogonal projector P (a function of vectors), with Q = I - P."""
+        """Return the parts under an orthogonal projector P (a function of vectors), with Q = I - P."""
 
         def complement(vector: PyTree) -> PyTree:
             return trees.subtract(vector, project(vector))
@@ -84,19 +89,19 @@ class AbstractCovariance(eqx.Module):
             lambda vector: complement(self.mv(project(vector))),
         )
 
-    def trace_estimate(self, key: Key[Array, ""], matrix: Linear | None = None, probes: int = 128) -> Estimate:
-        """Tr[Sigma A] by `probes` Gaussian draws x, as the mean of x'A x with its standard error."""
+    def trace_estimate(self, key: KeyLike, matrix: Linear | None = None, probes: int = 128) -> Estimate:
+        """Return an estimate of Tr[Sigma A]: the mean of x'A x over `probes` Gaussian draws x."""
         probes = validate.positive_integer("trace_estimate", "probes", probes)
 
         def one(k: Key[Array, ""]) -> Scalar:
             x = self.gaussian(k)
             return trees.dot(x, x if matrix is None else matrix(x))
 
-        return Estimate.of(jax.lax.map(one, jax.random.split(key, probes)))
+        return Estimate.of(jax.lax.map(one, jax.random.split(validate.as_key("trace_estimate", key), probes)))
 
 
 class Projected(AbstractCovariance):
-    """M Sigma M for a symmetric linear map M of vectors: what is left of a noise after a projection.
+    """M Sigma M for a symmetric linear map M of vectors: the covariance of a projected noise.
 
     >>> import jax.numpy as jnp
     >>> from undertow.covariance import Projected, ScaledIdentity
@@ -111,11 +116,11 @@ class Projected(AbstractCovariance):
     def mv(self, vector: PyTree) -> PyTree:
         return self.project(self.covariance.mv(self.project(vector)))
 
-    def white(self) -> PyTree:
-        return self.covariance.white()
+    def normal_structure(self) -> PyTree:
+        return self.covariance.normal_structure()
 
-    def root(self, white: PyTree) -> PyTree:
-        return self.project(self.covariance.root(white))
+    def sqrt_mv(self, normals: PyTree) -> PyTree:
+        return self.project(self.covariance.sqrt_mv(normals))
 
     def moment(self, form: Linear) -> PyTree:
         return self.covariance.moment(lambda v: form(self.project(v)))
@@ -129,16 +134,16 @@ class Projected(AbstractCovariance):
 
 
 def quadratic_form(matrix: Linear | None) -> Callable[[PyTree], Scalar]:
-    """x'Ax as a function of x."""
+    """Return x'Ax as a function of x."""
     return lambda x: trees.dot(x, x if matrix is None else matrix(x))
 
 
 def sum_over(function: Callable[[Array], PyTree], count: int) -> PyTree:
-    """The sum of function(i) over range(count), one at a time."""
+    """Return the sum of function(i) over range(count), computed one at a time."""
     return jax.tree.map(lambda x: jnp.sum(x, axis=0), jax.lax.map(function, jnp.arange(count)))
 
 
 def trace_of(matrix: Linear, like: PyTree) -> Scalar:
-    """Tr A, one unit vector at a time."""
+    """Return Tr A, computed one unit vector at a time."""
     unit = trees.elements(like)
     return sum_over(lambda i: quadratic_form(matrix)(unit(i)), trees.count(like))

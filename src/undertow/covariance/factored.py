@@ -1,4 +1,4 @@
-"""Covariances that are small: an explicit factor, and a multiple of the identity."""
+"""Covariances with an explicit factor, and multiples of the identity."""
 
 import jax
 import jax.numpy as jnp
@@ -25,12 +25,12 @@ class Factored(AbstractCovariance):
     def mv(self, vector: PyTree) -> PyTree:
         return trees.columns(self.columns, self._coefficients(vector))
 
-    def white(self) -> PyTree:
+    def normal_structure(self) -> PyTree:
         leaf = jax.tree.leaves(self.columns)[0]
         return jax.ShapeDtypeStruct((leaf.shape[-1],), leaf.dtype)
 
-    def root(self, white: PyTree) -> PyTree:
-        return trees.columns(self.columns, white)
+    def sqrt_mv(self, normals: PyTree) -> PyTree:
+        return trees.columns(self.columns, normals)
 
     def moment(self, form: Linear) -> PyTree:
         return jax.tree.map(lambda x: jnp.sum(x, axis=0), jax.vmap(form, in_axes=-1)(self.columns))
@@ -45,7 +45,7 @@ class Factored(AbstractCovariance):
         return self.columns
 
     def _coefficients(self, vector: PyTree) -> Float[Array, " k"]:
-        """B'v."""
+        """Return B'v."""
         parts = [
             jnp.tensordot(leaf, column, axes=leaf.ndim)
             for leaf, column in zip(jax.tree.leaves(vector), jax.tree.leaves(self.columns), strict=True)
@@ -68,11 +68,11 @@ class ScaledIdentity(AbstractCovariance):
     def mv(self, vector: PyTree) -> PyTree:
         return trees.scale(self.variance, vector)
 
-    def white(self) -> PyTree:
+    def normal_structure(self) -> PyTree:
         return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self.like)
 
-    def root(self, white: PyTree) -> PyTree:
-        return trees.scale(jnp.sqrt(self.variance), white)
+    def sqrt_mv(self, normals: PyTree) -> PyTree:
+        return trees.scale(jnp.sqrt(self.variance), normals)
 
     def moment(self, form: Linear) -> PyTree:
         unit = trees.elements(self.like)

@@ -1,4 +1,4 @@
-"""The covariance of label noise: J"J of the predictions."""
+"""The covariance of label noise: J'J of the predictions."""
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ __all__ = ["LabelCovariance"]
 
 
 class LabelCovariance(AbstractCovariance):
-    """Noise on the labels of a `Regression`: Sigma = amount * sum_i p_i J_i'J_i, J_i the Jacobian of prediction i.
+    """The covariance of label noise: Sigma = amount * sum_i p_i J_i'J_i, J_i the Jacobian of prediction i.
 
     At a point of zero loss this is amount * H, H the Hessian of the loss.
 
@@ -33,15 +33,15 @@ class LabelCovariance(AbstractCovariance):
         _, pushed = jax.jvp(self.problem.predictions, (self.params,), (vector,))
         return self._pull(self._weighted(self.amount * self.problem.probabilities, pushed))
 
-    def white(self) -> PyTree:
+    def normal_structure(self) -> PyTree:
         output = jax.eval_shape(self.problem.predictions, self.params)
         return jax.ShapeDtypeStruct(output.shape, output.dtype)
 
-    def root(self, white: PyTree) -> PyTree:
-        return self._pull(self._weighted(jnp.sqrt(self.amount * self.problem.probabilities), white))
+    def sqrt_mv(self, normals: PyTree) -> PyTree:
+        return self._pull(self._weighted(jnp.sqrt(self.amount * self.problem.probabilities), normals))
 
     def moment(self, form: Linear) -> PyTree:
-        p = (self.amount * self.problem.probabilities).astype(self.white().dtype)
+        p = (self.amount * self.problem.probabilities).astype(self.normal_structure().dtype)
 
         def one(rows: PyTree) -> PyTree:
             weights, inputs = rows
@@ -68,7 +68,7 @@ class LabelCovariance(AbstractCovariance):
         return jax.tree.map(leaf, rows)
 
     def _pull(self, cotangent: Array) -> PyTree:
-        """J' c, in chunks of samples."""
+        """Return J'c, in chunks of samples."""
 
         def block(rows: PyTree) -> PyTree:
             inputs, weights = rows

@@ -13,7 +13,7 @@ __all__ = ["Operator", "Sum"]
 
 
 class Operator(AbstractCovariance):
-    """Any Sigma that can be applied: `matvec(v)` = Sigma v and `square_root(z)` for z shaped like `normals`.
+    """A covariance given by functions: `matvec(v)` = Sigma v and `square_root(z)` for z shaped like `normals`.
 
     >>> import jax, jax.numpy as jnp
     >>> from undertow.covariance import Operator
@@ -31,11 +31,11 @@ class Operator(AbstractCovariance):
     def mv(self, vector: PyTree) -> PyTree:
         return self.matvec(vector)
 
-    def white(self) -> PyTree:
+    def normal_structure(self) -> PyTree:
         return self.normals
 
-    def root(self, white: PyTree) -> PyTree:
-        return self.square_root(white)
+    def sqrt_mv(self, normals: PyTree) -> PyTree:
+        return self.square_root(normals)
 
     def moment(self, form: Linear) -> PyTree:
         return Factored(self.factor()).moment(form)
@@ -46,11 +46,11 @@ class Operator(AbstractCovariance):
     def factor(self) -> PyTree:
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.normals)
         unit = trees.elements(zeros)
-        return jax.vmap(lambda i: self.root(unit(i)), out_axes=-1)(jnp.arange(trees.count(zeros)))
+        return jax.vmap(lambda i: self.sqrt_mv(unit(i)), out_axes=-1)(jnp.arange(trees.count(zeros)))
 
 
 class Sum(AbstractCovariance):
-    """Sigma = sum of independent parts.
+    """The covariance of a sum of independent parts.
 
     >>> import jax.numpy as jnp
     >>> from undertow.covariance import ScaledIdentity, Sum
@@ -64,11 +64,11 @@ class Sum(AbstractCovariance):
     def mv(self, vector: PyTree) -> PyTree:
         return self._total([part.mv(vector) for part in self.parts])
 
-    def white(self) -> PyTree:
-        return tuple(part.white() for part in self.parts)
+    def normal_structure(self) -> PyTree:
+        return tuple(part.normal_structure() for part in self.parts)
 
-    def root(self, white: PyTree) -> PyTree:
-        return self._total([part.root(z) for part, z in zip(self.parts, white, strict=True)])
+    def sqrt_mv(self, normals: PyTree) -> PyTree:
+        return self._total([part.sqrt_mv(z) for part, z in zip(self.parts, normals, strict=True)])
 
     def moment(self, form: Linear) -> PyTree:
         return self._total([part.moment(form) for part in self.parts])

@@ -15,14 +15,14 @@ __all__ = ["SampleCovariance"]
 class SampleCovariance(AbstractCovariance):
     """The covariance of a sampled gradient: amount * (sum_i p_i g_i g_i' - sum_e p_e gbar_e gbar_e').
 
-    g_i is the gradient of sample i and gbar_e the mean over group e; without groups there is one, and the bracket is
-    the covariance of a sample's gradient. Products go by forward and reverse differentiation of the losses: no
-    per-sample gradient is stored except in `factor`.
+    g_i is the gradient of sample i and gbar_e the mean over group e. Without groups there is one group, and the
+    bracket is the covariance of a sample's gradient. Products use forward and reverse differentiation of the losses:
+    only `factor` stores per-sample gradients.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
     >>> problem = ut.Problem(lambda w, x: w * x, jnp.array([1.0, 3.0]))
-    >>> print(ut.Minibatch(problem, size=2).covariance(jnp.array(0.0)).trace())
+    >>> print(ut.Minibatch(problem, batch_size=2).covariance(jnp.array(0.0)).trace())
     0.5
     """
 
@@ -37,14 +37,14 @@ class SampleCovariance(AbstractCovariance):
         s = self.problem.along(self.params, vector).astype(p.dtype)
         return self.problem.combine(self.params, self.amount * p * (s - self._group_mean(s)))
 
-    def white(self) -> PyTree:
+    def normal_structure(self) -> PyTree:
         dtype = jax.tree.leaves(self.params)[0].dtype
         return jax.ShapeDtypeStruct((self.problem.size,), dtype)
 
-    def root(self, white: PyTree) -> PyTree:
+    def sqrt_mv(self, normals: PyTree) -> PyTree:
         # G' diag(sqrt p) (I - Pi) z, Pi the projector on the vectors sqrt(p) of each group
         half = jnp.sqrt(self.problem.probabilities)
-        z = white.astype(half.dtype)
+        z = normals.astype(half.dtype)
         along = self._group_sum(half * z) / self._group_sum(half**2)
         return self.problem.combine(self.params, jnp.sqrt(self.amount) * half * (z - half * along))
 
@@ -53,7 +53,7 @@ class SampleCovariance(AbstractCovariance):
         return trees.scale(self.amount, trees.subtract(second, self.between(form)))
 
     def between(self, form: Linear) -> PyTree:
-        """sum_e p_e form(gbar_e), what the group means take away; without groups form of the mean gradient."""
+        """Return sum_e p_e form(gbar_e); without groups, form of the mean gradient."""
         if self.groups is None:
             return form(self.problem.gradient(self.params))
         p = self.problem.probabilities
@@ -69,13 +69,13 @@ class SampleCovariance(AbstractCovariance):
         return self.moment(quadratic_form(matrix))
 
     def trace_error(self, matrix: Linear | None = None) -> Scalar:
-        """The standard error of `trace` when the samples are a draw from a population (one group, equal weights)."""
+        """Return the standard error of `trace` for samples drawn from a population (one group, equal weights)."""
         if self.groups is not None or self.problem.weights is not None:
             raise ValueError("`trace_error`: only for equally weighted samples of one population.")
         return self.moment_error(quadratic_form(matrix))
 
     def moment_error(self, form: Linear) -> PyTree:
-        """The standard error of `moment` in the same case."""
+        """Return the standard error of `moment` in the same case."""
         mean = self.problem.gradient(self.params)
         centred = lambda g: form(trees.subtract(g, mean))
         first = self.problem.quadratic(self.params, centred)

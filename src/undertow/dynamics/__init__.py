@@ -1,1 +1,1 @@
-"""What SGD does, its SDE, and the end of gradient flow: the only place with long loops."""
+"""Runs of SGD, of its SDE and of gradient flow. All long loops of the library are in this package."""

@@ -1,5 +1,6 @@
-"""The three clocks of a run: steps, time = sum eta, slow_time = sum eta^2, kept in double precision on the host."""
+"""The three clocks of a run: steps, time = sum eta, slow_time = sum eta^2, in double precision on the host."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -7,23 +8,31 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from undertow._validate import finite_number, quote
+from undertow._validate import Number, finite_number, quote
 
-__all__ = ["check_step_size", "clocks"]
+__all__ = ["check_step_size", "clocks", "steps_of_time"]
 
 SPAN = 2**16
 
 
 def check_step_size(function: str, step_size: Any) -> Any:
-    """A number as a traced scalar, a schedule as it is."""
+    """Return a number as an array and a schedule as it is; raise for other step sizes."""
     if callable(step_size):
         return step_size
     finite_number(function, "step_size", step_size)
     return jnp.asarray(step_size, jnp.result_type(float))
 
 
+def steps_of_time(function: str, time: Number, dt: float) -> int:
+    """Return the number of steps of length dt that cover `time`, rounded up."""
+    finite_number(function, "time", time)
+    if dt == 0 or time == 0:
+        raise ValueError(f"`{function}(time={time})`: `time` and `step_size` must be above 0 to move at all.")
+    return max(1, math.ceil(float(time) / dt - 1e-6))
+
+
 def clocks(function: str, step_size: Any, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """time and slow_time after each of the given (increasing) numbers of steps."""
+    """Return time and slow_time after each of the given (increasing) numbers of steps."""
     if not callable(step_size):
         eta = float(step_size)
         return steps * eta, steps * eta**2
@@ -42,10 +51,10 @@ def clocks(function: str, step_size: Any, steps: np.ndarray) -> tuple[np.ndarray
 
 
 def _evaluate(function: str, schedule: Callable, begin: int, count: int) -> np.ndarray:
-    """The `count` step sizes from step `begin`; what the schedule gives for steps that are not run does not matter."""
+    """Return the `count` step sizes from step `begin`; values of the schedule after the last step are not checked."""
     etas = np.asarray(schedule(begin + jnp.arange(SPAN, dtype=jnp.int32)), float)
     if etas.shape != (SPAN,):
-        raise ValueError(f"`{function}`: the step-size schedule must return one number a step.")
+        raise ValueError(f"`{function}`: the step-size schedule must return one number per step.")
     etas = etas[:count]
     bad = np.flatnonzero(~(np.isfinite(etas) & (etas >= 0)))
     if bad.size:

@@ -1,10 +1,11 @@
-"""What SGD does: theta+ = theta - step_size * g, for millions of steps and many seeds."""
+"""SGD, theta+ = theta - step_size * g, for millions of steps and many seeds."""
 
 from collections.abc import Callable
 from typing import Any
 
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
+from undertow._validate import KeyLike
 from undertow.dynamics import drive
 from undertow.noise.base import AbstractNoise
 from undertow.trajectory import Trajectory
@@ -13,12 +14,12 @@ __all__ = ["descend"]
 
 
 def descend(
-    noise: AbstractNoise | Trajectory,
-    params: PyTree | Callable | None = None,
+    noise: AbstractNoise,
+    params: PyTree | Callable = None,
     *,
     step_size: Any = None,
     steps: int,
-    key: Array | int | None = None,
+    key: KeyLike | None = None,
     observe: dict[str, Callable[[PyTree], PyTree]] | None = None,
     average: dict[str, Callable[[PyTree], PyTree]] | None = None,
     every: int | None = None,
@@ -28,47 +29,46 @@ def descend(
     progress: Callable[[int, int], Any] | bool | None = None,
     lane_width: int | None = None,
 ) -> Trajectory:
-    """Runs SGD: theta+ = (1 - 2 eta gamma) theta - eta g with g a draw of the noise at theta.
+    """Run SGD: theta+ = (1 - eta lambda) theta - eta g, with g a draw of the noise at theta.
 
-    With momentum beta: v+ = beta v + g + 2 gamma theta, theta+ = theta - eta v.
+    With momentum beta: v+ = beta v + g + lambda theta, theta+ = theta - eta v.
 
     **Arguments:**
 
-    - `noise`: a noise, or a run to go on with: `descend(run, steps=1000)` gives the same bits as a longer first run.
-    - `params`: a pytree of float arrays, or `init(key)` for one start a seed.
-    - `step_size`: eta, a number or a schedule `eta(step)` such as optax makes.
-    - `steps`: how many updates.
-    - `key`: of the randomness; seed i uses fold_in(key, i).
+    - `noise`: the stochastic gradient.
+    - `params`: a pytree of float arrays, or `init(key)` for one start per seed.
+    - `step_size`: eta, a number or a schedule `eta(step)` such as those of optax.
+    - `steps`: the number of updates.
+    - `key`: a key or a whole number; seed i uses fold_in(key, i).
     - `observe`: functions of params, recorded at step 0 and after every `every` steps (None: at the end).
     - `average`: functions of params, averaged over all the steps between two observations.
-    - `seeds`: how many independent runs, on a leading axis; None for a single one without that axis (it is seed 0,
+    - `seeds`: the number of independent runs, on a leading axis; None for a single run without that axis (it is seed 0,
       equal to rounding). On a CPU, results are the same bits whatever the number of seeds and whatever `every`, for a
       given number of XLA's threads: the number of cores, or that of the environment variable `NPROC`. With another
       number of threads, and on an accelerator, they are equal to rounding.
-    - `momentum`, `weight_decay`: beta and gamma above (PyTorch's weight decay is 2 gamma).
-    - `progress`: `report(done, total)` called a few times a second; None shows a bar on a terminal after two seconds,
-      False nothing.
-    - `lane_width`: how many seeds advance together; the default is fixed on a CPU and fills an accelerator.
+    - `momentum`, `weight_decay`: beta and lambda above, as in PyTorch and optax: loss + lambda/2 |theta|^2.
+    - `progress`: `report(done, total)`, called a few times per second; None shows a bar on a terminal after two
+      seconds, False nothing.
+    - `lane_width`: the number of seeds that advance together; the default is fixed on a CPU and fills an accelerator.
 
-    **Returns** a `Trajectory`. Ctrl-C ends the run early and returns what is done, with a warning. Divergence is
-    tested at the end of each block of (at most) 1,000 steps and comes back as `run.diverged`.
+    **Returns** a `Trajectory`. `run.resume(steps=...)` continues it, with the same bits as a longer first run. Ctrl-C
+    ends the run early, with a warning, and returns the steps so far. Divergence is tested at the end of each block of
+    at most 1,000 steps and is reported as `run.diverged`.
 
-    >>> import jax, jax.numpy as jnp
+    >>> import jax.numpy as jnp
     >>> import undertow as ut
     >>> problem = ut.Problem(lambda w, x: (w - x) ** 2 / 2, jnp.array([1.0, 3.0]))
-    >>> run = ut.descend(ut.Minibatch(problem, size=1), jnp.array(0.0), step_size=0.01, steps=2000,
-    ...                  key=jax.random.key(0), observe={"w": lambda w: w}, every=1000, seeds=100)
+    >>> run = ut.descend(ut.Minibatch(problem, batch_size=1), jnp.array(0.0), step_size=0.01, steps=2000, key=0,
+    ...                  observe={"w": lambda w: w}, every=1000, seeds=100)
     >>> print(run.step, run.time, abs(run.observed["w"][:, -1].mean() - 2) < 0.05)
     [   0 1000 2000] [ 0. 10. 20.] True
-    >>> longer = ut.descend(run, steps=1000)
+    >>> longer = run.resume(steps=1000)
     >>> print(longer.step)
     [   0 1000 2000 3000]
     """
     if isinstance(noise, Trajectory):
-        given = (params, step_size, key, observe, average, every, seeds, lane_width)
-        changed = any(value is not None for value in given) or momentum != 0.0 or weight_decay != 0.0
-        return drive.go_on(drive.continued("descend", noise, changed), steps, progress)
-    run = drive.begin(
+        raise TypeError("`descend(run, ...)`: a run continues with `run.resume(steps=...)` now.")
+    run = drive.start_run(
         "descend",
         noise,
         params,
@@ -80,6 +80,6 @@ def descend(
         seeds=seeds,
         momentum=momentum,
         weight_decay=weight_decay,
-        lane_width=lane_width,
+        lanes_of=lane_width,
     )
-    return drive.go_on(run, steps, progress)
+    return drive.advance_run(run, steps, progress)

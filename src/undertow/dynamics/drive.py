@@ -1,11 +1,9 @@
-"""The Python around the engine: lanes of seeds, chunks of blocks, progress, Ctrl-C, observations moved to the host."""
+"""The Python around the engine: starts runs, advances them chunk by chunk, reports progress, handles Ctrl-C."""
 
 import math
-import os
 import time
 import warnings
-from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
@@ -18,108 +16,104 @@ from jaxtyping import Array, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
-from undertow._device import device
 from undertow._progress import Progress
+from undertow._validate import KeyLike, Number
 from undertow.dynamics import engine
-from undertow.dynamics.clock import check_step_size, clocks
+from undertow.dynamics.clock import check_step_size, clocks, steps_of_time
+from undertow.dynamics.gather import Record, gather, join_lanes, stack_chunks
+from undertow.dynamics.lanes import ChunkPlan, LaneThreads, lane_width, power_of_two
 from undertow.noise.base import AbstractNoise
 from undertow.trajectory import Trajectory
 
-__all__ = ["Continuation", "begin", "continued", "go_on"]
+__all__ = ["Continuation", "advance_run", "start_run"]
 
-LANE_WIDTH = 16
-"""Seeds that advance together on a CPU. Fixed, because another width rounds differently in the last bits."""
-
-CHUNK_SECONDS = 0.5
 OBSERVATION_BYTES = 16 * 2**20
 MOST_OBSERVATIONS = 8192
-ACCELERATOR_LANE_BYTES = 16 * 2**30
 START = 2**32 - 1
 """The number folded into a seed's key for its start; block numbers never reach it."""
+
+ProgressReport = Callable[[int, int], Any] | bool | None
 
 
 @dataclass(frozen=True, eq=False)
 class Continuation:
-    """A run between two chunks: everything needed to go on with it, the same bits as if it had never stopped."""
+    """A run between two chunks: all that is needed to continue it with the same bits as an uninterrupted run."""
 
     function: str
-    rule: engine.Rule
+    """The public function that started the run, for error messages: `descend` or `diffuse`."""
+    spec: engine.SGDSpec
     step_size: Any
-    """The rule's step size as it was given: a number in double precision, or the schedule."""
+    """The step size as it was given: a number in double precision, or the schedule."""
     lanes: tuple[engine.State, ...]
     step: int
     block: int
     every: int | None
     capacity: int
     seeds: int | None
+    clock: Literal["step", "time"] = "step"
+    """Whether the length of the run is given in steps or in units of time."""
     substeps: int = 1
-    """Steps of the engine for one step of SGD: more than one where an SDE is resolved more finely."""
-    record: tuple[tuple[int, ...], dict[str, PyTree]] = ((), {})
+    """Steps of the engine per step of SGD: more than one where an SDE is resolved more finely."""
+    record: Record = ((), {})
     seconds: float = 0.0
-    wide: int | None = None
+    lane_width: int | None = None
+
+    def resume(self, steps: int | None, time: Number | None, progress: ProgressReport) -> Trajectory:
+        """Continue by `steps`, or by `time` where the run is that of an SDE. See `Trajectory.resume`."""
+        name, length, other = ("steps", steps, time) if self.clock == "step" else ("time", time, steps)
+        if length is None or other is not None:
+            raise TypeError(f"`run.resume`: the run was made by `{self.function}`; give `{name}=` and nothing else.")
+        if self.clock == "time":
+            steps = steps_of_time("run.resume", length, self.step_size)
+        return advance_run(self, steps, progress, stacklevel=4)
 
 
-def begin(
+def start_run(
     function: str,
     noise: AbstractNoise,
     params: PyTree | Callable,
     *,
     step_size: Any,
-    key: Array | int | None,
+    key: KeyLike | None,
     observe: dict[str, Callable] | None,
     average: dict[str, Callable] | None,
     every: int | None,
     seeds: int | None,
     momentum: Any,
     weight_decay: Any,
-    lane_width: int | None,
+    lanes_of: int | None,
 ) -> Continuation:
-    """Checks everything a run is started with, and starts it."""
+    """Check the arguments of a run and return the run at step 0; `lanes_of` is the `lane_width` that was asked for."""
     if not isinstance(noise, AbstractNoise):
         raise TypeError(
             f"`{function}(noise, ...)`: got a {type(noise).__name__}; give a noise, such as `Minibatch(problem, 1)`."
         )
-    key = _check_key(function, key)
-    eta = check_step_size(function, step_size)
-    validate.finite_number(function, "momentum", momentum, below=1.0)
-    validate.finite_number(function, "weight_decay", weight_decay)
+    key = validate.as_key(function, key)
     if seeds is not None:
         seeds = validate.positive_integer(function, "seeds", seeds)
     if every is not None:
         every = validate.positive_integer(function, "every", every)
-    observe, average = dict(observe or {}), dict(average or {})
-    clash = sorted(set(observe) & set(average))
-    if clash:
-        raise ValueError(f"`{function}`: {clash[0]!r} is in `observe` and in `average`; give them different names.")
-
     init = _as_init(function, params)
     first_key = engine.seed_keys(key, jnp.asarray(0))
     sample = init(jax.random.fold_in(first_key, START))
+    spec = _check_spec(function, noise, step_size, momentum, weight_decay, observe, average)
     noise.check(sample)
     if not callable(step_size):
         noise.check_step_size(float(step_size))
-    floats = jnp.result_type(float)
-    rule = engine.Rule(
-        noise=noise,
-        step_size=eta,
-        momentum=None if _is_zero(momentum) else jnp.asarray(momentum, floats),
-        weight_decay=jnp.asarray(weight_decay, floats),
-        observe=observe,
-        average=average,
-    )
     block = engine.block_length(noise, sample)
-    shapes = jax.eval_shape(lambda p: ({n: f(p) for n, f in observe.items()}, engine.averages(rule, p)), sample)
-    each = trees.floats_bytes(shapes)
-    width = None if seeds is None else _lane_width(lane_width, seeds, noise, sample, block)
-    capacity = _power_of_two(OBSERVATION_BYTES // max(1, each * (width or 1)))
+    shapes = jax.eval_shape(
+        lambda p: ({name: f(p) for name, f in spec.observe.items()}, engine.averages(spec, p)), sample
+    )
+    width = None if seeds is None else lane_width(function, lanes_of, seeds, noise, sample, block)
+    capacity = power_of_two(OBSERVATION_BYTES // max(1, trees.floats_bytes(shapes) * (width or 1)))
     if seeds is None or width is None:
-        lanes = (_start(rule, init, first_key),)
+        lanes = (_start(spec, init, first_key),)
     else:
         numbers = np.arange(math.ceil(seeds / width) * width).reshape(-1, width)
-        lanes = tuple(_start(rule, init, engine.seed_keys(key, jnp.asarray(row))) for row in numbers)
+        lanes = tuple(_start(spec, init, engine.seed_keys(key, jnp.asarray(row))) for row in numbers)
     return Continuation(
         function=function,
-        rule=rule,
+        spec=spec,
         step_size=step_size if callable(step_size) else float(step_size),
         lanes=lanes,
         step=0,
@@ -127,48 +121,63 @@ def begin(
         every=every,
         capacity=min(max(capacity, 2), MOST_OBSERVATIONS),
         seeds=seeds,
-        wide=width,
+        lane_width=width,
     )
 
 
-def continued(function: str, run: Trajectory, changed: bool) -> Continuation:
-    """What a trajectory goes on from, if it was made by `function` and nothing but its length is to change."""
-    if not isinstance(run.continuation, Continuation) or run.continuation.function != function:
-        raise TypeError(f"`{function}(run, ...)`: the run was made by `{run.facts.get('made_by')}`; continue it there.")
-    if changed:
-        raise TypeError(f"`{function}(run, ...)`: a run goes on with its own settings; give only how far.")
-    return run.continuation
+def _check_spec(
+    function: str,
+    noise: AbstractNoise,
+    step_size: Any,
+    momentum: Any,
+    weight_decay: Any,
+    observe: dict[str, Callable] | None,
+    average: dict[str, Callable] | None,
+) -> engine.SGDSpec:
+    eta = check_step_size(function, step_size)
+    validate.finite_number(function, "momentum", momentum, below=1.0)
+    validate.finite_number(function, "weight_decay", weight_decay)
+    observe, average = dict(observe or {}), dict(average or {})
+    clash = sorted(set(observe) & set(average))
+    if clash:
+        raise ValueError(f"`{function}`: {clash[0]!r} is in `observe` and in `average`; give them different names.")
+    floats = jnp.result_type(float)
+    without_velocity = validate.concrete(momentum) and float(momentum) == 0.0
+    return engine.SGDSpec(
+        noise=noise,
+        step_size=eta,
+        momentum=None if without_velocity else jnp.asarray(momentum, floats),
+        weight_decay=jnp.asarray(weight_decay, floats),
+        observe=observe,
+        average=average,
+    )
 
 
-def go_on(
-    run: Continuation,
-    steps: int,
-    progress: Callable[[int, int], Any] | bool | None,
-    clock: Literal["step", "time"] = "step",
-) -> Trajectory:
-    """Runs `steps` more steps and gathers the whole run so far."""
+def advance_run(run: Continuation, steps: Any, progress: ProgressReport, stacklevel: int = 3) -> Trajectory:
+    """Run `steps` more steps and return the whole run so far. `stacklevel` is that of the warning after Ctrl-C."""
     goal = run.step + validate.positive_integer(run.function, "steps", steps)
     if goal >= engine.NEVER:
         raise ValueError(f"{validate.quote(run.function, steps=steps)}: a run has fewer than {engine.NEVER} steps.")
     due = _observation_steps(run, goal)
-    clocks(run.function, run.step_size, np.asarray([goal]))  # a bad schedule is refused before anything runs
+    clocks(run.function, run.step_size, np.asarray([goal]))  # raises for a bad schedule before anything runs
     began = time.perf_counter()
-    seen: list[list[PyTree]] = [[] for _ in run.lanes]
-    steps_seen: list[int] = []
+    chunks: list[list[PyTree]] = [[] for _ in run.lanes]
+    observed_steps: list[int] = []
     interrupted = False
-    plan = _ChunkPlan(run.block)
+    plan = ChunkPlan(run.block)
     lanes, now = run.lanes, run.step
 
-    with Progress(run.function, goal - run.step, progress) as bar, _Workers(len(lanes)) as workers:
+    with Progress(run.function, goal - run.step, progress) as bar, LaneThreads(len(lanes)) as threads:
         while now < goal:
-            stop, filled = plan.next(now, goal, due[len(steps_seen) :], run.capacity)
-            first, every = _spacing(due[len(steps_seen) :])
+            rest = due[len(observed_steps) :]
+            stop, filled = plan.next(now, goal, rest, run.capacity)
+            first, every = _spacing(rest)
             try:
-                chunk = workers.map(partial(_run_lane, run, stop, first, every, filled), lanes)
-                lanes = tuple(state for state, _ in chunk)
-                for store, (_, values) in zip(seen, chunk, strict=True):
+                done = threads.map(partial(_run_lane, run, stop, first, every, filled), lanes)
+                lanes = tuple(state for state, _ in done)
+                for store, (_, values) in zip(chunks, done, strict=True):
                     store.append(values)
-                steps_seen.extend(due[len(steps_seen) :][:filled].tolist())
+                observed_steps.extend(rest[:filled].tolist())
                 now = stop
                 bar.update(now - run.step)
             except KeyboardInterrupt:
@@ -178,126 +187,53 @@ def go_on(
                 break
     if interrupted:
         what = f"`{run.function}` was stopped by Ctrl-C after {now - run.step} of {goal - run.step} steps"
-        warnings.warn(f"{what}; the run holds what was done.", RuntimeWarning, stacklevel=3)
-    steps_before, before = run.record
-    observed = _join(run, [_stack(parts) for parts in seen], before, bool(steps_before))
-    done = replace(
-        run,
-        lanes=lanes,
-        step=now,
-        record=(steps_before + tuple(steps_seen), observed),
-        seconds=run.seconds + time.perf_counter() - began,
-    )
-    return _trajectory(done, interrupted, clock)
+        warnings.warn(f"{what}; the run holds what was done.", RuntimeWarning, stacklevel=stacklevel)
+    record = join_lanes([stack_chunks(parts) for parts in chunks], observed_steps, run.record, run.seeds)
+    done = replace(run, lanes=lanes, step=now, record=record, seconds=run.seconds + time.perf_counter() - began)
+    return _trajectory(done, interrupted)
 
 
 @eqx.filter_jit
-def _start(rule: engine.Rule, init: Callable, keys: Array) -> engine.State:
-    def begin_one(key: Array) -> PyTree:
-        begun = init(jax.random.fold_in(key, START))
-        return jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), begun)  # a weak type would compile twice
+def _start(spec: engine.SGDSpec, init: Callable, keys: Array) -> engine.State:
+    def start_one(key: Array) -> PyTree:
+        params = init(jax.random.fold_in(key, START))
+        return jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), params)  # a weak type would compile twice
 
-    return engine.start(rule, jax.vmap(begin_one)(keys) if keys.ndim else begin_one(keys), keys)
+    return engine.start(spec, jax.vmap(start_one)(keys) if keys.ndim else start_one(keys), keys)
 
 
 @eqx.filter_jit
 def _advance(
-    rule: engine.Rule, state: engine.State, stop: Array, first: Array, every: Array, block: int, capacity: int
+    spec: engine.SGDSpec, state: engine.State, stop: Array, first: Array, every: Array, block: int, capacity: int
 ) -> tuple[engine.State, PyTree]:
-    return engine.advance(rule, state, stop, first, every, block=block, capacity=capacity)
+    return engine.advance(spec, state, stop, first, every, block=block, capacity=capacity)
 
 
 @eqx.filter_jit
-def _first_nonfinite(rule: engine.Rule, state: engine.State, block: int) -> Array:
-    return engine.first_nonfinite(rule, state, block=block)
+def _first_nonfinite(spec: engine.SGDSpec, state: engine.State, block: int) -> Array:
+    return engine.first_nonfinite(spec, state, block=block)
 
 
 def _run_lane(
     run: Continuation, stop: int, first: int, every: int, filled: int, lane: engine.State
 ) -> tuple[engine.State, PyTree]:
-    """One lane to the end of a chunk, its observations on the host."""
-    whole = (jnp.asarray(number, jnp.int32) for number in (stop, first, every))
-    state, buffer = _advance(run.rule, lane, *whole, run.block, run.capacity)
+    """Advance one lane to the end of a chunk and move its observations to the host."""
+    numbers = (jnp.asarray(number, jnp.int32) for number in (stop, first, every))
+    state, buffer = _advance(run.spec, lane, *numbers, run.block, run.capacity)
     jax.block_until_ready(state)
     return state, jax.tree.map(lambda leaf: np.array(np.asarray(leaf)[:filled]), buffer)
 
 
-class _ChunkPlan:
-    """How far the next chunk goes: about CHUNK_SECONDS, to a block's end, within what the buffer holds."""
-
-    def __init__(self, block: int):
-        self.block = block
-        self.blocks = 1
-        self.asked = 0
-        self.since = 0.0
-
-    def next(self, now: int, goal: int, due: np.ndarray, capacity: int) -> tuple[int, int]:
-        """The chunk's last step, and how many observations fall in it."""
-        elapsed = time.perf_counter() - self.since
-        if self.asked == 1:  # the first chunk's time is the compiler's
-            self.blocks = 4
-        elif self.asked > 1:
-            growth = min(8.0, max(0.25, CHUNK_SECONDS / max(elapsed, 1e-9)))
-            self.blocks = max(1, int(self.blocks * growth))
-        self.asked += 1
-        self.since = time.perf_counter()
-        stop = min(goal, (now // self.block + self.blocks) * self.block)
-        if len(due) > capacity:
-            stop = min(stop, int(due[capacity]) - 1)
-        return stop, int(np.searchsorted(due, stop, side="right"))
-
-
-class _Workers:
-    """Lanes on all cores of a CPU, by threads: XLA releases the interpreter. One lane, or an accelerator: in place."""
-
-    def __init__(self, lanes: int):
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self.count = min(lanes, cores) if device().platform == "cpu" else 1
-        self.pool: ThreadPoolExecutor | None = None
-        self.compiled = False
-
-    def __enter__(self) -> "_Workers":
-        if self.count > 1:
-            self.pool = ThreadPoolExecutor(self.count, thread_name_prefix="undertow")
-            # settings made with a context manager (x64, a default device) hold for one thread only
-            if self.pool.submit(_settings).result() != _settings():
-                self.pool.shutdown()
-                self.pool = None
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.pool is not None:
-            self.pool.shutdown(cancel_futures=True)
-
-    def map(self, function: Callable, lanes: Iterable) -> list:
-        """function(lane) for every lane. The first call of all compiles alone, so that nothing compiles twice."""
-        lanes = list(lanes)
-        if self.pool is None:
-            return [function(lane) for lane in lanes]
-        head = [] if self.compiled else [function(lanes[0])]
-        self.compiled = True
-        futures = [self.pool.submit(function, lane) for lane in lanes[len(head) :]]
-        return head + [future.result() for future in futures]
-
-
-def _settings() -> list:
-    return [getattr(jax.config, name, None) for name in sorted(jax.config.values)]
-
-
 def _observation_steps(run: Continuation, goal: int) -> np.ndarray:
-    """The steps after run.step, up to the goal, that are observed; step 0 too, once."""
+    """Return the observed steps after run.step up to the goal; step 0 is observed once, at the start."""
     if run.every is None:
         return np.asarray([goal] if run.step else [0, goal])
-    return np.asarray(_grid(run, goal) if run.step else [0, *_grid(run, goal)], dtype=int)
-
-
-def _grid(run: Continuation, goal: int) -> range:
-    every = run.every or 1
-    return range((run.step // every + 1) * every, goal + 1, every)
+    grid = range((run.step // run.every + 1) * run.every, goal + 1, run.every)
+    return np.asarray(grid if run.step else [0, *grid], dtype=int)
 
 
 def _spacing(due: np.ndarray) -> tuple[int, int]:
-    """The next observation and the distance from it to the ones after, as the engine wants them."""
+    """Return the next observed step and the distance between the ones after it, as `engine.advance` takes them."""
     if len(due) == 0:
         return engine.NEVER, 1
     if len(due) == 1:
@@ -306,7 +242,7 @@ def _spacing(due: np.ndarray) -> tuple[int, int]:
 
 
 def _as_init(function: str, params: PyTree | Callable) -> Callable:
-    """init(key) from params or from a function of a key. A module that holds arrays is params, callable or not."""
+    """Return init(key) from params or from a function of a key. A module that holds arrays is params."""
     arrays = any(eqx.is_array(leaf) for leaf in jax.tree.leaves(params))
     if callable(params) and not arrays:
         return params
@@ -324,79 +260,23 @@ class _Constant(eqx.Module):
         return self.params
 
 
-def _check_key(function: str, key: Any) -> Array:
-    if isinstance(key, int) and not isinstance(key, bool):
-        return jax.random.key(key)
-    if not isinstance(key, jax.Array):
-        raise TypeError(f"`{function}(key={key!r})`: give `key=jax.random.key(0)`, or a whole number.")
-    return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
-
-
-def _is_zero(value: Any) -> bool:
-    return validate.concrete(value) and float(value) == 0.0
-
-
-def _lane_width(asked: int | None, seeds: int, noise: AbstractNoise, params: PyTree, block: int) -> int:
-    if asked is not None:
-        return validate.positive_integer("lane_width", "lane_width", asked)
-    if device().platform == "cpu":
-        return LANE_WIDTH
-    one = jax.eval_shape(lambda: noise.randomness(jax.random.key(0), 1, params))
-    each = block * trees.floats_bytes(one) + 8 * trees.floats_bytes(params)
-    return min(2 ** math.ceil(math.log2(seeds)), _power_of_two(ACCELERATOR_LANE_BYTES // max(1, each)))
-
-
-def _power_of_two(number: int) -> int:
-    """The largest power of two up to `number`, at least 1."""
-    return 2 ** max(0, int(number).bit_length() - 1)
-
-
-def _stack(parts: list[PyTree]) -> PyTree:
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts) if len(parts) > 1 else parts[0]
-
-
-def _join(run: Continuation, lanes: list[PyTree], before: dict, continued: bool) -> dict[str, PyTree]:
-    """Lanes side by side as (seeds, times, ...), after what was observed before."""
-
-    def leaf(*parts: np.ndarray) -> np.ndarray:
-        if run.seeds is None:
-            return parts[0]
-        return np.moveaxis(np.concatenate(parts, axis=1)[:, : run.seeds], 0, 1)
-
-    looked, means = jax.tree.map(leaf, *lanes)
-    new = {**looked, **means}
-    if not continued:
-        return new
-    axis = 0 if run.seeds is None else 1
-    return jax.tree.map(lambda old, more: np.concatenate([old, more], axis=axis), before, new)
-
-
-def _trajectory(run: Continuation, interrupted: bool, clock: Literal["step", "time"]) -> Trajectory:
-    steps, observed = np.asarray(run.record[0], int), run.record[1]
-    died = [np.asarray(lane.died) for lane in run.lanes]
-    at = [
-        np.asarray(_first_nonfinite(run.rule, lane, run.block)) if np.any(gone < engine.NEVER) else gone
-        for lane, gone in zip(run.lanes, died, strict=True)
+def _trajectory(run: Continuation, interrupted: bool) -> Trajectory:
+    steps = np.asarray(run.record[0], int)
+    diverged_at = [
+        np.asarray(_first_nonfinite(run.spec, lane, run.block))
+        if np.any(np.asarray(lane.diverged_block) < engine.NEVER)
+        else np.asarray(lane.diverged_block)
+        for lane in run.lanes
     ]
-    if run.seeds is None:
-        params = run.lanes[0].params
-        gone, when = died[0], at[0]
-    else:
-        params = jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[: run.seeds], *[s.params for s in run.lanes])
-        gone, when = (np.concatenate(parts)[: run.seeds] for parts in (died, at))
-    diverged = np.asarray(gone < engine.NEVER)
-    diverged_at = np.where(diverged, when, -1)
-    if np.any(diverged):
-        after = diverged[..., None] & (steps >= diverged_at[..., None])
-        observed = jax.tree.map(lambda x: _blank(x, after), observed)
-    time_, slow = clocks(run.function, run.step_size, steps)
+    params, diverged, diverged_at, observed = gather(run.lanes, diverged_at, steps, run.record[1], run.seeds)
+    time_, slow_time = clocks(run.function, run.step_size, steps)
     facts = {
         "made_by": run.function,
-        "noise": type(run.rule.noise).__name__,
+        "noise": type(run.spec.noise).__name__,
         "step_size": None if callable(run.step_size) else run.step_size * run.substeps,
         "steps": run.step / run.substeps if run.substeps > 1 else run.step,
         "block": run.block,
-        "lane_width": run.wide,
+        "lane_width": run.lane_width,
         "seconds": run.seconds,
     }
     return Trajectory(
@@ -404,19 +284,12 @@ def _trajectory(run: Continuation, interrupted: bool, clock: Literal["step", "ti
         observed=observed,
         step=steps if run.substeps == 1 else steps / run.substeps,
         time=time_,
-        slow_time=slow * run.substeps,
+        slow_time=slow_time * run.substeps,
         diverged=diverged,
-        diverged_at=diverged_at if run.substeps == 1 else np.where(diverged, -(-when // run.substeps), -1),
+        diverged_at=np.where(diverged, -(-diverged_at // run.substeps), -1),
         seeds=run.seeds,
-        clock=clock,
+        clock=run.clock,
         interrupted=interrupted,
         facts=facts,
         continuation=run,
     )
-
-
-def _blank(values: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """NaN where `after` (seeds, times); whole numbers and flags become floats to hold it."""
-    values = values.astype(np.result_type(values, np.float32)) if values.dtype.kind not in "fc" else values.copy()
-    values[after] = np.nan
-    return values

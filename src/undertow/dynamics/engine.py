@@ -1,11 +1,11 @@
-"""The one long loop: blocks of pre-drawn randomness, steps between observations, a test for divergence a block.
+"""The loop of SGD: blocks of pre-drawn randomness, steps between observations, one test for divergence per block.
 
-`start` and `advance` are pure functions of arrays, to be jitted, vmapped and driven from outside. A *lane* is a fixed
-number of trajectories that advance together (leading axis of every array, `wide=True`), or a single one without that
-axis. All trajectories of a lane share the step counter, so the control flow never depends on a seed.
+`start` and `advance` are pure functions of arrays that can be jitted and vmapped. A *lane* is a fixed number of
+trajectories that advance together (the leading axis of every array), or a single trajectory without that axis. All
+trajectories of a lane share the step counter, so that the control flow does not depend on the seed.
 
-Trajectory i draws block b from fold_in(fold_in(key, i), b); blocks start at multiples of their length whatever
-happens, so a run can be cut anywhere and observed at any steps without a change of one bit.
+Trajectory i draws block b from fold_in(fold_in(key, i), b). Blocks start at multiples of their length, so that a run
+can be cut at any step and observed at any steps without changing a bit.
 """
 
 from collections.abc import Callable
@@ -20,10 +20,10 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 from undertow import _trees as trees
 from undertow.noise.base import AbstractNoise
 
-__all__ = ["NEVER", "Rule", "State", "advance", "averages", "block_length", "first_nonfinite", "seed_keys", "start"]
+__all__ = ["NEVER", "SGDSpec", "State", "advance", "averages", "block_length", "first_nonfinite", "seed_keys", "start"]
 
 NEVER = 2**30
-"""A step that is never reached: longer runs are refused."""
+"""A step that no run reaches: longer runs raise an error."""
 
 LONGEST_BLOCK = 1000
 BLOCK_BYTES = 2**20
@@ -31,9 +31,9 @@ BLOCK_BYTES = 2**20
 Observable = Callable[[PyTree], PyTree]
 
 
-class Rule(eqx.Module):
-    """What a step does: theta+ = (1 - 2 eta gamma) theta - eta g, or with momentum v+ = beta v + g + 2 gamma theta,
-    theta+ = theta - eta v. Numbers are arrays and traced; `momentum=None` is the rule without a velocity."""
+class SGDSpec(eqx.Module):
+    """One step of SGD: theta+ = (1 - eta lambda) theta - eta g, or with momentum v+ = beta v + g + lambda theta,
+    theta+ = theta - eta v. Numbers are traced arrays; `momentum=None` is SGD without a velocity."""
 
     noise: AbstractNoise
     step_size: Float[Array, ""] | Callable[[Array], Array]
@@ -41,53 +41,60 @@ class Rule(eqx.Module):
     weight_decay: Float[Array, ""]
     observe: dict[str, Observable]
     average: dict[str, Observable]
+    maximum: dict[str, Observable] = eqx.field(default_factory=dict)
+    """Functions of params whose largest value over all steps is kept in `State.maxima`."""
 
 
 class State(eqx.Module):
-    """One lane between two steps. `anchor` is the state at the start of the current block, to freeze or replay from."""
+    """One lane between two steps. `anchor` is the state at the start of the current block: diverged trajectories are
+    reset to it and replayed from it."""
 
     params: PyTree
     velocity: PyTree
     anchor: tuple[PyTree, PyTree]
     keys: Key[Array, ""] | Key[Array, " lane"]
     step: Int[Array, ""]
-    died: Int[Array, ""] | Int[Array, " lane"]
-    """The first step of the block in which a trajectory left the finite numbers; NEVER while it lives."""
+    diverged_block: Int[Array, ""] | Int[Array, " lane"]
+    """The first step of the block in which a trajectory became non-finite; NEVER while it is finite."""
     means: PyTree
     window: Int[Array, ""]
-    """How many steps the running `means` cover, since the last observation."""
+    """The number of steps that the running `means` cover, since the last observation."""
+    maxima: PyTree
+    """The largest values of `SGDSpec.maximum` after each step so far; NaN once one of them was NaN."""
 
 
 def block_length(noise: AbstractNoise, params: PyTree) -> int:
-    """Steps a block: LONGEST_BLOCK, or fewer where the randomness of a block would pass BLOCK_BYTES a trajectory."""
+    """Return the number of steps per block: LONGEST_BLOCK, or fewer where the randomness of a block would exceed
+    BLOCK_BYTES per trajectory."""
     one = jax.eval_shape(lambda: noise.randomness(jax.random.key(0), 1, params))
     return max(1, min(LONGEST_BLOCK, BLOCK_BYTES // max(1, trees.floats_bytes(one))))
 
 
 def seed_keys(key: Key[Array, ""], seeds: Int[Array, "..."]) -> Key[Array, "..."]:
-    """fold_in(key, i) for the seeds i, in their shape."""
+    """Return fold_in(key, i) for the seeds i, in their shape."""
     fold = lambda seed: jax.random.fold_in(key, seed)
     return jax.vmap(fold)(seeds) if seeds.ndim else fold(seeds)
 
 
-def start(rule: Rule, params: PyTree, keys: Key[Array, "..."]) -> State:
-    """The state at step 0; `wide` where `keys` has an axis."""
+def start(spec: SGDSpec, params: PyTree, keys: Key[Array, "..."]) -> State:
+    """Return the state at step 0: a lane where `keys` has an axis, else a single trajectory."""
     wide = keys.ndim > 0
-    velocity = None if rule.momentum is None else trees.zeros_like(params)
+    velocity = None if spec.momentum is None else trees.zeros_like(params)
     return State(
         params=params,
         velocity=velocity,
         anchor=(params, velocity),
         keys=keys,
         step=jnp.asarray(0, jnp.int32),
-        died=jnp.full(keys.shape, NEVER, jnp.int32),
-        means=_each(wide)(lambda p: averages(rule, p))(params),
+        diverged_block=jnp.full(keys.shape, NEVER, jnp.int32),
+        means=_each(wide)(lambda p: averages(spec, p))(params),
         window=jnp.asarray(0, jnp.int32),
+        maxima=jax.tree.map(lambda x: jnp.full_like(x, -jnp.inf), _each(wide)(lambda p: _maxima(spec, p))(params)),
     )
 
 
 def advance(
-    rule: Rule,
+    spec: SGDSpec,
     state: State,
     stop: Int[Array, ""],
     first: Int[Array, ""],
@@ -96,44 +103,33 @@ def advance(
     block: int,
     capacity: int,
 ) -> tuple[State, PyTree]:
-    """Runs from `state.step` to `stop`, observing at first, first + every, ...
+    """Run from `state.step` to `stop` and observe at the steps first, first + every, ...
 
-    Returns the new state and the observations, stacked on a leading axis of `capacity`, of which the first ones are
-    filled. There must be no more of them than `capacity`.
+    Returns the new state and the observations, stacked on a leading axis of length `capacity`, of which the first ones
+    are filled. There must be no more observations than `capacity`.
     """
     wide = state.keys.ndim > 0
     each = _each(wide)
-    step = _stepper(rule, wide)
-    look = each(lambda p: {name: f(p) for name, f in rule.observe.items()})
-    seen = jax.eval_shape(lambda s: (look(s.params), s.means), state)
-    buffer = jax.tree.map(lambda leaf: jnp.zeros((capacity + 1, *leaf.shape), leaf.dtype), seen)
+    observe = each(lambda p: {name: f(p) for name, f in spec.observe.items()})
+    shapes = jax.eval_shape(lambda s: (observe(s.params), s.means), state)
+    buffer = jax.tree.map(lambda leaf: jnp.zeros((capacity + 1, *leaf.shape), leaf.dtype), shapes)
+    run_steps = _segment_runner(spec, wide, block)
 
     def segment(carry: tuple, base: Array, high: Array, slices: PyTree, sizes: Array) -> tuple:
-        """Steps to the next observation or the end of the block, whichever comes first."""
-        position, params, velocity, means, window, buffer, index = carry
+        """Run to the next observation or to the end of the block, whichever comes first."""
+        position, moving, means, window, buffer, index = carry
         due = first + index * every
         target = jnp.minimum(due, high)
-
-        def one(j: Array, moving: tuple) -> tuple:
-            params, velocity, sums = moving
-            params, velocity = step(params, velocity, trees.take(slices, j), sizes[j] if sizes.ndim else sizes)
-            return params, velocity, trees.add(sums, each(lambda p: averages(rule, p))(params))
-
         length = target - position
-        params, velocity, sums = jax.lax.cond(
-            length == block,  # a loop of known length needs no test a step, which a small model feels
-            lambda moving: jax.lax.fori_loop(0, block, one, moving),
-            lambda moving: jax.lax.fori_loop(position - base, target - base, one, moving),
-            (params, velocity, trees.zeros_like(means)),
-        )
+        moving, sums = run_steps(moving, trees.zeros_like(means), position - base, target - base, slices, sizes)
         means, window = _extend(means, window, sums, length)
         observing = target == due
-        blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), seen)
-        values = jax.lax.cond(observing, lambda: (look(params), means), lambda: blank)
-        slot = jnp.where(observing, index, capacity)  # the last row takes what nobody asked for
+        blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        values = jax.lax.cond(observing, lambda: (observe(moving[0]), means), lambda: blank)
+        slot = jnp.where(observing, index, capacity)  # scratch row for steps that are not observed
         buffer = jax.tree.map(lambda b, v: b.at[slot].set(v), buffer, values)
         window = jnp.where(observing, 0, window)
-        return target, params, velocity, means, window, buffer, index + observing
+        return target, moving, means, window, buffer, index + observing
 
     def one_block(carry: tuple) -> tuple:
         state, buffer, index = carry
@@ -141,22 +137,21 @@ def advance(
         base = number * block
         high = jnp.minimum(stop, base + block)
         like = state.params if not wide else jax.tree.map(lambda leaf: leaf[0], state.params)
-        slices = _block_randomness(rule.noise, state.keys, number, block, like)
-        sizes = _step_sizes(rule, base, block)
-        fresh = state.step == base
+        slices = _block_randomness(spec.noise, state.keys, number, block, like)
+        sizes = _step_sizes(spec, base, block)
         now = (state.params, state.velocity)
-        anchor = jax.tree.map(lambda new, old: jnp.where(fresh, new, old), now, state.anchor)
-        position, params, velocity, means, window, buffer, index = jax.lax.while_loop(
+        anchor = jax.tree.map(lambda new, old: jnp.where(state.step == base, new, old), now, state.anchor)
+        position, (params, velocity, maxima), means, window, buffer, index = jax.lax.while_loop(
             lambda inner: inner[0] < high,
             lambda inner: segment(inner, base, high, slices, sizes),
-            (state.step, state.params, state.velocity, state.means, state.window, buffer, index),
+            (state.step, (*now, state.maxima), state.means, state.window, buffer, index),
         )
-        lives = (state.died == NEVER) & each(_finite)(params)
+        finite = (state.diverged_block == NEVER) & each(_finite)(params)
         params, velocity = jax.tree.map(
-            lambda new, old: jnp.where(_spread(lives, new), new, old), (params, velocity), anchor
+            lambda new, old: jnp.where(_spread(finite, new), new, old), (params, velocity), anchor
         )
-        died = jnp.where(lives, NEVER, jnp.minimum(state.died, base))
-        after = State(params, velocity, anchor, state.keys, position, died, means, window)
+        diverged_block = jnp.where(finite, NEVER, jnp.minimum(state.diverged_block, base))
+        after = State(params, velocity, anchor, state.keys, position, diverged_block, means, window, maxima)
         return after, buffer, index
 
     zero = jnp.asarray(0, jnp.int32)
@@ -164,14 +159,14 @@ def advance(
     return state, jax.tree.map(lambda leaf: leaf[:capacity], buffer)
 
 
-def first_nonfinite(rule: Rule, state: State, *, block: int) -> Int[Array, "..."]:
-    """The step after which each dead trajectory of the lane was no longer finite, by replaying its last block."""
+def first_nonfinite(spec: SGDSpec, state: State, *, block: int) -> Int[Array, "..."]:
+    """Return the step after which each diverged trajectory of a lane was not finite, by replaying its last block."""
     wide = state.keys.ndim > 0
 
-    def replay(anchor: tuple, key: Array, died: Array) -> Array:
-        step = _stepper(rule, wide=False)
-        slices = _block_randomness(rule.noise, key, died // block, block, anchor[0])
-        sizes = _step_sizes(rule, died, block)
+    def replay(anchor: tuple, key: Array, base: Array) -> Array:
+        step = _stepper(spec, wide=False)
+        slices = _block_randomness(spec.noise, key, base // block, block, anchor[0])
+        sizes = _step_sizes(spec, base, block)
 
         def one(j: Array, moving: tuple) -> tuple:
             params, velocity, survived = moving
@@ -180,39 +175,61 @@ def first_nonfinite(rule: Rule, state: State, *, block: int) -> Int[Array, "..."
 
         *_, survived = jax.lax.fori_loop(0, block, one, (*anchor, jnp.asarray(0, jnp.int32)))
         # rounding may differ from the run by an ulp: a replay that survives is put at the block's end
-        return died + jnp.minimum(survived + 1, block)
+        return base + jnp.minimum(survived + 1, block)
 
-    return _each(wide)(replay)(state.anchor, state.keys, state.died)
+    return _each(wide)(replay)(state.anchor, state.keys, state.diverged_block)
 
 
 def _each(wide: bool) -> Callable[[Callable], Callable]:
     return jax.vmap if wide else lambda function: function
 
 
-def _stepper(rule: Rule, wide: bool) -> Callable[[PyTree, PyTree, PyTree, Array], tuple[PyTree, PyTree]]:
-    gamma = rule.weight_decay
+def _segment_runner(spec: SGDSpec, wide: bool, block: int) -> Callable[..., tuple[tuple, PyTree]]:
+    """Return a function that runs the steps `begin` to `end` of a block and adds up the averages."""
+    each = _each(wide)
+    step = _stepper(spec, wide)
+
+    def run(moving: tuple, sums: PyTree, begin: Array, end: Array, slices: PyTree, sizes: Array) -> tuple:
+        def one(j: Array, carry: tuple) -> tuple:
+            (params, velocity, maxima), sums = carry
+            params, velocity = step(params, velocity, trees.take(slices, j), sizes[j] if sizes.ndim else sizes)
+            maxima = jax.tree.map(jnp.maximum, maxima, each(lambda p: _maxima(spec, p))(params))
+            return (params, velocity, maxima), trees.add(sums, each(lambda p: averages(spec, p))(params))
+
+        return jax.lax.cond(
+            end - begin == block,  # a loop of known length has no test per step, which matters for small models
+            lambda carry: jax.lax.fori_loop(0, block, one, carry),
+            lambda carry: jax.lax.fori_loop(begin, end, one, carry),
+            (moving, sums),
+        )
+
+    return run
+
+
+def _stepper(spec: SGDSpec, wide: bool) -> Callable[[PyTree, PyTree, PyTree, Array], tuple[PyTree, PyTree]]:
+    decay = spec.weight_decay
 
     def plain(params: PyTree, slice: PyTree, eta: Array) -> PyTree:
-        g = rule.noise.gradient(params, slice)
-        kept = 1 - 2 * eta * gamma
+        g = spec.noise.gradient(params, slice)
+        kept = 1 - eta * decay
         return jax.tree.map(lambda p, d: kept.astype(p.dtype) * p - eta.astype(p.dtype) * d, params, g)
 
     def heavy_ball(beta: Array, params: PyTree, velocity: PyTree, slice: PyTree, eta: Array) -> tuple[PyTree, PyTree]:
-        g = rule.noise.gradient(params, slice)
+        g = spec.noise.gradient(params, slice)
         velocity = jax.tree.map(
-            lambda v, d, p: beta.astype(p.dtype) * v + d + (2 * gamma).astype(p.dtype) * p, velocity, g, params
+            lambda v, d, p: beta.astype(p.dtype) * v + d + decay.astype(p.dtype) * p, velocity, g, params
         )
         return jax.tree.map(lambda p, v: p - eta.astype(p.dtype) * v, params, velocity), velocity
 
-    if rule.momentum is None:
+    if spec.momentum is None:
         many = jax.vmap(plain, in_axes=(0, 0, None)) if wide else plain
         return lambda params, velocity, drawn, eta: (many(params, drawn, eta), velocity)
-    with_velocity = partial(heavy_ball, rule.momentum)
+    with_velocity = partial(heavy_ball, spec.momentum)
     return jax.vmap(with_velocity, in_axes=(0, 0, 0, None)) if wide else with_velocity
 
 
 def _block_randomness(noise: AbstractNoise, keys: Array, number: Array, block: int, like: PyTree) -> PyTree:
-    """Slices with leading axes (block,) or (block, lane)."""
+    """Return slices with leading axes (block,) or (block, lane)."""
 
     def draw(key: Array) -> PyTree:
         return noise.randomness(jax.random.fold_in(key, number), block, like)
@@ -220,21 +237,28 @@ def _block_randomness(noise: AbstractNoise, keys: Array, number: Array, block: i
     return jax.vmap(draw, out_axes=1)(keys) if keys.ndim else draw(keys)
 
 
-def _step_sizes(rule: Rule, base: Array, block: int) -> Float[Array, ""] | Float[Array, " block"]:
-    if not callable(rule.step_size):
-        return rule.step_size
-    sizes = jax.vmap(rule.step_size)(base + jnp.arange(block, dtype=jnp.int32))
+def _step_sizes(spec: SGDSpec, base: Array, block: int) -> Float[Array, ""] | Float[Array, " block"]:
+    if not callable(spec.step_size):
+        return spec.step_size
+    sizes = jax.vmap(spec.step_size)(base + jnp.arange(block, dtype=jnp.int32))
     return jnp.asarray(sizes, jnp.result_type(float))
 
 
-def averages(rule: Rule, params: PyTree) -> PyTree:
-    """What the running means are of, as floats."""
-    values = {name: f(params) for name, f in rule.average.items()}
+def averages(spec: SGDSpec, params: PyTree) -> PyTree:
+    """Return the values of `spec.average` as floats."""
+    return _floats({name: f(params) for name, f in spec.average.items()})
+
+
+def _maxima(spec: SGDSpec, params: PyTree) -> PyTree:
+    return _floats({name: f(params) for name, f in spec.maximum.items()})
+
+
+def _floats(values: PyTree) -> PyTree:
     return jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.result_type(x, jnp.float32)), values)
 
 
 def _extend(means: PyTree, window: Array, sums: PyTree, length: Array) -> tuple[PyTree, Array]:
-    """Joins the mean of `window` steps with the sum of `length` more."""
+    """Combine the mean of `window` steps with the sum of `length` more steps."""
     total = window + length
 
     def joined(mean: Array, summed: Array) -> Array:
@@ -250,5 +274,5 @@ def _finite(params: PyTree) -> Any:
 
 
 def _spread(flags: Array, leaf: Array) -> Array:
-    """One flag a trajectory, shaped to select whole entries of `leaf`."""
+    """Reshape one flag per trajectory so that it selects whole entries of `leaf`."""
     return flags.reshape(flags.shape + (1,) * (leaf.ndim - flags.ndim))

@@ -1,4 +1,4 @@
-"""Phi: where gradient flow ends."""
+"""Phi, the limit of gradient flow."""
 
 from typing import Any
 
@@ -19,20 +19,20 @@ __all__ = ["settle"]
 
 POWER_STEPS = 60
 DEEPEST_SADDLE = 1e-4
-"""How negative the lowest curvature may be, relative to the largest, before an end counts as a saddle."""
+"""The most negative curvature of a minimum, relative to the largest curvature; below it, the end is a saddle."""
 
 LONGEST_JUMP = 1e-3
-"""How far, relative to 1 + |params|, the linear end of the flow may be jumped; the error is its square."""
+"""The longest Newton step, relative to 1 + |params|, at the linear end of the flow; the error is its square."""
 
 
 def settle(
     problem: AbstractProblem, params: PyTree, *, tolerance: Number | None = None, max_steps: int = 100_000
 ) -> PyTree:
-    """Phi(params): the limit of d theta/dt = -grad L(theta) from params.
+    """Return Phi(params): the limit of d theta/dt = -grad L(theta) from params.
 
-    An adaptive Runge-Kutta method follows the flow until it is linear, Newton's method (matrix-free) goes the rest of
-    the way along the normal directions. It ends where |grad L| <= `tolerance` (None: 1e-9 in double precision, 1e-4 in
-    single). A flow that does not get there within `max_steps` steps is an error, not a silent answer.
+    An adaptive Runge-Kutta method follows the flow until it is linear. Newton's method (matrix-free) then moves along
+    the normal directions to |grad L| <= `tolerance` (None: 1e-9 in double precision, 1e-4 in single). A flow that does
+    not reach it within `max_steps` steps raises an error.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
@@ -77,7 +77,7 @@ def settle(
 def _phi(
     problem: AbstractProblem, params: PyTree, tolerance: Float[Array, ""], max_steps: int
 ) -> tuple[PyTree, Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
-    """The end of the flow, the gradient norm there, how far the last part was jumped, and the lowest curvature."""
+    """Return the end of the flow, the gradient norm there, the length of the Newton steps and the lowest curvature."""
     dtype = jax.tree.leaves(params)[0].dtype
     handover = jnp.sqrt(tolerance) * 0.03
     # a step's error shows in the gradient times the largest curvature: keep it well below the handover
@@ -91,7 +91,7 @@ def _phi(
 
 
 def _lowest_curvature(problem: AbstractProblem, params: PyTree) -> Float[Array, ""]:
-    """The smallest eigenvalue of the Hessian over the largest in size."""
+    """Return the smallest eigenvalue of the Hessian over the largest in absolute value."""
     product = lambda v: jax.jvp(problem.gradient, (params,), (v,))[1]
     largest = jnp.abs(_strongest(product, params)) + 1e-30
     shifted = _strongest(lambda v: trees.subtract(trees.scale(1.05 * largest, v), product(v)), params)
@@ -99,7 +99,7 @@ def _lowest_curvature(problem: AbstractProblem, params: PyTree) -> Float[Array, 
 
 
 def _strongest(apply: Any, like: PyTree) -> Float[Array, ""]:
-    """The eigenvalue of the largest size of a symmetric operator, by power iteration from a fixed start."""
+    """Return the eigenvalue of largest absolute value of a symmetric operator, by power iteration."""
 
     def step(_: Any, v: PyTree) -> PyTree:
         w = apply(v)
@@ -117,7 +117,7 @@ def _norm(vector: PyTree) -> Float[Array, ""]:
 def _flow(
     problem: AbstractProblem, params: PyTree, target: Float[Array, ""], error: Float[Array, ""], max_steps: int
 ) -> PyTree:
-    """Gradient flow until |grad L| <= target, or max_steps."""
+    """Follow gradient flow until |grad L| <= target, or max_steps."""
 
     def arrived(t: Any, y: PyTree, args: Any, **_: Any) -> Any:
         return _norm(problem.gradient(y)) <= target
@@ -139,9 +139,9 @@ def _flow(
 
 
 def _newton(problem: AbstractProblem, params: PyTree, tolerance: Float[Array, ""]) -> PyTree:
-    """x - H^+ grad L, a few times: the rest of the flow from a point where it is linear.
+    """Take a few steps x - H^+ grad L, which replace the rest of the flow from a point where it is linear.
 
-    To first order gradient flow from x ends at x - H^+ grad L; what is left out is quadratic in the jump.
+    To first order gradient flow from x ends at x - H^+ grad L; the error is quadratic in the step.
     """
 
     def refine(state: tuple[PyTree, Array]) -> tuple[PyTree, Array]:
@@ -150,14 +150,14 @@ def _newton(problem: AbstractProblem, params: PyTree, tolerance: Float[Array, ""
 
     def going(state: tuple[PyTree, Array]) -> Array:
         x, count = state
-        # twice at least: on the manifold the steps are zero, but their derivative is what makes dPhi the projector
+        # at least two steps: on the manifold they are zero, but their derivative makes dPhi the projector
         return (count < 2) | ((_norm(problem.gradient(x)) > tolerance) & (count < 8))
 
     return jax.lax.while_loop(going, refine, (params, jnp.asarray(0)))[0]
 
 
 def _normal_step(problem: AbstractProblem, x: PyTree) -> PyTree:
-    """H^+ grad L by conjugate gradients, kept out of the tangent directions.
+    """Return H^+ grad L by conjugate gradients, without the tangent directions.
 
     Near the manifold H has small eigenvalues of either sign along it, of the size of the distance, and inverting them
     would move the point along the manifold as far as it is away from it. For least squares with zero residuals the
@@ -185,7 +185,7 @@ def _normal_step(problem: AbstractProblem, x: PyTree) -> PyTree:
     def least_squares() -> PyTree:
         return jax.scipy.sparse.linalg.cg(gauss_newton(x), gradient, tol=accuracy, maxiter=most)[0]
 
-    # residuals that are not zero add sum_i r_i f_i''/n to the Hessian: seen in a direction drawn at random
+    # residuals that are not zero add sum_i r_i f_i''/n to the Hessian: tested along a random direction
     v = trees.standard_normal(jax.random.key(1), still)
     expected = gauss_newton(still)(v)
     rest = _norm(trees.subtract(hessian_there(v), expected))

@@ -14,16 +14,16 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
-from undertow._validate import Number
+from undertow._validate import KeyLike, Number
 from undertow.manifold.drift import Parts, covariance_parts
 from undertow.manifold.geometry import Frame, row_route
 from undertow.manifold.label import label_amount, label_drift
 from undertow.manifold.minimum import frame_of_minimum, refuse_distance
-from undertow.manifold.paths import Look, diffuse, diffuse_many, flow
+from undertow.manifold.paths import Recorder, diffuse, diffuse_many, flow
 from undertow.manifold.smoothness import kinks
 from undertow.noise.base import AbstractNoise
 from undertow.problem import AbstractProblem, Population, Regression
@@ -46,7 +46,7 @@ class Limit(eqx.Module):
     >>> # u v = 1: label noise moves along the hyperbola to where the Hessian's trace u^2 + v^2 is least, u = v = 1
     >>> task = ut.Regression(lambda p, x: p[0] * p[1] * x, jnp.array([1.0]), jnp.array([1.0]))
     >>> limit = ut.Limit(ut.LabelNoise(task, strength=1.0))
-    >>> path = limit.solve(jnp.array([2.0, 0.5]), time=20.0, observe={"p": lambda p: p})
+    >>> path = limit.solve(jnp.array([2.0, 0.5]), slow_time=20.0, observe={"p": lambda p: p})
     >>> print(path.observed["p"][-1].round(3), path.slow_time[-1])
     [1. 1.] 20.0
     """
@@ -100,36 +100,37 @@ class Limit(eqx.Module):
         _refuse_unstable(function, eta, frame)
         return Parts(*(frame.unravel(part) for part in _halved_parts(self.noise, frame, eta)))
 
+    @validate.renamed_arguments("Limit.solve", time="slow_time", looks="num_saves")
     def solve(
         self,
         params: PyTree,
         *,
-        time: Number,
-        key: Key[Array, ""] | None = None,
+        slow_time: Number,
+        key: KeyLike | None = None,
         observe: dict[str, Callable[[PyTree], PyTree]] | None = None,
         seeds: int | None = None,
         finite_step: Number | None = None,
-        looks: int = 20,
+        num_saves: int = 20,
         steps: int = 2000,
         tolerance: float = 1e-6,
     ) -> Trajectory:
-        """Solves the limiting diffusion from a point of the manifold up to slow time `time`.
+        """Solves the limiting diffusion from a point of the manifold up to `slow_time`.
 
         A flow (no tangent noise) takes adaptive Runge-Kutta steps of relative and absolute error `tolerance`, a
         diffusion at least `steps` Euler steps, and shorter ones where the smallest curvature across the manifold
-        changes fast; each step ends with a Newton step back to the manifold. `observe` is recorded at 0 and at `looks`
-        equal intervals, and so is "distance", how far off the manifold the solution is. A diffusion needs a `key`, and
-        `seeds` makes an ensemble of it.
+        changes fast; each step ends with a Newton step back to the manifold. `observe` is recorded at 0 and
+        after each of `num_saves` equal intervals, and so is "distance", how far off the manifold the solution is.
+        A diffusion needs a `key`, and `seeds` makes an ensemble of it.
 
         The limit ends where the Hessian loses rank, for instance where two manifolds cross. A flow that reaches such a
-        point before `time` raises an error. A run of a diffusion stops there: `diverged` marks it, `diverged_at` is the
-        slow time at which it stopped (-1 for the other runs), its observations are NaN from then on, its `params` are
-        those at which it stopped, and a warning gives the number of such runs.
+        point before `slow_time` raises an error. A run of a diffusion stops there: `diverged` marks it, `diverged_at`
+        is the slow time at which it stopped (-1 for the other runs), its observations are NaN from then on, its
+        `params` are those at which it stopped, and a warning gives the number of such runs.
         """
         problem = self.noise.problem
         validate.params_of_floats("Limit.solve", params)
-        validate.finite_number("Limit.solve", "time", time)
-        looks = validate.positive_integer("Limit.solve", "looks", looks)
+        validate.finite_number("Limit.solve", "slow_time", slow_time)
+        num_saves = validate.positive_integer("Limit.solve", "num_saves", num_saves)
         steps = validate.positive_integer("Limit.solve", "steps", steps)
         eta = _finite_step(finite_step)
         _refuse_kinks(self, params)
@@ -144,15 +145,15 @@ class Limit(eqx.Module):
                 UserWarning,
                 stacklevel=2,
             )
-        times = np.linspace(0.0, float(time), looks + 1)
+        times = np.linspace(0.0, float(slow_time), num_saves + 1)
         gaps = jnp.asarray(np.diff(times))
         rank = int(frame.rank)
-        look = Look(observe, problem, jnp.max(frame.curvature), rank, frame.least_squares, frame.unravel)
+        recorder = Recorder(observe, problem, jnp.max(frame.curvature), rank, frame.least_squares, frame.unravel)
         if motion == "diffusion":
-            ends, seen, lost = self._diffusion(frame, gaps, key, seeds, eta, look, steps)
+            ends, seen, lost = self._diffusion(frame, gaps, key, seeds, eta, recorder, steps)
         else:
-            ends, seen, lost = flow(self.noise, frame, gaps, eta, look, jnp.asarray(tolerance))
-            _refuse_tangent_noise(self.noise, frame, look.frame_of(ends), motion)
+            ends, seen, lost = flow(self.noise, frame, gaps, eta, recorder, jnp.asarray(tolerance))
+            _refuse_tangent_noise(self.noise, frame, recorder.frame_of(ends), motion)
             if seeds is not None:
                 repeat = lambda x: jnp.broadcast_to(x[None], (seeds, *x.shape))
                 ends, seen, lost = jax.tree.map(repeat, (ends, seen, lost))
@@ -177,15 +178,16 @@ class Limit(eqx.Module):
         )
 
     def _diffusion(
-        self, frame: Frame, gaps: Array, key: Any, seeds: int | None, eta: Any, look: Look, steps: int
+        self, frame: Frame, gaps: Array, key: Any, seeds: int | None, eta: Any, recorder: Recorder, steps: int
     ) -> tuple[Array, PyTree, Array]:
         if key is None:
             raise ValueError("`Limit.solve`: the noise has a tangent part, so the limit is a diffusion; give `key=`.")
+        key = validate.as_key("Limit.solve", key)
         if seeds is None:
-            return diffuse(self.noise, frame, key, gaps, eta, look, steps)
+            return diffuse(self.noise, frame, key, gaps, eta, recorder, steps)
         seeds = validate.positive_integer("Limit.solve", "seeds", seeds)
         keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(seeds))
-        return diffuse_many(self.noise, frame, keys, gaps, eta, look, steps)
+        return diffuse_many(self.noise, frame, keys, gaps, eta, recorder, steps)
 
 
 def _say_lost(lost: np.ndarray, rank: int, motion: str) -> None:

@@ -20,7 +20,7 @@ from undertow.manifold.minimum import third
 from undertow.noise.base import AbstractNoise
 from undertow.problem import Regression
 
-__all__ = ["Look", "diffuse", "diffuse_many", "flow"]
+__all__ = ["Recorder", "diffuse", "diffuse_many", "flow"]
 
 TABLEAU = diffrax.Tsit5.tableau
 
@@ -37,10 +37,10 @@ ASTRAY = 1e-2
 """How far off the manifold a solution may be, relative to 1 + |params|."""
 
 MOST_STEPS = 20_000
-"""The most Euler steps between two looks, beyond those that were asked for."""
+"""The most Euler steps between two saves, beyond those that were asked for."""
 
 
-class Look(eqx.Module):
+class Recorder(eqx.Module):
     """What is recorded of a point, and whether the limit still holds there."""
 
     observe: dict[str, Callable]
@@ -80,20 +80,20 @@ class Look(eqx.Module):
 
 
 def _velocity(
-    noise: AbstractNoise, start: Frame, eta: Any, look: Look
+    noise: AbstractNoise, start: Frame, eta: Any, recorder: Recorder
 ) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
     """The tangent drift at a flat point near the manifold, and the step back to the manifold from there."""
     problem, unravel = noise.problem, start.unravel
     amount = label_amount(noise.covariance(unravel(start.point)), problem)
-    plain = isinstance(problem, Regression) and start.least_squares and look.rank == problem.targets.size
+    plain = isinstance(problem, Regression) and start.least_squares and recorder.rank == problem.targets.size
     if plain and amount is not None and isinstance(eta, float):  # zero residuals, independent rows of J
         return (
             lambda x: label_drift(problem, x, unravel, amount)[0],
             lambda x: label_return(problem, x, unravel),
         )
     return (
-        lambda x: _tangent_drift(noise, look.frame(x), eta),
-        lambda x: _return(noise, look.frame(x)),
+        lambda x: _tangent_drift(noise, recorder.frame(x), eta),
+        lambda x: _return(noise, recorder.frame(x)),
     )
 
 
@@ -109,13 +109,13 @@ def _return(noise: AbstractNoise, frame: Frame) -> Array:
 
 @eqx.filter_jit
 def flow(
-    noise: AbstractNoise, frame: Frame, gaps: Array, eta: Any, look: Look, tolerance: Array
+    noise: AbstractNoise, frame: Frame, gaps: Array, eta: Any, recorder: Recorder, tolerance: Array
 ) -> tuple[Array, PyTree, Array]:
-    """Adaptive Tsit5 steps with a retraction after each, looked at after every gap.
+    """Adaptive Tsit5 steps with a retraction after each, with a save after every gap.
 
-    Returns the end, what was seen, and the time of the first look at which the rank was lost (inf: at none).
+    Returns the end, what was seen, and the time of the first save at which the rank was lost (inf: at none).
     """
-    drift, back = _velocity(noise, frame, eta, look)
+    drift, back = _velocity(noise, frame, eta, recorder)
     lower = [jnp.asarray(row) for row in TABLEAU.a_lower]
     solution, defect = jnp.asarray(TABLEAU.b_sol), jnp.asarray(TABLEAU.b_error)
 
@@ -148,18 +148,18 @@ def flow(
 
         x, t, dt, _ = jax.lax.while_loop(going, step, (x, jnp.zeros_like(gap), dt, 0))
         x = jnp.where(t >= gap * (1 - 1e-12), x, jnp.nan)  # too stiff: NaN rather than a wrong answer
-        return (x, dt), look(x, FLATTEST_OF_FLOW)
+        return (x, dt), recorder(x, FLATTEST_OF_FLOW)
 
     x = back(frame.point)
     first = 0.01 * (1 + jnp.linalg.norm(x)) / (jnp.linalg.norm(drift(x)) + 1e-12)
     begin = (x, jnp.minimum(first, gaps[0]).astype(x.dtype))
     (end, _), (seen, kept) = jax.lax.scan(between, begin, gaps.astype(x.dtype))
     lost = jnp.min(jnp.where(kept, jnp.inf, jnp.cumsum(gaps)))
-    return end, _with_start(look(x, FLATTEST_OF_FLOW)[0], seen), lost
+    return end, _with_start(recorder(x, FLATTEST_OF_FLOW)[0], seen), lost
 
 
 def _diffuse(
-    noise: AbstractNoise, start: Frame, key: Array, gaps: Array, eta: Any, look: Look, steps: int
+    noise: AbstractNoise, start: Frame, key: Array, gaps: Array, eta: Any, recorder: Recorder, steps: int
 ) -> tuple[Array, PyTree, Array]:
     """Euler steps: a tangent increment, the tangent drift, then back; the way back supplies the curvature term.
 
@@ -188,20 +188,20 @@ def _diffuse(
 
         def step(state: tuple) -> tuple:
             x, t, count, lost = state
-            here = look.frame(x)
-            covariance = noise.covariance(look.unravel(x))
+            here = recorder.frame(x)
+            covariance = noise.covariance(recorder.unravel(x))
             drift = _tangent_drift(noise, here, eta)
             dt = jnp.minimum(jnp.minimum(longest, gap - t), shortest(here, covariance, drift))
             jolt = here.project(trees.ravel(covariance.gaussian(jax.random.fold_in(k, count))))
             moved = x + jolt * jnp.sqrt(dt) + drift * dt
             for _ in range(2):
-                moved = _return(noise, look.frame(moved))
-            good = look.holds(here, FLATTEST) & jnp.all(jnp.isfinite(moved))
+                moved = _return(noise, recorder.frame(moved))
+            good = recorder.holds(here, FLATTEST) & jnp.all(jnp.isfinite(moved))
             return jnp.where(good, moved, x), t + dt, count + 1, jnp.where(good, lost, began + t)
 
         x, lost = carry
         x, t, _, lost = jax.lax.while_loop(going, step, (x, jnp.zeros_like(gap), 0, lost))
-        seen, kept = look(x, FLATTEST)
+        seen, kept = recorder(x, FLATTEST)
         arrived = kept & (t >= gap * (1 - 1e-6))
         return (x, jnp.where(arrived, lost, jnp.minimum(lost, began + t))), seen
 
@@ -210,7 +210,7 @@ def _diffuse(
     began = jnp.concatenate([jnp.zeros(1, x.dtype), jnp.cumsum(gaps)[:-1]])
     begin = (x, jnp.asarray(jnp.inf, x.dtype))
     (end, lost), seen = jax.lax.scan(between, begin, (gaps, began, jax.random.split(key, gaps.shape[0])))
-    return end, _with_start(look(x, FLATTEST)[0], seen), lost
+    return end, _with_start(recorder(x, FLATTEST)[0], seen), lost
 
 
 def _with_start(first: PyTree, rest: PyTree) -> PyTree:
@@ -222,7 +222,7 @@ diffuse = eqx.filter_jit(_diffuse)
 
 @eqx.filter_jit
 def diffuse_many(
-    noise: AbstractNoise, start: Frame, keys: Array, gaps: Array, eta: Any, look: Look, steps: int
+    noise: AbstractNoise, start: Frame, keys: Array, gaps: Array, eta: Any, recorder: Recorder, steps: int
 ) -> tuple[Array, PyTree, Array]:
     """The same for many keys."""
-    return jax.vmap(lambda k: _diffuse(noise, start, k, gaps, eta, look, steps))(keys)
+    return jax.vmap(lambda k: _diffuse(noise, start, k, gaps, eta, recorder, steps))(keys)

@@ -1,4 +1,4 @@
-"""Where the noise comes from: one file a noise."""
+"""Noises: stochastic gradients of a problem, one module per kind."""
 
 from undertow.noise.additive import Additive
 from undertow.noise.base import AbstractNoise

@@ -1,4 +1,4 @@
-"""Additive noise: the full gradient plus a Gaussian with any factor that may depend on params."""
+"""Additive noise: the full gradient plus a Gaussian whose factor may depend on params."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from jaxtyping import Array, Key, PyTree
 from undertow import _trees as trees
 from undertow.covariance import Factored
 from undertow.noise.base import AbstractNoise, normals, normals_now
-from undertow.noise.isotropic import refuse_population
+from undertow.noise.isotropic import check_full_gradient
 from undertow.problem import AbstractProblem
 
 __all__ = ["Additive", "noiseless"]
@@ -32,7 +32,7 @@ class Additive(AbstractNoise):
     factor: Callable[[PyTree], PyTree]
 
     def __init__(self, problem: AbstractProblem, factor: Callable[[PyTree], PyTree]):
-        refuse_population("Additive", problem)
+        check_full_gradient("Additive", problem)
         if not callable(factor):
             raise TypeError(
                 f"`Additive(factor={type(factor).__name__})`: `factor` is a function of params; "
@@ -42,22 +42,22 @@ class Additive(AbstractNoise):
         self.factor = factor
 
     def randomness(self, key: Key[Array, ""], count: int, like: PyTree = None) -> PyTree:
-        return normals(key, count, None if like is None else self._white(like))
+        return normals(key, count, None if like is None else self._normal_structure(like))
 
     def gradient(self, params: PyTree, slice: PyTree) -> PyTree:
-        disturbance = trees.columns(self.factor(params), normals_now(slice, self._white(params)))
+        disturbance = trees.columns(self.factor(params), normals_now(slice, self._normal_structure(params)))
         return trees.add(self.problem.gradient(params), disturbance)
 
     def covariance(self, params: PyTree) -> Factored:
-        self._white(params)
+        self._normal_structure(params)
         return Factored(self.factor(params))
 
     def check(self, params: PyTree) -> None:
         self.problem.check(params)
-        self._white(params)
+        self._normal_structure(params)
 
-    def _white(self, params: PyTree) -> jax.ShapeDtypeStruct:
-        """The shape of the k normals of a draw, after checking the factor's own."""
+    def _normal_structure(self, params: PyTree) -> jax.ShapeDtypeStruct:
+        """Return the shape of the k normals of a draw, after checking the shape of the factor."""
         factor = jax.eval_shape(self.factor, params)
         expected = jax.tree.structure(params)
         if jax.tree.structure(factor) != expected:
@@ -79,7 +79,7 @@ class Additive(AbstractNoise):
 
 
 def noiseless(problem: AbstractProblem) -> Additive:
-    """Gradient descent as a noise: one number is drawn a step, and multiplied by zero.
+    """Return gradient descent as a noise: one number is drawn per step and multiplied by zero.
 
     >>> import jax, jax.numpy as jnp
     >>> import undertow as ut

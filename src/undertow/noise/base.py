@@ -1,4 +1,4 @@
-"""The abstract noise: randomness that can be drawn in blocks, a gradient for one slice of it, and a covariance."""
+"""The protocol of a noise: randomness drawn in blocks, the gradient for one slice of it, and a covariance."""
 
 from abc import abstractmethod
 from typing import Any
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
 from undertow import _trees as trees
+from undertow._validate import KeyLike, as_key
 from undertow.covariance import AbstractCovariance
 from undertow.problem import AbstractProblem
 
@@ -18,52 +19,53 @@ __all__ = ["AbstractNoise", "normals", "normals_now"]
 class AbstractNoise(eqx.Module):
     """A stochastic gradient of `problem`.
 
-    Whoever writes a new one gives three methods: `randomness`, `gradient` and `covariance`. It then has the
-    simulation, the SDE, the limit, the Noether flow and the equilibrium.
+    A new noise defines three methods: `randomness`, `gradient` and `covariance`. The simulation, the SDE, the limit,
+    the Noether flow and the equilibrium then work for it.
     """
 
     problem: eqx.AbstractVar[AbstractProblem]
 
     @abstractmethod
     def randomness(self, key: Key[Array, ""], count: int, like: PyTree = None) -> PyTree:
-        """Everything random about `count` draws, free of params, with a leading axis `count`: one call a block.
+        """Return the randomness of `count` draws, independent of params, on a leading axis: one call per block.
 
-        `like` has the shapes of params. A noise that needs one number a parameter returns keys without it, and the
-        same numbers that `gradient` would draw from those keys with it.
+        `like` has the shapes of params. A noise that needs one number per parameter returns keys when `like` is None,
+        and otherwise the numbers that `gradient` would draw from those keys.
         """
 
     @abstractmethod
     def gradient(self, params: PyTree, slice: PyTree) -> PyTree:
-        """The stochastic gradient at params for one slice of the randomness."""
+        """Return the stochastic gradient at params for one slice of the randomness."""
 
     @abstractmethod
     def covariance(self, params: PyTree) -> AbstractCovariance:
-        """The covariance of one draw at params, batch size included."""
+        """Return the covariance of one draw at params, batch size included."""
 
     def mean(self, params: PyTree) -> PyTree:
-        """The expected draw: the gradient of the problem."""
+        """Return the expected draw: the gradient of the problem."""
         return self.problem.gradient(params)
 
-    def draw(self, key: Key[Array, ""], params: PyTree) -> PyTree:
-        """One stochastic gradient."""
+    def draw(self, key: KeyLike, params: PyTree) -> PyTree:
+        """Return one stochastic gradient at params."""
+        key = as_key(f"{type(self).__name__}.draw", key)
         return self.gradient(params, trees.take(self.randomness(key, 1, params), 0))
 
     def check(self, params: PyTree) -> None:
-        """Refuses params the noise or its problem cannot work with."""
+        """Raise for params that the noise or its problem cannot use."""
         self.problem.check(params)
 
     def check_step_size(self, step_size: float) -> None:
-        """Warns before a run whose largest step is known to be too large for this noise."""
+        """Warn where a step size is known to be too large for this noise."""
 
 
 def normals(key: Key[Array, ""], count: int, like: PyTree) -> PyTree:
-    """`count` draws of standard normals shaped like `like`; without it, the keys to draw them from."""
+    """Return `count` draws of standard normals shaped like `like`; without it, the keys to draw them from."""
     keys = jax.random.split(key, count)
     return keys if like is None else jax.vmap(lambda k: trees.standard_normal(k, like))(keys)
 
 
 def normals_now(slice: PyTree, like: PyTree) -> PyTree:
-    """One slice of `normals`, drawn now if it is still a key."""
+    """Return one slice of `normals`, drawn now if it is a key."""
     return trees.standard_normal(slice, like) if _is_key(slice) else slice
 
 

@@ -1,4 +1,4 @@
-"""HeteroSGD: every batch comes from one environment."""
+"""HeteroSGD: every batch is drawn from one environment."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, Key, PyTree
 
 from undertow import _chunks as chunks
 from undertow import _trees as trees
-from undertow._validate import group_labels, group_shares, positive_integer
+from undertow._validate import RenamedAttribute, group_labels, group_shares, positive_integer, renamed_arguments
 from undertow.covariance import AbstractCovariance, Factored, SampleCovariance, Sum
 from undertow.noise import sampling
 from undertow.noise.base import AbstractNoise
@@ -22,11 +22,11 @@ __all__ = ["Environments"]
 
 
 class Environments(AbstractNoise):
-    """One environment a step (HeteroSGD): e ~ weights, then the mean gradient over e, or over `size` samples of it.
+    """HeteroSGD: each step draws an environment e ~ weights and takes the mean gradient over e or over a batch of it.
 
     **Arguments:** `groups` gives every sample's environment, whole numbers 0..k-1; `weights` the probability of each
-    environment (None: in proportion to its samples, so that the mean gradient is the gradient of `problem`); `size`
-    the batch drawn with replacement inside the environment (None: the whole environment).
+    environment (None: in proportion to its samples, so that the mean gradient is the gradient of `problem`);
+    `batch_size` the number of samples drawn with replacement inside the environment (None: the whole environment).
 
     `.problem` is the loss whose gradient the draws have on average, sum_e w_e L_e. `.pooled()` is the same problem
     with batches that mix the environments. Covariance = between environments + within them.
@@ -44,23 +44,25 @@ class Environments(AbstractNoise):
     weights: Float[Array, " environments"]
     members: Int[Array, "environments largest"]
     sizes: Int[Array, " environments"]
-    size: int | None = eqx.field(static=True)
+    batch_size: int | None = eqx.field(static=True)
+    size = RenamedAttribute("batch_size")
 
+    @renamed_arguments("Environments", size="batch_size")
     def __init__(
         self,
         problem: AbstractSampled,
         groups: Any,
         weights: Any = None,
-        size: int | None = None,
+        batch_size: int | None = None,
     ):
         if not isinstance(problem, AbstractSampled):
             raise TypeError(f"`Environments`: a {type(problem).__name__} has no samples to group; give a Problem.")
         if problem.weights is not None:
             raise ValueError("`Environments`: the problem is reweighted already; give the plain one and `weights=`.")
         labels, counts = _labels(groups, problem.size)
-        if size is not None:
-            size = positive_integer("Environments", "size", size)
-        self.size = size
+        if batch_size is not None:
+            batch_size = positive_integer("Environments", "batch_size", batch_size)
+        self.batch_size = batch_size
         self.groups = jnp.asarray(labels, jnp.int32)
         self.sizes = jnp.asarray(counts, jnp.int32)
         self.members = jnp.asarray(_padded_members(labels, counts), jnp.int32)
@@ -74,8 +76,9 @@ class Environments(AbstractNoise):
             self.problem = problem.reweight(jnp.asarray((shares / counts)[labels], dtype))
 
     @staticmethod
-    def of(problems: Sequence[AbstractSampled], weights: Any = None, size: int | None = None) -> "Environments":
-        """Environments from one problem each; all must have the same loss and samples of the same shapes.
+    @renamed_arguments("Environments.of", size="batch_size")
+    def of(problems: Sequence[AbstractSampled], weights: Any = None, batch_size: int | None = None) -> "Environments":
+        """Return environments made of one problem each; all must have the same loss and samples of the same shapes.
 
         >>> import jax.numpy as jnp
         >>> import undertow as ut
@@ -102,43 +105,44 @@ class Environments(AbstractNoise):
         data = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *[p.data for p in problems])
         joined = eqx.tree_at(lambda p: p.data, first, data)
         groups = np.repeat(np.arange(len(problems)), [p.size for p in problems])
-        return Environments(joined, groups, weights, size)
+        return Environments(joined, groups, weights, batch_size)
 
     @property
     def count(self) -> int:
-        """k, the number of environments."""
+        """The number of environments k."""
         return self.sizes.shape[0]
 
-    def pooled(self, size: int | None = None) -> Minibatch:
-        """The mixed twin (PooledSGD): every sample of a batch draws its own environment.
+    @renamed_arguments("Environments.pooled", size="batch_size")
+    def pooled(self, batch_size: int | None = None) -> Minibatch:
+        """Return PooledSGD on the same problem: every sample of a batch draws its own environment.
 
-        The batch size is this noise's, or the mean size of an environment where batches are whole environments.
+        The default batch size is that of this noise; where batches are whole environments, their mean size.
         """
-        if size is None:
-            size = self.size
-        if size is None:
-            size = max(1, round(float(jnp.vdot(self.weights, self.sizes.astype(self.weights.dtype)))))
-        return Minibatch(self.problem, size)
+        if batch_size is None:
+            batch_size = self.batch_size
+        if batch_size is None:
+            batch_size = max(1, round(float(jnp.vdot(self.weights, self.sizes.astype(self.weights.dtype)))))
+        return Minibatch(self.problem, batch_size)
 
     def randomness(self, key: Key[Array, ""], count: int, like: PyTree = None) -> PyTree:
         which, who = jax.random.split(key)
         environment = sampling.weighted(which, self.weights, (count,))
-        if self.size is None:
+        if self.batch_size is None:
             return environment
-        sizes = self.sizes[environment].reshape(-1, *[1] * (self.size > 1))
-        shape = (count,) if self.size == 1 else (count, self.size)
+        sizes = self.sizes[environment].reshape(-1, *[1] * (self.batch_size > 1))
+        shape = (count,) if self.batch_size == 1 else (count, self.batch_size)
         position = jax.random.randint(who, shape, 0, sizes, jnp.int32)
         return self.members[environment.reshape(sizes.shape), position]
 
     def gradient(self, params: PyTree, slice: PyTree) -> PyTree:
-        if self.size is None:
+        if self.batch_size is None:
             return self.environment_gradient(params, slice)
         return self.problem.batch_gradient(params, slice)
 
     def environment_gradient(self, params: PyTree, environment: Int[Array, ""]) -> PyTree:
-        """grad L_e, the mean over all samples of one environment."""
+        """Return grad L_e, the mean over all samples of one environment."""
         rows, size = self.members[environment], self.sizes[environment]
-        # padding repeats a sample of the environment, so its loss is as finite as the others before it is dropped
+        # padding repeats a sample of the environment, so that its loss is finite before it is masked
         inside = jnp.arange(rows.shape[0]) < size
 
         def block(part: tuple[Array, Array]) -> PyTree:
@@ -153,21 +157,21 @@ class Environments(AbstractNoise):
         return chunks.sum_samples(block, (rows, inside), self.problem.chunk(params))
 
     def covariance(self, params: PyTree) -> AbstractCovariance:
-        """Between + within; the second part is absent when batches are whole environments."""
-        return self.between(params) if self.size is None else Sum((self.between(params), self.within(params)))
+        """Return the covariance between environments plus, unless batches are whole environments, that within them."""
+        return self.between(params) if self.batch_size is None else Sum((self.between(params), self.within(params)))
 
     def between(self, params: PyTree) -> Factored:
-        """sum_e w_e (g_e - g)(g_e - g)', g_e the gradient of environment e."""
+        """Return sum_e w_e (g_e - g)(g_e - g)', g_e the gradient of environment e."""
         gradients = jax.lax.map(lambda e: self.environment_gradient(params, e), jnp.arange(self.count))
         centred = trees.centre(gradients, self.weights)
         half = jnp.sqrt(self.weights)
         return Factored(jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1) * _trailing(half, x), centred))
 
     def within(self, params: PyTree) -> SampleCovariance:
-        """sum_e w_e Cov_e / size, Cov_e the covariance of one sample's gradient inside environment e."""
-        if self.size is None:
-            raise ValueError("`Environments.within`: whole environments have no noise within; give `size=`.")
-        return SampleCovariance(self.problem, params, 1 / self.size, self.groups, self.count)
+        """Return sum_e w_e Cov_e / batch_size, Cov_e the covariance of one sample's gradient inside environment e."""
+        if self.batch_size is None:
+            raise ValueError("`Environments.within`: whole environments have no noise within; give `batch_size=`.")
+        return SampleCovariance(self.problem, params, 1 / self.batch_size, self.groups, self.count)
 
 
 def _trailing(half: Array, stacked: Array) -> Array:
@@ -175,13 +179,13 @@ def _trailing(half: Array, stacked: Array) -> Array:
 
 
 def _rest(problem: AbstractSampled) -> tuple:
-    """All of a problem that is not data: its type and its callables."""
+    """Return all of a problem that is not data: its type and its callables."""
     fields = {name: value for name, value in vars(problem).items() if name not in ("data", "weights")}
     return type(problem), tuple(fields.items())
 
 
 def _labels(groups: Any, samples: int) -> tuple[np.ndarray, np.ndarray]:
-    """The checked labels, and how many samples each environment has."""
+    """Return the checked labels and the number of samples of each environment."""
     labels = np.asanyarray(groups)
     if labels.shape != (samples,):
         raise ValueError(
@@ -191,7 +195,7 @@ def _labels(groups: Any, samples: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _padded_members(labels: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Row e lists the samples of environment e, padded by repeating its first one to the largest environment's size."""
+    """Return one row per environment with its samples; short rows are padded with their first sample."""
     order = np.argsort(labels, kind="stable")
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
     position = np.arange(counts.max())[None]

@@ -1,4 +1,4 @@
-"""Isotropic noise: the full gradient plus the same Gaussian in every direction."""
+"""Isotropic noise: the full gradient plus a Gaussian with the same variance in every direction."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
@@ -9,7 +9,7 @@ from undertow.covariance import ScaledIdentity
 from undertow.noise.base import AbstractNoise, normals, normals_now
 from undertow.problem import AbstractProblem, Population
 
-__all__ = ["Isotropic", "refuse_population"]
+__all__ = ["Isotropic", "check_full_gradient"]
 
 
 class Isotropic(AbstractNoise):
@@ -27,7 +27,7 @@ class Isotropic(AbstractNoise):
     scale: Float[Array, ""]
 
     def __init__(self, problem: AbstractProblem, scale: Number = 1.0):
-        refuse_population("Isotropic", problem)
+        check_full_gradient("Isotropic", problem)
         finite_number("Isotropic", "scale", scale)
         self.problem = problem
         self.scale = jnp.asarray(scale, jnp.result_type(float))
@@ -42,8 +42,8 @@ class Isotropic(AbstractNoise):
         return ScaledIdentity(self.scale**2, params)
 
 
-def refuse_population(function: str, problem: AbstractProblem) -> None:
-    """Noise added to the full gradient needs a full gradient."""
+def check_full_gradient(function: str, problem: AbstractProblem) -> None:
+    """Raise where the full gradient of `problem`, to which a noise is added, is not known exactly."""
     if isinstance(problem, Population):
         raise TypeError(
             f"`{function}`: the full gradient of a `Population` is only known by Monte Carlo; use `Minibatch`, or fix "

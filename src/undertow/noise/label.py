@@ -1,4 +1,4 @@
-"""Label noise: every step sees its labels disturbed afresh."""
+"""Label noise: the labels are disturbed independently at every step."""
 
 from typing import Literal
 
@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _trees as trees
-from undertow._validate import Number, finite_number, quote
+from undertow._validate import Number, RenamedAttribute, finite_number, quote, renamed_arguments
 from undertow.covariance import LabelCovariance, SampleCovariance, Sum
 from undertow.noise import sampling
 from undertow.noise.base import AbstractNoise
@@ -21,7 +21,8 @@ class LabelNoise(AbstractNoise):
     """SGD on labels y_i + strength * e, e = +-1 (or N(0, 1) with kind="gaussian"), fresh and independent at every step.
 
     Each sample of the batch and each output coordinate has its own e. Covariance of one draw: the minibatch part plus
-    strength^2/size * (1/n) sum_i J_i'J_i, which at zero loss is strength^2/size * H alone (zero_loss, section 6).
+    strength^2/batch_size * (1/n) sum_i J_i'J_i, which at zero loss is strength^2/batch_size * H alone (zero_loss,
+    section 6).
 
     >>> import jax, jax.numpy as jnp
     >>> import undertow as ut
@@ -33,15 +34,17 @@ class LabelNoise(AbstractNoise):
 
     problem: Regression
     strength: Float[Array, ""]
-    size: int = eqx.field(static=True)
+    batch_size: int = eqx.field(static=True)
     replace: bool = eqx.field(static=True)
     kind: Literal["sign", "gaussian"] = eqx.field(static=True)
+    size = RenamedAttribute("batch_size")
 
+    @renamed_arguments("LabelNoise", size="batch_size")
     def __init__(
         self,
         problem: Regression,
         strength: Number = 1.0,
-        size: int = 1,
+        batch_size: int = 1,
         replace: bool = True,
         kind: Literal["sign", "gaussian"] = "sign",
     ):
@@ -52,7 +55,7 @@ class LabelNoise(AbstractNoise):
         finite_number("LabelNoise", "strength", strength)
         if kind not in ("sign", "gaussian"):
             raise ValueError(f'{quote("LabelNoise", kind=repr(kind))}: `kind` is "sign" or "gaussian".')
-        self.size = sampling.batch_size("LabelNoise", problem, size, replace)
+        self.batch_size = sampling.check_batch_size("LabelNoise", problem, batch_size, replace)
         self.problem = problem
         self.strength = jnp.asarray(strength, problem.targets.dtype)
         self.replace = replace
@@ -60,7 +63,7 @@ class LabelNoise(AbstractNoise):
 
     def randomness(self, key: Key[Array, ""], count: int, like: PyTree = None) -> PyTree:
         which, how = jax.random.split(key)
-        batches = sampling.indices(which, self.problem, count, self.size, self.replace)
+        batches = sampling.indices(which, self.problem, count, self.batch_size, self.replace)
         shape = (*batches.shape, *self.problem.targets.shape[1:])
         draw = sampling.signs if self.kind == "sign" else jax.random.normal
         return batches, draw(how, shape, self.problem.targets.dtype)
@@ -72,6 +75,7 @@ class LabelNoise(AbstractNoise):
         return batch_gradient(self.problem.sample_loss, params, (x, y), single=index.ndim == 0)
 
     def covariance(self, params: PyTree) -> Sum:
-        labels = LabelCovariance(self.problem, params, self.strength**2 / self.size)
-        batch = SampleCovariance(self.problem, params, sampling.factor_of_size(self.problem, self.size, self.replace))
+        factor = sampling.factor_of_size(self.problem, self.batch_size, self.replace)
+        labels = LabelCovariance(self.problem, params, self.strength**2 / self.batch_size)
+        batch = SampleCovariance(self.problem, params, factor)
         return Sum((labels, batch))

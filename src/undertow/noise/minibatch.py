@@ -1,9 +1,10 @@
-"""Minibatch noise: the gradient of a random batch."""
+"""Minibatch noise: the gradient over a random batch."""
 
 import equinox as eqx
 import jax
 from jaxtyping import Array, Key, PyTree
 
+from undertow._validate import KeyLike, RenamedAttribute, renamed_arguments
 from undertow.covariance import SampleCovariance
 from undertow.noise import sampling
 from undertow.noise.base import AbstractNoise
@@ -13,52 +14,55 @@ __all__ = ["Minibatch"]
 
 
 class Minibatch(AbstractNoise):
-    """The mean gradient of `size` samples, drawn anew at every step.
+    """The mean gradient of `batch_size` samples, drawn anew at every step.
 
     Covariance Sigma/S with replacement, (N-S)/(N-1) Sigma/S without (each step an independent subset), where Sigma is
-    the covariance of one sample's gradient. On a `Population` every step sees fresh samples.
+    the covariance of one sample's gradient. On a `Population` every step draws fresh samples.
 
     >>> import jax, jax.numpy as jnp
     >>> import undertow as ut
     >>> problem = ut.Problem(lambda w, x: (w - x) ** 2 / 2, jnp.array([0.0, 4.0]))
-    >>> noise = ut.Minibatch(problem, size=1)
+    >>> noise = ut.Minibatch(problem, batch_size=1)
     >>> print(abs(noise.draw(jax.random.key(0), jnp.array(2.0))), noise.covariance(jnp.array(2.0)).trace())
     2.0 4.0
     """
 
     problem: AbstractSampled | Population
-    size: int = eqx.field(static=True)
+    batch_size: int = eqx.field(static=True)
     replace: bool = eqx.field(static=True)
+    size = RenamedAttribute("batch_size")
 
-    def __init__(self, problem: AbstractSampled | Population, size: int, replace: bool = True):
-        self.size = sampling.batch_size("Minibatch", problem, size, replace)
+    @renamed_arguments("Minibatch", size="batch_size")
+    def __init__(self, problem: AbstractSampled | Population, batch_size: int, replace: bool = True):
+        self.batch_size = sampling.check_batch_size("Minibatch", problem, batch_size, replace)
         self.problem = problem
         self.replace = replace
 
     def randomness(self, key: Key[Array, ""], count: int, like: PyTree = None) -> PyTree:
         if isinstance(self.problem, Population):
-            samples = jax.vmap(self.problem.draw)(jax.random.split(key, count * self.size))
-            if self.size == 1:
+            samples = jax.vmap(self.problem.draw)(jax.random.split(key, count * self.batch_size))
+            if self.batch_size == 1:
                 return samples
-            return jax.tree.map(lambda x: x.reshape(count, self.size, *x.shape[1:]), samples)
-        return sampling.indices(key, self.problem, count, self.size, self.replace)
+            return jax.tree.map(lambda x: x.reshape(count, self.batch_size, *x.shape[1:]), samples)
+        return sampling.indices(key, self.problem, count, self.batch_size, self.replace)
 
     def gradient(self, params: PyTree, slice: PyTree) -> PyTree:
         if not isinstance(self.problem, Population):
             return self.problem.batch_gradient(params, slice)
-        return batch_gradient(self.problem.sample_loss, params, slice, single=self.size == 1)
+        return batch_gradient(self.problem.sample_loss, params, slice, single=self.batch_size == 1)
 
-    def covariance(self, params: PyTree, *, key: Key[Array, ""] | None = None, samples: int = 4096) -> SampleCovariance:
-        """The covariance of one batch; on a `Population` estimated from `samples` draws (a fixed key by default)."""
+    def covariance(self, params: PyTree, *, key: KeyLike | None = None, samples: int = 4096) -> SampleCovariance:
+        """Return the covariance of one batch; on a `Population` it is estimated from `samples` draws of `key`."""
         if isinstance(self.problem, Population):
-            one = self.problem.covariance(params, key=key, samples=samples)
-            return SampleCovariance(one.problem, params, one.amount / self.size)
-        return SampleCovariance(self.problem, params, sampling.factor_of_size(self.problem, self.size, self.replace))
+            reference = self.problem.reference(key, samples)
+            return SampleCovariance(reference, params, samples / (samples - 1) / self.batch_size)
+        factor = sampling.factor_of_size(self.problem, self.batch_size, self.replace)
+        return SampleCovariance(self.problem, params, factor)
 
     def mean(self, params: PyTree) -> PyTree:
         if isinstance(self.problem, Population):
             raise TypeError(
                 "`Minibatch.mean`: the expected gradient of a `Population` is only known by Monte Carlo; use "
-                "`population.gradient(params, key=...)`, or fix a data set with `population.sample(key, count)`."
+                "`population.estimate_gradient(params, key=...)`, or fix the data with `population.sample(key, count)`."
             )
         return self.problem.gradient(params)

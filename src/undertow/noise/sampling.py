@@ -1,4 +1,4 @@
-"""Which samples a step sees: indices with replacement, by weight, or a fresh subset."""
+"""Random batches of sample indices: with replacement, by weight, or as a subset."""
 
 import math
 from typing import Any
@@ -10,33 +10,33 @@ from jaxtyping import Array, Float, Int, Key
 from undertow._validate import positive_integer, quote
 from undertow.problem import AbstractProblem, AbstractSampled, Population
 
-__all__ = ["batch_size", "factor_of_size", "indices", "signs", "subsets", "uniform", "weighted"]
+__all__ = ["check_batch_size", "factor_of_size", "indices", "signs", "subsets", "uniform", "weighted"]
 
 
-def batch_size(function: str, problem: AbstractProblem, size: int, replace: bool) -> int:
-    """The checked batch size of a noise on samples."""
-    size = positive_integer(function, "size", size)
+def check_batch_size(function: str, problem: AbstractProblem, batch_size: int, replace: bool) -> int:
+    """Return the batch size of a noise on samples; raise where the problem has no such batches."""
+    batch_size = positive_integer(function, "batch_size", batch_size)
     if isinstance(problem, Population):
         if not replace:
             raise ValueError(
                 f"{quote(function, replace=False)}: a `Population` has fresh samples at every step and nothing to "
                 "draw without replacement; leave `replace=True`, or fix the data with `population.sample(key, count)`."
             )
-        return size
+        return batch_size
     if not isinstance(problem, AbstractSampled):
         raise TypeError(f"`{function}`: a {type(problem).__name__} has no samples; give a Problem or a Regression.")
     if not replace and problem.weights is not None:
         raise ValueError(f"{quote(function, replace=False)}: the samples are weighted; use replace=True.")
-    if not replace and size > problem.size:
+    if not replace and batch_size > problem.size:
         raise ValueError(
-            f"{quote(function, size=size)}: the problem has {problem.size} samples; "
-            f"use size <= {problem.size} or replace=True."
+            f"{quote(function, batch_size=batch_size)}: the problem has {problem.size} samples; "
+            f"use batch_size <= {problem.size} or replace=True."
         )
-    return size
+    return batch_size
 
 
 def factor_of_size(problem: AbstractSampled, size: int, replace: bool) -> float:
-    """What multiplies one sample's covariance in a batch mean: 1/S, times (N-S)/(N-1) without replacement."""
+    """Return the factor of one sample's covariance in a batch mean: 1/S, times (N-S)/(N-1) without replacement."""
     if replace:
         return 1 / size
     return (problem.size - size) / (max(problem.size - 1, 1) * size)
@@ -45,7 +45,7 @@ def factor_of_size(problem: AbstractSampled, size: int, replace: bool) -> float:
 def indices(
     key: Key[Array, ""], problem: AbstractSampled, count: int, size: int, replace: bool
 ) -> Int[Array, " count"] | Int[Array, "count size"]:
-    """`count` batches of sample indices. A batch of one carries no batch axis."""
+    """Return `count` batches of sample indices. A batch of one has no batch axis."""
     shape = (count,) if size == 1 else (count, size)
     if problem.weights is not None:
         return weighted(key, problem.weights, shape)
@@ -55,10 +55,10 @@ def indices(
 
 
 def uniform(key: Key[Array, ""], total: int, shape: tuple[int, ...]) -> Int[Array, "..."]:
-    """Uniform on range(total), from one 32-bit word w each: the upper half of the product w * total.
+    """Return indices uniform on range(total), from one 32-bit word w each: the upper half of the product w * total.
 
-    No index is more likely than another by more than total/2^32, relatively. Where that passes 1e-6, two words are
-    taken (jax.random.randint), which costs more.
+    No index is more likely than another by more than total/2^32, relatively. Where that exceeds 1e-6, two words
+    are used (jax.random.randint), which is slower.
     """
     if total > 4096:
         return jax.random.randint(key, shape, 0, total, jnp.int32)
@@ -68,7 +68,7 @@ def uniform(key: Key[Array, ""], total: int, shape: tuple[int, ...]) -> Int[Arra
 
 
 def signs(key: Key[Array, ""], shape: tuple[int, ...], dtype: Any) -> Float[Array, "..."]:
-    """Independent +-1 with equal probability, 32 of them from one word."""
+    """Return independent +-1 with equal probability, 32 of them from one word."""
     size = math.prod(shape)
     words = jax.random.bits(key, (-(-size // 32), 1), jnp.uint32)
     bits = (words >> jnp.arange(32, dtype=jnp.uint32)[None]) & 1
@@ -76,14 +76,14 @@ def signs(key: Key[Array, ""], shape: tuple[int, ...], dtype: Any) -> Float[Arra
 
 
 def weighted(key: Key[Array, ""], weights: Float[Array, " n"], shape: tuple[int, ...]) -> Int[Array, "..."]:
-    """Indices drawn with the given probabilities, by inverting their cumulative sum."""
+    """Return indices drawn with the given probabilities, by inverting their cumulative sum."""
     edges = jnp.cumsum(weights)
     drawn = jax.random.uniform(key, shape, edges.dtype) * edges[-1]
     return jnp.minimum(jnp.searchsorted(edges, drawn, side="right"), weights.shape[0] - 1).astype(jnp.int32)
 
 
 def subsets(key: Key[Array, ""], total: int, count: int, size: int) -> Int[Array, "count size"]:
-    """`count` independent uniform subsets of range(total), by Floyd's algorithm: O(size^2) each, no sort of `total`.
+    """Return `count` independent uniform subsets of range(total), by Floyd's algorithm: O(size^2) each, no sort.
 
     Member j is t ~ U{0..total-size+j} unless t was taken before, else the number total-size+j itself.
     """

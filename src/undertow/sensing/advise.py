@@ -6,9 +6,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Array, Key
 
 from undertow import _validate as validate
+from undertow._validate import KeyLike
 from undertow.grouped.data import moments_of
 from undertow.sensing.bursts import burst_exponent
 from undertow.sensing.growth import lyapunov, paper_window, scalar_map
@@ -57,7 +57,7 @@ def advise(
     horizon: int = 10_000,
     *,
     alpha: float = 1e-3,
-    key: Key[Array, ""] | int = 0,
+    key: KeyLike = 0,
     runs: int = 1000,
 ) -> Advice:
     """The step-size window, the stopping window and the probability of success for a law of spurious sizes, or data.
@@ -79,7 +79,7 @@ def advise(
     law = as_law("advise", law)
     horizon = validate.positive_integer("advise", "horizon", horizon)
     validate.finite_number("advise", "alpha", alpha, least=np.finfo(float).tiny, below=1.0)
-    key = jax.random.key(key) if isinstance(key, int) else key
+    key = validate.as_key("advise", key)
     window = paper_window(law)
     least, greatest = law.support()
     largest = law.largest()

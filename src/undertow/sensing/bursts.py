@@ -11,11 +11,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array
 
-from undertow import _trees as trees
 from undertow import _validate as validate
-from undertow._validate import Number
+from undertow._validate import KeyLike, Number
+from undertow.dynamics.traced import run_traced
 from undertow.estimate import Estimate
 from undertow.sensing.growth import tail_exponent
 from undertow.sensing.laws import AbstractLaw, as_law
@@ -49,20 +49,12 @@ def _tops(sensing: MatrixSensing, keys: Array, eta: Array, alpha: Array, steps: 
     learnt, small = sensing.truth * jnp.sqrt(sensing.spectrum)[None], alpha * sensing.problem.directions
     start = jnp.concatenate([learnt, small.astype(learnt.dtype)], axis=1)
 
+    def leaked(u: Array) -> Array:
+        return jnp.max(jnp.sum((u.T @ sensing.problem.directions) ** 2, axis=0))
+
     def run(key: Array) -> Array:
-        def block(number: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-            drawn = sensing.randomness(jax.random.fold_in(key, number), BLOCK)
-
-            def step(index: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-                u, top = carry
-                u = u - eta.astype(u.dtype) * sensing.gradient(u, trees.take(drawn, index))
-                leaked = jnp.max(jnp.sum((u.T @ sensing.problem.directions) ** 2, axis=0))
-                return u, jnp.maximum(top, leaked)  # NaN stays
-
-            return jax.lax.fori_loop(0, jnp.minimum(BLOCK, steps - number * BLOCK), step, carry)
-
-        blocks = (steps + BLOCK - 1) // BLOCK
-        return jax.lax.fori_loop(0, blocks, block, (start, jnp.zeros((), start.dtype)))[1]
+        end = run_traced(sensing, start, step_size=eta, steps=steps, key=key, maximum={"leaked": leaked}, block=BLOCK)
+        return end.maximum["leaked"]
 
     return jax.vmap(run)(keys)
 
@@ -74,7 +66,7 @@ def burst_probability(
     steps: int,
     level: float = 0.5,
     alpha: float = 1e-3,
-    key: Key[Array, ""] | int = 0,
+    key: KeyLike = 0,
     runs: int = 256,
 ) -> Estimate:
     """The probability that a spurious signal exceeds `level` within `steps` after the true one is learnt.
@@ -100,7 +92,7 @@ def burst_probability(
         raise ValueError(
             "`burst_probability`: the invariant signal has an eigenvalue of at most 0; UU' cannot hold it."
         )
-    keys = jax.random.split(jax.random.key(key) if isinstance(key, int) else key, runs)
+    keys = jax.random.split(validate.as_key("burst_probability", key), runs)
     numbers = (jnp.asarray(x, jnp.result_type(float)) for x in (step_size, alpha))
     tops = np.asarray(_tops(sensing, keys, *numbers, jnp.asarray(steps)))
     return Estimate.share(~(tops <= level))

@@ -8,33 +8,36 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
+
+from undertow._validate import KeyLike, as_key
 
 __all__ = ["AbstractEnsemble", "Correlated", "Full", "Goe", "MatrixNormal", "as_ensemble"]
 
 
 class AbstractEnsemble(eqx.Module):
-    """The law of a Gaussian d x d matrix X = root(white), white standard normals; only its covariance matters."""
+    """The law of a Gaussian d x d matrix X = sqrt_mv(normals) of standard normals; only its covariance matters."""
 
     @abstractmethod
-    def white(self, d: int) -> tuple[int, ...]:
+    def normal_structure(self, d: int) -> tuple[int, ...]:
         """The shape of the normals that one X is made of."""
 
     @abstractmethod
-    def root(self, white: Array, d: int) -> Float[Array, "d d"]:
+    def sqrt_mv(self, normals: Array, d: int) -> Float[Array, "d d"]:
         """X, linear in the normals."""
 
     @abstractmethod
     def apply(self, matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
-        """C M = E <X, M> X = root(root' M), for symmetric M."""
+        """C M = E <X, M> X = sqrt_mv(sqrt_mv' M), for symmetric M."""
 
     def transform(self, matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
         """C M for any M; X is symmetric, so only the symmetric part of M counts."""
         return self.apply(_symmetric(matrix))
 
-    def draw(self, key: Key[Array, ""], count: int, d: int, dtype: Any) -> Float[Array, "count d d"]:
+    def draw(self, key: KeyLike, count: int, d: int, dtype: Any) -> Float[Array, "count d d"]:
         """`count` independent measurement matrices."""
-        return jax.vmap(lambda white: self.root(white, d))(jax.random.normal(key, (count, *self.white(d)), dtype))
+        normals = jax.random.normal(as_key("draw", key), (count, *self.normal_structure(d)), dtype)
+        return jax.vmap(lambda z: self.sqrt_mv(z, d))(normals)
 
     def check(self, d: int) -> None:
         """Refuses a dimension that does not fit."""
@@ -54,16 +57,16 @@ class Goe(AbstractEnsemble):
     True
     """
 
-    def white(self, d: int) -> tuple[int, ...]:
+    def normal_structure(self, d: int) -> tuple[int, ...]:
         even = d + d % 2
         return (even + 1, even // 2)
 
-    def root(self, white: Array, d: int) -> Array:
+    def sqrt_mv(self, normals: Array, d: int) -> Array:
         """Unpacks the lower triangle: its left half stands below the first row, the rest transposed above."""
-        half = white.shape[1]
-        right = jnp.concatenate([jnp.zeros((half, half), white.dtype), white[:half].T])
-        lower = jnp.tril(jnp.concatenate([white[1:], right], axis=1), -1) * math.sqrt(0.5)
-        diagonal = jnp.concatenate([jnp.diagonal(white[1:]), jnp.diagonal(white)])
+        half = normals.shape[1]
+        right = jnp.concatenate([jnp.zeros((half, half), normals.dtype), normals[:half].T])
+        lower = jnp.tril(jnp.concatenate([normals[1:], right], axis=1), -1) * math.sqrt(0.5)
+        diagonal = jnp.concatenate([jnp.diagonal(normals[1:]), jnp.diagonal(normals)])
         return (lower + lower.T + jnp.diag(diagonal))[:d, :d]
 
     def apply(self, matrix: Array) -> Array:
@@ -74,15 +77,15 @@ class Full(AbstractEnsemble):
     """N(0, 1) entries, used as they are: the step matrix is not symmetric, its noise off the diagonal doubled.
 
     >>> from undertow.sensing.ensembles import Full
-    >>> print(Full().white(3))
+    >>> print(Full().normal_structure(3))
     (3, 3)
     """
 
-    def white(self, d: int) -> tuple[int, ...]:
+    def normal_structure(self, d: int) -> tuple[int, ...]:
         return (d, d)
 
-    def root(self, white: Array, d: int) -> Array:
-        return white
+    def sqrt_mv(self, normals: Array, d: int) -> Array:
+        return normals
 
     def apply(self, matrix: Array) -> Array:
         return matrix
@@ -112,11 +115,11 @@ class MatrixNormal(AbstractEnsemble):
             if value.ndim != 2 or value.shape[0] != value.shape[1] or not np.isfinite(np.asarray(value)).all():
                 raise ValueError(f"`MatrixNormal({name}=...)`: give a square matrix of finite numbers.")
 
-    def white(self, d: int) -> tuple[int, ...]:
+    def normal_structure(self, d: int) -> tuple[int, ...]:
         return (d, d)
 
-    def root(self, white: Array, d: int) -> Array:
-        return _symmetric(self.rows.astype(white.dtype) @ white @ self.columns.T.astype(white.dtype))
+    def sqrt_mv(self, normals: Array, d: int) -> Array:
+        return _symmetric(self.rows.astype(normals.dtype) @ normals @ self.columns.T.astype(normals.dtype))
 
     def apply(self, matrix: Array) -> Array:
         rows, columns = self.rows.astype(matrix.dtype), self.columns.astype(matrix.dtype)
@@ -145,14 +148,14 @@ class Correlated(AbstractEnsemble):
             raise ValueError("`Correlated(factor)`: give finite numbers of shape (k, d, d).")
         self.factor = (factor + jnp.swapaxes(factor, 1, 2)) / 2
 
-    def white(self, d: int) -> tuple[int, ...]:
+    def normal_structure(self, d: int) -> tuple[int, ...]:
         return (self.factor.shape[0],)
 
-    def root(self, white: Array, d: int) -> Array:
-        return jnp.tensordot(white, self.factor.astype(white.dtype), axes=1)
+    def sqrt_mv(self, normals: Array, d: int) -> Array:
+        return jnp.tensordot(normals, self.factor.astype(normals.dtype), axes=1)
 
     def apply(self, matrix: Array) -> Array:
-        return self.root(jnp.tensordot(self.factor.astype(matrix.dtype), matrix, axes=2), matrix.shape[0])
+        return self.sqrt_mv(jnp.tensordot(self.factor.astype(matrix.dtype), matrix, axes=2), matrix.shape[0])
 
     def check(self, d: int) -> None:
         if self.factor.shape[1] != d:

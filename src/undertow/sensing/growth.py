@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from undertow import _validate as validate
-from undertow._validate import Number
+from undertow._validate import KeyLike, Number
 from undertow.estimate import Estimate
 from undertow.sensing.laws import AbstractLaw, as_law
 
@@ -26,7 +26,7 @@ Sampler = Callable[[Key[Array, ""], int], Array]
 
 
 def lyapunov(
-    law: AbstractLaw | Sampler | Any, step_size: Number, *, key: Key[Array, ""] | None = None, samples: int = 100_000
+    law: AbstractLaw | Sampler | Any, step_size: Number, *, key: KeyLike | None = None, samples: int = 100_000
 ) -> Any:
     """E log|1 + step_size s|: the typical growth a step of a small component, as a number (one a direction).
 
@@ -41,7 +41,7 @@ def lyapunov(
     validate.finite_number("lyapunov", "step_size", step_size)
     eta = float(step_size)
     if not isinstance(law, AbstractLaw) and callable(law):
-        drawn = law(jax.random.key(0) if key is None else key, samples)
+        drawn = law(validate.as_key("lyapunov", 0 if key is None else key), samples)
         return Estimate.of(jnp.log(jnp.abs(1 + eta * drawn)))
     return _one_or_all(as_law("lyapunov", law).mean_log(eta))
 
@@ -142,7 +142,7 @@ def scalar_map(
     step_size: Number,
     *,
     steps: int,
-    key: Key[Array, ""] | int,
+    key: KeyLike,
     runs: int = 1000,
     alpha: float = 1e-3,
     floor: float = 0.0,
@@ -162,7 +162,7 @@ def scalar_map(
     runs = validate.positive_integer("scalar_map", "runs", runs)
     validate.finite_number("scalar_map", "step_size", step_size)
     law = as_law("scalar_map", law)
-    key = jax.random.key(key) if isinstance(key, int) else key
+    key = validate.as_key("scalar_map", key)
     numbers = (jnp.asarray(x, jnp.result_type(float)) for x in (step_size, alpha, floor))
     end, top = _iterate(law, key, *numbers, jnp.asarray(steps), runs)
     return np.asarray(end), np.asarray(top)
@@ -185,7 +185,7 @@ def _row(
 
 
 def phase_diagram(
-    means: Any, spreads: Any, step_size: Number, *, steps: int, key: Key[Array, ""] | int, runs: int = 256,
+    means: Any, spreads: Any, step_size: Number, *, steps: int, key: KeyLike, runs: int = 256,
     alpha: float = 1e-3, level: float = 0.1,
 ) -> Float[np.ndarray, "spreads means"]:  # fmt: skip
     """The probability that a spurious signal of two-point law mean +- spread is below `level` after `steps`.
@@ -198,7 +198,7 @@ def phase_diagram(
     """
     steps = validate.positive_integer("phase_diagram", "steps", steps)
     runs = 32 * -(-validate.positive_integer("phase_diagram", "runs", runs) // 32)
-    key = jax.random.key(key) if isinstance(key, int) else key
+    key = validate.as_key("phase_diagram", key)
     centre = jnp.asarray(means, jnp.float32)
     numbers = [jnp.asarray(x, jnp.float32) for x in (step_size, alpha, level)]
     rows = [

@@ -6,9 +6,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
 from undertow import _validate as validate
+from undertow._validate import KeyLike
 
 __all__ = ["Isometry", "rip"]
 
@@ -26,7 +27,7 @@ class Isometry(NamedTuple):
 
 
 def rip(
-    measurements: Float[Array, "m d d"], rank: int, *, key: Key[Array, ""] | int = 0, starts: int = 16, sweeps: int = 60
+    measurements: Float[Array, "m d d"], rank: int, *, key: KeyLike = 0, starts: int = 16, sweeps: int = 60
 ) -> Isometry:
     """The restricted isometry constant of measurements, for symmetric matrices of at most this rank.
 
@@ -48,7 +49,7 @@ def rip(
     if rank > x.shape[1]:
         raise ValueError(f"`rip(rank={rank})`: the matrices are {x.shape[1]} x {x.shape[1]}; take at most that.")
     x = (x + jnp.swapaxes(x, 1, 2)) / 2
-    keys = jax.random.split(jax.random.key(key) if isinstance(key, int) else key, starts)
+    keys = jax.random.split(validate.as_key("rip", key), starts)
     up, down = (np.asarray(_climb(x, keys, rank, sign, sweeps)) for sign in (1.0, -1.0))
     best = up if up.max() > down.max() else down
     low, high = _extremes(x)

@@ -10,9 +10,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
 from undertow import _validate as validate
+from undertow._validate import KeyLike, as_key
 from undertow.sensing import factors
 
 __all__ = ["AbstractLaw", "Gaussian", "Table", "Uniform", "two_point"]
@@ -32,7 +33,7 @@ class AbstractLaw(eqx.Module):
         """k, the number of components."""
 
     @abstractmethod
-    def draw(self, key: Key[Array, ""], count: int) -> Float[Array, "count k"]:
+    def draw(self, key: KeyLike, count: int) -> Float[Array, "count k"]:
         """`count` independent draws."""
 
     @abstractmethod
@@ -117,8 +118,10 @@ class Table(AbstractLaw):
     def size(self) -> int:
         return self.values.shape[1]
 
-    def draw(self, key: Key[Array, ""], count: int) -> Float[Array, "count k"]:
-        return self.values[jax.random.choice(key, len(self.probabilities), (count,), p=self.probabilities)]
+    def draw(self, key: KeyLike, count: int) -> Float[Array, "count k"]:
+        return self.values[
+            jax.random.choice(as_key("draw", key), len(self.probabilities), (count,), p=self.probabilities)
+        ]
 
     def mean(self) -> Float[Array, " k"]:
         return self.probabilities @ self.values
@@ -193,8 +196,8 @@ class Uniform(AbstractLaw):
     def size(self) -> int:
         return self.low.shape[0]
 
-    def draw(self, key: Key[Array, ""], count: int) -> Float[Array, "count k"]:
-        unit = jax.random.uniform(key, (count, self.size), self.low.dtype)
+    def draw(self, key: KeyLike, count: int) -> Float[Array, "count k"]:
+        unit = jax.random.uniform(as_key("draw", key), (count, self.size), self.low.dtype)
         return self.low[None] + (self.high - self.low)[None] * unit
 
     def component(self, index: int) -> "Uniform":
@@ -250,8 +253,9 @@ class Gaussian(AbstractLaw):
     def size(self) -> int:
         return self.centre.shape[0]
 
-    def draw(self, key: Key[Array, ""], count: int) -> Float[Array, "count k"]:
-        return self.centre[None] + self.deviation[None] * jax.random.normal(key, (count, self.size), self.centre.dtype)
+    def draw(self, key: KeyLike, count: int) -> Float[Array, "count k"]:
+        normal = jax.random.normal(as_key("draw", key), (count, self.size), self.centre.dtype)
+        return self.centre[None] + self.deviation[None] * normal
 
     def component(self, index: int) -> "Gaussian":
         return Gaussian(self.centre[index], self.deviation[index])

@@ -18,6 +18,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _validate as validate
+from undertow._validate import KeyLike
 from undertow.covariance import Operator
 from undertow.noise.base import AbstractNoise
 from undertow.problem import AbstractProblem
@@ -168,7 +169,7 @@ class MatrixSensing(AbstractNoise):
         spurious_rank: int | None = None,
         pooled: bool = False,
         ensemble: Literal["goe", "full"] | AbstractEnsemble = "goe",
-        key: Key[Array, ""] | None = None,
+        key: KeyLike | None = None,
         dtype: Any = None,
     ):
         d = validate.positive_integer("MatrixSensing", "d", d)
@@ -255,14 +256,14 @@ class MatrixSensing(AbstractNoise):
     def randomness(self, key: Key[Array, ""], count: int, like: PyTree = None) -> PyTree:
         d, p, dtype = self.truth.shape[0], self.law.size, self.truth.dtype
         which, normal, along = jax.random.split(key, 3)
-        white = jax.random.normal(normal, (count, *self.ensemble.white(d)), dtype)
+        normals = jax.random.normal(normal, (count, *self.ensemble.normal_structure(d)), dtype)
         if not self.pooled:
             sizes = self.law.draw(which, count).astype(dtype)
-            return white, sizes, _chi_square(along, self.m, (count,), dtype)
+            return normals, sizes, _chi_square(along, self.m, (count,), dtype)
         if isinstance(self.law, Table):
-            return white, self._shares(which, along, count)
+            return normals, self._shares(which, along, count)
         sizes = self.law.draw(which, count * self.m).astype(dtype).reshape(count, self.m, p)
-        return white, (sizes, jax.random.normal(along, (count, self.m, p + 1), dtype))
+        return normals, (sizes, jax.random.normal(along, (count, self.m, p + 1), dtype))
 
     def _shares(self, which: Array, along: Array, count: int) -> PyTree:
         """For every environment of a table: how many measurements it has, their chi-square, and normals in the span."""
@@ -277,7 +278,7 @@ class MatrixSensing(AbstractNoise):
         return squares, jax.random.normal(second, (count, environments, self.law.size + 1), dtype)
 
     def gradient(self, params: PyTree, slice: PyTree) -> PyTree:
-        z, rest = self.ensemble.root(slice[0], self.truth.shape[0]), slice[1:]
+        z, rest = self.ensemble.sqrt_mv(slice[0], self.truth.shape[0]), slice[1:]
         g = self._pooled(params, z, rest[0]) if self.pooled else self._single(params, z, *rest)
         return pull(g, params)
 
@@ -342,9 +343,9 @@ class MatrixSensing(AbstractNoise):
         def varying(k: Array) -> Array:
             return self.ensemble.apply(self.problem.spurious(roots @ k))
 
-        def root(white: tuple[Array, Array, Array]) -> PyTree:
-            z, one, k = white
-            flat = jnp.sqrt(power) * self.ensemble.root(z, mean.shape[0])
+        def sqrt_mv(normals: tuple[Array, Array, Array]) -> PyTree:
+            z, one, k = normals
+            flat = jnp.sqrt(power) * self.ensemble.sqrt_mv(z, mean.shape[0])
             return push(flat + one[0] / jnp.sqrt(jnp.asarray(self.m, mean.dtype)) * moved + varying(k))
 
         def matvec(vector: PyTree) -> PyTree:
@@ -355,7 +356,7 @@ class MatrixSensing(AbstractNoise):
 
         d, p, dtype = mean.shape[0], self.law.size, mean.dtype
         shape = lambda *s: jax.ShapeDtypeStruct(s, dtype)
-        return Operator(matvec, root, (shape(*self.ensemble.white(d)), shape(1), shape(p)), like=params)
+        return Operator(matvec, sqrt_mv, (shape(*self.ensemble.normal_structure(d)), shape(1), shape(p)), like=params)
 
     def check(self, params: PyTree) -> None:
         validate.params_of_floats("MatrixSensing", params)
@@ -395,7 +396,7 @@ def _subspaces(d: int, rank: int, other: int, key: Any, dtype: Any) -> tuple[Arr
     if key is None:
         eye = np.eye(d, dtype=dtype)
         return jax.device_put(eye[:, :rank]), jax.device_put(eye[:, rank : rank + other])
-    first, second = jax.random.split(key)
+    first, second = jax.random.split(validate.as_key("MatrixSensing", key))
     return _subspace(first, d, rank, dtype), _subspace(second, d, other, dtype)
 
 

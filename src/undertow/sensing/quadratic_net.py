@@ -19,6 +19,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _validate as validate
+from undertow._validate import KeyLike
 from undertow.covariance import Operator
 from undertow.noise.base import AbstractNoise
 from undertow.sensing.laws import AbstractLaw
@@ -124,7 +125,7 @@ class QuadraticNet(AbstractNoise):
         pooled: bool = False,
         rule: AbstractRule | Any = None,
         radius: float | None = None,
-        key: Key[Array, ""] | None = None,
+        key: KeyLike | None = None,
         dtype: Any = None,
     ):
         if rule is not None and not isinstance(rule, AbstractRule):
@@ -202,15 +203,15 @@ class QuadraticNet(AbstractNoise):
         def matvec(vector: Array) -> Array:
             return inside(_symmetric(vector @ params.T)) @ params
 
-        def root(white: Array) -> Array:
+        def sqrt_mv(normals: Array) -> Array:
             size = mean.size
             dense = jax.vmap(lambda e: inside(_symmetric(e.reshape(mean.shape))).ravel())(
                 jnp.eye(size, dtype=mean.dtype)
             )
             squares, axes = jnp.linalg.eigh(_symmetric(dense))
-            return (axes @ (jnp.sqrt(jnp.maximum(squares, 0)) * white.ravel())).reshape(mean.shape) @ params
+            return (axes @ (jnp.sqrt(jnp.maximum(squares, 0)) * normals.ravel())).reshape(mean.shape) @ params
 
-        return Operator(matvec, root, jax.ShapeDtypeStruct(mean.shape, mean.dtype), like=params)
+        return Operator(matvec, sqrt_mv, jax.ShapeDtypeStruct(mean.shape, mean.dtype), like=params)
 
     def check(self, params: PyTree) -> None:
         validate.params_of_floats("QuadraticNet", params)

@@ -22,7 +22,7 @@ FAR = 30.0
 
 
 def solve_alternating(
-    noise: AbstractNoise, symmetries: tuple, params: PyTree, eta: Array, gamma: Array, limits: Limits
+    noise: AbstractNoise, params: PyTree, symmetries: tuple, eta: Array, decay: Array, limits: Limits
 ) -> Solved:
     """Families that do not commute: the noise is looked at anew after every move."""
     shape = lambda s: () if isinstance(s, DoubleRotation) else jax.eval_shape(s.charge, params).shape
@@ -31,13 +31,13 @@ def solve_alternating(
     directions: list[list[np.ndarray]] = []
     if len(flat) > 1:
         entries = entry_powers_now(noise, params)
-        some = directions_at_infinity(tuple(symmetries[k] for k in flat), params, entries, float(gamma))
+        some = directions_at_infinity(tuple(symmetries[k] for k in flat), params, entries, float(decay))
         directions = [
             [parts[flat.index(k)] if k in flat else np.zeros(h.shape) for k, h in enumerate(held)] for parts in some
         ]
         held = members(directions, held)
     while True:
-        ended = _alternate(noise, symmetries, params, held, eta, gamma, limits)
+        ended = _alternate(noise, symmetries, params, held, eta, decay, limits)
         gone = _runaways(ended.amounts, held) if limits.missed_by(ended.unbalanced) else None
         if gone is None:
             break
@@ -64,7 +64,7 @@ def _alternate(
     params: PyTree,
     held: list[np.ndarray],
     eta: Array,
-    gamma: Array,
+    decay: Array,
     limits: Limits,
 ) -> _Ended:
     """Each symmetry in turn to its own equilibrium, until none is out of balance or one runs away."""
@@ -74,12 +74,12 @@ def _alternate(
     while sweeps < limits.sweeps:
         insides = []
         for index, symmetry in enumerate(symmetries):
-            params, move, gone, inside = _one(noise, symmetry, params, held[index], eta, gamma, limits.tolerance)
+            params, move, gone, inside = _one(noise, symmetry, params, held[index], eta, decay, limits.tolerance)
             amounts[index] = np.where(np.isfinite(move), np.nan_to_num(amounts[index]) + move, move)
             lost[index] = max(lost[index], gone)
             insides.append(inside)
         sweeps += 1
-        left = [_left(noise, s, params, i, eta, gamma) for s, i in zip(symmetries, insides, strict=True)]
+        left = [_left(noise, s, params, i, eta, decay) for s, i in zip(symmetries, insides, strict=True)]
         residuals, before, unbalanced = [a for a, _ in left], unbalanced, max(b for _, b in left)
         stuck = unbalanced >= before and unbalanced < limits.rounding
         far = any(np.abs(a[np.isfinite(a)]).max(initial=0) > FAR for a in amounts)
@@ -105,7 +105,7 @@ def _one(
     params: PyTree,
     held: np.ndarray,
     eta: Array,
-    gamma: Array,
+    decay: Array,
     tolerance: float,
 ) -> tuple[PyTree, np.ndarray, int, Any]:
     """One symmetry to its own equilibrium.
@@ -114,7 +114,7 @@ def _one(
     an equilibrium: a projector for rotations, else which generators.
     """
     if isinstance(symmetry, DoubleRotation):
-        moved, found = _rotate(noise, symmetry, params, eta, gamma)
+        moved, found = _rotate(noise, symmetry, params, eta, decay)
         if held:
             return params, np.zeros(found.amount.shape), 0, np.zeros(found.amount.shape)
         if not np.any(found.balanced):  # a factor of zero, say: the limit of the orbit would be zero for both
@@ -122,11 +122,11 @@ def _one(
             return params, nothing, int(found.lost), np.asarray(found.balanced)
         return moved, np.asarray(found.amount), int(found.lost), np.asarray(found.balanced)
     if isinstance(symmetry, AbstractDiagonal):
-        swept = sweep((symmetry,), params, entry_powers_now(noise, params), [held], eta, gamma, tolerance, 2)
+        swept = sweep((symmetry,), params, entry_powers_now(noise, params), [held], eta, decay, tolerance, 2)
         move = np.asarray(swept.amounts[0])
         return swept.params, move, 0, np.isfinite(move) & ~held
     assert isinstance(symmetry, Exponential)
-    amount = np.asarray(0.0 if held else _root(noise, symmetry, params, eta, gamma, tolerance))
+    amount = np.asarray(0.0 if held else _root(noise, symmetry, params, eta, decay, tolerance))
     if np.isfinite(amount) and amount != 0:
         params = symmetry.orbit(params, float(amount))
     return params, amount, 0, np.isfinite(amount) & ~held
@@ -134,24 +134,24 @@ def _one(
 
 @eqx.filter_jit
 def _rotate(
-    noise: AbstractNoise, symmetry: DoubleRotation, params: PyTree, eta: Array, gamma: Array
+    noise: AbstractNoise, symmetry: DoubleRotation, params: PyTree, eta: Array, decay: Array
 ) -> tuple[PyTree, closed_forms.Balance]:
-    found = powers(noise, symmetry, params)
-    found = closed_forms.rotation(*symmetry.factors(params), found.plus, found.minus, eta, gamma)
+    found = powers(noise, params, symmetry)
+    found = closed_forms.rotation(*symmetry.factors(params), found.plus, found.minus, eta, decay)
     return symmetry.replace(params, found.left, found.right), found
 
 
 @eqx.filter_jit
 def _pull(
-    noise: AbstractNoise, symmetry: Exponential, params: PyTree, amount: Array, eta: Array, gamma: Array
+    noise: AbstractNoise, symmetry: Exponential, params: PyTree, amount: Array, eta: Array, decay: Array
 ) -> tuple[Array, Array, Array]:
     """Along the orbit: the flow over eta/2, minus its derivative in the amount halved, and the size of A.
 
     They are sums of a t, a^2 t, and the root of those of a^4 t over a^2 t, a the eigenvalues and t what balances.
     """
     moved = symmetry.orbit(params, amount)
-    found = powers(noise, symmetry, moved)
-    k, covariance = 4 * gamma / eta, noise.covariance(moved)
+    found = powers(noise, moved, symmetry)
+    k, covariance = 2 * decay / eta, noise.covariance(moved)
     total = lambda form: covariance.moment(form) + k * form(moved)
     slope, fourth = total(lambda v: symmetry.norm(v) ** 2), total(lambda v: symmetry.norm(symmetry.apply(v)) ** 2)
     size = jnp.sqrt(fourth / jnp.where(slope > 0, slope, 1))
@@ -159,11 +159,11 @@ def _pull(
 
 
 def _root(
-    noise: AbstractNoise, symmetry: Exponential, params: PyTree, eta: Array, gamma: Array, tolerance: float
+    noise: AbstractNoise, symmetry: Exponential, params: PyTree, eta: Array, decay: Array, tolerance: float
 ) -> float:
     """The amount where the flow vanishes: it falls along the orbit, so that a sign change can be closed in on."""
-    pull = lambda amount: float(_pull(noise, symmetry, params, jnp.asarray(amount, eta.dtype), eta, gamma)[0])
-    here, slope, size = (float(x) for x in _pull(noise, symmetry, params, jnp.zeros((), eta.dtype), eta, gamma))
+    pull = lambda amount: float(_pull(noise, symmetry, params, jnp.asarray(amount, eta.dtype), eta, decay)[0])
+    here, slope, size = (float(x) for x in _pull(noise, symmetry, params, jnp.zeros((), eta.dtype), eta, decay))
     if slope == 0:
         return np.nan
     if here == 0:
@@ -182,16 +182,16 @@ def _root(
 
 
 def _left(
-    noise: AbstractNoise, symmetry: AbstractSymmetry, params: PyTree, inside: Any, eta: Array, gamma: Array
+    noise: AbstractNoise, symmetry: AbstractSymmetry, params: PyTree, inside: Any, eta: Array, decay: Array
 ) -> tuple[float, float]:
     """The largest relative flow along a symmetry, in all directions and in those that have an equilibrium."""
     if isinstance(symmetry, Exponential):
-        gap, slope, size = (float(x) for x in _pull(noise, symmetry, params, jnp.zeros((), eta.dtype), eta, gamma))
+        gap, slope, size = (float(x) for x in _pull(noise, symmetry, params, jnp.zeros((), eta.dtype), eta, decay))
         left = abs(gap) * size / slope if slope > 0 else 0.0
         return left, left if inside else 0.0
-    found = powers_now(noise, symmetry, params)
+    found = powers_now(noise, params, symmetry)
     up, down = (np.asarray(x, np.float64) for x in symmetry.pair(params, params))
-    k = float(4 * gamma / eta)
+    k = float(2 * decay / eta)
     up, down = np.asarray(found.plus) + k * down, np.asarray(found.minus) + k * up
     if isinstance(symmetry, DoubleRotation):
         scale = np.abs(up).max() + np.abs(down).max()

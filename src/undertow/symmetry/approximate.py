@@ -23,6 +23,7 @@ from undertow._validate import Number
 from undertow.noise.base import AbstractNoise
 from undertow.problem import Population
 from undertow.symmetry import precision
+from undertow.symmetry.flow import check_order
 from undertow.symmetry.generators import AbstractSymmetry
 
 __all__ = ["Deviation", "deviation"]
@@ -52,7 +53,7 @@ class Deviation(eqx.Module):
 
 
 def deviation(
-    noise: AbstractNoise, breaking: Any, symmetry: AbstractSymmetry, params: PyTree, *, step_size: Number
+    noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry, breaking: Any, *, step_size: Number
 ) -> Deviation:
     """The mean charge of SGD near a minimum, where the loss has a symmetry but for one term.
 
@@ -62,9 +63,9 @@ def deviation(
     **Arguments:**
 
     - `noise`: that of training, on the whole loss.
-    - `breaking(params)`: the term without the symmetry, a part of that loss.
-    - `symmetry`: that of the rest.
     - `params`: near the minimum; Newton's method goes the rest of the way.
+    - `symmetry`: that of the loss without the breaking term.
+    - `breaking(params)`: the term without the symmetry, a part of that loss.
     - `step_size`: eta of SGD, without momentum.
 
     For small models: it forms D x D Hessians and takes third derivatives.
@@ -75,7 +76,7 @@ def deviation(
     >>> pull = lambda p: 4 * jnp.sum((p - jnp.array([2.0, 0.5])) ** 2)
     >>> product = ut.Problem(lambda p, y: (p[0] * p[1] - y) ** 2 + pull(p), jnp.array([0.0, 2.0]))
     >>> balance = ut.Exponential(jnp.array([1.0, -1.0]))
-    >>> found = deviation(ut.Minibatch(product, 1), pull, balance, jnp.array([2.0, 0.5]), step_size=0.01)
+    >>> found = deviation(ut.Minibatch(product, 1), jnp.array([2.0, 0.5]), balance, pull, step_size=0.01)
     >>> print(f"C* = {found.charge:.3f}, E[C] - C* = {found.shift:.4f}, printed {found.printed:.4f}")
     C* = 1.875, E[C] - C* = -0.0071, printed -0.0094
     """
@@ -86,6 +87,7 @@ def deviation(
     if not callable(breaking):
         raise TypeError(f"`deviation(breaking=...)`: a {type(breaking).__name__}; give a function of params.")
     validate.finite_number("deviation", "step_size", step_size)
+    check_order("deviation", params, "symmetry")
     symmetry.refuse(params)
     noise, params = precision.widened((noise, params))
     point, gradient, least = _minimum(noise, params)

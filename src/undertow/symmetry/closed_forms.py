@@ -23,10 +23,10 @@ def rescaling_amount(
 ) -> Array:
     """The amount that brings neurons to equilibrium: exp(4 amount) = (s_u + k |w|^2)/(s_w + k |u|^2).
 
-    s are the noise powers of one stochastic gradient, out and in, k = 4 gamma/eta. Infinite where the noise is
+    s are the noise powers of one stochastic gradient, out and in, k = 2 weight_decay/eta. Infinite where the noise is
     one-sided, NaN where there is none and no weight decay (a dead neuron).
     """
-    k = 4 * weight_decay / step_size
+    k = 2 * weight_decay / step_size
     up, down = noise_out + k * weight_in, noise_in + k * weight_out
     return (jnp.log(up) - jnp.log(down)) / 4
 
@@ -69,13 +69,13 @@ def rotation(
 ) -> Balance:
     """The equilibrium of GL(d) between two factors with noise moments E[G_U'G_U] and E[G_W G_W'].
 
-    With k = 4 gamma/eta, a = E[G_U'G_U] + k WW' and b = E[G_W G_W'] + k U'U, it is P = X^(1/2), X b X = a: the
+    With k = 2 weight_decay/eta, a = E[G_U'G_U] + k WW' and b = E[G_W G_W'] + k U'U, it is P = X^(1/2), X b X = a: the
     least of Tr[a X^-1] + Tr[b X]. Inside directions that do not reach the product UW are dropped first; there the
     equilibrium is at infinity, and what the other factor has in them goes to zero. Then those in which a or b vanishes
     are left alone: X would go to infinity or zero there, and in the limit the others see their own parts of a and b.
     Of the largest, noise below `clear` is rounding.
     """
-    k = 4 * weight_decay / step_size
+    k = 2 * weight_decay / step_size
     d = left.shape[1]
     clear = 8 * d * float(jnp.finfo(left.dtype).eps) if clear is None else clear
     # keep the row space of U, then the column space of what is left of W: there both have full rank

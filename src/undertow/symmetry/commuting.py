@@ -46,17 +46,17 @@ class Solved(NamedTuple):
 
 
 def solve_commuting(
-    noise: AbstractNoise, symmetries: tuple, params: PyTree, eta: Array, gamma: Array, limits: Limits
+    noise: AbstractNoise, params: PyTree, symmetries: tuple, eta: Array, decay: Array, limits: Limits
 ) -> Solved:
     """Commuting families: the noise of every entry is all that is needed, and one look at the data suffices."""
     entries = entry_powers_now(noise, params)
     held = [np.zeros(jax.eval_shape(s.charge, params).shape, bool) for s in symmetries]
     directions: list[list[np.ndarray]] = []
-    swept = sweep(symmetries, params, entries, held, eta, gamma, limits.tolerance, limits.sweeps)
+    swept = sweep(symmetries, params, entries, held, eta, decay, limits.tolerance, limits.sweeps)
     if limits.missed_by(float(swept.unbalanced)):
-        directions = directions_at_infinity(symmetries, params, entries, float(gamma))
+        directions = directions_at_infinity(symmetries, params, entries, float(decay))
         held = members(directions, held)
-        swept = sweep(symmetries, params, entries, held, eta, gamma, limits.tolerance, limits.sweeps)
+        swept = sweep(symmetries, params, entries, held, eta, decay, limits.tolerance, limits.sweeps)
     amounts = [np.asarray(a) for a in swept.amounts]
     residuals = [float(jnp.max(left)) for left in swept.residuals]
     return Solved(swept.params, amounts, residuals, [0] * len(amounts), directions, int(swept.sweeps))
@@ -88,7 +88,7 @@ def sweep(
     entries: PyTree,
     held: list,
     eta: Array,
-    gamma: Array,
+    decay: Array,
     tolerance: float,
     most: int,
 ) -> Swept:
@@ -111,8 +111,8 @@ def sweep(
         symmetry = symmetries[index]
         squares, powered = at(amounts)
         (out, into), (s_out, s_in) = symmetry.sums(squares), symmetry.sums(powered)
-        move = closed_forms.rescaling_amount(s_out, s_in, out, into, eta, gamma)
-        k = 4 * gamma / eta
+        move = closed_forms.rescaling_amount(s_out, s_in, out, into, eta, decay)
+        k = 2 * decay / eta
         return move, jnp.isfinite(move) & ~held[index], relative(s_out + k * into, s_in + k * out)
 
     def body(state: tuple[list[Array], Array, Array]) -> tuple[list[Array], Array, Array]:

@@ -1,6 +1,6 @@
 """Where noise takes the charges: the point of the orbit with the least noise plus weight penalty.
 
-Along a symmetry the flow is -dF/d amount with F = eta/4 Tr Sigma + gamma |params|^2, both taken at the moved point, and
+Along a symmetry the flow is -dF/d amount with F = eta/4 Tr Sigma + lambda/2 |params|^2, both at the moved point, and
 F is convex along the orbit. So each family is solved in closed form (or by one root), and families that share
 parameters are swept until none of them moves any more. Where F only falls, the equilibrium is at infinity: generators,
 and combinations of them (`recession`), for which this is so are held where they are, and the others are balanced.
@@ -14,15 +14,15 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import PyTree
 
 from undertow import _validate as validate
-from undertow._validate import Number
+from undertow._validate import KeyLike, Number
 from undertow.noise.base import AbstractNoise
 from undertow.symmetry import precision
 from undertow.symmetry.alternating import solve_alternating
 from undertow.symmetry.commuting import Limits, Solved, solve_commuting
-from undertow.symmetry.flow import refuse_broken
+from undertow.symmetry.flow import check_order, refuse_broken
 from undertow.symmetry.generators import AbstractDiagonal, AbstractSymmetry
 
 __all__ = ["Equilibrium", "NoFiniteEquilibrium", "equilibrium"]
@@ -88,14 +88,14 @@ def _directions(found: Equilibrium, index: int) -> str:
 
 def equilibrium(
     noise: AbstractNoise,
-    symmetries: AbstractSymmetry | Sequence[AbstractSymmetry],
     params: PyTree,
+    symmetries: AbstractSymmetry | Sequence[AbstractSymmetry],
     *,
     step_size: Number,
     weight_decay: Number = 0.0,
     tolerance: float | None = None,
     max_sweeps: int = 1000,
-    key: Key[Array, ""] | None = None,
+    key: KeyLike | None = None,
 ) -> Equilibrium:
     """The noise equilibrium on the orbit of params: `.params` has the same loss and balanced noise.
 
@@ -113,13 +113,14 @@ def equilibrium(
     >>> product = ut.Problem(lambda p, y: (p["u"] * p["w"] - y) ** 2, jnp.array([0.0, 2.0]))
     >>> balance = ut.Rescaling(lambda p: p["u"], lambda p: p["w"])
     >>> params = {"u": jnp.array(4.0), "w": jnp.array(0.25)}
-    >>> found = ut.equilibrium(ut.Minibatch(product, 1), balance, params, step_size=0.1)
+    >>> found = ut.equilibrium(ut.Minibatch(product, 1), params, balance, step_size=0.1)
     >>> print(found.params["u"].round(4), found.params["w"].round(4))
     1.0 1.0
     """
+    check_order("equilibrium", params, "symmetries")
     several = (symmetries,) if isinstance(symmetries, AbstractSymmetry) else tuple(symmetries)
     if not several or not all(isinstance(s, AbstractSymmetry) for s in several):
-        raise TypeError("`equilibrium(noise, symmetries, ...)`: give a symmetry or a sequence of them.")
+        raise TypeError("`equilibrium(noise, params, symmetries, ...)`: give a symmetry or a sequence of them.")
     if not isinstance(noise, AbstractNoise):
         raise TypeError(f"`equilibrium(noise, ...)`: got a {type(noise).__name__}; give a noise, such as `Minibatch`.")
     validate.finite_number("equilibrium", "step_size", step_size, least=np.finfo(float).tiny)
@@ -127,12 +128,12 @@ def equilibrium(
     given = params
     noise, params = precision.widened((noise, params))
     for symmetry in several:
-        refuse_broken("equilibrium", noise, symmetry, params, key)
+        refuse_broken("equilibrium", noise, params, symmetry, key)
     rounding = precision.rounding(params)
-    eta, gamma = (jnp.asarray(x, jnp.result_type(*jax.tree.leaves(params))) for x in (step_size, weight_decay))
+    eta, decay = (jnp.asarray(x, jnp.result_type(*jax.tree.leaves(params))) for x in (step_size, weight_decay))
     limits = Limits(rounding**0.75 if tolerance is None else tolerance, rounding**0.375, max_sweeps)
     solve = solve_commuting if all(isinstance(s, AbstractDiagonal) for s in several) else solve_alternating
-    found = _assembled(several, solve(noise, several, params, eta, gamma, limits))
+    found = _assembled(several, solve(noise, params, several, eta, decay, limits))
     _refuse_silence(noise, several, found)
     _warn(found, limits)
     return eqx.tree_at(

@@ -8,16 +8,17 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
-from undertow._validate import Number
+from undertow._validate import KeyLike, Number
 from undertow.estimate import Estimate
 from undertow.noise.base import AbstractNoise
 from undertow.problem import AbstractProblem, Population
 from undertow.symmetry import precision
 from undertow.symmetry.equilibrium import Equilibrium, equilibrium
+from undertow.symmetry.flow import check_order
 from undertow.symmetry.generators import AbstractSymmetry, DoubleRotation
 from undertow.symmetry.powers import powers
 
@@ -40,12 +41,12 @@ class Forecast(eqx.Module):
 
 def forecast(
     noise: AbstractNoise,
-    symmetries: AbstractSymmetry | Sequence[AbstractSymmetry],
     params: PyTree,
+    symmetries: AbstractSymmetry | Sequence[AbstractSymmetry],
     *,
     step_size: Number,
     weight_decay: Number = 0.0,
-    key: Key[Array, ""] | int = 0,
+    key: KeyLike = 0,
 ) -> Forecast:
     """Where training at this step size and batch size takes the charges, how fast, and what that does to sharpness.
 
@@ -55,16 +56,16 @@ def forecast(
     >>> product = ut.Problem(lambda p, y: (p["u"] * p["w"] - y) ** 2, jnp.array([0.0, 2.0]))
     >>> balance = ut.Rescaling(lambda p: p["u"], lambda p: p["w"])
     >>> params = {"u": jnp.array(4.0), "w": jnp.array(0.25)}
-    >>> seen = forecast(ut.Minibatch(product, 1), balance, params, step_size=0.01)
+    >>> seen = forecast(ut.Minibatch(product, 1), params, balance, step_size=0.01)
     >>> print(f"{seen.relaxation[0]:.0f} steps, {seen.phase}, steps up to {seen.largest_step[1]:.2f}")
     2500 steps, fast, steps up to 0.50
     """
     several = (symmetries,) if isinstance(symmetries, AbstractSymmetry) else tuple(symmetries)
-    key = jax.random.key(key) if isinstance(key, int) else key
+    key = validate.as_key("forecast", key)
     noise, params = precision.widened((noise, params))
-    found = equilibrium(noise, several, params, step_size=step_size, weight_decay=weight_decay)
+    found = equilibrium(noise, params, several, step_size=step_size, weight_decay=weight_decay)
     problem = noise.problem.sample(key, 1024) if isinstance(noise.problem, Population) else noise.problem
-    times = [relaxation_times(noise, s, found.params, step_size=step_size, weight_decay=weight_decay) for s in several]
+    times = [relaxation_times(noise, found.params, s, step_size=step_size, weight_decay=weight_decay) for s in several]
     relaxation = tuple(float(t.max()) if t.size else np.inf for t in times)
     slowest = max((t for t in relaxation if np.isfinite(t)), default=np.inf) * float(step_size)
     loss, gradient = problem.loss(params), problem.gradient(params)
@@ -80,23 +81,24 @@ def forecast(
 
 
 def relaxation_times(
-    noise: AbstractNoise, symmetry: AbstractSymmetry, params: PyTree, *, step_size: Number, weight_decay: Number = 0.0
+    noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry, *, step_size: Number, weight_decay: Number = 0.0
 ) -> np.ndarray:
     """The relaxation times of a symmetry's charges near an equilibrium `params`, in steps.
 
-    One over eta (4 gamma + eta (s_u + s_w)/(|u|^2 + |w|^2)), s the noise powers of a stochastic gradient; for GL(d) the
+    One over eta (2 lambda + eta (s_u + s_w)/(|u|^2 + |w|^2)), s the noise powers of one gradient; for GL(d) the
     matrices take the place of the numbers (exactly so where they commute). Neurons without weights do not count, nor do
     neurons without noise unless weight decay moves them.
     """
+    check_order("relaxation_times", params, "symmetry")
     validate.finite_number("relaxation_times", "step_size", step_size, least=np.finfo(float).tiny)
-    eta, gamma = float(step_size), float(weight_decay)
+    eta, decay = float(step_size), float(weight_decay)
     noise, params = precision.widened((noise, params))
-    noise_sum, weight_sum = (np.asarray(x, np.float64) for x in _totals(noise, symmetry, params))
+    noise_sum, weight_sum = (np.asarray(x, np.float64) for x in _totals(noise, params, symmetry))
     if isinstance(symmetry, DoubleRotation):
         noise_sum, weight_sum = noise_sum[None], weight_sum[None]
     else:
         noise_sum, weight_sum = np.atleast_1d(np.abs(noise_sum)), np.atleast_1d(np.abs(weight_sum))
-    return times_of_sums(noise_sum, weight_sum, eta, gamma)
+    return times_of_sums(noise_sum, weight_sum, eta, decay)
 
 
 def times_of_sums(noise: np.ndarray, weight: np.ndarray, step_size: float, weight_decay: float) -> np.ndarray:
@@ -122,12 +124,12 @@ def times_of_sums(noise: np.ndarray, weight: np.ndarray, step_size: float, weigh
         sorted_rates = np.sort(np.linalg.eigvalsh(half.swapaxes(1, 2) @ noise @ half), axis=1)
         rates = np.concatenate([row[n:] for row, n in zip(sorted_rates, (~kept).sum(1), strict=True)])
     with np.errstate(divide="ignore"):
-        return 1 / (step_size * (4 * weight_decay + step_size * np.maximum(rates, 0.0)))
+        return 1 / (step_size * (2 * weight_decay + step_size * np.maximum(rates, 0.0)))
 
 
 @eqx.filter_jit
-def _totals(noise: AbstractNoise, symmetry: AbstractSymmetry, params: PyTree) -> tuple[Array, Array]:
-    found = powers(noise, symmetry, params)
+def _totals(noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry) -> tuple[Array, Array]:
+    found = powers(noise, params, symmetry)
     plus, minus = symmetry.pair(params, params)
     return found.plus + found.minus, plus + minus
 
@@ -136,10 +138,10 @@ def _hessian_product(problem: AbstractProblem, params: PyTree) -> Any:
     return lambda v: jax.jvp(problem.gradient, (params,), (v,))[1]
 
 
-def trace_of_hessian(problem: AbstractProblem, params: PyTree, key: Key[Array, ""], probes: int = 64) -> Estimate:
+def trace_of_hessian(problem: AbstractProblem, params: PyTree, key: KeyLike, probes: int = 64) -> Estimate:
     """Tr H by random signs, with its standard error."""
     probes = validate.positive_integer("trace_of_hessian", "probes", probes)
-    return Estimate.of(_quadratics(problem, params, jax.random.split(key, probes)))
+    return Estimate.of(_quadratics(problem, params, jax.random.split(validate.as_key("trace_of_hessian", key), probes)))
 
 
 @eqx.filter_jit
@@ -153,9 +155,9 @@ def _quadratics(problem: AbstractProblem, params: PyTree, keys: Array) -> Array:
     return jax.lax.map(one, keys)
 
 
-def largest_curvature(problem: AbstractProblem, params: PyTree, key: Key[Array, ""], steps: int = 40) -> float:
+def largest_curvature(problem: AbstractProblem, params: PyTree, key: KeyLike, steps: int = 40) -> float:
     """The largest eigenvalue of the Hessian, by Lanczos steps (from below, to about a percent)."""
-    return float(_lanczos(problem, params, key, min(steps, trees.count(params))))
+    return float(_lanczos(problem, params, validate.as_key("largest_curvature", key), min(steps, trees.count(params))))
 
 
 @eqx.filter_jit

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._validate import KeyLike
 from undertow.problem import AbstractSampled, Population
 from undertow.symmetry import precision, selection
 from undertow.symmetry.selection import Pick
@@ -97,7 +98,7 @@ class AbstractSymmetry(eqx.Module):
     ) -> Float[Array, "..."]:
         """What one step of SGD with this stochastic gradient changes the charge by, exactly.
 
-        -4 eta gamma (1 - eta gamma) C + eta^2/2 g'Ag for theta+ = (1 - 2 eta gamma) theta - eta g. Momentum mixes
+        -eta lambda (2 - eta lambda) C + eta^2/2 g'Ag for theta+ = (1 - eta lambda) theta - eta g. Momentum mixes
         gradients of several points, for which there is no such identity.
         """
         if not (isinstance(momentum, float | int) and momentum == 0):
@@ -107,13 +108,14 @@ class AbstractSymmetry(eqx.Module):
             )
         shrink = step_size * weight_decay
         plus, minus = self.pair(gradient, gradient)
-        return -4 * shrink * (1 - shrink) * self.charge(params) + step_size**2 / 2 * (plus - minus)
+        return -2 * shrink * (1 - shrink / 2) * self.charge(params) + step_size**2 / 2 * (plus - minus)
 
     def check(
-        self, problem: AbstractSampled | Population, params: PyTree, key: Key[Array, ""], samples: int = 64
+        self, problem: AbstractSampled | Population, params: PyTree, key: KeyLike, samples: int = 64
     ) -> Violation:
         """Whether the loss of `problem` has this symmetry at params, by how much not."""
         self.refuse(params)
+        key = validate.as_key("check", key)
         problem, params = precision.widened((problem, params))
         if isinstance(problem, Population):
             problem = problem.sample(jax.random.fold_in(key, 0), samples)

@@ -38,7 +38,7 @@ class _Recipe(NamedTuple):
     combine: Callable[[list[Array]], Pair]
 
 
-def powers(noise: AbstractNoise, symmetry: AbstractSymmetry, params: PyTree) -> Powers:
+def powers(noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry) -> Powers:
     """Tr[Sigma A] at params, as its positive and negative half."""
     sampled = isinstance(noise.problem, Population)
     total: Powers | None = None
@@ -97,7 +97,7 @@ def mean_gradient(noise: AbstractNoise, params: PyTree) -> PyTree:
     return noise.mean(params)
 
 
-def route(noise: AbstractNoise, symmetry: AbstractSymmetry, params: PyTree) -> str:
+def route(noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry) -> str:
     """How `powers` goes, in words: the routes of the leaves that the symmetry acts on."""
     named = []
     for part in _parts(noise.covariance(params)):
@@ -156,9 +156,9 @@ def _gram(pick: selection.Pick, params: PyTree, axis: int) -> Half | None:
 
 
 @eqx.filter_jit
-def powers_now(noise: AbstractNoise, symmetry: AbstractSymmetry, params: PyTree) -> Powers:
+def powers_now(noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry) -> Powers:
     """`powers`, compiled."""
-    return powers(noise, symmetry, params)
+    return powers(noise, params, symmetry)
 
 
 @eqx.filter_jit

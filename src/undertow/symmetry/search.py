@@ -17,10 +17,11 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._validate import KeyLike
 from undertow.problem import AbstractSampled, Population
 from undertow.symmetry import precision
 from undertow.symmetry.generators import AbstractSymmetry, DoubleRotation, Exponential, Rescaling, Scaling
@@ -96,7 +97,7 @@ def find_symmetries(
     problem: AbstractSampled | Population,
     params: PyTree,
     *,
-    key: Key[Array, ""] | int | None = None,
+    key: KeyLike | None = None,
     points: int | None = None,
 ) -> tuple[AbstractSymmetry, ...]:
     """The exponential symmetries of a loss: `Rescaling`, `DoubleRotation`, `Scaling`, and what else there is.
@@ -124,7 +125,7 @@ def find_symmetries(
         raise TypeError(f"`find_symmetries(problem, ...)`: a {type(problem).__name__} has no samples to search on.")
     validate.params_of_floats("find_symmetries", params)
     problem, params = precision.widened((problem, params))
-    key = jax.random.key(key or 0) if key is None or isinstance(key, int) else key
+    key = validate.as_key("find_symmetries", 0 if key is None else key)
     size = trees.count(params)
     full = size <= FULL_SEARCH
     if points is None:

@@ -38,9 +38,9 @@ def flow(**factors):
     """Multiply parts of the flow by numbers, or change them by functions of all parts, the step size and the decay."""
 
     def wrap(original):
-        def planted(noise, symmetry, params, eta, gamma, beta):
-            parts = dict(original(noise, symmetry, params, eta, gamma, beta))
-            return parts | {name: change(parts, eta, gamma) for name, change in factors.items()}
+        def planted(noise, params, symmetry, eta, decay, beta):
+            parts = dict(original(noise, params, symmetry, eta, decay, beta))
+            return parts | {name: change(parts, eta, decay) for name, change in factors.items()}
 
         return planted
 
@@ -52,7 +52,7 @@ def continuous_decay(original):
 
     def planted(self, params, gradient, *, step_size, weight_decay=0.0, momentum=0.0):
         exact = original(self, params, gradient, step_size=step_size, weight_decay=weight_decay, momentum=momentum)
-        return exact - 4 * (step_size * weight_decay) ** 2 * self.charge(params)
+        return exact - (step_size * weight_decay) ** 2 * self.charge(params)
 
     return planted
 
@@ -80,8 +80,8 @@ def no_sign(original):
 
 def printed_decay(original):
     """Add 2 gamma I to Gamma, and not (gamma S/eta) I."""
-    return lambda noise, symmetry, params, *, step_size, weight_decay: original(
-        noise, symmetry, params, step_size=step_size, weight_decay=2 * weight_decay * step_size / noise.size
+    return lambda noise, params, symmetry, *, step_size, weight_decay: original(
+        noise, params, symmetry, step_size=step_size, weight_decay=2 * weight_decay * step_size / noise.batch_size
     )
 
 
@@ -110,7 +110,7 @@ def descent(original):
 
 def equal_norms(original):
     """Weight decay that outweighs the noise: gamma S/eta is far above its moments."""
-    return lambda *given, **options: original(*given, weight_decay=0.1, **options)
+    return lambda *given, **options: original(*given, weight_decay=0.2, **options)
 
 
 def all_linear(original):

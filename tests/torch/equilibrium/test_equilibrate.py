@@ -153,7 +153,7 @@ def test_the_same_point_as_in_jax(decay):
 
         noise = ut.Minibatch(ut.Problem(one, (jnp.asarray(x.numpy()), jnp.asarray(y.numpy()))), 1)
         symmetry = ut.Rescaling(lambda p: p["2_weight"], lambda p: (p["0_weight"], p["0_bias"]), neurons=True)
-        there = ut.equilibrium(noise, symmetry, params, step_size=0.1 * 30 / 29, weight_decay=gamma_of(decay)).params
+        there = ut.equilibrium(noise, params, symmetry, step_size=0.1 * 30 / 29, weight_decay=decay).params
     equilibrate(net, census(net, batches[0], loss), batches, loss, step_size=0.1, weight_decay=decay)
     for name, parameter in net.named_parameters():
         wanted = np.asarray(there[name.replace(".", "_")])
@@ -174,7 +174,7 @@ def test_gl_gives_the_same_point_as_in_jax():
             (jnp.asarray(x.numpy()), jnp.asarray(y.numpy())),
         )
         symmetry = ut.DoubleRotation(lambda p: p["U"], lambda p: p["W"])
-        there = ut.equilibrium(ut.Minibatch(task, 1), symmetry, params, step_size=0.1).params
+        there = ut.equilibrium(ut.Minibatch(task, 1), params, symmetry, step_size=0.1).params
         there = {name: np.asarray(value) for name, value in there.items()}
     found = census(net, batches[0], loss)
     assert [r.block for r in found] == [3]

@@ -26,7 +26,7 @@ from tests.torch.oracle import (
 )
 from tests.torch.zoo import KNOWN
 from undertow.symmetry.forecast import relaxation_times
-from undertow.torch import NoiseMonitor, census, gamma_of
+from undertow.torch import NoiseMonitor, census
 from undertow.torch.equilibrium.gather import grams
 from undertow.torch.equilibrium.solve import Sides, amounts
 from undertow.torch.monitor import signals as signals_module
@@ -381,7 +381,7 @@ def neurons_in_both(decay, step):
 def test_the_flow_is_that_of_the_theory(x64):
     decay, step = 0.02, 0.1
     monitor, noise, symmetry, params = neurons_in_both(decay, step)
-    flow = ut.noether_flow(noise, symmetry, params, step_size=step, weight_decay=gamma_of(decay))
+    flow = ut.noether_flow(noise, params, symmetry, step_size=step, weight_decay=decay)
     (row,), (reading,) = monitor.rows, monitor.last
     np.testing.assert_allclose(reading.charge, flow.charge, rtol=1e-10)
     np.testing.assert_allclose(reading.noise_plus - reading.noise_minus, flow.noise, rtol=1e-9, atol=1e-12)
@@ -394,9 +394,9 @@ def test_times_of_neurons_are_those_of_the_theory(x64):
     decay, step = 0.02, 0.1
     monitor, noise, symmetry, params = neurons_in_both(decay, step)
     (row,), (reading,) = monitor.rows, monitor.last
-    there = ut.equilibrium(noise, symmetry, params, step_size=step, weight_decay=gamma_of(decay))
+    there = ut.equilibrium(noise, params, symmetry, step_size=step, weight_decay=decay)
     np.testing.assert_allclose(reading.amount, there.amount[0], rtol=1e-8, atol=1e-10)
-    times = relaxation_times(noise, symmetry, there.params, step_size=step, weight_decay=gamma_of(decay))
+    times = relaxation_times(noise, there.params, symmetry, step_size=step, weight_decay=decay)
     assert row["slowest"] == pytest.approx(times.max(), rel=1e-7)
     assert row["relaxation"] == pytest.approx(np.median(times), rel=1e-7)
 
@@ -412,8 +412,8 @@ def test_times_of_a_linear_pair_are_those_of_the_theory(x64):
     monitor, _ = one_step(model, found, square, x)
     task = ut.Problem(lambda p, s: jnp.sum((p["U"] @ (p["W"] @ s)) ** 2), jnp.asarray(x.numpy()))
     noise, symmetry = ut.Minibatch(task, 19), ut.DoubleRotation(lambda p: p["U"], lambda p: p["W"])
-    there = ut.equilibrium(noise, symmetry, params, step_size=0.1)
-    times = relaxation_times(noise, symmetry, there.params, step_size=0.1)
+    there = ut.equilibrium(noise, params, symmetry, step_size=0.1)
+    times = relaxation_times(noise, there.params, symmetry, step_size=0.1)
     (row,) = monitor.rows
     assert row["slowest"] == pytest.approx(times.max(), rel=1e-5)
     assert row["farthest"] == pytest.approx(np.abs(np.linalg.eigvalsh(there.amount[0])).max(), rel=1e-6)

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from undertow._validate import Number
-from undertow.dynamics import engine
+from undertow.dynamics.traced import run_traced
 from undertow.execution.sweeps.diagram import Diagram, fixed, means
 from undertow.figures import heatmap, style
 from undertow.sensing.growth import transition_spread
@@ -63,16 +63,11 @@ def run(
     centre, width = jnp.asarray(mean, jnp.float32), jnp.asarray(spread, jnp.float32)
     values = jnp.stack([centre - width, centre + width])[:, None]
     sensing = eqx.tree_at(lambda noise: noise.problem.law.values, sensing, values)
-    rule = engine.Rule(sensing, jnp.asarray(step_size, jnp.float32), None, jnp.zeros((), jnp.float32), {}, {})
-    state = engine.start(rule, jnp.asarray(alpha, jnp.float32) * jnp.eye(d, dtype=jnp.float32), key)
-    block = engine.block_length(sensing, state.params)
-    count = lambda n: jnp.asarray(n, jnp.int32)
-    never = count(engine.NEVER)
-    state, _ = engine.advance(rule, state, count(steps), never, never, block=min(block, steps), capacity=0)
-    lived = state.died == engine.NEVER
-    seen = sensing.measure(state.params)
-    kept = {name: jnp.where(lived, seen[name], jnp.nan) for name in ("true", "spurious", "to_invariant")}
-    filtered = jnp.where(lived, (seen["spurious"] < FILTERED).astype(jnp.float32), jnp.nan)
+    start = jnp.asarray(alpha, jnp.float32) * jnp.eye(d, dtype=jnp.float32)
+    end = run_traced(sensing, start, step_size=step_size, steps=steps, key=key)
+    measured = sensing.measure(end.params)
+    kept = {name: jnp.where(end.diverged, jnp.nan, measured[name]) for name in ("true", "spurious", "to_invariant")}
+    filtered = jnp.where(end.diverged, jnp.nan, (measured["spurious"] < FILTERED).astype(jnp.float32))
     return {"filtered": filtered, **kept}
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from undertow._validate import Number
-from undertow.dynamics import engine
+from undertow.dynamics.traced import run_traced
 from undertow.execution.sweeps.diagram import Diagram, fixed, means
 from undertow.figures import heatmap, style
 from undertow.noise.minibatch import Minibatch
@@ -74,13 +74,8 @@ def _lives(params: dict[str, Array], step_size: Array, key: Array, batch: int, s
     inputs = params["U"].shape[0]
     ones = jnp.ones(inputs, jnp.float32)
     noise = Minibatch(GaussianPairs(ones, ones).population(two_layer_loss), batch)
-    rule = engine.Rule(noise, step_size, None, jnp.zeros((), jnp.float32), {}, {})
-    count = lambda n: jnp.asarray(n, jnp.int32)
-    never = count(engine.NEVER)
-    block = min(engine.block_length(noise, params), steps)
-    state = engine.start(rule, params, key)
-    state, _ = engine.advance(rule, state, count(steps), never, never, block=block, capacity=0)
-    return (state.died == engine.NEVER).astype(jnp.float32)
+    end = run_traced(noise, params, step_size=step_size, steps=steps, key=key)
+    return (~end.diverged).astype(jnp.float32)
 
 
 def _axes(points: int) -> dict[str, Any]:

@@ -65,4 +65,4 @@ def relaxation(found: Sides, logs: np.ndarray, frame: np.ndarray | None, step_si
         turned, factor = (lambda x: frame.swapaxes(1, 2) @ x @ frame), np.exp(logs[:, :, None] + logs[:, None])
     noise = turned(found.noise_plus) / factor + turned(found.noise_minus) * factor
     weight = turned(found.weight_plus) * factor + turned(found.weight_minus) / factor
-    return times_of_sums(noise, weight, step_size, gamma)
+    return times_of_sums(noise, weight, step_size, 2 * gamma)

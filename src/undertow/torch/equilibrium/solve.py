@@ -93,11 +93,11 @@ def noise_of(stacks: Mapping[str, Tensor], relations: Sequence[Relation]) -> dic
 
 @partial(jax.jit, static_argnames="clear")
 def _rotations(
-    left: Any, right: Any, noise_left: Any, noise_right: Any, step_size: Any, gamma: Any, clear: float
+    left: Any, right: Any, noise_left: Any, noise_right: Any, step_size: Any, weight_decay: Any, clear: float
 ) -> tuple[Any, Any, Any]:
     """`closed_forms.rotation` for every block; only U'U and WW' matter, so that roots of them stand for the factors."""
     rotate = jax.vmap(partial(closed_forms.rotation, clear=clear), in_axes=(0, 0, 0, 0, None, None))
-    found = rotate(left, right, noise_left, noise_right, step_size, gamma)
+    found = rotate(left, right, noise_left, noise_right, step_size, weight_decay)
     return found.amount, found.lost, found.silent
 
 
@@ -112,12 +112,12 @@ def amounts(relation: Relation, found: Sides, step_size: float, gamma: float, cl
     with jax.enable_x64(True), jax.default_device("cpu"):  # small matrices; the GPU is torch's
         if relation.block == 1:
             with np.errstate(all="ignore"):
-                raw = np.asarray(closed_forms.rescaling_amount(*map(jnp.asarray, found), step_size, gamma))
+                raw = np.asarray(closed_forms.rescaling_amount(*map(jnp.asarray, found), step_size, 2 * gamma))
             # np.inf where noise is one-sided, NaN where there is none
             return Amount(np.where(np.isfinite(raw), raw, 0.0), int(np.isinf(raw).sum()), int(np.isnan(raw).sum()))
         left, right = _root(found.weight_plus).swapaxes(1, 2), _root(found.weight_minus)
         noises = found.noise_plus, found.noise_minus
-        amount, lost, silent = _rotations(left, right, *noises, float(step_size), float(gamma), clear)
+        amount, lost, silent = _rotations(left, right, *noises, float(step_size), 2 * float(gamma), clear)
         return Amount(np.asarray(amount), int(lost.sum()), int(silent.sum()))
 
 

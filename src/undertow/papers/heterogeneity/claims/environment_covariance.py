@@ -10,7 +10,7 @@ from undertow.papers.zero_loss.models.tanh_net import TanhNet
 
 def _noises(net: TanhNet) -> dict[str, AbstractNoise]:
     groups = jnp.arange(net.problem.size) % 3
-    hetero = Environments(net.problem, groups, weights=[0.5, 0.3, 0.2], size=4)
+    hetero = Environments(net.problem, groups, weights=[0.5, 0.3, 0.2], batch_size=4)
     return {
         "one environment": hetero,
         "pooled": hetero.pooled(),

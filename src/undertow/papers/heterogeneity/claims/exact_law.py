@@ -90,15 +90,16 @@ def _exact(
 
 
 def _explicit(noise: MatrixSensing, point: Array, draws: int, rng: np.random.Generator) -> np.ndarray:
-    """Draws from m measurements each, by plain NumPy; only X = root(normals) comes from the ensemble."""
+    """Draws from m measurements each, by plain NumPy; only X = sqrt_mv(normals) comes from the ensemble."""
     d, m, k = noise.truth.shape[0], noise.m, noise.law.size
     each = m if noise.pooled else 1
-    root = jax.jit(jax.vmap(lambda white: noise.ensemble.root(white, d)))
+    sqrt_mv = jax.jit(jax.vmap(lambda normals: noise.ensemble.sqrt_mv(normals, d)))
     each_part = jax.vmap(noise.problem.spurious)(jnp.eye(k))
     u, parts, signal = (np.asarray(x, np.float64) for x in (point, each_part, noise.problem.signal))
     found = []
     for _ in range(-(-draws // BLOCK)):
-        x = np.asarray(root(rng.standard_normal((BLOCK * m, *noise.ensemble.white(d))))).reshape(BLOCK, m, d * d)
+        normals = rng.standard_normal((BLOCK * m, *noise.ensemble.normal_structure(d)))
+        x = np.asarray(sqrt_mv(normals)).reshape(BLOCK, m, d * d)
         sizes = _environments(noise.law, BLOCK * each, rng).reshape(BLOCK, each, k)
         target = (u @ u.T - signal).ravel() - sizes @ parts.reshape(k, d * d)
         weights = (x * target).sum(2)

@@ -45,7 +45,7 @@ class Long:
     step_size: float = 0.05
     """The paper's eta."""
     every: int = 5
-    """Steps between two looks."""
+    """Steps between two observations."""
 
 
 @dataclass(frozen=True)

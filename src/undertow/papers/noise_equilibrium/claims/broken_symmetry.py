@@ -107,7 +107,7 @@ def _simulate(case: Case, parameters: Pulled, key: Key[Array, ""]) -> list[Found
 
     found = []
     for eta in STEP_SIZES:
-        theory = deviation(exact, case.pull, symmetry, jnp.asarray(case.home), step_size=eta)
+        theory = deviation(exact, jnp.asarray(case.home), symmetry, case.pull, step_size=eta)
         window = round(parameters.relaxations / (eta * case.strength) / WINDOWS)
         run = descend(
             Minibatch(problem, 1), home, step_size=eta, steps=WINDOWS * window, every=window, average={"terms": terms},

@@ -155,7 +155,7 @@ def _search(parameters: Nets, key: Key[Array, ""]) -> tuple[tuple[Check, ...], x
         problem = _independent(keys[3], product, x, e)
         widths = [parameters.outputs] * (parameters.depth - 1)
         params = _scrambled(keys[4], deep_linear(product, x, e, widths))
-        end = equilibrium(Minibatch(problem, 1), symmetries, params, step_size=0.01)
+        end = equilibrium(Minibatch(problem, 1), params, symmetries, step_size=0.01)
         norms = lambda layers: [float(jnp.sum(jnp.asarray(w) ** 2)) for w in layers]
         found.append(norms(end.params))
         theory.append(norms(deep_linear(product, x, e, widths)))

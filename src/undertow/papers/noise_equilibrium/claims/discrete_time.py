@@ -26,7 +26,7 @@ class Steps:
     step_size: float = 0.05
     """Step size."""
     weight_decay: float = 0.02
-    """The size of gamma, of both signs."""
+    """The size of the paper's gamma, of both signs."""
     reach: float = 1.5
     """How far an orbit is followed from the middle, to both sides."""
     points: int = 60

@@ -46,7 +46,7 @@ class Draws:
     step_size: float = 0.02
     """Step size of SGD."""
     weight_decay: float = 0.01
-    """Weight decay, where it is on."""
+    """The paper's gamma, where weight decay is on; the library's `weight_decay` is twice it."""
     batches: int = 20_000
     """One-step changes in an ensemble."""
 
@@ -129,7 +129,7 @@ def _measure_rows(parameters: Draws, key: Key[Array, ""]) -> Measurement:
     for k in jax.random.split(key, parameters.draws):
         problem, params, _ = _at_minimum(k, parameters.samples, parameters.width)
         noise = Minibatch(problem, parameters.size)
-        flow = noether_flow(noise, INSIDE, params, step_size=parameters.step_size)
+        flow = noether_flow(noise, params, INSIDE, step_size=parameters.step_size)
         rows = np.asarray(_by_rows(problem, params)) / parameters.size
         u, w = np.asarray(params["U"]), np.asarray(params["W"])
         gamma_u, gamma_w = map(np.asarray, _moments(problem, params))
@@ -167,7 +167,7 @@ def _measure_equilibrium(parameters: Draws, key: Key[Array, ""]) -> Measurement:
         noise = Minibatch(problem, parameters.size)
         gammas = _moments(problem, params)
         for gamma in (0.0, parameters.weight_decay):
-            found = equilibrium(noise, INSIDE, params, step_size=parameters.step_size, weight_decay=gamma)
+            found = equilibrium(noise, params, INSIDE, step_size=parameters.step_size, weight_decay=2 * gamma)
             u, w = found.params["U"], found.params["W"]
             gamma_u, gamma_w = (g + gamma * parameters.size / parameters.step_size * jnp.eye(len(g)) for g in gammas)
             left, right = balanced_factors(product, gamma_u, gamma_w, width)

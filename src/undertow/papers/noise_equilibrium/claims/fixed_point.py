@@ -47,7 +47,7 @@ class Orbits:
     step_size: float = 0.05
     """Step size of SGD."""
     weight_decay: float = 0.01
-    """Weight decay, where it is on."""
+    """The paper's gamma, where weight decay is on; the library's `weight_decay` is twice it."""
     size: int = 4
     """Samples in a batch."""
 
@@ -94,7 +94,7 @@ def _along(
     """The flow, the charge and Tr[Sigma A] at points of the orbit."""
 
     def at(amount: Array) -> tuple[Array, Array, Array]:
-        flow = noether_flow(noise, symmetry, symmetry.orbit(params, amount), step_size=eta, weight_decay=gamma)
+        flow = noether_flow(noise, symmetry.orbit(params, amount), symmetry, step_size=eta, weight_decay=2 * gamma)
         return flow.rate, flow.charge, flow.noise
 
     return jax.lax.map(at, amounts)
@@ -107,7 +107,7 @@ def _dense(noise: Minibatch, params: PyTree, symmetry: AbstractSymmetry) -> tupl
     generator = jax.hessian(lambda v: symmetry.charge(unravel(v)))(flat)
     assert isinstance(noise.problem, Problem)
     rows = jax.vmap(trees.ravel)(noise.problem.sample_gradients(params))
-    return generator, jnp.cov(rows.T, bias=True) / noise.size, flat
+    return generator, jnp.cov(rows.T, bias=True) / noise.batch_size, flat
 
 
 def _measure_theorem(parameters: Orbits, key: Key[Array, ""]) -> Measurement:
@@ -128,7 +128,7 @@ def _measure_theorem(parameters: Orbits, key: Key[Array, ""]) -> Measurement:
                     return float(np.sum(a * (noise_part - 2 * g * np.exp(2 * amount * a) * t)))
 
                 root = brentq(flow, -20, 20, xtol=1e-13)
-                found = equilibrium(noise, symmetry, params, step_size=eta, weight_decay=gamma)
+                found = equilibrium(noise, params, symmetry, step_size=eta, weight_decay=2 * gamma)
                 amounts = np.linspace(root - parameters.reach, root + parameters.reach, parameters.points)
                 numbers = map(jnp.asarray, (amounts, eta, gamma))
                 rate, charge, trace = map(np.asarray, _along(noise, params, symmetry, *numbers))
@@ -168,12 +168,14 @@ def _measure_infinity(parameters: Orbits, key: Key[Array, ""]) -> Measurement:
         noise, params, symmetry = _generators(k, parameters.size)["scale-invariant net"]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NoFiniteEquilibrium)  # it is what is measured
-            found = equilibrium(noise, symmetry, params, step_size=parameters.step_size)
+            found = equilibrium(noise, params, symmetry, step_size=parameters.step_size)
         infinite.append(found.infinite == (1,) and float(found.amount[0]) == np.inf)
         rate = np.asarray(_along(noise, params, symmetry, *numbers)[0])
         slopes.append(np.polyfit(amounts, np.log(rate), 1)[0])
         flows.append(rate)
-    finite = equilibrium(noise, symmetry, params, step_size=parameters.step_size, weight_decay=parameters.weight_decay)
+    finite = equilibrium(
+        noise, params, symmetry, step_size=parameters.step_size, weight_decay=2 * parameters.weight_decay
+    )
     checks = (
         Check("d log G/d lambda", max(slopes, key=lambda s: abs(s + 2)), -2.0, 0.0, Within(1e-8, 1e-3),
               alternative=-1.0),

@@ -57,7 +57,7 @@ class Batches:
     step_size: float = 0.05
     """Step size of the step."""
     weight_decay: float = 0.02
-    """Weight decay, where it is on."""
+    """The paper's gamma, where weight decay is on; the library's `weight_decay` is twice it."""
 
 
 class Kind(NamedTuple):
@@ -197,7 +197,7 @@ def _steps(
         gradient = noise.draw(key, params)
         after = jax.tree.map(lambda p, g: (1 - 2 * eta * gamma) * p - eta * g, params, gradient)
         change = symmetry.charge(after) - symmetry.charge(params)
-        return change, symmetry.change(params, gradient, step_size=eta, weight_decay=gamma)
+        return change, symmetry.change(params, gradient, step_size=eta, weight_decay=2 * gamma)
 
     return jax.vmap(one)(keys)
 
@@ -263,7 +263,7 @@ def _measure_expected(parameters: Batches, key: Key[Array, ""]) -> Measurement:
                 numbers = jnp.asarray(p.step_size), jnp.asarray(gamma)
                 change, _ = _steps(noise, kind.symmetry, kind.params, keys, *numbers)
                 groups = np.asarray(change).reshape(GROUPS, batches // GROUPS, -1).mean(axis=1)
-                flow = noether_flow(noise, kind.symmetry, kind.params, step_size=p.step_size, weight_decay=gamma)
+                flow = noether_flow(noise, kind.params, kind.symmetry, step_size=p.step_size, weight_decay=2 * gamma)
                 exact = _over_all_batches(kind, p.size, replace, p.step_size, gamma)
                 told, continuous = np.ravel(np.asarray(flow.per_step)), p.step_size * np.ravel(flow.rate)
                 size = np.abs(exact).max()

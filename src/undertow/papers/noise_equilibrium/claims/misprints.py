@@ -40,7 +40,7 @@ class Batches:
     step_size: float = 0.05
     """Step size of the step."""
     weight_decay: float = 1e-4
-    """Weight decay, where it is on: small, so that its square is nothing."""
+    """The paper's gamma, where weight decay is on: so small that its square is negligible."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Sphere:
     step_size: float = 0.01
     """Step size."""
     weight_decay: float = 0.005
-    """Weight decay gamma."""
+    """The paper's gamma: half the `weight_decay` of the library."""
     size: int = 2
     """Samples in a batch."""
     samples: int = 8
@@ -110,7 +110,7 @@ def _measure_factors(parameters: Batches, key: Key[Array, ""]) -> Measurement:
         noise = Minibatch(kind.problem, parameters.size)
         keys = jax.random.split(jax.random.fold_in(key, index), (GROUPS, each))
         groups = np.asarray(_means(noise, kind.symmetry, kind.params, keys, eta)).reshape(GROUPS, -1)
-        flow = noether_flow(noise, kind.symmetry, kind.params, step_size=eta)
+        flow = noether_flow(noise, kind.params, kind.symmetry, step_size=eta)
         unit = eta * eta / 2 * np.ravel(flow.noise)  # Sigma of the library is that of a batch: sigma^2 is eta/2
         ratios = 2 * groups @ unit / (unit @ unit)
         found[name] = (float(ratios.mean()), float(ratios.std(ddof=1) / np.sqrt(GROUPS)))
@@ -159,7 +159,7 @@ def _measure_stationary(parameters: Sphere, key: Key[Array, ""]) -> Measurement:
 
     run = descend(
         Minibatch(problem, parameters.size), jnp.array([1.0, 0.0, 0.0], jnp.float32), step_size=parameters.step_size,
-        weight_decay=parameters.weight_decay, steps=2 * parameters.steps, every=parameters.steps,
+        weight_decay=2 * parameters.weight_decay, steps=2 * parameters.steps, every=parameters.steps,
         key=jax.random.fold_in(key, 1), average={"terms": terms}, seeds=parameters.seeds, lane_width=lanes(256),
         progress=False,
     )  # fmt: skip

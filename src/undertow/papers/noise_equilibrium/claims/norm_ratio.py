@@ -28,7 +28,7 @@ from undertow.verification.criterion import Above, Below, Check, Within
 PHIS = (0.2, 0.4, 1.0, 1.8)
 """Half of the inputs have this variance, the others 2 - phi."""
 LOOK = 50
-"""Steps between two looks."""
+"""Steps between two observations."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Online:
     step_size: float = 0.01
     """Of SGD and of gradient descent."""
     weight_decay: float = 0.01
-    """Of gradient descent."""
+    """The paper's gamma of gradient descent; the library's `weight_decay` is twice it."""
     descent_steps: int = 30_000
     """Steps of gradient descent with weight decay."""
 
@@ -80,7 +80,7 @@ def sharpness_theory(phi: Any) -> Any:
     return (np.sqrt(phi) + np.sqrt(2 - phi)) / 2
 
 
-class _Look(eqx.Module):
+class _Recorder(eqx.Module):
     """|U|^2/|W|^2 and Tr H/(4 n^2)."""
 
     input_variance: Array
@@ -111,10 +111,10 @@ def _run(parameters: Online, phi: float, key: Key[Array, ""], descent: bool = Fa
         else Minibatch(law.population(two_layer_loss), parameters.batch),
         _start(n, parameters.hidden, dtype),
         step_size=parameters.step_size,
-        weight_decay=parameters.weight_decay if descent else 0.0,
+        weight_decay=2 * parameters.weight_decay if descent else 0.0,
         steps=steps,
         key=key,
-        observe={"end": _Look(law.input_variance)},
+        observe={"end": _Recorder(law.input_variance)},
         every=LOOK,
         seeds=parameters.seeds,
         lane_width=parameters.seeds,

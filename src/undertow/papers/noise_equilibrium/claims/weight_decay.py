@@ -28,7 +28,7 @@ class Decay:
     size: int = 10
     """Samples in a batch, S."""
     weight_decay: float = 0.01
-    """Weight decay gamma; gamma S/eta is 10."""
+    """The paper's gamma, half the `weight_decay` of the library; gamma S/eta is 10."""
     relaxations: float = 8.0
     """How long before the averages begin, and how long they last, in relaxation times 1/(4 gamma eta)."""
 
@@ -70,7 +70,7 @@ def _measure(parameters: Decay, key: Key[Array, ""]) -> Measurement:
     eta, gamma = parameters.step_size, parameters.weight_decay
     steps = round(parameters.relaxations / (4 * gamma * eta))
     run = descend(
-        Minibatch(task.population(), parameters.size), _start, step_size=eta, weight_decay=gamma, steps=2 * steps,
+        Minibatch(task.population(), parameters.size), _start, step_size=eta, weight_decay=2 * gamma, steps=2 * steps,
         every=steps, key=jax.random.fold_in(key, 1), average={"terms": _balances(task, parameters.size)},
         seeds=parameters.seeds, lane_width=parameters.seeds, progress=False,
     )  # fmt: skip

@@ -28,7 +28,7 @@ class AutoencoderLoss(eqx.Module):
     >>> from undertow.papers.noise_equilibrium.models.linear_nets import GaussianPairs, fan_in, loud_first
     >>> law = GaussianPairs(jnp.ones(4), loud_first(4))
     >>> population = law.population(AutoencoderLoss("tanh"))
-    >>> print(population.loss(fan_in(jax.random.key(0), inputs=4, hidden=4)).value > 4)
+    >>> print(population.estimate_loss(fan_in(jax.random.key(0), inputs=4, hidden=4)).value > 4)
     True
     """
 

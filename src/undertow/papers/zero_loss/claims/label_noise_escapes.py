@@ -45,13 +45,13 @@ class Escape:
     """Step size of SGD; 8 d alpha^2 step_size must stay below 2."""
     slow_time: float = 4.0
     """How long, in units of steps * step_size^2."""
-    looks: int = 8
+    num_saves: int = 8
     """How often the runs are looked at."""
 
 
 def _measure(parameters: Escape, key: Key[Array, ""]) -> Measurement:
     steps = round(parameters.slow_time / parameters.step_size**2)
-    every = max(1, steps // parameters.looks)
+    every = max(1, steps // parameters.num_saves)
     sgd, flow, plain, diverged = [], [], [], 0
     slow_time = np.zeros(0)
     for data_key in jax.random.split(key, parameters.data_sets):

@@ -77,7 +77,7 @@ def _measure_rate(parameters: Rates, key: Key[Array, ""]) -> Measurement:
     start = model.settle(model.start(1.0))
     rates = np.asarray(model.rates())
     noise = LabelNoise(model.problem, 1.0)
-    path = Limit(noise).solve(start, time=parameters.slow_time, observe={"shapes": _steepness(model)})
+    path = Limit(noise).solve(start, slow_time=parameters.slow_time, observe={"shapes": _steepness(model)})
     # a residual fluctuates by eta/2 |grad f_i|^2 (delta = 1) and adds to the label noise of its sample
     first_order = np.trapezoid(path.observed["shapes"], path.slow_time) / parameters.slow_time / 2
     ratios, errors = [], []

@@ -91,7 +91,7 @@ def _measure_start(parameters: Starts, key: Key[Array, ""]) -> Measurement:
         noise, start, step_size=eta, steps=round(parameters.slow_time / eta**2), key=jax.random.fold_in(key, 1),
         observe={"params": lambda p: p}, seeds=parameters.seeds, progress=False,
     )  # fmt: skip
-    limit = Limit(noise).solve(model.settle(start), time=parameters.slow_time, looks=1).params
+    limit = Limit(noise).solve(model.settle(start), slow_time=parameters.slow_time, num_saves=1).params
     way = np.concatenate(limit) - np.concatenate(start)
     gone = np.concatenate([leaf[:, -1] for leaf in run.observed["params"]], axis=1) - np.concatenate(start)
     share = gone @ way / (way @ way)

@@ -41,7 +41,7 @@ def _measure(parameters: Network, key: Key[Array, ""]) -> Measurement:
     net = TanhNet.draw(key, inputs=9, hidden=10, n=8, dtype=jnp.float64)
     start = settle(net.problem, net.params, tolerance=1e-11)
     noise = LabelNoise(net.problem, parameters.strength)
-    path = Limit(noise).solve(start, time=parameters.slow_time, looks=2, observe={"point": trees.ravel})
+    path = Limit(noise).solve(start, slow_time=parameters.slow_time, num_saves=2, observe={"point": trees.ravel})
     begin, halfway, end = path.observed["point"]
     way = end - begin
     medians, errors, diverged = [], [], 0

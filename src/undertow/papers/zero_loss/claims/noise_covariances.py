@@ -13,7 +13,7 @@ from undertow.papers._covariance_law import covariance_claim
 
 
 def _label_part(noise: LabelNoise, params: PyTree, v: PyTree) -> PyTree:
-    return LabelCovariance(noise.problem, params, noise.strength**2 / noise.size).mv(v)
+    return LabelCovariance(noise.problem, params, noise.strength**2 / noise.batch_size).mv(v)
 
 
 def _diagonal(noise: Additive, params: PyTree, v: PyTree) -> PyTree:
@@ -30,7 +30,7 @@ CLAIMS = (
         "Cov g = delta^2/b (1/n) sum_i J_i'J_i + minibatch part",
         lambda net: {
             "signs, one sample": LabelNoise(net.problem, 0.8),
-            "Gaussian, batch of 3": LabelNoise(net.problem, 0.8, size=3, kind="gaussian"),
+            "Gaussian, batch of 3": LabelNoise(net.problem, 0.8, batch_size=3, kind="gaussian"),
         },
         "Away from zero loss, too, the covariance is the label part alone, delta^2/b (1/n) sum J_i'J_i.",
         dict.fromkeys(("signs, one sample", "Gaussian, batch of 3"), _label_part),

@@ -83,8 +83,8 @@ def _measure_circle(parameters: Circle, key: Key[Array, ""]) -> Measurement:
 def _solved(parameters: Circle, key: Key[Array, ""]) -> np.ndarray:
     """The mean angular speed of every solution of the limiting diffusion."""
     path = Limit(mixed_circle(parameters.rho)).solve(
-        jnp.array([1.0, 0.0]), time=parameters.slow_time, key=key, seeds=parameters.solutions, looks=40, steps=400,
-        observe={"angle": _angle},
+        jnp.array([1.0, 0.0]), slow_time=parameters.slow_time, key=key, seeds=parameters.solutions, num_saves=40,
+        steps=400, observe={"angle": _angle},
     )  # fmt: skip
     return np.unwrap(path.observed["angle"], axis=1)[:, -1] / parameters.slow_time
 
