@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -14,11 +14,15 @@ from jaxtyping import Array, Key, PyTree
 from scipy.stats import t as student
 
 from undertow import _trees as trees
+from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.base import AbstractNoise
 from undertow.papers.zero_loss.models.tanh_net import TanhNet
 from undertow.verification.claim import Claim, Measurement, Paper
 from undertow.verification.criterion import AtLevel, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["Draws", "Rival", "covariance_claim"]
 
@@ -99,7 +103,7 @@ def _measure(
                 f"variance of {name} over its prediction",
                 float(total.mean()),
                 1.0,
-                float(total.std(ddof=1) / np.sqrt(GROUPS)),
+                float(standard_error(total)),
                 Within(tolerance=0.0, resolution=0.05),
                 samples=GROUPS,
             )
@@ -109,7 +113,7 @@ def _measure(
         test = f"largest |t| of {len(directions)} directions, Bonferroni"
         level = AtLevel(1e-4, test)
         checks.append(Check(f"{name}: p-value", _p_value(groups, predicted), 1.0, 0.0, level, alternative=wrong))
-        found[name] = (predicted, groups.mean(0), groups.std(0, ddof=1) / np.sqrt(GROUPS))
+        found[name] = (predicted, groups.mean(0), standard_error(groups))
     names = list(found)
     data = xarray.Dataset(
         {
@@ -124,7 +128,7 @@ def _measure(
 
 def _p_value(groups: np.ndarray, predicted: np.ndarray) -> float:
     """The probability of means of groups as far from the prediction in some direction, or further."""
-    z = (groups.mean(0) - predicted) / (groups.std(0, ddof=1) / np.sqrt(GROUPS))
+    z = (groups.mean(0) - predicted) / (standard_error(groups))
     return min(1.0, 2 * groups.shape[1] * float(student.sf(np.abs(z).max(), GROUPS - 1)))
 
 
@@ -152,7 +156,7 @@ def _variances(
     return predicted, np.stack([group(noise, k) for k in jax.random.split(key, GROUPS)])
 
 
-def _draw(measurement: Measurement, parameters: Any) -> Any:
+def _draw(measurement: Measurement, parameters: Any) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     for index, (name, colour) in enumerate(zip(data.attrs["noises"], style.COLOURS, strict=False)):

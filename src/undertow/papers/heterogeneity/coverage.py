@@ -21,11 +21,11 @@ _RESULTS = (
     ("Section 3.1, the parametrisation", "The fitted model is linear in UU'.", ("fitted-model",)),
     ("Section 3.1, UU' - VV'", "A signed signal is fitted by UU' - VV' in the same way.", ("indefinite-signal",)),
     ("Eq. (2)-(3)", "HeteroSGD is gradient descent on half the mean square.", ("sensing-factor-two",)),
-    ("Algorithm 3", "HeteroSGD on matrix sensing from U = alpha I.", ("exact-law", "sensing-factor-two")),
+    ("Algorithm 3", "HeteroSGD on matrix sensing from U = α I.", ("exact-law", "sensing-factor-two")),
     ("Eq. (4)", "Pooled SGD draws the environment of every measurement.", ("exact-law",)),
     ("Assumption 1 (a)-(c)", "Ranks against the dimension, and the form of both signals.", (), CONSTANTS),
     ("Assumption 1 (d)", "The two subspaces hardly overlap.", ("random-overlap",)),
-    ("Proposition 1, Eq. (5)", "Random subspaces overlap by sqrt((r1 + r2)/d).", ("random-overlap",)),
+    ("Proposition 1, Eq. (5)", "Random subspaces overlap by √((r1 + r2)/d).", ("random-overlap",)),
     (
         "Assumption 2, Eq. (6)",
         "The spurious signal is bounded by M1, and its variance exceeds M2 times its mean.",
@@ -40,10 +40,10 @@ _RESULTS = (
     ("Assumption 3", "How small the isometry's constant must be.", (), CONSTANTS),
     (
         "Theorem 2, Eq. (9)",
-        "With a step in a window HeteroSGD finds the invariant matrix in log(1/alpha)/eta steps.",
+        "With a step in a window HeteroSGD finds the invariant matrix in log(1/α)/η steps.",
         ("paper-window-empty", "filtering-by-spread", "invariant-or-mean"),
     ),
-    ("Eq. (10)", "The error is of the order sqrt(d/m).", ("recovery-rate",)),
+    ("Eq. (10)", "The error is of the order √(d/m).", ("recovery-rate",)),
     ("Eq. (11)", "The invariant part ends at one and the spurious part at zero.", ("invariant-grows-first",)),
     (
         "Theorem 3, Eq. (12)-(13)",
@@ -69,7 +69,7 @@ _RESULTS = (
     (
         "Figure 2",
         "The mean of the spurious component grows while its moment 0.1 falls. The paper does not name the law; checked "
-        "for q (1 + eta s), s = 1 - M or 1 + M, eta = 0.05, where the moment falls from M = 7 on.",
+        "for q (1 + η s), s = 1 - M or 1 + M, η = 0.05, where the moment falls from M = 7 on.",
         ("typical-growth",),
     ),
     (
@@ -112,7 +112,7 @@ _RESULTS = (
     ),
     (
         "Theorem 4",
-        "In the first phase the invariant part grows by more than 1 + eta/3 a step, to between 1/4 and 7/18.",
+        "In the first phase the invariant part grows by more than 1 + η/3 a step, to between 1/4 and 7/18.",
         ("invariant-grows-first",),
     ),
     (
@@ -148,7 +148,7 @@ _RESULTS = (
     (
         "Theorem 8, Eq. (126)",
         "An invariant matrix with unequal eigenvalues is found as well. Checked for rank 2 with the eigenvalues 1 and "
-        "1/kappa, kappa = 2 and 4 (and 8 beyond the smoke scale), with step sizes outside the theorem's window.",
+        "1/κ, κ = 2 and 4 (and 8 beyond the smoke scale), with step sizes outside the theorem's window.",
         ("condition-number",),
     ),
     ("Eq. (127)", "The parts in a subspace that turns.", (), TOOL),

@@ -5,7 +5,7 @@ from undertow.verification.coverage import DEFINITION, TEXTBOOK, Addition, Entry
 __all__ = ["BEYOND", "COVERAGE"]
 
 _RESULTS = (
-    ("Eq. (1)", "The SDE of SGD, with sigma^2 = eta/(2S).", ("sde-weak-order",)),
+    ("Eq. (1)", "The SDE of SGD, with σ² = η/(2S).", ("sde-weak-order",)),
     (
         "Figure 1",
         "Under scale invariance SGD moves outward for ever.",
@@ -81,8 +81,8 @@ _RESULTS = (
     ("Eq. (27)-(31)", "The derivation of (5).", ("charge-factor-two",)),
     ("Lemma B.1, Eq. (32)-(39)", "The noise along an orbit.", ("one-fixed-point",)),
     ("Eq. (40)-(43)", "The proof of Theorem 4.3.", ("orbit-eigenvalues",)),
-    ("Lemma B.2, Eq. (44)-(54)", "The flow of the charge is at least linear in lambda*.", ("charge-relaxes",)),
-    ("Lemma B.3, Eq. (55)-(61)", "The distance of the charge is at most linear in lambda*.", ("charge-relaxes",)),
+    ("Lemma B.2, Eq. (44)-(54)", "The flow of the charge is at least linear in λ*.", ("charge-relaxes",)),
+    ("Lemma B.3, Eq. (55)-(61)", "The distance of the charge is at most linear in λ*.", ("charge-relaxes",)),
     ("Corollary B.4, Eq. (62)", "Hence the charge relaxes at a rate that is bounded below.", ("charge-relaxes",)),
     (
         "Lemma B.5, Eq. (63)-(72)",
@@ -91,7 +91,7 @@ _RESULTS = (
     ),
     (
         "Theorem B.6, Eq. (73)-(78)",
-        "For s = mu = 0 the mean-square distance to the equilibrium vanishes (checked: SGD on one neuron, over three "
+        "For s = μ = 0 the mean-square distance to the equilibrium vanishes (checked: SGD on one neuron, over three "
         "relaxation times). Else it vanishes beside C*, in probability (checked: its size while C* drifts and "
         "diffuses, over two relaxation times; not the limit).",
         ("charge-follows",),

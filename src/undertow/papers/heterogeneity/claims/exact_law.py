@@ -1,7 +1,7 @@
 """The draws of `MatrixSensing` have the law of explicit measurements, whatever the ensemble."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -12,12 +12,16 @@ from jaxtyping import Array, Key, PyTree
 from scipy.stats import ks_2samp
 
 from undertow import _trees as trees
+from undertow.estimate import standard_error
 from undertow.figures.compare import compare
 from undertow.sensing.ensembles import Correlated, MatrixNormal
 from undertow.sensing.laws import AbstractLaw, Table, Uniform
 from undertow.sensing.matrix_sensing import MatrixSensing
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import AtLevel, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ENSEMBLES: Any = ("goe", "full")
 BLOCK = 2000
@@ -142,13 +146,13 @@ def _measure(parameters: Draws, key: Key[Array, ""]) -> Measurement:
         other = None if steady is None else _p_value(_statistics(steady), reference)
         checks.append(Check(f"{name}: p-value", p, 1.0, 0.0, level, alternative=other))
         squares = np.sum(exact.astype(np.float64) ** 2, axis=(1, 2))
-        error = squares.std() / np.sqrt(len(squares)) / told
-        checks.append(Check(f"{name}: E|G U|^2", squares.mean() / told, 1.0, error, Within(1e-4, 0.2)))
+        error = float(standard_error(squares, ddof=0)) / told
+        checks.append(Check(f"{name}: E|G U|²", squares.mean() / told, 1.0, error, Within(1e-4, 0.2)))
         values.append(p)
     return Measurement(tuple(checks), xarray.Dataset({"p": ("kind", values)}), parameters.draws)
 
 
-def _draw(measurement: Measurement, parameters: Any) -> Any:
+def _draw(measurement: Measurement, parameters: Any) -> "Figure":
     return compare([check for check in measurement.checks if "E|G" in check.what])
 
 
@@ -157,9 +161,9 @@ CLAIMS = (
         id="exact-law",
         paper="heterogeneity",
         place="Algorithms 1 and 2, the law of a step",
-        statement="A step on fresh Gaussian measurements has the law of one Gaussian matrix and a chi-square, with one "
+        statement="A step on fresh Gaussian measurements has the law of one Gaussian matrix and a χ-square, with one "
         "environment a step and pooled, for symmetric, full and any other Gaussian measurements: none need be drawn.",
-        equation="G = (c/m) CM + (sqrt(c)/m) (s Z - <Z, M> CM/s),  s^2 = <M, CM>,  c ~ chi^2_m",
+        equation="G = (c/m) CM + (√c/m) (s Z - <Z, M> CM/s),  s² = <M, CM>,  c ~ χ²_m",
         alternative="The length of a step does not fluctuate with the batch, c = m: the Gaussian law that large "
         "batches approach.",
         scales={"smoke": Draws(8_000), "default": Draws(50_000), "full": Draws(200_000)},

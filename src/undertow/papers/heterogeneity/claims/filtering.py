@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,9 @@ from undertow.sensing.matrix_sensing import MatrixSensing
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 QUARTILES = (0.25, 0.5, 0.75)
 LEVEL = 0.1
@@ -141,7 +144,7 @@ def _measure_spread(parameters: Sweep, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, p.seeds, lost)
 
 
-def _draw_spread(measurement: Measurement, parameters: Sweep) -> Any:
+def _draw_spread(measurement: Measurement, parameters: Sweep) -> "Figure":
     figure, (left, right) = style.new_figure(2, width=4.4)
     data = measurement.data
     for name, colour in (("true", "blue"), ("spurious", "red")):
@@ -179,7 +182,7 @@ def _measure_steps(parameters: Steps, key: Key[Array, ""]) -> Measurement:
         found = statistics.share(seen["spurious"] < LEVEL)
         # at the smaller step sizes both shares are small, and their difference needs more runs than these
         other = half if told > 0.5 else None
-        what = f"eta = {eta:g}: share filtered, against the scalar map"
+        what = f"η = {eta:g}: share filtered, against the scalar map"
         checks.append(_against_map(what, found, told, Within(0.04, 0.2), other))
         medians.append(statistics.median(seen["spurious"]))
         lost += diverged
@@ -194,7 +197,7 @@ def _measure_steps(parameters: Steps, key: Key[Array, ""]) -> Measurement:
     return Measurement(tuple(checks), data, p.seeds, lost)
 
 
-def _draw_steps(measurement: Measurement, parameters: Steps) -> Any:
+def _draw_steps(measurement: Measurement, parameters: Steps) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     style.points(axes, data.step_size, data["median"], data.error, "HeteroSGD, median spurious signal")
@@ -257,7 +260,7 @@ def _first(pair: tuple[float, float]) -> tuple[float, float, float]:
     return pair[0], pair[0], pair[1]
 
 
-def _draw_moments(measurement: Measurement, parameters: Moments) -> Any:
+def _draw_moments(measurement: Measurement, parameters: Moments) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     style.theory(axes, data.spread, data.tenth, "E|q|^0.1, exact")
@@ -275,7 +278,7 @@ CLAIMS = (
         paper="heterogeneity",
         place="Figure 3 and Theorem 2",
         statement="HeteroSGD learns the invariant signal at every heterogeneity and filters the spurious one out when "
-        "it varies enough; the scalar map q <- q (1 + eta (s - q^2)) says how often.",
+        "it varies enough; the scalar map q <- q (1 + η (s - q²)) says how often.",
         equation="y = <X, u*u*' + s v*v*'>,  s in {1 - M, 1 + M}",
         alternative="Only the mean of the spurious signal counts: it is learnt at every heterogeneity, as the "
         "invariant one is.",
@@ -288,9 +291,9 @@ CLAIMS = (
         id="filtering-by-step",
         paper="heterogeneity",
         place="Figure 4",
-        statement="A large step is what filters: at the same time steps * eta a small one learns the spurious signal. "
+        statement="A large step is what filters: at the same time steps * η a small one learns the spurious signal. "
         "How many runs are filtered is what the scalar map says at that step size.",
-        equation="lambda = E log|1 + eta s| < 0 needs eta > 2 E s/(M^2 - E s^2)",
+        equation="λ = E log|1 + η s| < 0 needs η > 2 E s/(M² - E s²)",
         alternative="Twice as many steps of half the size filter as many runs as the scalar map says for whole ones.",
         scales={"smoke": Steps(256, 2, d=20), "default": Steps(256, 4), "full": Steps(1000, 4)},
         measure=_measure_steps,
@@ -302,10 +305,10 @@ CLAIMS = (
         paper="heterogeneity",
         place="Figure 2",
         statement="The mean of the spurious component grows the same at every heterogeneity; what is typical of it "
-        "falls, from M = 7 on at eta = 0.05.",
-        equation="E|1 + eta s|^p,  p = 1 against p = 0.1",
+        "falls, from M = 7 on at η = 0.05.",
+        equation="E|1 + η s|^p,  p = 1 against p = 0.1",
         alternative="The mean is typical: all moments follow it, E|q|^0.1 = (E|q|)^0.1, and the mean itself grows like "
-        "exp(t E log|1 + eta s|).",
+        "exp(t E log|1 + η s|).",
         scales={"smoke": Moments(20_000), "default": Moments(100_000), "full": Moments(1_000_000)},
         measure=_measure_moments,
         draw=_draw_moments,

@@ -2,7 +2,7 @@
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +12,6 @@ from jaxtyping import Array, Key
 
 from undertow.dynamics.descend import descend
 from undertow.figures import style
-from undertow.figures.compare import compare
 from undertow.grouped.data import moments_of
 from undertow.grouped.designs import grouped_design
 from undertow.grouped.invariant_regressor import InvariantRegressor
@@ -20,6 +19,9 @@ from undertow.grouped.two_phase import growth_phases, moment_noise
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Below, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PARTS = (0.1, 0.2, 0.4, 0.7, 1.0)
 """Rows of each group, over those of the largest."""
@@ -175,7 +177,7 @@ def _measure_growth(parameters: Growth, key: Key[Array, ""]) -> Measurement:
     return Measurement(tuple(checks), xarray.Dataset(data), p.designs, lost, note)
 
 
-def _draw_growth(measurement: Measurement, parameters: Growth) -> Any:
+def _draw_growth(measurement: Measurement, parameters: Growth) -> "Figure":
     figure, panels = style.new_figure(2)
     data = measurement.data
     for axes, name, title in zip(panels, ("one", "several"), ("one cause", f"{parameters.causes} causes"), strict=True):
@@ -235,10 +237,6 @@ def _measure_designs(parameters: Designs, key: Key[Array, ""]) -> Measurement:
     return Measurement(tuple(checks), data, p.designs, note=note)
 
 
-def _draw_designs(measurement: Measurement, parameters: Designs) -> Any:
-    return compare(measurement.checks)
-
-
 CLAIMS = (
     Claim(
         id="two-phase-law",
@@ -246,7 +244,7 @@ CLAIMS = (
         place="beyond the paper: grouped data",
         statement="On grouped data a variable grows at one rate until the causes are fitted and at another afterwards, "
         "each group counting by its rows; with several causes there is a phase for each.",
-        equation="log u(T) = log alpha + t1 E log|1 + 2 eta c_e| + (T - t1) E log|1 + 2 eta s_e|",
+        equation="log u(T) = log α + t1 E log|1 + 2η c_e| + (T - t1) E log|1 + 2η s_e|",
         alternative="Every group counts equally in the rates, whatever its rows; or the first rate holds throughout.",
         scales={"smoke": Growth(12), "default": Growth(40), "full": Growth(400)},
         measure=_measure_growth,
@@ -258,11 +256,10 @@ CLAIMS = (
         place="beyond the paper: grouped data",
         statement="The heterogeneity flow with a test of invariance finds the invariant coefficients where children of "
         "y change their effect; where means shift it mostly finds none, and says so.",
-        equation="d log u = -2 eta gbar - 2 eta rho Var_e(g_e)",
+        equation="d log u = -2η gbar - 2η ρ Var_e(g_e)",
         alternative="Groups tell nothing: the estimator does as pooled least squares, which uses the children of y.",
         scales={"smoke": Designs(20, 60), "default": Designs(60, 120), "full": Designs(400, 800)},
         measure=_measure_designs,
-        draw=_draw_designs,
         long=True,
     ),
 )

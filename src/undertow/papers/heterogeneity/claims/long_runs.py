@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,9 @@ from undertow.sensing.matrix_sensing import MatrixSensing
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 BURST = 0.5
 """A spurious signal above this is a burst."""
@@ -122,7 +125,7 @@ def _exponent(size: np.ndarray) -> tuple[float, float]:
     return float(slope(runs >= 0)), float(np.sqrt((len(runs) - 1) * without.var()))
 
 
-def _draw_bursts(measurement: Measurement, parameters: Long) -> Any:
+def _draw_bursts(measurement: Measurement, parameters: Long) -> "Figure":
     figure, (axes,) = style.new_figure(width=7.0)
     data = measurement.data
     for row, colour in zip(data.spurious.values, ("blue", "red", "green"), strict=False):
@@ -155,7 +158,7 @@ def _measure_tail(parameters: Tail, key: Key[Array, ""]) -> Measurement:
     return Measurement((check,), data, p.runs)
 
 
-def _draw_tail(measurement: Measurement, parameters: Tail) -> Any:
+def _draw_tail(measurement: Measurement, parameters: Tail) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     kappa = measurement.checks[0].predicted
@@ -173,11 +176,11 @@ CLAIMS = (
         paper="heterogeneity",
         place="beyond the paper: Theorem 2 needs its early stop",
         statement="A run that has filtered the spurious signal out does not stay there: measurement noise re-seeds it, "
-        "and it comes back above 0.5, with the tail of a signal damped by the true one: E|1 + eta (s - 1)|^kappa = 1. "
+        "and it comes back above 0.5, with the tail of a signal damped by the true one: E|1 + η (s - 1)|^κ = 1. "
         "Early stopping is part of the method.",
-        equation="q+ = q (1 + eta (s - 1 - q^2)) + N(0, eta^2 E s^2/(2m)) along the learnt direction",
+        equation="q+ = q (1 + η (s - 1 - q²)) + N(0, η² E s²/(2m)) along the learnt direction",
         alternative="A filtered signal stays filtered; or what comes back is not damped by the true signal, and its "
-        "tail has E|1 + eta s|^kappa = 1.",
+        "tail has E|1 + η s|^κ = 1.",
         scales={"smoke": Long(40), "default": Long(128), "full": Long(512)},
         measure=_measure_bursts,
         draw=_draw_bursts,
@@ -188,9 +191,9 @@ CLAIMS = (
         paper="heterogeneity",
         place="beyond the paper: a Kesten process",
         statement="A component that shrinks typically and is re-seeded has a power-law tail; its exponent is the "
-        "positive root of E|1 + eta s|^kappa = 1.",
-        equation="P(|q| > x) ~ x^-kappa",
-        alternative="The exponent is half that root, as of E|1 + eta s|^(2 kappa) = 1, the growth of squares.",
+        "positive root of E|1 + η s|^κ = 1.",
+        equation="P(|q| > x) ~ x^-κ",
+        alternative="The exponent is half that root, as of E|1 + η s|^(2 κ) = 1, the growth of squares.",
         scales={"smoke": Tail(10_000), "default": Tail(40_000), "full": Tail(400_000)},
         measure=_measure_tail,
         draw=_draw_tail,

@@ -1,14 +1,12 @@
 """Lines of the paper that cannot stand as printed, each with the number that shows it."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
 import xarray
 from jaxtyping import Array, Key
 
-from undertow.figures.compare import compare
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Below, Check, Within
@@ -97,7 +95,7 @@ def _measure_symmetric(parameters: Batches, key: Key[Array, ""]) -> Measurement:
     told = 1 / (2 * p.m)  # the variance of an entry of G off the diagonal and off M, symmetric X
     checks = (
         Check(
-            "symmetric X with N(0,1) entries: E<X, M>^2 over |M|^2, M off the diagonal", squares[0], 2.0, squares[1],
+            "symmetric X with N(0,1) entries: E<X, M>² over |M|², M off the diagonal", squares[0], 2.0, squares[1],
             Within(0.0, 0.2), printed=1.0, alternative=1.0,
         ),
         *(
@@ -228,20 +226,16 @@ def _measure_controller(parameters: Controller, key: Key[Array, ""]) -> Measurem
         ),
         Check("Lemma 7: it is below 1", moment[0], told, moment[1], Below(1.0), alternative=whole, samples=p.moments),
         Check(
-            "(49): probability of the event as printed, q <= level", printed[0], 1.0, printed[1], Within(0.0, 0.1),
+            "(49): probability of the event as printed, q ≤ level", printed[0], 1.0, printed[1], Within(0.0, 0.1),
             printed=bound, alternative=bound,
         ),
         Check(
-            "(49): probability of q >= level against that of a finite chain", right[0], _crossing(p), right[1],
+            "(49): probability of q ≥ level against that of a finite chain", right[0], _crossing(p), right[1],
             Within(0.0, 0.02), alternative=bound,
         ),
         Check("(49): the same against T2 p", right[0], bound, right[1], Below(bound), alternative=1.0),
     )  # fmt: skip
     return Measurement(checks, xarray.Dataset({"over": right[0], "moment": moment[0]}), p.runs)
-
-
-def _draw(measurement: Measurement, parameters: Any) -> Any:
-    return compare(measurement.checks)
 
 
 CLAIMS = (
@@ -252,12 +246,11 @@ CLAIMS = (
         statement="Measurements are symmetric with i.i.d. N(0,1) elements. They cannot be: such X violate the "
         "isometry (8). Off the diagonal the variance must be 1/2, which is full X symmetrised in the step; full X "
         "used as it is doubles the noise there and makes G nonsymmetric.",
-        equation="E<X, M>^2 = |M|^2 for symmetric M",
-        alternative="Symmetric X with N(0,1) elements are isotropic as printed, E<X, M>^2 = |M|^2, and full X give the "
+        equation="E<X, M>² = |M|² for symmetric M",
+        alternative="Symmetric X with N(0,1) elements are isotropic as printed, E<X, M>² = |M|², and full X give the "
         "step no more noise than symmetric ones.",
         scales={"smoke": Batches(20_000), "default": Batches(100_000), "full": Batches(400_000)},
         measure=_measure_symmetric,
-        draw=_draw,
     ),
     Claim(
         id="fitted-model",
@@ -269,7 +262,6 @@ CLAIMS = (
         alternative="The fitted model is y = <A, UU'> as printed: it does not see X, and explains nothing of y.",
         scales={"smoke": Runs(16, 0.0, 2), "default": Runs(64, 0.0, 2), "full": Runs(500, 0.0, 2)},
         measure=_measure_model,
-        draw=_draw,
     ),
     Claim(
         id="spurious-signal-alone",
@@ -281,18 +273,16 @@ CLAIMS = (
         alternative="A(e) = A* + s vv' does not count A* twice: with it HeteroSGD on (1) learns u with the size 1.",
         scales={"smoke": Runs(16, 2.0, 1), "default": Runs(64, 2.0, 1), "full": Runs(500, 2.0, 1)},
         measure=_measure_doubled,
-        draw=_draw,
     ),
     Claim(
         id="controller-event",
         paper="heterogeneity",
         place="Eq. (42) and (49)",
         statement="The proof that the spurious part stays small: a step multiplies X^(2/3) by a mean below 1, so the "
-        "controller crosses its level rarely. The mean is E(1 + eta S + 2 eta)^(2/3), not with eta (S + 2 eta); and "
+        "controller crosses its level rarely. The mean is E(1 + η S + 2η)^(2/3), not with η (S + 2η); and "
         "what has probability at most T2 p is to be above the level. Below it all start.",
-        equation="E[X_{t+1}^(2/3)] = E[(1 + eta S + 2 eta)^(2/3)] X_t^(2/3),  "
-        "P(q >= p^-1.5 r2^1.5 L at some t <= T2) <= T2 p",
-        alternative="Both lines stand as printed: the mean is E(1 + eta (S + 2 eta))^(2/3), and it is below the level "
+        equation="E[X_{t+1}^(2/3)] = E[(1 + η S + 2η)^(2/3)] X_t^(2/3),  P(q ≥ p^-1.5 r2^1.5 L at some t ≤ T2) ≤ T2 p",
+        alternative="Both lines stand as printed: the mean is E(1 + η (S + 2η))^(2/3), and it is below the level "
         "that the controller is with probability T2 p at most.",
         scales={
             "smoke": Controller(20_000, 200_000),
@@ -300,6 +290,5 @@ CLAIMS = (
             "full": Controller(1_000_000, 10_000_000),
         },
         measure=_measure_controller,
-        draw=_draw,
     ),
 )

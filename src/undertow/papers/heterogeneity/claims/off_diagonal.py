@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,9 @@ from undertow.sensing.matrix_sensing import MatrixSensing
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 RANKS = (2, 3, 4, 6)
 """Of the spurious signal, for products of steps alone; HeteroSGD runs at the last."""
@@ -125,7 +128,7 @@ def _pair(found: tuple[float, float]) -> tuple[float, float, float]:
     return found[0], found[0], found[1]
 
 
-def _draw(measurement: Measurement, parameters: Turning) -> Any:
+def _draw(measurement: Measurement, parameters: Turning) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     ranks = np.arange(1, max(RANKS) + 1)
@@ -145,9 +148,9 @@ CLAIMS = (
         paper="heterogeneity",
         place="Assumption 2, Eq. (7)",
         statement="Entries of the spurious signal off the diagonal, as large as those on it, undo the filtering, the "
-        "more the larger its rank: growth typically gains eta^2 tau^2 (r2 - 3)/2 a step where it loses eta^2 tau^2 on "
+        "more the larger its rank: growth typically gains η² τ² (r2 - 3)/2 a step where it loses η² τ² on "
         "the diagonal alone. At rank 2 half of the filtering is left, from rank 4 on the variation feeds the signal.",
-        equation="E log |(I + eta S) e| = eta E s + eta^2 tau^2 (r2 - 3)/2 + ...,  Var S_ii = 2 Var S_ij = 2 tau^2",
+        equation="E log |(I + η S) e| = η E s + η² τ² (r2 - 3)/2 + ...,  Var S_ii = 2 Var S_ij = 2τ²",
         alternative="Entries off the diagonal do not matter: the signal is filtered as one on the diagonal alone.",
         scales={"smoke": Turning(64, 20_000), "default": Turning(128, 100_000), "full": Turning(1024, 1_000_000)},
         measure=_measure,

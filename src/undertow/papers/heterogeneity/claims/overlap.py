@@ -1,7 +1,7 @@
 """Random subspaces are nearly orthogonal: how nearly."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -12,6 +12,9 @@ from undertow.figures import style
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Below, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -56,12 +59,12 @@ def _measure(parameters: Subspaces, key: Key[Array, ""]) -> Measurement:
     checks = (
         Check("overlap ~ d^a, the exponent a", slope, -0.5, error, Within(0.02, 0.1), alternative=-1.0),
         Check(
-            f"overlap times sqrt(d), d = {dimensions[-1]}, over the norm of a Gaussian r1 x r2 matrix", ratio, 1.0,
+            f"overlap times √d, d = {dimensions[-1]}, over the norm of a Gaussian r1 x r2 matrix", ratio, 1.0,
             ratio * float(np.hypot(found[-1][1] / found[-1][0], limit[1] / limit[0])), Within(0.01, 0.1),
             alternative=float(edge),
         ),
-        Check("share beyond 2 sqrt((r1 + r2)/d)", beyond[0], 0.0, beyond[1], Below(0.01)),
-        Check("(108): share of U1'U2 that R1^-T M1'M2 R2^-1 explains", explained[0], 1.0, 0.0, Within(1e-9, 0.01),
+        Check("share beyond 2 √((r1 + r2)/d)", beyond[0], 0.0, beyond[1], Below(0.01)),
+        Check("(108): share of U1'U2 that R1⁻ᵀ M1'M2 R2⁻¹ explains", explained[0], 1.0, 0.0, Within(1e-9, 0.01),
               printed=explained[1], alternative=explained[1]),
     )  # fmt: skip
     data = xarray.Dataset(
@@ -87,10 +90,10 @@ def _factors(matrices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return u * signs[:, None], signs[..., None] * r
 
 
-def _draw(measurement: Measurement, parameters: Subspaces) -> Any:
+def _draw(measurement: Measurement, parameters: Subspaces) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
-    style.theory(axes, data.d, float(data.limit) / np.sqrt(data.d), "norm of a Gaussian r1 x r2 matrix / sqrt(d)")
+    style.theory(axes, data.d, float(data.limit) / np.sqrt(data.d), "norm of a Gaussian r1 x r2 matrix / √d")
     style.points(axes, data.d, data.overlap, data.error, "largest cosine, mean")
     axes.set(xlabel="d", ylabel="|U*'V*|", xscale="log", yscale="log")
     axes.legend()
@@ -102,11 +105,11 @@ CLAIMS = (
         id="random-overlap",
         paper="heterogeneity",
         place="Proposition 1 and Eq. (108)",
-        statement="Random subspaces of dimensions r1 and r2 overlap by sqrt((r1 + r2)/d) at most, up to a constant; "
-        "for large d by the norm of a Gaussian r1 x r2 matrix over sqrt(d). (108) has R1^-1 where the proof has R2^-1.",
-        equation="|U*'V*| <= t sqrt((r1 + r2)/d)",
+        statement="Random subspaces of dimensions r1 and r2 overlap by √((r1 + r2)/d) at most, up to a constant; "
+        "for large d by the norm of a Gaussian r1 x r2 matrix over √d. (108) has R1⁻¹ where the proof has R2⁻¹.",
+        equation="|U*'V*| ≤ t √((r1 + r2)/d)",
         alternative="The overlap falls like 1/d, as the mean square of a cosine does, its size is the edge "
-        "sqrt(r1) + sqrt(r2) of large matrices, and (108) stands as printed.",
+        "√r1 + √r2 of large matrices, and (108) stands as printed.",
         scales={"smoke": Subspaces(1000), "default": Subspaces(4000), "full": Subspaces(20_000)},
         measure=_measure,
         draw=_draw,

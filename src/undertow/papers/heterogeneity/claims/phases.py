@@ -1,7 +1,7 @@
 """The two phases of HeteroSGD, how far pooled SGD stays away, and how the error falls with the measurements."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,9 @@ from undertow.sensing.matrix_sensing import MatrixSensing
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LEVELS = (0.5, 0.95, 0.99)
 """Of the true signal, whose times are compared."""
@@ -106,7 +109,7 @@ def _measure_phases(parameters: Path, key: Key[Array, ""]) -> Measurement:
     unlogged = float((upper / path[: end + 1]).max()) ** np.log(1 / p.alpha)  # with eta/32, without the logarithm
     checks = (
         Check(
-            "phase 1: slowest growth of a singular value a step, over eta", slowest[0], 1.0, slowest[1], Above(1 / 3)
+            "phase 1: slowest growth of a singular value a step, over η", slowest[0], 1.0, slowest[1], Above(1 / 3)
         ),
         Check("phase 1: farthest from the recursion (25), relative", away[0], 0.0, away[1], Below(1 / 6),
               alternative=float(np.abs(double / path - 1)[: end + 1].max())),
@@ -125,11 +128,11 @@ def _measure_phases(parameters: Path, key: Key[Array, ""]) -> Measurement:
             0.0,
             Above(5 / 6),
         ),
-        Check("phase 1: sigma_j over the upper recursion of (31) less 1, at its largest", above[0], 0.0, above[1],
+        Check("phase 1: σ_j over the upper recursion of (31) less 1, at its largest", above[0], 0.0, above[1],
               Below(0.0), alternative=lag),
-        Check("phase 1: 1 less sigma_j over the lower recursion of (31), at its largest", below[0], 0.0, below[1],
+        Check("phase 1: 1 less σ_j over the lower recursion of (31), at its largest", below[0], 0.0, below[1],
               Below(0.0)),
-        Check("(86) as printed: sigma_j at t + 1 over the upper recursion at t less 1, at its largest", late[0], lag,
+        Check("(86) as printed: σ_j at t + 1 over the upper recursion at t less 1, at its largest", late[0], lag,
               late[1], Within(0.002, 0.01), printed=0.0, alternative=0.0),
         Check("phase 1: least growth of a singular value, a step", slow[0], freely, slow[1], Within(0.005, 0.02),
               printed=1 + 3 / eta, alternative=2 * freely - 1),
@@ -155,7 +158,7 @@ def _measure_phases(parameters: Path, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, p.seeds, lost)
 
 
-def _draw_phases(measurement: Measurement, parameters: Path) -> Any:
+def _draw_phases(measurement: Measurement, parameters: Path) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     step = np.arange(len(data.told))
@@ -200,7 +203,7 @@ def _measure_away(parameters: Path, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, parameters.seeds, lost)
 
 
-def _draw_away(measurement: Measurement, parameters: Path) -> Any:
+def _draw_away(measurement: Measurement, parameters: Path) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     step = np.arange(len(data.to_mean))
@@ -242,7 +245,7 @@ def _measure_rates(parameters: Rates, key: Key[Array, ""]) -> Measurement:
         Check("|UU' - A*| ~ m^a, the exponent a", over_m[0], -0.5, over_m[1], Within(0.05, 0.3), alternative=-1.0),
         Check("|UU' - A*| ~ d^b, the exponent b", over_d[0], 0.5, over_d[1], Within(0.1, 0.4), alternative=1.0),
         Check(
-            f"mean |E|^2 over its stationary value, d = {p.d}", *(rests[p.d, p.m][0], 1.0, rests[p.d, p.m][1]),
+            f"mean |E|² over its stationary value, d = {p.d}", *(rests[p.d, p.m][0], 1.0, rests[p.d, p.m][1]),
             Within(0.15, 0.4), alternative=2.0,
         ),
     )  # fmt: skip
@@ -255,7 +258,7 @@ def _measure_rates(parameters: Rates, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, p.seeds, lost)
 
 
-def _draw_rates(measurement: Measurement, parameters: Rates) -> Any:
+def _draw_rates(measurement: Measurement, parameters: Rates) -> "Figure":
     figure, panels = style.new_figure(2, width=4.2)
     for axes, name, power in zip(panels, ("m", "d"), (-0.5, 0.5), strict=True):
         x = measurement.data[name].values.astype(float)
@@ -273,10 +276,10 @@ CLAIMS = (
         paper="heterogeneity",
         place="Theorems 4 and 5, Eq. (25) and (31), Lemmas 5 and 14",
         statement="All singular values of the invariant part grow together along the recursion (25), by more than "
-        "1 + eta/3 a step (after (83) the paper has 1 + 3/eta) until they pass 1/4 to 7/18, then approach 1; the "
+        "1 + η/3 a step (after (83) the paper has 1 + 3/η) until they pass 1/4 to 7/18, then approach 1; the "
         "spurious part stays small throughout. With a billion measurements a step they stay between the recursions "
         "(31), which stay within a sixth of (25); they do not lag by a step, as (86) has it.",
-        equation="R+ = (1 + eta - eta R^2) R,  R_0 = alpha",
+        equation="R+ = (1 + η - η R²) R,  R_0 = α",
         alternative="The step is the gradient of the loss (2), 2 G U, and growth is twice as fast; the line after (83) "
         "and (86) stand as printed.",
         scales={
@@ -293,7 +296,7 @@ CLAIMS = (
         place="Theorem 3, Eq. (12) and (13)",
         statement="Pooled SGD ends at the invariant plus the mean spurious matrix and is never near the invariant one, "
         "at no step: stopping early does not help. The nearest it comes is known.",
-        equation="min_t |UU' - A*| = sqrt(r1 r2/(r1 + r2)) for E S = I",
+        equation="min_t |UU' - A*| = √(r1 r2/(r1 + r2)) for E S = I",
         alternative="The spurious directions grow behind the true ones, at half the rate, so that an early stop finds "
         "the invariant matrix.",
         scales={"smoke": Path(16, 4.0, 250), "default": Path(64, 4.0, 250), "full": Path(500, 4.0, 250)},
@@ -304,11 +307,11 @@ CLAIMS = (
         id="recovery-rate",
         paper="heterogeneity",
         place="Theorem 2, Eq. (10)",
-        statement="The error of HeteroSGD falls like sqrt(d/m). The part outside both subspaces is a stationary noise "
+        statement="The error of HeteroSGD falls like √(d/m). The part outside both subspaces is a stationary noise "
         "of known size, which the paper's bound does not give.",
-        equation="|UU' - A*| ~ sqrt(d/m),  E|E|^2 = (d - 2) eta E s^2/(2 m (2 - eta))",
-        alternative="The error falls like d/m, and its part outside has the noise of full measurements, E s^2/m in "
-        "every entry in place of E s^2/(2m).",
+        equation="|UU' - A*| ~ √(d/m),  E|E|² = (d - 2) η E s²/(2 m (2 - η))",
+        alternative="The error falls like d/m, and its part outside has the noise of full measurements, E s²/m in "
+        "every entry in place of E s²/(2m).",
         scales={"smoke": Rates(64, 2), "default": Rates(128, 3), "full": Rates(1000, 3)},
         measure=_measure_rates,
         draw=_draw_rates,

@@ -10,7 +10,6 @@ import numpy as np
 import xarray
 from jaxtyping import Array, Key
 
-from undertow.figures.compare import compare
 from undertow.papers.heterogeneity._runs import ends
 from undertow.sensing.laws import two_point
 from undertow.sensing.quadratic_net import Printed, QuadraticNet, Shrunk
@@ -101,15 +100,15 @@ def _measure_constants(parameters: Moments, key: Key[Array, ""]) -> Measurement:
     outputs = np.sum((x[0] @ u.T) ** 2, axis=1)
     explained = lambda a: float(1 - np.mean((outputs - np.einsum("ni,ij,nj->n", x[0], a, x[0])) ** 2) / outputs.var())
     checks = (
-        Check("step along D, over eta, of the printed gradient 4 G U", step[0], 8.0, step[1], Within(0.0, 1.0),
+        Check("step along D, over η, of the printed gradient 4 G U", step[0], 8.0, step[1], Within(0.0, 1.0),
               printed=1.0, alternative=0.0, samples=GROUPS),
         Check(
-            "shrinkage that takes the trace out, over eta tr D, for that gradient", shrink[0], 4.0, shrink[1],
+            "shrinkage that takes the trace out, over η tr D, for that gradient", shrink[0], 4.0, shrink[1],
             Within(0.0, 1.0), printed=1.0, alternative=1.0, samples=GROUPS,
         ),
-        Check("tau: the trace that the mean of y shows", tau[0], float(trace), tau[1], Within(0.0, 1.0), printed=norm,
+        Check("τ: the trace that the mean of y shows", tau[0], float(trace), tau[1], Within(0.0, 1.0), printed=norm,
               alternative=norm, samples=GROUPS),
-        Check("UU' over alpha I at U = alpha I", size, p.alpha, 0.0, Within(1e-9, 1e-3), printed=1.0, alternative=1.0),
+        Check("UU' over α I at U = α I", size, p.alpha, 0.0, Within(1e-9, 1e-3), printed=1.0, alternative=1.0),
         Check(
             "(14): share of the variance of 1'q(Ux) that <xx', U'U> explains", explained(u.T @ u), 1.0, 0.0,
             Within(1e-9, 0.1), printed=explained(u @ u.T), alternative=explained(u @ u.T),
@@ -119,10 +118,6 @@ def _measure_constants(parameters: Moments, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, p.draws)
 
 
-def _draw(measurement: Measurement, parameters: Any) -> Any:
-    return compare(measurement.checks)
-
-
 CLAIMS = (
     Claim(
         id="quadratic-net",
@@ -130,11 +125,10 @@ CLAIMS = (
         place="Theorem 7, Algorithm 4",
         statement="A net with quadratic activations finds the invariant neuron when every batch is from one "
         "environment, and the spurious one too when batches are pooled. The algorithm as printed never gets there.",
-        equation="U+ = (U - eta/2 G U)/(1 - eta/2 (|U|^2 - mean y)),  G = (1/m) sum_i (f(x_i) - y_i) x_i x_i'",
+        equation="U+ = (U - η/2 G U)/(1 - η/2 (|U|² - mean y)),  G = (1/m) ∑_i (f(x_i) - y_i) x_i x_i'",
         alternative="How the batches are drawn does not matter, and the algorithm as printed works as well.",
         scales={"smoke": Net(16, d=4), "default": Net(32), "full": Net(200)},
         measure=_measure_net,
-        draw=_draw,
         accelerated=True,
     ),
     Claim(
@@ -142,13 +136,12 @@ CLAIMS = (
         paper="heterogeneity",
         place="Algorithm 4, Theorem 7 and Eq. (14)",
         statement="Algorithm 4 is the step (21) with the trace taken out. Not with its constants: its gradient moves "
-        "8 eta along D, its shrinkage is a quarter of what the trace needs, and the trace is signed, not a norm. With "
+        "8η along D, its shrinkage is a quarter of what the trace needs, and the trace is signed, not a norm. With "
         "neurons in the columns of U the net is 1'q(U'x), not 1'q(Ux) as in (14).",
         equation="E[<xx', D> xx'] = 2 D + tr(D) I",
         alternative="The constants of Algorithm 4 and (14) stand as printed; or those here hold for any inputs of unit "
         "variance, such as random signs, with which the gradient does not move along a diagonal D.",
         scales={"smoke": Moments(400_000), "default": Moments(2_000_000), "full": Moments(10_000_000)},
         measure=_measure_constants,
-        draw=_draw,
     ),
 )

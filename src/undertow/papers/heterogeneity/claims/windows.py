@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -15,6 +15,9 @@ from undertow.sensing.growth import lyapunov, paper_window, phase_diagram, trans
 from undertow.sensing.laws import two_point
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MIDDLE = 400
 """Steps of the runs whose transition is looked for at several means."""
@@ -75,9 +78,9 @@ def _measure_windows(parameters: Windows, key: Key[Array, ""]) -> Measurement:
               alternative=least / (24 * 64)),
         Check("the step size .05 of the simulations over the upper end at M = 1",
               0.05 / paper_window(two_point(1.0, 1.0))[1], 0.05 * 64 * 2, 0.0, Within(1e-6, 1.0), alternative=0.05 * 2),
-        Check("E|1 + eta s + 2 eta|^(2/3) - 1 inside the window, at twice that M", moment(eta), moment(eta), 0.0,
+        Check("E|1 + η s + 2η|^(2/3) - 1 inside the window, at twice that M", moment(eta), moment(eta), 0.0,
               Below(0.0), alternative=moment(eta / 24)),
-        Check("Lyapunov exponent there over eta E s - eta^2 E s^2/2",
+        Check("Lyapunov exponent there over η E s - η² E s²/2",
               lyapunov(law, eta) / (eta - eta**2 * (1 + 4 * high**2) / 2), 1.0, 0.0, Within(0.01, 0.1),
               alternative=math.log(1 + eta) / (eta - eta**2 * (1 + 4 * high**2) / 2)),
     )  # fmt: skip
@@ -87,7 +90,7 @@ def _measure_windows(parameters: Windows, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, 1)
 
 
-def _draw_windows(measurement: Measurement, parameters: Windows) -> Any:
+def _draw_windows(measurement: Measurement, parameters: Windows) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     style.theory(axes, data.spread, data.low, "lower end 24/M2", "red")
@@ -163,7 +166,7 @@ def _measure_transition(parameters: Transition, key: Key[Array, ""]) -> Measurem
     for n, mean in ((200, 1.0), (MIDDLE, 1.0), (4000, 1.0), (MIDDLE, means[0]), (MIDDLE, means[-1])):
         shares = planes[n][:, int(np.argmin(np.abs(along(n) - mean)))]
         found, sure, error = _transition(p, shares, float(mean), spreads, n, SATURATED)
-        what = f"{n} steps, mean {mean:g}: M at which half have q^2 < {SATURATED:g}, against the density of log q"
+        what = f"{n} steps, mean {mean:g}: M at which half have q² < {SATURATED:g}, against the density of log q"
         checks.append(Check(what, found, sure, error, Within(0.02, 0.15), alternative=rule(float(mean), n)))
     data = xarray.Dataset(
         {
@@ -177,16 +180,16 @@ def _measure_transition(parameters: Transition, key: Key[Array, ""]) -> Measurem
     return Measurement(tuple(checks), data, p.runs)
 
 
-def _draw_transition(measurement: Measurement, parameters: Transition) -> Any:
+def _draw_transition(measurement: Measurement, parameters: Transition) -> "Figure":
     figure, (axes, plane) = style.new_figure(2, width=5.0)
     data = measurement.data
     for row, told, colour in zip(data.share, data.told, ("blue", "green", "red"), strict=True):
         style.points(axes, data.spread, row, None, f"{int(row.steps)} steps", colour)
         axes.axvline(float(told), color=style.COLOURS[colour], lw=1.2)
-    axes.set(xlabel="spread M (lines: alpha exp(T lambda) = 1)", ylabel="share with q² < 0.1, scalar map")
+    axes.set(xlabel="spread M (lines: α exp(T λ) = 1)", ylabel="share with q² < 0.1, scalar map")
     axes.legend()
     heatmap.heat_map(plane, data["mean"], data.spread, data.plane, f"share after {MIDDLE} steps", limits=(0.0, 1.0))
-    heatmap.boundary(plane, data["mean"], data.bound, "alpha exp(T lambda) = 1")
+    heatmap.boundary(plane, data["mean"], data.bound, "α exp(T λ) = 1")
     plane.set(xlabel="mean of s", ylabel="spread M")
     plane.legend(loc="lower right", frameon=True, framealpha=0.85)
     return figure
@@ -199,8 +202,8 @@ CLAIMS = (
         place="Theorem 2 against Section 5",
         statement="The theorem's step sizes exist only for spreads above 3,073 (mean 1): all simulations of the paper "
         "lie outside its theorem. Inside the window the typical spurious signal does shrink.",
-        equation="24 (1 + |E s|)/Var s < eta < 1/(64 max|s|)",
-        alternative="The window counts the variance without the mean, eta > 24/Var s, and opens at half that spread; "
+        equation="24 (1 + |E s|)/Var s < η < 1/(64 max|s|)",
+        alternative="The window counts the variance without the mean, η > 24/Var s, and opens at half that spread; "
         "with constants of order 1 it would hold some of the simulations.",
         scales={"smoke": Windows(), "default": Windows(), "full": Windows()},
         measure=_measure_windows,
@@ -211,10 +214,10 @@ CLAIMS = (
         paper="heterogeneity",
         place="Figure 3, the transition",
         statement="Where half the runs are filtered depends on the length of the run. Far below saturation, half are "
-        "under a size x where alpha exp(T lambda) = x. Near saturation the rule is only a guide: runs that have grown "
-        "to 1 come back, and after long half are below 0.1 from M = 5 on, though lambda is still positive.",
-        equation="alpha exp(T lambda) = x,  2 lambda = log|(1 + eta)^2 - eta^2 M^2|",
-        alternative="The length of the run does not matter, the boundary is lambda = 0; or alpha exp(T lambda) = 1 "
+        "under a size x where α exp(T λ) = x. Near saturation the rule is only a guide: runs that have grown "
+        "to 1 come back, and after long half are below 0.1 from M = 5 on, though λ is still positive.",
+        equation="α exp(T λ) = x,  2λ = log|(1 + η)² - η² M²|",
+        alternative="The length of the run does not matter, the boundary is λ = 0; or α exp(T λ) = 1 "
         "holds near saturation too.",
         scales={"smoke": Transition(1024, 25), "default": Transition(4096, 49, 17), "full": Transition(32_768, 97, 33)},
         measure=_measure_transition,

@@ -1,7 +1,7 @@
 """Two linear layers: SGD brings W Gamma_W W' and U'Gamma_U U together, not WW' and U'U; gradient descent neither."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import xarray
 from jaxtyping import Array, Key
 
 from undertow.dynamics.descend import descend
+from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.additive import noiseless
 from undertow.noise.minibatch import Minibatch
@@ -27,6 +28,9 @@ from undertow.symmetry.closed_forms import balanced_factors
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PHI = 0.5
 """Half of the inputs have this variance, the others 2 - PHI: balanced noise and equal norms then differ."""
@@ -128,13 +132,13 @@ def _measure(parameters: Alignment, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, xarray.Dataset(data, coords=coordinates, attrs=told), p.seeds, diverged)
 
 
-def _draw(measurement: Measurement, parameters: Alignment) -> Any:
+def _draw(measurement: Measurement, parameters: Alignment) -> "Figure":
     figure, panels = style.new_figure(2, width=4.2)
     data = measurement.data
     for index, (axes, what) in enumerate(zip(panels, ("noise", "norms"), strict=True)):
         for name, colour in (("SGD", "blue"), ("GD", "red")):
             values = data[f"{name}_{what}"].values
-            spread = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+            spread = standard_error(values)
             style.points(axes, data[f"{name}_step"], values.mean(axis=0), spread, name, colour)
         ends = [0, float(data.SGD_step[-1])]
         for name, words, colour in (("balanced", "balanced noise", "green"), ("equal", "equal norms", "grey")):
@@ -149,10 +153,10 @@ CLAIMS = (
         id="two-layer-alignment",
         paper="noise_equilibrium",
         place="Figure 2 and Theorem 5.2",
-        statement="SGD on a two-layer linear net aligns its layers, a = W Gamma_W W' with b = U'Gamma_U U, up to "
+        statement="SGD on a two-layer linear net aligns its layers, a = W Γ_W W' with b = U'Γ_U U, up to "
         "fluctuations, and on anisotropic data that is not WW' = U'U: their difference is that of the closed form. "
         "Gradient descent from the same starts (Xavier) keeps a and b apart.",
-        equation="W E[|r|^2 xx'] W' = U' E[|x|^2 rr'] U,  r = UWx - y",
+        equation="W E[|r|² xx'] W' = U' E[|x|² rr'] U,  r = UWx - y",
         alternative="SGD balances the norms of the layers, WW' = U'U, whatever the data.",
         scales={
             "smoke": Alignment(8, 7000, inputs=12, hidden=16, samples=400, step_size=0.02, descent_steps=2000),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,12 @@ from undertow.papers._lanes import lanes
 from undertow.problem import Problem
 from undertow.symmetry.approximate import Deviation, deviation
 from undertow.symmetry.generators import Exponential
+from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 STEP_SIZES = (0.005, 0.01)
 WINDOWS = 5
@@ -131,7 +135,7 @@ def _all(parameters: Pulled, key: Key[Array, ""]) -> dict[str, list[Found]]:
 
 def _ratio(values: np.ndarray, unit: Any) -> tuple[float, float]:
     each = values / float(unit)
-    return float(each.mean()), float(each.std(ddof=1) / np.sqrt(len(each)))
+    return statistics.mean(each)
 
 
 def _extrapolated(found: list[Found], measured: str, unit: str) -> tuple[float, float]:
@@ -149,7 +153,7 @@ def _measure(parameters: Pulled, key: Key[Array, ""]) -> Measurement:
                             printed=float(theory.printed / theory.shift),
                             alternative=float(theory.printed / theory.shift)))  # fmt: skip
         value, error = _extrapolated(found, "linear", "push")
-        checks.append(Check(f"{name}: zeta E[theta - theta*]'H A theta* over sigma^2 Tr[Sigma A]", value,
+        checks.append(Check(f"{name}: ζ E[θ - θ*]'HAθ* over σ² Tr[ΣA]", value,
                             float(theory.balance / theory.push), error, Within(0.02, 0.1), printed=1.0,
                             alternative=1.0))  # fmt: skip
         (small, e1), (large, e2) = sides = [_ratio(f.held, f.push.mean()) for f in found]
@@ -170,11 +174,11 @@ def _measure(parameters: Pulled, key: Key[Array, ""]) -> Measurement:
     return Measurement(tuple(checks), data, parameters.seeds, lost)
 
 
-def _draw(measurement: Measurement, parameters: Pulled) -> Any:
+def _draw(measurement: Measurement, parameters: Pulled) -> "Figure":
     figure, panels = style.new_figure(2, width=4.2)
     data = measurement.data
     steps = np.concatenate([[0.0], data.step_size.values])
-    words = {"charge": "(E[C] − C*) / corrected prediction", "balance": "zeta E[∇l2'Aθ] / σ² E Tr[ΣA]"}
+    words = {"charge": "(E[C] − C*) / corrected prediction", "balance": "ζ E[∇l2'Aθ] / σ² E Tr[ΣA]"}
     for axes, (quantity, label) in zip(panels, words.items(), strict=True):
         style.theory(axes, steps, np.ones_like(steps), "theory, small steps")
         for index, (name, colour) in enumerate(zip(data.attrs["models"], ("blue", "green"), strict=True)):
@@ -197,9 +201,9 @@ CLAIMS = (
         "the noise balance, to first order in the step size. Near a minimum the charge deviates by less than the paper "
         "prints: the fluctuations themselves carry a part of the balance, Tr[H A Cov], and a part of the charge. With "
         "a strong pull they carry most of it.",
-        equation="zeta E[grad l2'A theta] = sigma^2 Tr[Sigma A],  "
-        "zeta E[delta]'H A theta* = sigma^2 Tr[Sigma A] - zeta Tr[H A Cov],  "
-        "E[C] - C* = E[delta]'A theta* + 1/2 Tr[A Cov]",
+        equation="ζ E[∇l2'A θ] = σ² Tr[ΣA],  "
+        "ζ E[δ]'HAθ* = σ² Tr[ΣA] - ζ Tr[H A Cov],  "
+        "E[C] - C* = E[δ]'A θ* + 1/2 Tr[A Cov]",
         alternative="The charge deviates by what the paper prints: the fluctuations carry nothing of the balance.",
         scales={"smoke": Pulled(256), "default": Pulled(1024), "full": Pulled(4096)},
         measure=_measure,

@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -13,13 +13,16 @@ from jaxtyping import Array, Float, Key, PyTree
 from scipy.integrate import solve_ivp
 
 from undertow.dynamics.descend import descend
+from undertow.estimate import standard_error
 from undertow.figures import style
-from undertow.figures.compare import compare
 from undertow.noise.minibatch import Minibatch
 from undertow.problem import Population
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 OUTPUTS, INPUTS = 1, 8
 """Of the neuron: the more inputs for one output, the longer the input weights at the equilibrium."""
@@ -188,11 +191,11 @@ def _measure(parameters: Relaxing, key: Key[Array, ""]) -> Measurement:
     checks = (
         Check("SGD: rate to the equilibrium over the bound of Corollary B.4, which is 1 at least",
               value / bound, told / bound, error / bound, Within(0.02, 0.1), printed=1.0, alternative=told / bound / 2),
-        Check("neuron: -(C - C*)/lambda* over that of Lemma B.3, which is 1 at most, near the equilibrium",
+        Check("neuron: -(C - C*)/λ* over that of Lemma B.3, which is 1 at most, near the equilibrium",
               _local(1e-6) / u, 1 + w / u, 0.0, Within(1e-4, 1e-2), printed=1.0),
         Check("random equilibria: the same, least of the draws", min(distances), 1.0, 0.0, Above(1.0)),
         Check("Lemma B.2: dC/dt over its bound, least along the orbits", min(least), 1.0, 0.0, Above(1.0)),
-        Check("share of points whose rate is 2 sigma^2 Tr[Sigma A^2]/theta'A^2 theta somewhere on their way",
+        Check("share of points whose rate is 2σ² Tr[ΣA²]/θ'A²θ somewhere on their way",
               float(np.mean(inside)), 1.0, 0.0, Above(0.999), alternative=float(np.mean(half))),
     )  # fmt: skip
     data = xarray.Dataset(
@@ -209,7 +212,7 @@ def _local(amount: float) -> float:
     return float((END - moved) / amount)
 
 
-def _draw(measurement: Measurement, parameters: Relaxing) -> Any:
+def _draw(measurement: Measurement, parameters: Relaxing) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     time = data.time.values
@@ -218,7 +221,7 @@ def _draw(measurement: Measurement, parameters: Relaxing) -> Any:
     style.theory(axes, fine, (END - flow.y[0]) / parameters.below, "flow of the charge")
     style.theory(axes, fine, np.exp(-_bound() * fine), "Corollary B.4 as printed: not above this", "red")
     left = (END - data.charge.values) / parameters.below
-    style.points(axes, time, left.mean(axis=0), left.std(axis=0, ddof=1) / np.sqrt(len(left)), "SGD")
+    style.points(axes, time, left.mean(axis=0), standard_error(left), "SGD")
     axes.set(xlabel="σ² × time", ylabel="distance to the equilibrium, over the start's", yscale="log")
     axes.legend()
     return figure
@@ -295,19 +298,15 @@ def _measure_chase(parameters: Chase, key: Key[Array, ""]) -> Measurement:
     behind, behind_error = statistics.mean(gaps / (p.lag * (1 - left)))
     rest, rest_error = statistics.mean(resting**2 / p.away**2)
     checks = (
-        Check("SGD behind a moving equilibrium: E(C - C*)^2 over mu^2/k^2 + s^2/(2k)", value, 1.0, error,
+        Check("SGD behind a moving equilibrium: E(C - C*)² over μ²/k² + s²/(2k)", value, 1.0, error,
               Within(0.1, 0.4), printed=(drifted + diffused / p.rate) / right,
               alternative=(drifted + 2 * diffused) / right),
         # the step size moves the equilibrium itself, by a tenth of the lag
-        Check("E(C - C*) over -mu/k", behind, 1.0, behind_error, Within(0.2, 0.6), alternative=0.0),
-        Check("SGD beside a resting one: E(C - C*)^2 over its start", rest, float(np.exp(-3 * p.relaxations)),
+        Check("E(C - C*) over -μ/k", behind, 1.0, behind_error, Within(0.2, 0.6), alternative=0.0),
+        Check("SGD beside a resting one: E(C - C*)² over its start", rest, float(np.exp(-3 * p.relaxations)),
               rest_error, Below(0.02), alternative=1.0, samples=len(resting)),
     )  # fmt: skip
     return Measurement(checks, xarray.Dataset({"gap": ("run", gaps[:1000])}), p.seeds, lost + lost_resting)
-
-
-def _draw_chase(measurement: Measurement, parameters: Chase) -> Any:
-    return compare(measurement.checks)
 
 
 CLAIMS = (
@@ -315,12 +314,11 @@ CLAIMS = (
         id="charge-relaxes",
         paper="noise_equilibrium",
         place="Theorem 4.5, Lemmas B.2 and B.3, Corollary B.4",
-        statement="A charge relaxes to its equilibrium at the rate 2 sigma^2 Tr[Sigma A^2]/theta'A^2 theta, taken "
+        statement="A charge relaxes to its equilibrium at the rate 2σ² Tr[ΣA²]/θ'A²θ, taken "
         "somewhere on its way. The paper's lower bound has A_+ or A_- alone in both traces; it rests on Lemma B.3, "
         "which drops a term of the wrong sign, and SGD is slower than it.",
-        equation="-dC/dt/(C - C*) = 2 sigma^2 Tr[Sigma A^2]/theta'A^2 theta at a point between theta and theta*",
-        alternative="SGD relaxes half as fast, at the rate sigma^2 Tr[Sigma A^2]/theta'A^2 theta: the paper's form "
-        "with A in place of A_+.",
+        equation="-dC/dt/(C - C*) = 2σ² Tr[ΣA²]/θ'A²θ at a point between θ and θ*",
+        alternative="SGD relaxes half as fast, at the rate σ² Tr[ΣA²]/θ'A²θ: the paper's form with A in place of A_+.",
         scales={"smoke": Relaxing(64, 20), "default": Relaxing(512, 100), "full": Relaxing(4096, 1000)},
         measure=_measure,
         draw=_draw,
@@ -329,13 +327,12 @@ CLAIMS = (
         id="charge-follows",
         paper="noise_equilibrium",
         place="Lemma B.5, Eq. (63), against Eq. (71), and Theorem B.6",
-        statement="The charge of SGD comes to an equilibrium that rests; it follows one with drift mu and diffusion s "
-        "up to mu^2/k^2 + s^2/(2k) in mean square, k the rate at which it relaxes. The lemma divides s^2 by k once too "
+        statement="The charge of SGD comes to an equilibrium that rests; it follows one with drift μ and diffusion s "
+        "up to μ²/k² + s²/(2k) in mean square, k the rate at which it relaxes. The lemma divides s² by k once too "
         "often; for k above 1 its bound is violated.",
-        equation="E(C - C*)^2 = mu^2/k^2 + s^2/(2k),  k = sigma^2 c_0",
-        alternative="The diffusion of the equilibrium adds s^2/k to the mean-square distance, twice as much.",
+        equation="E(C - C*)² = μ²/k² + s²/(2k),  k = σ² c_0",
+        alternative="The diffusion of the equilibrium adds s²/k to the mean-square distance, twice as much.",
         scales={"smoke": Chase(512), "default": Chase(4096, pace=0.0025), "full": Chase(32_768, pace=0.0025)},
         measure=_measure_chase,
-        draw=_draw_chase,
     ),
 )

@@ -1,7 +1,7 @@
 """The noise equilibrium of a deep linear net: its closed form, and what the paper's lacks."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,9 @@ from undertow.symmetry.equilibrium import equilibrium
 from undertow.symmetry.generators import DoubleRotation
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DEPTHS = (2, 3, 4, 5, 6)
 
@@ -195,7 +198,7 @@ def _scrambled(key: Key[Array, ""], layers: list[Array]) -> list[Array]:
     return layers
 
 
-def _draw(measurement: Measurement, parameters: Nets) -> Any:
+def _draw(measurement: Measurement, parameters: Nets) -> "Figure":
     figure, (left, right) = style.new_figure(2, width=4.4)
     data = measurement.data
     layers = np.arange(data.sizes["layer"]) + 1
@@ -217,10 +220,9 @@ CLAIMS = (
         paper="noise_equilibrium",
         place="Theorem 5.4, Eq. (18)-(19), and Theorem E.1",
         statement="The common equilibrium of all neighbouring layers on data is the corrected closed form: norms equal "
-        "in the middle, set by the traces of Sigma_x and Sigma_eps at the ends. It solves the pairwise equations at "
+        "in the middle, set by the traces of Σ_x and Σ_ε at the ends. It solves the pairwise equations at "
         "every depth; with the printed d in place of the traces, only if both traces are d.",
-        equation="W_i+1' xi' C_0 xi W_i+1 = W_i h C_1 h' W_i',  "
-        "Tr Sigma_1^2 = beta Tr Sigma_x,  Tr Sigma_i^2 = beta d,  Tr Sigma_D^2 = beta Tr Sigma_eps",
+        equation="W_i+1' ξ' C_0 ξ W_i+1 = W_i h C_1 h' W_i',  Tr Σ_1² = β Tr Σ_x,  Tr Σ_i² = β d,  Tr Σ_D² = β Tr Σ_ε",
         alternative="The layers are those of Eq. (18), with d in place of both traces.",
         scales={"smoke": Nets(5, 2), "default": Nets(50, 5), "full": Nets(300, 15)},
         measure=_measure,

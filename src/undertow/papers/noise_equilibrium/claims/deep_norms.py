@@ -3,7 +3,7 @@
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import xarray
 from jaxtyping import Array, Key
 
 from undertow.dynamics.descend import descend
+from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.additive import noiseless
 from undertow.noise.minibatch import Minibatch
@@ -32,6 +33,9 @@ from undertow.trajectory import Trajectory
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PHI, INPUTS, LABELS = 0.6, 4.0, 2.0
 """Inputs have variance 4 * 0.6 in half of the coordinates, else 4 * 1.4; label noise 2 * 5 in one, else 2."""
@@ -178,12 +182,12 @@ def _paths(axes: Any, steps: Any, values: np.ndarray, title: str) -> None:
     """Means over seeds of every layer's squared norm."""
     for layer in range(values.shape[2]):
         each = values[:, ::3, layer]
-        spread = each.std(axis=0, ddof=1) / np.sqrt(len(each))
+        spread = standard_error(each)
         style.points(axes, steps[::3], each.mean(axis=0), spread, f"|W_{layer + 1}|²", COLOURS[layer % len(COLOURS)])
     axes.set(xlabel="steps", ylabel="squared norm", title=title)
 
 
-def _draw(measurement: Measurement, parameters: Gaussian) -> Any:
+def _draw(measurement: Measurement, parameters: Gaussian) -> "Figure":
     figure, panels = style.new_figure(len(STARTS), width=4.4)
     data = measurement.data
     for axes, name in zip(panels, STARTS, strict=True):
@@ -196,7 +200,7 @@ def _draw(measurement: Measurement, parameters: Gaussian) -> Any:
     return figure
 
 
-def _draw_digits(measurement: Measurement, parameters: Digits) -> Any:
+def _draw_digits(measurement: Measurement, parameters: Digits) -> "Figure":
     figure, panels = style.new_figure(3, width=3.8)
     data = measurement.data
     shown = (("SGD", "equal"), ("SGD", "different"), ("GD", "different"))
@@ -214,7 +218,7 @@ CLAIMS = (
         statement="SGD brings the middle layers of a deep linear net to one norm and the first and last to norms set "
         "by the data, as the corrected theorem says, from orthogonal layers of equal or of different norms. (From "
         "Gaussian layers many runs lose a direction, and the theorem's full rank with it.)",
-        equation="|W_i|^2 = beta d,  beta = (Tr S'/sqrt(Tr Sx Tr Se))^(2/D),  1 < i < D",
+        equation="|W_i|² = β d,  β = (Tr S'/√(Tr Sx Tr Se))^(2/D),  1 < i < D",
         alternative="The layers end at the norms of Eq. (18) as printed.",
         scales={"smoke": Gaussian(8, 22_000), "default": Gaussian(16, 60_000), "full": Gaussian(128, 120_000)},
         measure=_measure,
@@ -227,7 +231,7 @@ CLAIMS = (
         place="Figure 5",
         statement="The same on handwritten digits: the middle layers end with one norm under SGD; gradient descent "
         "keeps the differences they start with.",
-        equation="|W_2|^2 = ... = |W_(D-1)|^2",
+        equation="|W_2|² = ... = |W_(D-1)|²",
         alternative="SGD keeps the differences between the norms of the middle layers, as gradient descent does.",
         scales={
             "smoke": Digits(12, 20_000, descent_steps=1000, layers=4, batch=4),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
@@ -13,6 +13,9 @@ from scipy.optimize import brentq
 from undertow.figures import style
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -114,12 +117,12 @@ def _measure(parameters: Steps, key: Key[Array, ""]) -> Measurement:
         crossed.append(bool((values <= 0).any()))
     gap = max(abs(a - b) / (1 + abs(b)) for a, b in slopes)
     checks = (
-        Check("scale invariance, gamma < 0: share of orbits with a zero of E dC", float(np.mean(crossed)), 0.0, 0.0,
+        Check("scale invariance, γ < 0: share of orbits with a zero of E dC", float(np.mean(crossed)), 0.0, 0.0,
               Within(0.0, 0.5), printed=1.0, alternative=1.0),
         Check("SGD and gradient descent: largest rise of E dC along an orbit", max(rises), 0.0, 0.0, Below(0.0)),
         Check("share of orbits with one zero of E dC", float(np.mean(zeros)), 1.0, 0.0, Above(0.999)),
-        Check("d lambda*/d theta: largest relative error of the implicit derivative", gap, 0.0, 0.0, Below(1e-4)),
-        Check("scale invariance, gamma < 0: least E dC over 2 sqrt(noise * growth)",
+        Check("dλ*/dθ: largest relative error of the implicit derivative", gap, 0.0, 0.0, Below(1e-4)),
+        Check("scale invariance, γ < 0: least E dC over 2 √(noise * growth)",
               max(lowest, key=lambda v: abs(v - 1)), 1.0, 0.0, Within(1e-9, 1e-3), alternative=0.0),
     )  # fmt: skip
     data = xarray.Dataset(
@@ -129,7 +132,7 @@ def _measure(parameters: Steps, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, p.draws)
 
 
-def _draw(measurement: Measurement, parameters: Steps) -> Any:
+def _draw(measurement: Measurement, parameters: Steps) -> "Figure":
     figure, (left, right) = style.new_figure(2, width=4.2)
     data = measurement.data
     left.plot(data.amount, style.some(data.flow).T, color=style.COLOURS["grey"], lw=1)
@@ -151,7 +154,7 @@ CLAIMS = (
         statement="In discrete time too the expected change of the charge falls along every orbit and has one zero, "
         "which moves smoothly with the point: for SGD and for gradient descent, without weight decay and with. Not for "
         "negative weight decay, which the theorem admits: under scale invariance there is then no zero.",
-        equation="E dC = -4 eta gamma (1 - eta gamma) C + eta^2/2 Tr[E[gg'] A]",
+        equation="E dC = -4η γ (1 - η γ) C + η²/2 Tr[E[gg'] A]",
         alternative="Under scale invariance the expected change has a zero for negative weight decay too, as the "
         "theorem says.",
         scales={"smoke": Steps(20), "default": Steps(200), "full": Steps(2000)},

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -13,8 +13,8 @@ import xarray
 from jaxtyping import Array, Key, PyTree
 
 from undertow.dynamics.descend import descend
+from undertow.estimate import standard_error
 from undertow.figures import style
-from undertow.figures.compare import compare
 from undertow.noise.minibatch import Minibatch
 from undertow.problem import Problem
 from undertow.symmetry.closed_forms import balanced_factors
@@ -22,8 +22,11 @@ from undertow.symmetry.equilibrium import equilibrium
 from undertow.symmetry.flow import noether_flow
 from undertow.symmetry.generators import DoubleRotation
 from undertow.verification import statistics
-from undertow.verification.claim import Claim, Measurement
+from undertow.verification.claim import Claim, Measurement, draw_checks_on_log_axis
 from undertow.verification.criterion import Below, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 ROWS, COLUMNS = 4, 5
 """Outputs and inputs of the factorisation."""
@@ -138,13 +141,13 @@ def _measure_rows(parameters: Draws, key: Key[Array, ""]) -> Measurement:
         keys = jax.random.split(jax.random.fold_in(k, 1), parameters.batches)
         change = np.asarray(_changes(noise, params, keys, parameters.step_size))
         theory = parameters.step_size**2 / 2 * rows
-        error = change.std(axis=0, ddof=1) / np.sqrt(parameters.batches)
+        error = standard_error(change)
         scores.append(np.abs((change.mean(axis=0) - theory) / error).max())
         wrong.append(np.abs((change.mean(axis=0) - theory / 2) / error).max())
         along = theory / np.sum(theory**2)
         each = np.sum(change * along, axis=(1, 2))
         ratios.append(each.mean())
-        errors.append(each.std() / np.sqrt(parameters.batches))
+        errors.append(standard_error(each, ddof=0))
     error = float(np.linalg.norm(errors) / parameters.draws)
     checks = (
         Check("one-step changes over the prediction", float(np.mean(ratios)), 1.0, error, Within(0.0, 0.2),
@@ -152,7 +155,7 @@ def _measure_rows(parameters: Draws, key: Key[Array, ""]) -> Measurement:
         Check("one-step changes: largest |z| of an entry", float(max(scores)), 0.0, 0.0, Below(5.0),
               alternative=float(min(wrong))),
         Check("noise of rows less columns: largest relative error", max(exact), 0.0, 0.0, Below(1e-12)),
-        Check("4/S (W Gamma_W W' - U'Gamma_U U) at the minimum: error", max(closed), 0.0, 0.0, Below(1e-10)),
+        Check("4/S (W Γ_W W' - U'Γ_U U) at the minimum: error", max(closed), 0.0, 0.0, Below(1e-10)),
     )  # fmt: skip
     return Measurement(checks, xarray.Dataset({"ratio": ("draw", ratios)}), parameters.draws)
 
@@ -182,7 +185,7 @@ def _measure_equilibrium(parameters: Draws, key: Key[Array, ""]) -> Measurement:
     checks = (
         Check("UU' and W'W against the closed form", max(gaps), 0.0, 0.0, Below(1e-9), alternative=min(printed)),
         Check("largest residual of the flow", max(residuals), 0.0, 0.0, Below(1e-10)),
-        Check("largest |W Gamma_W W' - U'Gamma_U U|, relative", max(balances), 0.0, 0.0, Below(1e-10)),
+        Check("largest |W Γ_W W' - U'Γ_U U|, relative", max(balances), 0.0, 0.0, Below(1e-10)),
         Check("largest change of the product, relative", max(moved), 0.0, 0.0, Below(1e-12)),
     )
     return Measurement(checks, xarray.Dataset({"gap": ("case", gaps)}), parameters.draws)
@@ -231,7 +234,7 @@ def _measure_vectors(parameters: Vectors, key: Key[Array, ""]) -> Measurement:
     settings = [(eta, 1), (2 * eta, 1), (2 * eta, 4)]
     found = [rate(e, s, parameters.relaxations, k)[0] for (e, s), k in zip(settings, keys, strict=False)]
     means = [f.mean() for f in found]
-    errors = [f.std(ddof=1) / np.sqrt(parameters.seeds) for f in found]
+    errors = [standard_error(f) for f in found]
     long = rate(2 * eta, 1, parameters.long_relaxations, keys[3])[1]
     u, w = (leaf[:, -1] for leaf in long.observed["params"])
     alike = lambda signs: statistics.share(np.abs(np.sign(signs).sum(axis=1)) == parameters.neurons)
@@ -239,7 +242,7 @@ def _measure_vectors(parameters: Vectors, key: Key[Array, ""]) -> Measurement:
     (products, products_error), (signs, signs_error) = alike(u * w), alike(u)
     batches = means[1] / means[2]
     checks = (
-        Check("rate over 4 eta/S Var[rx], extrapolated to small steps", 2 * means[0] - means[1], 1.0,
+        Check("rate over 4η/S Var[rx], extrapolated to small steps", 2 * means[0] - means[1], 1.0,
               float(np.hypot(2 * errors[0], errors[1])), Within(0.02, 0.1), alternative=0.5),
         Check("rate in time at twice the step size, over that at the step size", 2 * means[1] / means[0], 2.0,
               float(2 * means[1] / means[0] * np.hypot(errors[0] / means[0], errors[1] / means[1])), Within(0.15, 0.6),
@@ -282,15 +285,7 @@ def _hessian_trace(problem: Problem, params: PyTree) -> Array:
     return jnp.trace(jax.hessian(lambda v: problem.loss(unravel(v)))(flat))
 
 
-def _draw(measurement: Measurement, parameters: Any) -> Any:
-    return compare(measurement.checks)
-
-
-def _draw_log(measurement: Measurement, parameters: Any) -> Any:
-    return compare(measurement.checks, log=True)
-
-
-def _draw_vectors(measurement: Measurement, parameters: Vectors) -> Any:
+def _draw_vectors(measurement: Measurement, parameters: Vectors) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     u, w = data.u.values.ravel(), data.w.values.ravel()
@@ -310,12 +305,11 @@ CLAIMS = (
         place="Proposition 5.1",
         statement="The charge of two factors, the matrix (U'U - WW')/2, moves by the noise of the rows of U less that "
         "of the columns of W; at the minimum both have a closed form.",
-        equation="d/dt (U'U - WW')/2 = eta/2S (sum_i Sigma_ui - sum_j Sigma_wj) = 2 eta/S (W Gamma_W W' - U'Gamma_U U)",
+        equation="d/dt (U'U - WW')/2 = η/2S (∑_i Σ_ui - ∑_j Σ_wj) = 2η/S (W Γ_W W' - U'Γ_U U)",
         alternative="The noise of the rows less that of the columns moves U'U - WW' at this rate, as the paper's "
         "charge without 1/2 has it, and its half at half the rate.",
         scales={"smoke": Draws(4), "default": Draws(20), "full": Draws(100, batches=200_000)},
         measure=_measure_rows,
-        draw=_draw,
     ),
     Claim(
         id="factors-balance",
@@ -323,20 +317,20 @@ CLAIMS = (
         place="Theorem 5.2 and Eq. (90)-(92)",
         statement="On every orbit of GL(d) there is one pair of factors with balanced noise, up to a rotation inside; "
         "the geometric mean of two matrices gives it, and so does a singular value decomposition.",
-        equation="W Gamma_W W' = U'Gamma_U U,  P = X^1/2,  X b X = a",
-        alternative="With weight decay 2 gamma I is added to the noise moments, as printed, not (gamma S/eta) I.",
+        equation="W Γ_W W' = U'Γ_U U,  P = X^1/2,  X b X = a",
+        alternative="With weight decay 2γ I is added to the noise moments, as printed, not (γ S/η) I.",
         scales={"smoke": Draws(4), "default": Draws(20), "full": Draws(200)},
         measure=_measure_equilibrium,
-        draw=_draw_log,
+        draw=draw_checks_on_log_axis,
     ),
     Claim(
         id="vectors-decay",
         paper="noise_equilibrium",
         place="Section 5.1, U a row and W a column",
-        statement="WW' - U'U decays exponentially at the rate (4 eta/S) Var[rx], which falls with the batch size; what "
+        statement="WW' - U'U decays exponentially at the rate (4η/S) Var[rx], which falls with the batch size; what "
         "ends with one sign are the products U_k W_k, not the U_k.",
-        equation="dC/dt = -(4 eta/S) Var[rx] C",
-        alternative="The charge decays at half the rate, (2 eta/S) Var[rx].",
+        equation="dC/dt = -(4η/S) Var[rx] C",
+        alternative="The charge decays at half the rate, (2η/S) Var[rx].",
         scales={"smoke": Vectors(256), "default": Vectors(1024), "full": Vectors(8192)},
         measure=_measure_vectors,
         draw=_draw_vectors,
@@ -347,10 +341,9 @@ CLAIMS = (
         paper="noise_equilibrium",
         place="Proposition 5.3",
         statement="The trace of the Hessian of the two-layer linear net is twice what the paper prints, everywhere.",
-        equation="Tr H = 2 d_y |W Sigma_x^1/2|^2 + 2 |U|^2 Tr Sigma_x",
+        equation="Tr H = 2 d_y |W Σ_x^1/2|² + 2 |U|² Tr Σ_x",
         alternative="The trace is what the paper prints.",
         scales={"smoke": Draws(4), "default": Draws(20), "full": Draws(200)},
         measure=_measure_trace,
-        draw=_draw,
     ),
 )

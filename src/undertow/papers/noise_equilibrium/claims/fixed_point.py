@@ -2,7 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -27,6 +27,9 @@ from undertow.symmetry.generators import AbstractSymmetry, Exponential, Rescalin
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Criterion, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SIZE = 6
 """Rows, columns and inner width of the factorisation."""
@@ -148,7 +151,7 @@ def _measure_theorem(parameters: Orbits, key: Key[Array, ""]) -> Measurement:
               Above(0.999), alternative=float(np.mean(pulled))),
         Check("largest rise of the flow between points of an orbit", max(steepest), 0.0, 0.0, Below(0.0)),
         Check("least rise of the charge between points of an orbit", min(flattest), 0.0, 0.0, Above(0.0)),
-        Check("largest |lambda* of the library - root of the dense formula|", max(gaps), 0.0, 0.0, Below(1e-8)),
+        Check("largest |λ* of the library - root of the dense formula|", max(gaps), 0.0, 0.0, Below(1e-8)),
         Check("Lemma B.1: largest relative error", max(errors), 0.0, 0.0, Below(1e-10), alternative=min(fixed)),
     )  # fmt: skip
     amounts = np.linspace(-parameters.reach, parameters.reach, parameters.points)
@@ -175,11 +178,11 @@ def _measure_infinity(parameters: Orbits, key: Key[Array, ""]) -> Measurement:
         flows.append(rate)
     finite = equilibrium(noise, symmetry, params, step_size=parameters.step_size, weight_decay=parameters.weight_decay)
     checks = (
-        Check("d log G/d lambda", max(slopes, key=lambda s: abs(s + 2)), -2.0, 0.0, Within(1e-8, 1e-3),
+        Check("d log G/dλ", max(slopes, key=lambda s: abs(s + 2)), -2.0, 0.0, Within(1e-8, 1e-3),
               alternative=-1.0),
         Check("share of points with their equilibrium at infinity", float(np.mean(infinite)), 1.0, 0.0, Above(0.999)),
         Check("least flow along the orbit", float(np.min(flows)), 0.0, 0.0, Above(0.0)),
-        Check("|lambda*| with weight decay", abs(float(finite.amount[0])), 0.0, 0.0, Below(20.0)),
+        Check("|λ*| with weight decay", abs(float(finite.amount[0])), 0.0, 0.0, Below(20.0)),
     )  # fmt: skip
     data = xarray.Dataset({"flow": (("orbit", "amount"), np.array(flows))}, coords={"amount": amounts})
     return Measurement(checks, data, parameters.draws)
@@ -289,7 +292,7 @@ def _mean(what: str, values: np.ndarray, criterion: Criterion, alternative: floa
     return Check(what, value, 0.0, error, criterion, alternative=alternative, samples=len(values))
 
 
-def _draw_theorem(measurement: Measurement, parameters: Orbits) -> Any:
+def _draw_theorem(measurement: Measurement, parameters: Orbits) -> "Figure":
     figure, (left, right) = style.new_figure(2, width=4.2)
     data = measurement.data
     for axes, values, words in ((left, data.flow, "flow G / max |G|"), (right, data.charge, "charge C / its range")):
@@ -300,7 +303,7 @@ def _draw_theorem(measurement: Measurement, parameters: Orbits) -> Any:
     return figure
 
 
-def _draw_infinity(measurement: Measurement, parameters: Orbits) -> Any:
+def _draw_infinity(measurement: Measurement, parameters: Orbits) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     style.points(axes, data.amount, data.flow[0], None, "flow")
@@ -310,7 +313,7 @@ def _draw_infinity(measurement: Measurement, parameters: Orbits) -> Any:
     return figure
 
 
-def _draw_starts(measurement: Measurement, parameters: Starts) -> Any:
+def _draw_starts(measurement: Measurement, parameters: Starts) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     for name, time, words, colour in (("gd", "short", "gradient descent", "red"), ("sgd", "time", "SGD", "blue")):
@@ -328,7 +331,7 @@ CLAIMS = (
         paper="noise_equilibrium",
         place="Theorem 4.3 and Lemma B.1",
         statement="Along every orbit the flow of the charge falls, the charge rises, and the flow has one zero.",
-        equation="Tr[Sigma(theta_lambda) A] = Tr[exp(-2 lambda A) Sigma(theta) A],  G(theta_lambda*) = 0",
+        equation="Tr[Σ(θ_λ) A] = Tr[exp(-2λ A) Σ(θ) A],  G(θ_λ*) = 0",
         alternative="Noise is the same everywhere on an orbit, so that without weight decay the flow has no zero.",
         scales={"smoke": Orbits(2), "default": Orbits(20), "full": Orbits(200)},
         measure=_measure_theorem,
@@ -340,8 +343,8 @@ CLAIMS = (
         place="Theorem 4.3 (2) and Figure 1",
         statement="Where the generator has one sign, as for scale invariance, the equilibrium lies at infinity without "
         "weight decay, and at a finite point with it.",
-        equation="G(theta_lambda) = exp(-2 lambda) G(theta) > 0",
-        alternative="The flow falls like exp(-lambda) on the orbit, half as fast.",
+        equation="G(θ_λ) = exp(-2λ) G(θ) > 0",
+        alternative="The flow falls like exp(-λ) on the orbit, half as fast.",
         scales={"smoke": Orbits(2), "default": Orbits(20), "full": Orbits(200)},
         measure=_measure_infinity,
         draw=_draw_infinity,
@@ -352,7 +355,7 @@ CLAIMS = (
         place="Section 4.3, Theorem 5.2 and Eq. (14)",
         statement="SGD on a factorisation ends at the same UU' and W'W wherever it started, that of the closed form; "
         "gradient descent keeps the charge of its start and ends elsewhere.",
-        equation="U = Gamma_U^-1/2 L sqrt(S) F,  W = F' sqrt(S) R Gamma_W^-1/2",
+        equation="U = Γ_U^-1/2 L √S F,  W = F' √S R Γ_W^-1/2",
         alternative="SGD keeps the memory of its start, as gradient descent does.",
         scales={"smoke": Starts(8, 8.0), "default": Starts(32), "full": Starts(256)},
         measure=_measure_starts,

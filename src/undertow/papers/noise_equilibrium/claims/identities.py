@@ -3,7 +3,7 @@
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -14,14 +14,17 @@ import xarray
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _trees as trees
+from undertow.estimate import standard_error
 from undertow.figures import style
-from undertow.figures.compare import compare
 from undertow.noise.minibatch import Minibatch
 from undertow.problem import Problem
 from undertow.symmetry.flow import noether_flow
 from undertow.symmetry.generators import AbstractSymmetry, DoubleRotation, Rescaling, Scaling
-from undertow.verification.claim import Claim, Measurement
+from undertow.verification.claim import Claim, Measurement, draw_checks_on_log_axis
 from undertow.verification.criterion import Above, Below, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 GROUPS = 50
 """Independent groups of batches; the spread between their means is the standard error."""
@@ -168,7 +171,7 @@ def _measure_conserved(parameters: Flows, key: Key[Array, ""]) -> Measurement:
     last = {name: values[:, -1] for name, values in found.items()}
     smooth = max(values.max() for name, values in last.items() if "ReLU" not in name)
     checks = (
-        Check("smooth models: largest change of a charge, over |params|^2", float(smooth), 0.0, 0.0, Below(1e-8),
+        Check("smooth models: largest change of a charge, over |params|²", float(smooth), 0.0, 0.0, Below(1e-8),
               alternative=max(value for name, value in descent.items() if "ReLU" not in name)),
         Check("ReLU neurons: the same, median of the draws", float(np.median(last["ReLU neurons"])), 0.0, 0.0,
               Below(1e-6), alternative=descent["ReLU neurons"]),
@@ -269,7 +272,7 @@ def _measure_expected(parameters: Batches, key: Key[Array, ""]) -> Measurement:
                 size = np.abs(exact).max()
                 gaps.append((np.abs(told - exact).max() / size, np.abs(continuous - exact).max() / size))
                 # a dead neuron has no noise: its error is rounding
-                error = np.maximum(groups.std(axis=0, ddof=1) / np.sqrt(GROUPS), 1e-9 * size)
+                error = np.maximum(standard_error(groups), 1e-9 * size)
                 scores.append([np.abs((groups.mean(axis=0) - value) / error).max() for value in (exact, continuous)])
                 columns.append((exact, groups.mean(axis=0), error))
                 along = exact / (exact @ exact)
@@ -291,7 +294,7 @@ def _measure_expected(parameters: Batches, key: Key[Array, ""]) -> Measurement:
     return Measurement(tuple(checks), data, batches)
 
 
-def _draw_conserved(measurement: Measurement, parameters: Flows) -> Any:
+def _draw_conserved(measurement: Measurement, parameters: Flows) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     h = FLOW_TIME / data.steps.values
@@ -306,11 +309,7 @@ def _draw_conserved(measurement: Measurement, parameters: Flows) -> Any:
     return figure
 
 
-def _draw_identity(measurement: Measurement, parameters: Batches) -> Any:
-    return compare(measurement.checks, log=True)
-
-
-def _draw_expected(measurement: Measurement, parameters: Batches) -> Any:
+def _draw_expected(measurement: Measurement, parameters: Batches) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     style.points(axes, data.predicted, data.measured, data.error, f"mean of {measurement.seeds:,} steps")
@@ -328,7 +327,7 @@ CLAIMS = (
         place="Eq. (4)",
         statement="Gradient flow conserves the charge of every exponential symmetry: what an integrator of the fourth "
         "order makes of it changes by the fourth power of its step (the second, across kinks of a ReLU).",
-        equation="dC/dt = 0,  C = 1/2 theta'A theta",
+        equation="dC/dt = 0,  C = 1/2 θ'Aθ",
         alternative="Gradient flow conserves the charge no better than gradient descent does: its change is of the "
         "first order in the step.",
         scales={"smoke": Flows(5), "default": Flows(20), "full": Flows(200)},
@@ -340,11 +339,11 @@ CLAIMS = (
         paper="noise_equilibrium",
         place="Appendix D, Eq. (97), with weight decay",
         statement="A step of SGD changes the charge by an amount that its batch gradient fixes, on every path.",
-        equation="dC = -4 eta gamma (1 - eta gamma) C + eta^2/2 g'A g",
-        alternative="Weight decay changes the charge by -4 eta gamma C in a step, as in continuous time.",
+        equation="dC = -4η γ (1 - η γ) C + η²/2 g'A g",
+        alternative="Weight decay changes the charge by -4η γ C in a step, as in continuous time.",
         scales={"smoke": Batches(5000), "default": Batches(20_000), "full": Batches(200_000)},
         measure=_measure_identity,
-        draw=_draw_identity,
+        draw=draw_checks_on_log_axis,
     ),
     Claim(
         id="expected-change",
@@ -353,7 +352,7 @@ CLAIMS = (
         statement="The expected change of the charge in a step is known exactly, with and without replacement: it is "
         "the mean over all batches. The flow in continuous time leaves out the mean gradient, a large part of it away "
         "from minima.",
-        equation="E dC = -4 eta gamma (1 - eta gamma) C + eta^2/2 (grad L'A grad L + c Tr[Sigma A]/S)",
+        equation="E dC = -4η γ (1 - η γ) C + η²/2 (∇L'A ∇L + c Tr[ΣA]/S)",
         alternative="The expected change in a step is the flow in continuous time times the step size: the mean "
         "gradient adds nothing.",
         scales={"smoke": Batches(10_000), "default": Batches(100_000), "full": Batches(1_000_000)},

@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -18,8 +18,12 @@ from undertow.noise.minibatch import Minibatch
 from undertow.papers.noise_equilibrium.models.autoencoder import ACTIVATIONS, AutoencoderLoss, latent_cosine
 from undertow.papers.noise_equilibrium.models.linear_nets import GaussianPairs, fan_in, loud_first
 from undertow.trajectory import Trajectory
+from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LOUD = 5.0
 """Variance of the label noise in the first coordinate; 1 in the others."""
@@ -90,13 +94,13 @@ def _run(noise: Any, parameters: Latent, quiet: bool, key: Array) -> Trajectory:
 def _settled(run: Trajectory) -> tuple[float, float]:
     """The mean cosine over the second half of stationary runs, with its standard error over seeds."""
     late = run.observed["cosine"][:, len(run.step) // 2 :].mean(axis=1)
-    return float(late.mean()), float(late.std(ddof=1) / np.sqrt(len(late)))
+    return statistics.mean(late)
 
 
 def _end(run: Trajectory) -> tuple[float, float]:
     """The mean cosine over seeds at the end, with its standard error."""
     last = run.observed["cosine"][:, -1]
-    return float(last.mean()), float(last.std(ddof=1) / np.sqrt(len(last)))
+    return statistics.mean(last)
 
 
 def _measure(parameters: Latent, key: Key[Array, ""]) -> Measurement:
@@ -194,11 +198,11 @@ def _bars(measurement: Measurement, labels: dict[str, tuple[str, str]]) -> Any:
     return figure
 
 
-def _draw(measurement: Measurement, parameters: Latent) -> Any:
+def _draw(measurement: Measurement, parameters: Latent) -> "Figure":
     return _bars(measurement, {"sgd": ("SGD, fresh data", "blue"), "descent": ("GD, fixed data", "red")})
 
 
-def _draw_control(measurement: Measurement, parameters: Latent) -> Any:
+def _draw_control(measurement: Measurement, parameters: Latent) -> "Figure":
     large = f"batches of {parameters.samples}, fresh data"
     return _bars(measurement, {"weak": (large, "green"), "fixed": (f"SGD, {parameters.samples} samples", "purple")})
 
@@ -208,10 +212,10 @@ CLAIMS = (
         id="latent-alignment",
         paper="noise_equilibrium",
         place="Figures 6 and 9",
-        statement="SGD with fresh data makes W Sigma_x W' and U'Sigma_eps U alike also in nonlinear autoencoders, less "
+        statement="SGD with fresh data makes W Σ_x W' and U'Σ_ε U alike also in nonlinear autoencoders, less "
         "so than in linear ones; gradient descent on a fixed data set does not. The paper sees the noise of SGD in the "
         "difference; in a tanh net fresh data make nearly all of it, without noise. `latent-fresh-data` parts the two.",
-        equation="W Sigma_x W'/Tr Sigma_x = U'Sigma_eps U/Tr Sigma_eps",
+        equation="W Σ_x W'/Tr Σ_x = U'Σ_ε U/Tr Σ_ε",
         alternative="Noise makes the matrices alike in nonlinear nets as in linear ones, and fresh data have no part "
         "in it.",
         scales={
@@ -230,8 +234,8 @@ CLAIMS = (
         statement="In a linear autoencoder noise makes the two matrices alike, with fresh and with fixed data. In "
         "nonlinear ones fresh data make W and U orthogonal with hardly any noise, and the matrices as alike as that "
         "makes them; on a fixed data set SGD leaves them unlike.",
-        equation="W Sigma_x W'/Tr Sigma_x = U'Sigma_eps U/Tr Sigma_eps at the noise equilibrium;  the cosine is "
-        "(n + 4)/sqrt(n (n + 24)) for orthogonal W and U, n inputs",
+        equation="W Σ_x W'/Tr Σ_x = U'Σ_ε U/Tr Σ_ε at the noise equilibrium;  the cosine is "
+        "(n + 4)/√(n (n + 24)) for orthogonal W and U, n inputs",
         alternative="Fresh data without noise take nonlinear nets to the noise equilibrium, where the cosine is 1, and "
         "noise on fixed data makes the matrices as alike as fresh data do.",
         scales={

@@ -1,7 +1,7 @@
 """Small errors of the text, each decided by a number: factors, a time that goes the other way, signs in a proof."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -14,8 +14,8 @@ from scipy.linalg import expm
 
 from undertow import _trees as trees
 from undertow.dynamics.descend import descend
+from undertow.estimate import standard_error
 from undertow.figures import style
-from undertow.figures.compare import compare
 from undertow.noise.minibatch import Minibatch
 from undertow.papers._lanes import lanes
 from undertow.papers.noise_equilibrium.claims.identities import kinds
@@ -24,6 +24,9 @@ from undertow.symmetry.flow import noether_flow
 from undertow.symmetry.generators import AbstractSymmetry
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 GROUPS = 50
 """Independent groups of batches; the spread between their means is the standard error."""
@@ -113,19 +116,19 @@ def _measure_factors(parameters: Batches, key: Key[Array, ""]) -> Measurement:
         flow = noether_flow(noise, kind.symmetry, kind.params, step_size=eta)
         unit = eta * eta / 2 * np.ravel(flow.noise)  # Sigma of the library is that of a batch: sigma^2 is eta/2
         ratios = 2 * groups @ unit / (unit @ unit)
-        found[name] = (float(ratios.mean()), float(ratios.std(ddof=1) / np.sqrt(GROUPS)))
+        found[name] = (float(ratios.mean()), float(standard_error(ratios)))
     decay = _decay(kind.symmetry, kind.params, kind.problem.gradient(kind.params), eta, parameters.weight_decay)
     neurons, factors, scaled = found.values()
     checks = (
-        Check("theta'A theta, ReLU neurons: rate over sigma^2 Tr[Sigma A]", neurons[0], 2.0, neurons[1],
+        Check("θ'Aθ, ReLU neurons: rate over σ² Tr[ΣA]", neurons[0], 2.0, neurons[1],
               Within(0.0, 0.5), printed=1.0, alternative=1.0, samples=GROUPS),
-        Check("Tr[UBU'] - Tr[W'BW]: rate over sigma^2 (rows less columns)", factors[0], 2.0, factors[1],
+        Check("Tr[UBU'] - Tr[W'BW]: rate over σ² (rows less columns)", factors[0], 2.0, factors[1],
               Within(0.0, 0.5), printed=1.0, alternative=1.0, samples=GROUPS),
-        Check("1/2 theta'A theta, ReLU neurons: rate over sigma^2 Tr[Sigma A]", neurons[0] / 2, 1.0, neurons[1] / 2,
+        Check("1/2 θ'Aθ, ReLU neurons: rate over σ² Tr[ΣA]", neurons[0] / 2, 1.0, neurons[1] / 2,
               Within(0.0, 0.25), printed=0.5, alternative=0.5, samples=GROUPS),
-        Check("|theta|^2, scale-invariant net: rate over sigma^2 Tr Sigma", scaled[0], 2.0, scaled[1],
+        Check("|θ|², scale-invariant net: rate over σ² Tr Σ", scaled[0], 2.0, scaled[1],
               Within(0.0, 0.5), printed=1.0, alternative=1.0, samples=GROUPS),
-        Check("|theta|^2, scale-invariant net: rate by decay over gamma |theta|^2", decay, -4.0, 0.0,
+        Check("|θ|², scale-invariant net: rate by decay over γ |θ|²", decay, -4.0, 0.0,
               Within(1e-4, 1e-2), printed=-1.0, alternative=-2.0),
     )  # fmt: skip
     data = xarray.Dataset({"ratio": ("kind", [value for value, _ in found.values()])}, attrs={"kinds": list(found)})
@@ -166,8 +169,8 @@ def _measure_stationary(parameters: Sphere, key: Key[Array, ""]) -> Measurement:
     charge, trace = (run.observed["terms"][name][:, -1] for name in ("charge", "trace"))
     ratios = parameters.weight_decay * charge / (parameters.step_size * trace.mean())
     right = 1 / (8 * parameters.size)
-    value, error = ratios.mean() / right, ratios.std(ddof=1) / np.sqrt(parameters.seeds) / right
-    check = Check("gamma C over eta Tr[Sigma A]/(8 S)", float(value), 1.0, float(error), Within(0.05, 0.2),
+    value, error = ratios.mean() / right, standard_error(ratios) / right
+    check = Check("γ C over η Tr[ΣA]/(8 S)", float(value), 1.0, float(error), Within(0.05, 0.2),
                   printed=1 / right, alternative=2.0)  # fmt: skip
     data = xarray.Dataset({"charge": ("seed", charge), "trace": ("seed", trace)})
     return Measurement((check,), data, parameters.seeds, int(run.diverged.sum()))
@@ -223,13 +226,13 @@ def _measure_time(parameters: Neuron, key: Key[Array, ""]) -> Measurement:
         charges = run.observed["charge"]
         each = np.array([np.interp(-middle, -row, run.time) for row in np.minimum.accumulate(charges, axis=1)])
         times.append(each.mean())
-        errors.append(each.std(ddof=1) / np.sqrt(parameters.seeds))
+        errors.append(standard_error(each))
         theory.append(expected)
         curves.append((run.time, charges.mean(axis=0)))
     ratio = times[1] / times[0]
     error = float(ratio * np.hypot(errors[0] / times[0], errors[1] / times[1]))
     checks = (
-        Check("time to equilibrium at sigma^2/4 over that at sigma^2", float(ratio), 4.0, error, Within(0.3, 1.0),
+        Check("time to equilibrium at σ²/4 over that at σ²", float(ratio), 4.0, error, Within(0.3, 1.0),
               printed=0.25, alternative=2.0),
         Check("half-way time at the larger batch over the flow's", times[1] / theory[1], 1.0, errors[1] / theory[1],
               Within(0.08, 0.2), alternative=0.5),
@@ -264,7 +267,7 @@ def _measure_orbit(parameters: Matrices, key: Key[Array, ""]) -> Measurement:
         falling.append(np.diff(course) < 0)
     worst = max(exponents, key=lambda value: abs(value - 2))
     checks = (
-        Check("eigenvalues of Z are a exp(k lambda a): k", float(worst), 2.0, 0.0, Within(1e-8, 1e-3), printed=1.0,
+        Check("eigenvalues of Z are a exp(k λ a): k", float(worst), 2.0, 0.0, Within(1e-8, 1e-3), printed=1.0,
               alternative=1.0),
         Check("share of steps along the orbit at which I_1 falls", float(np.mean(falling)), 1.0, 0.0, Within(0.0, 0.5),
               printed=0.0, alternative=0.0),
@@ -272,11 +275,7 @@ def _measure_orbit(parameters: Matrices, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, xarray.Dataset({"exponent": ("draw", exponents)}), parameters.draws)
 
 
-def _draw(measurement: Measurement, parameters: Any) -> Any:
-    return compare(measurement.checks)
-
-
-def _draw_time(measurement: Measurement, parameters: Neuron) -> Any:
+def _draw_time(measurement: Measurement, parameters: Neuron) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     for index, (size, colour) in enumerate(zip(data.batch.values, ("blue", "green"), strict=True)):
@@ -296,35 +295,32 @@ CLAIMS = (
         id="charge-factor-two",
         paper="noise_equilibrium",
         place="Eq. (6), (24), (31) and Proposition 5.1",
-        statement="The flow sigma^2 Tr[Sigma A] belongs to the charge 1/2 theta'A theta, and that of theta'A theta is "
-        "twice it; |theta|^2 decays at the rate 4 gamma.",
-        equation="d/dt theta'A theta = -4 gamma theta'A theta + 2 sigma^2 Tr[Sigma A]",
-        alternative="The flow sigma^2 Tr[Sigma A] belongs to theta'A theta, and |theta|^2 decays at the rate 2 gamma.",
+        statement="The flow σ² Tr[ΣA] belongs to the charge 1/2 θ'Aθ, and that of θ'Aθ is "
+        "twice it; |θ|² decays at the rate 4 γ.",
+        equation="d/dt θ'Aθ = -4γ θ'Aθ + 2σ² Tr[ΣA]",
+        alternative="The flow σ² Tr[ΣA] belongs to θ'Aθ, and |θ|² decays at the rate 2 γ.",
         scales={"smoke": Batches(20_000), "default": Batches(100_000), "full": Batches(1_000_000)},
         measure=_measure_factors,
-        draw=_draw,
     ),
     Claim(
         id="stationary-condition",
         paper="noise_equilibrium",
         place="Section 4.3, first paragraph, against Eq. (9)",
-        statement="Weight decay and noise balance where 4 gamma C = sigma^2 Tr[Sigma A], not where gamma C = eta "
-        "Tr[Sigma A].",
-        equation="4 gamma C = eta/(2S) Tr[Sigma A]",
-        alternative="Weight decay and noise balance where 2 gamma C = sigma^2 Tr[Sigma A].",
+        statement="Weight decay and noise balance where 4γ C = σ² Tr[ΣA], not where γ C = η Tr[ΣA].",
+        equation="4γ C = η/(2S) Tr[ΣA]",
+        alternative="Weight decay and noise balance where 2γ C = σ² Tr[ΣA].",
         scales={"smoke": Sphere(256, steps=12_000), "default": Sphere(1024), "full": Sphere(8192)},
         measure=_measure_stationary,
-        draw=_draw,
         accelerated=True,
     ),
     Claim(
         id="equilibration-time",
         paper="noise_equilibrium",
         place="Section 4.2, time scales",
-        statement="The time to reach the noise equilibrium is proportional to 1/sigma^2: four times the batch size "
+        statement="The time to reach the noise equilibrium is proportional to 1/σ²: four times the batch size "
         "takes four times as long.",
-        equation="t_equi ~ 1/sigma^2 = 2S/eta",
-        alternative="The time is proportional to 1/sigma: four times the batch size takes twice as long.",
+        equation="t_equi ~ 1/σ² = 2S/η",
+        alternative="The time is proportional to 1/σ: four times the batch size takes twice as long.",
         scales={"smoke": Neuron(64), "default": Neuron(256), "full": Neuron(2048)},
         measure=_measure_time,
         draw=_draw_time,
@@ -333,11 +329,10 @@ CLAIMS = (
         id="orbit-eigenvalues",
         paper="noise_equilibrium",
         place="Appendix B.2, proof of Theorem 4.3",
-        statement="exp(lambda A) A exp(lambda A) has the eigenvalues a exp(2 lambda a), and I_1 falls along the orbit.",
-        equation="eig(exp(lambda A) A exp(lambda A)) = a exp(2 lambda a),  dI_1/d lambda < 0",
-        alternative="The eigenvalues are a exp(lambda a), and I_1 rises, as the proof says.",
+        statement="exp(λ A) A exp(λ A) has the eigenvalues a exp(2λ a), and I_1 falls along the orbit.",
+        equation="eig(exp(λ A) A exp(λ A)) = a exp(2λ a),  dI_1/dλ < 0",
+        alternative="The eigenvalues are a exp(λ a), and I_1 rises, as the proof says.",
         scales={"smoke": Matrices(5), "default": Matrices(50), "full": Matrices(500)},
         measure=_measure_orbit,
-        draw=_draw,
     ),
 )

@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -22,8 +22,12 @@ from undertow.papers.noise_equilibrium.models.linear_nets import (
     split_variance,
     two_layer_loss,
 )
+from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PHIS = (0.2, 0.4, 1.0, 1.8)
 """Half of the inputs have this variance, the others 2 - phi."""
@@ -122,7 +126,7 @@ def _run(parameters: Online, phi: float, key: Key[Array, ""], descent: bool = Fa
     )
     late = run.step > 2 * steps / 3
     last = {name: values[:, late].mean(axis=1) for name, values in run.observed["end"].items()}
-    summary = {name: (float(v.mean()), float(v.std(ddof=1) / np.sqrt(parameters.seeds))) for name, v in last.items()}
+    summary = {name: statistics.mean(v) for name, v in last.items()}
     return _End(summary["ratio"], summary["sharpness"], int(run.diverged.sum()))
 
 
@@ -137,7 +141,7 @@ def _measure(parameters: Online, key: Key[Array, ""]) -> Measurement:
     low, high = min(sharp), max(sharp)
     checks = (
         *(
-            Check(f"|U|²/|W|² over sqrt(phi(2 - phi)) at phi = {phi:g}", end.ratio[0] / ratio_theory(phi), 1.0,
+            Check(f"|U|²/|W|² over √(φ(2 - φ)) at φ = {phi:g}", end.ratio[0] / ratio_theory(phi), 1.0,
                   end.ratio[1] / ratio_theory(phi), Within(0.06, 0.06), alternative=_unless_isotropic(phi, 1.0))
             for phi, end in zip(PHIS, noisy, strict=True)
         ),
@@ -146,7 +150,7 @@ def _measure(parameters: Online, key: Key[Array, ""]) -> Measurement:
         Check("Tr H over theory, largest", high[0], 1.0, high[1], Below(1.04),
               alternative=max(1 / sharpness_theory(phi) for phi in PHIS)),
         *(
-            Check(f"gradient descent with weight decay: |U|²/|W|² at phi = {phi:g}", end.ratio[0], 1.0, end.ratio[1],
+            Check(f"gradient descent with weight decay: |U|²/|W|² at φ = {phi:g}", end.ratio[0], 1.0, end.ratio[1],
                   Within(2e-3, 0.01), alternative=_unless_isotropic(phi, ratio_theory(phi) ** 2))
             for phi, end in zip(PHIS, decayed, strict=True)
         ),
@@ -191,7 +195,7 @@ def _measure_settings(parameters: Online, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, parameters.seeds, sum(end.diverged for end in ends))
 
 
-def _draw(measurement: Measurement, parameters: Online) -> Any:
+def _draw(measurement: Measurement, parameters: Online) -> "Figure":
     figure, (left, right) = style.new_figure(2, width=4.2)
     data = measurement.data
     grid = np.linspace(0.05, 1.95, 100)
@@ -207,7 +211,7 @@ def _draw(measurement: Measurement, parameters: Online) -> Any:
     return figure
 
 
-def _draw_settings(measurement: Measurement, parameters: Online) -> Any:
+def _draw_settings(measurement: Measurement, parameters: Online) -> "Figure":
     figure, (axes,) = style.new_figure(width=6.4)
     data = measurement.data
     places = np.arange(data.sizes["setting"])
@@ -224,10 +228,10 @@ CLAIMS = (
         id="norm-ratio",
         paper="noise_equilibrium",
         place="Figure 3",
-        statement="SGD balances the layers of a linear net only on isotropic data: |U|^2/|W|^2 = sqrt(phi (2 - phi)) "
-        "for inputs of variances phi and 2 - phi, and the sharpness follows. Gradient descent with weight decay always "
+        statement="SGD balances the layers of a linear net only on isotropic data: |U|²/|W|² = √(φ (2 - φ)) "
+        "for inputs of variances φ and 2 - φ, and the sharpness follows. Gradient descent with weight decay always "
         "ends with equal norms.",
-        equation="|U|^2/|W|^2 = sqrt(phi (2 - phi)),  Tr H/(4 n^2) = (sqrt(phi) + sqrt(2 - phi))/2",
+        equation="|U|²/|W|² = √(φ (2 - φ)),  Tr H/(4 n²) = (√φ + √(2 - φ))/2",
         alternative="SGD ends with equal norms on anisotropic data too, as gradient descent with weight decay does.",
         scales={
             "smoke": Online(8, 8000, 12, 24, step_size=0.015, weight_decay=0.04, descent_steps=5000),
@@ -245,7 +249,7 @@ CLAIMS = (
         place="Figure 8",
         statement="Step size, batch size and width move the ratio of the norms that SGD ends with by a few per cent "
         "only, less the smaller the step size over the batch size.",
-        equation="|U|^2/|W|^2 = sqrt(phi (2 - phi)) at phi = 0.2",
+        equation="|U|²/|W|² = √(φ (2 - φ)) at φ = 0.2",
         alternative="At these settings SGD ends with equal norms, as gradient descent with weight decay does.",
         scales={"smoke": Online(8, 10_000, 12, 24, step_size=0.015), "default": Online(16, 60_000), "full": PAPER},
         measure=_measure_settings,

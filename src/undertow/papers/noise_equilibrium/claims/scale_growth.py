@@ -1,7 +1,7 @@
 """Scale-invariant nets grow: a stochastic gradient is orthogonal to the weights, so that every step lengthens them."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -11,6 +11,7 @@ import xarray
 from jaxtyping import Array, Key
 
 from undertow.dynamics.descend import descend
+from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.additive import noiseless
 from undertow.noise.minibatch import Minibatch
@@ -18,6 +19,9 @@ from undertow.papers.noise_equilibrium.models.scale_invariant import LinearData,
 from undertow.problem import Problem
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 LOOKS = 50
 SQUARE = 120.0
@@ -107,10 +111,10 @@ def _checks(name: str, parameters: Growth, layers: np.ndarray, few: Any, descent
     ends = 100 * (layers[:, -1] / layers[:, 0] - 1)
     least = np.diff(layers, axis=1).min(axis=(0, 1))
     checks = [
-        Check(f"net {name}, SGD: growth of |theta|² in per cent, from below", *_mean(growth), Above(0.8),
+        Check(f"net {name}, SGD: growth of |θ|² in per cent, from below", *_mean(growth), Above(0.8),
               alternative=float(calm.mean())),
         Check(f"net {name}, SGD: the same, from above", *_mean(growth), Below(1.6)),
-        Check(f"net {name}, SGD: growth over eta² sum E|g|²", *_mean(ratio, 1.0), Within(0.02, 0.1),
+        Check(f"net {name}, SGD: growth over η² sum E|g|²", *_mean(ratio, 1.0), Within(0.02, 0.1),
               alternative=float(calm.mean() / growth.mean())),
         Check(f"net {name}, SGD: least growth in a step", float(np.diff(total, axis=1).min()), 0.0, 0.0, Above(0.0)),
         Check(f"net {name}, GD: growth in per cent", *_mean(calm), Below(0.1), alternative=float(growth.mean()),
@@ -126,10 +130,10 @@ def _checks(name: str, parameters: Growth, layers: np.ndarray, few: Any, descent
 
 def _mean(values: np.ndarray, predicted: float = 0.0) -> tuple[float, float, float]:
     """Mean, prediction, standard error."""
-    return float(values.mean()), predicted, float(values.std(ddof=1) / np.sqrt(len(values)))
+    return float(values.mean()), predicted, float(standard_error(values))
 
 
-def _draw(measurement: Measurement, parameters: Growth) -> Any:
+def _draw(measurement: Measurement, parameters: Growth) -> "Figure":
     figure, panels = style.new_figure(3, width=3.6)
     data = measurement.data
     pick = {"|θ|²": lambda v: v.sum(axis=2), "|u|²": lambda v: v[..., 0], "|w|²": lambda v: v[..., 1]}
@@ -138,7 +142,7 @@ def _draw(measurement: Measurement, parameters: Growth) -> Any:
             for kind, shown, marker in (("sgd", "SGD", "o"), ("descent", "GD", "x")):
                 values = part(data[f"{kind}_{name}"].values)
                 relative = (values / values[:, :1])[:, ::5]
-                spread = relative.std(axis=0, ddof=1) / np.sqrt(len(relative))
+                spread = standard_error(relative)
                 text = f"net {name}, {shown}"
                 style.points(axes, data.step[::5], relative.mean(axis=0), spread, text, colour, marker)
         axes.set(xlabel="steps", ylabel=f"{label} over its start")
@@ -154,7 +158,7 @@ CLAIMS = (
         statement="The norm of scale-invariant weights grows in every single step of SGD and hardly at all under "
         "gradient descent. With a scaling symmetry for each layer (net B) each layer grows; with a common one only "
         "(net A) a layer may shrink.",
-        equation="|theta+|^2 - |theta|^2 = eta^2 |g|^2",
+        equation="|θ+|² - |θ|² = η² |g|²",
         alternative="Noise does not lengthen the weights: they grow as little under SGD as under gradient descent.",
         scales={"smoke": Growth(8, 6, samples=200), "default": Growth(16, 8), "full": Growth(128, 16)},
         measure=_measure,

@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +15,9 @@ from undertow.papers.noise_equilibrium.models.linear_nets import GaussianPairs, 
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ def _measure(parameters: Widths, key: Key[Array, ""]) -> Measurement:
               printed=1.0, alternative=1.0),
         Check("Xavier's own variances 2/(n + d), at d = n", twice[0][0], 1.0, twice[0][1], Within(0.01, 0.1),
               alternative=0.5),
-        Check("d = n/2, singular values 1: W Gamma_W W' over U'Gamma_U U", unbalanced, rho, 0.0, Within(1e-9, 0.1),
+        Check("d = n/2, singular values 1: W Γ_W W' over U'Γ_U U", unbalanced, rho, 0.0, Within(1e-9, 0.1),
               printed=1.0, alternative=1.0),
         Check("d = n/2: S_end over Eq. (15)", sharper, (rho**0.5 + rho**-0.5) / 2, 0.0, Within(1e-9, 0.1), printed=1.0,
               alternative=1.0),
@@ -107,7 +110,7 @@ def _measure(parameters: Widths, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, parameters.draws)
 
 
-def _draw(measurement: Measurement, parameters: Widths) -> Any:
+def _draw(measurement: Measurement, parameters: Widths) -> "Figure":
     figure, (axes,) = style.new_figure(width=6.0)
     data, n = measurement.data, parameters.inputs
     fine = np.geomspace(n, 4 * n, 50)
@@ -126,12 +129,12 @@ CLAIMS = (
         id="sharpness-of-starts",
         paper="noise_equilibrium",
         place="Eq. (15) and the paragraph after it",
-        statement="Eq. (15) holds for d >= n; what is read off from it does not. With variance 1 in U a square net "
+        statement="Eq. (15) holds for d ≥ n; what is read off from it does not. With variance 1 in U a square net "
         "starts (n + 1)/2 times sharper than it ends, not equally sharp: variance 1/d is meant. With variances "
         "1/(n + d) it starts half as sharp, not slightly less: Xavier's are twice as large. For d < n the layers do "
         "not balance at equal norms, and the end is sharper than (15) by a factor that grows as label noise falls.",
-        equation="S_init/S_end = d (sigma_U^2 + sigma_W^2)/2,  d >= n inputs and outputs;  S_end = "
-        "(rho^1/2 + rho^-1/2) d Tr Sigma_x,  rho = 1 + (n - d) sigma_x^2/(n sigma_eps^2),  d < n",
+        equation="S_init/S_end = d (σ_U² + σ_W²)/2,  d ≥ n inputs and outputs;  S_end = "
+        "(ρ^1/2 + ρ^-1/2) d Tr Σ_x,  ρ = 1 + (n - d) σ_x²/(n σ_ε²),  d < n",
         alternative="With variances 1 and 1/n a square net starts as sharp as it ends, and with 1/(n + d) nearly so.",
         scales={"smoke": Widths(400), "default": Widths(4000), "full": Widths(40_000)},
         measure=_measure,

@@ -1,7 +1,7 @@
 """A pull that breaks the symmetry with two curvatures: which one decides how far SGD stays off its minimum."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -18,6 +18,9 @@ from undertow.problem import Problem
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PULLS = ((4.0, 1.0), (4.0, 4.0), (1.0, 4.0))
 """zeta times the curvatures of the pull, along theta* and across."""
@@ -94,7 +97,7 @@ def _measure(parameters: Pulled, key: Key[Array, ""]) -> Measurement:
     return Measurement(tuple(checks), found, p.seeds, lost)
 
 
-def _draw(measurement: Measurement, parameters: Pulled) -> Any:
+def _draw(measurement: Measurement, parameters: Pulled) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     for index, ((along, across), colour) in enumerate(zip(PULLS, ("blue", "green", "purple"), strict=True)):
@@ -118,7 +121,7 @@ CLAIMS = (
         statement="A deviation along an eigenvector of the pull is the push of the noise over the curvature along it. "
         "It is less, by a factor that the curvature across it decides: there the noise is, and the pull holds a part "
         "of the fluctuations themselves.",
-        equation="s = (1 - zeta h_m/H_mm) sigma^2 Tr[Sigma A]/(zeta h* n'A theta*),  m the noisy direction",
+        equation="s = (1 - ζ h_m/H_mm) σ² Tr[ΣA]/(ζ h* n'A θ*),  m the noisy direction",
         alternative="The factor is that of the curvature along the eigenvector, not across it.",
         scales={"smoke": Pulled(256), "default": Pulled(1024), "full": Pulled(8192)},
         measure=_measure,

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -12,6 +12,7 @@ import xarray
 from jaxtyping import Array, Key
 
 from undertow.dynamics.descend import descend
+from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.minibatch import Minibatch
 from undertow.papers.noise_equilibrium.models.linear_nets import GaussianPairs, hessian_trace, kaiming, two_layer_loss
@@ -19,6 +20,9 @@ from undertow.symmetry.closed_forms import rotation
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SMALL = 0.001
 """The first step size of the paper's warm-up in two stages."""
@@ -150,10 +154,10 @@ def _measure(parameters: Warmup, key: Key[Array, ""]) -> Measurement:
 
 def _mean(values: np.ndarray, predicted: float) -> tuple[float, float, float]:
     """Mean, prediction, standard error."""
-    return float(values.mean()), predicted, float(values.std(ddof=1) / np.sqrt(len(values)))
+    return float(values.mean()), predicted, float(standard_error(values))
 
 
-def _draw(measurement: Measurement, parameters: Warmup) -> Any:
+def _draw(measurement: Measurement, parameters: Warmup) -> "Figure":
     figure, (axes,) = style.new_figure(width=6.4)
     data = measurement.data
     style.theory(
@@ -165,7 +169,7 @@ def _draw(measurement: Measurement, parameters: Warmup) -> Any:
         values = data[name].values
         here = np.isfinite(values).sum(axis=0) >= 2
         kept = [column[np.isfinite(column)] for column in values.T[here]]
-        spread = [column.std(ddof=1) / np.sqrt(len(column)) for column in kept]
+        spread = [standard_error(column) for column in kept]
         alive = int(np.isfinite(values[:, -1]).sum())
         means = [column.mean() for column in kept]
         style.points(axes, data.step[here], means, spread, f"{label}: {alive} of {len(values)} live", colour)
@@ -182,7 +186,7 @@ CLAIMS = (
         statement="From a start with variance 1 in U and 1/n in W, SGD at a large step size diverges at once. Raising "
         "the step size linearly lets noise bring Tr H down first, and moving the start along its symmetry to the noise "
         "equilibrium does so at once; both survive. Two stages, as in the paper's rank-one example, do not help here.",
-        equation="Tr H = 2 (n |W Sigma_x^1/2|^2 + |U|^2 Tr Sigma_x)",
+        equation="Tr H = 2 (n |W Σ_x^1/2|² + |U|² Tr Σ_x)",
         alternative="A start with variance 1 in U survives a large step size, as one with variance 1/d does; or "
         "neither a ramp nor a teleport saves it.",
         scales={

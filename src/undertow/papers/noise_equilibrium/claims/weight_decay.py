@@ -1,7 +1,7 @@
 """Weight decay in the balance of two factors: it adds k I to both noise moments, and k is gamma S/eta."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,15 @@ import xarray
 from jaxtyping import Array, Key, PyTree
 
 from undertow.dynamics.descend import descend
+from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.minibatch import Minibatch
 from undertow.papers.noise_equilibrium.claims.fixed_point import Task
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -77,9 +81,9 @@ def _measure(parameters: Decay, key: Key[Array, ""]) -> Measurement:
     noise, mean, weights = (run.observed["terms"][name][:, -1] for name in ("noise", "mean", "weights"))
     right = gamma * parameters.size / eta
     plain, full = _fit(noise, weights) / right, _fit(noise + mean, weights) / right
-    error = lambda values: float(values.std(ddof=1) / np.sqrt(parameters.seeds))
+    error = lambda values: float(standard_error(values))
     checks = (
-        Check("fitted k over gamma S/eta", float(plain.mean()), 1.0, error(plain), Within(0.05, 0.2),
+        Check("fitted k over γ S/η", float(plain.mean()), 1.0, error(plain), Within(0.05, 0.2),
               printed=2 * gamma / right, alternative=0.5),
         # what the theorem leaves out is of the order of the step size: the mean gradient of the fluctuations
         Check("the same with the mean gradient in the balance", float(full.mean()), 1.0 - eta * gamma, error(full),
@@ -91,7 +95,7 @@ def _measure(parameters: Decay, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, parameters.seeds, int(run.diverged.sum()))
 
 
-def _draw(measurement: Measurement, parameters: Decay) -> Any:
+def _draw(measurement: Measurement, parameters: Decay) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     x, y = -data.weights.values.ravel(), data.noise.values.ravel()
@@ -111,9 +115,9 @@ CLAIMS = (
         paper="noise_equilibrium",
         place="Theorem 5.2",
         statement="With weight decay the noise moments of two factors balance once k I is added to both, "
-        "k = gamma S/eta; the paper prints 2 gamma.",
-        equation="W (E[|r|^2 xx'] + k I) W' = U' (E[|x|^2 rr'] + k I) U,  k = gamma S/eta",
-        alternative="k is gamma S/(2 eta), as if gamma were the weight decay of optimisers, which is twice ours.",
+        "k = γ S/η; the paper prints 2 γ.",
+        equation="W (E[|r|² xx'] + k I) W' = U' (E[|x|² rr'] + k I) U,  k = γ S/η",
+        alternative="k is γ S/(2η), as if γ were the weight decay of optimisers, which is twice ours.",
         scales={"smoke": Decay(6, relaxations=5.0), "default": Decay(32), "full": Decay(256)},
         measure=_measure,
         draw=_draw,

@@ -25,7 +25,7 @@ def digits(
     """
     components = validate.positive_integer("digits", "components", components)
     if components > 61:
-        raise ValueError(f"`digits(components={components})`: 61 of the 64 pixels vary; use components <= 61.")
+        raise ValueError(f"`digits(components={components})`: 61 of the 64 pixels vary; use components ≤ 61.")
     from sklearn.datasets import load_digits
 
     pixels, labels = load_digits(return_X_y=True)

@@ -13,7 +13,6 @@ from jaxtyping import Array, Key, PyTree
 
 from undertow import _trees as trees
 from undertow.dynamics.settle import settle
-from undertow.figures.compare import compare
 from undertow.manifold.drift import Parts, second_derivative
 from undertow.manifold.geometry import frame_at
 from undertow.papers.zero_loss.models import curves
@@ -87,7 +86,7 @@ def _measure_first(parameters: Directions, key: Key[Array, ""]) -> Measurement:
             errors.append(np.linalg.norm(trees.ravel(_pushed(problem, point, v)[1]) - _projected(problem, point, v)))
             across.append(float(np.linalg.norm(trees.ravel(v) - _projected(problem, point, v))))
         checks.append(
-            Check(f"{name}: |dPhi v - P v|", float(max(errors)), 0.0, 0.0, Below(1e-6), alternative=min(across))
+            Check(f"{name}: |dΦ v - P v|", float(max(errors)), 0.0, 0.0, Below(1e-6), alternative=min(across))
         )
         found.append(errors)
         if name == "tanh network":
@@ -106,9 +105,9 @@ def _along_the_gradient(name: str, problem: AbstractProblem, start: PyTree) -> l
     told = -np.asarray(trees.ravel(_pushed(problem, start, bent)[1]))
     gap = float(np.linalg.norm(second - told) / np.linalg.norm(told))
     return [
-        Check(f"{name}, off the manifold: |dPhi grad L|/|grad L|", float(np.linalg.norm(pushed[0])) / size, 0.0, 0.0,
+        Check(f"{name}, off the manifold: |dΦ ∇L|/|∇L|", float(np.linalg.norm(pushed[0])) / size, 0.0, 0.0,
               Below(1e-6)),
-        Check(f"{name}, off the manifold: |d2Phi[g, g] + dPhi H g|/|dPhi H g|, g = grad L", gap, 0.0, 0.0, Below(1e-5),
+        Check(f"{name}, off the manifold: |d²Φ[g, g] + dΦ H g|/|dΦ H g|, g = ∇L", gap, 0.0, 0.0, Below(1e-5),
               alternative=1.0),
     ]  # fmt: skip
 
@@ -139,35 +138,29 @@ def _measure_second(parameters: Directions, key: Key[Array, ""]) -> Measurement:
     return Measurement(tuple(checks), data, seeds=parameters.directions)
 
 
-def _draw(measurement: Measurement, parameters: Any) -> Any:
-    return compare(measurement.checks)
-
-
 CLAIMS = (
     Claim(
         id="dphi-projector",
         paper="zero_loss",
         place="Lemmas 4.3 and C.2",
-        statement="On the manifold the derivative of Phi (the end of gradient flow) is the projector on the tangent "
-        "space. Off it Phi does not change along the gradient, to second order.",
-        equation="dPhi(x) = P(x) for x in Gamma;  dPhi grad L = 0 and d2Phi[grad L, grad L] = -dPhi H grad L anywhere",
-        alternative="Phi keeps displacements across the manifold, and along the gradient it is constant to second "
-        "order on straight lines, d2Phi[grad L, grad L] = 0.",
+        statement="On the manifold the derivative of Φ (the end of gradient flow) is the projector on the tangent "
+        "space. Off it Φ does not change along the gradient, to second order.",
+        equation="dΦ(x) = P(x) for x in Γ;  dΦ ∇L = 0 and d²Φ[∇L, ∇L] = -dΦ H ∇L anywhere",
+        alternative="Φ keeps displacements across the manifold, and along the gradient it is constant to second "
+        "order on straight lines, d²Φ[∇L, ∇L] = 0.",
         scales={"smoke": Directions(3), "default": Directions(10), "full": Directions(100)},
         measure=_measure_first,
-        draw=_draw,
     ),
     Claim(
         id="d2phi-signs",
         paper="zero_loss",
         place="Lemma 4.5, Eq. (9)",
-        statement="The second derivative of Phi has three parts, all with a minus sign; the paper prints a plus before "
-        "the tangent and the mixed one. Finite differences of Phi, fitted by the three parts, decide.",
-        equation="d2Phi[S] = -H^+ d3L[PSP] - P d3L[L_H^-1(QSQ)] - 2 P d3L[H^+ QSP]",
+        statement="The second derivative of Φ has three parts, all with a minus sign; the paper prints a plus before "
+        "the tangent and the mixed one. Finite differences of Φ, fitted by the three parts, decide.",
+        equation="d²Φ[S] = -H⁺ d³L[PSP] - P d³L[L_H⁻¹(QSQ)] - 2 P d³L[H⁺ QSP]",
         alternative="The tangent and the mixed part have a plus sign, as Eq. (9) prints them, and the normal part is "
-        "twice as large, with H^-1 in place of L_H^-1.",
+        "twice as large, with H⁻¹ in place of L_H⁻¹.",
         scales={"smoke": Directions(3), "default": Directions(8), "full": Directions(40)},
         measure=_measure_second,
-        draw=_draw,
     ),
 )

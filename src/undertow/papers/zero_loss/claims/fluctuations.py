@@ -1,7 +1,7 @@
 """How far SGD fluctuates about the manifold of minimisers: the process that makes the drift along it."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -18,6 +18,9 @@ from undertow.problem import Regression
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -72,7 +75,7 @@ def _measure(parameters: Hovering, key: Key[Array, ""]) -> Measurement:
         diverged += int(run.diverged.sum())
     (small, e1), (large, e2) = found
     check = Check(
-        "variance across the manifold over eta delta^2, extrapolated to small steps", 2 * small - large, 0.5,
+        "variance across the manifold over η δ², extrapolated to small steps", 2 * small - large, 0.5,
         float(np.hypot(2 * e1, e2)), Within(0.01, 0.1), alternative=1.0,
     )  # fmt: skip
     data = xarray.Dataset(
@@ -82,7 +85,7 @@ def _measure(parameters: Hovering, key: Key[Array, ""]) -> Measurement:
     return Measurement((check,), data, p.seeds, diverged)
 
 
-def _draw(measurement: Measurement, parameters: Hovering) -> Any:
+def _draw(measurement: Measurement, parameters: Hovering) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     ends = np.array([0.0, float(data.step_size.max())])
@@ -98,10 +101,10 @@ CLAIMS = (
         id="fluctuations",
         paper="zero_loss",
         place="Section 1.1 and Figure 1",
-        statement="About the manifold SGD fluctuates with the covariance eta X, HX + XH = Sigma. Under label noise "
-        "that is eta/2 in every direction across.",
-        equation="E D D' = eta L_H^-1(Sigma) = (eta/2) delta^2 across, for Sigma = delta^2 H",
-        alternative="The covariance is eta H^-1 Sigma, without the factor 1/2 of the two sides: eta delta^2.",
+        statement="About the manifold SGD fluctuates with the covariance η X, HX + XH = Σ. Under label noise "
+        "that is η/2 in every direction across.",
+        equation="E D D' = η L_H⁻¹(Σ) = (η/2) δ² across, for Σ = δ² H",
+        alternative="The covariance is η H⁻¹ Σ, without the factor 1/2 of the two sides: η δ².",
         scales={"smoke": Hovering(64), "default": Hovering(256), "full": Hovering(2048)},
         measure=_measure,
         draw=_draw,

@@ -1,7 +1,7 @@
 """The kernel regime: gradient descent on the linearised model errs by 1 - n/d at least, whenever it stops."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -11,6 +11,7 @@ import xarray
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow.dynamics.descend import descend
+from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.additive import noiseless
 from undertow.papers.zero_loss.models.linear import LinearModel, predict, weights
@@ -18,6 +19,9 @@ from undertow.problem import Regression
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SCHEDULES = {"constant": (1.0, 0.0), "decaying": (1.0, 0.5), "too large at first": (4.0, 0.5)}
 """Peak c and power p of the step sizes c (1 + t)^-p, in units of one over the largest curvature."""
@@ -130,7 +134,7 @@ def _measure(parameters: Linearised, key: Key[Array, ""]) -> Measurement:
     data = xarray.Dataset(
         {
             "error": (("schedule", "step", "n"), mean(by_size(seen))),
-            "spread": (("schedule", "step", "n"), by_size(seen).std(axis=-1, ddof=1) / np.sqrt(p.draws)),
+            "spread": (("schedule", "step", "n"), standard_error(by_size(seen), axis=-1)),
             "law": (("schedule", "step", "n"), mean(by_size(told))),
         },
         coords={"step": run.step, "n": sizes},
@@ -144,7 +148,7 @@ def _departure(z: Float[np.ndarray, "n sets d"], truth: Float[np.ndarray, "sets 
     inputs = jnp.asarray(np.swapaxes(z, 0, 1))
     small, large = (np.asarray(_gaps(inputs, jnp.asarray(truth), jnp.asarray(alpha))) for alpha in (2.0, 4.0))
     value, spread = statistics.mean(small / large)
-    what = f"n = {len(z)}: distance of the nonlinear end from the linearised one, over that at twice alpha"
+    what = f"n = {len(z)}: distance of the nonlinear end from the linearised one, over that at twice α"
     return Check(what, value, 16.0, spread, Within(0.5, 2.0), alternative=4.0, samples=len(truth))
 
 
@@ -163,7 +167,7 @@ def _gaps(
     return jax.lax.map(gap, (inputs, truths))
 
 
-def _draw(measurement: Measurement, parameters: Linearised) -> Any:
+def _draw(measurement: Measurement, parameters: Linearised) -> "Figure":
     figure, panels = style.new_figure(len(SCHEDULES), width=3.8)
     data = measurement.data
     for index, (axes, name) in enumerate(zip(panels, data.attrs["schedules"], strict=True)):
@@ -185,10 +189,10 @@ CLAIMS = (
         place="Theorem 6.7",
         statement="Gradient descent on the linearised model errs by 1 - n/d or more on average, whatever its step "
         "sizes and whenever it stops. Its mean error is known at every step, and the bound is reached. The model "
-        "itself ends within O(alpha^-4) of its linearisation.",
-        equation="E |w(T) - w*|^2/|w*|^2 = (1/d) E Tr prod_t (I - eta_t H)^2 >= 1 - n/d",
+        "itself ends within O(α⁻⁴) of its linearisation.",
+        equation="E |w(T) - w*|²/|w*|² = (1/d) E Tr prod_t (I - η_t H)² ≥ 1 - n/d",
         alternative="The error is that of a model with 2d free parameters, 1 - n/(2d), and the model ends within "
-        "O(alpha^-2) of its linearisation.",
+        "O(α⁻²) of its linearisation.",
         scales={"smoke": Linearised(120, 240), "default": Linearised(400, 480), "full": Linearised(1000, 960, d=100)},
         measure=_measure,
         draw=_draw,

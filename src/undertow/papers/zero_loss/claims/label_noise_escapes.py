@@ -1,7 +1,7 @@
 """Label-noise SGD leaves the kernel regime and finds the sparse vector; gradient descent does not."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -18,6 +18,9 @@ from undertow.papers.zero_loss.models.linear import LinearModel
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CONTROLS = 64
 """Data sets on which gradient descent alone is looked at."""
@@ -87,7 +90,7 @@ def _measure(parameters: Escape, key: Key[Array, ""]) -> Measurement:
     found, spread = statistics.mean(ends)
     kernel, kernel_spread = statistics.mean(_kernel_regime(parameters, jax.random.fold_in(key, 1)))
     checks = (
-        Check("label-noise SGD, |Phi(x) - w*|", found, np.mean([f[-1] for f in flow]), spread, Below(0.06),
+        Check("label-noise SGD, |Φ(x) - w*|", found, np.mean([f[-1] for f in flow]), spread, Below(0.06),
               alternative=kernel),
         Check(f"gradient descent on {CONTROLS} more data sets, |w - w*|", kernel, plain.mean(), kernel_spread,
               Above(1.3), alternative=found, samples=CONTROLS),
@@ -129,7 +132,7 @@ def _settled(model: LinearModel, params: Any) -> Array:
     return jax.vmap(jax.vmap(lambda p: model.error(model.settle(p))))(params)
 
 
-def _draw(measurement: Measurement, parameters: Escape) -> Any:
+def _draw(measurement: Measurement, parameters: Escape) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     t = data.slow_time.values
@@ -154,9 +157,9 @@ CLAIMS = (
         id="label-noise-escapes",
         paper="zero_loss",
         place="Theorem 6.1 against Theorem 6.7",
-        statement="From deep in the kernel regime (alpha = 1) label-noise SGD on the overparametrised linear model "
+        statement="From deep in the kernel regime (α = 1) label-noise SGD on the overparametrised linear model "
         "escapes and finds the sparse ground truth; gradient descent from the same start does not.",
-        equation="f_i = z_i.(u^2 - v^2),  x(t) = Phi(exp(-delta^2 s t/2) x(0)),  s_j = (4/n) sum_i z_ij^2",
+        equation="f_i = z_i.(u² - v²),  x(t) = Φ(exp(-δ² s t/2) x(0)),  s_j = (4/n) ∑_i z_ij²",
         alternative="Label noise stays in the kernel regime and ends where gradient descent does.",
         scales={"smoke": Escape(6, 1, slow_time=5.0), "default": Escape(12, 4), "full": Escape(50, 16)},
         measure=_measure,

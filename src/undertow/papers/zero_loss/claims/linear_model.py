@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -14,8 +14,8 @@ from scipy.optimize import linprog
 
 from undertow.dynamics.descend import descend
 from undertow.dynamics.settle import settle
+from undertow.estimate import standard_error
 from undertow.figures import style
-from undertow.figures.compare import compare
 from undertow.manifold.limit import Limit
 from undertow.noise.label import LabelNoise
 from undertow.papers.zero_loss.models.linear import LinearModel, predict, weights
@@ -23,6 +23,9 @@ from undertow.problem import Regression
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -90,13 +93,13 @@ def _measure_rate(parameters: Rates, key: Key[Array, ""]) -> Measurement:
         fallen = -(np.log(run.observed["uv"][:, -1]) - np.log(run.observed["uv"][:, 0])) / run.slow_time[-1]
         per_seed = (fallen / rates).mean(axis=1)
         ratios.append(per_seed.mean())
-        errors.append(per_seed.std(ddof=1) / np.sqrt(parameters.seeds))
+        errors.append(standard_error(per_seed))
     limit = 2 * ratios[0] - ratios[1]
     limit_error = float(np.hypot(2 * errors[0], errors[1]))
     doubling = (ratios[1] - 1) / (ratios[0] - 1)
     doubling_error = float(doubling * np.hypot(errors[1] / (ratios[1] - 1), errors[0] / (ratios[0] - 1)))
     checks = (
-        Check("rate over delta^2 s_j, extrapolated", limit, 1.0, limit_error, Within(0.005, 0.02), alternative=0.5),
+        Check("rate over δ² s_j, extrapolated", limit, 1.0, limit_error, Within(0.005, 0.02), alternative=0.5),
         Check("excess at twice the step size", doubling, 2.0, doubling_error, Within(0.15, 0.6), alternative=4.0),
         Check("excess over its first order", (ratios[0] - 1) / (parameters.step_size * first_order), 1.0,
               errors[0] / (parameters.step_size * first_order), Within(0.1, 0.6), alternative=2.0),
@@ -184,11 +187,11 @@ def _measure_recovery(parameters: DataSets, key: Key[Array, ""]) -> Measurement:
     recovered = (flow < 1e-2).mean(axis=1)
     law = 1 - np.array(sizes) / parameters.d
     gap = plain.mean(axis=1) - law
-    error = plain.std(axis=1, ddof=1) / np.sqrt(parameters.draws)
+    error = np.asarray(standard_error(plain, axis=1))
     share, spread = statistics.share(flow[2:] < 1e-2)
     never, never_error = statistics.share(plain < 1e-2)
     checks = (
-        Check("limiting flow: share recovered at n >= 30", share, 1.0, spread, Above(0.8), alternative=never,
+        Check("limiting flow: share recovered at n ≥ 30", share, 1.0, spread, Above(0.8), alternative=never,
               samples=math.inf),
         Check("gradient descent: share recovered", never, 0.0, never_error, Below(0.05), alternative=share,
               samples=math.inf),
@@ -205,11 +208,7 @@ def _measure_recovery(parameters: DataSets, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, parameters.draws)
 
 
-def _draw(measurement: Measurement, parameters: Any) -> Any:
-    return compare(measurement.checks)
-
-
-def _draw_recovery(measurement: Measurement, parameters: DataSets) -> Any:
+def _draw_recovery(measurement: Measurement, parameters: DataSets) -> "Figure":
     figure, (left, right) = style.new_figure(2, width=4.2)
     data = measurement.data
     share = data.recovered.values
@@ -231,23 +230,21 @@ CLAIMS = (
         place="Lemma D.3",
         statement="Gradient flow of the overparametrised linear model conserves every product u_j v_j.",
         equation="d/dt (u_j v_j) = 0",
-        alternative="Gradient flow conserves u_j^2 + v_j^2 instead, so that u_j v_j changes with u_j^2 - v_j^2.",
+        alternative="Gradient flow conserves u_j² + v_j² instead, so that u_j v_j changes with u_j² - v_j².",
         scales={"smoke": DataSets(3), "default": DataSets(10), "full": DataSets(50)},
         measure=_measure_conserved,
-        draw=_draw,
     ),
     Claim(
         id="uv-rate",
         paper="zero_loss",
         place="Lemma D.13 and Eq. (17)",
-        statement="Label noise makes u_j v_j decay at the rate delta^2 s_j in slow time; SGD approaches that with an "
-        "excess proportional to the step size, eta/2 |grad f_i|^2 on average.",
-        equation="d/dt (u_j v_j) = -delta^2 s_j u_j v_j,  s_j = (4/n) sum_i z_ij^2",
-        alternative="The rate is delta^2 s_j/2, that of u_j or v_j alone; the excess is of second order in the step "
-        "size, or eta |grad f_i|^2 without the half.",
+        statement="Label noise makes u_j v_j decay at the rate δ² s_j in slow time; SGD approaches that with an "
+        "excess proportional to the step size, η/2 |∇f_i|² on average.",
+        equation="d/dt (u_j v_j) = -δ² s_j u_j v_j,  s_j = (4/n) ∑_i z_ij²",
+        alternative="The rate is δ² s_j/2, that of u_j or v_j alone; the excess is of second order in the step "
+        "size, or η |∇f_i|² without the half.",
         scales={"smoke": Rates(16), "default": Rates(256), "full": Rates(4096)},
         measure=_measure_rate,
-        draw=_draw,
         accelerated=True,
     ),
     Claim(
@@ -256,11 +253,10 @@ CLAIMS = (
         place="Lemma 6.5",
         statement="The limiting flow of label noise on the overparametrised linear model ends at the minimiser of a "
         "weighted l1 norm among all solutions (from u = v = 1, with n = d/10 and n = 2d/5 equations).",
-        equation="min sum_j s_j |w_j| subject to Z w = y",
-        alternative="It ends at the minimiser of the plain l1 norm, sum_j |w_j|.",
+        equation="min ∑_j s_j |w_j| subject to Z w = y",
+        alternative="It ends at the minimiser of the plain l1 norm, ∑_j |w_j|.",
         scales={"smoke": DataSets(5), "default": DataSets(20), "full": DataSets(200)},
         measure=_measure_program,
-        draw=_draw,
     ),
     Claim(
         id="recovery",
@@ -268,7 +264,7 @@ CLAIMS = (
         place="Theorem 6.1 against Theorem 6.7",
         statement="The limiting flow recovers a 3-sparse vector in 100 dimensions from 30 equations or more; gradient "
         "descent in the kernel regime never does, its mean squared error is 1 - n/d.",
-        equation="E |w - w*|^2/|w*|^2 = 1 - n/d for gradient descent",
+        equation="E |w - w*|²/|w*|² = 1 - n/d for gradient descent",
         alternative="Gradient descent recovers the vector as often as the limiting flow, or its error is 1 - n/(2d), "
         "as for 2d free parameters.",
         scales={"smoke": DataSets(64), "default": DataSets(100), "full": DataSets(1000)},

@@ -1,7 +1,6 @@
 """Plain minibatches: at rest where every sample is fitted, label noise where labels contradict each other."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,6 @@ import xarray
 from jaxtyping import Array, Key, PyTree
 
 from undertow.dynamics.descend import descend
-from undertow.figures.compare import compare
 from undertow.manifold.limit import Limit
 from undertow.noise.minibatch import Minibatch
 from undertow.papers.zero_loss.models.linear import LinearModel, predict
@@ -73,7 +71,7 @@ def _measure(parameters: Labels, key: Key[Array, ""]) -> Measurement:
     (small, e1), (large, e2) = (statistics.mean(found["two", factor]) for factor in (1, 2))
     still, spread = statistics.mean(found["one", 1])
     checks = (
-        Check("two labels per input: rate of u_j v_j over gap^2 s_j, extrapolated", 2 * small - large, 1.0,
+        Check("two labels per input: rate of u_j v_j over gap² s_j, extrapolated", 2 * small - large, 1.0,
               float(np.hypot(2 * e1, e2)), Within(0.02, 0.1), alternative=0.0),
         Check("two labels per input: the same from the drift of `Limit`", max(speed, key=lambda v: abs(v - 1)), 1.0,
               0.0, Within(1e-6, 1e-3), alternative=0.0),
@@ -84,22 +82,17 @@ def _measure(parameters: Labels, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, p.seeds, diverged)
 
 
-def _draw(measurement: Measurement, parameters: Any) -> Any:
-    return compare(measurement.checks)
-
-
 CLAIMS = (
     Claim(
         id="minibatch-null",
         paper="zero_loss",
         place="beyond the paper: minibatches with and without interpolation",
         statement="Minibatch noise vanishes where every sample is fitted, so that plain SGD comes to rest there. Where "
-        "labels contradict each other it does not vanish: with two labels y +- a for every input, batches of one act "
+        "labels contradict each other it does not vanish: with two labels y ± a for every input, batches of one act "
         "as label noise of size a.",
-        equation="Sigma = 0 where all residuals are 0;  Sigma = a^2 H for labels y +- a",
+        equation="Σ = 0 where all residuals are 0;  Σ = a² H for labels y ± a",
         alternative="Minibatch noise never moves a regression at this time scale, whatever its residuals.",
         scales={"smoke": Labels(32), "default": Labels(128), "full": Labels(1024)},
         measure=_measure,
-        draw=_draw,
     ),
 )

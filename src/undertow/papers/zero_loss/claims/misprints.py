@@ -12,7 +12,7 @@ from jaxtyping import Array, Key
 
 from undertow import _trees as trees
 from undertow.dynamics.descend import descend
-from undertow.figures.compare import compare
+from undertow.estimate import standard_error
 from undertow.manifold.geometry import frame_at
 from undertow.manifold.limit import Limit
 from undertow.noise.label import LabelNoise
@@ -77,8 +77,8 @@ def _measure_form(parameters: Curves, key: Key[Array, ""]) -> Measurement:
     design = np.stack([np.concatenate(across), np.concatenate(along)], axis=1)
     (normal, tangent), *_ = np.linalg.lstsq(design, np.concatenate(target), rcond=None)
     checks = (
-        Check("coefficient of (I - dPhi) c''", float(normal), -1.0, 0.0, Within(1e-5, 1e-3), 0.0, alternative=0.0),
-        Check("coefficient of dPhi c''", float(tangent), 0.0, 0.0, Within(1e-5, 1e-3), -1.0, alternative=-1.0),
+        Check("coefficient of (I - dΦ) c''", float(normal), -1.0, 0.0, Within(1e-5, 1e-3), 0.0, alternative=0.0),
+        Check("coefficient of dΦ c''", float(tangent), 0.0, 0.0, Within(1e-5, 1e-3), -1.0, alternative=-1.0),
     )
     return Measurement(checks, xarray.Dataset({"coefficient": ("part", [normal, tangent])}), parameters.curves)
 
@@ -95,8 +95,8 @@ def _measure_start(parameters: Starts, key: Key[Array, ""]) -> Measurement:
     way = np.concatenate(limit) - np.concatenate(start)
     gone = np.concatenate([leaf[:, -1] for leaf in run.observed["params"]], axis=1) - np.concatenate(start)
     share = gone @ way / (way @ way)
-    error = float(share.std(ddof=1) / np.sqrt(parameters.seeds))
-    what = "share of the way from x(0) to Phi(x(0))"
+    error = float(standard_error(share))
+    what = "share of the way from x(0) to Φ(x(0))"
     check = Check(what, share.mean(), 1.0, error, Within(0.02, 0.1), printed=0.0, alternative=0.0)
     return Measurement((check,), xarray.Dataset({"share": ("seed", share)}), parameters.seeds)
 
@@ -109,7 +109,7 @@ def _measure_gradient(parameters: Draws, key: Key[Array, ""]) -> Measurement:
             by_u, by_v = jax.grad(predict)(model.start(parameters.alpha), z)
             found.append(float((by_u @ z - by_v @ z) / (2 * parameters.alpha * z @ z)))
     worst = max(found, key=lambda value: abs(value - 2))
-    check = Check("grad f_i over alpha [z_i, -z_i]", worst, 2.0, 0.0, Within(1e-12, 1e-3), 1.0, alternative=1.0)
+    check = Check("∇f_i over α [z_i, -z_i]", worst, 2.0, 0.0, Within(1e-12, 1e-3), 1.0, alternative=1.0)
     return Measurement((check,), xarray.Dataset({"factor": ("sample", found)}), parameters.draws)
 
 
@@ -137,15 +137,11 @@ def _measure_constant(parameters: Draws, key: Key[Array, ""]) -> Measurement:
         later.append(float(jnp.min(jax.lax.scan(step, start, None, length=200)[1])))  # gradient flow, by small steps
     worst = max(least, key=lambda value: abs(value - 16))
     checks = (
-        Check("least |grad L|^2/(lambda min|uv| L), times n", worst, 16.0, 0.0, Within(1e-8, 1e-3),
+        Check("least |∇L|²/(λ min|uv| L), times n", worst, 16.0, 0.0, Within(1e-8, 1e-3),
               printed=16.0 * parameters.n, alternative=16.0 * parameters.n),
         Check("least of it along gradient flow, times n", min(later), 16.0, 0.0, Above(16 * (1 - 1e-6))),
     )  # fmt: skip
     return Measurement(checks, xarray.Dataset({"least": ("draw", least), "later": ("draw", later)}), parameters.draws)
-
-
-def _draw(measurement: Measurement, parameters: Any) -> Any:
-    return compare(measurement.checks)
 
 
 CLAIMS = (
@@ -154,35 +150,32 @@ CLAIMS = (
         paper="zero_loss",
         place="Lemma C.7, proof",
         statement="The tangent compensation is the second fundamental form: the part of a curve's acceleration across "
-        "the manifold. The proof writes dPhi c'', the part along it, which depends on the curve.",
-        equation="H^+ d3L[v, v] = -(I - dPhi) c'',  c' = v",
-        alternative="H^+ d3L[v, v] = -dPhi c'', as the proof writes it.",
+        "the manifold. The proof writes dΦ c'', the part along it, which depends on the curve.",
+        equation="H⁺ d³L[v, v] = -(I - dΦ) c'',  c' = v",
+        alternative="H⁺ d³L[v, v] = -dΦ c'', as the proof writes it.",
         scales={"smoke": Curves(4), "default": Curves(10), "full": Curves(100)},
         measure=_measure_form,
-        draw=_draw,
     ),
     Claim(
         id="limit-starts-at-phi",
         paper="zero_loss",
         place="Theorem 4.6",
-        statement="The limiting diffusion starts where gradient flow ends, at Phi(x(0)), not at x(0): coming down "
+        statement="The limiting diffusion starts where gradient flow ends, at Φ(x(0)), not at x(0): coming down "
         "takes no slow time.",
-        equation="Y(0) = Phi(x(0))",
+        equation="Y(0) = Φ(x(0))",
         alternative="Y(0) = x(0), as printed: coming down takes slow time.",
         scales={"smoke": Starts(16), "default": Starts(64), "full": Starts(1024)},
         measure=_measure_start,
-        draw=_draw,
     ),
     Claim(
         id="kernel-gradient",
         paper="zero_loss",
         place="Section 6.3",
         statement="In the kernel regime the gradient of the linear model is twice what the paper prints.",
-        equation="grad f_i(alpha, alpha) = 2 alpha [z_i, -z_i]",
-        alternative="grad f_i(alpha, alpha) = alpha [z_i, -z_i], as printed.",
+        equation="∇f_i(α, α) = 2α [z_i, -z_i]",
+        alternative="∇f_i(α, α) = α [z_i, -z_i], as printed.",
         scales={"smoke": Draws(3), "default": Draws(10), "full": Draws(100)},
         measure=_measure_gradient,
-        draw=_draw,
     ),
     Claim(
         id="pl-constant",
@@ -190,10 +183,9 @@ CLAIMS = (
         place="Lemma D.2",
         statement="The gradient of the linear model dominates its loss along gradient flow with the constant 16/n; the "
         "paper prints 16, which is violated.",
-        equation="|grad L|^2 >= (16/n) lambda_min(ZZ') min_j |u_j v_j| L",
+        equation="|∇L|² ≥ (16/n) λ_min(ZZ') min_j |u_j v_j| L",
         alternative="The constant is 16, as printed, whatever the number n of samples.",
         scales={"smoke": Draws(3), "default": Draws(10), "full": Draws(100)},
         measure=_measure_constant,
-        draw=_draw,
     ),
 )

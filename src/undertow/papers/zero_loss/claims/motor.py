@@ -1,7 +1,7 @@
 """The k-phase motor: its speed, the finite-step correction, and momentum."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -10,12 +10,16 @@ import xarray
 from jaxtyping import Array, Key
 
 from undertow.dynamics.descend import descend
+from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.manifold.limit import Limit
 from undertow.papers._lanes import lanes
 from undertow.papers.zero_loss.models.curves import motor, motor_angle
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 PHASES = 3
 SPEED = PHASES / 8
@@ -55,7 +59,7 @@ def _speeds(
         )  # fmt: skip
         turned = np.unwrap(run.observed["angle"], axis=1)[:, -1] / parameters.slow_time / SPEED
         means.append(turned.mean())
-        errors.append(turned.std(ddof=1) / np.sqrt(parameters.seeds))
+        errors.append(standard_error(turned))
     return etas, np.array(means), np.array(errors)
 
 
@@ -112,7 +116,7 @@ def _measure_momentum(parameters: Turning, key: Key[Array, ""]) -> Measurement:
     return Measurement(tuple(checks), _data(etas, means, errors), parameters.seeds)
 
 
-def _draw(measurement: Measurement, parameters: Any) -> Any:
+def _draw(measurement: Measurement, parameters: Any) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     fine = np.linspace(0, float(data.step_size.max()) * 1.05, 8)
@@ -133,8 +137,8 @@ CLAIMS = (
         place="Lemma C.8, and Theorem 4.6 at finite step size",
         statement="Noise in k = D - 2 auxiliary dimensions turns the point round the circle at a constant speed: "
         "(D - 2)/8, where the paper prints (D - 2)/2. No potential could do that. At a finite step size it turns "
-        "faster; HX + XH - eta HXH = Sigma in place of the Lyapunov equation predicts by how much.",
-        equation="d angle/dt = (D - 2)/8,  X_ij = S_ij / (h_i + h_j - eta h_i h_j)",
+        "faster; HX + XH - η HXH = Σ in place of the Lyapunov equation predicts by how much.",
+        equation="d angle/dt = (D - 2)/8,  X_ij = S_ij / (h_i + h_j - η h_i h_j)",
         alternative="The speed is (D - 2)/2, as printed, and a finite step size does not change it.",
         scales=SCALES,
         measure=_measure_speed,
@@ -144,9 +148,9 @@ CLAIMS = (
         id="heavy-ball",
         paper="zero_loss",
         place="Theorem 4.6, with momentum",
-        statement="SGD with heavy-ball momentum has the same limit, on the clock of eta/(1 - beta).",
-        equation="K = T (1 - beta)^2/eta^2 steps reach slow time T",
-        alternative="Momentum lengthens the steps but not the noise: slow time runs as eta^2/(1 - beta) per step.",
+        statement="SGD with heavy-ball momentum has the same limit, on the clock of η/(1 - β).",
+        equation="K = T (1 - β)²/η² steps reach slow time T",
+        alternative="Momentum lengthens the steps but not the noise: slow time runs as η²/(1 - β) per step.",
         scales=SCALES,
         measure=_measure_momentum,
         draw=_draw,

@@ -1,7 +1,7 @@
 """Label-noise SGD on a network, beside its limiting flow at several step sizes."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,9 @@ from undertow.papers.zero_loss.models.tanh_net import TanhNet
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ def _measure(parameters: Network, key: Key[Array, ""]) -> Measurement:
     return Measurement((check,), data, parameters.seeds, diverged)
 
 
-def _draw(measurement: Measurement, parameters: Network) -> Any:
+def _draw(measurement: Measurement, parameters: Network) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     style.points(axes, data.step_size, data.progress, data.error, "label-noise SGD")
@@ -88,8 +91,8 @@ CLAIMS = (
         place="Theorem 4.6 and Corollary 5.2",
         statement="Label-noise SGD on a tanh network goes as far as its limiting flow says, up to an excess that "
         "vanishes with the step size.",
-        equation="x(T/eta^2) -> Y(T),  dY = -(delta^2/4) P grad tr H dt",
-        alternative="The flow is half as fast, -(delta^2/8) P grad tr H.",
+        equation="x(T/η²) → Y(T),  dY = -(δ²/4) P ∇ tr H dt",
+        alternative="The flow is half as fast, -(δ²/8) P ∇ tr H.",
         scales={"smoke": Network(16), "default": Network(256), "full": Network(2048)},
         measure=_measure,
         draw=_draw,

@@ -13,7 +13,6 @@ from jaxtyping import Array, Key, PyTree
 
 from undertow import _trees as trees
 from undertow.dynamics.settle import settle
-from undertow.figures.compare import compare
 from undertow.manifold.drift import second_derivative
 from undertow.manifold.geometry import frame_at
 from undertow.manifold.limit import Limit
@@ -86,8 +85,8 @@ def _measure_label(parameters: Networks, key: Key[Array, ""]) -> Measurement:
     ]
     worst = lambda values: max(values, key=lambda v: abs(v + 0.25))
     checks = (
-        Check("1/2 d2Phi[H] over P grad tr H", worst(general), -0.25, 0.0, Within(1e-5, 1e-3), alternative=-0.5),
-        Check("drift of `Limit` over c P grad tr H", worst(short), -0.25, 0.0, Within(1e-5, 1e-3), alternative=-0.5),
+        Check("1/2 d²Φ[H] over P ∇ tr H", worst(general), -0.25, 0.0, Within(1e-5, 1e-3), alternative=-0.5),
+        Check("drift of `Limit` over c P ∇ tr H", worst(short), -0.25, 0.0, Within(1e-5, 1e-3), alternative=-0.5),
     )
     data = xarray.Dataset({"value": ("network", np.array(general)), "short": ("network", np.array(short))})
     return Measurement(checks, data, len(networks))
@@ -100,7 +99,7 @@ def _measure_isotropic(parameters: Networks, key: Key[Array, ""]) -> Measurement
     ]
     worst = max(values, key=lambda v: abs(v + 0.25))
     check = Check(
-        "normal part over P grad ln |H|_+", worst, -0.25, 0.0, Within(1e-5, 1e-3), printed=-0.5, alternative=-0.5
+        "normal part over P ∇ ln |H|_+", worst, -0.25, 0.0, Within(1e-5, 1e-3), printed=-0.5, alternative=-0.5
     )
     return Measurement((check,), xarray.Dataset({"value": (("network",), np.array(values))}), len(values))
 
@@ -150,10 +149,6 @@ def _measure_shape(parameters: Networks, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, len(tangent), note=note)
 
 
-def _draw(measurement: Measurement, parameters: Any) -> Any:
-    return compare(measurement.checks)
-
-
 SCALES: Any = {"smoke": Networks(3), "default": Networks(10), "full": Networks(50)}
 
 CLAIMS = (
@@ -161,12 +156,11 @@ CLAIMS = (
         id="label-noise-quarter",
         paper="zero_loss",
         place="Corollary 5.2",
-        statement="Under label noise, Sigma = c H, the limit is a flow against the trace of the Hessian, at rate c/4.",
-        equation="1/2 d2Phi[c H] = -(c/4) P grad tr H",
-        alternative="The rate is c/2: L_H^-1(H) is I - P instead of half of it.",
+        statement="Under label noise, Σ = c H, the limit is a flow against the trace of the Hessian, at rate c/4.",
+        equation="1/2 d²Φ[c H] = -(c/4) P ∇ tr H",
+        alternative="The rate is c/2: L_H⁻¹(H) is I - P instead of half of it.",
         scales=SCALES,
         measure=_measure_label,
-        draw=_draw,
     ),
     Claim(
         id="isotropic-quarter",
@@ -174,11 +168,10 @@ CLAIMS = (
         place="Corollary 5.1, Eq. (11)",
         statement="Under isotropic noise the normal part is a flow against ln |H|_+ at rate 1/4; the paper's proof "
         "loses a factor 1/2 and gets 1/2.",
-        equation="normal part = -(1/4) P grad ln |H|_+",
-        alternative="The rate is 1/2, as the paper's proof gives it: L_H^-1(I - P) is H^+ instead of half of it.",
+        equation="normal part = -(1/4) P ∇ ln |H|_+",
+        alternative="The rate is 1/2, as the paper's proof gives it: L_H⁻¹(I - P) is H⁺ instead of half of it.",
         scales=SCALES,
         measure=_measure_isotropic,
-        draw=_draw,
     ),
     Claim(
         id="manifold-only",
@@ -186,10 +179,9 @@ CLAIMS = (
         place="Lemma C.7, extended",
         statement="The tangent compensation depends on the manifold only, not on the loss that defines it; so does the "
         "mixed part.",
-        equation="H^+ d3L[PSP] and P d3L[H^+ QSP] are the same for all losses with the same minimisers",
+        equation="H⁺ d³L[PSP] and P d³L[H⁺ QSP] are the same for all losses with the same minimisers",
         alternative="The tangent and the mixed part depend on the loss as the normal part does.",
         scales=SCALES,
         measure=_measure_shape,
-        draw=_draw,
     ),
 )

@@ -1,7 +1,7 @@
 """How many equations the weighted l1 program needs to find a sparse vector: a dimension of its descent cone."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -13,6 +13,9 @@ from undertow.figures import style
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Below, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 CONES = 5000
 """Gaussian vectors behind the dimension of a cone."""
@@ -106,7 +109,7 @@ def _measure(parameters: Signals, key: Key[Array, ""]) -> Measurement:
     return Measurement(tuple(checks), data, p.draws)
 
 
-def _draw(measurement: Measurement, parameters: Signals) -> Any:
+def _draw(measurement: Measurement, parameters: Signals) -> "Figure":
     figure, panels = style.new_figure(2, width=4.2)
     data = measurement.data
     for axes, sparsity in zip(panels, data.sparsity.values, strict=True):
@@ -132,7 +135,7 @@ CLAIMS = (
         statement="The program finds a k-sparse vector from a multiple of k ln(d/k) + k equations of signs, and of "
         "Gaussian ones. The multiple is below 2: the number needed is the statistical dimension of the cone where the "
         "l1 norm falls, plus 1/2 on average; the weights of Gaussian equations hardly change it.",
-        equation="E min{n: argmin sum_j s_j |w_j| = w*} = delta(D) + 1/2 for Gaussian Z and equal weights",
+        equation="E min{n: argmin ∑_j s_j |w_j| = w*} = δ(D) + 1/2 for Gaussian Z and equal weights",
         alternative="The number needed is 2 k ln(d/k), the leading term of the bound.",
         scales={"smoke": Signals(36), "default": Signals(100, d=60), "full": Signals(200, d=100)},
         measure=_measure,
