@@ -1,4 +1,4 @@
-"""Which claims check which results of heterogeneity, and why some results have none."""
+"""The claims that check each result of heterogeneity, and the reasons why some results have none."""
 
 from undertow.verification.coverage import CONSTANTS, DEFINITION, TEXTBOOK, TOOL, Addition, Entry
 
@@ -10,7 +10,7 @@ _RESULTS = (
     ("Figure 1", "A changing spurious signal contracts where a constant one is fitted.", (), "a drawing"),
     (
         "Theorem 1",
-        "In short: HeteroSGD finds the invariant matrix, pooled SGD the invariant plus the mean spurious one.",
+        "Informally: HeteroSGD finds the invariant matrix, pooled SGD the invariant plus the mean spurious one.",
         ("invariant-or-mean",),
     ),
     (
@@ -37,7 +37,7 @@ _RESULTS = (
         ("off-diagonal-signal",),
     ),
     ("Definition 1, Eq. (8)", "The restricted isometry of the measurements.", ("symmetric-measurements",)),
-    ("Assumption 3", "How small the isometry's constant must be.", (), CONSTANTS),
+    ("Assumption 3", "The bound on the constant of the isometry.", (), CONSTANTS),
     (
         "Theorem 2, Eq. (9)",
         "With a step in a window HeteroSGD finds the invariant matrix in log(1/α)/η steps.",
@@ -60,7 +60,7 @@ _RESULTS = (
     ),
     (
         "Eq. (19)-(24)",
-        "How the three parts move in a step.",
+        "The change of the three parts in a step.",
         (),
         "algebra of the step; the motion of the parts is measured in invariant-grows-first and recovery-rate",
     ),
@@ -79,23 +79,23 @@ _RESULTS = (
     ),
     ("Figure 4", "From some step size on the spurious signal is filtered out.", ("filtering-by-step",)),
     ("Figure 5", "HeteroSGD against pooled SGD.", ("invariant-or-mean",)),
-    ("Lemmas 1 to 4, Eq. (27)-(30)", "What the restricted isometry implies for products of matrices.", (), TEXTBOOK),
+    ("Lemmas 1 to 4, Eq. (27)-(30)", "Consequences of the restricted isometry for products of matrices.", (), TEXTBOOK),
     ("Definition 2, Eq. (31)", "Two recursions that bracket (25).", ("invariant-grows-first",)),
     (
         "Lemma 5, Eq. (32)-(37)",
         "In the first phase the singular values stay within a sixth of (25).",
         ("invariant-grows-first",),
     ),
-    ("Definition 3, Eq. (38)", "The level below which the spurious part is not followed.", (), DEFINITION),
+    ("Definition 3, Eq. (38)", "The level below which the proof does not follow the spurious part.", (), DEFINITION),
     ("Definition 4", "The controller sequence that dominates the spurious part.", ("controller-event",)),
-    ("Lemma 6, Eq. (39)", "The controller stays below its level, probably.", ("controller-event",)),
+    ("Lemma 6, Eq. (39)", "The controller stays below its level with high probability.", ("controller-event",)),
     (
         "Definition 5, Eq. (40)-(41)",
         "The family of products behind the controller.",
         ("controller-event",),
     ),
     ("Lemma 7, Eq. (42)-(46)", "Their power 2/3 is a supermartingale.", ("controller-event",)),
-    ("Eq. (47)-(50)", "Hence the controller crosses its level rarely.", ("controller-event",)),
+    ("Eq. (47)-(50)", "Hence the controller rarely crosses its level.", ("controller-event",)),
     ("Lemma 8, Eq. (51)-(54)", "U'U is the sum over the parts, up to the overlap.", (), TOOL),
     ("Lemmas 9 and 10, Eq. (55)-(60)", "The error of the isometry is below the level.", (), TOOL),
     (
@@ -112,7 +112,7 @@ _RESULTS = (
     ),
     (
         "Theorem 4",
-        "In the first phase the invariant part grows by more than 1 + η/3 a step, to between 1/4 and 7/18.",
+        "In the first phase the invariant part grows by more than 1 + η/3 per step, to between 1/4 and 7/18.",
         ("invariant-grows-first",),
     ),
     (
@@ -131,7 +131,7 @@ _RESULTS = (
         "Theorem 3 with many measurements, which pooled-stays-away checks",
     ),
     ("Eq. (115)-(118)", "The noise of pooled SGD is small with many measurements.", (), CONSTANTS),
-    ("Figure 6", "With few measurements a step pooled SGD is near neither solution.", ("pooled-near-neither",)),
+    ("Figure 6", "With few measurements per step pooled SGD is near neither solution.", ("pooled-near-neither",)),
     ("Eq. (119)-(120)", "The quadratic net again.", ("quadratic-net",)),
     (
         "Lemma 20, Eq. (121)-(122)",
@@ -159,8 +159,8 @@ COVERAGE: tuple[Entry, ...] = tuple(Entry("heterogeneity", *row) for row in _RES
 
 BEYOND: tuple[Addition, ...] = (
     Addition("bursts-return", "that HeteroSGD does not converge: without its early stop the spurious signal returns"),
-    Addition("burst-tail", "the power law of those returns"),
+    Addition("burst-tail", "the power law of those bursts"),
     Addition("two-phase-law", "the growth of variables on grouped data, in phases"),
-    Addition("invariant-regressor", "an estimator for grouped data that is built on it"),
+    Addition("invariant-regressor", "an estimator for grouped data that uses this growth"),
 )
-"""The claims that no sentence of the paper makes."""
+"""The claims that go beyond the paper."""

@@ -1,4 +1,4 @@
-"""What heterogeneity prints wrongly, and what is right."""
+"""Errata of the heterogeneity paper."""
 
 from undertow.verification.errata import Erratum
 
@@ -8,9 +8,9 @@ ERRATA: tuple[Erratum, ...] = (
     Erratum(
         paper="heterogeneity",
         place="Eq. (2) against Eq. (3)",
-        printed="the update (3), U - η G U, is gradient descent on the loss (2), 1/(2m) sum r²",
+        printed="the update (3), U - η G U, is gradient descent on the loss (2), 1/(2m) ∑ r²",
         right="the gradient of (2) is 2 G U: the paper's η is twice the step size of its own loss, "
-        "or the loss is 1/(4m) sum r²",
+        "or the loss is 1/(4m) ∑ r²",
         claim="sensing-factor-two",
     ),
     Erratum(
@@ -59,7 +59,7 @@ ERRATA: tuple[Erratum, ...] = (
     Erratum(
         paper="heterogeneity",
         place="Proof of Theorem 4, after Eq. (83)",
-        printed="by Lemma 14 the invariant part increases by 1 + 3/η a step at least",
+        printed="by Lemma 14 the invariant part increases by at least 1 + 3/η per step",
         right="by 1 + η/3, as in (76) and in the sum that (83) takes",
         claim="invariant-grows-first",
     ),

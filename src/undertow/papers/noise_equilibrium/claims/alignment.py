@@ -52,7 +52,7 @@ class Alignment:
     samples: int = 1000
     """Samples of the data set."""
     batch: int = 10
-    """Samples a step of SGD."""
+    """Samples per step of SGD."""
     step_size: float = 0.01
     """Of both."""
     descent_steps: int = 3000

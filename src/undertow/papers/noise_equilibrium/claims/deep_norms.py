@@ -63,7 +63,7 @@ class Gaussian:
     width: int = 10
     """Of every layer, inputs and outputs included."""
     batch: int = 8
-    """Samples a step."""
+    """Samples per step."""
     step_size: float = 0.003
     """Of SGD."""
 
@@ -87,7 +87,7 @@ class Digits:
     width: int = 9
     """Of the layers between: the rank of the centred labels. Unused directions of wider layers keep their start."""
     batch: int = 8
-    """Samples a step."""
+    """Samples per step."""
     step_size: float = 0.01
     """Of SGD and of gradient descent."""
 

@@ -39,7 +39,7 @@ class Draws:
     """Draws of a factorisation with 4 outputs and 5 inputs."""
 
     draws: int
-    """How many."""
+    """Number of draws."""
     width: int = 4
     """Columns of U and rows of W."""
     samples: int = 40

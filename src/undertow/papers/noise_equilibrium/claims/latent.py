@@ -43,7 +43,7 @@ class Latent:
     quiet_steps: int
     """Steps of those."""
     batch: int = 10
-    """Samples a step of SGD."""
+    """Samples per step of SGD."""
     samples: int = 1000
     """Samples of a fixed data set, and of a large batch."""
     step_size: float = 0.01

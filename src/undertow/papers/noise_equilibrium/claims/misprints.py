@@ -51,7 +51,7 @@ class Sphere:
     """SGD with weight decay on a loss of the direction of its parameters."""
 
     seeds: int
-    """Runs."""
+    """Number of runs."""
     step_size: float = 0.01
     """Step size."""
     weight_decay: float = 0.005
@@ -83,7 +83,7 @@ class Matrices:
     """Random symmetric generators, covariances and points."""
 
     draws: int
-    """How many."""
+    """Number of draws."""
     dimension: int = 6
     """Parameters."""
     amount: float = 0.7

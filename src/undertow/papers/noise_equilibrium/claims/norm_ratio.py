@@ -48,7 +48,7 @@ class Online:
     hidden: int = 40
     """Hidden units."""
     batch: int = 5
-    """Samples a step."""
+    """Samples per step."""
     step_size: float = 0.01
     """Of SGD and of gradient descent."""
     weight_decay: float = 0.01

@@ -44,7 +44,7 @@ class Growth:
     samples: int = 500
     """Samples of the data set."""
     batch: int = 4
-    """Samples a step of SGD."""
+    """Samples per step of SGD."""
     step_size: float = 0.02
     """Of both."""
     steps: int = 5000

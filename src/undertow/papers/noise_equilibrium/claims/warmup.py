@@ -43,7 +43,7 @@ class Warmup:
     hidden: int = 100
     """Hidden units."""
     batch: int = 10
-    """Samples a step."""
+    """Samples per step."""
     step_size: float = 0.008
     """The largest step size."""
 

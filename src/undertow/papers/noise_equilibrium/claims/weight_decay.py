@@ -26,7 +26,7 @@ class Decay:
     """SGD with weight decay on a 6 x 6 factorisation with fresh data, from random factors."""
 
     seeds: int
-    """Runs."""
+    """Number of runs."""
     step_size: float = 0.01
     """Step size eta."""
     size: int = 10

@@ -30,9 +30,9 @@ class Hovering:
     seeds: int
     """Runs at each step size."""
     d: int = 8
-    """Unknowns."""
+    """Number of unknowns."""
     n: int = 3
-    """Equations."""
+    """Number of equations."""
     largest_step: float = 0.1
     """The larger of two step sizes, times the largest curvature; the other is half of it."""
     relaxations: float = 60.0

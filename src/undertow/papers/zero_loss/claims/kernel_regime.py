@@ -39,7 +39,7 @@ class Linearised:
     steps: int
     """Steps of gradient descent."""
     d: int = 30
-    """Unknowns."""
+    """Number of unknowns."""
     sparsity: int = 3
     """Nonzero entries of the true vector."""
     alpha: float = 1.0

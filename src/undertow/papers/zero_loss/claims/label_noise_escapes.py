@@ -35,9 +35,9 @@ class Escape:
     seeds: int
     """Runs of SGD on each of them."""
     d: int = 100
-    """Unknowns."""
+    """Number of unknowns."""
     n: int = 40
-    """Equations."""
+    """Number of equations."""
     sparsity: int = 5
     """Nonzero entries of the true vector."""
     alpha: float = 1.0
@@ -47,7 +47,7 @@ class Escape:
     step_size: float = 1.6e-3
     """Step size of SGD; 8 d alpha^2 step_size must stay below 2."""
     slow_time: float = 4.0
-    """How long, in units of steps * step_size^2."""
+    """Length of each run in slow time, steps * step_size^2."""
     looks: int = 8
     """How often the runs are looked at."""
 

@@ -35,13 +35,13 @@ class Rates:
     seeds: int
     """Runs at each step size."""
     d: int = 20
-    """Unknowns."""
+    """Number of unknowns."""
     n: int = 10
-    """Equations."""
+    """Number of equations."""
     step_size: float = 4e-4
     """The smaller step size."""
     slow_time: float = 0.1
-    """How long, in units of steps * step_size^2."""
+    """Length of each run in slow time, steps * step_size^2."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class DataSets:
     draws: int
     """Independent draws of the data at each size."""
     d: int = 100
-    """Unknowns."""
+    """Number of unknowns."""
     sparsity: int = 3
     """Nonzero entries of the true vector."""
     slow_time: float = 8.0

@@ -25,7 +25,7 @@ class Labels:
     seeds: int
     """Runs at each step size."""
     d: int = 12
-    """Unknowns."""
+    """Number of unknowns."""
     n: int = 6
     """Different inputs."""
     gap: float = 1.0
@@ -33,7 +33,7 @@ class Labels:
     step_size: float = 1e-3
     """The smaller of two step sizes; the other is twice as large."""
     slow_time: float = 0.1
-    """How long, in units of steps * step_size^2."""
+    """Length of each run in slow time, steps * step_size^2."""
 
 
 def _log_products(params: PyTree) -> Array:

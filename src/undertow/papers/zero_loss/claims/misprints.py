@@ -27,7 +27,7 @@ class Curves:
     """Random curves on a manifold of minimisers."""
 
     curves: int
-    """How many."""
+    """Number of draws."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Starts:
     """Label-noise SGD from a point off the manifold, looked at shortly after it has come down."""
 
     seeds: int
-    """Runs."""
+    """Number of runs."""
     d: int = 20
     """Unknowns of the linear model."""
     n: int = 10
@@ -51,11 +51,11 @@ class Draws:
     """Draws of the linear model."""
 
     draws: int
-    """How many."""
+    """Number of draws."""
     d: int = 12
-    """Unknowns."""
+    """Number of unknowns."""
     n: int = 5
-    """Equations."""
+    """Number of equations."""
     alpha: float = 1.5
     """Scale of the start u = v = alpha."""
 

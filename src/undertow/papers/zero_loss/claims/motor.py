@@ -34,7 +34,7 @@ class Turning:
     seeds: int
     """Runs at each step size."""
     slow_time: float = 16.0
-    """How long, in units of steps * step_size^2."""
+    """Length of each run in slow time, steps * step_size^2."""
     largest_step: float = 0.1
     """The largest step size; two more are a half and a quarter of it."""
 

@@ -34,7 +34,7 @@ class Network:
     largest_step: float = 0.4
     """The largest step size, times the largest curvature at the start; three more are halves of it."""
     slow_time: float = 4.0
-    """How long, in units of steps * step_size^2."""
+    """Length of each run in slow time, steps * step_size^2."""
     strength: float = 0.5
     """Size of the label noise."""
 

@@ -40,7 +40,7 @@ class Circle:
     step_size: float = 0.05
     """Step size of SGD."""
     slow_time: float = 4.0
-    """How long each runs."""
+    """Length of each run in slow time, steps * step_size^2."""
     solutions: int = 400
     """Solutions of the limiting diffusion."""
 

@@ -29,7 +29,7 @@ class Signals:
     draws: int
     """Vectors of each sparsity, for each kind of equations."""
     d: int = 40
-    """Unknowns."""
+    """Number of unknowns."""
     few: int = 4
     """Nonzero entries of the sparser vectors; the others have twice as many."""
 
