@@ -33,9 +33,9 @@ def ends(
 def noise_square(learnt: list[float], d: int, m: int, step_size: float, square: float) -> float:
     """Return the stationary E|UU' - A|^2 under the noise of symmetric measurements; A has the eigenvalues `learnt`.
 
-    To first order an entry of P = UU' in the basis of A changes by -eta (l_i + l_j) (P_ij - A_ij + W_ij) per step, where l are
-    the eigenvalues (0 in the other d - len(learnt) dimensions). W_ij has the variance F/m on the diagonal and F/(2m)
-    off it, where F is the mean square of the residual matrix: `square` at P = A, plus the returned value.
+    To first order an entry of P = UU' in the basis of A changes by -eta (l_i + l_j) (P_ij - A_ij + W_ij) per step. The
+    l_i are the eigenvalues (0 in the other d - len(learnt) dimensions). W_ij has the variance F/m on the diagonal and
+    F/(2m) off it. F is the mean square of the residual matrix: `square` at P = A, plus the returned value.
     """
     values = np.concatenate([np.abs(learnt), np.zeros(d - len(learnt))])
     rates = step_size * (values[:, None] + values[None])

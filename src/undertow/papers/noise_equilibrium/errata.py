@@ -1,4 +1,4 @@
-"""What noise_equilibrium prints wrongly, and what is right."""
+"""Errata of the noise_equilibrium paper."""
 
 from undertow.verification.errata import Erratum
 

@@ -92,7 +92,7 @@ class _Grown:
 
 
 def _grow(p: Growth, causes: int, key: Key[Array, ""], index: int) -> _Grown | None:
-    """Return the growth on one data set, or None if the law predicts that some column besides the causes grows large."""
+    """Return the growth on one data set, or None if the law predicts that another column than the causes grows."""
     design = grouped_design("flip", _seed(key, index), d=p.d, n=p.n, causes=causes)
     kept = np.concatenate([np.flatnonzero(design.groups == e)[: round(part * p.n)] for e, part in enumerate(PARTS)])
     moments, _, _ = moments_of("fit", design.X[kept], design.y[kept], design.groups[kept])

@@ -9,7 +9,7 @@ from undertow.problem import AbstractSampled
 
 
 def _exchanged(noise: Minibatch, params: PyTree, vector: PyTree) -> PyTree:
-    """The covariance with N - 1 for N and N for N - 1."""
+    """Return the covariance times `vector`, with N and N - 1 exchanged."""
     assert isinstance(noise.problem, AbstractSampled)
     n = noise.problem.size
     factor = n / (n - 1) if noise.replace else (n - 1) / n

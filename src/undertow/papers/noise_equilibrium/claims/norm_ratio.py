@@ -1,4 +1,4 @@
-"""Two linear layers on anisotropic data: which norms and which sharpness SGD ends with, whatever its settings."""
+"""Two linear layers on anisotropic data: the norms and the sharpness at the end of SGD, for several settings."""
 
 import functools
 from dataclasses import dataclass, replace
@@ -12,6 +12,7 @@ import xarray
 from jaxtyping import Array, Key
 
 from undertow.dynamics.descend import descend
+from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.additive import noiseless
 from undertow.noise.minibatch import Minibatch
@@ -22,7 +23,6 @@ from undertow.papers.noise_equilibrium.models.linear_nets import (
     split_variance,
     two_layer_loss,
 )
-from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
 
@@ -32,37 +32,37 @@ if TYPE_CHECKING:
 PHIS = (0.2, 0.4, 1.0, 1.8)
 """Half of the inputs have this variance, the others 2 - phi."""
 LOOK = 50
-"""Steps between two looks."""
+"""Steps between two observations."""
 
 
 @dataclass(frozen=True)
 class Online:
-    """A two-layer linear net on fresh data y = x + eps with unit noise and inputs of two variances."""
+    """A two-layer linear network on fresh data y = x + eps with unit noise and inputs of two variances."""
 
     seeds: int
-    """Runs at each setting, each with its own start."""
+    """Number of runs at each setting, each with its own start."""
     steps: int
-    """Steps of SGD; the last third is averaged over."""
+    """Number of steps of SGD; averages are over the last third."""
     inputs: int = 20
-    """Inputs and outputs."""
+    """Number of inputs and of outputs."""
     hidden: int = 40
-    """Hidden units."""
+    """Number of hidden units."""
     batch: int = 5
     """Samples per step."""
     step_size: float = 0.01
-    """Of SGD and of gradient descent."""
+    """Step size of SGD and of gradient descent."""
     weight_decay: float = 0.01
-    """Of gradient descent."""
+    """Weight decay γ of gradient descent."""
     descent_steps: int = 30_000
-    """Steps of gradient descent with weight decay."""
+    """Number of steps of gradient descent with weight decay."""
 
 
 PAPER = Online(8, 240_000, inputs=100, hidden=2000, batch=100, descent_steps=60_000)
-"""The sizes of the paper. Its step size, 0.1, diverges from the start of these runs."""
+"""The sizes of the paper. With its step size, 0.1, runs from this start diverge."""
 
 
 class _End(NamedTuple):
-    """Means over seeds with standard errors: |U|^2/|W|^2 and Tr H over 4 n^2."""
+    """Means over seeds with standard errors: |U|^2/|W|^2 and Tr H/(4 n^2)."""
 
     ratio: tuple[float, float]
     sharpness: tuple[float, float]
@@ -70,22 +70,22 @@ class _End(NamedTuple):
 
 
 def ratio_theory(phi: Any) -> Any:
-    """|U|^2/|W|^2 at the equilibrium at the global minimum: |U|^2 = Tr Sx^1/2, |W|^2 = Tr Sx^-1/2 (Tr Sx = n)."""
+    """Return |U|^2/|W|^2 at the equilibrium of the minimum: |U|^2 = Tr Sx^1/2, |W|^2 = Tr Sx^-1/2 (Tr Sx = n)."""
     return np.sqrt(phi * (2 - phi))
 
 
 def _unless_isotropic(phi: float, ratio: float) -> float | None:
-    """A ratio of norms over the theory's; nothing on isotropic data, where the alternative says the same."""
+    """Return a ratio of norms over that of the theory; None on isotropic data, where the alternative agrees."""
     return None if phi == 1 else float(ratio / ratio_theory(phi))
 
 
 def sharpness_theory(phi: Any) -> Any:
-    """Tr H/(4 n^2) there: Tr H = 2 (n Tr[W Sx W'] + |U|^2 Tr Sx), and both traces are n times this number."""
+    """Return Tr H/(4 n^2) there: Tr H = 2 (n Tr[W Sx W'] + |U|^2 Tr Sx), and both traces are n times this number."""
     return (np.sqrt(phi) + np.sqrt(2 - phi)) / 2
 
 
-class _Look(eqx.Module):
-    """|U|^2/|W|^2 and Tr H/(4 n^2)."""
+class _Observables(eqx.Module):
+    """The observables |U|^2/|W|^2 and Tr H/(4 n^2)."""
 
     input_variance: Array
 
@@ -99,13 +99,13 @@ class _Look(eqx.Module):
 
 @functools.cache
 def _start(inputs: int, hidden: int, dtype: Any) -> Any:
-    """The same function for the same sizes, so that runs share their compilation."""
+    """Return the initialiser, the same object for the same sizes, so that runs share their compiled program."""
     return lambda key: fan_in(key, inputs=inputs, hidden=hidden, dtype=dtype)
 
 
 def _run(parameters: Online, phi: float, key: Key[Array, ""], descent: bool = False) -> _End:
     n = parameters.inputs
-    # weight decay moves a charge by parts in 1e4 a step: in single precision it stops short of equal norms
+    # weight decay changes a charge by 1e-4 per step: in single precision it stops before the norms are equal
     dtype = jnp.float64 if descent else jnp.float32
     law = GaussianPairs(split_variance(n, phi, dtype), jnp.ones(n, dtype))
     steps = parameters.descent_steps if descent else parameters.steps
@@ -118,7 +118,7 @@ def _run(parameters: Online, phi: float, key: Key[Array, ""], descent: bool = Fa
         weight_decay=parameters.weight_decay if descent else 0.0,
         steps=steps,
         key=key,
-        observe={"end": _Look(law.input_variance)},
+        observe={"end": _Observables(law.input_variance)},
         every=LOOK,
         seeds=parameters.seeds,
         lane_width=parameters.seeds,
@@ -126,7 +126,7 @@ def _run(parameters: Online, phi: float, key: Key[Array, ""], descent: bool = Fa
     )
     late = run.step > 2 * steps / 3
     last = {name: values[:, late].mean(axis=1) for name, values in run.observed["end"].items()}
-    summary = {name: statistics.mean(v) for name, v in last.items()}
+    summary = {name: (float(v.mean()), float(standard_error(v))) for name, v in last.items()}
     return _End(summary["ratio"], summary["sharpness"], int(run.diverged.sum()))
 
 
@@ -141,13 +141,13 @@ def _measure(parameters: Online, key: Key[Array, ""]) -> Measurement:
     low, high = min(sharp), max(sharp)
     checks = (
         *(
-            Check(f"|U|²/|W|² over √(φ(2 - φ)) at φ = {phi:g}", end.ratio[0] / ratio_theory(phi), 1.0,
+            Check(f"(|U|²/|W|²) / √(φ(2 - φ)) at φ = {phi:g}", end.ratio[0] / ratio_theory(phi), 1.0,
                   end.ratio[1] / ratio_theory(phi), Within(0.06, 0.06), alternative=_unless_isotropic(phi, 1.0))
             for phi, end in zip(PHIS, noisy, strict=True)
         ),
-        Check("Tr H over theory, least", low[0], 1.0, low[1], Above(0.90)),
+        Check("least Tr H / theory over φ", low[0], 1.0, low[1], Above(0.90)),
         # with equal norms all singular values are 1 and Tr H is 4 n^2
-        Check("Tr H over theory, largest", high[0], 1.0, high[1], Below(1.04),
+        Check("largest Tr H / theory over φ", high[0], 1.0, high[1], Below(1.04),
               alternative=max(1 / sharpness_theory(phi) for phi in PHIS)),
         *(
             Check(f"gradient descent with weight decay: |U|²/|W|² at φ = {phi:g}", end.ratio[0], 1.0, end.ratio[1],
@@ -168,12 +168,12 @@ def _measure(parameters: Online, key: Key[Array, ""]) -> Measurement:
 
 
 def _variants(base: Online) -> dict[str, Online]:
-    """One setting changed at a time."""
+    """Return the settings, each with one change."""
     fewer = max(1, round(0.6 * base.batch))
     return {
-        "step size x 1.5": replace(base, step_size=1.5 * base.step_size),
+        "step size × 1.5": replace(base, step_size=1.5 * base.step_size),
         "step size / 1.5": replace(base, step_size=base.step_size / 1.5),
-        "batch x 2": replace(base, batch=2 * base.batch),
+        "batch × 2": replace(base, batch=2 * base.batch),
         f"batch {fewer} instead of {base.batch}": replace(base, batch=fewer),
         "half as wide": replace(base, inputs=base.inputs // 2, hidden=base.hidden // 2),
     }
@@ -184,7 +184,7 @@ def _measure_settings(parameters: Online, key: Key[Array, ""]) -> Measurement:
     ends = [_run(v, PHIS[0], jax.random.fold_in(key, k)) for k, v in enumerate(variants.values())]
     theory = ratio_theory(PHIS[0])
     checks = tuple(
-        Check(f"|U|²/|W|² over theory, {name}", end.ratio[0] / theory, 1.0, end.ratio[1] / theory, Within(0.06, 0.06),
+        Check(f"(|U|²/|W|²) / theory, {name}", end.ratio[0] / theory, 1.0, end.ratio[1] / theory, Within(0.06, 0.06),
               alternative=1 / theory)
         for name, end in zip(variants, ends, strict=True)
     )  # fmt: skip
@@ -228,9 +228,9 @@ CLAIMS = (
         id="norm-ratio",
         paper="noise_equilibrium",
         place="Figure 3",
-        statement="SGD balances the layers of a linear net only on isotropic data: |U|²/|W|² = √(φ (2 - φ)) "
-        "for inputs of variances φ and 2 - φ, and the sharpness follows. Gradient descent with weight decay always "
-        "ends with equal norms.",
+        statement="SGD balances the norms of the layers of a linear network only on isotropic data: |U|²/|W|² = √(φ "
+        "(2 - φ)) for inputs of variances φ and 2 - φ, and the sharpness follows from it. Gradient descent with "
+        "weight decay always ends with equal norms.",
         equation="|U|²/|W|² = √(φ (2 - φ)),  Tr H/(4 n²) = (√φ + √(2 - φ))/2",
         alternative="SGD ends with equal norms on anisotropic data too, as gradient descent with weight decay does.",
         scales={
@@ -247,8 +247,8 @@ CLAIMS = (
         id="norm-ratio-settings",
         paper="noise_equilibrium",
         place="Figure 8",
-        statement="Step size, batch size and width move the ratio of the norms that SGD ends with by a few per cent "
-        "only, less the smaller the step size over the batch size.",
+        statement="Step size, batch size and width change the ratio of the norms at the end of SGD by only a few per "
+        "cent, and less for a smaller ratio of step size to batch size.",
         equation="|U|²/|W|² = √(φ (2 - φ)) at φ = 0.2",
         alternative="At these settings SGD ends with equal norms, as gradient descent with weight decay does.",
         scales={"smoke": Online(8, 10_000, 12, 24, step_size=0.015), "default": Online(16, 60_000), "full": PAPER},
