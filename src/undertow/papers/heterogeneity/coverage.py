@@ -51,7 +51,7 @@ _RESULTS = (
         ("pooled-stays-away", "invariant-or-mean"),
     ),
     ("Eq. (14)", "A sum of squares of linear forms is a measurement by xx'.", ("quadratic-net-constants",)),
-    ("Example 1, Eq. (15)-(16)", "A net with quadratic activations is such a problem.", ("quadratic-net",)),
+    ("Example 1, Eq. (15)-(16)", "A network with quadratic activations is such a problem.", ("quadratic-net",)),
     (
         "Eq. (17)-(18)",
         "U splits into an invariant part, a spurious part and an error.",
@@ -132,13 +132,17 @@ _RESULTS = (
     ),
     ("Eq. (115)-(118)", "The noise of pooled SGD is small with many measurements.", (), CONSTANTS),
     ("Figure 6", "With few measurements per step pooled SGD is near neither solution.", ("pooled-near-neither",)),
-    ("Eq. (119)-(120)", "The quadratic net again.", ("quadratic-net",)),
+    ("Eq. (119)-(120)", "The quadratic network again.", ("quadratic-net",)),
     (
         "Lemma 20, Eq. (121)-(122)",
         "Measurements by xx' give 2 A + tr(A) I.",
         ("quadratic-net-constants",),
     ),
-    ("Algorithm 4", "HeteroSGD for quadratic nets, the trace taken out.", ("quadratic-net-constants", "quadratic-net")),
+    (
+        "Algorithm 4",
+        "HeteroSGD for quadratic networks, without the trace.",
+        ("quadratic-net-constants", "quadratic-net"),
+    ),
     ("Remark 1", "The trace may be estimated from the labels.", ("quadratic-net",)),
     (
         "Theorem 7, Eq. (123)-(125)",

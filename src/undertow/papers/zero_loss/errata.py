@@ -1,4 +1,4 @@
-"""What zero_loss prints wrongly, and what is right."""
+"""Errata of the zero_loss paper."""
 
 from undertow.verification.errata import Erratum
 

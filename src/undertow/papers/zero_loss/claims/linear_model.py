@@ -1,4 +1,4 @@
-"""The overparametrised linear model: what gradient flow conserves, how label noise breaks it, and where that ends."""
+"""The overparametrised linear model: the products that gradient flow conserves, their decay, and sparse recovery."""
 
 import math
 from dataclasses import dataclass
@@ -33,13 +33,13 @@ class Rates:
     """Label-noise SGD at two step sizes, one twice the other, from the same point of the manifold."""
 
     seeds: int
-    """Runs at each step size."""
+    """Number of runs at each step size."""
     d: int = 20
     """Number of unknowns."""
     n: int = 10
     """Number of equations."""
     step_size: float = 4e-4
-    """The smaller step size."""
+    """Smaller step size."""
     slow_time: float = 0.1
     """Length of each run in slow time, steps * step_size^2."""
 
@@ -49,17 +49,17 @@ class DataSets:
     """Draws of the linear model."""
 
     draws: int
-    """Independent draws of the data at each size."""
+    """Number of independent draws of the data at each size."""
     d: int = 100
     """Number of unknowns."""
     sparsity: int = 3
-    """Nonzero entries of the true vector."""
+    """Number of nonzero entries of the true vector."""
     slow_time: float = 8.0
-    """How long the limiting flow runs."""
+    """Slow time of the limiting flow."""
 
 
 def _measure_conserved(parameters: DataSets, key: Key[Array, ""]) -> Measurement:
-    """u_j v_j before and after gradient flow, integrated without knowing the exact solution."""
+    """Compare u_j v_j before and after gradient flow, integrated without the exact solution."""
     worst, otherwise = [], []
     for k in jax.random.split(key, parameters.draws):
         k1, k2, k3 = jax.random.split(k, 3)
@@ -71,7 +71,9 @@ def _measure_conserved(parameters: DataSets, key: Key[Array, ""]) -> Measurement
         total, w = u**2 + v**2, weights(end)
         other = jnp.sqrt(jnp.maximum(total**2 - w**2, 0)) / 2
         otherwise.append(float(jnp.max(jnp.abs(other - u * v))))
-    check = Check("largest change of u_j v_j", max(worst), 0.0, 0.0, Below(1e-8), alternative=min(otherwise))
+    check = Check(
+        "largest change of u_j v_j along gradient flow", max(worst), 0.0, 0.0, Below(1e-8), alternative=min(otherwise)
+    )
     return Measurement((check,), xarray.Dataset({"change": ("draw", worst)}), parameters.draws)
 
 
@@ -81,7 +83,7 @@ def _measure_rate(parameters: Rates, key: Key[Array, ""]) -> Measurement:
     rates = np.asarray(model.rates())
     noise = LabelNoise(model.problem, 1.0)
     path = Limit(noise).solve(start, time=parameters.slow_time, observe={"shapes": _steepness(model)})
-    # a residual fluctuates by eta/2 |grad f_i|^2 (delta = 1) and adds to the label noise of its sample
+    # a residual fluctuates with variance eta/2 |grad f_i|^2 (delta = 1), which adds to the label noise of its sample
     first_order = np.trapezoid(path.observed["shapes"], path.slow_time) / parameters.slow_time / 2
     ratios, errors = [], []
     for factor in (1, 2):
@@ -99,9 +101,12 @@ def _measure_rate(parameters: Rates, key: Key[Array, ""]) -> Measurement:
     doubling = (ratios[1] - 1) / (ratios[0] - 1)
     doubling_error = float(doubling * np.hypot(errors[1] / (ratios[1] - 1), errors[0] / (ratios[0] - 1)))
     checks = (
-        Check("rate over δ² s_j, extrapolated", limit, 1.0, limit_error, Within(0.005, 0.02), alternative=0.5),
-        Check("excess at twice the step size", doubling, 2.0, doubling_error, Within(0.15, 0.6), alternative=4.0),
-        Check("excess over its first order", (ratios[0] - 1) / (parameters.step_size * first_order), 1.0,
+        Check("decay rate of u_j v_j / δ² s_j, extrapolated to small steps", limit, 1.0, limit_error,
+              Within(0.005, 0.02), alternative=0.5),
+        Check("excess of the rate at step size 2η / that at η", doubling, 2.0, doubling_error, Within(0.15, 0.6),
+              alternative=4.0),
+        Check("excess of the rate / its first-order prediction",
+              (ratios[0] - 1) / (parameters.step_size * first_order), 1.0,
               errors[0] / (parameters.step_size * first_order), Within(0.1, 0.6), alternative=2.0),
     )  # fmt: skip
     data = xarray.Dataset({"ratio": ("step", ratios), "error": ("step", errors)})
@@ -109,7 +114,7 @@ def _measure_rate(parameters: Rates, key: Key[Array, ""]) -> Measurement:
 
 
 def _steepness(model: LinearModel) -> Any:
-    """|grad f_i|^2 as u_j v_j sees it: the mean over samples weighted by z_ij^2, then over j."""
+    """Return the observable |grad f_i|^2, averaged over samples with weights z_ij^2 and then over j."""
     squares = model.problem.inputs**2
 
     def value(params: Any) -> Array:
@@ -124,17 +129,17 @@ def _product(params: Any) -> Array:
 
 
 def _program(model: LinearModel, costs: np.ndarray) -> np.ndarray:
-    """The minimiser of sum_j costs_j |w_j| subject to Z w = y, by a linear program in w = p - q, p, q >= 0."""
+    """Return the minimiser of sum_j costs_j |w_j| subject to Z w = y, by a linear program in w = p - q, p, q >= 0."""
     z, d = np.asarray(model.problem.inputs), len(costs)
-    found = linprog(np.tile(costs, 2), A_eq=np.hstack([z, -z]), b_eq=np.asarray(model.problem.targets)).x
-    return found[:d] - found[d:]
+    solution = linprog(np.tile(costs, 2), A_eq=np.hstack([z, -z]), b_eq=np.asarray(model.problem.targets)).x
+    return solution[:d] - solution[d:]
 
 
 def _measure_program(parameters: DataSets, key: Key[Array, ""]) -> Measurement:
-    """The end of the limiting flow against the weighted-l1 program.
+    """Compare the end of the limiting flow with the weighted l1 program.
 
-    With many equations that is the true vector, whatever the weights. With few, and columns of two sizes, the weights
-    decide; the flow then nears the program slowly, so that the values of the norm are compared.
+    With many equations the solution is the true vector for all weights. With few equations and columns of two sizes the
+    solution depends on the weights; the flow then converges slowly, so that the values of the norm are compared.
     """
     d = parameters.d
     sizes = jnp.where(jnp.arange(d) % 2 == 0, 1.0, 1.5)
@@ -157,9 +162,9 @@ def _measure_program(parameters: DataSets, key: Key[Array, ""]) -> Measurement:
         excess.append(float(costs @ np.abs(ends[1]) / best) - 1)
         plain.append(float(costs @ np.abs(_program(few, np.ones(d))) / best) - 1)
     checks = (
-        Check("n = d/10: weighted norm of the flow's end over the least one, less 1", max(excess), 0.0, 0.0,
+        Check("n = d/10: largest relative excess of the weighted norm at the end of the flow", max(excess), 0.0, 0.0,
               Below(0.03), alternative=max(plain)),
-        Check("n = 2d/5: |w of the flow - w of the program|, median", float(np.median(gaps)), 0.0, 0.0, Below(0.01)),
+        Check("n = 2d/5: median |w of the flow - w of the program|", float(np.median(gaps)), 0.0, 0.0, Below(0.01)),
     )  # fmt: skip
     data = xarray.Dataset({"gap": ("draw", gaps), "excess": ("draw", excess), "plain": ("draw", plain)})
     return Measurement(checks, data, parameters.draws)
@@ -191,13 +196,13 @@ def _measure_recovery(parameters: DataSets, key: Key[Array, ""]) -> Measurement:
     share, spread = statistics.share(flow[2:] < 1e-2)
     never, never_error = statistics.share(plain < 1e-2)
     checks = (
-        Check("limiting flow: share recovered at n ≥ 30", share, 1.0, spread, Above(0.8), alternative=never,
+        Check("limiting flow: share of vectors recovered at n ≥ 30", share, 1.0, spread, Above(0.8), alternative=never,
               samples=math.inf),
-        Check("gradient descent: share recovered", never, 0.0, never_error, Below(0.05), alternative=share,
+        Check("gradient descent: share of vectors recovered", never, 0.0, never_error, Below(0.05), alternative=share,
               samples=math.inf),
         *(
-            Check(f"gradient descent at n = {n}: error over 1 - n/d", 1 + g / w, 1.0, e / w, Within(0.05, 0.5),
-                  alternative=(1 - n / (2 * parameters.d)) / w if n >= 30 else None)
+            Check(f"gradient descent at n = {n}: mean squared error / (1 - n/d)", 1 + g / w, 1.0, e / w,
+                  Within(0.05, 0.5), alternative=(1 - n / (2 * parameters.d)) / w if n >= 30 else None)
             for n, g, w, e in zip(sizes, gap, law, error, strict=True)
         ),
     )  # fmt: skip
@@ -213,7 +218,7 @@ def _draw_recovery(measurement: Measurement, parameters: DataSets) -> "Figure":
     data = measurement.data
     share = data.recovered.values
     style.points(left, data.n, share, np.sqrt(share * (1 - share) / parameters.draws), "limiting flow of label noise")
-    left.axhline(0, color=style.COLOURS["red"], label="gradient descent: never")
+    left.axhline(0, color=style.COLOURS["red"], label="gradient descent: none")
     left.set(xlabel="equations n", ylabel="share of data sets recovered", ylim=(-0.06, 1.06))
     left.legend()
     style.theory(right, data.n, 1 - data.n / parameters.d, "1 − n/d")
@@ -238,11 +243,11 @@ CLAIMS = (
         id="uv-rate",
         paper="zero_loss",
         place="Lemma D.13 and Eq. (17)",
-        statement="Label noise makes u_j v_j decay at the rate δ² s_j in slow time; SGD approaches that with an "
-        "excess proportional to the step size, η/2 |∇f_i|² on average.",
+        statement="Under label noise u_j v_j decays at the rate δ² s_j in slow time. The rate of SGD exceeds it by an "
+        "amount proportional to the step size, η/2 |∇f_i|² on average.",
         equation="d/dt (u_j v_j) = -δ² s_j u_j v_j,  s_j = (4/n) ∑_i z_ij²",
-        alternative="The rate is δ² s_j/2, that of u_j or v_j alone; the excess is of second order in the step "
-        "size, or η |∇f_i|² without the half.",
+        alternative="The rate is δ² s_j/2, that of u_j or v_j alone; the excess is of second order in the step size, "
+        "or η |∇f_i|² without the half.",
         scales={"smoke": Rates(16), "default": Rates(256), "full": Rates(4096)},
         measure=_measure_rate,
         accelerated=True,
@@ -262,8 +267,8 @@ CLAIMS = (
         id="recovery",
         paper="zero_loss",
         place="Theorem 6.1 against Theorem 6.7",
-        statement="The limiting flow recovers a 3-sparse vector in 100 dimensions from 30 equations or more; gradient "
-        "descent in the kernel regime never does, its mean squared error is 1 - n/d.",
+        statement="The limiting flow recovers a 3-sparse vector in 100 dimensions from 30 equations or more. Gradient "
+        "descent in the kernel regime never does; its mean squared error is 1 - n/d.",
         equation="E |w - w*|²/|w*|² = 1 - n/d for gradient descent",
         alternative="Gradient descent recovers the vector as often as the limiting flow, or its error is 1 - n/(2d), "
         "as for 2d free parameters.",

@@ -25,14 +25,14 @@ CLAIMS = (
         "label-noise-covariance",
         "zero_loss",
         "Section 5, Eq. (12)",
-        "Fresh label noise of strength δ adds δ²/b (1/n) sum J_i'J_i to the minibatch covariance of a batch "
-        "of b; at zero loss that is δ²/b times the Hessian.",
+        "Fresh label noise of strength δ adds δ²/b (1/n) ∑_i J_i'J_i to the minibatch covariance of a batch "
+        "of b samples. At zero loss this is δ²/b times the Hessian.",
         "Cov g = δ²/b (1/n) ∑_i J_i'J_i + minibatch part",
         lambda net: {
             "signs, one sample": LabelNoise(net.problem, 0.8),
             "Gaussian, batch of 3": LabelNoise(net.problem, 0.8, size=3, kind="gaussian"),
         },
-        "Away from zero loss, too, the covariance is the label part alone, δ²/b (1/n) sum J_i'J_i.",
+        "Away from zero loss, too, the covariance is only the label part, δ²/b (1/n) ∑_i J_i'J_i.",
         dict.fromkeys(("signs, one sample", "Gaussian, batch of 3"), _label_part),
     ),
     covariance_claim(
@@ -49,14 +49,14 @@ CLAIMS = (
         "additive-covariance",
         "zero_loss",
         "Eq. (1)",
-        "Noise σ(x) ξ with a factor σ that depends on the point has covariance σ σ'.",
+        "Noise σ(x) ξ with a factor σ that depends on the point has covariance σσ'.",
         "Cov g = σ(x) σ(x)'",
         lambda net: {
             "state-dependent factor": Additive(
                 net.problem, lambda p: jax.tree.map(lambda x: jnp.stack([x, jnp.cos(x)], axis=-1), p)
             )
         },
-        "Every coordinate has noise of its own, so that the covariance is the diagonal of σ σ' alone.",
+        "Every coordinate has independent noise, so that the covariance is only the diagonal of σσ'.",
         {"state-dependent factor": _diagonal},
     ),
 )
