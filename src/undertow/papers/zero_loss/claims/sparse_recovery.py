@@ -83,7 +83,7 @@ def _measure(parameters: Signals, key: Key[Array, ""]) -> Measurement:
                 truth[:sparsity] = rng.choice([-1.0, 1.0], sparsity)
                 counts.append(_needed(z, truth, weighted=name == "Gaussian"))
             mean, error = statistics.mean(np.array(counts))
-            # exact for the last kind: failure at n has twice the sum of every second intrinsic volume above n as probability
+            # exact for the last kind: P(failure at n) is twice the sum of every second intrinsic volume above n
             exact = name == "Gaussian, plain l1"
             criterion = Within(0.02, 0.25) if exact else Within(0.1, 0.25)
             ratio = mean / (size + 0.5)
