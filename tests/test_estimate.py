@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from undertow import Estimate
-from undertow.estimate import share_error, share_interval, t_quantile
+from undertow.estimate import share_error, share_interval, standard_error, t_quantile
 
 
 @pytest.mark.parametrize("samples", [2, 4, 8, 50])
@@ -63,3 +63,16 @@ def test_quantiles_of_few_and_many():
     assert t_quantile(0.975, 5) == pytest.approx(stats.t.ppf(0.975, 4))
     with pytest.raises(ValueError, match="level=95"):
         Estimate.of(jnp.ones(3)).interval(95.0)
+
+
+def test_standard_error_is_that_of_scipy():
+    values = np.random.default_rng(0).normal(size=(7, 5))
+    assert np.allclose(standard_error(values), stats.sem(values))
+    assert np.allclose(standard_error(values, axis=1), stats.sem(values, axis=1))
+    assert np.allclose(standard_error(values, axis=-1, ddof=0), stats.sem(values, axis=1, ddof=0))
+    assert np.isclose(float(standard_error([1.0, 3.0])), 1.0)
+
+
+def test_standard_error_is_that_of_an_estimate():
+    values = jnp.asarray(np.random.default_rng(1).normal(size=20))
+    assert np.isclose(float(standard_error(values)), float(Estimate.of(values).standard_error))

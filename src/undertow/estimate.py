@@ -12,7 +12,7 @@ from scipy import special
 
 Counts = np.ndarray | np.generic | int
 
-__all__ = ["Estimate", "share_error", "share_interval", "t_quantile"]
+__all__ = ["Estimate", "share_error", "share_interval", "standard_error", "t_quantile"]
 
 
 class Estimate(eqx.Module):
@@ -69,6 +69,21 @@ class Estimate(eqx.Module):
             for sign in (-1, 1)
         )
         return low, high
+
+
+def standard_error(
+    values: np.ndarray | jax.Array | list[float], axis: int = 0, *, ddof: int = 1
+) -> np.ndarray | np.floating:
+    """Return the standard error of the mean over `axis`: the standard deviation over the root of the number of values.
+
+    `ddof=1` divides the sum of squares by n - 1, `ddof=0` by n.
+
+    >>> from undertow.estimate import standard_error
+    >>> print(round(float(standard_error([1.0, 2.0, 3.0, 4.0])), 4))
+    0.6455
+    """
+    values = np.asarray(values)
+    return values.std(axis=axis, ddof=ddof) / np.sqrt(values.shape[axis])
 
 
 def t_quantile(probability: float, samples: int | float) -> float:

@@ -1,9 +1,9 @@
-"""The experiment behind every claim of the form: draws of this noise have that covariance."""
+"""The experiment behind the claims on covariances: the draws of a noise have the covariance that it states."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -14,11 +14,15 @@ from jaxtyping import Array, Key, PyTree
 from scipy.stats import t as student
 
 from undertow import _trees as trees
+from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.base import AbstractNoise
 from undertow.papers.zero_loss.models.tanh_net import TanhNet
 from undertow.verification.claim import Claim, Measurement, Paper
 from undertow.verification.criterion import AtLevel, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["Draws", "Rival", "covariance_claim"]
 
@@ -26,23 +30,23 @@ Rival = Callable[[Any, PyTree, PyTree], PyTree]
 """The covariance that an alternative states, as a function of noise, params and the vector it multiplies."""
 
 GROUPS = 50
-"""Independent groups of draws; the spread between their means is the standard error."""
+"""Number of independent groups of draws. The standard error comes from the spread of the group means."""
 
 
 @dataclass(frozen=True)
 class Draws:
-    """How a covariance is measured."""
+    """Draws of the stochastic gradient of a tanh network, and the directions along which its variance is measured."""
 
     draws: int
-    """How many stochastic gradients are drawn."""
+    """Number of stochastic gradients."""
     directions: int = 12
-    """Along how many random directions their variance is measured."""
+    """Number of random directions along which the variance is measured."""
     inputs: int = 5
-    """Inputs of the tanh network whose gradient is drawn."""
+    """Number of inputs of the tanh network."""
     hidden: int = 6
-    """Hidden units of that network."""
+    """Number of hidden units."""
     samples: int = 12
-    """Training samples of that network."""
+    """Number of training samples."""
 
 
 def covariance_claim(
@@ -55,9 +59,9 @@ def covariance_claim(
     alternative: str,
     rivals: dict[str, Rival],
 ) -> Claim:
-    """A claim that the named noises, built on a tanh network away from zero loss, have the covariance they state.
+    """Return the claim that the named noises have the covariance they state, on a tanh network away from zero loss.
 
-    `rivals` gives, for the noises that `alternative` is about, the covariance that it states for them.
+    `rivals` gives the covariance under the alternative, for the noises that `alternative` is about.
     """
 
     def measure(parameters: Draws, key: Key[Array, ""]) -> Measurement:
@@ -86,7 +90,7 @@ def _measure(
     net = TanhNet.draw(
         net_key, inputs=parameters.inputs, hidden=parameters.hidden, n=parameters.samples, dtype=jnp.float64
     )
-    checks, found = [], {}
+    checks, variances = [], {}
     for name, noise in build(net).items():
         directions = [
             trees.standard_normal(k, net.params) for k in jax.random.split(direction_key, parameters.directions)
@@ -96,10 +100,10 @@ def _measure(
         total = ratios.mean(axis=1)
         checks.append(
             Check(
-                f"variance of {name} over its prediction",
+                f"{name}: measured variance / predicted variance",
                 float(total.mean()),
                 1.0,
-                float(total.std(ddof=1) / np.sqrt(GROUPS)),
+                float(standard_error(total)),
                 Within(tolerance=0.0, resolution=0.05),
                 samples=GROUPS,
             )
@@ -108,14 +112,23 @@ def _measure(
         wrong = None if rival is None else _p_value(groups, _along(partial(rival, noise, net.params), directions))
         test = f"largest |t| of {len(directions)} directions, Bonferroni"
         level = AtLevel(1e-4, test)
-        checks.append(Check(f"{name}: p-value", _p_value(groups, predicted), 1.0, 0.0, level, alternative=wrong))
-        found[name] = (predicted, groups.mean(0), groups.std(0, ddof=1) / np.sqrt(GROUPS))
-    names = list(found)
+        checks.append(
+            Check(
+                f"{name}: p-value of the t-test of all variances",
+                _p_value(groups, predicted),
+                1.0,
+                0.0,
+                level,
+                alternative=wrong,
+            )
+        )
+        variances[name] = (predicted, groups.mean(0), standard_error(groups))
+    names = list(variances)
     data = xarray.Dataset(
         {
-            "predicted": (("noise", "direction"), np.stack([found[n][0] for n in names])),
-            "measured": (("noise", "direction"), np.stack([found[n][1] for n in names])),
-            "error": (("noise", "direction"), np.stack([found[n][2] for n in names])),
+            "predicted": (("noise", "direction"), np.stack([variances[n][0] for n in names])),
+            "measured": (("noise", "direction"), np.stack([variances[n][1] for n in names])),
+            "error": (("noise", "direction"), np.stack([variances[n][2] for n in names])),
         },
         attrs={"noises": names},
     )
@@ -123,20 +136,20 @@ def _measure(
 
 
 def _p_value(groups: np.ndarray, predicted: np.ndarray) -> float:
-    """The probability of means of groups as far from the prediction in some direction, or further."""
-    z = (groups.mean(0) - predicted) / (groups.std(0, ddof=1) / np.sqrt(GROUPS))
+    """Return the Bonferroni-corrected p-value of the largest deviation from the predicted variances."""
+    z = (groups.mean(0) - predicted) / (standard_error(groups))
     return min(1.0, 2 * groups.shape[1] * float(student.sf(np.abs(z).max(), GROUPS - 1)))
 
 
 def _along(mv: Callable[[PyTree], PyTree], directions: list[PyTree]) -> np.ndarray:
-    """a'Sigma a for each direction."""
+    """Return a'Σa for each direction a."""
     return np.array([float(trees.dot(a, mv(a))) for a in directions])
 
 
 def _variances(
     noise: AbstractNoise, params: PyTree, directions: list[PyTree], draws: int, key: Key[Array, ""]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """a'Sigma a for each direction, and the mean of (a.(g - E g))^2 in each group of draws: (groups, directions)."""
+    """Return a'Σa for each direction a, and the mean of (a.(g - E g))^2 in each group of draws (groups, directions)."""
     sigma, mean = noise.covariance(params), noise.mean(params)
     predicted = _along(sigma.mv, directions)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *directions)
@@ -152,7 +165,7 @@ def _variances(
     return predicted, np.stack([group(noise, k) for k in jax.random.split(key, GROUPS)])
 
 
-def _draw(measurement: Measurement, parameters: Any) -> Any:
+def _draw(measurement: Measurement, parameters: Any) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     for index, (name, colour) in enumerate(zip(data.attrs["noises"], style.COLOURS, strict=False)):

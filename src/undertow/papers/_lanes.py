@@ -1,4 +1,4 @@
-"""How many runs of a claim advance together."""
+"""The number of runs of a claim that advance together."""
 
 from undertow._device import device
 
@@ -6,7 +6,7 @@ __all__ = ["lanes"]
 
 
 def lanes(on_cpu: int) -> int | None:
-    """The `lane_width` for `descend`: a fixed number on a CPU, as many as it holds on an accelerator.
+    """Return the `lane_width` for `descend`: `on_cpu` on a CPU, None (no limit) on an accelerator.
 
     >>> import jax
     >>> from undertow.papers._lanes import lanes

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from undertow.figures.compare import compare
 from undertow.verification.criterion import Check, Verdict, judge
 
 if TYPE_CHECKING:
@@ -13,7 +14,9 @@ if TYPE_CHECKING:
     from jaxtyping import Array, Key
     from matplotlib.figure import Figure
 
-__all__ = ["PAPERS", "SCALES", "Claim", "Measurement", "Paper", "Scale", "overall"]
+__all__ = [
+    "PAPERS", "SCALES", "Claim", "Measurement", "Paper", "Scale", "draw_checks", "draw_checks_on_log_axis", "overall",
+]  # fmt: skip
 
 Paper = Literal["heterogeneity", "zero_loss", "noise_equilibrium"]
 Scale = Literal["smoke", "default", "full"]
@@ -33,6 +36,16 @@ class Measurement:
     note: str = ""
 
 
+def draw_checks(measurement: Measurement, parameters: Any) -> "Figure":
+    """Draw every check beside its prediction: the figure of claims that define none of their own."""
+    return compare(measurement.checks)
+
+
+def draw_checks_on_log_axis(measurement: Measurement, parameters: Any) -> "Figure":
+    """Draw every check beside its prediction on a logarithmic axis, for errors of any order of magnitude."""
+    return compare(measurement.checks, log=True)
+
+
 @dataclass(frozen=True)
 class Claim:
     """A statement of a paper with the experiment that tests it.
@@ -40,7 +53,7 @@ class Claim:
     `alternative` names the nearest plausible statement that the experiment rejects; its checks carry the value that
     the alternative predicts. `scales` gives the experiment's parameters (one frozen dataclass) at each scale; scales
     differ in seeds, steps and sizes only, never in the criterion. `measure(parameters, key)` runs it,
-    `draw(measurement, parameters)` shows it.
+    `draw(measurement, parameters)` returns its figure; by default that shows the checks beside their predictions.
 
     >>> from undertow.verification import claims
     >>> claim = claims["sensing-factor-two"]
@@ -55,7 +68,7 @@ class Claim:
     equation: str
     scales: dict[Scale, Any]
     measure: "Callable[[Any, Key[Array, '']], Measurement]"
-    draw: "Callable[[Measurement, Any], Figure]"
+    draw: "Callable[[Measurement, Any], Figure]" = draw_checks
     alternative: str = ""
     """The nearest plausible statement that would make the claim false: what its checks must be able to reject."""
     accelerated: bool = field(default=False, compare=False)

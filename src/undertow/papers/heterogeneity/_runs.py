@@ -1,4 +1,4 @@
-"""Runs of matrix sensing as the claims look at them: what was learnt at the end, and what noise leaves of it."""
+"""Runs of matrix sensing: the measures at the end, and the stationary error that measurement noise causes."""
 
 import numpy as np
 from jaxtyping import Array, Key
@@ -20,22 +20,22 @@ def ends(
     alpha: float = 1e-3,
     signed: bool = False,
 ) -> tuple[dict[str, np.ndarray], int]:
-    """The measures at the end of the runs that did not diverge, one number a run, and how many did."""
+    """Return the measures at the end of the runs that stayed finite, one per run, and the number of diverged runs."""
     start = task.start(alpha, signed=True) if signed and isinstance(task, MatrixSensing) else task.start(alpha)
     run = descend(
         task, start, step_size=step_size, steps=steps, key=key, seeds=seeds, observe={"seen": task.measure},
         progress=False,
     )  # fmt: skip
-    lived = ~run.diverged
-    return {name: values[lived, -1] for name, values in run.observed["seen"].items()}, int((~lived).sum())
+    finite = ~run.diverged
+    return {name: values[finite, -1] for name, values in run.observed["seen"].items()}, int((~finite).sum())
 
 
 def noise_square(learnt: list[float], d: int, m: int, step_size: float, square: float) -> float:
-    """E|UU' - A|^2 that the noise of symmetric measurements keeps up around A, which has the eigenvalues `learnt`.
+    """Return the stationary E|UU' - A|^2 under the noise of symmetric measurements; A has the eigenvalues `learnt`.
 
-    To first order an entry of P = UU' in the basis of A moves by -eta (l_i + l_j) (P_ij - A_ij + W_ij) per step, l the
-    eigenvalues (0 for the other dimensions of the d that count). W_ij has the variance F/m on the diagonal and F/(2m)
-    off it, where F is the mean square of the residual matrix: `square` at P = A, and what is returned in addition.
+    To first order an entry of P = UU' in the basis of A changes by -eta (l_i + l_j) (P_ij - A_ij + W_ij) per step. The
+    l_i are the eigenvalues (0 in the other d - len(learnt) dimensions). W_ij has the variance F/m on the diagonal and
+    F/(2m) off it. F is the mean square of the residual matrix: `square` at P = A, plus the returned value.
     """
     values = np.concatenate([np.abs(learnt), np.zeros(d - len(learnt))])
     rates = step_size * (values[:, None] + values[None])

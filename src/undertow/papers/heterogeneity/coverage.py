@@ -1,4 +1,4 @@
-"""Which claims check which results of heterogeneity, and why some results have none."""
+"""The claims that check each result of heterogeneity, and the reasons why some results have none."""
 
 from undertow.verification.coverage import CONSTANTS, DEFINITION, TEXTBOOK, TOOL, Addition, Entry
 
@@ -10,7 +10,7 @@ _RESULTS = (
     ("Figure 1", "A changing spurious signal contracts where a constant one is fitted.", (), "a drawing"),
     (
         "Theorem 1",
-        "In short: HeteroSGD finds the invariant matrix, pooled SGD the invariant plus the mean spurious one.",
+        "Informally: HeteroSGD finds the invariant matrix, pooled SGD the invariant plus the mean spurious one.",
         ("invariant-or-mean",),
     ),
     (
@@ -21,11 +21,11 @@ _RESULTS = (
     ("Section 3.1, the parametrisation", "The fitted model is linear in UU'.", ("fitted-model",)),
     ("Section 3.1, UU' - VV'", "A signed signal is fitted by UU' - VV' in the same way.", ("indefinite-signal",)),
     ("Eq. (2)-(3)", "HeteroSGD is gradient descent on half the mean square.", ("sensing-factor-two",)),
-    ("Algorithm 3", "HeteroSGD on matrix sensing from U = alpha I.", ("exact-law", "sensing-factor-two")),
+    ("Algorithm 3", "HeteroSGD on matrix sensing from U = α I.", ("exact-law", "sensing-factor-two")),
     ("Eq. (4)", "Pooled SGD draws the environment of every measurement.", ("exact-law",)),
     ("Assumption 1 (a)-(c)", "Ranks against the dimension, and the form of both signals.", (), CONSTANTS),
     ("Assumption 1 (d)", "The two subspaces hardly overlap.", ("random-overlap",)),
-    ("Proposition 1, Eq. (5)", "Random subspaces overlap by sqrt((r1 + r2)/d).", ("random-overlap",)),
+    ("Proposition 1, Eq. (5)", "Random subspaces overlap by √((r1 + r2)/d).", ("random-overlap",)),
     (
         "Assumption 2, Eq. (6)",
         "The spurious signal is bounded by M1, and its variance exceeds M2 times its mean.",
@@ -37,13 +37,13 @@ _RESULTS = (
         ("off-diagonal-signal",),
     ),
     ("Definition 1, Eq. (8)", "The restricted isometry of the measurements.", ("symmetric-measurements",)),
-    ("Assumption 3", "How small the isometry's constant must be.", (), CONSTANTS),
+    ("Assumption 3", "The bound on the constant of the isometry.", (), CONSTANTS),
     (
         "Theorem 2, Eq. (9)",
-        "With a step in a window HeteroSGD finds the invariant matrix in log(1/alpha)/eta steps.",
+        "With a step in a window HeteroSGD finds the invariant matrix in log(1/α)/η steps.",
         ("paper-window-empty", "filtering-by-spread", "invariant-or-mean"),
     ),
-    ("Eq. (10)", "The error is of the order sqrt(d/m).", ("recovery-rate",)),
+    ("Eq. (10)", "The error is of the order √(d/m).", ("recovery-rate",)),
     ("Eq. (11)", "The invariant part ends at one and the spurious part at zero.", ("invariant-grows-first",)),
     (
         "Theorem 3, Eq. (12)-(13)",
@@ -51,7 +51,7 @@ _RESULTS = (
         ("pooled-stays-away", "invariant-or-mean"),
     ),
     ("Eq. (14)", "A sum of squares of linear forms is a measurement by xx'.", ("quadratic-net-constants",)),
-    ("Example 1, Eq. (15)-(16)", "A net with quadratic activations is such a problem.", ("quadratic-net",)),
+    ("Example 1, Eq. (15)-(16)", "A network with quadratic activations is such a problem.", ("quadratic-net",)),
     (
         "Eq. (17)-(18)",
         "U splits into an invariant part, a spurious part and an error.",
@@ -60,7 +60,7 @@ _RESULTS = (
     ),
     (
         "Eq. (19)-(24)",
-        "How the three parts move in a step.",
+        "The change of the three parts in a step.",
         (),
         "algebra of the step; the motion of the parts is measured in invariant-grows-first and recovery-rate",
     ),
@@ -69,7 +69,7 @@ _RESULTS = (
     (
         "Figure 2",
         "The mean of the spurious component grows while its moment 0.1 falls. The paper does not name the law; checked "
-        "for q (1 + eta s), s = 1 - M or 1 + M, eta = 0.05, where the moment falls from M = 7 on.",
+        "for q (1 + η s), s = 1 - M or 1 + M, η = 0.05, where the moment falls from M = 7 on.",
         ("typical-growth",),
     ),
     (
@@ -79,23 +79,23 @@ _RESULTS = (
     ),
     ("Figure 4", "From some step size on the spurious signal is filtered out.", ("filtering-by-step",)),
     ("Figure 5", "HeteroSGD against pooled SGD.", ("invariant-or-mean",)),
-    ("Lemmas 1 to 4, Eq. (27)-(30)", "What the restricted isometry implies for products of matrices.", (), TEXTBOOK),
+    ("Lemmas 1 to 4, Eq. (27)-(30)", "Consequences of the restricted isometry for products of matrices.", (), TEXTBOOK),
     ("Definition 2, Eq. (31)", "Two recursions that bracket (25).", ("invariant-grows-first",)),
     (
         "Lemma 5, Eq. (32)-(37)",
         "In the first phase the singular values stay within a sixth of (25).",
         ("invariant-grows-first",),
     ),
-    ("Definition 3, Eq. (38)", "The level below which the spurious part is not followed.", (), DEFINITION),
+    ("Definition 3, Eq. (38)", "The level below which the proof does not follow the spurious part.", (), DEFINITION),
     ("Definition 4", "The controller sequence that dominates the spurious part.", ("controller-event",)),
-    ("Lemma 6, Eq. (39)", "The controller stays below its level, probably.", ("controller-event",)),
+    ("Lemma 6, Eq. (39)", "The controller stays below its level with high probability.", ("controller-event",)),
     (
         "Definition 5, Eq. (40)-(41)",
         "The family of products behind the controller.",
         ("controller-event",),
     ),
     ("Lemma 7, Eq. (42)-(46)", "Their power 2/3 is a supermartingale.", ("controller-event",)),
-    ("Eq. (47)-(50)", "Hence the controller crosses its level rarely.", ("controller-event",)),
+    ("Eq. (47)-(50)", "Hence the controller rarely crosses its level.", ("controller-event",)),
     ("Lemma 8, Eq. (51)-(54)", "U'U is the sum over the parts, up to the overlap.", (), TOOL),
     ("Lemmas 9 and 10, Eq. (55)-(60)", "The error of the isometry is below the level.", (), TOOL),
     (
@@ -112,7 +112,7 @@ _RESULTS = (
     ),
     (
         "Theorem 4",
-        "In the first phase the invariant part grows by more than 1 + eta/3 a step, to between 1/4 and 7/18.",
+        "In the first phase the invariant part grows by more than 1 + η/3 per step, to between 1/4 and 7/18.",
         ("invariant-grows-first",),
     ),
     (
@@ -131,14 +131,18 @@ _RESULTS = (
         "Theorem 3 with many measurements, which pooled-stays-away checks",
     ),
     ("Eq. (115)-(118)", "The noise of pooled SGD is small with many measurements.", (), CONSTANTS),
-    ("Figure 6", "With few measurements a step pooled SGD is near neither solution.", ("pooled-near-neither",)),
-    ("Eq. (119)-(120)", "The quadratic net again.", ("quadratic-net",)),
+    ("Figure 6", "With few measurements per step pooled SGD is near neither solution.", ("pooled-near-neither",)),
+    ("Eq. (119)-(120)", "The quadratic network again.", ("quadratic-net",)),
     (
         "Lemma 20, Eq. (121)-(122)",
         "Measurements by xx' give 2 A + tr(A) I.",
         ("quadratic-net-constants",),
     ),
-    ("Algorithm 4", "HeteroSGD for quadratic nets, the trace taken out.", ("quadratic-net-constants", "quadratic-net")),
+    (
+        "Algorithm 4",
+        "HeteroSGD for quadratic networks, without the trace.",
+        ("quadratic-net-constants", "quadratic-net"),
+    ),
     ("Remark 1", "The trace may be estimated from the labels.", ("quadratic-net",)),
     (
         "Theorem 7, Eq. (123)-(125)",
@@ -148,7 +152,7 @@ _RESULTS = (
     (
         "Theorem 8, Eq. (126)",
         "An invariant matrix with unequal eigenvalues is found as well. Checked for rank 2 with the eigenvalues 1 and "
-        "1/kappa, kappa = 2 and 4 (and 8 beyond the smoke scale), with step sizes outside the theorem's window.",
+        "1/κ, κ = 2 and 4 (and 8 beyond the smoke scale), with step sizes outside the theorem's window.",
         ("condition-number",),
     ),
     ("Eq. (127)", "The parts in a subspace that turns.", (), TOOL),
@@ -159,8 +163,8 @@ COVERAGE: tuple[Entry, ...] = tuple(Entry("heterogeneity", *row) for row in _RES
 
 BEYOND: tuple[Addition, ...] = (
     Addition("bursts-return", "that HeteroSGD does not converge: without its early stop the spurious signal returns"),
-    Addition("burst-tail", "the power law of those returns"),
+    Addition("burst-tail", "the power law of those bursts"),
     Addition("two-phase-law", "the growth of variables on grouped data, in phases"),
-    Addition("invariant-regressor", "an estimator for grouped data that is built on it"),
+    Addition("invariant-regressor", "an estimator for grouped data that uses this growth"),
 )
-"""The claims that no sentence of the paper makes."""
+"""The claims that go beyond the paper."""

@@ -1,4 +1,4 @@
-"""What heterogeneity prints wrongly, and what is right."""
+"""Errata of the heterogeneity paper."""
 
 from undertow.verification.errata import Erratum
 
@@ -8,9 +8,9 @@ ERRATA: tuple[Erratum, ...] = (
     Erratum(
         paper="heterogeneity",
         place="Eq. (2) against Eq. (3)",
-        printed="the update (3), U - eta G U, is gradient descent on the loss (2), 1/(2m) sum r^2",
-        right="the gradient of (2) is 2 G U: the paper's eta is twice the step size of its own loss, "
-        "or the loss is 1/(4m) sum r^2",
+        printed="the update (3), U - η G U, is gradient descent on the loss (2), 1/(2m) ∑ r²",
+        right="the gradient of (2) is 2 G U: the paper's η is twice the step size of its own loss, "
+        "or the loss is 1/(4m) ∑ r²",
         claim="sensing-factor-two",
     ),
     Erratum(
@@ -38,8 +38,8 @@ ERRATA: tuple[Erratum, ...] = (
     Erratum(
         paper="heterogeneity",
         place="Eq. (42)",
-        printed="E(1 + eta (S + 2 eta))^(2/3)",
-        right="E(1 + eta S + 2 eta)^(2/3), as in Definition 5 and in the line after",
+        printed="E(1 + η (S + 2η))^(2/3)",
+        right="E(1 + η S + 2η)^(2/3), as in Definition 5 and in the line after",
         claim="controller-event",
     ),
     Erratum(
@@ -59,8 +59,8 @@ ERRATA: tuple[Erratum, ...] = (
     Erratum(
         paper="heterogeneity",
         place="Proof of Theorem 4, after Eq. (83)",
-        printed="by Lemma 14 the invariant part increases by 1 + 3/eta a step at least",
-        right="by 1 + eta/3, as in (76) and in the sum that (83) takes",
+        printed="by Lemma 14 the invariant part increases by at least 1 + 3/η per step",
+        right="by 1 + η/3, as in (76) and in the sum that (83) takes",
         claim="invariant-grows-first",
     ),
     Erratum(
@@ -73,30 +73,30 @@ ERRATA: tuple[Erratum, ...] = (
     Erratum(
         paper="heterogeneity",
         place="Eq. (108)",
-        printed="U1'U2 = R1^-T M1'M2 R1^-1",
-        right="R1^-T M1'M2 R2^-1, as (106) gives and the next line of (108) uses",
+        printed="U1'U2 = R1⁻ᵀ M1'M2 R1⁻¹",
+        right="R1⁻ᵀ M1'M2 R2⁻¹, as (106) gives and the next line of (108) uses",
         claim="random-overlap",
     ),
     Erratum(
         paper="heterogeneity",
         place="Algorithm 4, the step and the shrinkage",
-        printed="a step eta along the gradient 4 G U of the modified loss, then division by 1 - eta (|U|^2 - tau)",
-        right="(U - eta/2 G U)/(1 - eta/2 (|U|^2 - tau)): E G = 2 D + tr(D) I, so 4 G U moves 8 eta along D, and the "
+        printed="a step η along the gradient 4 G U of the modified loss, then division by 1 - η (|U|² - τ)",
+        right="(U - η/2 G U)/(1 - η/2 (|U|² - τ)): E G = 2 D + tr(D) I, so 4 G U moves 8η along D, and the "
         "division takes a quarter of the trace out",
         claim="quadratic-net-constants",
     ),
     Erratum(
         paper="heterogeneity",
-        place="Algorithm 4, tau",
-        printed="tau = |A* + A(e)|, a norm",
-        right="tau = tr(A* + A(e)), signed; the mean of y over the batch estimates it",
+        place="Algorithm 4, τ",
+        printed="τ = |A* + A(e)|, a norm",
+        right="τ = tr(A* + A(e)), signed; the mean of y over the batch estimates it",
         claim="quadratic-net-constants",
     ),
     Erratum(
         paper="heterogeneity",
         place="Algorithm 4 against Theorem 7, the start",
-        printed="U = alpha I in the algorithm, sum_j u_j u_j' = alpha I in the theorem",
-        right="the algorithm's start has sum_j u_j u_j' = alpha^2 I",
+        printed="U = α I in the algorithm, ∑_j u_j u_j' = α I in the theorem",
+        right="the algorithm's start has ∑_j u_j u_j' = α² I",
         claim="quadratic-net-constants",
     ),
     Erratum(

@@ -1,6 +1,6 @@
-"""HeteroSGD over step size and heterogeneity: where the spurious signal is filtered out.
+"""Phase diagram of HeteroSGD: the share of runs that filter out the spurious signal, by step size and spread.
 
-Matrix sensing with the two-point law mean +- spread, from U = alpha I. Theory: alpha exp(T lambda) = 1 with the
+Matrix sensing with the two-point law mean ± spread, from U = alpha I. Theory: alpha exp(T lambda) = 1 with the
 Lyapunov exponent lambda = E log|1 + eta s| (`undertow.sensing.growth.transition_spread`).
 """
 
@@ -34,7 +34,7 @@ FILTERED = 0.1
 
 @functools.cache
 def _sensing(d: int, m: int) -> MatrixSensing:
-    """Built once, outside of any trace: its constructor looks at numbers."""
+    """Return the problem, built once and outside of any trace, because its constructor validates concrete numbers."""
     with jax.ensure_compile_time_eval():
         return MatrixSensing(d, m, two_point(MEAN, 1.0), dtype=jnp.float32)
 
@@ -50,7 +50,7 @@ def run(
     d: int = 40,
     m: int = 8000,
 ) -> dict[str, Array]:
-    """One run of HeteroSGD: what it learnt of both signals, and whether the spurious one was filtered out.
+    """Return what one run of HeteroSGD learnt of both signals, and whether it filtered out the spurious one.
 
     >>> import jax
     >>> from undertow.papers.heterogeneity import phase_diagram as hetero
@@ -84,8 +84,8 @@ def _draw(data: "xarray.Dataset") -> "Figure":
     heatmap.heat_map(axes, shown.step_size, shown.spread, shown, "share of runs that filter it out", limits=(0.0, 1.0))
     steps, alpha, mean = fixed(data, "steps", STEPS), fixed(data, "alpha", ALPHA), fixed(data, "mean", MEAN)
     sizes = np.geomspace(float(data.step_size.min()) / 1.2, float(data.step_size.max()) * 1.2, 200)
-    told = [transition_spread(mean, float(eta), steps=steps, alpha=alpha) for eta in sizes]
-    heatmap.boundary(axes, sizes, told, f"predicted: α exp(Tλ) = 1, T = {steps:g}")
+    predicted = [transition_spread(mean, float(eta), steps=steps, alpha=alpha) for eta in sizes]
+    heatmap.boundary(axes, sizes, predicted, f"predicted: α exp(Tλ) = 1, T = {steps:g}")
     axes.set(xlabel="step size η", ylabel="heterogeneity M")
     axes.legend(loc="upper right", frameon=True, framealpha=0.85)
     return figure

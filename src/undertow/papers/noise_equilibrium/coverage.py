@@ -1,14 +1,14 @@
-"""Which claims check which results of noise_equilibrium, and why some results have none."""
+"""The claims that check each result of noise_equilibrium, and the reasons why some results have none."""
 
 from undertow.verification.coverage import DEFINITION, TEXTBOOK, Addition, Entry
 
 __all__ = ["BEYOND", "COVERAGE"]
 
 _RESULTS = (
-    ("Eq. (1)", "The SDE of SGD, with sigma^2 = eta/(2S).", ("sde-weak-order",)),
+    ("Eq. (1)", "The SDE of SGD, with σ² = η/(2S).", ("sde-weak-order",)),
     (
         "Figure 1",
-        "Under scale invariance SGD moves outward for ever.",
+        "Under scale invariance SGD moves outward without limit.",
         ("equilibrium-at-infinity", "scale-growth"),
     ),
     ("Section 3", "The covariance of a batch gradient.", ("minibatch-covariance",)),
@@ -17,8 +17,8 @@ _RESULTS = (
     ("Eq. (5)", "Noise moves the charge.", ("expected-change", "charge-factor-two")),
     ("Definition 4.1 and Eq. (6)", "Exponential symmetries and their charge.", ("charge-factor-two",)),
     ("Definition 4.2 and Eq. (7)", "The flow of the charge with weight decay.", ("expected-change",)),
-    ("Section 4.2, time scales", "How long noise takes to its equilibrium.", ("equilibration-time",)),
-    ("Section 4.3, first paragraph", "Where weight decay and noise balance.", ("stationary-condition",)),
+    ("Section 4.2, time scales", "The time to the noise equilibrium.", ("equilibration-time",)),
+    ("Section 4.3, first paragraph", "The balance of weight decay and noise.", ("stationary-condition",)),
     ("Eq. (8)", "The orbit of an exponential symmetry.", (), "a definition; factors-balance moves along it"),
     (
         "Theorem 4.3 (1)-(3)",
@@ -33,7 +33,7 @@ _RESULTS = (
     ),
     ("Theorem 4.5", "The charge converges to its equilibrium.", ("charge-relaxes", "charge-follows")),
     ("Eq. (9)", "The noise equilibrium.", ("stationary-condition",)),
-    ("Definition 4.6", "A noise equilibrium is where a function stays under SGD.", (), DEFINITION),
+    ("Definition 4.6", "A noise equilibrium is a stationary point of a function under SGD.", (), DEFINITION),
     ("Figure 2", "SGD aligns two linear layers, gradient descent does not.", ("two-layer-alignment",)),
     ("Eq. (10)-(11)", "The symmetry of a factorisation, and what gradient descent conserves.", ("charge-conserved",)),
     (
@@ -45,14 +45,14 @@ _RESULTS = (
     ("Eq. (12)", "The two-layer linear net.", (), DEFINITION),
     (
         "Theorem 5.2, Eq. (13)",
-        "Where the noise of two layers balances.",
+        "The balance of the noise of two layers.",
         ("factors-balance", "decay-in-the-balance", "two-layer-alignment", "start-forgotten"),
     ),
     ("Eq. (14)", "The same at the global minimum.", ("start-forgotten", "norm-ratio")),
     ("Proposition 5.3", "The trace of the Hessian of two linear layers.", ("hessian-trace",)),
-    ("Eq. (15)", "The sharpness of usual starts against that of the end.", ("sharpness-of-starts",)),
-    ("Figure 3", "Norms and sharpness that SGD ends with on anisotropic data.", ("norm-ratio",)),
-    ("Figure 4", "Warm-up keeps a badly balanced start alive.", ("warmup",)),
+    ("Eq. (15)", "The sharpness of common initialisations, relative to the end of training.", ("sharpness-of-starts",)),
+    ("Figure 3", "Norms and sharpness at the end of SGD on anisotropic data.", ("norm-ratio",)),
+    ("Figure 4", "Warm-up prevents the divergence of an unbalanced start.", ("warmup",)),
     (
         "Theorem 5.4, Eq. (16)-(18)",
         "The noise equilibrium of a deep linear net.",
@@ -64,13 +64,13 @@ _RESULTS = (
         "SGD brings the middle layers to one norm.",
         ("deep-norms", "deep-norms-digits"),
     ),
-    ("Eq. (20)", "Where a term that breaks the symmetry balances the noise.", ("broken-charge",)),
+    ("Eq. (20)", "The balance of the noise and a term that breaks the symmetry.", ("broken-charge",)),
     ("Eq. (21)", "The same near a minimum.", ("broken-charge",)),
     ("Eq. (22)", "The case of a deviation along an eigenvector.", ("two-curvatures",)),
-    ("Eq. (23)", "How far the charge is from the minimum's.", ("broken-charge",)),
+    ("Eq. (23)", "The distance of the charge from its value at the minimum.", ("broken-charge",)),
     (
         "Figure 6",
-        "SGD makes the latent matrices of nonlinear nets alike.",
+        "SGD aligns the latent matrices of nonlinear networks.",
         ("latent-alignment", "latent-fresh-data"),
     ),
     ("Figure 7", "Scale-invariant weights grow under SGD.", ("scale-growth",)),
@@ -81,17 +81,17 @@ _RESULTS = (
     ("Eq. (27)-(31)", "The derivation of (5).", ("charge-factor-two",)),
     ("Lemma B.1, Eq. (32)-(39)", "The noise along an orbit.", ("one-fixed-point",)),
     ("Eq. (40)-(43)", "The proof of Theorem 4.3.", ("orbit-eigenvalues",)),
-    ("Lemma B.2, Eq. (44)-(54)", "The flow of the charge is at least linear in lambda*.", ("charge-relaxes",)),
-    ("Lemma B.3, Eq. (55)-(61)", "The distance of the charge is at most linear in lambda*.", ("charge-relaxes",)),
+    ("Lemma B.2, Eq. (44)-(54)", "The flow of the charge is at least linear in λ*.", ("charge-relaxes",)),
+    ("Lemma B.3, Eq. (55)-(61)", "The distance of the charge is at most linear in λ*.", ("charge-relaxes",)),
     ("Corollary B.4, Eq. (62)", "Hence the charge relaxes at a rate that is bounded below.", ("charge-relaxes",)),
     (
         "Lemma B.5, Eq. (63)-(72)",
-        "How closely the charge follows an equilibrium that moves.",
+        "The distance of the charge to a moving equilibrium.",
         ("charge-follows",),
     ),
     (
         "Theorem B.6, Eq. (73)-(78)",
-        "For s = mu = 0 the mean-square distance to the equilibrium vanishes (checked: SGD on one neuron, over three "
+        "For s = μ = 0 the mean-square distance to the equilibrium vanishes (checked: SGD on one neuron, over three "
         "relaxation times). Else it vanishes beside C*, in probability (checked: its size while C* drifts and "
         "diffuses, over two relaxation times; not the limit).",
         ("charge-follows",),
@@ -121,4 +121,4 @@ COVERAGE: tuple[Entry, ...] = tuple(Entry("noise_equilibrium", *row) for row in 
 """The results in the order of the paper."""
 
 BEYOND: tuple[Addition, ...] = ()
-"""The claims that no sentence of the paper makes."""
+"""The claims that go beyond the paper."""

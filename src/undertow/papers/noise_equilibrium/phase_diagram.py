@@ -1,11 +1,12 @@
-"""Stability of SGD from a badly balanced start, as it is and moved to its noise equilibrium.
+"""Phase diagram of the stability of SGD from an unbalanced start, unchanged and moved to its noise equilibrium.
 
-A two-layer linear net |UWx - y|^2 on fresh data y = x + eps; the start has U multiplied and W divided by `imbalance`.
+A two-layer linear network |UWx - y|^2 on fresh data y = x + eps; at the start U is multiplied and W divided by
+`imbalance`.
 Theory, for the linear motion of the residual A = UW - 1 at the start: A+ = A - 2 eta (UU'A X + A X W'W) with the second
 moment X of a batch of S inputs, E X^2 = 1 + (n + 1)/S. Its mean square shrinks while
 eta (|U|^2 + |W|^2) (1 + (n + 1)/S) < 1, with spectral norms. Beyond it the loss rises at first and the layers shrink:
-half of the runs still live at about 2.3 times that step size from an unbalanced start, at 1.3 times from the
-equilibrium (measured), as gradient descent does in the catapult phase of Lewkowycz et al. (2020).
+half of the runs still stay finite at about 2.3 times that step size from an unbalanced start, and at 1.3 times from
+the equilibrium (measured), as in the catapult phase of gradient descent (Lewkowycz et al. 2020).
 """
 
 from typing import TYPE_CHECKING, Any
@@ -42,9 +43,9 @@ def run(
     batch: int = BATCH,
     steps: int = 1000,
 ) -> dict[str, Array]:
-    """Two runs of SGD with the same data, from the start and from its noise equilibrium: do they live, how stiff is it.
+    """Run SGD from the start and from its noise equilibrium on the same data; return survival and stiffness.
 
-    `stiffness` is |U|^2 + |W|^2 of the start, in spectral norms.
+    `lives` is 1 if the run stays finite. `stiffness` is |U|^2 + |W|^2 of the start, in spectral norms.
 
     >>> import jax
     >>> from undertow.papers.noise_equilibrium import phase_diagram as stability
@@ -62,12 +63,12 @@ def run(
     u, w = start["U"], start["W"]
     # without weight decay the step size does not matter
     moved = rotation(u, w, w @ of_inputs @ w.T, u.T @ of_residuals @ u, 1.0, 0.0)
-    found = {}
+    results = {}
     for suffix, params in (("", start), ("_teleported", {"U": moved.left, "W": moved.right})):
         single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
-        found[f"lives{suffix}"] = _lives(single, jnp.asarray(step_size, jnp.float32), rest, batch, steps)
-        found[f"stiffness{suffix}"] = sum(jnp.linalg.norm(layer, ord=2) ** 2 for layer in params.values())
-    return found
+        results[f"lives{suffix}"] = _lives(single, jnp.asarray(step_size, jnp.float32), rest, batch, steps)
+        results[f"stiffness{suffix}"] = sum(jnp.linalg.norm(layer, ord=2) ** 2 for layer in params.values())
+    return results
 
 
 def _lives(params: dict[str, Array], step_size: Array, key: Array, batch: int, steps: int) -> Array:
@@ -87,11 +88,13 @@ def _draw(data: "xarray.Dataset") -> "Figure":
     shrink = 1 + (fixed(data, "inputs", INPUTS) + 1) / fixed(data, "batch", BATCH)
     for axes, suffix, title in zip(panels, ("", "_teleported"), ("as started", "at noise equilibrium"), strict=True):
         shown = means(data, f"lives{suffix}", "step_size", "imbalance")
-        heatmap.heat_map(axes, shown.step_size, shown.imbalance, shown, "share of runs that live", limits=(0.0, 1.0))
+        heatmap.heat_map(
+            axes, shown.step_size, shown.imbalance, shown, "share of runs that stay finite", limits=(0.0, 1.0)
+        )
         stiff = means(data, f"stiffness{suffix}", "step_size", "imbalance").mean("step_size")
         here = np.isfinite(stiff.values)
-        told = 1 / (shrink * stiff.values[here])
-        heatmap.boundary(axes, told, stiff.imbalance.values[here], "its residual grows beyond, in mean square")
+        limit = 1 / (shrink * stiff.values[here])
+        heatmap.boundary(axes, limit, stiff.imbalance.values[here], "predicted: mean-square residual grows beyond")
         axes.set(xlabel="step size η", ylabel="imbalance of the start", title=title)
         axes.legend(loc="upper right", frameon=True, framealpha=0.85)
     return figure

@@ -1,27 +1,27 @@
-"""Which claims check which results of zero_loss, and why some results have none."""
+"""The claims that check each result of zero_loss, and the reasons why some results have none."""
 
 from undertow.verification.coverage import ALGEBRA, DEFINITION, TEXTBOOK, TOOL, Addition, Entry
 
 __all__ = ["BEYOND", "COVERAGE"]
 
 _RESULTS = (
-    ("Eq. (1)", "SGD with a noise sigma(x) that depends on the point.", ("additive-covariance",)),
+    ("Eq. (1)", "SGD with a noise σ(x) that depends on the point.", ("additive-covariance",)),
     (
         "Section 1.1 and Figure 1",
-        "About the manifold SGD fluctuates like an Ornstein-Uhlenbeck process, and that makes the drift along it.",
+        "About the manifold SGD fluctuates like an Ornstein-Uhlenbeck process, which causes the drift along it.",
         ("fluctuations",),
     ),
     ("Eq. (2)-(3)", "The SDE of SGD, on two clocks.", ("sde-weak-order",)),
-    ("Eq. (4)-(5)", "What Ito's lemma makes of Phi.", (), "a sketch of Theorem 4.6"),
+    ("Eq. (4)-(5)", "Ito's lemma applied to Φ.", (), "a sketch of Theorem 4.6"),
     ("Assumptions 3.1 and 3.2", "The minimisers are a manifold to which gradient flow converges.", (), "assumptions"),
     ("Theorem 4.1, Eq. (6)-(7)", "Katzenberger's theorem.", (), "quoted; SGD is covered by Theorem 4.6"),
     ("Lemma 4.2, Eq. (8)", "SGD is one of Katzenberger's processes.", (), ALGEBRA),
-    ("Lemma 4.3", "On the manifold the derivative of Phi is the projector on the tangent space.", ("dphi-projector",)),
+    ("Lemma 4.3", "On the manifold the derivative of Φ is the projector on the tangent space.", ("dphi-projector",)),
     ("Definition 4.4", "The Lyapunov operator.", (), DEFINITION),
-    ("Lemma 4.5, Eq. (9)", "The second derivative of Phi, in three parts.", ("d2phi-signs",)),
+    ("Lemma 4.5, Eq. (9)", "The second derivative of Φ, in three parts.", ("d2phi-signs",)),
     (
         "Theorem 4.6, Eq. (10)",
-        "After T/eta^2 steps SGD is where a diffusion on the manifold is at time T.",
+        "After T/η² steps SGD is close to a diffusion on the manifold at time T.",
         ("limit-starts-at-phi", "network-follows-limit", "mixed-circle", "two-phases", "motor-speed"),
     ),
     ("Remark 4.7", "Whole paths converge too.", (), "a mode of convergence; the claims look at single times"),
@@ -30,7 +30,7 @@ _RESULTS = (
         "Isotropic noise: Brownian motion on the manifold and a flow against ln |H|_+.",
         ("isotropic-quarter", "isotropic-ellipse", "isotropic-covariance"),
     ),
-    ("Eq. (12)", "Label noise has the covariance delta^2 H at zero loss.", ("label-noise-covariance",)),
+    ("Eq. (12)", "Label noise has the covariance δ² H at zero loss.", ("label-noise-covariance",)),
     (
         "Corollary 5.2, Eq. (13)",
         "Label noise: a flow against the trace of the Hessian, at a quarter.",
@@ -56,21 +56,21 @@ _RESULTS = (
     ("Section 6.3", "The gradient of the model in the kernel regime.", ("kernel-gradient",)),
     (
         "Theorem 6.7",
-        "On the linearised model gradient descent errs by 1 - n/d at least, whenever it stops.",
+        "On the linearised model the error of gradient descent is at least 1 - n/d at every step.",
         ("kernel-regime-bound", "recovery", "label-noise-escapes"),
     ),
     ("Definitions A.1 to A.8, Eq. (19)", "Paths with jumps, martingales.", (), TEXTBOOK),
     ("Lemma A.9", "Ito's lemma.", (), TEXTBOOK),
     ("Definitions A.10 to A.12, Theorem A.13, Eq. (20)", "Weak convergence.", (), TEXTBOOK),
     ("Definition A.14, Lemma A.15, Remark A.16", "The uniform metric.", (), TEXTBOOK),
-    ("Lemma B.1", "Phi is twice differentiable.", (), "quoted"),
+    ("Lemma B.1", "Φ is twice differentiable.", (), "quoted"),
     ("Conditions B.2 to B.5 and Lemma B.6", "SGD meets Katzenberger's conditions.", (), TOOL),
     ("Theorems B.7, B.8 and B.9, Eq. (21)-(24)", "Convergence up to the time of leaving a compact set.", (), TOOL),
-    ("Remark B.10 and Figure 2", "First down to the manifold, then along it.", ("two-phases",)),
+    ("Remark B.10 and Figure 2", "The two phases: towards the manifold, then along it.", ("two-phases",)),
     ("Lemmas C.1 and C.3", "The Hessian vanishes along the manifold.", (), "two lines"),
-    ("Lemma C.2", "Phi does not change along the gradient, to second order.", ("dphi-projector",)),
-    ("Lemma C.4, Eq. (25)-(28)", "The second derivative of Phi with one direction along.", ("d2phi-signs",)),
-    ("Lemmas C.5 and C.6, Eq. (29)-(31)", "The second derivative of Phi across.", ("d2phi-signs",)),
+    ("Lemma C.2", "Φ does not change along the gradient, to second order.", ("dphi-projector",)),
+    ("Lemma C.4, Eq. (25)-(28)", "The second derivative of Φ with one tangent direction.", ("d2phi-signs",)),
+    ("Lemmas C.5 and C.6, Eq. (29)-(31)", "The second derivative of Φ in two normal directions.", ("d2phi-signs",)),
     (
         "Lemma C.7",
         "The compensation of tangent noise depends on the manifold only.",
@@ -101,7 +101,11 @@ _RESULTS = (
         (),
         TOOL,
     ),
-    ("Lemma D.13", "Along the flow u_j v_j decays at the rate s_j, so that it lasts for ever.", ("uv-rate",)),
+    (
+        "Lemma D.13",
+        "Along the flow u_j v_j decays at the rate s_j, so that the flow exists for all times.",
+        ("uv-rate",),
+    ),
     ("Lemmas D.14 and D.15", "Domination in the positive orthant.", (), TOOL),
     (
         "Lemmas D.16 and D.17, Eq. (57)-(60)",
@@ -116,7 +120,7 @@ COVERAGE: tuple[Entry, ...] = tuple(Entry("zero_loss", *row) for row in _RESULTS
 """The results in the order of the paper."""
 
 BEYOND: tuple[Addition, ...] = (
-    Addition("minibatch-null", "that plain SGD rests at zero loss, and that contradictory labels act as label noise"),
+    Addition("minibatch-null", "that plain SGD stops at zero loss, and that contradictory labels act as label noise"),
     Addition("heavy-ball", "momentum, which the paper leaves to future work"),
 )
-"""The claims that no sentence of the paper makes."""
+"""The claims that go beyond the paper."""

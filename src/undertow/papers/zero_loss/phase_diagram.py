@@ -1,4 +1,4 @@
-"""Recovery of a sparse vector by label noise, over the number of equations and the sparsity.
+"""Phase diagram of the recovery of a sparse vector by label noise, by number of equations and sparsity.
 
 The limiting flow of label noise on the overparametrised linear model ends at the minimiser of a weighted l1 norm
 (zero_loss, section 6.1), whose weights are nearly equal. Theory: l1 recovers a vector with k of d entries from n
@@ -32,7 +32,7 @@ RECOVERED = 1e-2
 
 
 def statistical_dimension(sparsity: float | int, d: float | int) -> float:
-    """Gaussian equations from which l1 typically begins to recover a vector with `sparsity` of d entries.
+    """Return the number of Gaussian equations at which l1 typically begins to recover a vector with `sparsity` entries.
 
     >>> from undertow.papers.zero_loss.phase_diagram import statistical_dimension
     >>> print(round(statistical_dimension(3, 100), 1), round(statistical_dimension(100, 100), 1))
@@ -40,7 +40,7 @@ def statistical_dimension(sparsity: float | int, d: float | int) -> float:
     """
     from scipy.optimize import minimize_scalar
 
-    def bound(t: float) -> Any:
+    def bound(t: float) -> float:
         density, tail = math.exp(-t * t / 2) / math.sqrt(2 * math.pi), math.erfc(t / math.sqrt(2)) / 2
         return sparsity * (1 + t * t) + (d - sparsity) * 2 * ((1 + t * t) * tail - t * density)
 
@@ -50,10 +50,10 @@ def statistical_dimension(sparsity: float | int, d: float | int) -> float:
 def run(
     key: Key[Array, ""], *, n: Number, sparsity: Number, d: int = D, most: int = MOST, slow_time: Number = 8.0
 ) -> dict[str, Array]:
-    """One data set: the relative squared error of the limiting flow from u = v = 1, and whether that recovers w*.
+    """Return the relative squared error of the limiting flow from u = v = 1 on one data set, and if it recovers w*.
 
-    n and the sparsity are whole numbers but traced: one program serves the whole diagram. It has `most` equations, of
-    which those after the first n say that a further unknown is zero, each its own, which it is already.
+    n and the sparsity are whole numbers but traced, so that one program serves the whole diagram. It has `most`
+    equations. Each equation after the first n sets an additional unknown to zero, which it already is.
 
     >>> import jax
     >>> from undertow.papers.zero_loss import phase_diagram as recovery
@@ -72,7 +72,7 @@ def run(
     truth = jnp.where(chosen, jax.random.rademacher(signs, (d,), dtype=dtype), 0)
     z, truth = jnp.concatenate([z, idle], axis=1), jnp.concatenate([truth, jnp.zeros(most, dtype)])
     model = LinearModel(Regression(predict, z, z @ truth), truth)
-    # the rates of decay are means over the equations: over all here, over n in the problem that is meant
+    # the decay rates are means over all equations here, but over the first n in the problem of interest
     end = model.settle(model.decayed(model.start(1.0), jnp.asarray(slow_time) * most / n, 1.0))
     error = jnp.where(n <= most, model.error(end) ** 2 / jnp.sum(truth**2), jnp.nan)
     recovered = jnp.where(jnp.isnan(error), jnp.nan, (error < RECOVERED).astype(dtype))

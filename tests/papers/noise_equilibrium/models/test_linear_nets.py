@@ -1,4 +1,4 @@
-"""Linear nets, autoencoders and scale-invariant nets: losses, Hessians, invariances and the laws of their data."""
+"""Linear networks: losses, Hessians, noise moments, starts and the laws of their data."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,6 @@ from jax.flatten_util import ravel_pytree
 import undertow as ut
 from undertow import _trees as trees
 from undertow.noise.additive import noiseless
-from undertow.papers.noise_equilibrium.models.autoencoder import ACTIVATIONS, AutoencoderLoss, latent_cosine
 from undertow.papers.noise_equilibrium.models.linear_nets import (
     GaussianPairs,
     balance,
@@ -26,7 +25,6 @@ from undertow.papers.noise_equilibrium.models.linear_nets import (
     two_layer_loss,
     xavier,
 )
-from undertow.papers.noise_equilibrium.models.scale_invariant import LinearData, NormalisedLoss, start
 
 N, HIDDEN = 4, 3
 DTYPE = jnp.float64
@@ -50,14 +48,6 @@ def test_losses_are_the_formulas(law, params):
     first = {"u": params["U"][0], "w": params["W"][:, 0]}
     number = rank_one_loss(first, (sample[0][0], sample[1][0]))
     np.testing.assert_allclose(number, (u[0] @ w[:, 0] * x[0] - y[0]) ** 2, rtol=1e-12)
-    h = w @ x
-    acts = {"linear": h, "tanh": np.tanh(h), "relu": np.maximum(h, 0), "leaky": np.where(h > 0, h, 0.01 * h),
-            "swish": h / (1 + np.exp(-h))}  # fmt: skip
-    assert set(acts) == set(ACTIVATIONS)
-    for name, a in acts.items():
-        np.testing.assert_allclose(AutoencoderLoss(name)(params, sample), np.sum((u @ a - y) ** 2), rtol=1e-12)
-    with pytest.raises(ValueError, match="choose one of linear, tanh"):
-        AutoencoderLoss("gelu")
 
 
 def test_the_trace_of_the_hessian(law, params):
@@ -117,19 +107,3 @@ def test_starts(x64):
     np.testing.assert_allclose(jnp.prod(squared_norms(layers)), 5.0**2, rtol=1e-10)
     for layer in layers:
         np.testing.assert_allclose(layer @ layer.T, squared_norms([layer])[0] / 5 * jnp.eye(5), atol=1e-12)
-
-
-def test_the_cosine_of_balanced_layers_is_one(law):
-    w = jax.random.normal(jax.random.key(8), (HIDDEN, N), DTYPE)
-    balanced = {"W": w / jnp.sqrt(law.input_variance)[None], "U": w.T / jnp.sqrt(law.noise_variance)[:, None]}
-    np.testing.assert_allclose(latent_cosine(balanced, law), 1.0, rtol=1e-12)
-
-
-@pytest.mark.parametrize("net", ["A", "B"])
-def test_scale_invariance(x64, net):
-    problem = LinearData.draw(jax.random.key(9), d=N, samples=20, dtype=DTYPE).problem(NormalisedLoss(net))
-    params = start(jax.random.key(10), d=N, hidden=6, square=7.0, dtype=DTYPE)
-    np.testing.assert_allclose(squared_norms(params).sum(), 7.0, rtol=1e-12)
-    pick = {"both": lambda p: (p["u"], p["w"]), "u": lambda p: p["u"], "w": lambda p: p["w"]}
-    for layer, holds in {"A": {"both": True, "u": False}, "B": {"u": True, "w": True}}[net].items():
-        assert ut.Scaling(pick[layer]).check(problem, params, jax.random.key(11)).holds == holds

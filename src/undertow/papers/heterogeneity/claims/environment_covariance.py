@@ -23,11 +23,12 @@ CLAIMS = (
         "environment-covariance",
         "heterogeneity",
         "Algorithms 1 and 2",
-        "Batches of m from one environment have covariance between + within/m; pooled batches of m divide both parts "
-        "by m. The heterogeneity between environments survives any batch size in HeteroSGD alone.",
+        "Batches of m samples from one environment have the covariance between environments plus the covariance "
+        "within them divided by m; for pooled batches both parts are divided by m. Only in HeteroSGD the heterogeneity "
+        "between environments remains at every batch size.",
         "Cov hetero = Var_e(g_e) + E_e[Cov_e]/m,  Cov pooled = (Var_e(g_e) + E_e[Cov_e])/m",
         _noises,
-        "Batches from one environment have the covariance of pooled batches: both parts fall with the batch size.",
+        "Batches from one environment have the covariance of pooled batches: both parts are divided by the batch size.",
         {"one environment": lambda noise, params, v: noise.pooled().covariance(params).mv(v)},
     ),
 )

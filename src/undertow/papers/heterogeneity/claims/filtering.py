@@ -1,8 +1,8 @@
-"""How much heterogeneity filters a spurious signal out: against its size, and against the step size."""
+"""The share of runs that filter out a spurious signal, by heterogeneity and by step size."""
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -20,11 +20,14 @@ from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 QUARTILES = (0.25, 0.5, 0.75)
 LEVEL = 0.1
 """A spurious signal below this has been filtered out."""
 MAPPED = 5000
-"""Runs of the scalar map that runs of SGD are compared with."""
+"""Number of runs of the scalar map, with which runs of SGD are compared."""
 
 
 @dataclass(frozen=True)
@@ -32,19 +35,19 @@ class Sweep:
     """HeteroSGD on matrix sensing with one true and one spurious direction of law mean 1, spread M."""
 
     seeds: int
-    """Runs at each value."""
+    """Number of runs at each value of M."""
     spreads: int
-    """How many values of M from 1 to 8, both included."""
+    """Number of values of M from 1 to 8, both included."""
     d: int = 100
     """Dimension of the matrices."""
     m: int = 8000
-    """Measurements a step."""
+    """Measurements per step."""
     step_size: float = 0.05
-    """The paper's eta."""
+    """Step size η of the paper."""
     steps: int = 200
-    """When the runs are looked at."""
+    """Number of steps of each run."""
     alpha: float = 1e-3
-    """The start is alpha times the identity."""
+    """Scale α of the start U = α I."""
 
 
 @dataclass(frozen=True)
@@ -52,17 +55,17 @@ class Steps:
     """HeteroSGD at fixed heterogeneity and several step sizes, for a time that scales with 1/eta."""
 
     seeds: int
-    """Runs at each step size."""
+    """Number of runs at each step size."""
     values: int
-    """How many step sizes: 0.05 and 0.1, then 0.02 and 0.01 as well."""
+    """Number of step sizes, from the list 0.05, 0.1, 0.02, 0.01."""
     d: int = 100
     """Dimension of the matrices."""
     m: int = 8000
-    """Measurements a step."""
+    """Measurements per step."""
     spread: float = 5.0
-    """M of the spurious law 1 +- M."""
+    """M of the spurious law 1 ± M."""
     time: float = 10.0
-    """steps * step_size."""
+    """Length of each run in time, steps * step_size."""
 
 
 @dataclass(frozen=True)
@@ -70,59 +73,59 @@ class Moments:
     """The scalar recursion q <- q (1 + eta s)."""
 
     runs: int
-    """Of the Monte Carlo."""
+    """Number of Monte Carlo runs."""
     step_size: float = 0.05
-    """eta."""
+    """Step size η."""
     steps: int = 100
-    """t."""
+    """Number of steps t."""
     early: int = 10
-    """When the mean of |q| is looked at: later, rare runs decide it."""
+    """Number of steps after which the mean of |q| is measured; later, rare runs dominate it."""
 
 
-def _gone(
+def _scalar_map_filtered(
     law: AbstractLaw, step_size: float, steps: int, key: Key[Array, ""], alpha: float = 1e-3
 ) -> tuple[float, float]:
-    """The share of runs of the scalar map that end below the level, and the median of their ends."""
+    """Return the share of runs of the scalar map that end below the level, and the median of their ends."""
     end, _ = scalar_map(law, step_size, steps=steps, runs=MAPPED, key=key, alpha=alpha)
     return float((end < LEVEL).mean()), float(np.median(end))
 
 
 def _against_map(
-    what: str, found: tuple[float, float], told: float, criterion: Within, alternative: float | None
+    what: str, measured: tuple[float, float], predicted: float, criterion: Within, alternative: float | None
 ) -> Check:
-    """A share of runs of SGD against one of the scalar map, with the errors of both."""
-    error = math.hypot(found[1], math.sqrt(told * (1 - told) / MAPPED))
-    return Check(what, found[0], told, error, criterion, alternative=alternative, samples=math.inf)
+    """Compare a share of runs of SGD with that of the scalar map, with the errors of both."""
+    error = math.hypot(measured[1], math.sqrt(predicted * (1 - predicted) / MAPPED))
+    return Check(what, measured[0], predicted, error, criterion, alternative=alternative, samples=math.inf)
 
 
 def _measure_spread(parameters: Sweep, key: Key[Array, ""]) -> Measurement:
     p = parameters
     spreads = np.linspace(1, 8, p.spreads)
-    true, spurious, gone, told, lost = [], [], [], [], 0
+    true, spurious, filtered, mapped, total_diverged = [], [], [], [], 0
     for index, spread in enumerate(spreads):
         sensing = MatrixSensing(p.d, p.m, two_point(1.0, spread), dtype=jnp.float32)
-        seen, diverged = ends(sensing, p.step_size, p.steps, p.seeds, jax.random.fold_in(key, index), alpha=p.alpha)
-        lost += diverged
-        true.append(seen["true"])
-        spurious.append(seen["spurious"])
-        gone.append(statistics.share(seen["spurious"] < LEVEL))
+        measures, diverged = ends(sensing, p.step_size, p.steps, p.seeds, jax.random.fold_in(key, index), alpha=p.alpha)
+        total_diverged += diverged
+        true.append(measures["true"])
+        spurious.append(measures["spurious"])
+        filtered.append(statistics.share(measures["spurious"] < LEVEL))
         own = jax.random.fold_in(key, 1000 + index)
-        told.append(_gone(two_point(1.0, spread), p.step_size, p.steps, own, p.alpha))
-    told, medians = zip(*told, strict=True)
-    worst = int(np.abs(np.array([g for g, _ in gone]) - np.array(told)).argmax())
+        mapped.append(_scalar_map_filtered(two_point(1.0, spread), p.step_size, p.steps, own, p.alpha))
+    mapped, medians = zip(*mapped, strict=True)
+    worst = int(np.abs(np.array([g for g, _ in filtered]) - np.array(mapped)).argmax())
     first, last = (statistics.median(x) for x in (true[0], true[-1]))
     low, high = (statistics.median(x) for x in (spurious[0], spurious[-1]))
-    # without variation between environments the spurious signal is learnt as the true one is
+    # without variation between environments the spurious signal is learnt like the true one
     learnt = float(auxiliary(p.step_size, steps=p.steps, alpha=p.alpha).growth[-1] ** 2)
 
     def share(index: int, words: str, criterion: Within, alternative: float | None) -> Check:
-        what = f"share filtered against the scalar map, {words} (M = {spreads[index]:.2g})"
-        return _against_map(what, gone[index], told[index], criterion, alternative)
+        what = f"share of runs that filter out the spurious signal, {words} (M = {spreads[index]:.2g})"
+        return _against_map(what, filtered[index], mapped[index], criterion, alternative)
 
     checks = (
-        share(p.spreads // 2, "in the middle", Within(0.05, 0.4), 0.0),
-        share(p.spreads - 1, "at the end", Within(0.05, 0.4), 0.0),
-        share(worst, "worst", Within(0.1, 0.4), None),
+        share(p.spreads // 2, "middle M", Within(0.05, 0.4), 0.0),
+        share(p.spreads - 1, "largest M", Within(0.05, 0.4), 0.0),
+        share(worst, "worst M", Within(0.1, 0.4), None),
         Check("M = 1: median true signal", first[0], learnt, first[1], Within(0.01, 0.05), alternative=0.0),
         Check("M = 1: median spurious signal", low[0], medians[0], low[1], Within(0.1, 0.4), alternative=0.0),
         Check("M = 8: median true signal", last[0], learnt, last[1], Above(0.95), alternative=0.0),
@@ -132,16 +135,16 @@ def _measure_spread(parameters: Sweep, key: Key[Array, ""]) -> Measurement:
         {
             "true": (("spread", "quantile"), [np.quantile(x, QUARTILES) for x in true]),
             "spurious": (("spread", "quantile"), [np.quantile(x, QUARTILES) for x in spurious]),
-            "share": ("spread", [g[0] for g in gone]),
-            "share_error": ("spread", [g[1] for g in gone]),
-            "scalar_map": ("spread", list(told)),
+            "share": ("spread", [g[0] for g in filtered]),
+            "share_error": ("spread", [g[1] for g in filtered]),
+            "scalar_map": ("spread", list(mapped)),
         },
         coords={"spread": spreads, "quantile": list(QUARTILES)},
     )
-    return Measurement(checks, data, p.seeds, lost)
+    return Measurement(checks, data, p.seeds, total_diverged)
 
 
-def _draw_spread(measurement: Measurement, parameters: Sweep) -> Any:
+def _draw_spread(measurement: Measurement, parameters: Sweep) -> "Figure":
     figure, (left, right) = style.new_figure(2, width=4.4)
     data = measurement.data
     for name, colour in (("true", "blue"), ("spurious", "red")):
@@ -168,21 +171,22 @@ def _measure_steps(parameters: Steps, key: Key[Array, ""]) -> Measurement:
     etas = np.sort([0.05, 0.1, 0.02, 0.01][: p.values])
     law = two_point(1.0, p.spread)
     sensing = MatrixSensing(p.d, p.m, law, dtype=jnp.float32)
-    checks, medians, lost = [], [], 0
+    checks, medians, total_diverged = [], [], 0
     for index, eta in enumerate(etas):
         steps = round(p.time / eta)
         own = jax.random.fold_in(key, index)
-        seen, diverged = ends(sensing, float(eta), steps, p.seeds, own)
-        told, half = (
-            _gone(law, float(eta) / parts, parts * steps, jax.random.fold_in(own, parts))[0] for parts in (1, 2)
+        measures, diverged = ends(sensing, float(eta), steps, p.seeds, own)
+        predicted, predicted_at_half = (
+            _scalar_map_filtered(law, float(eta) / parts, parts * steps, jax.random.fold_in(own, parts))[0]
+            for parts in (1, 2)
         )
-        found = statistics.share(seen["spurious"] < LEVEL)
-        # at the smaller step sizes both shares are small, and their difference needs more runs than these
-        other = half if told > 0.5 else None
-        what = f"eta = {eta:g}: share filtered, against the scalar map"
-        checks.append(_against_map(what, found, told, Within(0.04, 0.2), other))
-        medians.append(statistics.median(seen["spurious"]))
-        lost += diverged
+        filtered = statistics.share(measures["spurious"] < LEVEL)
+        # at the smaller step sizes both shares are small, and separating them would need more runs
+        other = predicted_at_half if predicted > 0.5 else None
+        what = f"η = {eta:g}: share of runs that filter out the spurious signal"
+        checks.append(_against_map(what, filtered, predicted, Within(0.04, 0.2), other))
+        medians.append(statistics.median(measures["spurious"]))
+        total_diverged += diverged
     data = xarray.Dataset(
         {
             "median": ("step_size", [m for m, _ in medians]), "error": ("step_size", [e for _, e in medians]),
@@ -191,23 +195,23 @@ def _measure_steps(parameters: Steps, key: Key[Array, ""]) -> Measurement:
         },
         coords={"step_size": etas},
     )  # fmt: skip
-    return Measurement(tuple(checks), data, p.seeds, lost)
+    return Measurement(tuple(checks), data, p.seeds, total_diverged)
 
 
-def _draw_steps(measurement: Measurement, parameters: Steps) -> Any:
+def _draw_steps(measurement: Measurement, parameters: Steps) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     style.points(axes, data.step_size, data["median"], data.error, "HeteroSGD, median spurious signal")
     style.points(axes, data.step_size, data.share, None, "HeteroSGD, share filtered", "red")
     style.theory(axes, data.step_size, data.told, "scalar map, share filtered", "red")
     axes.axhline(1.0, color=style.COLOURS["grey"], label="mean of the spurious signal")
-    axes.set(xlabel="step size", ylabel="at time 10")
+    axes.set(xlabel="step size", ylabel="value at time 10")
     axes.legend()
     return figure
 
 
 def _measure_moments(parameters: Moments, key: Key[Array, ""]) -> Measurement:
-    """E|q| grows the same for every M; a small moment, which is typical, falls from M = 7 on."""
+    """Compare E|q|, which grows equally for every M, with the moment 0.1, which falls from M = 7 on."""
     eta, t, early = parameters.step_size, parameters.steps, parameters.early
     spreads = np.arange(1.0, 11.0)
     factors = [np.abs(1 + eta * np.array([1 - m, 1 + m])) for m in spreads]
@@ -231,10 +235,10 @@ def _measure_moments(parameters: Moments, key: Key[Array, ""]) -> Measurement:
                   Within(0.0, 0.05), alternative=growth**0.1)
             for m in (8, 6)
         ),
-        Check(f"M = 6: E|q|^0.1 after {t} steps has grown", *_first(moments[of[6]]), Above(1.0)),
-        Check(f"M = 7: E|q|^0.1 after {t} steps has fallen", *_first(moments[of[7]]), Below(1.0),
+        Check(f"M = 6: E|q|^0.1 after {t} steps is above 1", *_bounded(moments[of[6]]), Above(1.0)),
+        Check(f"M = 7: E|q|^0.1 after {t} steps is below 1", *_bounded(moments[of[7]]), Below(1.0),
               alternative=growth**0.1),
-        Check(f"E|q|^0.1 over its exact value, worst of all M (M = {spreads[worst]:.0f})",
+        Check(f"E|q|^0.1 / exact value, worst of all M (M = {spreads[worst]:.0f})",
               ratios[worst][0], 1.0, ratios[worst][1], Within(1e-3, 0.2)),
         Check("M = 8: E log|q| per step", logs[of[8]][0], typical, logs[of[8]][1], Within(0.0, 0.01),
               alternative=math.log(1 + eta)),
@@ -252,12 +256,12 @@ def _measure_moments(parameters: Moments, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, parameters.runs)
 
 
-def _first(pair: tuple[float, float]) -> tuple[float, float, float]:
-    """(measured, predicted, uncertainty) where the prediction is the bound itself."""
+def _bounded(pair: tuple[float, float]) -> tuple[float, float, float]:
+    """Return (measured, predicted, uncertainty) of a number for which only a bound is predicted."""
     return pair[0], pair[0], pair[1]
 
 
-def _draw_moments(measurement: Measurement, parameters: Moments) -> Any:
+def _draw_moments(measurement: Measurement, parameters: Moments) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     style.theory(axes, data.spread, data.tenth, "E|q|^0.1, exact")
@@ -274,11 +278,12 @@ CLAIMS = (
         id="filtering-by-spread",
         paper="heterogeneity",
         place="Figure 3 and Theorem 2",
-        statement="HeteroSGD learns the invariant signal at every heterogeneity and filters the spurious one out when "
-        "it varies enough; the scalar map q <- q (1 + eta (s - q^2)) says how often.",
+        statement="HeteroSGD learns the invariant signal at every heterogeneity and filters out the spurious one if "
+        "it varies enough between environments. The scalar map q <- q (1 + η (s - q²)) predicts the share of filtered "
+        "runs.",
         equation="y = <X, u*u*' + s v*v*'>,  s in {1 - M, 1 + M}",
-        alternative="Only the mean of the spurious signal counts: it is learnt at every heterogeneity, as the "
-        "invariant one is.",
+        alternative="Only the mean of the spurious signal matters: at every heterogeneity it is learnt like the "
+        "invariant signal.",
         scales={"smoke": Sweep(96, 3, d=20), "default": Sweep(128, 14), "full": Sweep(1000, 29)},
         measure=_measure_spread,
         draw=_draw_spread,
@@ -288,10 +293,11 @@ CLAIMS = (
         id="filtering-by-step",
         paper="heterogeneity",
         place="Figure 4",
-        statement="A large step is what filters: at the same time steps * eta a small one learns the spurious signal. "
-        "How many runs are filtered is what the scalar map says at that step size.",
-        equation="lambda = E log|1 + eta s| < 0 needs eta > 2 E s/(M^2 - E s^2)",
-        alternative="Twice as many steps of half the size filter as many runs as the scalar map says for whole ones.",
+        statement="A large step size filters out the spurious signal; a small one learns it in the same time, steps * "
+        "η. The scalar map at that step size predicts the share of filtered runs.",
+        equation="λ = E log|1 + η s| < 0 needs η > 2 E s/(M² - E s²)",
+        alternative="Twice as many steps of half the size filter as many runs as the scalar map predicts for the "
+        "whole step size.",
         scales={"smoke": Steps(256, 2, d=20), "default": Steps(256, 4), "full": Steps(1000, 4)},
         measure=_measure_steps,
         draw=_draw_steps,
@@ -301,11 +307,11 @@ CLAIMS = (
         id="typical-growth",
         paper="heterogeneity",
         place="Figure 2",
-        statement="The mean of the spurious component grows the same at every heterogeneity; what is typical of it "
-        "falls, from M = 7 on at eta = 0.05.",
-        equation="E|1 + eta s|^p,  p = 1 against p = 0.1",
-        alternative="The mean is typical: all moments follow it, E|q|^0.1 = (E|q|)^0.1, and the mean itself grows like "
-        "exp(t E log|1 + eta s|).",
+        statement="The mean of the spurious component grows equally at every heterogeneity. Its typical size falls, "
+        "from M = 7 on at η = 0.05.",
+        equation="E|1 + η s|^p,  p = 1 against p = 0.1",
+        alternative="The mean is typical: all moments follow it, E|q|^0.1 = (E|q|)^0.1, and the mean itself grows "
+        "like exp(t E log|1 + η s|).",
         scales={"smoke": Moments(20_000), "default": Moments(100_000), "full": Moments(1_000_000)},
         measure=_measure_moments,
         draw=_draw_moments,

@@ -1,8 +1,8 @@
-"""A spurious signal that turns between environments: entries off the diagonal against those on it."""
+"""A spurious signal whose eigenvectors vary between environments: the effect of off-diagonal entries."""
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +18,11 @@ from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 RANKS = (2, 3, 4, 6)
-"""Of the spurious signal, for products of steps alone; HeteroSGD runs at the last."""
+"""Ranks of the spurious signal for the products of steps; HeteroSGD runs at the last one."""
 
 LEARNT = 0.05
 """A spurious signal above this share of its mean is learnt."""
@@ -27,28 +30,28 @@ LEARNT = 0.05
 
 @dataclass(frozen=True)
 class Turning:
-    """A Gaussian spurious signal: deviation sqrt(2) tau on the diagonal, tau off it or none."""
+    """A Gaussian spurious signal with standard deviation √2 τ on the diagonal, and τ or 0 off it."""
 
     seeds: int
-    """Runs of HeteroSGD of each kind."""
+    """Number of runs of HeteroSGD of each kind."""
     products: int
-    """Products of random steps at each rank."""
+    """Number of products of random steps at each rank."""
     length: int = 50
-    """Steps of each product."""
+    """Number of steps of each product."""
     d: int = 8
     """Dimension of the matrices."""
     m: int = 1_000_000
-    """Measurements a step."""
+    """Measurements per step."""
     mean: float = 0.25
     """Mean of the spurious signal."""
     deviation: float = 5.0
-    """tau."""
+    """Standard deviation τ of an off-diagonal entry."""
     step_size: float = 0.02
-    """The paper's eta."""
+    """Step size η of the paper."""
     alpha: float = 1e-4
-    """The start is alpha times the identity."""
+    """Scale α of the start U = α I."""
     steps: int = 750
-    """When the runs are looked at."""
+    """Number of steps of each run."""
 
 
 def _law(parameters: Turning, rank: int, turning: bool) -> Gaussian:
@@ -59,9 +62,9 @@ def _law(parameters: Turning, rank: int, turning: bool) -> Gaussian:
 
 
 def _growth(parameters: Turning, rank: int, turning: bool) -> float:
-    """E log |(I + eta S) e_1|, by quadrature over s_11 and the chi-square of the other entries.
+    """Return E log |(I + eta S) e_1|, by quadrature over s_11 and the chi-square of the other entries.
 
-    A law that no rotation changes meets every direction alike, so that one step tells the typical growth.
+    The law is invariant under rotations, so the typical growth per step is the same for every direction.
     """
     p = parameters
     points, weights = np.polynomial.hermite_e.hermegauss(200)
@@ -76,7 +79,7 @@ def _growth(parameters: Turning, rank: int, turning: bool) -> float:
 
 
 def _product(parameters: Turning, rank: int, rng: np.random.Generator) -> tuple[float, float]:
-    """The growth of a vector a step, q <- (I + eta S) q: Eq. (23) without its errors, q small."""
+    """Return the growth per step of a vector under q <- (I + eta S) q: Eq. (23) for small q, without errors."""
     p = parameters
     q = np.zeros((p.products, rank))
     q[:, 0] = 1
@@ -91,50 +94,51 @@ def _measure(parameters: Turning, key: Key[Array, ""]) -> Measurement:
     p = parameters
     rng = np.random.default_rng(np.asarray(jax.random.key_data(key)))
     grown = [_product(p, rank, rng) for rank in RANKS]
-    told = [_growth(p, rank, True) for rank in RANKS]
-    ends, lost = [], 0
+    predicted = [_growth(p, rank, True) for rank in RANKS]
+    ends, diverged = [], 0
     for turning in (False, True):
         sensing = MatrixSensing(p.d, p.m, _law(p, RANKS[-1], turning), spurious_rank=RANKS[-1], dtype=jnp.float32)
-        seen, gone = sensing_runs.ends(
+        measures, failed = sensing_runs.ends(
             sensing, p.step_size, p.steps, p.seeds, jax.random.fold_in(key, turning), alpha=p.alpha
         )
-        ends.append(seen)
-        lost += gone
-    diagonal, turned = (statistics.share(seen["spurious"] > LEARNT * p.mean) for seen in ends)
+        ends.append(measures)
+        diverged += failed
+    diagonal, turned = (statistics.share(measures["spurious"] > LEARNT * p.mean) for measures in ends)
     true = statistics.median(ends[1]["true"])
     checks = (
         *(
-            Check(f"rank {rank}: typical growth a step", value, want, error, Within(1e-4, 2e-3),
+            Check(f"rank {rank}: typical growth per step", value, growth, error, Within(1e-4, 2e-3),
                   alternative=_growth(p, rank, False), samples=p.products)
-            for rank, (value, error), want in zip(RANKS, grown, told, strict=True)
+            for rank, (value, error), growth in zip(RANKS, grown, predicted, strict=True)
         ),
-        Check("HeteroSGD, diagonal: share of runs that learn the spurious signal", *_pair(diagonal), Below(0.3),
-              alternative=1.0, samples=math.inf),
-        Check("HeteroSGD, turning: the same", *_pair(turned), Above(0.5), alternative=0.0, samples=math.inf),
-        Check("HeteroSGD, turning: median true signal", *_pair(true), Above(0.9), alternative=0.0),
+        Check("HeteroSGD, diagonal signal: share of runs that learn the spurious signal", *_bounded(diagonal),
+              Below(0.3), alternative=1.0, samples=math.inf),
+        Check("HeteroSGD, rotating signal: share of runs that learn the spurious signal", *_bounded(turned),
+              Above(0.5), alternative=0.0, samples=math.inf),
+        Check("HeteroSGD, rotating signal: median true signal", *_bounded(true), Above(0.9), alternative=0.0),
     )  # fmt: skip
     data = xarray.Dataset(
         {"grown": ("rank", [m for m, _ in grown]), "error": ("rank", [e for _, e in grown])},
         coords={"rank": list(RANKS)},
     )
-    return Measurement(checks, data, p.seeds, lost)
+    return Measurement(checks, data, p.seeds, diverged)
 
 
-def _pair(found: tuple[float, float]) -> tuple[float, float, float]:
-    """(measured, predicted, uncertainty) where the prediction is the bound itself."""
-    return found[0], found[0], found[1]
+def _bounded(measured: tuple[float, float]) -> tuple[float, float, float]:
+    """Return (measured, predicted, uncertainty) of a number for which only a bound is predicted."""
+    return measured[0], measured[0], measured[1]
 
 
-def _draw(measurement: Measurement, parameters: Turning) -> Any:
+def _draw(measurement: Measurement, parameters: Turning) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     ranks = np.arange(1, max(RANKS) + 1)
-    for turning, words, colour in ((False, "diagonal signal", "blue"), (True, "turning signal", "red")):
-        told = [_growth(parameters, int(rank), turning) for rank in ranks]
-        style.theory(axes, ranks, told, f"{words}: E log |(I + ηS)e|", colour)
-    style.points(axes, data["rank"], data.grown, data.error, "turning signal, products of steps", "red")
+    for turning, words, colour in ((False, "diagonal signal", "blue"), (True, "rotating signal", "red")):
+        predicted = [_growth(parameters, int(rank), turning) for rank in ranks]
+        style.theory(axes, ranks, predicted, f"{words}: E log |(I + ηS)e|", colour)
+    style.points(axes, data["rank"], data.grown, data.error, "rotating signal, products of steps", "red")
     axes.axhline(0.0, color=style.COLOURS["grey"], lw=1, ls="--")
-    axes.set(xlabel="rank of the spurious signal", ylabel="typical growth a step")
+    axes.set(xlabel="rank of the spurious signal", ylabel="typical growth per step")
     axes.legend()
     return figure
 
@@ -144,11 +148,12 @@ CLAIMS = (
         id="off-diagonal-signal",
         paper="heterogeneity",
         place="Assumption 2, Eq. (7)",
-        statement="Entries of the spurious signal off the diagonal, as large as those on it, undo the filtering, the "
-        "more the larger its rank: growth typically gains eta^2 tau^2 (r2 - 3)/2 a step where it loses eta^2 tau^2 on "
-        "the diagonal alone. At rank 2 half of the filtering is left, from rank 4 on the variation feeds the signal.",
-        equation="E log |(I + eta S) e| = eta E s + eta^2 tau^2 (r2 - 3)/2 + ...,  Var S_ii = 2 Var S_ij = 2 tau^2",
-        alternative="Entries off the diagonal do not matter: the signal is filtered as one on the diagonal alone.",
+        statement="Off-diagonal entries of the spurious signal that are as large as the diagonal ones undo the "
+        "filtering, more so at larger rank: per step they add η² τ² (r2 - 3)/2 to the typical growth, where a "
+        "diagonal signal adds -η² τ². At rank 2 half of the filtering remains; from rank 4 on the variation makes the "
+        "signal grow.",
+        equation="E log |(I + η S) e| = η E s + η² τ² (r2 - 3)/2 + ...,  Var S_ii = 2 Var S_ij = 2τ²",
+        alternative="Off-diagonal entries do not matter: the signal is filtered out like a diagonal one.",
         scales={"smoke": Turning(64, 20_000), "default": Turning(128, 100_000), "full": Turning(1024, 1_000_000)},
         measure=_measure,
         draw=_draw,

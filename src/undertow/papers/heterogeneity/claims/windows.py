@@ -1,8 +1,8 @@
-"""Which step sizes the paper's theorem allows, and where a run of finite length changes from learning to filtering."""
+"""The step sizes that Theorem 2 allows, and the spread at which a run of finite length filters the spurious signal."""
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
@@ -16,38 +16,41 @@ from undertow.sensing.laws import two_point
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 MIDDLE = 400
-"""Steps of the runs whose transition is looked for at several means."""
+"""Number of steps of the runs whose transition is measured at several means."""
 SATURATED = 0.1
-"""The level of q^2 below which a run counts as filtered; runs that have saturated fall below it again."""
+"""The level of q^2 below which a run counts as filtered; saturated runs can fall below it again."""
 SMALL = 0.01
 """A level of |q| far below saturation."""
 CELLS = 2000
-"""Of the grid of log q that carries a density."""
+"""Number of cells of the grid of log q on which its density is propagated."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Two-point laws mean +- M."""
+    """Two-point laws mean ± M."""
 
     largest: float = 1e4
-    """M up to which the window is looked for."""
+    """Upper end of the search for the spread M at which the window opens."""
 
 
 @dataclass(frozen=True)
 class Transition:
-    """The scalar map from alpha, at several lengths of the run."""
+    """The scalar map from α, for several numbers of steps."""
 
     runs: int
-    """In every cell, a multiple of 32."""
+    """Number of runs per cell, a multiple of 32."""
     spreads: int
-    """Values of M between 2 and 8."""
+    """Number of values of M between 2 and 8."""
     means: int = 9
-    """Odd number of means between 1/2 and 3/2; the one in the middle is the paper's."""
+    """Number of means between 1/2 and 3/2, odd; the middle one is the paper's."""
     step_size: float = 0.05
-    """eta."""
+    """Step size η."""
     alpha: float = 1e-3
-    """Where the component starts."""
+    """Start α of the component."""
 
 
 def _measure_windows(parameters: Windows, key: Key[Array, ""]) -> Measurement:
@@ -68,16 +71,17 @@ def _measure_windows(parameters: Windows, key: Key[Array, ""]) -> Measurement:
     values = 1 + 2 * high * np.array([-1.0, 1.0])
     moment = lambda step: float(((1 + step * values + 2 * step) ** (2 / 3)).mean() - 1)
     least = min(ratio(*law) for law in laws)
-    # constants of order 1 would leave room for some of the simulations
+    # under the alternative the constants are of order 1, and some of the simulations are inside the window
     checks = (
-        Check("the M at which the window opens, mean 1", high, exact, 0.0, Within(1e-6, 1.0), alternative=without),
-        Check("lower end over upper end, least over the laws of all simulations", least, least, 0.0, Above(1.0),
-              alternative=least / (24 * 64)),
-        Check("the step size .05 of the simulations over the upper end at M = 1",
+        Check("spread M at which the window of step sizes opens, mean 1", high, exact, 0.0, Within(1e-6, 1.0),
+              alternative=without),
+        Check("lower end / upper end of the window, least over the laws of all simulations", least, least, 0.0,
+              Above(1.0), alternative=least / (24 * 64)),
+        Check("step size 0.05 of the simulations / upper end of the window at M = 1",
               0.05 / paper_window(two_point(1.0, 1.0))[1], 0.05 * 64 * 2, 0.0, Within(1e-6, 1.0), alternative=0.05 * 2),
-        Check("E|1 + eta s + 2 eta|^(2/3) - 1 inside the window, at twice that M", moment(eta), moment(eta), 0.0,
+        Check("E|1 + η s + 2η|^(2/3) - 1 inside the window, at twice the opening M", moment(eta), moment(eta), 0.0,
               Below(0.0), alternative=moment(eta / 24)),
-        Check("Lyapunov exponent there over eta E s - eta^2 E s^2/2",
+        Check("Lyapunov exponent at twice the opening M / (η E s - η² E s²/2)",
               lyapunov(law, eta) / (eta - eta**2 * (1 + 4 * high**2) / 2), 1.0, 0.0, Within(0.01, 0.1),
               alternative=math.log(1 + eta) / (eta - eta**2 * (1 + 4 * high**2) / 2)),
     )  # fmt: skip
@@ -87,7 +91,7 @@ def _measure_windows(parameters: Windows, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, 1)
 
 
-def _draw_windows(measurement: Measurement, parameters: Windows) -> Any:
+def _draw_windows(measurement: Measurement, parameters: Windows) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     style.theory(axes, data.spread, data.low, "lower end 24/M2", "red")
@@ -99,19 +103,19 @@ def _draw_windows(measurement: Measurement, parameters: Windows) -> Any:
 
 
 def _near(shares: np.ndarray, within: float) -> np.ndarray:
-    """Which shares are near a half: all that are within, two at least."""
+    """Return the mask of shares closer than `within` to a half, and at least of the closest two."""
     away = np.abs(shares - 0.5)
     return (away < within) | (away <= np.sort(away)[1])
 
 
 def _half(shares: np.ndarray, spreads: np.ndarray) -> tuple[float, float]:
-    """The M at which half of the runs are filtered, by a line through shares around it, and the slope there."""
+    """Return the M at which half of the runs are filtered, from a line fitted to the shares, and its slope."""
     slope, level = np.polyfit(spreads, shares, 1)
     return float((0.5 - level) / slope), float(slope)
 
 
-def _without_sampling(mean: float, spread: float, eta: float, steps: int, alpha: float, level: float) -> float:
-    """P(q^2 < level) of the scalar map, by carrying the density of log q along on a grid."""
+def _exact_share(mean: float, spread: float, eta: float, steps: int, alpha: float, level: float) -> float:
+    """Return P(q^2 < level) of the scalar map, by propagating the density of log q on a grid."""
     grid = np.linspace(-60.0, 1.5, CELLS)
     width = grid[1] - grid[0]
     move = scipy.sparse.csr_matrix((CELLS, CELLS))
@@ -129,13 +133,13 @@ def _without_sampling(mean: float, spread: float, eta: float, steps: int, alpha:
 
 
 def _transition(
-    parameters: Transition, found: np.ndarray, mean: float, spreads: np.ndarray, steps: int, level: float
+    parameters: Transition, shares: np.ndarray, mean: float, spreads: np.ndarray, steps: int, level: float
 ) -> tuple[float, float, float]:
-    """The M at which half are filtered, measured and without sampling, and the error of the first."""
-    p, near = parameters, _near(found, 0.3)
-    sure = np.array([_without_sampling(mean, m, p.step_size, steps, p.alpha, level) for m in spreads[near]])
-    measured, slope = _half(found[near], spreads[near])
-    return measured, _half(sure, spreads[near])[0], 0.5 / math.sqrt(p.runs * near.sum()) / slope
+    """Return the M at which half of the runs are filtered, measured and exact, and the error of the measured one."""
+    p, near = parameters, _near(shares, 0.3)
+    exact = np.array([_exact_share(mean, m, p.step_size, steps, p.alpha, level) for m in spreads[near]])
+    measured, slope = _half(shares[near], spreads[near])
+    return measured, _half(exact, spreads[near])[0], 0.5 / math.sqrt(p.runs * near.sum()) / slope
 
 
 def _measure_transition(parameters: Transition, key: Key[Array, ""]) -> Measurement:
@@ -151,20 +155,20 @@ def _measure_transition(parameters: Transition, key: Key[Array, ""]) -> Measurem
     column = lambda plane: plane[:, plane.shape[1] // 2]
     rule = lambda mean, n, size=1.0: transition_spread(mean, p.step_size, steps=n, alpha=p.alpha / size)
     checks = []
-    for n in (100, 200):  # far below saturation, and before runs that have saturated come back
+    for n in (100, 200):  # far below saturation, and before saturated runs shrink again
         shares = column(draw(n, SMALL**2))
-        near = _near(shares, 0.15)  # a line bends away from shares that are farther off
-        found, slope = _half(shares[near], spreads[near])
+        near = _near(shares, 0.15)  # the shares are linear in M only near a half
+        measured, slope = _half(shares[near], spreads[near])
         error = 0.5 / math.sqrt(p.runs * near.sum()) / slope
-        what = f"{n} steps: M at which half have |q| < {SMALL:g}, against the rule"
+        what = f"{n} steps: M at which half of the runs have |q| < {SMALL:g}"
         checks.append(
-            Check(what, found, rule(1.0, n, SMALL), error, Within(0.05, 0.2), alternative=rule(1.0, math.inf))
+            Check(what, measured, rule(1.0, n, SMALL), error, Within(0.05, 0.2), alternative=rule(1.0, math.inf))
         )
     for n, mean in ((200, 1.0), (MIDDLE, 1.0), (4000, 1.0), (MIDDLE, means[0]), (MIDDLE, means[-1])):
         shares = planes[n][:, int(np.argmin(np.abs(along(n) - mean)))]
-        found, sure, error = _transition(p, shares, float(mean), spreads, n, SATURATED)
-        what = f"{n} steps, mean {mean:g}: M at which half have q^2 < {SATURATED:g}, against the density of log q"
-        checks.append(Check(what, found, sure, error, Within(0.02, 0.15), alternative=rule(float(mean), n)))
+        measured, exact, error = _transition(p, shares, float(mean), spreads, n, SATURATED)
+        what = f"{n} steps, mean {mean:g}: M at which half of the runs have q² < {SATURATED:g}"
+        checks.append(Check(what, measured, exact, error, Within(0.02, 0.15), alternative=rule(float(mean), n)))
     data = xarray.Dataset(
         {
             "share": (("steps", "spread"), np.array([column(plane) for plane in planes.values()])),
@@ -177,16 +181,16 @@ def _measure_transition(parameters: Transition, key: Key[Array, ""]) -> Measurem
     return Measurement(tuple(checks), data, p.runs)
 
 
-def _draw_transition(measurement: Measurement, parameters: Transition) -> Any:
+def _draw_transition(measurement: Measurement, parameters: Transition) -> "Figure":
     figure, (axes, plane) = style.new_figure(2, width=5.0)
     data = measurement.data
-    for row, told, colour in zip(data.share, data.told, ("blue", "green", "red"), strict=True):
+    for row, predicted, colour in zip(data.share, data.told, ("blue", "green", "red"), strict=True):
         style.points(axes, data.spread, row, None, f"{int(row.steps)} steps", colour)
-        axes.axvline(float(told), color=style.COLOURS[colour], lw=1.2)
-    axes.set(xlabel="spread M (lines: alpha exp(T lambda) = 1)", ylabel="share with q² < 0.1, scalar map")
+        axes.axvline(float(predicted), color=style.COLOURS[colour], lw=1.2)
+    axes.set(xlabel="spread M (lines: α exp(T λ) = 1)", ylabel="share with q² < 0.1, scalar map")
     axes.legend()
     heatmap.heat_map(plane, data["mean"], data.spread, data.plane, f"share after {MIDDLE} steps", limits=(0.0, 1.0))
-    heatmap.boundary(plane, data["mean"], data.bound, "alpha exp(T lambda) = 1")
+    heatmap.boundary(plane, data["mean"], data.bound, "α exp(T λ) = 1")
     plane.set(xlabel="mean of s", ylabel="spread M")
     plane.legend(loc="lower right", frameon=True, framealpha=0.85)
     return figure
@@ -197,11 +201,12 @@ CLAIMS = (
         id="paper-window-empty",
         paper="heterogeneity",
         place="Theorem 2 against Section 5",
-        statement="The theorem's step sizes exist only for spreads above 3,073 (mean 1): all simulations of the paper "
-        "lie outside its theorem. Inside the window the typical spurious signal does shrink.",
-        equation="24 (1 + |E s|)/Var s < eta < 1/(64 max|s|)",
-        alternative="The window counts the variance without the mean, eta > 24/Var s, and opens at half that spread; "
-        "with constants of order 1 it would hold some of the simulations.",
+        statement="The interval of step sizes that Theorem 2 allows is nonempty only for spreads above 3,073 (mean "
+        "1), so that all simulations of the paper lie outside the theorem. Inside the interval the typical spurious "
+        "signal shrinks, as the theorem says.",
+        equation="24 (1 + |E s|)/Var s < η < 1/(64 max|s|)",
+        alternative="The lower end is 24/Var s, without the mean, and the interval opens at half that spread; or its "
+        "constants are of order 1, and it contains some of the simulations.",
         scales={"smoke": Windows(), "default": Windows(), "full": Windows()},
         measure=_measure_windows,
         draw=_draw_windows,
@@ -210,12 +215,13 @@ CLAIMS = (
         id="finite-time-transition",
         paper="heterogeneity",
         place="Figure 3, the transition",
-        statement="Where half the runs are filtered depends on the length of the run. Far below saturation, half are "
-        "under a size x where alpha exp(T lambda) = x. Near saturation the rule is only a guide: runs that have grown "
-        "to 1 come back, and after long half are below 0.1 from M = 5 on, though lambda is still positive.",
-        equation="alpha exp(T lambda) = x,  2 lambda = log|(1 + eta)^2 - eta^2 M^2|",
-        alternative="The length of the run does not matter, the boundary is lambda = 0; or alpha exp(T lambda) = 1 "
-        "holds near saturation too.",
+        statement="The spread at which half of the runs are filtered depends on the length of the run. Far below "
+        "saturation, half of the runs are below a size x where α exp(T λ) = x. Near saturation this rule is only a "
+        "guide: runs that have grown to 1 shrink again, and in long runs half are below 0.1 from M = 5 on, although λ "
+        "is still positive.",
+        equation="α exp(T λ) = x,  2λ = log|(1 + η)² - η² M²|",
+        alternative="The length of the run does not matter and the boundary is λ = 0; or α exp(T λ) = 1 holds near "
+        "saturation too.",
         scales={"smoke": Transition(1024, 25), "default": Transition(4096, 49, 17), "full": Transition(32_768, 97, 33)},
         measure=_measure_transition,
         draw=_draw_transition,

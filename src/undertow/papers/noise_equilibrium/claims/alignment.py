@@ -1,7 +1,7 @@
-"""Two linear layers: SGD brings W Gamma_W W' and U'Gamma_U U together, not WW' and U'U; gradient descent neither."""
+"""Two linear layers: SGD aligns W Gamma_W W' with U'Gamma_U U, not WW' with U'U; gradient descent aligns neither."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import xarray
 from jaxtyping import Array, Key
 
 from undertow.dynamics.descend import descend
+from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.additive import noiseless
 from undertow.noise.minibatch import Minibatch
@@ -28,58 +29,62 @@ from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 PHI = 0.5
-"""Half of the inputs have this variance, the others 2 - PHI: balanced noise and equal norms then differ."""
+"""Variance of half of the inputs; the others have 2 - PHI, so that balanced noise and equal norms differ."""
 LOOKS = 20
+"""Number of observations of each run."""
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """A two-layer linear net on a fixed data set y = x + eps, by SGD and by gradient descent from the same starts."""
+    """A two-layer linear network on a fixed data set y = x + eps; SGD and gradient descent from the same starts."""
 
     seeds: int
-    """Runs of SGD, each with its own start, and as many of gradient descent."""
+    """Number of runs of SGD, each with its own start, and of gradient descent."""
     steps: int
-    """Steps of SGD; the last quarter is averaged over."""
+    """Number of steps of SGD; averages are over the last quarter."""
     inputs: int = 30
-    """Inputs and outputs."""
+    """Number of inputs and of outputs."""
     hidden: int = 40
-    """Hidden units."""
+    """Number of hidden units."""
     samples: int = 1000
-    """Samples of the data set."""
+    """Number of samples of the data set."""
     batch: int = 10
-    """Samples a step of SGD."""
+    """Samples per step of SGD."""
     step_size: float = 0.01
-    """Of both."""
+    """Step size of SGD and of gradient descent."""
     descent_steps: int = 3000
-    """Steps of gradient descent."""
+    """Number of steps of gradient descent."""
 
 
-def _apart(a: Array, b: Array) -> Array:
+def _relative_distance(a: Array, b: Array) -> Array:
     return jnp.sqrt(jnp.sum((a - b) ** 2) / jnp.sum(a**2))
 
 
-def _looks(problem: Problem) -> dict[str, Any]:
-    """How far apart the noise of the two layers is, at what angle, and how far apart their squares are."""
+def _observables(problem: Problem) -> dict[str, Any]:
+    """Return the observables: distance and cosine of the noise of the two layers, and distance of WW' and U'U."""
     return {
-        "noise": lambda p: _apart(*balance(p, problem)),
+        "noise": lambda p: _relative_distance(*balance(p, problem)),
         "cosine": lambda p: cosine(*balance(p, problem)),
-        "norms": lambda p: _apart(p["W"] @ p["W"].T, p["U"].T @ p["U"]),
+        "norms": lambda p: _relative_distance(p["W"] @ p["W"].T, p["U"].T @ p["U"]),
     }
 
 
 def _closed_forms(problem: Problem, hidden: int) -> tuple[dict[str, float], dict[str, float]]:
-    """The same numbers where the least-squares solution has balanced noise, and where it has equal norms."""
+    """Return the observables at the least-squares solution with balanced noise, and at that with equal norms."""
     x, y = (np.asarray(part, np.float64) for part in problem.data)
     product = np.linalg.solve(x.T @ x, x.T @ y).T
     r = x @ product.T - y
     second = lambda weights, rows: (rows * weights[:, None]).T @ rows / len(rows)
     of_residuals, of_inputs = second(np.sum(x**2, axis=1), r), second(np.sum(r**2, axis=1), x)
-    found = []
+    values = []
     for gammas in ((of_residuals, of_inputs), (np.eye(y.shape[1]), np.eye(x.shape[1]))):
         u, w = balanced_factors(jnp.asarray(product), *map(jnp.asarray, gammas), hidden)
-        found.append({name: float(look({"U": u, "W": w})) for name, look in _looks(problem).items()})
-    return found[0], found[1]
+        values.append({name: float(observable({"U": u, "W": w})) for name, observable in _observables(problem).items()})
+    return values[0], values[1]
 
 
 def _measure(parameters: Alignment, key: Key[Array, ""]) -> Measurement:
@@ -89,10 +94,10 @@ def _measure(parameters: Alignment, key: Key[Array, ""]) -> Measurement:
     problem = law.population(two_layer_loss).sample(draw, p.samples)
     common: dict[str, Any] = {
         "step_size": p.step_size, "key": run_key, "seeds": p.seeds, "lane_width": p.seeds, "progress": False,
-        "observe": _looks(problem),
+        "observe": _observables(problem),
     }  # fmt: skip
     init = lambda k: xavier(k, inputs=p.inputs, hidden=p.hidden)
-    # a linear net sees only second moments: the same descent, with fewer samples
+    # the loss of a linear network depends on second moments only, so fewer samples give the same gradient descent
     runs = {
         "SGD": descend(Minibatch(problem, p.batch), init, steps=p.steps, every=p.steps // LOOKS, **common),
         "GD": descend(
@@ -122,19 +127,19 @@ def _measure(parameters: Alignment, key: Key[Array, ""]) -> Measurement:
         for name, run in runs.items()
         for what, values in run.observed.items()
     }
-    told = {"balanced": [balanced["noise"], balanced["norms"]], "equal": [equal["noise"], equal["norms"]]}
+    closed_forms = {"balanced": [balanced["noise"], balanced["norms"]], "equal": [equal["noise"], equal["norms"]]}
     coordinates = {f"{name}_step": run.step for name, run in runs.items()}
     diverged = int(sum(run.diverged.sum() for run in runs.values()))
-    return Measurement(checks, xarray.Dataset(data, coords=coordinates, attrs=told), p.seeds, diverged)
+    return Measurement(checks, xarray.Dataset(data, coords=coordinates, attrs=closed_forms), p.seeds, diverged)
 
 
-def _draw(measurement: Measurement, parameters: Alignment) -> Any:
+def _draw(measurement: Measurement, parameters: Alignment) -> "Figure":
     figure, panels = style.new_figure(2, width=4.2)
     data = measurement.data
     for index, (axes, what) in enumerate(zip(panels, ("noise", "norms"), strict=True)):
         for name, colour in (("SGD", "blue"), ("GD", "red")):
             values = data[f"{name}_{what}"].values
-            spread = values.std(axis=0, ddof=1) / np.sqrt(len(values))
+            spread = standard_error(values)
             style.points(axes, data[f"{name}_step"], values.mean(axis=0), spread, name, colour)
         ends = [0, float(data.SGD_step[-1])]
         for name, words, colour in (("balanced", "balanced noise", "green"), ("equal", "equal norms", "grey")):
@@ -149,11 +154,11 @@ CLAIMS = (
         id="two-layer-alignment",
         paper="noise_equilibrium",
         place="Figure 2 and Theorem 5.2",
-        statement="SGD on a two-layer linear net aligns its layers, a = W Gamma_W W' with b = U'Gamma_U U, up to "
-        "fluctuations, and on anisotropic data that is not WW' = U'U: their difference is that of the closed form. "
-        "Gradient descent from the same starts (Xavier) keeps a and b apart.",
-        equation="W E[|r|^2 xx'] W' = U' E[|x|^2 rr'] U,  r = UWx - y",
-        alternative="SGD balances the norms of the layers, WW' = U'U, whatever the data.",
+        statement="SGD on a two-layer linear network aligns a = W Γ_W W' with b = U'Γ_U U up to fluctuations. On "
+        "anisotropic data this differs from WW' = U'U: the difference of WW' and U'U agrees with the closed form. "
+        "Gradient descent from the same starts (Xavier) does not align a and b.",
+        equation="W E[|r|² xx'] W' = U' E[|x|² rr'] U,  r = UWx - y",
+        alternative="SGD balances the norms of the layers, WW' = U'U, for all data.",
         scales={
             "smoke": Alignment(8, 7000, inputs=12, hidden=16, samples=400, step_size=0.02, descent_steps=2000),
             "default": Alignment(16, 12_000),

@@ -1,8 +1,8 @@
-"""A loss that is symmetric but for one term: where SGD holds the charge, and what the expansion must not leave out."""
+"""A loss with one symmetry-breaking term: the mean charge of SGD, and the fluctuations in its expansion."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import xarray
 from jaxtyping import Array, Key
 
 from undertow.dynamics.descend import descend
+from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.minibatch import Minibatch
 from undertow.papers._lanes import lanes
@@ -20,29 +21,32 @@ from undertow.symmetry.generators import Exponential
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Check, Within
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 STEP_SIZES = (0.005, 0.01)
 WINDOWS = 5
-"""Equal stretches of every run; the first is left out of the averages."""
+"""Number of equal windows of every run; the first is left out of the averages."""
 
 
 @dataclass(frozen=True)
 class Pulled:
-    """SGD, batches of one, on a product and on a direction, both pulled towards a point of their minima."""
+    """SGD, batches of one, on a product and on a direction, both with a quadratic term around one of their minima."""
 
     seeds: int
-    """Runs of each model at each step size."""
+    """Number of runs of each model at each step size."""
     product_pull: float = 8.0
-    """Strength zeta of the pull on the product (u w - y)^2."""
+    """Strength ζ of the quadratic term of the product (u w - y)^2."""
     direction_pull: float = 4.0
-    """Strength zeta of the pull on the direction |theta/|theta| - z|^2."""
+    """Strength ζ of the quadratic term of the direction |theta/|theta| - z|^2."""
     relaxations: float = 50.0
-    """How long a run lasts, in relaxation times 1/(eta zeta)."""
+    """Length of each run, in relaxation times 1/(η ζ)."""
     samples: int = 8
-    """Training samples."""
+    """Number of training samples."""
 
 
 class Case(NamedTuple):
-    """A symmetric loss, its generator as a diagonal, and the point it is pulled to, a minimum of it."""
+    """A symmetric loss, the diagonal of its generator, and the minimum around which the quadratic term is."""
 
     loss: Callable[[Array, Array], Array]
     data: Array
@@ -51,11 +55,11 @@ class Case(NamedTuple):
     strength: float
 
     def pull(self, p: Array) -> Array:
-        """zeta/2 |p - home|^2: curvature zeta in every direction."""
+        """Return zeta/2 |p - home|^2, the symmetry-breaking term: curvature zeta in every direction."""
         return self.strength / 2 * jnp.sum((p - jnp.asarray(self.home, p.dtype)) ** 2)
 
     def problem(self, dtype: Any) -> Problem:
-        """The whole loss."""
+        """Return the problem of the whole loss."""
         return Problem(lambda p, sample: self.loss(p, sample) + self.pull(p), self.data.astype(dtype))
 
 
@@ -74,8 +78,8 @@ def _cases(parameters: Pulled, key: Key[Array, ""]) -> dict[str, Case]:
     }
 
 
-class Found(NamedTuple):
-    """Averages over SGD, one for each run, beside the prediction."""
+class Averages(NamedTuple):
+    """Averages over SGD, one per run, and the prediction."""
 
     charge: np.ndarray
     """E[C] - C*."""
@@ -89,8 +93,8 @@ class Found(NamedTuple):
     diverged: int
 
 
-def _simulate(case: Case, parameters: Pulled, key: Key[Array, ""]) -> list[Found]:
-    """SGD and the prediction at every step size."""
+def _simulate(case: Case, parameters: Pulled, key: Key[Array, ""]) -> list[Averages]:
+    """Return the averages over SGD and the prediction at every step size."""
     symmetry = Exponential(jnp.asarray(case.diagonal))
     exact, problem = Minibatch(case.problem(jnp.float64), 1), case.problem(jnp.float32)
     a, home = (jnp.asarray(x, jnp.float32) for x in (case.diagonal, case.home))
@@ -105,7 +109,7 @@ def _simulate(case: Case, parameters: Pulled, key: Key[Array, ""]) -> list[Found
             "linear": case.strength * jnp.sum((p - home) * a * home),
         }
 
-    found = []
+    averages = []
     for eta in STEP_SIZES:
         theory = deviation(exact, jnp.asarray(case.home), symmetry, case.pull, step_size=eta)
         window = round(parameters.relaxations / (eta * case.strength) / WINDOWS)
@@ -113,15 +117,15 @@ def _simulate(case: Case, parameters: Pulled, key: Key[Array, ""]) -> list[Found
             Minibatch(problem, 1), home, step_size=eta, steps=WINDOWS * window, every=window, average={"terms": terms},
             key=jax.random.fold_in(key, window), seeds=parameters.seeds, lane_width=lanes(256), progress=False,
         )  # fmt: skip
-        # what is observed at step 0 is no average, and the first window is left out
+        # the observation at step 0 is not an average, and the first window is left out
         means = {name: values[:, 2:].mean(axis=1) for name, values in run.observed["terms"].items()}
         means["push"] = eta * means["push"]
-        found.append(Found(**means, theory=theory, diverged=int(run.diverged.sum())))
-    return found
+        averages.append(Averages(**means, theory=theory, diverged=int(run.diverged.sum())))
+    return averages
 
 
-def _all(parameters: Pulled, key: Key[Array, ""]) -> dict[str, list[Found]]:
-    """For both models, at both step sizes."""
+def _all(parameters: Pulled, key: Key[Array, ""]) -> dict[str, list[Averages]]:
+    """Return the averages for both models, at both step sizes."""
     cases = _cases(parameters, key)
     return {
         name: _simulate(case, parameters, jax.random.fold_in(key, 1 + index))
@@ -131,35 +135,35 @@ def _all(parameters: Pulled, key: Key[Array, ""]) -> dict[str, list[Found]]:
 
 def _ratio(values: np.ndarray, unit: Any) -> tuple[float, float]:
     each = values / float(unit)
-    return float(each.mean()), float(each.std(ddof=1) / np.sqrt(len(each)))
+    return float(each.mean()), float(standard_error(each))
 
 
-def _extrapolated(found: list[Found], measured: str, unit: str) -> tuple[float, float]:
-    """The ratio of a measured mean to a prediction in the limit of small steps: free of the first order."""
-    (small, e1), (large, e2) = (_ratio(getattr(f, measured), getattr(f.theory, unit)) for f in found)
+def _extrapolated(averages: list[Averages], measured: str, unit: str) -> tuple[float, float]:
+    """Return the ratio of a measured mean to a prediction, extrapolated to small steps to first order."""
+    (small, e1), (large, e2) = (_ratio(getattr(f, measured), getattr(f.theory, unit)) for f in averages)
     return 2 * small - large, float(np.hypot(2 * e1, e2))
 
 
 def _measure(parameters: Pulled, key: Key[Array, ""]) -> Measurement:
-    checks, balances, charges, lost = [], [], [], 0
-    for name, found in _all(parameters, key).items():
-        theory = found[0].theory
-        value, error = _extrapolated(found, "charge", "shift")
-        checks.append(Check(f"{name}: E[C] - C* over the corrected (23)", value, 1.0, error, Within(0.02, 0.1),
+    checks, balances, charges, diverged = [], [], [], 0
+    for name, averages in _all(parameters, key).items():
+        theory = averages[0].theory
+        value, error = _extrapolated(averages, "charge", "shift")
+        checks.append(Check(f"{name}: (E[C] - C*) / corrected (23)", value, 1.0, error, Within(0.02, 0.1),
                             printed=float(theory.printed / theory.shift),
                             alternative=float(theory.printed / theory.shift)))  # fmt: skip
-        value, error = _extrapolated(found, "linear", "push")
-        checks.append(Check(f"{name}: zeta E[theta - theta*]'H A theta* over sigma^2 Tr[Sigma A]", value,
+        value, error = _extrapolated(averages, "linear", "push")
+        checks.append(Check(f"{name}: ζ E[θ - θ*]'HAθ* / σ² Tr[ΣA]", value,
                             float(theory.balance / theory.push), error, Within(0.02, 0.1), printed=1.0,
                             alternative=1.0))  # fmt: skip
-        (small, e1), (large, e2) = sides = [_ratio(f.held, f.push.mean()) for f in found]
-        checks.append(Check(f"{name}: the two sides of (20) at step size {STEP_SIZES[0]:g}", small, 1.0, e1,
+        (small, e1), (large, e2) = sides = [_ratio(f.held, f.push.mean()) for f in averages]
+        checks.append(Check(f"{name}: ratio of the two sides of (20) at step size {STEP_SIZES[0]:g}", small, 1.0, e1,
                             Within(0.06, 0.06)))  # fmt: skip
-        checks.append(Check(f"{name}: the two sides of (20), extrapolated to small steps", 2 * small - large, 1.0,
-                            float(np.hypot(2 * e1, e2)), Within(0.01, 0.05)))  # fmt: skip
+        checks.append(Check(f"{name}: ratio of the two sides of (20), extrapolated to small steps", 2 * small - large,
+                            1.0, float(np.hypot(2 * e1, e2)), Within(0.01, 0.05)))  # fmt: skip
         balances.append(sides)
-        charges.append([_ratio(f.charge, f.theory.shift) for f in found])
-        lost += sum(f.diverged for f in found)
+        charges.append([_ratio(f.charge, f.theory.shift) for f in averages])
+        diverged += sum(f.diverged for f in averages)
     values = np.array([charges, balances])
     names = ("quantity", "model", "step_size")
     data = xarray.Dataset(
@@ -167,14 +171,14 @@ def _measure(parameters: Pulled, key: Key[Array, ""]) -> Measurement:
         coords={"quantity": ["charge", "balance"], "step_size": list(STEP_SIZES)},
         attrs={"models": ["product", "direction"], "printed": [c.printed for c in checks[::4]]},
     )
-    return Measurement(tuple(checks), data, parameters.seeds, lost)
+    return Measurement(tuple(checks), data, parameters.seeds, diverged)
 
 
-def _draw(measurement: Measurement, parameters: Pulled) -> Any:
+def _draw(measurement: Measurement, parameters: Pulled) -> "Figure":
     figure, panels = style.new_figure(2, width=4.2)
     data = measurement.data
     steps = np.concatenate([[0.0], data.step_size.values])
-    words = {"charge": "(E[C] − C*) / corrected prediction", "balance": "zeta E[∇l2'Aθ] / σ² E Tr[ΣA]"}
+    words = {"charge": "(E[C] − C*) / corrected prediction", "balance": "ζ E[∇l2'Aθ] / σ² E Tr[ΣA]"}
     for axes, (quantity, label) in zip(panels, words.items(), strict=True):
         style.theory(axes, steps, np.ones_like(steps), "theory, small steps")
         for index, (name, colour) in enumerate(zip(data.attrs["models"], ("blue", "green"), strict=True)):
@@ -193,14 +197,14 @@ CLAIMS = (
         id="broken-charge",
         paper="noise_equilibrium",
         place="Eq. (20), (21) and (23)",
-        statement="Where a term breaks the symmetry, SGD holds the charge where the pull of that term and the push of "
-        "the noise balance, to first order in the step size. Near a minimum the charge deviates by less than the paper "
-        "prints: the fluctuations themselves carry a part of the balance, Tr[H A Cov], and a part of the charge. With "
-        "a strong pull they carry most of it.",
-        equation="zeta E[grad l2'A theta] = sigma^2 Tr[Sigma A],  "
-        "zeta E[delta]'H A theta* = sigma^2 Tr[Sigma A] - zeta Tr[H A Cov],  "
-        "E[C] - C* = E[delta]'A theta* + 1/2 Tr[A Cov]",
-        alternative="The charge deviates by what the paper prints: the fluctuations carry nothing of the balance.",
+        statement="If a term breaks the symmetry, the charge of SGD is stationary where the force of that term "
+        "balances the force of the noise, to first order in the step size. Near a minimum the charge deviates by less "
+        "than the paper prints: the fluctuations contribute Tr[H A Cov] to the balance, and they contribute to the "
+        "charge. With a strong term they contribute most of it.",
+        equation="ζ E[∇l2'A θ] = σ² Tr[ΣA],  "
+        "ζ E[δ]'HAθ* = σ² Tr[ΣA] - ζ Tr[H A Cov],  "
+        "E[C] - C* = E[δ]'A θ* + 1/2 Tr[A Cov]",
+        alternative="The charge deviates as the paper prints: the fluctuations contribute nothing to the balance.",
         scales={"smoke": Pulled(256), "default": Pulled(1024), "full": Pulled(4096)},
         measure=_measure,
         draw=_draw,

@@ -1,7 +1,7 @@
-"""The noise equilibrium of a deep linear net: its closed form, and what the paper's lacks."""
+"""The noise equilibrium of a deep linear network: the corrected closed form and the printed one."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -18,29 +18,32 @@ from undertow.symmetry.generators import DoubleRotation
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 DEPTHS = (2, 3, 4, 5, 6)
 
 
 @dataclass(frozen=True)
 class Nets:
-    """Random deep linear nets at the global minimum, with inputs and label noise that are not isotropic."""
+    """Random deep linear networks at the global minimum, with anisotropic inputs and label noise."""
 
     draws: int
-    """Draws of a net at each depth, whose closed form is put into the equations."""
+    """Number of networks at each depth whose closed form is inserted into the equations."""
     searched: int
-    """How many of them have their equilibrium searched for on data."""
+    """Number of networks whose equilibrium is computed on data."""
     inputs: int = 5
-    """Inputs."""
+    """Number of inputs."""
     outputs: int = 4
-    """Outputs: the rank of the product."""
+    """Number of outputs, the rank of the product."""
     width: int = 5
     """Inner width."""
     depth: int = 4
-    """Layers of the net whose equilibrium is searched for."""
+    """Number of layers of the networks whose equilibrium is computed."""
 
 
 def _covariance(key: Key[Array, ""], size: int, scale: float) -> Array:
-    """Random directions, eigenvalues from 0.3 to 1.7 times `scale`."""
+    """Return a covariance with random eigenvectors and eigenvalues from 0.3 to 1.7 times `scale`."""
     turn = jnp.linalg.qr(jax.random.normal(key, (size, size), jnp.float64))[0]
     return scale * (turn * jnp.linspace(0.3, 1.7, size)[None]) @ turn.T
 
@@ -51,7 +54,7 @@ def _root(matrix: np.ndarray, power: float) -> np.ndarray:
 
 
 def _product(layers: list[np.ndarray], like: np.ndarray) -> np.ndarray:
-    """The layers from the last to the first; `like` where there is none."""
+    """Return the product of the layers, from the last to the first, times `like`."""
     total = like
     for layer in layers:
         total = layer @ total
@@ -59,7 +62,7 @@ def _product(layers: list[np.ndarray], like: np.ndarray) -> np.ndarray:
 
 
 def _residual(layers: list[np.ndarray], inputs: np.ndarray, noise: np.ndarray) -> float:
-    """The largest relative gap of Theorem E.1's equations between neighbouring layers, at the global minimum."""
+    """Return the largest relative residual of the equations of Theorem E.1 at the global minimum."""
     worst = 0.0
     for i in range(len(layers) - 1):
         before = _product(layers[:i], np.eye(layers[0].shape[1]))
@@ -75,7 +78,7 @@ def _residual(layers: list[np.ndarray], inputs: np.ndarray, noise: np.ndarray) -
 def printed_layers(
     product: np.ndarray, inputs: np.ndarray, noise: np.ndarray, depth: int, width: int
 ) -> list[np.ndarray]:
-    """The layers of Eq. (17)-(18), as printed."""
+    """Return the layers of Eq. (17)-(18), as printed."""
     left, s, right = np.linalg.svd(_root(noise, 0.5) @ product @ _root(inputs, 0.5), full_matrices=False)
     d, total = len(s), s.sum()
     ends = (d / total) ** ((depth - 2) / (2 * depth)) * np.sqrt(s)
@@ -86,7 +89,7 @@ def printed_layers(
 
 
 def _equations(parameters: Nets, key: Key[Array, ""]) -> tuple[tuple[Check, ...], xarray.Dataset]:
-    """The closed form in the pairwise equations at every depth, as corrected and as printed."""
+    """Insert the corrected and the printed closed form into the pairwise equations at every depth."""
     ours, paper, plain, error = np.zeros((4, parameters.draws, len(DEPTHS)))
     for row, k in enumerate(jax.random.split(key, parameters.draws)):
         keys = jax.random.split(k, 3)
@@ -101,14 +104,16 @@ def _equations(parameters: Nets, key: Key[Array, ""]) -> tuple[tuple[Check, ...]
             ours[row, column] = _residual(layers, x, e)
             error[row, column] = np.linalg.norm(_product(layers, np.eye(parameters.inputs)) - product)
             paper[row, column] = _residual(printed_layers(product, x, e, depth, parameters.width), x, e)
-            # inputs and noise isotropic with variance one, as many of the one as of the other
+            # isotropic inputs and noise of unit variance, with as many inputs as outputs
             plain[row, column] = _residual(printed_layers(square, eye, eye, depth, parameters.width), eye, eye)
     checks = (
-        Check("corrected: largest residual of the pairwise equations", ours.max(), 0.0, 0.0, Below(1e-10),
+        Check("corrected closed form: largest residual of the pairwise equations", ours.max(), 0.0, 0.0, Below(1e-10),
               alternative=paper[:, 1:].min()),
-        Check("corrected: largest error of the product", error.max(), 0.0, 0.0, Below(1e-10)),
-        Check("Eq. (18): least residual at depth 3 or more", paper[:, 1:].min(), 0.0, 0.0, Above(0.3), alternative=0.0),
-        Check("Eq. (18), isotropic with unit variance: largest residual", plain.max(), 0.0, 0.0, Below(1e-10)),
+        Check("corrected closed form: largest error of the product", error.max(), 0.0, 0.0, Below(1e-10)),
+        Check("Eq. (18) as printed: least residual at depth 3 or more", paper[:, 1:].min(), 0.0, 0.0, Above(0.3),
+              alternative=0.0),
+        Check("Eq. (18) as printed, isotropic with unit variance: largest residual", plain.max(), 0.0, 0.0,
+              Below(1e-10)),
     )  # fmt: skip
     data = xarray.Dataset(
         {"ours": (("draw", "depth"), ours), "paper": (("draw", "depth"), paper)}, coords={"depth": list(DEPTHS)}
@@ -124,10 +129,10 @@ def _loss(params: PyTree, sample: PyTree) -> Array:
 
 
 def _independent(key: Key[Array, ""], product: Array, inputs: Array, noise: Array) -> Problem:
-    """y = V x + noise on a finite set where x and the noise are exactly independent: every x with every noise."""
+    """Return y = V x + noise on a finite set with exactly independent x and noise: all pairs of both."""
 
     def points(k: Key[Array, ""], covariance: Array) -> Array:
-        """Plus and minus points with this second moment."""
+        """Return points, with both signs, that have this second moment."""
         size = covariance.shape[0]
         white = jnp.linalg.qr(jax.random.normal(k, (size, size), jnp.float64))[0] * np.sqrt(size)
         root = jnp.linalg.cholesky(covariance)
@@ -144,8 +149,8 @@ def _pairs(depth: int) -> tuple[DoubleRotation, ...]:
 
 
 def _search(parameters: Nets, key: Key[Array, ""]) -> tuple[tuple[Check, ...], xarray.Dataset]:
-    """All pairs of neighbours swept to their common equilibrium on data, from random factors of the product."""
-    found, theory, printed, moved = [], [], [], []
+    """Compute the common equilibrium of all pairs of neighbours on data, from random factors of the product."""
+    measured, theory, printed, moved = [], [], [], []
     symmetries = _pairs(parameters.depth)
     for k in jax.random.split(key, parameters.searched):
         keys = jax.random.split(k, 5)
@@ -157,21 +162,21 @@ def _search(parameters: Nets, key: Key[Array, ""]) -> tuple[tuple[Check, ...], x
         params = _scrambled(keys[4], deep_linear(product, x, e, widths))
         end = equilibrium(Minibatch(problem, 1), params, symmetries, step_size=0.01)
         norms = lambda layers: [float(jnp.sum(jnp.asarray(w) ** 2)) for w in layers]
-        found.append(norms(end.params))
+        measured.append(norms(end.params))
         theory.append(norms(deep_linear(product, x, e, widths)))
         matrices = (np.asarray(matrix) for matrix in (product, x, e))
         printed.append(norms(printed_layers(*matrices, parameters.depth, widths[0])))
         whole = jnp.linalg.multi_dot(end.params[::-1])
         moved.append(float(jnp.linalg.norm(whole - product) / jnp.linalg.norm(product)))
-    ratio, wrong = np.array(found) / np.array(theory), np.array(printed) / np.array(theory)
+    ratio, wrong = np.array(measured) / np.array(theory), np.array(printed) / np.array(theory)
     names = ["first layer", *[f"layer {i + 2}" for i in range(parameters.depth - 2)], "last layer"]
     checks = (
         *(
-            Check(f"squared norm of the {name} over the closed form", ratio[row, i], 1.0, 0.0, Within(1e-6, 1e-3),
+            Check(f"squared norm of the {name} / corrected closed form", ratio[row, i], 1.0, 0.0, Within(1e-6, 1e-3),
                   printed=wrong[row, i], alternative=wrong[row, i])
             for i, name in enumerate(names) for row in [int(np.argmax(np.abs(ratio[:, i] - 1)))]
         ),
-        Check("largest change of the product, relative", max(moved), 0.0, 0.0, Below(1e-8)),
+        Check("largest relative change of the product", max(moved), 0.0, 0.0, Below(1e-8)),
     )  # fmt: skip
     data = xarray.Dataset({"ratio": (("searched", "layer"), ratio), "printed": (("searched", "layer"), wrong)})
     return checks, data
@@ -185,7 +190,7 @@ def _measure(parameters: Nets, key: Key[Array, ""]) -> Measurement:
 
 
 def _scrambled(key: Key[Array, ""], layers: list[Array]) -> list[Array]:
-    """Another point of the orbit: random invertible matrices between neighbours."""
+    """Return another point of the orbit, by random invertible matrices between neighbours."""
     layers = list(layers)
     for i, k in enumerate(jax.random.split(key, len(layers) - 1)):
         size = layers[i].shape[0]
@@ -195,7 +200,7 @@ def _scrambled(key: Key[Array, ""], layers: list[Array]) -> list[Array]:
     return layers
 
 
-def _draw(measurement: Measurement, parameters: Nets) -> Any:
+def _draw(measurement: Measurement, parameters: Nets) -> "Figure":
     figure, (left, right) = style.new_figure(2, width=4.4)
     data = measurement.data
     layers = np.arange(data.sizes["layer"]) + 1
@@ -216,12 +221,11 @@ CLAIMS = (
         id="deep-linear-norms",
         paper="noise_equilibrium",
         place="Theorem 5.4, Eq. (18)-(19), and Theorem E.1",
-        statement="The common equilibrium of all neighbouring layers on data is the corrected closed form: norms equal "
-        "in the middle, set by the traces of Sigma_x and Sigma_eps at the ends. It solves the pairwise equations at "
-        "every depth; with the printed d in place of the traces, only if both traces are d.",
-        equation="W_i+1' xi' C_0 xi W_i+1 = W_i h C_1 h' W_i',  "
-        "Tr Sigma_1^2 = beta Tr Sigma_x,  Tr Sigma_i^2 = beta d,  Tr Sigma_D^2 = beta Tr Sigma_eps",
-        alternative="The layers are those of Eq. (18), with d in place of both traces.",
+        statement="The common equilibrium of all neighbouring layers on data is the corrected closed form: the norms "
+        "are equal in the middle and set by the traces of Σ_x and Σ_ε at the ends. It solves the pairwise equations "
+        "at every depth. The printed form, with d instead of the traces, does so only if both traces are d.",
+        equation="W_i+1' ξ' C_0 ξ W_i+1 = W_i h C_1 h' W_i',  Tr Σ_1² = β Tr Σ_x,  Tr Σ_i² = β d,  Tr Σ_D² = β Tr Σ_ε",
+        alternative="The layers are those of Eq. (18), with d instead of both traces.",
         scales={"smoke": Nets(5, 2), "default": Nets(50, 5), "full": Nets(300, 15)},
         measure=_measure,
         draw=_draw,

@@ -1,9 +1,9 @@
-"""Deep linear nets: noise brings the middle layers to one norm, wherever they start; data decide the two ends."""
+"""Deep linear networks: noise equalises the norms of the middle layers; the data set those of the first and last."""
 
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +12,7 @@ import xarray
 from jaxtyping import Array, Key
 
 from undertow.dynamics.descend import descend
+from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.additive import noiseless
 from undertow.noise.minibatch import Minibatch
@@ -33,64 +34,68 @@ from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 PHI, INPUTS, LABELS = 0.6, 4.0, 2.0
-"""Inputs have variance 4 * 0.6 in half of the coordinates, else 4 * 1.4; label noise 2 * 5 in one, else 2."""
+"""Input variance is 4 * 0.6 in half of the coordinates and 4 * 1.4 in the others; label noise 2 * 5 in one, else 2."""
 STARTS = {"equal": 0.0, "different": 0.3}
-"""The spread of the logarithm of the layers' factors at the start."""
+"""Standard deviation of the logarithm of the layers' factors at the start."""
 LOOKS = 60
+"""Number of observations of each run."""
 EQUAL = 0.04
-"""Norms that differ by less count as equal: SGD fluctuates."""
+"""Norms that differ by less count as equal, because SGD fluctuates."""
 
 
 @dataclass(frozen=True)
 class Gaussian:
-    """A deep linear net on fresh data y = x + eps, inputs of two variances, noise louder in the first coordinate.
+    """A deep linear network on fresh data y = x + eps, inputs of two variances, more noise in the first coordinate.
 
-    The scale of the data changes the printed norms, not the right ones: at this scale they are off by two fifths or
-    more in every layer.
+    The scale of the data changes the printed norms, not the correct ones: at this scale the printed ones are wrong by
+    two fifths or more in every layer.
     """
 
     seeds: int
-    """Runs for each kind of start."""
+    """Number of runs for each kind of start."""
     steps: int
-    """Steps of SGD; the last quarter is averaged over."""
+    """Number of steps of SGD; averages are over the last quarter."""
     layers: int = 5
-    """Layers."""
+    """Number of layers."""
     width: int = 10
-    """Of every layer, inputs and outputs included."""
+    """Width of every layer, inputs and outputs included."""
     batch: int = 8
-    """Samples a step."""
+    """Samples per step."""
     step_size: float = 0.003
-    """Of SGD."""
+    """Step size of SGD."""
 
 
 @dataclass(frozen=True)
 class Digits:
-    """A deep linear net from the principal components of handwritten digits to their labels."""
+    """A deep linear network from the principal components of handwritten digits to their labels."""
 
     seeds: int
-    """Runs of SGD for each kind of start."""
+    """Number of runs of SGD for each kind of start."""
     steps: int
-    """Steps of SGD; the last quarter is averaged over."""
+    """Number of steps of SGD; averages are over the last quarter."""
     descent_seeds: int = 48
-    """Runs of gradient descent, from different norms."""
+    """Number of runs of gradient descent, from different norms."""
     descent_steps: int = 3000
-    """Steps of gradient descent."""
+    """Number of steps of gradient descent."""
     layers: int = 5
-    """Layers."""
+    """Number of layers."""
     components: int = 20
-    """Inputs."""
+    """Number of inputs."""
     width: int = 9
-    """Of the layers between: the rank of the centred labels. Unused directions of wider layers keep their start."""
+    """Width of the middle layers, the rank of the centred labels. Unused directions of wider layers do not move."""
     batch: int = 8
-    """Samples a step."""
+    """Samples per step."""
     step_size: float = 0.01
-    """Of SGD and of gradient descent."""
+    """Step size of SGD and of gradient descent."""
 
 
 @functools.cache
 def _start(widths: tuple[int, ...], spread: float) -> Any:
-    """The same function for the same sizes, so that runs share their compilation."""
+    """Return the initialiser, the same object for the same sizes, so that runs share their compiled program."""
     return lambda key: deep_start(key, widths, spread)
 
 
@@ -102,12 +107,12 @@ def _run(noise: Any, start: Any, step_size: float, steps: int, seeds: int, key: 
 
 
 def _late(run: Trajectory) -> np.ndarray:
-    """(seeds, layers): squared norms, averaged over the last quarter of the run."""
+    """Return the squared norms (seeds, layers), averaged over the last quarter of the run."""
     return run.observed["norms"][:, run.step > 0.75 * run.step[-1]].mean(axis=1)
 
 
 def _spread(norms: np.ndarray) -> np.ndarray:
-    """(largest - least)/mean of the middle layers' squared norms, of every seed."""
+    """Return (largest - least)/mean of the squared norms of the middle layers, for every seed."""
     middle = norms[:, 1:-1]
     return (middle.max(axis=1) - middle.min(axis=1)) / middle.mean(axis=1)
 
@@ -129,14 +134,16 @@ def _measure(parameters: Gaussian, key: Key[Array, ""]) -> Measurement:
         norms = _late(run)
         for layer in range(parameters.layers):
             value, error = statistics.mean(norms[:, layer] / theory[layer])
-            what = f"{name} norms at the start: |W_{layer + 1}|² over theory"
+            what = f"{name} norms at the start: |W_{layer + 1}|² / theory"
             checks.append(
                 Check(what, value, 1.0, error, Within(0.05, 0.04), alternative=printed[layer] / theory[layer])
             )
-        value, error = statistics.median(_spread(norms))  # a run that starts far off may not be there yet
-        # differences of norms are what gradient descent keeps
+        value, error = statistics.median(
+            _spread(norms)
+        )  # the median, because a run that starts far away may not have arrived
+        # gradient descent keeps the differences of norms
         kept = float(_spread(run.observed["norms"][:, 0]).mean()) if spread else None
-        what = f"{name} norms at the start: spread of the middle layers"
+        what = f"{name} norms at the start: relative spread of the norms of the middle layers"
         checks.append(Check(what, value, 0.0, error, Below(EQUAL), alternative=kept))
         data[name] = (("seed", "step", "layer"), run.observed["norms"])
         diverged += int(run.diverged.sum())
@@ -157,9 +164,9 @@ def _measure_digits(parameters: Digits, key: Key[Array, ""]) -> Measurement:
     for index, (name, spread) in enumerate(STARTS.items()):
         start, k = _start(widths, spread), jax.random.fold_in(key, index)
         run = _run(Minibatch(problem, p.batch), start, p.step_size, p.steps, p.seeds, k)
-        # by logarithms: the spreads that gradient descent keeps are of very different sizes
+        # in logarithms, because gradient descent keeps spreads of different orders of magnitude
         value, error = statistics.mean(np.log1p(_spread(_late(run)) / EQUAL))
-        what = f"SGD, {name} norms at the start: log(1 + spread of the middle layers/{EQUAL:g})"
+        what = f"SGD, {name} norms at the start: mean log(1 + spread of the middle layers/{EQUAL:g})"
         alternative = float(np.log1p(kept / EQUAL).mean()) if spread else None
         checks.insert(0, Check(what, value, 0.0, error, Below(math.log(2)), alternative=alternative))
         data[f"SGD_{name}"] = (("seed", "SGD_step", "layer"), run.observed["norms"])
@@ -175,15 +182,15 @@ COLOURS = ("red", "blue", "green", "purple", "grey")
 
 
 def _paths(axes: Any, steps: Any, values: np.ndarray, title: str) -> None:
-    """Means over seeds of every layer's squared norm."""
+    """Draw the mean over seeds of every layer's squared norm."""
     for layer in range(values.shape[2]):
         each = values[:, ::3, layer]
-        spread = each.std(axis=0, ddof=1) / np.sqrt(len(each))
+        spread = standard_error(each)
         style.points(axes, steps[::3], each.mean(axis=0), spread, f"|W_{layer + 1}|²", COLOURS[layer % len(COLOURS)])
     axes.set(xlabel="steps", ylabel="squared norm", title=title)
 
 
-def _draw(measurement: Measurement, parameters: Gaussian) -> Any:
+def _draw(measurement: Measurement, parameters: Gaussian) -> "Figure":
     figure, panels = style.new_figure(len(STARTS), width=4.4)
     data = measurement.data
     for axes, name in zip(panels, STARTS, strict=True):
@@ -196,7 +203,7 @@ def _draw(measurement: Measurement, parameters: Gaussian) -> Any:
     return figure
 
 
-def _draw_digits(measurement: Measurement, parameters: Digits) -> Any:
+def _draw_digits(measurement: Measurement, parameters: Digits) -> "Figure":
     figure, panels = style.new_figure(3, width=3.8)
     data = measurement.data
     shown = (("SGD", "equal"), ("SGD", "different"), ("GD", "different"))
@@ -211,10 +218,11 @@ CLAIMS = (
         id="deep-norms",
         paper="noise_equilibrium",
         place="Theorem 5.4 and Figure 5",
-        statement="SGD brings the middle layers of a deep linear net to one norm and the first and last to norms set "
-        "by the data, as the corrected theorem says, from orthogonal layers of equal or of different norms. (From "
-        "Gaussian layers many runs lose a direction, and the theorem's full rank with it.)",
-        equation="|W_i|^2 = beta d,  beta = (Tr S'/sqrt(Tr Sx Tr Se))^(2/D),  1 < i < D",
+        statement="SGD brings the middle layers of a deep linear network to a common norm and the first and last "
+        "layer to norms set by the data, as the corrected theorem predicts, from orthogonal layers of equal or of "
+        "different norms. (From Gaussian layers many runs lose a direction, which violates the full rank that the "
+        "theorem assumes.)",
+        equation="|W_i|² = β d,  β = (Tr S'/√(Tr Sx Tr Se))^(2/D),  1 < i < D",
         alternative="The layers end at the norms of Eq. (18) as printed.",
         scales={"smoke": Gaussian(8, 22_000), "default": Gaussian(16, 60_000), "full": Gaussian(128, 120_000)},
         measure=_measure,
@@ -225,9 +233,9 @@ CLAIMS = (
         id="deep-norms-digits",
         paper="noise_equilibrium",
         place="Figure 5",
-        statement="The same on handwritten digits: the middle layers end with one norm under SGD; gradient descent "
-        "keeps the differences they start with.",
-        equation="|W_2|^2 = ... = |W_(D-1)|^2",
+        statement="On handwritten digits the middle layers end with a common norm under SGD; gradient descent keeps "
+        "the differences of the start.",
+        equation="|W_2|² = ... = |W_(D-1)|²",
         alternative="SGD keeps the differences between the norms of the middle layers, as gradient descent does.",
         scales={
             "smoke": Digits(12, 20_000, descent_steps=1000, layers=4, batch=4),

@@ -1,8 +1,8 @@
-"""The fixed point of single steps: of SGD and of gradient descent, with weight decay of either sign."""
+"""The fixed point of the charge in discrete time, for SGD and gradient descent, with weight decay of both signs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import numpy as np
@@ -14,33 +14,36 @@ from undertow.figures import style
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 @dataclass(frozen=True)
 class Steps:
-    """Random points of a linear neuron and of a loss of directions, looked at along their orbits."""
+    """Random points of a linear neuron and of a loss of directions, and their orbits."""
 
     draws: int
-    """Points of each."""
+    """Number of points of each model."""
     samples: int = 12
-    """Training samples."""
+    """Number of training samples."""
     step_size: float = 0.05
     """Step size."""
     weight_decay: float = 0.02
-    """The size of the paper's gamma, of both signs."""
+    """Absolute value of the paper's γ, used with both signs."""
     reach: float = 1.5
-    """How far an orbit is followed from the middle, to both sides."""
+    """Largest amount along an orbit, to both sides."""
     points: int = 60
-    """Points on each orbit."""
+    """Number of points on each orbit."""
 
 
 class Model(NamedTuple):
-    """Gradients of every sample at a point, as rows, and the diagonal of the generator."""
+    """The function that returns the gradients of all samples as rows, and the diagonal of the generator."""
 
     gradients: Callable[[np.ndarray], np.ndarray]
     a: np.ndarray
 
     def change(self, point: np.ndarray, eta: float, gamma: float, whole: bool) -> float:
-        """What one step changes C = 1/2 theta'A theta by: the mean over batches of one, or by the whole gradient."""
+        """Return the change of C = 1/2 theta'A theta in a step: the mean over batches of one, or by the full batch."""
         rows = self.gradients(point)
         steps = rows.mean(axis=0, keepdims=True) if whole else rows
         after = (1 - 2 * eta * gamma) * point - eta * steps
@@ -48,7 +51,7 @@ class Model(NamedTuple):
 
 
 def _neuron(rng: np.random.Generator, samples: int) -> tuple[Model, np.ndarray]:
-    """(u (w.x) - y)^2: u against w."""
+    """Return the model (u (w.x) - y)^2 with the rescaling of u against w, and a random point."""
     x, y = rng.normal(size=(samples, 3)), rng.normal(size=samples)
 
     def gradients(p: np.ndarray) -> np.ndarray:
@@ -60,7 +63,7 @@ def _neuron(rng: np.random.Generator, samples: int) -> tuple[Model, np.ndarray]:
 
 
 def _direction(rng: np.random.Generator, samples: int) -> tuple[Model, np.ndarray]:
-    """|theta/|theta| - z|^2: invariant under scaling."""
+    """Return the model |theta/|theta| - z|^2, invariant under scaling, and a random point."""
     z = rng.normal(size=(samples, 3))
 
     def gradients(p: np.ndarray) -> np.ndarray:
@@ -72,19 +75,19 @@ def _direction(rng: np.random.Generator, samples: int) -> tuple[Model, np.ndarra
 
 
 def _root(model: Model, point: np.ndarray, eta: float, gamma: float, whole: bool = False) -> float:
-    """lambda*, where the expected change is zero."""
+    """Return lambda*, where the expected change is zero."""
     return brentq(lambda t: model.change(np.exp(t * model.a) * point, eta, gamma, whole), -12, 12, xtol=1e-14)
 
 
 def _slope(model: Model, point: np.ndarray, way: np.ndarray, eta: float, gamma: float) -> tuple[float, float]:
-    """d lambda*/d theta along a way: by a difference of roots, and by -(dG/d theta)/(dG/d lambda)."""
+    """Return d lambda*/d theta along `way` by a difference of roots, and by -(dG/d theta)/(dG/d lambda)."""
     h = 1e-4
-    found = (_root(model, point + h * way, eta, gamma) - _root(model, point - h * way, eta, gamma)) / (2 * h)
-    there = _root(model, point, eta, gamma)
+    measured = (_root(model, point + h * way, eta, gamma) - _root(model, point - h * way, eta, gamma)) / (2 * h)
+    root = _root(model, point, eta, gamma)
     at = lambda t, p: model.change(np.exp(t * model.a) * p, eta, gamma, False)
-    by_point = (at(there, point + h * way) - at(there, point - h * way)) / (2 * h)
-    by_amount = (at(there + h, point) - at(there - h, point)) / (2 * h)
-    return found, -by_point / by_amount
+    by_point = (at(root, point + h * way) - at(root, point - h * way)) / (2 * h)
+    by_amount = (at(root + h, point) - at(root - h, point)) / (2 * h)
+    return measured, -by_point / by_amount
 
 
 def _measure(parameters: Steps, key: Key[Array, ""]) -> Measurement:
@@ -102,7 +105,7 @@ def _measure(parameters: Steps, key: Key[Array, ""]) -> Measurement:
                 rises.append(np.diff(values).max() / np.ptp(values))
                 zeros.append(np.sum(np.sign(values[:-1]) != np.sign(values[1:])) == 1)
                 flows.append(values / np.abs(values).max())
-            # in proportion to the point: near u = 0 the equilibrium runs away, and no fixed difference is small
+            # in proportion to the point, because near u = 0 the equilibrium diverges and no fixed difference is small
             slopes.append(_slope(model, point, point * rng.normal(size=4), eta, gamma))
         scaled, away = _direction(rng, p.samples)
         noise = eta**2 / 2 * float(np.mean(np.sum(scaled.gradients(away) ** 2, axis=1)))
@@ -114,12 +117,13 @@ def _measure(parameters: Steps, key: Key[Array, ""]) -> Measurement:
         crossed.append(bool((values <= 0).any()))
     gap = max(abs(a - b) / (1 + abs(b)) for a, b in slopes)
     checks = (
-        Check("scale invariance, gamma < 0: share of orbits with a zero of E dC", float(np.mean(crossed)), 0.0, 0.0,
+        Check("scale invariance, γ < 0: share of orbits with a zero of E dC", float(np.mean(crossed)), 0.0, 0.0,
               Within(0.0, 0.5), printed=1.0, alternative=1.0),
-        Check("SGD and gradient descent: largest rise of E dC along an orbit", max(rises), 0.0, 0.0, Below(0.0)),
-        Check("share of orbits with one zero of E dC", float(np.mean(zeros)), 1.0, 0.0, Above(0.999)),
-        Check("d lambda*/d theta: largest relative error of the implicit derivative", gap, 0.0, 0.0, Below(1e-4)),
-        Check("scale invariance, gamma < 0: least E dC over 2 sqrt(noise * growth)",
+        Check("SGD and gradient descent: largest increase of E dC along an orbit", max(rises), 0.0, 0.0, Below(0.0)),
+        Check("SGD and gradient descent: share of orbits with exactly one zero of E dC", float(np.mean(zeros)), 1.0,
+              0.0, Above(0.999)),
+        Check("largest relative error of the implicit derivative dλ*/dθ", gap, 0.0, 0.0, Below(1e-4)),
+        Check("scale invariance, γ < 0: least E dC / (2 √(noise × growth))",
               max(lowest, key=lambda v: abs(v - 1)), 1.0, 0.0, Within(1e-9, 1e-3), alternative=0.0),
     )  # fmt: skip
     data = xarray.Dataset(
@@ -129,7 +133,7 @@ def _measure(parameters: Steps, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, p.draws)
 
 
-def _draw(measurement: Measurement, parameters: Steps) -> Any:
+def _draw(measurement: Measurement, parameters: Steps) -> "Figure":
     figure, (left, right) = style.new_figure(2, width=4.2)
     data = measurement.data
     left.plot(data.amount, style.some(data.flow).T, color=style.COLOURS["grey"], lw=1)
@@ -138,7 +142,7 @@ def _draw(measurement: Measurement, parameters: Steps) -> Any:
     left.legend()
     style.points(right, data.way, data.grown, None, "scale invariance, γ < 0")
     style.theory(right, data.way, np.cosh(2 * data.way), "cosh 2λ: no zero")
-    right.set(xlabel="λ from the lowest point", ylabel="E dC over its least")
+    right.set(xlabel="λ from the lowest point", ylabel="E dC / its minimum")
     right.legend()
     return figure
 
@@ -148,10 +152,11 @@ CLAIMS = (
         id="discrete-fixed-point",
         paper="noise_equilibrium",
         place="Theorem D.1, Theorem 4.3 (4) and Remark 4.4",
-        statement="In discrete time too the expected change of the charge falls along every orbit and has one zero, "
-        "which moves smoothly with the point: for SGD and for gradient descent, without weight decay and with. Not for "
-        "negative weight decay, which the theorem admits: under scale invariance there is then no zero.",
-        equation="E dC = -4 eta gamma (1 - eta gamma) C + eta^2/2 Tr[E[gg'] A]",
+        statement="In discrete time, too, the expected change of the charge falls along every orbit and has exactly "
+        "one zero, which depends smoothly on the point. This holds for SGD and for gradient descent, with and without "
+        "weight decay. It does not hold for negative weight decay, which the theorem admits: under scale invariance "
+        "there is then no zero.",
+        equation="E dC = -4η γ (1 - η γ) C + η²/2 Tr[E[gg'] A]",
         alternative="Under scale invariance the expected change has a zero for negative weight decay too, as the "
         "theorem says.",
         scales={"smoke": Steps(20), "default": Steps(200), "full": Steps(2000)},

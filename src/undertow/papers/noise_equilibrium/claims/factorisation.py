@@ -1,8 +1,8 @@
-"""Two factors U W: the noise of rows against that of columns, where they balance, and the case that is solved."""
+"""Two factors U W: the noise of rows and of columns, their balance, and the solvable case of two vectors."""
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -13,8 +13,8 @@ import xarray
 from jaxtyping import Array, Key, PyTree
 
 from undertow.dynamics.descend import descend
+from undertow.estimate import standard_error
 from undertow.figures import style
-from undertow.figures.compare import compare
 from undertow.noise.minibatch import Minibatch
 from undertow.problem import Problem
 from undertow.symmetry.closed_forms import balanced_factors
@@ -22,11 +22,14 @@ from undertow.symmetry.equilibrium import equilibrium
 from undertow.symmetry.flow import noether_flow
 from undertow.symmetry.generators import DoubleRotation
 from undertow.verification import statistics
-from undertow.verification.claim import Claim, Measurement
+from undertow.verification.claim import Claim, Measurement, draw_checks_on_log_axis
 from undertow.verification.criterion import Below, Check, Within
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 ROWS, COLUMNS = 4, 5
-"""Outputs and inputs of the factorisation."""
+"""Number of outputs and of inputs of the factorisation."""
 
 INSIDE = DoubleRotation(lambda p: p["U"], lambda p: p["W"])
 
@@ -36,11 +39,11 @@ class Draws:
     """Draws of a factorisation with 4 outputs and 5 inputs."""
 
     draws: int
-    """How many."""
+    """Number of draws."""
     width: int = 4
-    """Columns of U and rows of W."""
+    """Number of columns of U and of rows of W."""
     samples: int = 40
-    """Training samples."""
+    """Number of training samples."""
     size: int = 3
     """Samples in a batch."""
     step_size: float = 0.02
@@ -48,7 +51,7 @@ class Draws:
     weight_decay: float = 0.01
     """The paper's gamma, where weight decay is on; the library's `weight_decay` is twice it."""
     batches: int = 20_000
-    """One-step changes in an ensemble."""
+    """Number of one-step changes."""
 
 
 @dataclass(frozen=True)
@@ -56,17 +59,17 @@ class Vectors:
     """SGD on a product of two vectors, from random pairs on the manifold of minima."""
 
     seeds: int
-    """Starts, at each setting."""
+    """Number of starts at each setting."""
     neurons: int = 4
-    """Entries of each vector."""
+    """Number of entries of each vector."""
     samples: int = 200
-    """Training samples."""
+    """Number of training samples."""
     step_size: float = 0.005
     """The smaller of two step sizes, at batches of one."""
     relaxations: float = 3.0
-    """How long the rates are measured, in relaxation times."""
+    """Length of the runs that measure the rates, in relaxation times."""
     long_relaxations: float = 12.0
-    """After how many the signs are looked at."""
+    """Length of the runs whose final signs are compared, in relaxation times."""
 
 
 def _loss(p: PyTree, sample: PyTree) -> Array:
@@ -76,7 +79,7 @@ def _loss(p: PyTree, sample: PyTree) -> Array:
 
 @eqx.filter_jit
 def _at_minimum(key: Key[Array, ""], samples: int, width: int) -> tuple[Problem, PyTree, Array]:
-    """Correlated inputs, noisy labels, and random factors of the least-squares solution V."""
+    """Return a problem with correlated inputs and noisy labels, random factors of its solution V, and V."""
     keys = jax.random.split(key, 6)
     normal = lambda k, *shape: jax.random.normal(k, shape, jnp.float64)
     x = normal(keys[0], samples, COLUMNS) @ (jnp.eye(COLUMNS) + 0.2 * normal(keys[1], COLUMNS, COLUMNS))
@@ -92,7 +95,7 @@ def _at_minimum(key: Key[Array, ""], samples: int, width: int) -> tuple[Problem,
 
 @eqx.filter_jit
 def _moments(problem: Problem, params: PyTree) -> tuple[Array, Array]:
-    """Gamma_U = E[|x|^2 rr'] and Gamma_W = E[|r|^2 xx']."""
+    """Return Gamma_U = E[|x|^2 rr'] and Gamma_W = E[|r|^2 xx']."""
     x, y = problem.data
     r = x @ params["W"].T @ params["U"].T - y
     second = lambda weights, rows: (rows * weights[:, None]).T @ rows / rows.shape[0]
@@ -101,11 +104,11 @@ def _moments(problem: Problem, params: PyTree) -> tuple[Array, Array]:
 
 @eqx.filter_jit
 def _by_rows(problem: Problem, params: PyTree) -> Array:
-    """The covariances of the gradients of U's rows, summed, less those of W's columns: from per-sample gradients."""
+    """Return the summed covariances of the gradients of the rows of U minus those of the columns of W."""
     gradients = problem.sample_gradients(params)
 
     def summed(vectors: Array) -> Array:
-        """(samples, vectors, width) -> width x width."""
+        """Return the summed covariances (width, width) of vectors (samples, vectors, width)."""
         centred = vectors - vectors.mean(axis=0, keepdims=True)
         return jnp.einsum("nik,nil->kl", centred, centred) / vectors.shape[0]
 
@@ -114,7 +117,7 @@ def _by_rows(problem: Problem, params: PyTree) -> Array:
 
 @eqx.filter_jit
 def _changes(noise: Minibatch, params: PyTree, keys: Key[Array, " batches"], eta: float) -> Array:
-    """What one step does to the charge, for one batch a key."""
+    """Return the change of the charge in one step, for one batch per key."""
 
     def one(key: Key[Array, ""]) -> Array:
         after = jax.tree.map(lambda p, g: p - eta * g, params, noise.draw(key, params))
@@ -138,21 +141,21 @@ def _measure_rows(parameters: Draws, key: Key[Array, ""]) -> Measurement:
         keys = jax.random.split(jax.random.fold_in(k, 1), parameters.batches)
         change = np.asarray(_changes(noise, params, keys, parameters.step_size))
         theory = parameters.step_size**2 / 2 * rows
-        error = change.std(axis=0, ddof=1) / np.sqrt(parameters.batches)
+        error = standard_error(change)
         scores.append(np.abs((change.mean(axis=0) - theory) / error).max())
         wrong.append(np.abs((change.mean(axis=0) - theory / 2) / error).max())
         along = theory / np.sum(theory**2)
         each = np.sum(change * along, axis=(1, 2))
         ratios.append(each.mean())
-        errors.append(each.std() / np.sqrt(parameters.batches))
+        errors.append(standard_error(each, ddof=0))
     error = float(np.linalg.norm(errors) / parameters.draws)
     checks = (
-        Check("one-step changes over the prediction", float(np.mean(ratios)), 1.0, error, Within(0.0, 0.2),
+        Check("mean one-step change of the charge / prediction", float(np.mean(ratios)), 1.0, error, Within(0.0, 0.2),
               alternative=0.5, samples=parameters.batches),
-        Check("one-step changes: largest |z| of an entry", float(max(scores)), 0.0, 0.0, Below(5.0),
+        Check("mean one-step change of the charge: largest |z| of an entry", float(max(scores)), 0.0, 0.0, Below(5.0),
               alternative=float(min(wrong))),
-        Check("noise of rows less columns: largest relative error", max(exact), 0.0, 0.0, Below(1e-12)),
-        Check("4/S (W Gamma_W W' - U'Gamma_U U) at the minimum: error", max(closed), 0.0, 0.0, Below(1e-10)),
+        Check("noise of rows minus columns: largest relative error", max(exact), 0.0, 0.0, Below(1e-12)),
+        Check("4/S (W Γ_W W' - U'Γ_U U) at the minimum: largest relative error", max(closed), 0.0, 0.0, Below(1e-10)),
     )  # fmt: skip
     return Measurement(checks, xarray.Dataset({"ratio": ("draw", ratios)}), parameters.draws)
 
@@ -161,14 +164,14 @@ def _measure_equilibrium(parameters: Draws, key: Key[Array, ""]) -> Measurement:
     residuals, moved, gaps, balances, printed = [], [], [], [], []
     apart = lambda one, other: float(jnp.linalg.norm(one - other) / jnp.linalg.norm(other))
     for index, k in enumerate(jax.random.split(key, parameters.draws)):
-        # every second one has more inner neurons than the product needs
+        # every second draw has more hidden units than the rank of the product
         width = parameters.width + 2 * (index % 2)
         problem, params, product = _at_minimum(k, parameters.samples, width)
         noise = Minibatch(problem, parameters.size)
         gammas = _moments(problem, params)
         for gamma in (0.0, parameters.weight_decay):
-            found = equilibrium(noise, params, INSIDE, step_size=parameters.step_size, weight_decay=2 * gamma)
-            u, w = found.params["U"], found.params["W"]
+            balanced = equilibrium(noise, params, INSIDE, step_size=parameters.step_size, weight_decay=2 * gamma)
+            u, w = balanced.params["U"], balanced.params["W"]
             gamma_u, gamma_w = (g + gamma * parameters.size / parameters.step_size * jnp.eye(len(g)) for g in gammas)
             left, right = balanced_factors(product, gamma_u, gamma_w, width)
             gaps += [apart(u @ u.T, left @ left.T), apart(w.T @ w, right.T @ right)]
@@ -176,14 +179,21 @@ def _measure_equilibrium(parameters: Draws, key: Key[Array, ""]) -> Measurement:
                 left, right = balanced_factors(product, *(g + 2 * gamma * jnp.eye(len(g)) for g in gammas), width)
                 printed += [apart(u @ u.T, left @ left.T), apart(w.T @ w, right.T @ right)]
             a, b = w @ gamma_w @ w.T, u.T @ gamma_u @ u
-            residuals.append(float(found.residual))
+            residuals.append(float(balanced.residual))
             balances.append(float(jnp.linalg.norm(a - b) / jnp.linalg.norm(a)))
             moved.append(apart(u @ w, product))
     checks = (
-        Check("UU' and W'W against the closed form", max(gaps), 0.0, 0.0, Below(1e-9), alternative=min(printed)),
+        Check(
+            "largest relative error of UU' and W'W against the closed form",
+            max(gaps),
+            0.0,
+            0.0,
+            Below(1e-9),
+            alternative=min(printed),
+        ),
         Check("largest residual of the flow", max(residuals), 0.0, 0.0, Below(1e-10)),
-        Check("largest |W Gamma_W W' - U'Gamma_U U|, relative", max(balances), 0.0, 0.0, Below(1e-10)),
-        Check("largest change of the product, relative", max(moved), 0.0, 0.0, Below(1e-12)),
+        Check("largest |W Γ_W W' - U'Γ_U U|/|W Γ_W W'|", max(balances), 0.0, 0.0, Below(1e-10)),
+        Check("largest relative change of the product", max(moved), 0.0, 0.0, Below(1e-12)),
     )
     return Measurement(checks, xarray.Dataset({"gap": ("case", gaps)}), parameters.draws)
 
@@ -198,12 +208,12 @@ def _itself(params: PyTree) -> PyTree:
 
 
 def _size(p: PyTree) -> Array:
-    """log |U'U - WW'|: all entries of that matrix decay by the same factor at every step."""
+    """Return log |U'U - WW'|; all entries of this matrix decay by the same factor in every step."""
     return jnp.log(jnp.sum((jnp.outer(p[0], p[0]) - jnp.outer(p[1], p[1])) ** 2)) / 2
 
 
 def _measure_vectors(parameters: Vectors, key: Key[Array, ""]) -> Measurement:
-    """Rates at two step sizes and two batch sizes, from -log of the charge's size; then the signs at the end."""
+    """Measure the decay rate of the charge at two step sizes and two batch sizes, and the signs at the end."""
     k1, k2, k3 = jax.random.split(key, 3)
     x = jax.random.normal(k1, (parameters.samples,), jnp.float64)
     y = 0.5 * x + jax.random.normal(k2, (parameters.samples,), jnp.float64)
@@ -212,12 +222,12 @@ def _measure_vectors(parameters: Vectors, key: Key[Array, ""]) -> Measurement:
     problem = Problem(_vector_loss, (x.astype(jnp.float32), y.astype(jnp.float32)))
 
     def start(k: Key[Array, ""]) -> PyTree:
-        """Random vectors, the second moved along the first until U W is the least-squares slope."""
+        """Return random vectors, the second moved along the first until U W is the least-squares slope."""
         u, w = jax.random.normal(k, (2, parameters.neurons), jnp.float32)
         return u, w + (jnp.float32(slope) - u @ w) / (u @ u) * u
 
     def rate(eta: float, size: int, relaxations: float, k: Array) -> tuple[np.ndarray, Any]:
-        """In units of 4 eta Var[rx], the batch size left out."""
+        """Return the decay rate in units of 4 eta Var[rx], without the batch size, and the run."""
         unit = 4 * eta * variance
         run = descend(
             Minibatch(problem, size), start, step_size=eta, steps=round(relaxations * size / (unit * eta)), key=k,
@@ -229,9 +239,9 @@ def _measure_vectors(parameters: Vectors, key: Key[Array, ""]) -> Measurement:
 
     eta, keys = parameters.step_size, jax.random.split(k3, 4)
     settings = [(eta, 1), (2 * eta, 1), (2 * eta, 4)]
-    found = [rate(e, s, parameters.relaxations, k)[0] for (e, s), k in zip(settings, keys, strict=False)]
-    means = [f.mean() for f in found]
-    errors = [f.std(ddof=1) / np.sqrt(parameters.seeds) for f in found]
+    rates = [rate(e, s, parameters.relaxations, k)[0] for (e, s), k in zip(settings, keys, strict=False)]
+    means = [f.mean() for f in rates]
+    errors = [standard_error(f) for f in rates]
     long = rate(2 * eta, 1, parameters.long_relaxations, keys[3])[1]
     u, w = (leaf[:, -1] for leaf in long.observed["params"])
     alike = lambda signs: statistics.share(np.abs(np.sign(signs).sum(axis=1)) == parameters.neurons)
@@ -239,17 +249,17 @@ def _measure_vectors(parameters: Vectors, key: Key[Array, ""]) -> Measurement:
     (products, products_error), (signs, signs_error) = alike(u * w), alike(u)
     batches = means[1] / means[2]
     checks = (
-        Check("rate over 4 eta/S Var[rx], extrapolated to small steps", 2 * means[0] - means[1], 1.0,
+        Check("decay rate / (4η/S Var[rx]), extrapolated to small steps", 2 * means[0] - means[1], 1.0,
               float(np.hypot(2 * errors[0], errors[1])), Within(0.02, 0.1), alternative=0.5),
-        Check("rate in time at twice the step size, over that at the step size", 2 * means[1] / means[0], 2.0,
+        Check("decay rate at step size 2η / that at η", 2 * means[1] / means[0], 2.0,
               float(2 * means[1] / means[0] * np.hypot(errors[0] / means[0], errors[1] / means[1])), Within(0.15, 0.6),
               printed=1.0, alternative=1.0),
-        Check("rate at batches of 1 over that at batches of 4", batches, 4.0,
+        Check("decay rate at batch size 1 / that at batch size 4", batches, 4.0,
               float(batches * np.hypot(errors[1] / means[1], errors[2] / means[2])), Within(0.3, 1.0), printed=1.0,
               alternative=1.0),
-        Check("share of ends where all U_k W_k have the same sign", products, 1.0, products_error, Within(0.02, 0.2),
-              alternative=chance, samples=math.inf),
-        Check("share of ends where all U_k have the same sign", signs, chance, signs_error, Within(0.0, 0.3),
+        Check("share of runs in which all U_k W_k end with the same sign", products, 1.0, products_error,
+              Within(0.02, 0.2), alternative=chance, samples=math.inf),
+        Check("share of runs in which all U_k end with the same sign", signs, chance, signs_error, Within(0.0, 0.3),
               printed=1.0, alternative=1.0, samples=math.inf),
     )  # fmt: skip
     data = xarray.Dataset(
@@ -260,8 +270,8 @@ def _measure_vectors(parameters: Vectors, key: Key[Array, ""]) -> Measurement:
 
 
 def _measure_trace(parameters: Draws, key: Key[Array, ""]) -> Measurement:
-    """The trace of jax.hessian at random points, over what is printed."""
-    found = []
+    """Compare the trace of jax.hessian at random points with the printed formula."""
+    ratios = []
     for index, k in enumerate(jax.random.split(key, parameters.draws)):
         problem, params, _ = _at_minimum(k, parameters.samples, parameters.width)
         off = 0.5 * (index % 2)  # every second point lies off the minimum
@@ -270,10 +280,10 @@ def _measure_trace(parameters: Draws, key: Key[Array, ""]) -> Measurement:
         second = x.T @ x / x.shape[0]
         u, w = params["U"], params["W"]
         printed = ROWS * jnp.trace(w @ second @ w.T) + jnp.sum(u**2) * jnp.trace(second)
-        found.append(float(_hessian_trace(problem, params) / printed))
-    worst = max(found, key=lambda value: abs(value - 2))
-    check = Check("Tr H over the printed formula", worst, 2.0, 0.0, Within(1e-10, 1e-3), printed=1.0, alternative=1.0)
-    return Measurement((check,), xarray.Dataset({"ratio": ("draw", found)}), parameters.draws)
+        ratios.append(float(_hessian_trace(problem, params) / printed))
+    worst = max(ratios, key=lambda value: abs(value - 2))
+    check = Check("Tr H / printed formula", worst, 2.0, 0.0, Within(1e-10, 1e-3), printed=1.0, alternative=1.0)
+    return Measurement((check,), xarray.Dataset({"ratio": ("draw", ratios)}), parameters.draws)
 
 
 @eqx.filter_jit
@@ -282,15 +292,7 @@ def _hessian_trace(problem: Problem, params: PyTree) -> Array:
     return jnp.trace(jax.hessian(lambda v: problem.loss(unravel(v)))(flat))
 
 
-def _draw(measurement: Measurement, parameters: Any) -> Any:
-    return compare(measurement.checks)
-
-
-def _draw_log(measurement: Measurement, parameters: Any) -> Any:
-    return compare(measurement.checks, log=True)
-
-
-def _draw_vectors(measurement: Measurement, parameters: Vectors) -> Any:
+def _draw_vectors(measurement: Measurement, parameters: Vectors) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     u, w = data.u.values.ravel(), data.w.values.ravel()
@@ -308,35 +310,34 @@ CLAIMS = (
         id="rows-and-columns",
         paper="noise_equilibrium",
         place="Proposition 5.1",
-        statement="The charge of two factors, the matrix (U'U - WW')/2, moves by the noise of the rows of U less that "
-        "of the columns of W; at the minimum both have a closed form.",
-        equation="d/dt (U'U - WW')/2 = eta/2S (sum_i Sigma_ui - sum_j Sigma_wj) = 2 eta/S (W Gamma_W W' - U'Gamma_U U)",
-        alternative="The noise of the rows less that of the columns moves U'U - WW' at this rate, as the paper's "
-        "charge without 1/2 has it, and its half at half the rate.",
+        statement="The charge of two factors, the matrix (U'U - WW')/2, changes by the noise of the rows of U minus "
+        "that of the columns of W. At the minimum both have a closed form.",
+        equation="d/dt (U'U - WW')/2 = η/2S (∑_i Σ_ui - ∑_j Σ_wj) = 2η/S (W Γ_W W' - U'Γ_U U)",
+        alternative="The noise of the rows minus that of the columns changes U'U - WW' at this rate, as for the "
+        "paper's charge without 1/2, and (U'U - WW')/2 at half the rate.",
         scales={"smoke": Draws(4), "default": Draws(20), "full": Draws(100, batches=200_000)},
         measure=_measure_rows,
-        draw=_draw,
     ),
     Claim(
         id="factors-balance",
         paper="noise_equilibrium",
         place="Theorem 5.2 and Eq. (90)-(92)",
-        statement="On every orbit of GL(d) there is one pair of factors with balanced noise, up to a rotation inside; "
-        "the geometric mean of two matrices gives it, and so does a singular value decomposition.",
-        equation="W Gamma_W W' = U'Gamma_U U,  P = X^1/2,  X b X = a",
-        alternative="With weight decay 2 gamma I is added to the noise moments, as printed, not (gamma S/eta) I.",
+        statement="On every orbit of GL(d) there is exactly one pair of factors with balanced noise, up to an inner "
+        "rotation. The geometric mean of two matrices gives it, and so does a singular value decomposition.",
+        equation="W Γ_W W' = U'Γ_U U,  P = X^1/2,  X b X = a",
+        alternative="With weight decay, 2γ I is added to the noise moments, as printed, not (γ S/η) I.",
         scales={"smoke": Draws(4), "default": Draws(20), "full": Draws(200)},
         measure=_measure_equilibrium,
-        draw=_draw_log,
+        draw=draw_checks_on_log_axis,
     ),
     Claim(
         id="vectors-decay",
         paper="noise_equilibrium",
         place="Section 5.1, U a row and W a column",
-        statement="WW' - U'U decays exponentially at the rate (4 eta/S) Var[rx], which falls with the batch size; what "
-        "ends with one sign are the products U_k W_k, not the U_k.",
-        equation="dC/dt = -(4 eta/S) Var[rx] C",
-        alternative="The charge decays at half the rate, (2 eta/S) Var[rx].",
+        statement="WW' - U'U decays exponentially at the rate (4η/S) Var[rx], which falls with the batch size. The "
+        "products U_k W_k end with the same sign, not the U_k.",
+        equation="dC/dt = -(4η/S) Var[rx] C",
+        alternative="The charge decays at half the rate, (2η/S) Var[rx].",
         scales={"smoke": Vectors(128), "default": Vectors(1024), "full": Vectors(8192)},
         measure=_measure_vectors,
         draw=_draw_vectors,
@@ -346,11 +347,11 @@ CLAIMS = (
         id="hessian-trace",
         paper="noise_equilibrium",
         place="Proposition 5.3",
-        statement="The trace of the Hessian of the two-layer linear net is twice what the paper prints, everywhere.",
-        equation="Tr H = 2 d_y |W Sigma_x^1/2|^2 + 2 |U|^2 Tr Sigma_x",
-        alternative="The trace is what the paper prints.",
+        statement="The trace of the Hessian of the two-layer linear network is twice the printed formula, at every "
+        "point.",
+        equation="Tr H = 2 d_y |W Σ_x^1/2|² + 2 |U|² Tr Σ_x",
+        alternative="The trace is the printed formula.",
         scales={"smoke": Draws(4), "default": Draws(20), "full": Draws(200)},
         measure=_measure_trace,
-        draw=_draw,
     ),
 )

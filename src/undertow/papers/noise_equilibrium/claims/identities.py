@@ -1,9 +1,9 @@
-"""What a symmetry fixes exactly: gradient flow conserves the charge, a step of SGD changes it by a known amount."""
+"""Exact consequences of a symmetry: gradient flow conserves the charge, and a step of SGD changes it as predicted."""
 
 import itertools
 import math
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -14,28 +14,31 @@ import xarray
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _trees as trees
+from undertow.estimate import standard_error
 from undertow.figures import style
-from undertow.figures.compare import compare
 from undertow.noise.minibatch import Minibatch
 from undertow.problem import Problem
 from undertow.symmetry.flow import noether_flow
 from undertow.symmetry.generators import AbstractSymmetry, DoubleRotation, Rescaling, Scaling
-from undertow.verification.claim import Claim, Measurement
+from undertow.verification.claim import Claim, Measurement, draw_checks_on_log_axis
 from undertow.verification.criterion import Above, Below, Check, Within
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 GROUPS = 50
-"""Independent groups of batches; the spread between their means is the standard error."""
+"""Number of independent groups of batches. The standard error comes from the spread of the group means."""
 
 FLOW_STEPS = (50, 100, 200, 400)
-"""Runge-Kutta steps in which the same time of gradient flow is integrated."""
+"""Numbers of Runge-Kutta steps with which the same time of gradient flow is integrated."""
 
 FLOW_TIME = 0.4
 
 RUNGE_KUTTA = ((0.0, 1.0), (0.5, 2.0), (0.5, 2.0), (1.0, 1.0))
-"""Of each stage of the classical method: how far along the last slope it is taken, and six times its weight."""
+"""For each stage of the classical method: the fraction of the step along the last slope, and six times its weight."""
 
 EULER = ((0.0, 6.0), (0.0, 0.0), (0.0, 0.0), (0.0, 0.0))
-"""Gradient descent, written in the same way."""
+"""Gradient descent in the same format."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class Flows:
     """Gradient flow on random draws of three models."""
 
     draws: int
-    """Draws of each model."""
+    """Number of draws of each model."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Batches:
     """Random batches at a random point of three models, away from any minimum."""
 
     batches: int
-    """How many for each model and setting."""
+    """Number of batches for each model and setting."""
     size: int = 4
     """Samples in a batch."""
     step_size: float = 0.05
@@ -61,7 +64,7 @@ class Batches:
 
 
 class Kind(NamedTuple):
-    """A loss of one kind with its symmetry, and a random point."""
+    """A problem with its symmetry, and a random point."""
 
     problem: Problem
     params: PyTree
@@ -70,7 +73,7 @@ class Kind(NamedTuple):
 
 @eqx.filter_jit
 def kinds(key: Key[Array, ""]) -> dict[str, Kind]:
-    """A ReLU net (one rescaling a neuron), a factorisation (GL(3)) and a scale-invariant net, on noisy data."""
+    """Return a ReLU network (one rescaling per neuron), a factorisation (GL(3)) and a scale-invariant network."""
     relu, factors, scaled = jax.random.split(key, 3)
     return {
         "ReLU neurons": _relu(relu),
@@ -80,7 +83,7 @@ def kinds(key: Key[Array, ""]) -> dict[str, Kind]:
 
 
 def _data(key: Key[Array, ""], inputs: int, outputs: int, samples: int = 30) -> tuple[Array, Array]:
-    """Inputs, and labels that depend on them with noise."""
+    """Return inputs, and labels that depend on them with noise."""
     k1, k2, k3 = jax.random.split(key, 3)
     x = jax.random.normal(k1, (samples, inputs), jnp.float64)
     truth = jax.random.normal(k2, (inputs, outputs), jnp.float64) / np.sqrt(inputs)
@@ -88,7 +91,7 @@ def _data(key: Key[Array, ""], inputs: int, outputs: int, samples: int = 30) -> 
 
 
 def _normal(key: Key[Array, ""], **shapes: tuple[int, ...]) -> dict[str, Array]:
-    """Weights of variance 1/fan-in."""
+    """Return weights of variance 1/fan-in."""
     keys = jax.random.split(key, len(shapes))
     return {
         name: jax.random.normal(k, shape, jnp.float64) / np.sqrt(shape[-1])
@@ -118,7 +121,7 @@ def _factorisation(key: Key[Array, ""]) -> Kind:
 
 
 def _scaled_loss(p: PyTree, sample: PyTree) -> Array:
-    """Both layers divided by the norm of all weights."""
+    """Return the loss with both layers divided by the norm of all weights."""
     x, y = sample
     norm = jnp.sqrt(trees.dot(p, p))
     return jnp.sum((3 * p["u"] @ jnp.tanh(3 * p["w"] @ x / norm) / norm - y) ** 2)
@@ -138,7 +141,7 @@ ALL = Scaling(lambda p: (p["u"], p["w"]))
 def _conserved(
     problem: Problem, params: PyTree, symmetry: AbstractSymmetry, steps: Array, stages: Float[Array, "4 2"]
 ) -> Array:
-    """The largest change of a charge over |params|^2, along gradient flow by a Runge-Kutta method."""
+    """Return the largest change of a charge along gradient flow, over |params|^2, by a Runge-Kutta method."""
     h = FLOW_TIME / steps
 
     def step(_: Any, p: PyTree) -> PyTree:
@@ -156,33 +159,33 @@ def _conserved(
 
 
 def _measure_conserved(parameters: Flows, key: Key[Array, ""]) -> Measurement:
-    """The change of the charge at several sizes of the integrator's step, and the order at which it falls."""
+    """Measure the change of the charge at several steps of the integrator, and the order at which it falls."""
     changes = {name: [] for name in kinds(key)}
     change = lambda kind, steps, stages: float(_conserved(*kind, jnp.asarray(steps), jnp.asarray(stages)))
     for k in jax.random.split(key, parameters.draws):
         for name, kind in kinds(k).items():
             changes[name].append([change(kind, steps, RUNGE_KUTTA) for steps in FLOW_STEPS])
     descent = {name: change(kind, FLOW_STEPS[-1], EULER) for name, kind in kinds(k).items()}
-    found = {name: np.array(values) for name, values in changes.items()}
-    orders = {name: -np.polyfit(np.log(FLOW_STEPS), np.log(values).T, 1)[0] for name, values in found.items()}
-    last = {name: values[:, -1] for name, values in found.items()}
+    curves = {name: np.array(values) for name, values in changes.items()}
+    orders = {name: -np.polyfit(np.log(FLOW_STEPS), np.log(values).T, 1)[0] for name, values in curves.items()}
+    last = {name: values[:, -1] for name, values in curves.items()}
     smooth = max(values.max() for name, values in last.items() if "ReLU" not in name)
     checks = (
-        Check("smooth models: largest change of a charge, over |params|^2", float(smooth), 0.0, 0.0, Below(1e-8),
+        Check("smooth models: largest change of a charge / |params|²", float(smooth), 0.0, 0.0, Below(1e-8),
               alternative=max(value for name, value in descent.items() if "ReLU" not in name)),
-        Check("ReLU neurons: the same, median of the draws", float(np.median(last["ReLU neurons"])), 0.0, 0.0,
-              Below(1e-6), alternative=descent["ReLU neurons"]),
+        Check("ReLU neurons: median of the largest change of a charge / |params|²",
+              float(np.median(last["ReLU neurons"])), 0.0, 0.0, Below(1e-6), alternative=descent["ReLU neurons"]),
         *(
-            # a step across a kink of a ReLU is good to second order only, and where in the step the kink lies is chance
-            Check(f"{name}: order in the integrator's step", float(np.median(order)), 2.0 if kinked else 4.0, 0.0,
-                  Above(1.0 if kinked else 3.8), alternative=None if kinked else 1.0)
+            # a step across a kink of a ReLU is of second order, with an error that depends on the place of the kink
+            Check(f"{name}: order of the change in the integrator's step", float(np.median(order)),
+                  2.0 if kinked else 4.0, 0.0, Above(1.0 if kinked else 3.8), alternative=None if kinked else 1.0)
             for name, order in orders.items() for kinked in ["ReLU" in name]
         ),
     )  # fmt: skip
     data = xarray.Dataset(
-        {"change": (("kind", "draw", "steps"), np.stack(list(found.values())))},
+        {"change": (("kind", "draw", "steps"), np.stack(list(curves.values())))},
         coords={"steps": list(FLOW_STEPS)},
-        attrs={"kinds": list(found)},
+        attrs={"kinds": list(curves)},
     )
     return Measurement(checks, data, parameters.draws)
 
@@ -191,7 +194,7 @@ def _measure_conserved(parameters: Flows, key: Key[Array, ""]) -> Measurement:
 def _steps(
     noise: Minibatch, symmetry: AbstractSymmetry, params: PyTree, keys: Key[Array, " batches"], eta: Array, gamma: Array
 ) -> tuple[Array, Array]:
-    """What a step changes the charge by and what the identity says of it, for one batch a key."""
+    """Return the change of the charge in a step and the prediction of the identity, for one batch per key."""
 
     def one(key: Key[Array, ""]) -> tuple[Array, Array]:
         gradient = noise.draw(key, params)
@@ -209,13 +212,20 @@ def _measure_identity(parameters: Batches, key: Key[Array, ""]) -> Measurement:
         noise = Minibatch(kind.problem, parameters.size)
         for gamma in (0.0, parameters.weight_decay):
             change, identity = _steps(noise, kind.symmetry, kind.params, keys, eta, jnp.asarray(gamma))
-            words = "with weight decay" if gamma else "without"
+            words = "with weight decay" if gamma else "without weight decay"
             size = float(jnp.max(jnp.abs(change)))
-            # what is left out where the decay of continuous time is taken for that of a step
+            # the error if the decay of continuous time is used for a step
             missed = float(jnp.max(jnp.abs(kind.symmetry.charge(kind.params)))) * 4 * (float(eta) * gamma) ** 2
             worst[f"{name}, {words}"] = float(jnp.max(jnp.abs(change - identity))) / size, missed / size
     checks = tuple(
-        Check(f"{name}: largest error", error, 0.0, 0.0, Below(1e-12), alternative=missed or None)
+        Check(
+            f"{name}: largest relative error of the change of the charge",
+            error,
+            0.0,
+            0.0,
+            Below(1e-12),
+            alternative=missed or None,
+        )
         for name, (error, missed) in worst.items()
     )
     errors = [error for error, _ in worst.values()]
@@ -224,7 +234,7 @@ def _measure_identity(parameters: Batches, key: Key[Array, ""]) -> Measurement:
 
 @eqx.filter_jit
 def _after(gradients: Array, kind: Kind, eta: Array, gamma: Array) -> Array:
-    """What a step changes the charge by, for each of many batch gradients as vectors."""
+    """Return the change of the charge in a step, for each of many batch gradients as vectors."""
     _, unravel = jax.flatten_util.ravel_pytree(kind.params)
 
     def one(gradient: Array) -> Array:
@@ -235,13 +245,13 @@ def _after(gradients: Array, kind: Kind, eta: Array, gamma: Array) -> Array:
 
 
 def _over_all_batches(kind: Kind, size: int, replace: bool, eta: float, gamma: float) -> np.ndarray:
-    """The expected change of the charge: the mean over every batch that can be drawn, each with its probability."""
+    """Return the expected change of the charge: the mean over all possible batches, weighted by probability."""
     rows = np.asarray(jax.vmap(trees.ravel)(kind.problem.sample_gradients(kind.params)))
     choose = itertools.combinations_with_replacement if replace else itertools.combinations
     batches = np.array(list(choose(range(len(rows)), size)))
     if replace:
         repeats = np.stack([np.sum(batches == batches[:, [i]], axis=1) for i in range(size)], axis=1)
-        # S! over the product of the factorials of the repeats; an index that comes k times is counted k times
+        # S! over the product of the factorials of the repeats; an index with k repeats enters k times, hence the root
         factors = np.array([math.factorial(k) ** (1 / k) for k in range(1, size + 1)])
         weights = math.factorial(size) / np.prod(factors[repeats - 1], axis=1) / len(rows) ** size
     else:
@@ -251,7 +261,7 @@ def _over_all_batches(kind: Kind, size: int, replace: bool, eta: float, gamma: f
 
 
 def _measure_expected(parameters: Batches, key: Key[Array, ""]) -> Measurement:
-    """The formula against a sum over all batches, draws against that sum, and what continuous time leaves out."""
+    """Compare the formula and draws with the sum over all batches, and measure what continuous time leaves out."""
     p, checks, columns = parameters, [], []
     batches = p.batches // GROUPS * GROUPS
     for index, (name, kind) in enumerate(kinds(key).items()):
@@ -265,11 +275,11 @@ def _measure_expected(parameters: Batches, key: Key[Array, ""]) -> Measurement:
                 groups = np.asarray(change).reshape(GROUPS, batches // GROUPS, -1).mean(axis=1)
                 flow = noether_flow(noise, kind.params, kind.symmetry, step_size=p.step_size, weight_decay=2 * gamma)
                 exact = _over_all_batches(kind, p.size, replace, p.step_size, gamma)
-                told, continuous = np.ravel(np.asarray(flow.per_step)), p.step_size * np.ravel(flow.rate)
+                formula, continuous = np.ravel(np.asarray(flow.per_step)), p.step_size * np.ravel(flow.rate)
                 size = np.abs(exact).max()
-                gaps.append((np.abs(told - exact).max() / size, np.abs(continuous - exact).max() / size))
-                # a dead neuron has no noise: its error is rounding
-                error = np.maximum(groups.std(axis=0, ddof=1) / np.sqrt(GROUPS), 1e-9 * size)
+                gaps.append((np.abs(formula - exact).max() / size, np.abs(continuous - exact).max() / size))
+                # a dead neuron has no noise, so its error is rounding
+                error = np.maximum(standard_error(groups), 1e-9 * size)
                 scores.append([np.abs((groups.mean(axis=0) - value) / error).max() for value in (exact, continuous)])
                 columns.append((exact, groups.mean(axis=0), error))
                 along = exact / (exact @ exact)
@@ -277,11 +287,11 @@ def _measure_expected(parameters: Batches, key: Key[Array, ""]) -> Measurement:
         share, expected = missed[0]
         (error, wrong), (score, wrong_score) = np.max(gaps, axis=0), np.max(scores, axis=0)
         checks += [
-            Check(f"{name}: largest relative error against the sum over all batches", float(error), 0.0, 0.0,
-                  Below(1e-12), alternative=float(wrong)),
-            Check(f"{name}: largest |z| of the mean change of drawn batches", float(score), 0.0, 0.0, Below(5.0),
+            Check(f"{name}: largest relative error of the formula against the sum over all batches", float(error), 0.0,
+                  0.0, Below(1e-12), alternative=float(wrong)),
+            Check(f"{name}: largest |z| of the mean change over drawn batches", float(score), 0.0, 0.0, Below(5.0),
                   alternative=float(wrong_score)),
-            Check(f"{name}: share of that sum that the flow in continuous time misses, against the mean gradient's",
+            Check(f"{name}: share of the sum that the flow in continuous time misses",
                   float(share), float(expected), 0.0, Within(1e-10, 1e-3), alternative=0.0),
         ]  # fmt: skip
     names = ("predicted", "measured", "error")
@@ -291,7 +301,7 @@ def _measure_expected(parameters: Batches, key: Key[Array, ""]) -> Measurement:
     return Measurement(tuple(checks), data, batches)
 
 
-def _draw_conserved(measurement: Measurement, parameters: Flows) -> Any:
+def _draw_conserved(measurement: Measurement, parameters: Flows) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     h = FLOW_TIME / data.steps.values
@@ -306,17 +316,13 @@ def _draw_conserved(measurement: Measurement, parameters: Flows) -> Any:
     return figure
 
 
-def _draw_identity(measurement: Measurement, parameters: Batches) -> Any:
-    return compare(measurement.checks, log=True)
-
-
-def _draw_expected(measurement: Measurement, parameters: Batches) -> Any:
+def _draw_expected(measurement: Measurement, parameters: Batches) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     style.points(axes, data.predicted, data.measured, data.error, f"mean of {measurement.seeds:,} steps")
     ends = [float(data.predicted.min()), float(data.predicted.max())]
     style.theory(axes, ends, ends, "exact expectation")
-    axes.set(xlabel="expected change of a charge", ylabel="measured")
+    axes.set(xlabel="expected change of a charge", ylabel="measured change")
     axes.legend()
     return figure
 
@@ -326,11 +332,11 @@ CLAIMS = (
         id="charge-conserved",
         paper="noise_equilibrium",
         place="Eq. (4)",
-        statement="Gradient flow conserves the charge of every exponential symmetry: what an integrator of the fourth "
-        "order makes of it changes by the fourth power of its step (the second, across kinks of a ReLU).",
-        equation="dC/dt = 0,  C = 1/2 theta'A theta",
-        alternative="Gradient flow conserves the charge no better than gradient descent does: its change is of the "
-        "first order in the step.",
+        statement="Gradient flow conserves the charge of every exponential symmetry: under an integrator of the "
+        "fourth order, the charge changes by the fourth power of the step (the second power across kinks of a ReLU).",
+        equation="dC/dt = 0,  C = 1/2 θ'Aθ",
+        alternative="Gradient flow conserves the charge no better than gradient descent: its change is of the first "
+        "order in the step.",
         scales={"smoke": Flows(5), "default": Flows(20), "full": Flows(200)},
         measure=_measure_conserved,
         draw=_draw_conserved,
@@ -339,23 +345,24 @@ CLAIMS = (
         id="step-identity",
         paper="noise_equilibrium",
         place="Appendix D, Eq. (97), with weight decay",
-        statement="A step of SGD changes the charge by an amount that its batch gradient fixes, on every path.",
-        equation="dC = -4 eta gamma (1 - eta gamma) C + eta^2/2 g'A g",
-        alternative="Weight decay changes the charge by -4 eta gamma C in a step, as in continuous time.",
+        statement="The change of the charge in a step of SGD is a function of the point and the batch gradient, "
+        "exactly and for every batch.",
+        equation="dC = -4η γ (1 - η γ) C + η²/2 g'A g",
+        alternative="Weight decay changes the charge by -4η γ C per step, as in continuous time.",
         scales={"smoke": Batches(5000), "default": Batches(20_000), "full": Batches(200_000)},
         measure=_measure_identity,
-        draw=_draw_identity,
+        draw=draw_checks_on_log_axis,
     ),
     Claim(
         id="expected-change",
         paper="noise_equilibrium",
         place="Eq. (7) and Appendix D",
-        statement="The expected change of the charge in a step is known exactly, with and without replacement: it is "
-        "the mean over all batches. The flow in continuous time leaves out the mean gradient, a large part of it away "
-        "from minima.",
-        equation="E dC = -4 eta gamma (1 - eta gamma) C + eta^2/2 (grad L'A grad L + c Tr[Sigma A]/S)",
-        alternative="The expected change in a step is the flow in continuous time times the step size: the mean "
-        "gradient adds nothing.",
+        statement="The expected change of the charge per step has an exact formula, with and without replacement, "
+        "which agrees with the mean over all batches. The flow in continuous time leaves out the mean gradient, which "
+        "contributes a large part away from minima.",
+        equation="E dC = -4η γ (1 - η γ) C + η²/2 (∇L'A ∇L + c Tr[ΣA]/S)",
+        alternative="The expected change per step is the flow in continuous time times the step size: the mean "
+        "gradient contributes nothing.",
         scales={"smoke": Batches(5_000), "default": Batches(100_000), "full": Batches(1_000_000)},
         measure=_measure_expected,
         draw=_draw_expected,

@@ -1,7 +1,7 @@
-"""Small errors of the text, each decided by a number: factors, a time that goes the other way, signs in a proof."""
+"""Misprints of the paper that a measurement decides: constant factors, a time scale, signs in a proof."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -14,8 +14,8 @@ from scipy.linalg import expm
 
 from undertow import _trees as trees
 from undertow.dynamics.descend import descend
+from undertow.estimate import standard_error
 from undertow.figures import style
-from undertow.figures.compare import compare
 from undertow.noise.minibatch import Minibatch
 from undertow.papers._lanes import lanes
 from undertow.papers.noise_equilibrium.claims.identities import kinds
@@ -25,8 +25,11 @@ from undertow.symmetry.generators import AbstractSymmetry
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Check, Within
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 GROUPS = 50
-"""Independent groups of batches; the spread between their means is the standard error."""
+"""Number of independent groups of batches. The standard error comes from the spread of the group means."""
 
 
 @dataclass(frozen=True)
@@ -34,31 +37,31 @@ class Batches:
     """Random batches at a random point of three models."""
 
     batches: int
-    """How many for each model."""
+    """Number of batches for each model."""
     size: int = 4
     """Samples in a batch."""
     step_size: float = 0.05
     """Step size of the step."""
     weight_decay: float = 1e-4
-    """The paper's gamma, where weight decay is on: so small that its square is negligible."""
+    """The paper's γ, small, so that its square is negligible; `weight_decay` is 2γ."""
 
 
 @dataclass(frozen=True)
 class Sphere:
-    """SGD with weight decay on a loss of the direction of its parameters."""
+    """SGD with weight decay on a loss that depends on the direction of its parameters only."""
 
     seeds: int
-    """Runs."""
+    """Number of runs."""
     step_size: float = 0.01
     """Step size."""
     weight_decay: float = 0.005
-    """The paper's gamma: half the `weight_decay` of the library."""
+    """The paper's γ; `weight_decay` is 2γ."""
     size: int = 2
     """Samples in a batch."""
     samples: int = 8
-    """Training samples."""
+    """Number of training samples."""
     steps: int = 20_000
-    """Steps, and the same number again over which averages are taken."""
+    """Number of steps before the averages, and over which they are taken."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +69,13 @@ class Neuron:
     """SGD on a linear neuron u (w.x) with fresh data, from unbalanced weights on the manifold of minima."""
 
     seeds: int
-    """Runs at each batch size."""
+    """Number of runs at each batch size."""
     step_size: float = 0.01
     """Step size."""
     size: int = 2
     """Samples in a batch; the other batch is four times as large."""
     start: float = 2.0
-    """The charge (|u|^2 - |w|^2)/2 to begin with."""
+    """Charge (|u|² - |w|²)/2 at the start."""
 
 
 @dataclass(frozen=True)
@@ -80,18 +83,18 @@ class Matrices:
     """Random symmetric generators, covariances and points."""
 
     draws: int
-    """How many."""
+    """Number of draws."""
     dimension: int = 6
-    """Parameters."""
+    """Number of parameters."""
     amount: float = 0.7
-    """How far along the orbit, lambda."""
+    """Amount λ along the orbit."""
 
 
 @eqx.filter_jit
 def _means(
     noise: Minibatch, symmetry: AbstractSymmetry, params: PyTree, keys: Key[Array, "groups batches"], eta: float
 ) -> Array:
-    """What noise adds to the charge in one step, the mean over each group of batches: the full batch taken off."""
+    """Return the change of the charge in one step due to noise, averaged over each group of batches."""
 
     def change(gradient: PyTree) -> Array:
         after = jax.tree.map(lambda p, g: p - eta * g, params, gradient)
@@ -103,37 +106,39 @@ def _means(
 
 
 def _measure_factors(parameters: Batches, key: Key[Array, ""]) -> Measurement:
-    """The change of theta'A theta that noise makes, over sigma^2 Tr[Sigma A] times the time of a step."""
+    """Compare the change of theta'A theta due to noise with sigma^2 Tr[Sigma A] times the step size."""
     eta, each = parameters.step_size, parameters.batches // GROUPS
-    found = {}
+    measured = {}
     for index, (name, kind) in enumerate(kinds(key).items()):
         noise = Minibatch(kind.problem, parameters.size)
         keys = jax.random.split(jax.random.fold_in(key, index), (GROUPS, each))
         groups = np.asarray(_means(noise, kind.symmetry, kind.params, keys, eta)).reshape(GROUPS, -1)
         flow = noether_flow(noise, kind.params, kind.symmetry, step_size=eta)
-        unit = eta * eta / 2 * np.ravel(flow.noise)  # Sigma of the library is that of a batch: sigma^2 is eta/2
+        unit = eta * eta / 2 * np.ravel(flow.noise)  # the library's Sigma is that of a batch, so sigma^2 is eta/2
         ratios = 2 * groups @ unit / (unit @ unit)
-        found[name] = (float(ratios.mean()), float(ratios.std(ddof=1) / np.sqrt(GROUPS)))
+        measured[name] = (float(ratios.mean()), float(standard_error(ratios)))
     decay = _decay(kind.symmetry, kind.params, kind.problem.gradient(kind.params), eta, parameters.weight_decay)
-    neurons, factors, scaled = found.values()
+    neurons, factors, scaled = measured.values()
     checks = (
-        Check("theta'A theta, ReLU neurons: rate over sigma^2 Tr[Sigma A]", neurons[0], 2.0, neurons[1],
+        Check("ReLU neurons: rate of θ'Aθ / σ² Tr[ΣA]", neurons[0], 2.0, neurons[1],
               Within(0.0, 0.5), printed=1.0, alternative=1.0, samples=GROUPS),
-        Check("Tr[UBU'] - Tr[W'BW]: rate over sigma^2 (rows less columns)", factors[0], 2.0, factors[1],
-              Within(0.0, 0.5), printed=1.0, alternative=1.0, samples=GROUPS),
-        Check("1/2 theta'A theta, ReLU neurons: rate over sigma^2 Tr[Sigma A]", neurons[0] / 2, 1.0, neurons[1] / 2,
+        Check("factorisation: rate of Tr[UBU'] - Tr[W'BW] / σ² (noise of rows - noise of columns)", factors[0], 2.0,
+              factors[1], Within(0.0, 0.5), printed=1.0, alternative=1.0, samples=GROUPS),
+        Check("ReLU neurons: rate of 1/2 θ'Aθ / σ² Tr[ΣA]", neurons[0] / 2, 1.0, neurons[1] / 2,
               Within(0.0, 0.25), printed=0.5, alternative=0.5, samples=GROUPS),
-        Check("|theta|^2, scale-invariant net: rate over sigma^2 Tr Sigma", scaled[0], 2.0, scaled[1],
+        Check("scale-invariant network: rate of |θ|² / σ² Tr Σ", scaled[0], 2.0, scaled[1],
               Within(0.0, 0.5), printed=1.0, alternative=1.0, samples=GROUPS),
-        Check("|theta|^2, scale-invariant net: rate by decay over gamma |theta|^2", decay, -4.0, 0.0,
+        Check("scale-invariant network: rate of |θ|² due to weight decay / γ |θ|²", decay, -4.0, 0.0,
               Within(1e-4, 1e-2), printed=-1.0, alternative=-2.0),
     )  # fmt: skip
-    data = xarray.Dataset({"ratio": ("kind", [value for value, _ in found.values()])}, attrs={"kinds": list(found)})
+    data = xarray.Dataset(
+        {"ratio": ("kind", [value for value, _ in measured.values()])}, attrs={"kinds": list(measured)}
+    )
     return Measurement(checks, data, parameters.batches)
 
 
 def _decay(symmetry: AbstractSymmetry, params: PyTree, gradient: PyTree, eta: float, gamma: float) -> float:
-    """What weight decay adds to the change of |theta|^2 in a step, over eta gamma |theta|^2."""
+    """Return the change of |theta|^2 per step due to weight decay, in units of eta gamma |theta|^2."""
 
     def after(shrink: float) -> Array:
         moved = jax.tree.map(lambda p, g: (1 - 2 * eta * shrink) * p - eta * g, params, gradient)
@@ -147,7 +152,7 @@ def _direction(p: Array, sample: Array) -> Array:
 
 
 def _measure_stationary(parameters: Sphere, key: Key[Array, ""]) -> Measurement:
-    """gamma C against eta Tr[Sigma A], both averaged over the stationary state."""
+    """Compare gamma C with eta Tr[Sigma A], both averaged over the stationary state."""
     z = 0.6 * jax.random.normal(key, (parameters.samples, 3), jnp.float64)
     z = z - z.mean(axis=0, keepdims=True) + jnp.array([[1.0, 0.0, 0.0]])
     problem = Problem(_direction, z.astype(jnp.float32))
@@ -166,8 +171,8 @@ def _measure_stationary(parameters: Sphere, key: Key[Array, ""]) -> Measurement:
     charge, trace = (run.observed["terms"][name][:, -1] for name in ("charge", "trace"))
     ratios = parameters.weight_decay * charge / (parameters.step_size * trace.mean())
     right = 1 / (8 * parameters.size)
-    value, error = ratios.mean() / right, ratios.std(ddof=1) / np.sqrt(parameters.seeds) / right
-    check = Check("gamma C over eta Tr[Sigma A]/(8 S)", float(value), 1.0, float(error), Within(0.05, 0.2),
+    value, error = ratios.mean() / right, standard_error(ratios) / right
+    check = Check("γ C / (η Tr[ΣA]/(8S))", float(value), 1.0, float(error), Within(0.05, 0.2),
                   printed=1 / right, alternative=2.0)  # fmt: skip
     data = xarray.Dataset({"charge": ("seed", charge), "trace": ("seed", trace)})
     return Measurement((check,), data, parameters.seeds, int(run.diverged.sum()))
@@ -175,7 +180,7 @@ def _measure_stationary(parameters: Sphere, key: Key[Array, ""]) -> Measurement:
 
 OUTPUTS, INPUTS = 2, 3
 STRENGTH = 1.0
-"""|u| |w| at the minimum."""
+"""The product |u| |w| at the minimum."""
 
 
 def _neuron_loss(p: PyTree, sample: PyTree) -> Array:
@@ -184,7 +189,7 @@ def _neuron_loss(p: PyTree, sample: PyTree) -> Array:
 
 
 def _neuron_sample(key: Key[Array, ""]) -> tuple[Array, Array]:
-    """x and the label noise are white; the true neuron has u and w along the first axes."""
+    """Return x and y with white x and label noise; the true neuron has u and w along the first axes."""
     white = jax.random.normal(key, (INPUTS + OUTPUTS,), jnp.float32)
     x = white[:INPUTS]
     return x, white[INPUTS:].at[0].add(STRENGTH * x[0])
@@ -195,13 +200,13 @@ def _neuron_charge(p: PyTree) -> Array:
 
 
 def _flow(time: Any, charge: Any, rate: float) -> Any:
-    """dC/dt at the minimum: rate (Tr Sigma_eps |w|^2 - Tr Sigma_x |u|^2), |u| |w| being fixed."""
+    """Return dC/dt at the minimum: rate (Tr Sigma_eps |w|^2 - Tr Sigma_x |u|^2), with |u| |w| fixed."""
     half = np.sqrt(charge**2 + STRENGTH**2)
     return rate * (OUTPUTS * (half - charge) - INPUTS * (half + charge))
 
 
 def _measure_time(parameters: Neuron, key: Key[Array, ""]) -> Measurement:
-    """How long the charge takes half its way to the equilibrium, at two batch sizes."""
+    """Measure the time in which the charge goes half of the way to its equilibrium, at two batch sizes."""
     end = -STRENGTH * (INPUTS - OUTPUTS) / (2 * np.sqrt(INPUTS * OUTPUTS))
     middle = (parameters.start + end) / 2
     half = np.sqrt(parameters.start**2 + STRENGTH**2)
@@ -223,16 +228,16 @@ def _measure_time(parameters: Neuron, key: Key[Array, ""]) -> Measurement:
         charges = run.observed["charge"]
         each = np.array([np.interp(-middle, -row, run.time) for row in np.minimum.accumulate(charges, axis=1)])
         times.append(each.mean())
-        errors.append(each.std(ddof=1) / np.sqrt(parameters.seeds))
+        errors.append(standard_error(each))
         theory.append(expected)
         curves.append((run.time, charges.mean(axis=0)))
     ratio = times[1] / times[0]
     error = float(ratio * np.hypot(errors[0] / times[0], errors[1] / times[1]))
     checks = (
-        Check("time to equilibrium at sigma^2/4 over that at sigma^2", float(ratio), 4.0, error, Within(0.3, 1.0),
+        Check("half-way time to the equilibrium at σ²/4 / that at σ²", float(ratio), 4.0, error, Within(0.3, 1.0),
               printed=0.25, alternative=2.0),
-        Check("half-way time at the larger batch over the flow's", times[1] / theory[1], 1.0, errors[1] / theory[1],
-              Within(0.08, 0.2), alternative=0.5),
+        Check("half-way time at the larger batch size / that of the flow", times[1] / theory[1], 1.0,
+              errors[1] / theory[1], Within(0.08, 0.2), alternative=0.5),
     )  # fmt: skip
     data = xarray.Dataset(
         {"time": (("batch", "look"), [c[0] for c in curves]), "charge": (("batch", "look"), [c[1] for c in curves])},
@@ -242,7 +247,7 @@ def _measure_time(parameters: Neuron, key: Key[Array, ""]) -> Measurement:
 
 
 def _measure_orbit(parameters: Matrices, key: Key[Array, ""]) -> Measurement:
-    """The slope of log(z/a) in lambda a, z the eigenvalues of exp(lambda A) A exp(lambda A), and the course of I_1."""
+    """Fit log(z/a) over lambda a, z the eigenvalues of exp(lambda A) A exp(lambda A), and trace I_1 on the orbit."""
     exponents, falling = [], []
     amounts = np.linspace(-2, 2, 41)
     for k in jax.random.split(key, parameters.draws):
@@ -253,7 +258,7 @@ def _measure_orbit(parameters: Matrices, key: Key[Array, ""]) -> Measurement:
         moved = np.diag(vectors.T @ flow @ matrix @ flow @ vectors)  # the eigenvectors are those of A
         x, y = parameters.amount * values, np.log(moved / values)
         exponents.append(x @ y / (x @ x))
-        # I_1 from what it is made of: the noise in the growing directions and the weights in the shrinking ones
+        # I_1 is the sum of the noise in the growing directions and of the weights in the shrinking ones
         grows, shrinks = ((vectors * np.maximum(sign * values, 0)) @ vectors.T for sign in (1, -1))
         step = amounts[1] - amounts[0]
         noise, point = expm(-amounts[0] * matrix) @ drawn[1], expm(amounts[0] * matrix) @ drawn[2, 0]
@@ -264,19 +269,15 @@ def _measure_orbit(parameters: Matrices, key: Key[Array, ""]) -> Measurement:
         falling.append(np.diff(course) < 0)
     worst = max(exponents, key=lambda value: abs(value - 2))
     checks = (
-        Check("eigenvalues of Z are a exp(k lambda a): k", float(worst), 2.0, 0.0, Within(1e-8, 1e-3), printed=1.0,
-              alternative=1.0),
-        Check("share of steps along the orbit at which I_1 falls", float(np.mean(falling)), 1.0, 0.0, Within(0.0, 0.5),
+        Check("exponent k of the eigenvalues a exp(k λ a) of Z", float(worst), 2.0, 0.0, Within(1e-8, 1e-3),
+              printed=1.0, alternative=1.0),
+        Check("share of steps along the orbit in which I_1 falls", float(np.mean(falling)), 1.0, 0.0, Within(0.0, 0.5),
               printed=0.0, alternative=0.0),
     )  # fmt: skip
     return Measurement(checks, xarray.Dataset({"exponent": ("draw", exponents)}), parameters.draws)
 
 
-def _draw(measurement: Measurement, parameters: Any) -> Any:
-    return compare(measurement.checks)
-
-
-def _draw_time(measurement: Measurement, parameters: Neuron) -> Any:
+def _draw_time(measurement: Measurement, parameters: Neuron) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     for index, (size, colour) in enumerate(zip(data.batch.values, ("blue", "green"), strict=True)):
@@ -296,35 +297,32 @@ CLAIMS = (
         id="charge-factor-two",
         paper="noise_equilibrium",
         place="Eq. (6), (24), (31) and Proposition 5.1",
-        statement="The flow sigma^2 Tr[Sigma A] belongs to the charge 1/2 theta'A theta, and that of theta'A theta is "
-        "twice it; |theta|^2 decays at the rate 4 gamma.",
-        equation="d/dt theta'A theta = -4 gamma theta'A theta + 2 sigma^2 Tr[Sigma A]",
-        alternative="The flow sigma^2 Tr[Sigma A] belongs to theta'A theta, and |theta|^2 decays at the rate 2 gamma.",
+        statement="The flow σ² Tr[ΣA] is that of the charge 1/2 θ'Aθ; the flow of θ'Aθ is twice as large, and |θ|² "
+        "decays at the rate 4γ.",
+        equation="d/dt θ'Aθ = -4γ θ'Aθ + 2σ² Tr[ΣA]",
+        alternative="The flow σ² Tr[ΣA] is that of θ'Aθ, and |θ|² decays at the rate 2γ.",
         scales={"smoke": Batches(20_000), "default": Batches(100_000), "full": Batches(1_000_000)},
         measure=_measure_factors,
-        draw=_draw,
     ),
     Claim(
         id="stationary-condition",
         paper="noise_equilibrium",
         place="Section 4.3, first paragraph, against Eq. (9)",
-        statement="Weight decay and noise balance where 4 gamma C = sigma^2 Tr[Sigma A], not where gamma C = eta "
-        "Tr[Sigma A].",
-        equation="4 gamma C = eta/(2S) Tr[Sigma A]",
-        alternative="Weight decay and noise balance where 2 gamma C = sigma^2 Tr[Sigma A].",
+        statement="Weight decay and noise balance where 4γ C = σ² Tr[ΣA], not where γ C = η Tr[ΣA].",
+        equation="4γ C = η/(2S) Tr[ΣA]",
+        alternative="Weight decay and noise balance where 2γ C = σ² Tr[ΣA].",
         scales={"smoke": Sphere(256, steps=12_000), "default": Sphere(1024), "full": Sphere(8192)},
         measure=_measure_stationary,
-        draw=_draw,
         accelerated=True,
     ),
     Claim(
         id="equilibration-time",
         paper="noise_equilibrium",
         place="Section 4.2, time scales",
-        statement="The time to reach the noise equilibrium is proportional to 1/sigma^2: four times the batch size "
-        "takes four times as long.",
-        equation="t_equi ~ 1/sigma^2 = 2S/eta",
-        alternative="The time is proportional to 1/sigma: four times the batch size takes twice as long.",
+        statement="The time to the noise equilibrium is proportional to 1/σ²: four times the batch size takes four "
+        "times as long.",
+        equation="t_equi ~ 1/σ² = 2S/η",
+        alternative="The time is proportional to 1/σ: four times the batch size takes twice as long.",
         scales={"smoke": Neuron(64), "default": Neuron(256), "full": Neuron(2048)},
         measure=_measure_time,
         draw=_draw_time,
@@ -333,11 +331,10 @@ CLAIMS = (
         id="orbit-eigenvalues",
         paper="noise_equilibrium",
         place="Appendix B.2, proof of Theorem 4.3",
-        statement="exp(lambda A) A exp(lambda A) has the eigenvalues a exp(2 lambda a), and I_1 falls along the orbit.",
-        equation="eig(exp(lambda A) A exp(lambda A)) = a exp(2 lambda a),  dI_1/d lambda < 0",
-        alternative="The eigenvalues are a exp(lambda a), and I_1 rises, as the proof says.",
+        statement="exp(λ A) A exp(λ A) has the eigenvalues a exp(2λ a), and I_1 falls along the orbit.",
+        equation="eig(exp(λ A) A exp(λ A)) = a exp(2λ a),  dI_1/dλ < 0",
+        alternative="The eigenvalues are a exp(λ a), and I_1 rises, as the proof says.",
         scales={"smoke": Matrices(5), "default": Matrices(50), "full": Matrices(500)},
         measure=_measure_orbit,
-        draw=_draw,
     ),
 )

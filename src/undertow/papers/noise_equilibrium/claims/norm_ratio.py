@@ -1,8 +1,8 @@
-"""Two linear layers on anisotropic data: which norms and which sharpness SGD ends with, whatever its settings."""
+"""Two linear layers on anisotropic data: the norms and the sharpness at the end of SGD, for several settings."""
 
 import functools
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -12,6 +12,7 @@ import xarray
 from jaxtyping import Array, Key
 
 from undertow.dynamics.descend import descend
+from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.additive import noiseless
 from undertow.noise.minibatch import Minibatch
@@ -25,6 +26,9 @@ from undertow.papers.noise_equilibrium.models.linear_nets import (
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 PHIS = (0.2, 0.4, 1.0, 1.8)
 """Half of the inputs have this variance, the others 2 - phi."""
 LOOK = 50
@@ -33,32 +37,32 @@ LOOK = 50
 
 @dataclass(frozen=True)
 class Online:
-    """A two-layer linear net on fresh data y = x + eps with unit noise and inputs of two variances."""
+    """A two-layer linear network on fresh data y = x + eps with unit noise and inputs of two variances."""
 
     seeds: int
-    """Runs at each setting, each with its own start."""
+    """Number of runs at each setting, each with its own start."""
     steps: int
-    """Steps of SGD; the last third is averaged over."""
+    """Number of steps of SGD; averages are over the last third."""
     inputs: int = 20
-    """Inputs and outputs."""
+    """Number of inputs and of outputs."""
     hidden: int = 40
-    """Hidden units."""
+    """Number of hidden units."""
     batch: int = 5
-    """Samples a step."""
+    """Samples per step."""
     step_size: float = 0.01
-    """Of SGD and of gradient descent."""
+    """Step size of SGD and of gradient descent."""
     weight_decay: float = 0.01
-    """The paper's gamma of gradient descent; the library's `weight_decay` is twice it."""
+    """The paper's γ of gradient descent; `weight_decay` is 2γ."""
     descent_steps: int = 30_000
-    """Steps of gradient descent with weight decay."""
+    """Number of steps of gradient descent with weight decay."""
 
 
 PAPER = Online(8, 240_000, inputs=100, hidden=2000, batch=100, descent_steps=60_000)
-"""The sizes of the paper. Its step size, 0.1, diverges from the start of these runs."""
+"""The sizes of the paper. With its step size, 0.1, runs from this start diverge."""
 
 
 class _End(NamedTuple):
-    """Means over seeds with standard errors: |U|^2/|W|^2 and Tr H over 4 n^2."""
+    """Means over seeds with standard errors: |U|^2/|W|^2 and Tr H/(4 n^2)."""
 
     ratio: tuple[float, float]
     sharpness: tuple[float, float]
@@ -66,22 +70,22 @@ class _End(NamedTuple):
 
 
 def ratio_theory(phi: Any) -> Any:
-    """|U|^2/|W|^2 at the equilibrium at the global minimum: |U|^2 = Tr Sx^1/2, |W|^2 = Tr Sx^-1/2 (Tr Sx = n)."""
+    """Return |U|^2/|W|^2 at the equilibrium of the minimum: |U|^2 = Tr Sx^1/2, |W|^2 = Tr Sx^-1/2 (Tr Sx = n)."""
     return np.sqrt(phi * (2 - phi))
 
 
 def _unless_isotropic(phi: float, ratio: float) -> float | None:
-    """A ratio of norms over the theory's; nothing on isotropic data, where the alternative says the same."""
+    """Return a ratio of norms over that of the theory; None on isotropic data, where the alternative agrees."""
     return None if phi == 1 else float(ratio / ratio_theory(phi))
 
 
 def sharpness_theory(phi: Any) -> Any:
-    """Tr H/(4 n^2) there: Tr H = 2 (n Tr[W Sx W'] + |U|^2 Tr Sx), and both traces are n times this number."""
+    """Return Tr H/(4 n^2) there: Tr H = 2 (n Tr[W Sx W'] + |U|^2 Tr Sx), and both traces are n times this number."""
     return (np.sqrt(phi) + np.sqrt(2 - phi)) / 2
 
 
-class _Recorder(eqx.Module):
-    """|U|^2/|W|^2 and Tr H/(4 n^2)."""
+class _Observables(eqx.Module):
+    """The observables |U|^2/|W|^2 and Tr H/(4 n^2)."""
 
     input_variance: Array
 
@@ -95,13 +99,13 @@ class _Recorder(eqx.Module):
 
 @functools.cache
 def _start(inputs: int, hidden: int, dtype: Any) -> Any:
-    """The same function for the same sizes, so that runs share their compilation."""
+    """Return the initialiser, the same object for the same sizes, so that runs share their compiled program."""
     return lambda key: fan_in(key, inputs=inputs, hidden=hidden, dtype=dtype)
 
 
 def _run(parameters: Online, phi: float, key: Key[Array, ""], descent: bool = False) -> _End:
     n = parameters.inputs
-    # weight decay moves a charge by parts in 1e4 a step: in single precision it stops short of equal norms
+    # weight decay changes a charge by 1e-4 per step: in single precision it stops before the norms are equal
     dtype = jnp.float64 if descent else jnp.float32
     law = GaussianPairs(split_variance(n, phi, dtype), jnp.ones(n, dtype))
     steps = parameters.descent_steps if descent else parameters.steps
@@ -114,7 +118,7 @@ def _run(parameters: Online, phi: float, key: Key[Array, ""], descent: bool = Fa
         weight_decay=2 * parameters.weight_decay if descent else 0.0,
         steps=steps,
         key=key,
-        observe={"end": _Recorder(law.input_variance)},
+        observe={"end": _Observables(law.input_variance)},
         every=LOOK,
         seeds=parameters.seeds,
         lane_width=parameters.seeds,
@@ -122,7 +126,7 @@ def _run(parameters: Online, phi: float, key: Key[Array, ""], descent: bool = Fa
     )
     late = run.step > 2 * steps / 3
     last = {name: values[:, late].mean(axis=1) for name, values in run.observed["end"].items()}
-    summary = {name: (float(v.mean()), float(v.std(ddof=1) / np.sqrt(parameters.seeds))) for name, v in last.items()}
+    summary = {name: (float(v.mean()), float(standard_error(v))) for name, v in last.items()}
     return _End(summary["ratio"], summary["sharpness"], int(run.diverged.sum()))
 
 
@@ -137,16 +141,16 @@ def _measure(parameters: Online, key: Key[Array, ""]) -> Measurement:
     low, high = min(sharp), max(sharp)
     checks = (
         *(
-            Check(f"|U|²/|W|² over sqrt(phi(2 - phi)) at phi = {phi:g}", end.ratio[0] / ratio_theory(phi), 1.0,
+            Check(f"(|U|²/|W|²) / √(φ(2 - φ)) at φ = {phi:g}", end.ratio[0] / ratio_theory(phi), 1.0,
                   end.ratio[1] / ratio_theory(phi), Within(0.06, 0.06), alternative=_unless_isotropic(phi, 1.0))
             for phi, end in zip(PHIS, noisy, strict=True)
         ),
-        Check("Tr H over theory, least", low[0], 1.0, low[1], Above(0.90)),
+        Check("least Tr H / theory over φ", low[0], 1.0, low[1], Above(0.90)),
         # with equal norms all singular values are 1 and Tr H is 4 n^2
-        Check("Tr H over theory, largest", high[0], 1.0, high[1], Below(1.04),
+        Check("largest Tr H / theory over φ", high[0], 1.0, high[1], Below(1.04),
               alternative=max(1 / sharpness_theory(phi) for phi in PHIS)),
         *(
-            Check(f"gradient descent with weight decay: |U|²/|W|² at phi = {phi:g}", end.ratio[0], 1.0, end.ratio[1],
+            Check(f"gradient descent with weight decay: |U|²/|W|² at φ = {phi:g}", end.ratio[0], 1.0, end.ratio[1],
                   Within(2e-3, 0.01), alternative=_unless_isotropic(phi, ratio_theory(phi) ** 2))
             for phi, end in zip(PHIS, decayed, strict=True)
         ),
@@ -164,12 +168,12 @@ def _measure(parameters: Online, key: Key[Array, ""]) -> Measurement:
 
 
 def _variants(base: Online) -> dict[str, Online]:
-    """One setting changed at a time."""
+    """Return the settings, each with one change."""
     fewer = max(1, round(0.6 * base.batch))
     return {
-        "step size x 1.5": replace(base, step_size=1.5 * base.step_size),
+        "step size × 1.5": replace(base, step_size=1.5 * base.step_size),
         "step size / 1.5": replace(base, step_size=base.step_size / 1.5),
-        "batch x 2": replace(base, batch=2 * base.batch),
+        "batch × 2": replace(base, batch=2 * base.batch),
         f"batch {fewer} instead of {base.batch}": replace(base, batch=fewer),
         "half as wide": replace(base, inputs=base.inputs // 2, hidden=base.hidden // 2),
     }
@@ -180,7 +184,7 @@ def _measure_settings(parameters: Online, key: Key[Array, ""]) -> Measurement:
     ends = [_run(v, PHIS[0], jax.random.fold_in(key, k)) for k, v in enumerate(variants.values())]
     theory = ratio_theory(PHIS[0])
     checks = tuple(
-        Check(f"|U|²/|W|² over theory, {name}", end.ratio[0] / theory, 1.0, end.ratio[1] / theory, Within(0.06, 0.06),
+        Check(f"(|U|²/|W|²) / theory, {name}", end.ratio[0] / theory, 1.0, end.ratio[1] / theory, Within(0.06, 0.06),
               alternative=1 / theory)
         for name, end in zip(variants, ends, strict=True)
     )  # fmt: skip
@@ -191,7 +195,7 @@ def _measure_settings(parameters: Online, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, parameters.seeds, sum(end.diverged for end in ends))
 
 
-def _draw(measurement: Measurement, parameters: Online) -> Any:
+def _draw(measurement: Measurement, parameters: Online) -> "Figure":
     figure, (left, right) = style.new_figure(2, width=4.2)
     data = measurement.data
     grid = np.linspace(0.05, 1.95, 100)
@@ -207,7 +211,7 @@ def _draw(measurement: Measurement, parameters: Online) -> Any:
     return figure
 
 
-def _draw_settings(measurement: Measurement, parameters: Online) -> Any:
+def _draw_settings(measurement: Measurement, parameters: Online) -> "Figure":
     figure, (axes,) = style.new_figure(width=6.4)
     data = measurement.data
     places = np.arange(data.sizes["setting"])
@@ -224,10 +228,10 @@ CLAIMS = (
         id="norm-ratio",
         paper="noise_equilibrium",
         place="Figure 3",
-        statement="SGD balances the layers of a linear net only on isotropic data: |U|^2/|W|^2 = sqrt(phi (2 - phi)) "
-        "for inputs of variances phi and 2 - phi, and the sharpness follows. Gradient descent with weight decay always "
-        "ends with equal norms.",
-        equation="|U|^2/|W|^2 = sqrt(phi (2 - phi)),  Tr H/(4 n^2) = (sqrt(phi) + sqrt(2 - phi))/2",
+        statement="SGD balances the norms of the layers of a linear network only on isotropic data: |U|²/|W|² = √(φ "
+        "(2 - φ)) for inputs of variances φ and 2 - φ, and the sharpness follows from it. Gradient descent with "
+        "weight decay always ends with equal norms.",
+        equation="|U|²/|W|² = √(φ (2 - φ)),  Tr H/(4 n²) = (√φ + √(2 - φ))/2",
         alternative="SGD ends with equal norms on anisotropic data too, as gradient descent with weight decay does.",
         scales={
             "smoke": Online(8, 8000, 12, 24, step_size=0.015, weight_decay=0.04, descent_steps=5000),
@@ -243,9 +247,9 @@ CLAIMS = (
         id="norm-ratio-settings",
         paper="noise_equilibrium",
         place="Figure 8",
-        statement="Step size, batch size and width move the ratio of the norms that SGD ends with by a few per cent "
-        "only, less the smaller the step size over the batch size.",
-        equation="|U|^2/|W|^2 = sqrt(phi (2 - phi)) at phi = 0.2",
+        statement="Step size, batch size and width change the ratio of the norms at the end of SGD by only a few per "
+        "cent, and less for a smaller ratio of step size to batch size.",
+        equation="|U|²/|W|² = √(φ (2 - φ)) at φ = 0.2",
         alternative="At these settings SGD ends with equal norms, as gradient descent with weight decay does.",
         scales={"smoke": Online(8, 10_000, 12, 24, step_size=0.015), "default": Online(16, 60_000), "full": PAPER},
         measure=_measure_settings,

@@ -1,7 +1,7 @@
-"""Scale-invariant nets grow: a stochastic gradient is orthogonal to the weights, so that every step lengthens them."""
+"""The growth of scale-invariant weights: gradients are orthogonal to them, so every step increases their norm."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -11,6 +11,7 @@ import xarray
 from jaxtyping import Array, Key
 
 from undertow.dynamics.descend import descend
+from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.additive import noiseless
 from undertow.noise.minibatch import Minibatch
@@ -19,41 +20,45 @@ from undertow.problem import Problem
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 LOOKS = 50
+"""Number of observations of each run."""
 SQUARE = 120.0
-"""|theta|^2 at the start, set for a growth of about one per cent: the paper does not give it, and the relative growth
-falls like its square. What is predicted is the growth over eta^2 sum E|g|^2."""
+"""|theta|^2 at the start, chosen for a growth of about one per cent. The paper does not give it, and the relative
+growth falls like its square. The claim predicts the growth divided by eta^2 sum E|g|^2."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """Two-layer tanh nets on linear data, invariant under a scaling of all weights (A), or of each layer (B)."""
+    """Two-layer tanh networks on linear data, invariant under scaling of all weights (A) or of each layer (B)."""
 
     seeds: int
-    """Runs of SGD for each net, each with its own start; every one is looked at after every step."""
+    """Number of runs of SGD for each network, each with its own start, observed at every step."""
     descent_seeds: int
-    """Runs of gradient descent for each net."""
+    """Number of runs of gradient descent for each network."""
     inputs: int = 10
-    """Inputs and outputs."""
+    """Number of inputs and of outputs."""
     hidden: int = 20
-    """Hidden units."""
+    """Number of hidden units."""
     samples: int = 500
-    """Samples of the data set."""
+    """Number of samples of the data set."""
     batch: int = 4
-    """Samples a step of SGD."""
+    """Samples per step of SGD."""
     step_size: float = 0.02
-    """Of both."""
+    """Step size of SGD and of gradient descent."""
     steps: int = 5000
-    """Steps of both."""
+    """Number of steps of SGD and of gradient descent."""
 
 
 def _layers(params: dict[str, Array]) -> Array:
-    """|u|^2 and |w|^2."""
+    """Return |u|^2 and |w|^2."""
     return jnp.stack([jnp.sum(params["u"] ** 2), jnp.sum(params["w"] ** 2)])
 
 
 class _Power(eqx.Module):
-    """E|g|^2 of a batch gradient: |grad L|^2 + Tr Sigma/S."""
+    """The observable E|g|^2 of a batch gradient: |grad L|^2 + Tr Sigma/S."""
 
     problem: Problem
     batch: int = eqx.field(static=True)
@@ -72,7 +77,7 @@ def _measure(parameters: Growth, key: Key[Array, ""]) -> Measurement:
     common: dict[str, Any] = {
         "step_size": parameters.step_size, "steps": parameters.steps, "key": run_key, "progress": False,
     }  # fmt: skip
-    checks, found, diverged = [], {}, 0
+    checks, norms, diverged = [], {}, 0
     for name in "AB":
         problem = data.problem(NormalisedLoss(name))
         noise = Minibatch(problem, parameters.batch)
@@ -89,11 +94,11 @@ def _measure(parameters: Growth, key: Key[Array, ""]) -> Measurement:
             seeds=parameters.descent_seeds, lane_width=parameters.descent_seeds, **common,
         )  # fmt: skip
         checks += _checks(name, parameters, sgd.observed["layers"], few, descent.observed["layers"])
-        found[f"sgd_{name}"] = (("seed", "step", "layer"), sgd.observed["layers"][:, :: parameters.steps // LOOKS])
-        found[f"descent_{name}"] = (("descent_seed", "step", "layer"), descent.observed["layers"])
+        norms[f"sgd_{name}"] = (("seed", "step", "layer"), sgd.observed["layers"][:, :: parameters.steps // LOOKS])
+        norms[f"descent_{name}"] = (("descent_seed", "step", "layer"), descent.observed["layers"])
         diverged += int(sgd.diverged.sum() + descent.diverged.sum())
     coordinates = {"step": descent.step, "layer": ["u", "w"]}
-    return Measurement(tuple(checks), xarray.Dataset(found, coords=coordinates), parameters.seeds, diverged)
+    return Measurement(tuple(checks), xarray.Dataset(norms, coords=coordinates), parameters.seeds, diverged)
 
 
 def _checks(name: str, parameters: Growth, layers: np.ndarray, few: Any, descent: np.ndarray) -> list[Check]:
@@ -107,29 +112,32 @@ def _checks(name: str, parameters: Growth, layers: np.ndarray, few: Any, descent
     ends = 100 * (layers[:, -1] / layers[:, 0] - 1)
     least = np.diff(layers, axis=1).min(axis=(0, 1))
     checks = [
-        Check(f"net {name}, SGD: growth of |theta|² in per cent, from below", *_mean(growth), Above(0.8),
+        Check(f"network {name}, SGD: growth of |θ|² in per cent, lower bound", *_mean(growth), Above(0.8),
               alternative=float(calm.mean())),
-        Check(f"net {name}, SGD: the same, from above", *_mean(growth), Below(1.6)),
-        Check(f"net {name}, SGD: growth over eta² sum E|g|²", *_mean(ratio, 1.0), Within(0.02, 0.1),
+        Check(f"network {name}, SGD: growth of |θ|² in per cent, upper bound", *_mean(growth), Below(1.6)),
+        Check(f"network {name}, SGD: growth of |θ|² / η² ∑ E|g|²", *_mean(ratio, 1.0), Within(0.02, 0.1),
               alternative=float(calm.mean() / growth.mean())),
-        Check(f"net {name}, SGD: least growth in a step", float(np.diff(total, axis=1).min()), 0.0, 0.0, Above(0.0)),
-        Check(f"net {name}, GD: growth in per cent", *_mean(calm), Below(0.1), alternative=float(growth.mean()),
-              samples=seeds),
+        Check(f"network {name}, SGD: least growth of |θ|² in a step", float(np.diff(total, axis=1).min()), 0.0, 0.0,
+              Above(0.0)),
+        Check(f"network {name}, GD: growth of |θ|² in per cent", *_mean(calm), Below(0.1),
+              alternative=float(growth.mean()), samples=seeds),
     ]  # fmt: skip
     if name == "A":
-        checks.append(Check("net A, SGD: change of |w|² in per cent", *_mean(ends[:, 1]), Below(0.0)))
+        checks.append(Check("network A, SGD: change of |w|² in per cent", *_mean(ends[:, 1]), Below(0.0)))
     else:
         for k, layer in enumerate("uw"):
-            checks.append(Check(f"net B, SGD: least growth of |{layer}|² in a step", least[k], 0.0, 0.0, Above(0.0)))
+            checks.append(
+                Check(f"network B, SGD: least growth of |{layer}|² in a step", least[k], 0.0, 0.0, Above(0.0))
+            )
     return checks
 
 
 def _mean(values: np.ndarray, predicted: float = 0.0) -> tuple[float, float, float]:
-    """Mean, prediction, standard error."""
-    return float(values.mean()), predicted, float(values.std(ddof=1) / np.sqrt(len(values)))
+    """Return mean, prediction and standard error."""
+    return float(values.mean()), predicted, float(standard_error(values))
 
 
-def _draw(measurement: Measurement, parameters: Growth) -> Any:
+def _draw(measurement: Measurement, parameters: Growth) -> "Figure":
     figure, panels = style.new_figure(3, width=3.6)
     data = measurement.data
     pick = {"|θ|²": lambda v: v.sum(axis=2), "|u|²": lambda v: v[..., 0], "|w|²": lambda v: v[..., 1]}
@@ -138,10 +146,10 @@ def _draw(measurement: Measurement, parameters: Growth) -> Any:
             for kind, shown, marker in (("sgd", "SGD", "o"), ("descent", "GD", "x")):
                 values = part(data[f"{kind}_{name}"].values)
                 relative = (values / values[:, :1])[:, ::5]
-                spread = relative.std(axis=0, ddof=1) / np.sqrt(len(relative))
-                text = f"net {name}, {shown}"
+                spread = standard_error(relative)
+                text = f"network {name}, {shown}"
                 style.points(axes, data.step[::5], relative.mean(axis=0), spread, text, colour, marker)
-        axes.set(xlabel="steps", ylabel=f"{label} over its start")
+        axes.set(xlabel="steps", ylabel=f"{label} / value at the start")
     panels[0].legend()
     return figure
 
@@ -151,11 +159,12 @@ CLAIMS = (
         id="scale-growth",
         paper="noise_equilibrium",
         place="Figure 7",
-        statement="The norm of scale-invariant weights grows in every single step of SGD and hardly at all under "
-        "gradient descent. With a scaling symmetry for each layer (net B) each layer grows; with a common one only "
-        "(net A) a layer may shrink.",
-        equation="|theta+|^2 - |theta|^2 = eta^2 |g|^2",
-        alternative="Noise does not lengthen the weights: they grow as little under SGD as under gradient descent.",
+        statement="The norm of scale-invariant weights grows in every step of SGD, and hardly at all under gradient "
+        "descent. With a scaling symmetry for each layer (network B) each layer grows; with a common one only "
+        "(network A) a layer may shrink.",
+        equation="|θ+|² - |θ|² = η² |g|²",
+        alternative="Noise does not increase the norm of the weights: it grows as little under SGD as under gradient "
+        "descent.",
         scales={"smoke": Growth(8, 6, samples=200), "default": Growth(16, 8), "full": Growth(128, 16)},
         measure=_measure,
         draw=_draw,

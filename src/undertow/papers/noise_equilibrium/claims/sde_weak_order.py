@@ -1,7 +1,7 @@
-"""SGD and its SDE agree to weak order one: the error of an expectation falls like the step size."""
+"""The weak order of the SDE approximation of SGD: the error of an expectation is proportional to the step size."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,11 +11,15 @@ from scipy.linalg import expm
 
 from undertow.dynamics.descend import descend
 from undertow.dynamics.diffuse import diffuse
+from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.minibatch import Minibatch
 from undertow.problem import Regression
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 INPUTS = np.array([0.4, 1.0, 1.5])
 TARGETS = np.array([1.0, -0.5, 0.8])
@@ -27,16 +31,16 @@ LANE = 4096
 
 @dataclass(frozen=True)
 class WeakOrder:
-    """Least squares in one dimension with three samples, one of them a step."""
+    """Least squares in one dimension with three samples, one sample per step."""
 
     seeds: int
-    """Runs of SGD at each step size; the SDE is simulated at the largest, a fifth as often, 8,192 times at least."""
+    """Number of runs of SGD at each step size; at the largest also a fifth as many of the SDE, 8,192 at least."""
     substeps: int = 16
-    """Euler-Maruyama steps for one step of SGD."""
+    """Number of Euler-Maruyama steps per step of SGD."""
 
 
 def sde_second_moment(step_size: float, noise: float = 1.0) -> float:
-    """E w(T)^2 of dw = -(a w - b) dt + sqrt(step_size (p w^2 + q w + r)) dW, whose moments obey a linear ODE.
+    """Return E w(T)^2 of dw = -(a w - b) dt + sqrt(step_size (p w^2 + q w + r)) dW, whose moments obey a linear ODE.
 
     `noise` multiplies the variance of the noise.
     """
@@ -50,7 +54,7 @@ def sde_second_moment(step_size: float, noise: float = 1.0) -> float:
 
 
 def sgd_second_moment(step_size: float) -> float:
-    """E w^2 of SGD after TIME/step_size steps, by the exact recursion of its first two moments."""
+    """Return E w^2 of SGD after TIME/step_size steps, by the exact recursion of its first two moments."""
     x, y = INPUTS, TARGETS
     m1, m2 = START, START**2
     for _ in range(round(TIME / step_size)):
@@ -70,7 +74,7 @@ def _measure(parameters: WeakOrder, key: Key[Array, ""]) -> Measurement:
     for eta in STEP_SIZES:
         run = descend(noise, start, step_size=eta, steps=round(TIME / eta), seeds=parameters.seeds, **common)
         moments.append(run.observed["square"][:, -1].mean())
-        errors.append(run.observed["square"][:, -1].std() / np.sqrt(parameters.seeds))
+        errors.append(standard_error(run.observed["square"][:, -1], ddof=0))
     sde = np.array([sde_second_moment(eta) for eta in STEP_SIZES])
     gaps, errors = np.abs(np.array(moments) - sde), np.array(errors)
     slope, slope_error = _slope(np.log(STEP_SIZES), np.log(gaps), errors / gaps)
@@ -82,16 +86,17 @@ def _measure(parameters: WeakOrder, key: Key[Array, ""]) -> Measurement:
         seeds=max(2 * LANE, parameters.seeds // 5), **common,
     )  # fmt: skip
     simulated = solved.observed["square"][:, -1]
-    sde_error = simulated.std() / np.sqrt(len(simulated))
-    # Euler-Maruyama's own bias is of order dt = step_size/substeps
+    sde_error = float(standard_error(simulated, ddof=0))
+    # the bias of Euler-Maruyama is of order dt = step_size/substeps
     tolerance = 2 * STEP_SIZES[0] / parameters.substeps * sde[0]
     checks = (
         Check("weak order of SGD against its SDE", slope, 1.0, slope_error, Within(0.1, 0.6), alternative=0.5),
-        Check("the same order from exact moments", exact_slope, 1.0, 0.0, Within(0.1, 0.6), alternative=0.5),
-        Check("E w^2 of the simulated SDE", simulated.mean(), sde[0], sde_error, Within(tolerance, 0.1 * sde[0]),
+        Check("weak order of SGD against its SDE, from exact moments", exact_slope, 1.0, 0.0, Within(0.1, 0.6),
+              alternative=0.5),
+        Check("E w² of the simulated SDE", simulated.mean(), sde[0], sde_error, Within(tolerance, 0.1 * sde[0]),
               alternative=sde_second_moment(STEP_SIZES[0], 2.0), samples=len(simulated)),
         *(
-            Check(f"E w^2 of SGD at step size {eta}", m, sgd_second_moment(eta), e, Within(0.0, 0.1), alternative=value)
+            Check(f"E w² of SGD at step size {eta}", m, sgd_second_moment(eta), e, Within(0.0, 0.1), alternative=value)
             for eta, m, e, value in zip(STEP_SIZES, moments, errors, sde, strict=True)
         ),
     )  # fmt: skip
@@ -104,14 +109,14 @@ def _measure(parameters: WeakOrder, key: Key[Array, ""]) -> Measurement:
 
 
 def _slope(x: np.ndarray, y: np.ndarray, errors: np.ndarray) -> tuple[float, float]:
-    """The weighted least-squares slope of y on x, with its standard error."""
+    """Return the weighted least-squares slope of y on x, with its standard error."""
     w = 1 / errors**2
     centred = x - np.average(x, weights=w)
     total = np.sum(w * centred**2)
     return float(np.sum(w * centred * y) / total), float(1 / np.sqrt(total))
 
 
-def _draw(measurement: Measurement, parameters: Any) -> Any:
+def _draw(measurement: Measurement, parameters: WeakOrder) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     eta = data.step_size.values
@@ -128,10 +133,10 @@ CLAIMS = (
         id="sde-weak-order",
         paper="noise_equilibrium",
         place="Eq. (1)",
-        statement="SGD follows the SDE d theta = -grad L dt + sqrt(2 sigma^2 Sigma) dW with sigma^2 = eta/(2S), to "
-        "weak order one: expectations differ by O(eta).",
-        equation="|E phi(SGD at time T) - E phi(SDE at time T)| = O(eta)",
-        alternative="SGD follows its SDE to the order one half only, as a single path does; and sigma^2 is eta/S.",
+        statement="SGD follows the SDE dθ = -∇L dt + √(2σ² Σ) dW with σ² = η/(2S) to weak order one: expectations "
+        "differ by O(η).",
+        equation="|E φ(SGD at time T) - E φ(SDE at time T)| = O(η)",
+        alternative="SGD follows its SDE only to order one half, as a single path does; and σ² is η/S.",
         scales={"smoke": WeakOrder(4 * LANE), "default": WeakOrder(1_000_000), "full": WeakOrder(10_000_000)},
         measure=_measure,
         draw=_draw,

@@ -1,8 +1,8 @@
-"""Why warm-up helps: noise takes a badly balanced start to a flatter point, if the step size lets it live so long."""
+"""Warm-up of the step size: noise moves an unbalanced start to a flatter point before the step size is large."""
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -12,6 +12,7 @@ import xarray
 from jaxtyping import Array, Key
 
 from undertow.dynamics.descend import descend
+from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.minibatch import Minibatch
 from undertow.papers.noise_equilibrium.models.linear_nets import GaussianPairs, hessian_trace, kaiming, two_layer_loss
@@ -20,28 +21,31 @@ from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 SMALL = 0.001
-"""The first step size of the paper's warm-up in two stages."""
+"""First step size of the paper's warm-up in two stages."""
 STARTS = 96
-"""Starts whose Tr H is averaged: it needs no run."""
+"""Number of starts over which Tr H is averaged."""
 
 
 @dataclass(frozen=True)
 class Warmup:
-    """A two-layer linear net on fresh data y = x + eps, from a start with variance 1 in U and 1/n in W."""
+    """A two-layer linear network on fresh data y = x + eps, from a start with variance 1 in U and 1/n in W."""
 
     seeds: int
-    """Runs for each way to start, each with its own start."""
+    """Number of runs for each schedule, each with its own start."""
     steps: int
-    """Steps of SGD."""
+    """Number of steps of SGD."""
     inputs: int = 20
-    """Inputs and outputs, n."""
+    """Number n of inputs and of outputs."""
     hidden: int = 100
-    """Hidden units."""
+    """Number of hidden units."""
     batch: int = 10
-    """Samples a step."""
+    """Samples per step."""
     step_size: float = 0.008
-    """The largest step size."""
+    """Largest step size."""
 
 
 def _law(inputs: int, dtype: Any) -> GaussianPairs:
@@ -49,7 +53,7 @@ def _law(inputs: int, dtype: Any) -> GaussianPairs:
 
 
 class _Start(eqx.Module):
-    """The start, in double precision inside: moved to its noise equilibrium or not."""
+    """The start, computed in double precision and optionally moved to its noise equilibrium."""
 
     inputs: int = eqx.field(static=True)
     hidden: int = eqx.field(static=True)
@@ -67,7 +71,7 @@ class _Start(eqx.Module):
 
 
 class _Sharpness(eqx.Module):
-    """Tr H."""
+    """The observable Tr H."""
 
     input_variance: Array
 
@@ -76,7 +80,7 @@ class _Sharpness(eqx.Module):
 
 
 class _Schedule(eqx.Module):
-    """SMALL during a share `hold` of the run; then the largest step size, reached linearly at the share `ramp`."""
+    """Step size SMALL up to the share `hold` of the run, then a linear ramp to `largest` at the share `ramp`."""
 
     largest: Array
     steps: Array
@@ -90,7 +94,7 @@ class _Schedule(eqx.Module):
 
 @eqx.filter_jit
 def _starts(start: _Start, sharpness: _Sharpness, key: Key[Array, ""]) -> Array:
-    """Tr H at STARTS random starts."""
+    """Return Tr H at STARTS random starts."""
     return jax.lax.map(lambda k: sharpness(start(k)), jax.random.split(key, STARTS))
 
 
@@ -101,25 +105,25 @@ def _measure(parameters: Warmup, key: Key[Array, ""]) -> Measurement:
     schedule = lambda hold, ramp: _Schedule(
         *(jnp.asarray(x, jnp.float64) for x in (parameters.step_size, parameters.steps, hold, ramp))
     )
-    ways = {
+    schedules = {
         "no warm-up": (False, schedule(0.0, 1e-9)),
         "linear ramp": (False, schedule(0.0, 0.75)),
         "two stages": (False, schedule(0.5, 1e-9)),
         "teleport": (True, schedule(0.0, 1e-9)),
     }
-    traces, alive = {}, {}
-    for name, (teleported, step_size) in ways.items():
+    traces, finite = {}, {}
+    for name, (teleported, step_size) in schedules.items():
         run = descend(
             noise, _Start(n, parameters.hidden, teleported), step_size=step_size, steps=parameters.steps, key=key,
             observe={"trace": _Sharpness(law.input_variance)}, every=parameters.steps // 40, seeds=parameters.seeds,
             lane_width=parameters.seeds, progress=False,
         )  # fmt: skip
         traces[name] = run.observed["trace"]
-        alive[name] = ~run.diverged
-    share = {name: statistics.share(flags) for name, flags in alive.items()}
+        finite[name] = ~run.diverged
+    share = {name: statistics.share(flags) for name, flags in finite.items()}
     before, after = traces["no warm-up"][:, 0], traces["teleport"][:, 0]
     drawn = np.asarray(_starts(_Start(n, parameters.hidden, False), _Sharpness(law.input_variance), key))
-    late = traces["teleport"][alive["teleport"], -10:].mean(axis=1) / (4 * n**2)
+    late = traces["teleport"][finite["teleport"], -10:].mean(axis=1) / (4 * n**2)
     # E Tr H of the start: |U|^2 = n d, |W|^2 = d on average
     expected = 2 * parameters.hidden * n * (1 + n)
     # with variance 1/d in U: |U|^2 = n and |W|^2 = d
@@ -127,48 +131,49 @@ def _measure(parameters: Warmup, key: Key[Array, ""]) -> Measurement:
     few = lambda name: (share[name][0], 0.0, share[name][1], Below(0.5))
     many = lambda name: (share[name][0], 1.0, share[name][1], Above(0.5))
     checks = (
-        Check("share of runs that survive without warm-up", *few("no warm-up"), alternative=1.0,
+        Check("share of runs that stay finite without warm-up", *few("no warm-up"), alternative=1.0,
               samples=math.inf),
-        Check("with a linear ramp of the step size", *many("linear ramp"), alternative=0.0, samples=math.inf),
-        Check("after a teleport to the noise equilibrium", *many("teleport"), alternative=0.0,
-              samples=math.inf),
-        Check(f"with two stages, {SMALL:g} and then the largest", *few("two stages"), alternative=1.0,
-              samples=math.inf),
-        Check("Tr H of the start over 2 n d (n + 1)", *_mean(drawn / expected, 1.0), Within(0.01, 0.05),
+        Check("share of runs that stay finite with a linear ramp of the step size", *many("linear ramp"),
+              alternative=0.0, samples=math.inf),
+        Check("share of runs that stay finite after a teleport to the noise equilibrium", *many("teleport"),
+              alternative=0.0, samples=math.inf),
+        Check(f"share of runs that stay finite with step size {SMALL:g}, then the largest", *few("two stages"),
+              alternative=1.0, samples=math.inf),
+        Check("Tr H of the start / (2 n d (n + 1))", *_mean(drawn / expected, 1.0), Within(0.01, 0.05),
               alternative=usual, samples=STARTS),
-        Check("Tr H after the teleport over before", *_mean(after / before, 0.0), Below(0.5), alternative=1.0),
-        Check("Tr H at the end, after a teleport, over 4 n²", *_mean(late, 1.0), Within(0.04, 0.04),
+        Check("Tr H after the teleport / before", *_mean(after / before, 0.0), Below(0.5), alternative=1.0),
+        Check("Tr H at the end of runs after a teleport / (4 n²)", *_mean(late, 1.0), Within(0.04, 0.04),
               samples=len(late)),
     )  # fmt: skip
     data = xarray.Dataset(
         {name.replace(" ", "_").replace("-", "_"): (("seed", "step"), values) for name, values in traces.items()},
         coords={"step": run.step},
     )
-    diverged = int(sum((~flags).sum() for flags in alive.values()))
-    return Measurement(checks, data, parameters.seeds, diverged, "divergence is what is measured here")
+    diverged = int(sum((~flags).sum() for flags in finite.values()))
+    return Measurement(checks, data, parameters.seeds, diverged, "This claim measures divergence.")
 
 
 def _mean(values: np.ndarray, predicted: float) -> tuple[float, float, float]:
-    """Mean, prediction, standard error."""
-    return float(values.mean()), predicted, float(values.std(ddof=1) / np.sqrt(len(values)))
+    """Return mean, prediction and standard error."""
+    return float(values.mean()), predicted, float(standard_error(values))
 
 
-def _draw(measurement: Measurement, parameters: Warmup) -> Any:
+def _draw(measurement: Measurement, parameters: Warmup) -> "Figure":
     figure, (axes,) = style.new_figure(width=6.4)
     data = measurement.data
     style.theory(
         axes, [0, float(data.step[-1])], [4 * parameters.inputs**2] * 2, "noise equilibrium at the minimum, 4n²"
     )
-    looks = (("linear_ramp", "linear ramp", "blue"), ("teleport", "teleport", "green"),
+    curves = (("linear_ramp", "linear ramp", "blue"), ("teleport", "teleport", "green"),
              ("two_stages", "two stages", "purple"), ("no_warm_up", "no warm-up", "red"))  # fmt: skip
-    for name, label, colour in looks:
+    for name, label, colour in curves:
         values = data[name].values
         here = np.isfinite(values).sum(axis=0) >= 2
         kept = [column[np.isfinite(column)] for column in values.T[here]]
-        spread = [column.std(ddof=1) / np.sqrt(len(column)) for column in kept]
-        alive = int(np.isfinite(values[:, -1]).sum())
+        spread = [standard_error(column) for column in kept]
+        finite = int(np.isfinite(values[:, -1]).sum())
         means = [column.mean() for column in kept]
-        style.points(axes, data.step[here], means, spread, f"{label}: {alive} of {len(values)} live", colour)
+        style.points(axes, data.step[here], means, spread, f"{label}: {finite} of {len(values)} finite", colour)
     axes.set(xlabel="steps", ylabel="Tr H", yscale="log")
     axes.legend(loc="center right")
     return figure
@@ -179,12 +184,13 @@ CLAIMS = (
         id="warmup",
         paper="noise_equilibrium",
         place="Figure 4",
-        statement="From a start with variance 1 in U and 1/n in W, SGD at a large step size diverges at once. Raising "
-        "the step size linearly lets noise bring Tr H down first, and moving the start along its symmetry to the noise "
-        "equilibrium does so at once; both survive. Two stages, as in the paper's rank-one example, do not help here.",
-        equation="Tr H = 2 (n |W Sigma_x^1/2|^2 + |U|^2 Tr Sigma_x)",
-        alternative="A start with variance 1 in U survives a large step size, as one with variance 1/d does; or "
-        "neither a ramp nor a teleport saves it.",
+        statement="From a start with variance 1 in U and 1/n in W, SGD at a large step size diverges at once. A "
+        "linear ramp of the step size lets noise reduce Tr H first; moving the start along its symmetry to the noise "
+        "equilibrium reduces Tr H at once. With either, the runs stay finite. Two stages, as in the paper's rank-one "
+        "example, do not help here.",
+        equation="Tr H = 2 (n |W Σ_x^1/2|² + |U|² Tr Σ_x)",
+        alternative="A start with variance 1 in U stays finite at a large step size, like one with variance 1/d; or "
+        "neither a ramp nor a teleport prevents its divergence.",
         scales={
             "smoke": Warmup(18, 2500, inputs=10, hidden=50, step_size=0.02),
             "default": Warmup(24, 10_000),

@@ -1,7 +1,7 @@
-"""Weight decay in the balance of two factors: it adds k I to both noise moments, and k is gamma S/eta."""
+"""Weight decay in the noise balance of two factors: it adds k I to both noise moments, with k = gamma S/eta."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +10,15 @@ import xarray
 from jaxtyping import Array, Key, PyTree
 
 from undertow.dynamics.descend import descend
+from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.minibatch import Minibatch
 from undertow.papers.noise_equilibrium.claims.fixed_point import Task
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -22,15 +26,15 @@ class Decay:
     """SGD with weight decay on a 6 x 6 factorisation with fresh data, from random factors."""
 
     seeds: int
-    """Runs."""
+    """Number of runs."""
     step_size: float = 0.01
-    """Step size eta."""
+    """Step size η."""
     size: int = 10
-    """Samples in a batch, S."""
+    """Number S of samples in a batch."""
     weight_decay: float = 0.01
-    """The paper's gamma, half the `weight_decay` of the library; gamma S/eta is 10."""
+    """The paper's γ, with γ S/η = 10; `weight_decay` is 2γ."""
     relaxations: float = 8.0
-    """How long before the averages begin, and how long they last, in relaxation times 1/(4 gamma eta)."""
+    """Length before the averages, and of the averages, in relaxation times 1/(4 γ η)."""
 
 
 def _start(key: Key[Array, ""]) -> tuple[Array, Array]:
@@ -39,9 +43,9 @@ def _start(key: Key[Array, ""]) -> tuple[Array, Array]:
 
 
 def _balances(task: Task, size: int) -> Any:
-    """The terms of the balance at a point: of the noise, of the mean gradient, of the weights.
+    """Return the observable with the terms of the balance: of the noise, of the mean gradient, of the weights.
 
-    Gaussian data have E[|r|^2 xx'] and E[|x|^2 rr'] in closed form, with r = (UW - V) x - noise.
+    For Gaussian data E[|r|^2 xx'] and E[|x|^2 rr'] have closed forms, with r = (UW - V) x - noise.
     """
     x, e = task.inputs @ task.inputs.T, task.labels @ task.labels.T
 
@@ -61,7 +65,7 @@ def _balances(task: Task, size: int) -> Any:
 
 
 def _fit(balance: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """The k for which balance + k weights is least, for each run."""
+    """Return the k that minimises |balance + k weights|, for each run."""
     return -np.sum(balance * weights, axis=(-2, -1)) / np.sum(weights**2, axis=(-2, -1))
 
 
@@ -77,13 +81,13 @@ def _measure(parameters: Decay, key: Key[Array, ""]) -> Measurement:
     noise, mean, weights = (run.observed["terms"][name][:, -1] for name in ("noise", "mean", "weights"))
     right = gamma * parameters.size / eta
     plain, full = _fit(noise, weights) / right, _fit(noise + mean, weights) / right
-    error = lambda values: float(values.std(ddof=1) / np.sqrt(parameters.seeds))
+    error = lambda values: float(standard_error(values))
     checks = (
-        Check("fitted k over gamma S/eta", float(plain.mean()), 1.0, error(plain), Within(0.05, 0.2),
+        Check("fitted k / (γ S/η)", float(plain.mean()), 1.0, error(plain), Within(0.05, 0.2),
               printed=2 * gamma / right, alternative=0.5),
-        # what the theorem leaves out is of the order of the step size: the mean gradient of the fluctuations
-        Check("the same with the mean gradient in the balance", float(full.mean()), 1.0 - eta * gamma, error(full),
-              Within(0.005, 0.1), alternative=0.5),
+        # the theorem leaves out the mean gradient of the fluctuations, which is of the order of the step size
+        Check("fitted k / (γ S/η), with the mean gradient in the balance", float(full.mean()), 1.0 - eta * gamma,
+              error(full), Within(0.005, 0.1), alternative=0.5),
     )  # fmt: skip
     data = xarray.Dataset(
         {name: (("seed", "row", "column"), v) for name, v in (("noise", noise), ("weights", weights))}
@@ -91,7 +95,7 @@ def _measure(parameters: Decay, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, parameters.seeds, int(run.diverged.sum()))
 
 
-def _draw(measurement: Measurement, parameters: Decay) -> Any:
+def _draw(measurement: Measurement, parameters: Decay) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     x, y = -data.weights.values.ravel(), data.noise.values.ravel()
@@ -110,10 +114,10 @@ CLAIMS = (
         id="decay-in-the-balance",
         paper="noise_equilibrium",
         place="Theorem 5.2",
-        statement="With weight decay the noise moments of two factors balance once k I is added to both, "
-        "k = gamma S/eta; the paper prints 2 gamma.",
-        equation="W (E[|r|^2 xx'] + k I) W' = U' (E[|x|^2 rr'] + k I) U,  k = gamma S/eta",
-        alternative="k is gamma S/(2 eta), as if gamma were the weight decay of optimisers, which is twice ours.",
+        statement="With weight decay the noise moments of two factors balance after k I is added to both, with k = γ "
+        "S/η. The paper prints k = 2γ.",
+        equation="W (E[|r|² xx'] + k I) W' = U' (E[|x|² rr'] + k I) U,  k = γ S/η",
+        alternative="k is γ S/(2η), as if γ were the weight decay λ of optimisers, which is 2γ.",
         scales={"smoke": Decay(6, relaxations=5.0), "default": Decay(32), "full": Decay(256)},
         measure=_measure,
         draw=_draw,

@@ -21,7 +21,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
 
 
 class AutoencoderLoss(eqx.Module):
-    """The loss |U act(W x) - y|^2. The activation is a number to the compiler: what is compiled once serves all five.
+    """The loss |U act(W x) - y|^2. The activation is stored as an index, so that all five share one compiled program.
 
     >>> import jax, jax.numpy as jnp
     >>> from undertow.papers.noise_equilibrium.models.autoencoder import AutoencoderLoss
@@ -46,6 +46,6 @@ class AutoencoderLoss(eqx.Module):
 
 
 def latent_cosine(params: dict[str, Array], law: GaussianPairs) -> Float[Array, ""]:
-    """The cosine between W Sigma_x W' and U'Sigma_eps U; the traces that normalise the Sigmas cancel."""
+    """Return the cosine between W Sigma_x W' and U'Sigma_eps U. The normalising traces cancel."""
     u, w = params["U"], params["W"]
     return cosine((w * law.input_variance[None]) @ w.T, (u.T * law.noise_variance[None]) @ u)

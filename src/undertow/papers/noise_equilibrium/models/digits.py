@@ -1,4 +1,4 @@
-"""Real data: the 1,797 handwritten digits that scikit-learn brings along, 8 x 8 pixels each."""
+"""Real data: the 1,797 handwritten digits of scikit-learn, 8 x 8 pixels each."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ CLASSES = 10
 def digits(
     components: int = 20, dtype: Any = jnp.float32
 ) -> tuple[Float[Array, "samples components"], Float[Array, "samples classes"]]:
-    """Inputs: the leading principal components, scaled together to mean square 1. Targets: standardised one-hot labels.
+    """Return the leading principal components, scaled to mean square 1, and the standardised one-hot labels.
 
     >>> from undertow.papers.noise_equilibrium.models.digits import digits
     >>> inputs, targets = digits(20)

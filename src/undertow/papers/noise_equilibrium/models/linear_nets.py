@@ -1,6 +1,7 @@
-"""Linear networks on Gaussian data (noise_equilibrium, section 5): |UWx - y|^2, deep ones, and a factored number.
+"""Linear networks on Gaussian data (noise_equilibrium, section 5): two layers, many layers, and a rank-one product.
 
-Losses are |.|^2 without 1/2. Two layers are {"U": (outputs, hidden), "W": (hidden, inputs)}, deep nets (W_1, ..., W_D).
+The losses are |.|^2 without 1/2. The parameters of two layers are {"U": (outputs, hidden), "W": (hidden, inputs)},
+those of a deep network (W_1, ..., W_D).
 """
 
 import functools
@@ -38,27 +39,27 @@ Loss = Callable[[PyTree, PyTree], Array]
 
 
 def two_layer_loss(params: dict[str, Array], sample: tuple[Array, Array]) -> Float[Array, ""]:
-    """|UWx - y|^2."""
+    """Return |UWx - y|^2."""
     x, y = sample
     return jnp.sum((params["U"] @ (params["W"] @ x) - y) ** 2)
 
 
 def deep_loss(params: Sequence[Array], sample: tuple[Array, Array]) -> Float[Array, ""]:
-    """|W_D ... W_1 x - y|^2."""
+    """Return |W_D ... W_1 x - y|^2."""
     x, y = sample
     return jnp.sum((functools.reduce(lambda hidden, layer: layer @ hidden, params, x) - y) ** 2)
 
 
 def rank_one_loss(params: dict[str, Array], sample: tuple[Array, Array]) -> Float[Array, ""]:
-    """(u.w x - y)^2 with vectors u, w of one length; x and y are numbers, or arrays of one entry."""
+    """Return (u.w x - y)^2 for vectors u and w of the same length; x and y are scalars or arrays of one entry."""
     x, y = sample
     return jnp.sum((jnp.dot(params["u"], params["w"]) * x - y) ** 2)
 
 
 class GaussianPairs(eqx.Module):
-    """A law of data: x ~ N(0, diag(input_variance)), y = x + eps, eps ~ N(0, diag(noise_variance)) independent of x.
+    """Gaussian data: x ~ N(0, diag(input_variance)), y = x + eps, eps ~ N(0, diag(noise_variance)) independent of x.
 
-    It is the `draw` of a `Population`; with one coordinate and `rank_one_loss`, a rank-one factorisation.
+    An instance is the `draw` of a `Population`. One coordinate and `rank_one_loss` give a rank-one factorisation.
 
     >>> import jax, jax.numpy as jnp
     >>> from undertow.papers.noise_equilibrium.models.linear_nets import GaussianPairs, split_variance
@@ -75,22 +76,22 @@ class GaussianPairs(eqx.Module):
     noise_variance: Float[Array, " d"]
 
     def __call__(self, key: Key[Array, ""]) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
-        """One (x, y)."""
+        """Return one sample (x, y)."""
         normals = jax.random.normal(key, (2, *self.input_variance.shape), self.input_variance.dtype)
         x = jnp.sqrt(self.input_variance) * normals[0]
         return x, x + jnp.sqrt(self.noise_variance) * normals[1]
 
     def population(self, loss: Loss) -> Population:
-        """A loss with fresh data at every step."""
+        """Return the population problem, with fresh data at every step."""
         return Population(loss, self)
 
     def mean_problem(self, loss: Loss) -> Problem:
-        """A finite problem with exactly the expected loss of a linear net: gradient descent without noise."""
+        """Return a finite problem whose loss is exactly the expected loss of a linear network, for gradient descent."""
         inputs, noise = jnp.diag(self.input_variance), jnp.diag(self.noise_variance)
         return _of_moment(loss, jnp.block([[inputs, inputs], [inputs, inputs + noise]]), inputs.shape[0])
 
     def gammas(self, product: Float[Array, "d d"]) -> tuple[Float[Array, "d d"], Float[Array, "d d"]]:
-        """Gamma_W = E[|r|^2 xx'] and Gamma_U = E[|x|^2 rr'] for r = product x - y, by the Gaussian's fourth moments."""
+        """Return Gamma_W = E[|r|^2 xx'] and Gamma_U = E[|x|^2 rr'], r = product x - y, by Gaussian fourth moments."""
         inputs, noise = jnp.diag(self.input_variance), jnp.diag(self.noise_variance)
         away = product - jnp.eye(product.shape[0], dtype=product.dtype)
         missed = away @ inputs @ away.T
@@ -100,20 +101,20 @@ class GaussianPairs(eqx.Module):
 
 
 def split_variance(d: int, phi: float, dtype: Any = jnp.float32) -> Float[Array, " d"]:
-    """phi for the first half of the coordinates, 2 - phi for the others (Figure 8)."""
+    """Return phi for the first half of the coordinates and 2 - phi for the others (Figure 8)."""
     d = validate.positive_integer("split_variance", "d", d)
     return jnp.where(jnp.arange(d) < d // 2, phi, 2 - phi).astype(dtype)
 
 
 def loud_first(d: int, variance: float = 5.0, dtype: Any = jnp.float32) -> Float[Array, " d"]:
-    """`variance` for the first coordinate, 1 for the others (Figure 6)."""
+    """Return `variance` for the first coordinate and 1 for the others (Figure 6)."""
     return jnp.ones(validate.positive_integer("loud_first", "d", d), dtype).at[0].set(variance)
 
 
 def condensed(problem: Problem) -> Problem:
-    """A problem with few samples and the second moments of (x, y) of a larger one.
+    """Return a problem with few samples that has the second moments of (x, y) of `problem`.
 
-    The loss of a linear net depends on those alone, so that gradient descent is the same and costs less.
+    The loss of a linear network depends only on these moments, so gradient descent is the same and costs less.
     """
     x, y = problem.data
     both = jnp.concatenate([x, y], axis=1)
@@ -121,7 +122,7 @@ def condensed(problem: Problem) -> Problem:
 
 
 def _of_moment(loss: Loss, moment: Float[Array, "m m"], inputs: int) -> Problem:
-    """m samples of (x, y) whose second moment is the given one: the rows of its root."""
+    """Return m samples of (x, y) with the given second moment: the rows of its square root."""
     values, vectors = jnp.linalg.eigh(moment)
     rows = (jnp.sqrt(jnp.maximum(values, 0) * values.size))[:, None] * vectors.T
     return Problem(loss, (rows[:, :inputs], rows[:, inputs:]))
@@ -139,30 +140,30 @@ def _two_layers(
 
 
 def xavier(key: Key[Array, ""], *, inputs: int, hidden: int, dtype: Any = jnp.float32) -> dict[str, Array]:
-    """As many outputs as inputs, both layers with variance 2/(inputs + hidden)."""
+    """Return two layers with variance 2/(inputs + hidden), with as many outputs as inputs."""
     return _two_layers(key, inputs, hidden, 2 / (inputs + hidden), 2 / (inputs + hidden), dtype)
 
 
 def fan_in(key: Key[Array, ""], *, inputs: int, hidden: int, dtype: Any = jnp.float32) -> dict[str, Array]:
-    """As many outputs as inputs, each layer with variance one over the number of its inputs."""
+    """Return two layers with variance 1/fan-in, with as many outputs as inputs."""
     return _two_layers(key, inputs, hidden, 1 / hidden, 1 / inputs, dtype)
 
 
 def kaiming(key: Key[Array, ""], *, inputs: int, hidden: int, dtype: Any = jnp.float32) -> dict[str, Array]:
-    """What Figure 4 calls Kaiming: variance 1 for U and 1/inputs for W."""
+    """Return the initialisation that Figure 4 calls Kaiming: variance 1 for U and 1/inputs for W."""
     return _two_layers(key, inputs, hidden, 1.0, 1 / inputs, dtype)
 
 
 def deep_start(
     key: Key[Array, ""], widths: Sequence[int], spread: float = 0.0, dtype: Any = jnp.float32
 ) -> tuple[Array, ...]:
-    """Layers that are (parts of) random orthogonal matrices, with random factors exp(spread N) whose product is 1.
+    """Return parts of random orthogonal matrices times random factors exp(spread N), the product of which is 1.
 
-    `widths` goes from the inputs to the outputs. Every direction reaches the outputs: a product of many Gaussian
-    matrices has directions near zero, which take long to leave it.
+    `widths` goes from the inputs to the outputs. Orthogonal layers pass every direction to the outputs; a product of
+    many Gaussian matrices has singular values near zero, which grow slowly.
     """
     layers = [(max(into, out), out, into) for into, out in itertools.pairwise(widths)]
-    # one draw for all: every call of normal is a long program to compile
+    # one draw for all layers, because every call of normal takes long to compile
     counts = [len(layers), *(size**2 for size, _, _ in layers)]
     normals = jax.random.normal(key, (sum(counts),), dtype)
     stretch, *squares = jnp.split(normals, list(itertools.accumulate(counts))[:-1])
@@ -174,18 +175,18 @@ def deep_start(
 
 
 def _rotation(normals: Float[Array, "n n"]) -> Float[Array, "n n"]:
-    """A uniformly random orthogonal matrix from a matrix of normals."""
+    """Return a uniformly random orthogonal matrix from a matrix of normals."""
     q, r = jnp.linalg.qr(normals)
     return q * jnp.sign(jnp.diag(r))[None]
 
 
 def squared_norms(params: PyTree) -> Float[Array, " layers"]:
-    """The squared Frobenius norm of every layer."""
+    """Return the squared Frobenius norm of every layer."""
     return jnp.stack([jnp.sum(layer**2) for layer in jax.tree.leaves(params)])
 
 
 def hessian_trace(params: dict[str, Array], input_variance: Float[Array, " inputs"]) -> Float[Array, ""]:
-    """Tr of the Hessian of E|UWx - y|^2, exactly: 2 (outputs |W Sigma_x^1/2|^2 + |U|^2 Tr Sigma_x).
+    """Return the exact trace of the Hessian of E|UWx - y|^2: 2 (outputs |W Sigma_x^1/2|^2 + |U|^2 Tr Sigma_x).
 
     The loss is quadratic in each layer, so labels and residuals do not enter. Proposition 5.3 prints half of it.
     """
@@ -194,7 +195,7 @@ def hessian_trace(params: dict[str, Array], input_variance: Float[Array, " input
 
 
 def balance(params: dict[str, Array], problem: Problem) -> tuple[Float[Array, "d d"], Float[Array, "d d"]]:
-    """W Gamma_W W' and U'Gamma_U U over the samples, Gamma_W = E[|r|^2 xx'], Gamma_U = E[|x|^2 rr'], r = UWx - y.
+    """Return W Gamma_W W' and U'Gamma_U U of the samples; Gamma_W = E[|r|^2 xx'], Gamma_U = E[|x|^2 rr'], r = UWx - y.
 
     They are equal at the noise equilibrium without weight decay (Theorem 5.2).
     """
@@ -208,5 +209,5 @@ def balance(params: dict[str, Array], problem: Problem) -> tuple[Float[Array, "d
 
 
 def cosine(a: Float[Array, "..."], b: Float[Array, "..."]) -> Float[Array, ""]:
-    """The cosine of the angle between two arrays."""
+    """Return the cosine of the angle between two arrays."""
     return jnp.sum(a * b) / jnp.sqrt(jnp.sum(a**2) * jnp.sum(b**2))

@@ -1,4 +1,4 @@
-"""Nets A and B of noise_equilibrium, Figure 7: two-layer tanh nets that do not change when all weights are scaled."""
+"""Networks A and B of noise_equilibrium, Figure 7: two-layer tanh networks invariant under scaling of all weights."""
 
 from typing import Any
 
@@ -17,9 +17,9 @@ def _norm(array: Array) -> Float[Array, ""]:
 
 
 class NormalisedLoss(eqx.Module):
-    """Net A: |u tanh(w x/|u|)/|w| - y|^2, invariant when u and w are scaled together, not one by one.
+    """Network A: |u tanh(w x/|u|)/|w| - y|^2, invariant under a common scaling of u and w, not of each alone.
 
-    Net B: |u tanh(w x/|w|)/|u| - y|^2, invariant when u or w is scaled.
+    Network B: |u tanh(w x/|w|)/|u| - y|^2, invariant under the scaling of u and of w.
 
     >>> import jax
     >>> from undertow.papers.noise_equilibrium.models.scale_invariant import LinearData, NormalisedLoss, start
@@ -48,26 +48,26 @@ class NormalisedLoss(eqx.Module):
 
 
 class LinearData(eqx.Module):
-    """Samples of y = V x + eps with x and eps standard normal and V's entries N(0, 1/d)."""
+    """Samples of y = V x + eps; x and eps are standard normal and the entries of V are N(0, 1/d)."""
 
     inputs: Float[Array, "samples d"]
     targets: Float[Array, "samples d"]
 
     @staticmethod
     def draw(key: Key[Array, ""], *, d: int, samples: int, dtype: Any = jnp.float32) -> "LinearData":
-        """A draw of V and of the samples."""
+        """Draw V and the samples."""
         one, two, three = jax.random.split(key, 3)
         truth = jax.random.normal(one, (d, d), dtype) / jnp.sqrt(jnp.asarray(d, dtype))
         x = jax.random.normal(two, (samples, d), dtype)
         return LinearData(x, x @ truth.T + jax.random.normal(three, (samples, d), dtype))
 
     def problem(self, loss: Any) -> Problem:
-        """A loss on these samples."""
+        """Return the problem of `loss` on these samples."""
         return Problem(loss, (self.inputs, self.targets))
 
 
 def start(key: Key[Array, ""], *, d: int, hidden: int, square: float, dtype: Any = jnp.float32) -> dict[str, Array]:
-    """All weights from one Gaussian, then scaled to |u|^2 + |w|^2 = square."""
+    """Return Gaussian weights, scaled to |u|^2 + |w|^2 = square."""
     out, into = jax.random.split(key)
     u, w = jax.random.normal(out, (d, hidden), dtype), jax.random.normal(into, (hidden, d), dtype)
     factor = jnp.sqrt(jnp.asarray(square, dtype) / (jnp.sum(u**2) + jnp.sum(w**2)))

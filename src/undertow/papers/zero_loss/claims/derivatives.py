@@ -1,4 +1,4 @@
-"""The derivatives of Phi: the projector, and the second derivative with the right signs."""
+"""The first derivative of Phi, a projector, and the second derivative with the correct signs."""
 
 import functools
 from dataclasses import dataclass
@@ -13,7 +13,6 @@ from jaxtyping import Array, Key, PyTree
 
 from undertow import _trees as trees
 from undertow.dynamics.settle import settle
-from undertow.figures.compare import compare
 from undertow.manifold.drift import Parts, second_derivative
 from undertow.manifold.geometry import frame_at
 from undertow.papers.zero_loss.models import curves
@@ -24,7 +23,7 @@ from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Below, Check, Within
 
 STEP = 4e-3
-"""Of the finite differences; their error is of the fourth order."""
+"""Step of the finite differences; their error is of the fourth order."""
 
 
 @dataclass(frozen=True)
@@ -32,26 +31,26 @@ class Directions:
     """Random directions at a point of the manifold of three losses."""
 
     directions: int
-    """In how many directions the derivatives are taken."""
+    """Number of directions in which the derivatives are taken."""
 
 
 def second_difference(values: list[Any]) -> np.ndarray:
-    """The second derivative at the middle of five values that lie `STEP` apart, to the fourth order."""
+    """Return the second derivative at the middle of five values `STEP` apart, to the fourth order."""
     return np.tensordot([-1, 16, -30, 16, -1], np.stack([np.asarray(v) for v in values]), axes=1) / (12 * STEP**2)
 
 
 @eqx.filter_jit
 def parts_at(problem: AbstractProblem, point: PyTree, factor: PyTree) -> Parts:
-    """`second_derivative`, compiled once for a loss."""
+    """Return `second_derivative`, compiled once per loss."""
     return second_derivative(problem, point, factor)
 
 
 metric = functools.cache(curves.metric)
-"""One loss, so that what is compiled for it serves every claim."""
+"""The loss as one shared object, so that all claims use the same compiled programs."""
 
 
 def end_of(problem: AbstractProblem, params: PyTree) -> PyTree:
-    """Phi(params), near the rounding of double precision."""
+    """Return Phi(params), close to the rounding of double precision."""
     return settle(problem, params, tolerance=1e-12)
 
 
@@ -67,18 +66,18 @@ def _losses(key: Key[Array, ""]) -> dict[str, tuple[AbstractProblem, PyTree]]:
 
 
 def _pushed(problem: AbstractProblem, params: PyTree, vector: PyTree) -> tuple[PyTree, PyTree]:
-    """Phi(params) and dPhi(params) applied to a vector. Compiled inside; with its errors it could not be stored."""
+    """Return Phi(params) and dPhi(params) applied to a vector, without an outer jit, which could not be cached."""
     return jax.jvp(lambda p: end_of(problem, p), (params,), (vector,))
 
 
 @eqx.filter_jit
 def _projected(problem: AbstractProblem, point: PyTree, vector: PyTree) -> Array:
-    """P v."""
+    """Return P v."""
     return frame_at(problem, point).project(trees.ravel(vector))
 
 
 def _measure_first(parameters: Directions, key: Key[Array, ""]) -> Measurement:
-    checks, found = [], []
+    checks, all_errors = [], []
     for name, (problem, start) in _losses(key).items():
         point, _ = _pushed(problem, start, start)
         errors, across = [], []
@@ -87,35 +86,35 @@ def _measure_first(parameters: Directions, key: Key[Array, ""]) -> Measurement:
             errors.append(np.linalg.norm(trees.ravel(_pushed(problem, point, v)[1]) - _projected(problem, point, v)))
             across.append(float(np.linalg.norm(trees.ravel(v) - _projected(problem, point, v))))
         checks.append(
-            Check(f"{name}: |dPhi v - P v|", float(max(errors)), 0.0, 0.0, Below(1e-6), alternative=min(across))
+            Check(f"{name}: largest |dΦ v - P v|", float(max(errors)), 0.0, 0.0, Below(1e-6), alternative=min(across))
         )
-        found.append(errors)
+        all_errors.append(errors)
         if name == "tanh network":
-            checks += _along_the_gradient(name, problem, start)
-    data = xarray.Dataset({"error": (("loss", "direction"), np.array(found))})
+            checks += _gradient_checks(name, problem, start)
+    data = xarray.Dataset({"error": (("loss", "direction"), np.array(all_errors))})
     return Measurement(tuple(checks), data, seeds=parameters.directions)
 
 
-def _along_the_gradient(name: str, problem: AbstractProblem, start: PyTree) -> list[Check]:
-    """Lemma C.2 at a point off the manifold, g = grad L: dPhi g = 0 and d2Phi[g, g] = -dPhi H g."""
+def _gradient_checks(name: str, problem: AbstractProblem, start: PyTree) -> list[Check]:
+    """Check Lemma C.2 at a point off the manifold, g = grad L: dPhi g = 0 and d2Phi[g, g] = -dPhi H g."""
     gradient, bent = jax.jvp(problem.gradient, (start,), (problem.gradient(start),))
     size = float(np.linalg.norm(trees.ravel(gradient)))
     ahead = [trees.add(start, trees.scale(m * STEP, gradient)) for m in (-2, -1, 1, 2)]
     pushed = [np.asarray(trees.ravel(_pushed(problem, x, gradient)[1])) for x in (start, *ahead)]
     second = np.tensordot([1, -8, 8, -1], np.stack(pushed[1:]), axes=1) / (12 * STEP)
-    told = -np.asarray(trees.ravel(_pushed(problem, start, bent)[1]))
-    gap = float(np.linalg.norm(second - told) / np.linalg.norm(told))
+    predicted = -np.asarray(trees.ravel(_pushed(problem, start, bent)[1]))
+    gap = float(np.linalg.norm(second - predicted) / np.linalg.norm(predicted))
     return [
-        Check(f"{name}, off the manifold: |dPhi grad L|/|grad L|", float(np.linalg.norm(pushed[0])) / size, 0.0, 0.0,
+        Check(f"{name}, off the manifold: |dΦ ∇L|/|∇L|", float(np.linalg.norm(pushed[0])) / size, 0.0, 0.0,
               Below(1e-6)),
-        Check(f"{name}, off the manifold: |d2Phi[g, g] + dPhi H g|/|dPhi H g|, g = grad L", gap, 0.0, 0.0, Below(1e-5),
+        Check(f"{name}, off the manifold: |d²Φ[g, g] + dΦ H g|/|dΦ H g|, g = ∇L", gap, 0.0, 0.0, Below(1e-5),
               alternative=1.0),
     ]  # fmt: skip
 
 
 def _measure_second(parameters: Directions, key: Key[Array, ""]) -> Measurement:
-    """Finite differences of Phi, fitted by the three parts: each coefficient is 1 if its sign and factor are right."""
-    checks, found = [], []
+    """Fit finite differences of Phi by the three parts; a coefficient is 1 if its sign and factor are right."""
+    checks, coefficients = [], []
     # Eq. (9) prints the tangent and the mixed part with the opposite signs
     printed = {"tangent": -1.0, "normal": None, "mixed": -1.0}
     others = {"tangent": -1.0, "normal": 2.0, "mixed": -1.0}
@@ -132,15 +131,19 @@ def _measure_second(parameters: Directions, key: Key[Array, ""]) -> Measurement:
         fitted, *_ = np.linalg.lstsq(design, np.concatenate(measured), rcond=None)
         for value, (part, wrong) in zip(fitted, printed.items(), strict=True):
             checks.append(
-                Check(f"{name}: {part}", float(value), 1.0, 0.0, Within(1e-4, 1e-3), wrong, alternative=others[part])
+                Check(
+                    f"{name}: fitted coefficient of the {part} part",
+                    float(value),
+                    1.0,
+                    0.0,
+                    Within(1e-4, 1e-3),
+                    wrong,
+                    alternative=others[part],
+                )
             )
-        found.append(fitted)
-    data = xarray.Dataset({"coefficient": (("loss", "part"), np.array(found))})
+        coefficients.append(fitted)
+    data = xarray.Dataset({"coefficient": (("loss", "part"), np.array(coefficients))})
     return Measurement(tuple(checks), data, seeds=parameters.directions)
-
-
-def _draw(measurement: Measurement, parameters: Any) -> Any:
-    return compare(measurement.checks)
 
 
 CLAIMS = (
@@ -148,26 +151,24 @@ CLAIMS = (
         id="dphi-projector",
         paper="zero_loss",
         place="Lemmas 4.3 and C.2",
-        statement="On the manifold the derivative of Phi (the end of gradient flow) is the projector on the tangent "
-        "space. Off it Phi does not change along the gradient, to second order.",
-        equation="dPhi(x) = P(x) for x in Gamma;  dPhi grad L = 0 and d2Phi[grad L, grad L] = -dPhi H grad L anywhere",
-        alternative="Phi keeps displacements across the manifold, and along the gradient it is constant to second "
-        "order on straight lines, d2Phi[grad L, grad L] = 0.",
+        statement="On the manifold the derivative of Φ (the end of gradient flow) is the projector on the tangent "
+        "space. Off the manifold Φ does not change along the gradient, to second order.",
+        equation="dΦ(x) = P(x) for x in Γ;  dΦ ∇L = 0 and d²Φ[∇L, ∇L] = -dΦ H ∇L anywhere",
+        alternative="Φ keeps normal displacements; and along the gradient it is constant to second order on straight "
+        "lines, d²Φ[∇L, ∇L] = 0.",
         scales={"smoke": Directions(3), "default": Directions(10), "full": Directions(100)},
         measure=_measure_first,
-        draw=_draw,
     ),
     Claim(
         id="d2phi-signs",
         paper="zero_loss",
         place="Lemma 4.5, Eq. (9)",
-        statement="The second derivative of Phi has three parts, all with a minus sign; the paper prints a plus before "
-        "the tangent and the mixed one. Finite differences of Phi, fitted by the three parts, decide.",
-        equation="d2Phi[S] = -H^+ d3L[PSP] - P d3L[L_H^-1(QSQ)] - 2 P d3L[H^+ QSP]",
-        alternative="The tangent and the mixed part have a plus sign, as Eq. (9) prints them, and the normal part is "
-        "twice as large, with H^-1 in place of L_H^-1.",
+        statement="The second derivative of Φ has three parts, all with a minus sign; the paper prints a plus before "
+        "the tangent and the mixed part. A fit of finite differences of Φ by the three parts decides.",
+        equation="d²Φ[S] = -H⁺ d³L[PSP] - P d³L[L_H⁻¹(QSQ)] - 2 P d³L[H⁺ QSP]",
+        alternative="The tangent and the mixed part have a plus sign, as printed in Eq. (9), and the normal part is "
+        "twice as large, with H⁻¹ in place of L_H⁻¹.",
         scales={"smoke": Directions(3), "default": Directions(8), "full": Directions(40)},
         measure=_measure_second,
-        draw=_draw,
     ),
 )

@@ -1,7 +1,7 @@
 """Label-noise SGD leaves the kernel regime and finds the sparse vector; gradient descent does not."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -19,8 +19,11 @@ from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 CONTROLS = 64
-"""Data sets on which gradient descent alone is looked at."""
+"""Number of data sets for gradient descent alone."""
 
 
 @dataclass(frozen=True)
@@ -28,25 +31,25 @@ class Escape:
     """Label-noise SGD on the overparametrised linear model, from deep in the kernel regime."""
 
     data_sets: int
-    """Independent draws of the data."""
+    """Number of independent draws of the data."""
     seeds: int
-    """Runs of SGD on each of them."""
+    """Number of runs of SGD on each data set."""
     d: int = 100
-    """Unknowns."""
+    """Number of unknowns."""
     n: int = 40
-    """Equations."""
+    """Number of equations."""
     sparsity: int = 5
-    """Nonzero entries of the true vector."""
+    """Number of nonzero entries of the true vector."""
     alpha: float = 1.0
-    """Scale of the start u = v = alpha; the kernel regime is large alpha."""
+    """Scale α of the start u = v = α; the kernel regime is large α."""
     strength: float = 1.0
     """Size of the label noise."""
     step_size: float = 1.6e-3
-    """Step size of SGD; 8 d alpha^2 step_size must stay below 2."""
+    """Step size η of SGD; 8 d α² η must stay below 2."""
     slow_time: float = 4.0
-    """How long, in units of steps * step_size^2."""
+    """Length of each run in slow time, steps * step_size^2."""
     num_saves: int = 8
-    """How often the runs are looked at."""
+    """Number of observations of each run."""
 
 
 def _measure(parameters: Escape, key: Key[Array, ""]) -> Measurement:
@@ -57,7 +60,7 @@ def _measure(parameters: Escape, key: Key[Array, ""]) -> Measurement:
     for data_key in jax.random.split(key, parameters.data_sets):
         draw_key, run_key = jax.random.split(data_key)
         single = LinearModel.draw(draw_key, d=parameters.d, n=parameters.n, sparsity=parameters.sparsity)
-        # SGD runs in single precision; the same numbers in double, to settle precisely
+        # SGD runs in single precision; the same data in double precision, to settle precisely
         double = jax.tree.map(lambda x: x.astype(jnp.float64) if eqx.is_array(x) else x, single)
         run = descend(
             LabelNoise(single.problem, parameters.strength),
@@ -73,24 +76,24 @@ def _measure(parameters: Escape, key: Key[Array, ""]) -> Measurement:
         )
         diverged += int(run.diverged.sum())
         slow_time = run.slow_time
-        lived = tuple(leaf[~run.diverged] for leaf in run.observed["params"])
-        sgd.append(_settled_errors(double, lived))
+        finite = tuple(leaf[~run.diverged] for leaf in run.observed["params"])
+        sgd.append(_settled_errors(double, finite))
         start = double.start(parameters.alpha)
         decayed = [double.decayed(start, t, parameters.strength) for t in slow_time]
-        # as many copies as there are runs: the program is compiled already
-        runs = len(lived[0])
+        # as many copies as there are runs, to use the program that is already compiled
+        runs = len(finite[0])
         path = jax.tree.map(lambda *leaves, k=runs: np.stack([np.stack(leaves)] * k), *decayed)
         flow.append(_settled_errors(double, path)[0])
-        plain.append(flow[-1][0])  # at time 0 the flow is where gradient descent ends
+        plain.append(flow[-1][0])  # at time 0 the flow is at the end of gradient descent
     ends = np.array([errors[:, -1].mean() for errors in sgd])
     plain = np.array(plain)
-    found, spread = statistics.mean(ends)
+    error, spread = statistics.mean(ends)
     kernel, kernel_spread = statistics.mean(_kernel_regime(parameters, jax.random.fold_in(key, 1)))
     checks = (
-        Check("label-noise SGD, |Phi(x) - w*|", found, np.mean([f[-1] for f in flow]), spread, Below(0.06),
+        Check("label-noise SGD: mean |Φ(x) - w*|", error, np.mean([f[-1] for f in flow]), spread, Below(0.06),
               alternative=kernel),
-        Check(f"gradient descent on {CONTROLS} more data sets, |w - w*|", kernel, plain.mean(), kernel_spread,
-              Above(1.3), alternative=found, samples=CONTROLS),
+        Check(f"gradient descent on {CONTROLS} further data sets: mean |w - w*|", kernel, plain.mean(), kernel_spread,
+              Above(1.3), alternative=error, samples=CONTROLS),
     )  # fmt: skip
     medians = np.stack([np.median(errors, axis=0) for errors in sgd])
     data = xarray.Dataset(
@@ -105,7 +108,7 @@ def _measure(parameters: Escape, key: Key[Array, ""]) -> Measurement:
 
 
 def _kernel_regime(parameters: Escape, key: Key[Array, ""]) -> np.ndarray:
-    """|w - w*| at the end of gradient flow, on data sets of its own: four would be too few to judge by."""
+    """Return |w - w*| at the end of gradient flow on `CONTROLS` further data sets, for a small standard error."""
 
     def end(k: Key[Array, ""]) -> Array:
         p = parameters
@@ -120,7 +123,7 @@ def _itself(params: Any) -> Any:
 
 
 def _settled_errors(model: LinearModel, params: Any) -> np.ndarray:
-    """|Phi(x) - w*| for params with leading axes (runs, times)."""
+    """Return |Phi(x) - w*| for params with leading axes (runs, times)."""
     return np.asarray(_settled(model, jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params)))
 
 
@@ -129,7 +132,7 @@ def _settled(model: LinearModel, params: Any) -> Array:
     return jax.vmap(jax.vmap(lambda p: model.error(model.settle(p))))(params)
 
 
-def _draw(measurement: Measurement, parameters: Escape) -> Any:
+def _draw(measurement: Measurement, parameters: Escape) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     t = data.slow_time.values
@@ -154,10 +157,10 @@ CLAIMS = (
         id="label-noise-escapes",
         paper="zero_loss",
         place="Theorem 6.1 against Theorem 6.7",
-        statement="From deep in the kernel regime (alpha = 1) label-noise SGD on the overparametrised linear model "
-        "escapes and finds the sparse ground truth; gradient descent from the same start does not.",
-        equation="f_i = z_i.(u^2 - v^2),  x(t) = Phi(exp(-delta^2 s t/2) x(0)),  s_j = (4/n) sum_i z_ij^2",
-        alternative="Label noise stays in the kernel regime and ends where gradient descent does.",
+        statement="From deep in the kernel regime (α = 1) label-noise SGD on the overparametrised linear model "
+        "escapes and finds the sparse ground truth. Gradient descent from the same start does not.",
+        equation="f_i = z_i.(u² - v²),  x(t) = Φ(exp(-δ² s t/2) x(0)),  s_j = (4/n) ∑_i z_ij²",
+        alternative="Label-noise SGD stays in the kernel regime and ends where gradient descent does.",
         scales={"smoke": Escape(6, 1, slow_time=5.0), "default": Escape(12, 4), "full": Escape(50, 16)},
         measure=_measure,
         draw=_draw,

@@ -1,8 +1,8 @@
-"""The overparametrised linear model: what gradient flow conserves, how label noise breaks it, and where that ends."""
+"""The overparametrised linear model: the products that gradient flow conserves, their decay, and sparse recovery."""
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
 import jax
@@ -14,8 +14,8 @@ from scipy.optimize import linprog
 
 from undertow.dynamics.descend import descend
 from undertow.dynamics.settle import settle
+from undertow.estimate import standard_error
 from undertow.figures import style
-from undertow.figures.compare import compare
 from undertow.manifold.limit import Limit
 from undertow.noise.label import LabelNoise
 from undertow.papers.zero_loss.models.linear import LinearModel, predict, weights
@@ -24,21 +24,24 @@ from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 @dataclass(frozen=True)
 class Rates:
     """Label-noise SGD at two step sizes, one twice the other, from the same point of the manifold."""
 
     seeds: int
-    """Runs at each step size."""
+    """Number of runs at each step size."""
     d: int = 20
-    """Unknowns."""
+    """Number of unknowns."""
     n: int = 10
-    """Equations."""
+    """Number of equations."""
     step_size: float = 4e-4
-    """The smaller step size."""
+    """Smaller step size."""
     slow_time: float = 0.1
-    """How long, in units of steps * step_size^2."""
+    """Length of each run in slow time, steps * step_size^2."""
 
 
 @dataclass(frozen=True)
@@ -46,17 +49,17 @@ class DataSets:
     """Draws of the linear model."""
 
     draws: int
-    """Independent draws of the data at each size."""
+    """Number of independent draws of the data at each size."""
     d: int = 100
-    """Unknowns."""
+    """Number of unknowns."""
     sparsity: int = 3
-    """Nonzero entries of the true vector."""
+    """Number of nonzero entries of the true vector."""
     slow_time: float = 8.0
-    """How long the limiting flow runs."""
+    """Slow time of the limiting flow."""
 
 
 def _measure_conserved(parameters: DataSets, key: Key[Array, ""]) -> Measurement:
-    """u_j v_j before and after gradient flow, integrated without knowing the exact solution."""
+    """Compare u_j v_j before and after gradient flow, integrated without the exact solution."""
     worst, otherwise = [], []
     for k in jax.random.split(key, parameters.draws):
         k1, k2, k3 = jax.random.split(k, 3)
@@ -68,7 +71,9 @@ def _measure_conserved(parameters: DataSets, key: Key[Array, ""]) -> Measurement
         total, w = u**2 + v**2, weights(end)
         other = jnp.sqrt(jnp.maximum(total**2 - w**2, 0)) / 2
         otherwise.append(float(jnp.max(jnp.abs(other - u * v))))
-    check = Check("largest change of u_j v_j", max(worst), 0.0, 0.0, Below(1e-8), alternative=min(otherwise))
+    check = Check(
+        "largest change of u_j v_j along gradient flow", max(worst), 0.0, 0.0, Below(1e-8), alternative=min(otherwise)
+    )
     return Measurement((check,), xarray.Dataset({"change": ("draw", worst)}), parameters.draws)
 
 
@@ -78,7 +83,7 @@ def _measure_rate(parameters: Rates, key: Key[Array, ""]) -> Measurement:
     rates = np.asarray(model.rates())
     noise = LabelNoise(model.problem, 1.0)
     path = Limit(noise).solve(start, slow_time=parameters.slow_time, observe={"shapes": _steepness(model)})
-    # a residual fluctuates by eta/2 |grad f_i|^2 (delta = 1) and adds to the label noise of its sample
+    # a residual fluctuates with variance eta/2 |grad f_i|^2 (delta = 1), which adds to the label noise of its sample
     first_order = np.trapezoid(path.observed["shapes"], path.slow_time) / parameters.slow_time / 2
     ratios, errors = [], []
     for factor in (1, 2):
@@ -90,15 +95,18 @@ def _measure_rate(parameters: Rates, key: Key[Array, ""]) -> Measurement:
         fallen = -(np.log(run.observed["uv"][:, -1]) - np.log(run.observed["uv"][:, 0])) / run.slow_time[-1]
         per_seed = (fallen / rates).mean(axis=1)
         ratios.append(per_seed.mean())
-        errors.append(per_seed.std(ddof=1) / np.sqrt(parameters.seeds))
+        errors.append(standard_error(per_seed))
     limit = 2 * ratios[0] - ratios[1]
     limit_error = float(np.hypot(2 * errors[0], errors[1]))
     doubling = (ratios[1] - 1) / (ratios[0] - 1)
     doubling_error = float(doubling * np.hypot(errors[1] / (ratios[1] - 1), errors[0] / (ratios[0] - 1)))
     checks = (
-        Check("rate over delta^2 s_j, extrapolated", limit, 1.0, limit_error, Within(0.005, 0.02), alternative=0.5),
-        Check("excess at twice the step size", doubling, 2.0, doubling_error, Within(0.15, 0.6), alternative=4.0),
-        Check("excess over its first order", (ratios[0] - 1) / (parameters.step_size * first_order), 1.0,
+        Check("decay rate of u_j v_j / δ² s_j, extrapolated to small steps", limit, 1.0, limit_error,
+              Within(0.005, 0.02), alternative=0.5),
+        Check("excess of the rate at step size 2η / that at η", doubling, 2.0, doubling_error, Within(0.15, 0.6),
+              alternative=4.0),
+        Check("excess of the rate / its first-order prediction",
+              (ratios[0] - 1) / (parameters.step_size * first_order), 1.0,
               errors[0] / (parameters.step_size * first_order), Within(0.1, 0.6), alternative=2.0),
     )  # fmt: skip
     data = xarray.Dataset({"ratio": ("step", ratios), "error": ("step", errors)})
@@ -106,7 +114,7 @@ def _measure_rate(parameters: Rates, key: Key[Array, ""]) -> Measurement:
 
 
 def _steepness(model: LinearModel) -> Any:
-    """|grad f_i|^2 as u_j v_j sees it: the mean over samples weighted by z_ij^2, then over j."""
+    """Return the observable |grad f_i|^2, averaged over samples with weights z_ij^2 and then over j."""
     squares = model.problem.inputs**2
 
     def value(params: Any) -> Array:
@@ -121,17 +129,17 @@ def _product(params: Any) -> Array:
 
 
 def _program(model: LinearModel, costs: np.ndarray) -> np.ndarray:
-    """The minimiser of sum_j costs_j |w_j| subject to Z w = y, by a linear program in w = p - q, p, q >= 0."""
+    """Return the minimiser of sum_j costs_j |w_j| subject to Z w = y, by a linear program in w = p - q, p, q >= 0."""
     z, d = np.asarray(model.problem.inputs), len(costs)
-    found = linprog(np.tile(costs, 2), A_eq=np.hstack([z, -z]), b_eq=np.asarray(model.problem.targets)).x
-    return found[:d] - found[d:]
+    solution = linprog(np.tile(costs, 2), A_eq=np.hstack([z, -z]), b_eq=np.asarray(model.problem.targets)).x
+    return solution[:d] - solution[d:]
 
 
 def _measure_program(parameters: DataSets, key: Key[Array, ""]) -> Measurement:
-    """The end of the limiting flow against the weighted-l1 program.
+    """Compare the end of the limiting flow with the weighted l1 program.
 
-    With many equations that is the true vector, whatever the weights. With few, and columns of two sizes, the weights
-    decide; the flow then nears the program slowly, so that the values of the norm are compared.
+    With many equations the solution is the true vector for all weights. With few equations and columns of two sizes the
+    solution depends on the weights; the flow then converges slowly, so that the values of the norm are compared.
     """
     d = parameters.d
     sizes = jnp.where(jnp.arange(d) % 2 == 0, 1.0, 1.5)
@@ -154,9 +162,9 @@ def _measure_program(parameters: DataSets, key: Key[Array, ""]) -> Measurement:
         excess.append(float(costs @ np.abs(ends[1]) / best) - 1)
         plain.append(float(costs @ np.abs(_program(few, np.ones(d))) / best) - 1)
     checks = (
-        Check("n = d/10: weighted norm of the flow's end over the least one, less 1", max(excess), 0.0, 0.0,
+        Check("n = d/10: largest relative excess of the weighted norm at the end of the flow", max(excess), 0.0, 0.0,
               Below(0.03), alternative=max(plain)),
-        Check("n = 2d/5: |w of the flow - w of the program|, median", float(np.median(gaps)), 0.0, 0.0, Below(0.01)),
+        Check("n = 2d/5: median |w of the flow - w of the program|", float(np.median(gaps)), 0.0, 0.0, Below(0.01)),
     )  # fmt: skip
     data = xarray.Dataset({"gap": ("draw", gaps), "excess": ("draw", excess), "plain": ("draw", plain)})
     return Measurement(checks, data, parameters.draws)
@@ -184,17 +192,17 @@ def _measure_recovery(parameters: DataSets, key: Key[Array, ""]) -> Measurement:
     recovered = (flow < 1e-2).mean(axis=1)
     law = 1 - np.array(sizes) / parameters.d
     gap = plain.mean(axis=1) - law
-    error = plain.std(axis=1, ddof=1) / np.sqrt(parameters.draws)
+    error = np.asarray(standard_error(plain, axis=1))
     share, spread = statistics.share(flow[2:] < 1e-2)
     never, never_error = statistics.share(plain < 1e-2)
     checks = (
-        Check("limiting flow: share recovered at n >= 30", share, 1.0, spread, Above(0.8), alternative=never,
+        Check("limiting flow: share of vectors recovered at n ≥ 30", share, 1.0, spread, Above(0.8), alternative=never,
               samples=math.inf),
-        Check("gradient descent: share recovered", never, 0.0, never_error, Below(0.05), alternative=share,
+        Check("gradient descent: share of vectors recovered", never, 0.0, never_error, Below(0.05), alternative=share,
               samples=math.inf),
         *(
-            Check(f"gradient descent at n = {n}: error over 1 - n/d", 1 + g / w, 1.0, e / w, Within(0.05, 0.5),
-                  alternative=(1 - n / (2 * parameters.d)) / w if n >= 30 else None)
+            Check(f"gradient descent at n = {n}: mean squared error / (1 - n/d)", 1 + g / w, 1.0, e / w,
+                  Within(0.05, 0.5), alternative=(1 - n / (2 * parameters.d)) / w if n >= 30 else None)
             for n, g, w, e in zip(sizes, gap, law, error, strict=True)
         ),
     )  # fmt: skip
@@ -205,16 +213,12 @@ def _measure_recovery(parameters: DataSets, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, parameters.draws)
 
 
-def _draw(measurement: Measurement, parameters: Any) -> Any:
-    return compare(measurement.checks)
-
-
-def _draw_recovery(measurement: Measurement, parameters: DataSets) -> Any:
+def _draw_recovery(measurement: Measurement, parameters: DataSets) -> "Figure":
     figure, (left, right) = style.new_figure(2, width=4.2)
     data = measurement.data
     share = data.recovered.values
     style.points(left, data.n, share, np.sqrt(share * (1 - share) / parameters.draws), "limiting flow of label noise")
-    left.axhline(0, color=style.COLOURS["red"], label="gradient descent: never")
+    left.axhline(0, color=style.COLOURS["red"], label="gradient descent: none")
     left.set(xlabel="equations n", ylabel="share of data sets recovered", ylim=(-0.06, 1.06))
     left.legend()
     style.theory(right, data.n, 1 - data.n / parameters.d, "1 − n/d")
@@ -231,23 +235,21 @@ CLAIMS = (
         place="Lemma D.3",
         statement="Gradient flow of the overparametrised linear model conserves every product u_j v_j.",
         equation="d/dt (u_j v_j) = 0",
-        alternative="Gradient flow conserves u_j^2 + v_j^2 instead, so that u_j v_j changes with u_j^2 - v_j^2.",
+        alternative="Gradient flow conserves u_j² + v_j² instead, so that u_j v_j changes with u_j² - v_j².",
         scales={"smoke": DataSets(3), "default": DataSets(10), "full": DataSets(50)},
         measure=_measure_conserved,
-        draw=_draw,
     ),
     Claim(
         id="uv-rate",
         paper="zero_loss",
         place="Lemma D.13 and Eq. (17)",
-        statement="Label noise makes u_j v_j decay at the rate delta^2 s_j in slow time; SGD approaches that with an "
-        "excess proportional to the step size, eta/2 |grad f_i|^2 on average.",
-        equation="d/dt (u_j v_j) = -delta^2 s_j u_j v_j,  s_j = (4/n) sum_i z_ij^2",
-        alternative="The rate is delta^2 s_j/2, that of u_j or v_j alone; the excess is of second order in the step "
-        "size, or eta |grad f_i|^2 without the half.",
+        statement="Under label noise u_j v_j decays at the rate δ² s_j in slow time. The rate of SGD exceeds it by an "
+        "amount proportional to the step size, η/2 |∇f_i|² on average.",
+        equation="d/dt (u_j v_j) = -δ² s_j u_j v_j,  s_j = (4/n) ∑_i z_ij²",
+        alternative="The rate is δ² s_j/2, that of u_j or v_j alone; the excess is of second order in the step size, "
+        "or η |∇f_i|² without the half.",
         scales={"smoke": Rates(16), "default": Rates(256), "full": Rates(4096)},
         measure=_measure_rate,
-        draw=_draw,
         accelerated=True,
     ),
     Claim(
@@ -256,19 +258,18 @@ CLAIMS = (
         place="Lemma 6.5",
         statement="The limiting flow of label noise on the overparametrised linear model ends at the minimiser of a "
         "weighted l1 norm among all solutions (from u = v = 1, with n = d/10 and n = 2d/5 equations).",
-        equation="min sum_j s_j |w_j| subject to Z w = y",
-        alternative="It ends at the minimiser of the plain l1 norm, sum_j |w_j|.",
+        equation="min ∑_j s_j |w_j| subject to Z w = y",
+        alternative="It ends at the minimiser of the plain l1 norm, ∑_j |w_j|.",
         scales={"smoke": DataSets(5), "default": DataSets(20), "full": DataSets(200)},
         measure=_measure_program,
-        draw=_draw,
     ),
     Claim(
         id="recovery",
         paper="zero_loss",
         place="Theorem 6.1 against Theorem 6.7",
-        statement="The limiting flow recovers a 3-sparse vector in 100 dimensions from 30 equations or more; gradient "
-        "descent in the kernel regime never does, its mean squared error is 1 - n/d.",
-        equation="E |w - w*|^2/|w*|^2 = 1 - n/d for gradient descent",
+        statement="The limiting flow recovers a 3-sparse vector in 100 dimensions from 30 equations or more. Gradient "
+        "descent in the kernel regime never does; its mean squared error is 1 - n/d.",
+        equation="E |w - w*|²/|w*|² = 1 - n/d for gradient descent",
         alternative="Gradient descent recovers the vector as often as the limiting flow, or its error is 1 - n/(2d), "
         "as for 2d free parameters.",
         scales={"smoke": DataSets(64), "default": DataSets(100), "full": DataSets(1000)},

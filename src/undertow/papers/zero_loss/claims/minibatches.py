@@ -1,7 +1,6 @@
-"""Plain minibatches: at rest where every sample is fitted, label noise where labels contradict each other."""
+"""Plain minibatches: no noise if every sample is fitted, label noise if labels contradict each other."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,6 @@ import xarray
 from jaxtyping import Array, Key, PyTree
 
 from undertow.dynamics.descend import descend
-from undertow.figures.compare import compare
 from undertow.manifold.limit import Limit
 from undertow.noise.minibatch import Minibatch
 from undertow.papers.zero_loss.models.linear import LinearModel, predict
@@ -25,17 +23,17 @@ class Labels:
     """SGD with batches of one on the overparametrised linear model, with one label per input and with two."""
 
     seeds: int
-    """Runs at each step size."""
+    """Number of runs at each step size."""
     d: int = 12
-    """Unknowns."""
+    """Number of unknowns."""
     n: int = 6
-    """Different inputs."""
+    """Number of different inputs."""
     gap: float = 1.0
     """Half the difference between the two labels of an input."""
     step_size: float = 1e-3
-    """The smaller of two step sizes; the other is twice as large."""
+    """Smaller of two step sizes; the other is twice as large."""
     slow_time: float = 0.1
-    """How long, in units of steps * step_size^2."""
+    """Length of each run in slow time, steps * step_size^2."""
 
 
 def _log_products(params: PyTree) -> Array:
@@ -43,16 +41,16 @@ def _log_products(params: PyTree) -> Array:
 
 
 def _measure(parameters: Labels, key: Key[Array, ""]) -> Measurement:
-    """How fast u_j v_j decays, over gap^2 s_j: the exact rate under label noise of that size.
+    """Compare the decay rate of u_j v_j with gap^2 s_j, the exact rate under label noise of that size.
 
-    The first look is late enough for runs that start off the manifold to have come down.
+    The first observation is late enough for runs that start off the manifold to have reached it.
     """
     p = parameters
     model = LinearModel.draw(key, d=p.d, n=p.n, sparsity=2, dtype=jnp.float64)
     z, y = model.problem.data
     twice = Regression(predict, jnp.concatenate([z, z]), jnp.concatenate([y - p.gap, y + p.gap]))
     settled, rates = model.settle(model.start(1.0)), p.gap**2 * np.asarray(model.rates())
-    found, diverged = {}, 0
+    decay_rates, diverged = {}, 0
     runs = {"one": (model.problem, model.start(1.0), (1,)), "two": (twice, settled, (1, 2))}
     for index, (name, (problem, start, factors)) in enumerate(runs.items()):
         for factor in factors:
@@ -65,27 +63,23 @@ def _measure(parameters: Labels, key: Key[Array, ""]) -> Measurement:
             logs = run.observed["log"][~run.diverged]
             since = 1 if name == "one" else 0
             fallen = (logs[:, since] - logs[:, -1]) / (run.slow_time[-1] - run.slow_time[since])
-            found[name, factor] = (fallen / rates).mean(axis=1)
+            decay_rates[name, factor] = (fallen / rates).mean(axis=1)
             diverged += int(run.diverged.sum())
     limit = Limit(Minibatch(twice, 1)).drift(settled)
-    # d/dt log(u v) of the drift that `Limit` gives for these batches, without being told of label noise
+    # d/dt log(u v) of the drift that `Limit` gives for minibatch noise, without reference to label noise
     speed = -np.asarray(limit[0] / settled[0] + limit[1] / settled[1]) / rates
-    (small, e1), (large, e2) = (statistics.mean(found["two", factor]) for factor in (1, 2))
-    still, spread = statistics.mean(found["one", 1])
+    (small, e1), (large, e2) = (statistics.mean(decay_rates["two", factor]) for factor in (1, 2))
+    still, spread = statistics.mean(decay_rates["one", 1])
     checks = (
-        Check("two labels per input: rate of u_j v_j over gap^2 s_j, extrapolated", 2 * small - large, 1.0,
-              float(np.hypot(2 * e1, e2)), Within(0.02, 0.1), alternative=0.0),
-        Check("two labels per input: the same from the drift of `Limit`", max(speed, key=lambda v: abs(v - 1)), 1.0,
-              0.0, Within(1e-6, 1e-3), alternative=0.0),
-        Check("one label per input: rate of u_j v_j after coming down", still, 0.0, spread, Within(1e-6, 0.1),
-              alternative=1.0),
+        Check("two labels per input: decay rate of u_j v_j / gap² s_j, extrapolated to small steps", 2 * small - large,
+              1.0, float(np.hypot(2 * e1, e2)), Within(0.02, 0.1), alternative=0.0),
+        Check("two labels per input: decay rate of u_j v_j / gap² s_j from the drift of `Limit`",
+              max(speed, key=lambda v: abs(v - 1)), 1.0, 0.0, Within(1e-6, 1e-3), alternative=0.0),
+        Check("one label per input: decay rate of u_j v_j / gap² s_j on the manifold", still, 0.0, spread,
+              Within(1e-6, 0.1), alternative=1.0),
     )  # fmt: skip
-    data = xarray.Dataset({f"{name}_{factor}": ("seed", values) for (name, factor), values in found.items()})
+    data = xarray.Dataset({f"{name}_{factor}": ("seed", values) for (name, factor), values in decay_rates.items()})
     return Measurement(checks, data, p.seeds, diverged)
-
-
-def _draw(measurement: Measurement, parameters: Any) -> Any:
-    return compare(measurement.checks)
 
 
 CLAIMS = (
@@ -93,13 +87,12 @@ CLAIMS = (
         id="minibatch-null",
         paper="zero_loss",
         place="beyond the paper: minibatches with and without interpolation",
-        statement="Minibatch noise vanishes where every sample is fitted, so that plain SGD comes to rest there. Where "
-        "labels contradict each other it does not vanish: with two labels y +- a for every input, batches of one act "
-        "as label noise of size a.",
-        equation="Sigma = 0 where all residuals are 0;  Sigma = a^2 H for labels y +- a",
-        alternative="Minibatch noise never moves a regression at this time scale, whatever its residuals.",
+        statement="Minibatch noise vanishes where every sample is fitted, so that plain SGD stops there. If labels "
+        "contradict each other it does not vanish: with two labels y ± a for every input, batches of one act as label "
+        "noise of size a.",
+        equation="Σ = 0 where all residuals are 0;  Σ = a² H for labels y ± a",
+        alternative="Minibatch noise never moves a regression model on this time scale, whatever its residuals.",
         scales={"smoke": Labels(32), "default": Labels(128), "full": Labels(1024)},
         measure=_measure,
-        draw=_draw,
     ),
 )

@@ -1,4 +1,4 @@
-"""Small errors of the text, each decided by a number: a projector, a starting point, a gradient, a constant."""
+"""Misprints of the paper that a measurement decides: a projector, a starting point, a gradient, a constant."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from jaxtyping import Array, Key
 
 from undertow import _trees as trees
 from undertow.dynamics.descend import descend
-from undertow.figures.compare import compare
+from undertow.estimate import standard_error
 from undertow.manifold.geometry import frame_at
 from undertow.manifold.limit import Limit
 from undertow.noise.label import LabelNoise
@@ -27,23 +27,23 @@ class Curves:
     """Random curves on a manifold of minimisers."""
 
     curves: int
-    """How many."""
+    """Number of curves."""
 
 
 @dataclass(frozen=True)
 class Starts:
-    """Label-noise SGD from a point off the manifold, looked at shortly after it has come down."""
+    """Label-noise SGD from a point off the manifold, observed shortly after it has reached the manifold."""
 
     seeds: int
-    """Runs."""
+    """Number of runs."""
     d: int = 20
-    """Unknowns of the linear model."""
+    """Number of unknowns of the linear model."""
     n: int = 10
-    """Equations of it."""
+    """Number of equations of the linear model."""
     step_size: float = 4e-4
     """Step size of SGD."""
     slow_time: float = 0.02
-    """When the runs are looked at, in units of steps * step_size^2."""
+    """Length of each run in slow time, steps * step_size^2."""
 
 
 @dataclass(frozen=True)
@@ -51,20 +51,20 @@ class Draws:
     """Draws of the linear model."""
 
     draws: int
-    """How many."""
+    """Number of draws."""
     d: int = 12
-    """Unknowns."""
+    """Number of unknowns."""
     n: int = 5
-    """Equations."""
+    """Number of equations."""
     alpha: float = 1.5
-    """Scale of the start u = v = alpha."""
+    """Scale α of the start u = v = α."""
 
 
 def _measure_form(parameters: Curves, key: Key[Array, ""]) -> Measurement:
-    """H^+ d3L[v, v] as a Q c'' + b P c'', where c'' is measured along curves with acceleration in all directions."""
+    """Fit H^+ d3L[v, v] by a Q c'' + b P c'', with c'' measured along curves with tangent and normal acceleration."""
     problem = metric()
     point = end_of(problem, jnp.array([0.6, 0.7, 0.2, 0.3, 0.4]))
-    frame = eqx.filter_jit(frame_at)(problem, point)  # a Hessian, operation by operation, is a hundred programs
+    frame = eqx.filter_jit(frame_at)(problem, point)  # without jit a Hessian compiles a hundred small programs
     across, along, target = [], [], []
     for k in jax.random.split(key, parameters.curves):
         k1, k2 = jax.random.split(k)
@@ -77,14 +77,14 @@ def _measure_form(parameters: Curves, key: Key[Array, ""]) -> Measurement:
     design = np.stack([np.concatenate(across), np.concatenate(along)], axis=1)
     (normal, tangent), *_ = np.linalg.lstsq(design, np.concatenate(target), rcond=None)
     checks = (
-        Check("coefficient of (I - dPhi) c''", float(normal), -1.0, 0.0, Within(1e-5, 1e-3), 0.0, alternative=0.0),
-        Check("coefficient of dPhi c''", float(tangent), 0.0, 0.0, Within(1e-5, 1e-3), -1.0, alternative=-1.0),
+        Check("coefficient of (I - dΦ) c''", float(normal), -1.0, 0.0, Within(1e-5, 1e-3), 0.0, alternative=0.0),
+        Check("coefficient of dΦ c''", float(tangent), 0.0, 0.0, Within(1e-5, 1e-3), -1.0, alternative=-1.0),
     )
     return Measurement(checks, xarray.Dataset({"coefficient": ("part", [normal, tangent])}), parameters.curves)
 
 
 def _measure_start(parameters: Starts, key: Key[Array, ""]) -> Measurement:
-    """The share of the way from x(0) to the limit's Y(t), with Y(0) = Phi(x(0)), that SGD has gone."""
+    """Measure the share of the way from x(0) to Y(t), with Y(0) = Phi(x(0)), that SGD has covered."""
     model = LinearModel.draw(key, d=parameters.d, n=parameters.n, sparsity=3, dtype=jnp.float64)
     noise, start, eta = LabelNoise(model.problem, 1.0), model.start(1.0), parameters.step_size
     run = descend(
@@ -93,28 +93,28 @@ def _measure_start(parameters: Starts, key: Key[Array, ""]) -> Measurement:
     )  # fmt: skip
     limit = Limit(noise).solve(model.settle(start), slow_time=parameters.slow_time, num_saves=1).params
     way = np.concatenate(limit) - np.concatenate(start)
-    gone = np.concatenate([leaf[:, -1] for leaf in run.observed["params"]], axis=1) - np.concatenate(start)
-    share = gone @ way / (way @ way)
-    error = float(share.std(ddof=1) / np.sqrt(parameters.seeds))
-    what = "share of the way from x(0) to Phi(x(0))"
+    covered = np.concatenate([leaf[:, -1] for leaf in run.observed["params"]], axis=1) - np.concatenate(start)
+    share = covered @ way / (way @ way)
+    error = float(standard_error(share))
+    what = "share of the way from x(0) to Φ(x(0)) that SGD has covered"
     check = Check(what, share.mean(), 1.0, error, Within(0.02, 0.1), printed=0.0, alternative=0.0)
     return Measurement((check,), xarray.Dataset({"share": ("seed", share)}), parameters.seeds)
 
 
 def _measure_gradient(parameters: Draws, key: Key[Array, ""]) -> Measurement:
-    found = []
+    factors = []
     for k in jax.random.split(key, parameters.draws):
         model = LinearModel.draw(k, d=parameters.d, n=parameters.n, sparsity=2, dtype=jnp.float64)
         for z in model.problem.inputs:
             by_u, by_v = jax.grad(predict)(model.start(parameters.alpha), z)
-            found.append(float((by_u @ z - by_v @ z) / (2 * parameters.alpha * z @ z)))
-    worst = max(found, key=lambda value: abs(value - 2))
-    check = Check("grad f_i over alpha [z_i, -z_i]", worst, 2.0, 0.0, Within(1e-12, 1e-3), 1.0, alternative=1.0)
-    return Measurement((check,), xarray.Dataset({"factor": ("sample", found)}), parameters.draws)
+            factors.append(float((by_u @ z - by_v @ z) / (2 * parameters.alpha * z @ z)))
+    worst = max(factors, key=lambda value: abs(value - 2))
+    check = Check("∇f_i / α [z_i, -z_i]", worst, 2.0, 0.0, Within(1e-12, 1e-3), 1.0, alternative=1.0)
+    return Measurement((check,), xarray.Dataset({"factor": ("sample", factors)}), parameters.draws)
 
 
 def _measure_constant(parameters: Draws, key: Key[Array, ""]) -> Measurement:
-    """The least of |grad L|^2/(lambda min|uv| L): where u = v and the residual is the flattest direction of ZZ'."""
+    """Measure the least |grad L|^2/(lambda min|uv| L), reached at u = v with the residual along an eigenvector."""
     least, later = [], []
     for k in jax.random.split(key, parameters.draws):
         model = LinearModel.draw(k, d=parameters.d, n=parameters.n, sparsity=2, dtype=jnp.float64)
@@ -134,18 +134,14 @@ def _measure_constant(parameters: Draws, key: Key[Array, ""]) -> Measurement:
             x = trees.add(x, trees.scale(-1e-3, task.gradient(x)))
             return x, constant(x)
 
-        later.append(float(jnp.min(jax.lax.scan(step, start, None, length=200)[1])))  # gradient flow, by small steps
+        later.append(float(jnp.min(jax.lax.scan(step, start, None, length=200)[1])))  # gradient flow by small steps
     worst = max(least, key=lambda value: abs(value - 16))
     checks = (
-        Check("least |grad L|^2/(lambda min|uv| L), times n", worst, 16.0, 0.0, Within(1e-8, 1e-3),
+        Check("n × least |∇L|²/(λ min|uv| L)", worst, 16.0, 0.0, Within(1e-8, 1e-3),
               printed=16.0 * parameters.n, alternative=16.0 * parameters.n),
-        Check("least of it along gradient flow, times n", min(later), 16.0, 0.0, Above(16 * (1 - 1e-6))),
+        Check("n × least |∇L|²/(λ min|uv| L) along gradient flow", min(later), 16.0, 0.0, Above(16 * (1 - 1e-6))),
     )  # fmt: skip
     return Measurement(checks, xarray.Dataset({"least": ("draw", least), "later": ("draw", later)}), parameters.draws)
-
-
-def _draw(measurement: Measurement, parameters: Any) -> Any:
-    return compare(measurement.checks)
 
 
 CLAIMS = (
@@ -153,47 +149,43 @@ CLAIMS = (
         id="second-fundamental-form",
         paper="zero_loss",
         place="Lemma C.7, proof",
-        statement="The tangent compensation is the second fundamental form: the part of a curve's acceleration across "
-        "the manifold. The proof writes dPhi c'', the part along it, which depends on the curve.",
-        equation="H^+ d3L[v, v] = -(I - dPhi) c'',  c' = v",
-        alternative="H^+ d3L[v, v] = -dPhi c'', as the proof writes it.",
+        statement="The tangent compensation is the second fundamental form, the normal part of a curve's "
+        "acceleration. The proof prints dΦ c'', the tangent part, which depends on the curve.",
+        equation="H⁺ d³L[v, v] = -(I - dΦ) c'',  c' = v",
+        alternative="H⁺ d³L[v, v] = -dΦ c'', as printed in the proof.",
         scales={"smoke": Curves(4), "default": Curves(10), "full": Curves(100)},
         measure=_measure_form,
-        draw=_draw,
     ),
     Claim(
         id="limit-starts-at-phi",
         paper="zero_loss",
         place="Theorem 4.6",
-        statement="The limiting diffusion starts where gradient flow ends, at Phi(x(0)), not at x(0): coming down "
-        "takes no slow time.",
-        equation="Y(0) = Phi(x(0))",
-        alternative="Y(0) = x(0), as printed: coming down takes slow time.",
+        statement="The limiting diffusion starts at Φ(x(0)), where gradient flow from x(0) ends, and not at x(0): the "
+        "approach to the manifold takes no slow time.",
+        equation="Y(0) = Φ(x(0))",
+        alternative="Y(0) = x(0), as printed: the approach to the manifold takes slow time.",
         scales={"smoke": Starts(16), "default": Starts(64), "full": Starts(1024)},
         measure=_measure_start,
-        draw=_draw,
     ),
     Claim(
         id="kernel-gradient",
         paper="zero_loss",
         place="Section 6.3",
-        statement="In the kernel regime the gradient of the linear model is twice what the paper prints.",
-        equation="grad f_i(alpha, alpha) = 2 alpha [z_i, -z_i]",
-        alternative="grad f_i(alpha, alpha) = alpha [z_i, -z_i], as printed.",
+        statement="In the kernel regime the gradient of the linear model is twice the printed one.",
+        equation="∇f_i(α, α) = 2α [z_i, -z_i]",
+        alternative="∇f_i(α, α) = α [z_i, -z_i], as printed.",
         scales={"smoke": Draws(3), "default": Draws(10), "full": Draws(100)},
         measure=_measure_gradient,
-        draw=_draw,
     ),
     Claim(
         id="pl-constant",
         paper="zero_loss",
         place="Lemma D.2",
-        statement="The gradient of the linear model dominates its loss along gradient flow with the constant 16/n; the "
-        "paper prints 16, which is violated.",
-        equation="|grad L|^2 >= (16/n) lambda_min(ZZ') min_j |u_j v_j| L",
-        alternative="The constant is 16, as printed, whatever the number n of samples.",
+        statement="Along gradient flow, the squared gradient of the linear model is bounded below by its loss with "
+        "the constant 16/n. The paper prints 16, which is violated.",
+        equation="|∇L|² ≥ (16/n) λ_min(ZZ') min_j |u_j v_j| L",
+        alternative="The constant is 16, as printed, for every number n of samples.",
         scales={"smoke": Draws(3), "default": Draws(10), "full": Draws(100)},
         measure=_measure_constant,
-        draw=_draw,
     ),
 )

@@ -1,7 +1,7 @@
-"""The k-phase motor: its speed, the finite-step correction, and momentum."""
+"""The k-phase motor: its angular speed, the finite-step correction, and momentum."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +10,7 @@ import xarray
 from jaxtyping import Array, Key
 
 from undertow.dynamics.descend import descend
+from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.manifold.limit import Limit
 from undertow.papers._lanes import lanes
@@ -17,10 +18,13 @@ from undertow.papers.zero_loss.models.curves import motor, motor_angle
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Check, Within
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 PHASES = 3
 SPEED = PHASES / 8
 LANE = 256
-"""Runs that advance together on a CPU, at most."""
+"""Largest number of runs that advance together on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -28,22 +32,22 @@ class Turning:
     """SGD on the three-phase motor."""
 
     seeds: int
-    """Runs at each step size."""
+    """Number of runs at each step size."""
     slow_time: float = 16.0
-    """How long, in units of steps * step_size^2."""
+    """Length of each run in slow time, steps * step_size^2."""
     largest_step: float = 0.1
-    """The largest step size; two more are a half and a quarter of it."""
+    """Largest step size; two more are a half and a quarter of it."""
 
 
 def _at(angle: float) -> Array:
-    """The point of the circle at an angle."""
+    """Return the point of the circle at an angle."""
     return jnp.zeros(PHASES + 2).at[0].set(np.cos(angle)).at[1].set(np.sin(angle))
 
 
 def _speeds(
     parameters: Turning, key: Key[Array, ""], momentum: float = 0.0
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Step sizes (effective ones under momentum), mean speeds over k/8, and their standard errors."""
+    """Return step sizes (effective ones under momentum), mean speeds in units of k/8, and standard errors."""
     etas = parameters.largest_step / np.array([1.0, 2.0, 4.0])
     means, errors = [], []
     for index, eta in enumerate(etas):
@@ -55,17 +59,17 @@ def _speeds(
         )  # fmt: skip
         turned = np.unwrap(run.observed["angle"], axis=1)[:, -1] / parameters.slow_time / SPEED
         means.append(turned.mean())
-        errors.append(turned.std(ddof=1) / np.sqrt(parameters.seeds))
+        errors.append(standard_error(turned))
     return etas, np.array(means), np.array(errors)
 
 
 def _predicted(etas: np.ndarray) -> np.ndarray:
-    """The mean speed with the finite-step correction, over k/8.
+    """Return the mean speed with the finite-step correction, in units of k/8.
 
-    The corrected speed changes with the angle, so a turn takes the mean of the slowness.
+    The corrected speed depends on the angle, so the mean speed of a turn is the harmonic mean.
     """
     limit = Limit(motor(PHASES))
-    angles = np.linspace(0, 2 * np.pi / PHASES, 8, endpoint=False)  # a turn by a phase changes nothing
+    angles = np.linspace(0, 2 * np.pi / PHASES, 8, endpoint=False)  # invariant under rotation by a phase
 
     def speed(angle: float, eta: float) -> float:
         drift = np.asarray(limit.drift(_at(angle), finite_step=eta))
@@ -75,7 +79,7 @@ def _predicted(etas: np.ndarray) -> np.ndarray:
 
 
 def _richardson(means: np.ndarray, errors: np.ndarray) -> tuple[float, float]:
-    """The limit of small steps from the two largest: 2 s(eta/2) - s(eta), free of the first order."""
+    """Return the limit of small steps from the two largest: 2 s(eta/2) - s(eta), which cancels the first order."""
     return float(2 * means[1] - means[0]), float(np.hypot(2 * errors[1], errors[0]))
 
 
@@ -90,12 +94,12 @@ def _measure_speed(parameters: Turning, key: Key[Array, ""]) -> Measurement:
     etas, means, errors = _speeds(parameters, key)
     value, error = _richardson(means, errors)
     checks = (
-        Check("speed over (D - 2)/8, extrapolated to small steps", value, 1.0, error, Within(0.03, 0.5), printed=4.0,
-              alternative=4.0),
+        Check("angular speed / ((D - 2)/8), extrapolated to small steps", value, 1.0, error, Within(0.03, 0.5),
+              printed=4.0, alternative=4.0),
         *(
-            # the equation leaves out how curvature and noise change over the width of the fluctuations, which is of
-            # first order too, with a small coefficient: a tenth of the step size is granted to it
-            Check(f"speed at step size {eta:g} over (D - 2)/8", m, t, e, Within(0.1 * eta, 0.1),
+            # the equation neglects the variation of curvature and noise over the width of the fluctuations, which is of
+            # first order too, with a small coefficient: the tolerance is a tenth of the step size
+            Check(f"angular speed / ((D - 2)/8) at step size {eta:g}", m, t, e, Within(0.1 * eta, 0.1),
                   alternative=1.0 if eta == etas[0] else None)
             for eta, m, t, e in zip(etas, means, _predicted(etas), errors, strict=True)
         ),
@@ -108,11 +112,20 @@ def _measure_momentum(parameters: Turning, key: Key[Array, ""]) -> Measurement:
     for beta in (0.5, 0.9):
         etas, means, errors = _speeds(parameters, key, beta)
         value, error = _richardson(means, errors)
-        checks.append(Check(f"speed at momentum {beta:g}", value, 1.0, error, Within(0.05, 0.5), alternative=1 - beta))
+        checks.append(
+            Check(
+                f"angular speed / ((D - 2)/8) at momentum {beta:g}, extrapolated",
+                value,
+                1.0,
+                error,
+                Within(0.05, 0.5),
+                alternative=1 - beta,
+            )
+        )
     return Measurement(tuple(checks), _data(etas, means, errors), parameters.seeds)
 
 
-def _draw(measurement: Measurement, parameters: Any) -> Any:
+def _draw(measurement: Measurement, parameters: Any) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     fine = np.linspace(0, float(data.step_size.max()) * 1.05, 8)
@@ -131,10 +144,10 @@ CLAIMS = (
         id="motor-speed",
         paper="zero_loss",
         place="Lemma C.8, and Theorem 4.6 at finite step size",
-        statement="Noise in k = D - 2 auxiliary dimensions turns the point round the circle at a constant speed: "
-        "(D - 2)/8, where the paper prints (D - 2)/2. No potential could do that. At a finite step size it turns "
-        "faster; HX + XH - eta HXH = Sigma in place of the Lyapunov equation predicts by how much.",
-        equation="d angle/dt = (D - 2)/8,  X_ij = S_ij / (h_i + h_j - eta h_i h_j)",
+        statement="Noise in k = D - 2 auxiliary dimensions rotates the point on the circle at the constant speed (D - "
+        "2)/8; the paper prints (D - 2)/2. No potential can cause such a motion. At a finite step size the rotation "
+        "is faster, as HX + XH - η HXH = Σ predicts in place of the Lyapunov equation.",
+        equation="d angle/dt = (D - 2)/8,  X_ij = S_ij / (h_i + h_j - η h_i h_j)",
         alternative="The speed is (D - 2)/2, as printed, and a finite step size does not change it.",
         scales=SCALES,
         measure=_measure_speed,
@@ -144,9 +157,10 @@ CLAIMS = (
         id="heavy-ball",
         paper="zero_loss",
         place="Theorem 4.6, with momentum",
-        statement="SGD with heavy-ball momentum has the same limit, on the clock of eta/(1 - beta).",
-        equation="K = T (1 - beta)^2/eta^2 steps reach slow time T",
-        alternative="Momentum lengthens the steps but not the noise: slow time runs as eta^2/(1 - beta) per step.",
+        statement="SGD with heavy-ball momentum has the same limit, with the step size η/(1 - β) in the slow time.",
+        equation="K = T (1 - β)²/η² steps reach slow time T",
+        alternative="Momentum increases the effective step but not the noise: slow time advances by η²/(1 - β) per "
+        "step.",
         scales=SCALES | {"smoke": Turning(64)},
         measure=_measure_momentum,
         draw=_draw,

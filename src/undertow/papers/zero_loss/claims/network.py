@@ -1,7 +1,7 @@
-"""Label-noise SGD on a network, beside its limiting flow at several step sizes."""
+"""Label-noise SGD on a network, compared with its limiting flow at several step sizes."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -21,23 +21,26 @@ from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Check, Within
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 @dataclass(frozen=True)
 class Network:
     """Label-noise SGD on a tanh network with 100 parameters and 8 samples, from a point of zero loss."""
 
     seeds: int
-    """Runs at each step size."""
+    """Number of runs at each step size."""
     largest_step: float = 0.4
-    """The largest step size, times the largest curvature at the start; three more are halves of it."""
+    """Largest step size times the largest curvature at the start; three more are halved in turn."""
     slow_time: float = 4.0
-    """How long, in units of steps * step_size^2."""
+    """Length of each run in slow time, steps * step_size^2."""
     strength: float = 0.5
     """Size of the label noise."""
 
 
 def _measure(parameters: Network, key: Key[Array, ""]) -> Measurement:
-    """How far along the way of the limiting flow SGD has come, the median over runs."""
+    """Measure the median progress of SGD along the path of the limiting flow."""
     net = TanhNet.draw(key, inputs=9, hidden=10, n=8, dtype=jnp.float64)
     start = settle(net.problem, net.params, tolerance=1e-11)
     noise = LabelNoise(net.problem, parameters.strength)
@@ -53,16 +56,16 @@ def _measure(parameters: Network, key: Key[Array, ""]) -> Measurement:
         )  # fmt: skip
         diverged += int(run.diverged.sum())
         ends = np.asarray(jax.vmap(trees.ravel)(run.params))[~run.diverged]
-        gone = (ends - begin) @ way / (way @ way)
-        # medians: at a large step a few runs leave for another part of the manifold
-        middle, error = statistics.median(gone)
+        progress = (ends - begin) @ way / (way @ way)
+        # the median, because at a large step size a few runs move to another part of the manifold
+        middle, error = statistics.median(progress)
         medians.append(middle)
         errors.append(error)
     value, error = 2 * medians[-1] - medians[-2], float(np.hypot(2 * errors[-1], errors[-2]))
     slower = float((halfway - begin) @ way / (way @ way))
     check = Check(
-        "progress along the limiting flow, extrapolated", float(value), 1.0, error, Within(0.03, 0.15),
-        alternative=slower,
+        "median progress along the limiting flow, extrapolated to small steps", float(value), 1.0, error,
+        Within(0.03, 0.15), alternative=slower,
     )  # fmt: skip
     data = xarray.Dataset(
         {"progress": ("step_size", medians), "error": ("step_size", errors)},
@@ -71,7 +74,7 @@ def _measure(parameters: Network, key: Key[Array, ""]) -> Measurement:
     return Measurement((check,), data, parameters.seeds, diverged)
 
 
-def _draw(measurement: Measurement, parameters: Network) -> Any:
+def _draw(measurement: Measurement, parameters: Network) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     style.points(axes, data.step_size, data.progress, data.error, "label-noise SGD")
@@ -86,10 +89,10 @@ CLAIMS = (
         id="network-follows-limit",
         paper="zero_loss",
         place="Theorem 4.6 and Corollary 5.2",
-        statement="Label-noise SGD on a tanh network goes as far as its limiting flow says, up to an excess that "
+        statement="Label-noise SGD on a tanh network moves as far as its limiting flow predicts, up to an excess that "
         "vanishes with the step size.",
-        equation="x(T/eta^2) -> Y(T),  dY = -(delta^2/4) P grad tr H dt",
-        alternative="The flow is half as fast, -(delta^2/8) P grad tr H.",
+        equation="x(T/η²) → Y(T),  dY = -(δ²/4) P ∇ tr H dt",
+        alternative="The flow is half as fast, -(δ²/8) P ∇ tr H.",
         scales={"smoke": Network(16), "default": Network(256), "full": Network(2048)},
         measure=_measure,
         draw=_draw,

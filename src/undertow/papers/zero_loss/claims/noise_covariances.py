@@ -25,22 +25,22 @@ CLAIMS = (
         "label-noise-covariance",
         "zero_loss",
         "Section 5, Eq. (12)",
-        "Fresh label noise of strength delta adds delta^2/b (1/n) sum J_i'J_i to the minibatch covariance of a batch "
-        "of b; at zero loss that is delta^2/b times the Hessian.",
-        "Cov g = delta^2/b (1/n) sum_i J_i'J_i + minibatch part",
+        "Fresh label noise of strength δ adds δ²/b (1/n) ∑_i J_i'J_i to the minibatch covariance of a batch "
+        "of b samples. At zero loss this is δ²/b times the Hessian.",
+        "Cov g = δ²/b (1/n) ∑_i J_i'J_i + minibatch part",
         lambda net: {
             "signs, one sample": LabelNoise(net.problem, 0.8),
             "Gaussian, batch of 3": LabelNoise(net.problem, 0.8, batch_size=3, kind="gaussian"),
         },
-        "Away from zero loss, too, the covariance is the label part alone, delta^2/b (1/n) sum J_i'J_i.",
+        "Away from zero loss, too, the covariance is only the label part, δ²/b (1/n) ∑_i J_i'J_i.",
         dict.fromkeys(("signs, one sample", "Gaussian, batch of 3"), _label_part),
     ),
     covariance_claim(
         "isotropic-covariance",
         "zero_loss",
         "Section 5, Type I noise",
-        "Isotropic noise of scale s has covariance s^2 I.",
-        "Cov g = s^2 I",
+        "Isotropic noise of scale s has covariance s² I.",
+        "Cov g = s² I",
         lambda net: {"isotropic": Isotropic(net.problem, 0.3)},
         "The scale s is the variance, Cov g = s I.",
         {"isotropic": lambda noise, params, v: trees.scale(noise.scale, v)},
@@ -49,14 +49,14 @@ CLAIMS = (
         "additive-covariance",
         "zero_loss",
         "Eq. (1)",
-        "Noise sigma(x) xi with a factor sigma that depends on the point has covariance sigma sigma'.",
-        "Cov g = sigma(x) sigma(x)'",
+        "Noise σ(x) ξ with a factor σ that depends on the point has covariance σσ'.",
+        "Cov g = σ(x) σ(x)'",
         lambda net: {
             "state-dependent factor": Additive(
                 net.problem, lambda p: jax.tree.map(lambda x: jnp.stack([x, jnp.cos(x)], axis=-1), p)
             )
         },
-        "Every coordinate has noise of its own, so that the covariance is the diagonal of sigma sigma' alone.",
+        "Every coordinate has independent noise, so that the covariance is only the diagonal of σσ'.",
         {"state-dependent factor": _diagonal},
     ),
 )

@@ -1,7 +1,6 @@
-"""Isotropic noise on an ellipse and correlated noise on a circle: SGD against closed forms in the plane."""
+"""Isotropic noise on an ellipse and correlated noise on a circle: SGD compared with closed forms in the plane."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ import xarray
 from jaxtyping import Array, Key
 
 from undertow.dynamics.descend import descend
-from undertow.figures.compare import compare
+from undertow.estimate import standard_error
 from undertow.manifold.limit import Limit
 from undertow.papers.zero_loss.models.curves import isotropic_ellipse, mixed_circle
 from undertow.verification import statistics
@@ -23,27 +22,27 @@ class Ellipse:
     """SGD with isotropic noise on the ellipse x^2/4 + y^2 = 1."""
 
     seeds: int
-    """Independent runs."""
+    """Number of independent runs."""
     step_size: float = 0.05
     """Step size of SGD."""
     slow_time: float = 12.0
-    """How long each runs; the second half is averaged."""
+    """Length of each run in slow time, steps * step_size^2; averages are over the second half."""
 
 
 @dataclass(frozen=True)
 class Circle:
-    """SGD with one noise along and across the unit circle, sigma = t + rho n."""
+    """SGD with the noise sigma = t + rho n, along and across the unit circle."""
 
     seeds: int
-    """Independent runs."""
+    """Number of independent runs."""
     rho: float = -0.5
-    """How much of the noise is across; beyond a half the runs leave the circle."""
+    """Part ρ of the noise across the circle; for |ρ| above a half the runs leave the circle."""
     step_size: float = 0.05
     """Step size of SGD."""
     slow_time: float = 4.0
-    """How long each runs."""
+    """Length of each run in slow time, steps * step_size^2."""
     solutions: int = 400
-    """Solutions of the limiting diffusion."""
+    """Number of solutions of the limiting diffusion."""
 
 
 def _measure_ellipse(parameters: Ellipse, key: Key[Array, ""]) -> Measurement:
@@ -53,10 +52,10 @@ def _measure_ellipse(parameters: Ellipse, key: Key[Array, ""]) -> Measurement:
         key=key, average={"square": lambda x: x[0] ** 2}, seeds=parameters.seeds, progress=False,
     )  # fmt: skip
     late = run.observed["square"][~run.diverged, -1]
-    error = late.std(ddof=1) / np.sqrt(len(late))
-    check = Check("E x^2 in equilibrium", late.mean(), 2.0, error, Within(0.05, 0.15), alternative=2.338)
+    error = float(standard_error(late))
+    check = Check("E x² in equilibrium", late.mean(), 2.0, error, Within(0.05, 0.15), alternative=2.338)
     data = xarray.Dataset({"square": ("seed", late)})
-    note = "It would be 2.338 with -1/2 instead of -1/4 before P grad ln |H|_+, and 1.680 without that part."
+    note = "With -1/2 instead of -1/4 before P ∇ ln |H|_+ it would be 2.338, and 1.680 without that term."
     return Measurement((check,), data, parameters.seeds, int(run.diverged.sum()), note)
 
 
@@ -68,20 +67,20 @@ def _measure_circle(parameters: Circle, key: Key[Array, ""]) -> Measurement:
         observe={"angle": _angle}, seeds=parameters.seeds, progress=False,
     )  # fmt: skip
     turned = np.unwrap(run.observed["angle"][~run.diverged], axis=1)[:, -1] / parameters.slow_time
-    error = turned.std(ddof=1) / np.sqrt(len(turned))
+    error = float(standard_error(turned))
     half = -parameters.rho / 2
     solved, spread = statistics.mean(_solved(parameters, jax.random.fold_in(key, 1)))
     checks = (
-        Check("SGD: angular drift", turned.mean(), -parameters.rho, error, Within(0.03, 0.2), alternative=half),
-        Check("limiting diffusion, solved: angular drift", solved, -parameters.rho, spread, Within(0.01, 0.2),
-              alternative=half, samples=parameters.solutions),
+        Check("angular speed of SGD", turned.mean(), -parameters.rho, error, Within(0.03, 0.2), alternative=half),
+        Check("angular speed of the limiting diffusion, solved numerically", solved, -parameters.rho, spread,
+              Within(0.01, 0.2), alternative=half, samples=parameters.solutions),
     )  # fmt: skip
     data = xarray.Dataset({"drift": ("seed", turned)})
     return Measurement(checks, data, parameters.seeds, int(run.diverged.sum()))
 
 
 def _solved(parameters: Circle, key: Key[Array, ""]) -> np.ndarray:
-    """The mean angular speed of every solution of the limiting diffusion."""
+    """Return the mean angular speed of every solution of the limiting diffusion."""
     path = Limit(mixed_circle(parameters.rho)).solve(
         jnp.array([1.0, 0.0]), slow_time=parameters.slow_time, key=key, seeds=parameters.solutions, num_saves=40,
         steps=400, observe={"angle": _angle},
@@ -93,34 +92,28 @@ def _angle(x: Array) -> Array:
     return jnp.arctan2(x[1], x[0])
 
 
-def _draw(measurement: Measurement, parameters: Any) -> Any:
-    return compare(measurement.checks)
-
-
 CLAIMS = (
     Claim(
         id="isotropic-ellipse",
         paper="zero_loss",
         place="Corollary 5.1",
-        statement="Isotropic SGD on the ellipse x^2/4 + y^2 = 1, L = g^2/2, ends in equilibrium with E x^2 = 2: the "
-        "coefficient -1/4, seen in simulation.",
-        equation="E x^2 = 2",
-        alternative="The coefficient is -1/2, and E x^2 = 2.338.",
+        statement="SGD with isotropic noise on the ellipse x²/4 + y² = 1, L = g²/2, has E x² = 2 in equilibrium, "
+        "which confirms the coefficient -1/4 in simulation.",
+        equation="E x² = 2",
+        alternative="The coefficient is -1/2, and E x² = 2.338.",
         scales={"smoke": Ellipse(1000), "default": Ellipse(4000), "full": Ellipse(40_000)},
         measure=_measure_ellipse,
-        draw=_draw,
     ),
     Claim(
         id="mixed-circle",
         paper="zero_loss",
         place="Eq. (10), mixed regularisation",
-        statement="One noise along and across the circle, sigma = t + rho n, turns the point at the speed -rho, "
-        "although neither direction alone would.",
-        equation="d angle/dt = -rho",
-        alternative="The mixed part enters once instead of twice: d angle/dt = -rho/2.",
+        statement="The noise σ = t + ρ n, along and across the circle, rotates the point at the speed -ρ, although "
+        "noise in either direction alone does not rotate it.",
+        equation="d angle/dt = -ρ",
+        alternative="The mixed part enters once instead of twice: d angle/dt = -ρ/2.",
         scales={"smoke": Circle(1000), "default": Circle(4000), "full": Circle(100_000)},
         measure=_measure_circle,
-        draw=_draw,
         long=True,
     ),
 )

@@ -1,4 +1,4 @@
-"""What the normal part regularises: the trace under label noise, the log determinant under isotropic noise."""
+"""The regularisers of the normal part: the trace under label noise, the log determinant under isotropic noise."""
 
 import functools
 from dataclasses import dataclass
@@ -13,7 +13,6 @@ from jaxtyping import Array, Key, PyTree
 
 from undertow import _trees as trees
 from undertow.dynamics.settle import settle
-from undertow.figures.compare import compare
 from undertow.manifold.drift import second_derivative
 from undertow.manifold.geometry import frame_at
 from undertow.manifold.limit import Limit
@@ -28,28 +27,28 @@ from undertow.verification.criterion import Below, Check, Within
 
 @dataclass(frozen=True)
 class Networks:
-    """Tanh networks settled to zero loss."""
+    """Tanh networks at zero loss."""
 
     networks: int
-    """How many random networks."""
+    """Number of random networks."""
     hidden: int = 6
-    """Hidden units of each."""
+    """Number of hidden units of each."""
     samples: int = 4
-    """Training samples of each."""
+    """Number of training samples of each."""
 
 
 def _networks(parameters: Networks, key: Key[Array, ""]) -> list[tuple[Regression, PyTree]]:
-    """The problems, each with a point of zero loss."""
-    found = []
+    """Return the problems, each with a point of zero loss."""
+    settled = []
     for k in jax.random.split(key, parameters.networks):
         net = TanhNet.draw(k, inputs=4, hidden=parameters.hidden, n=parameters.samples, dtype=jnp.float64)
-        found.append((net.problem, settle(net.problem, net.params, tolerance=1e-11)))
-    return found
+        settled.append((net.problem, settle(net.problem, net.params, tolerance=1e-11)))
+    return settled
 
 
 @eqx.filter_jit
 def _second_order(problem: Regression, point: PyTree) -> PyTree:
-    """1/2 d2Phi[H] from the general formula for the second derivative of Phi, with H = J'J/n at zero loss."""
+    """Return 1/2 d2Phi[H] from the general formula for the second derivative of Phi, with H = J'J/n at zero loss."""
     rows = jax.jacobian(problem.predictions)(point)
     factor = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, -1) / jnp.sqrt(1.0 * problem.size), rows)
     return trees.scale(0.5, functools.reduce(trees.add, second_derivative(problem, point, factor)))
@@ -57,7 +56,7 @@ def _second_order(problem: Regression, point: PyTree) -> PyTree:
 
 @eqx.filter_jit
 def _coefficient(part: PyTree, problem: Regression, point: PyTree, regulariser: Any) -> Array:
-    """part = coefficient * P grad regulariser, by least squares; NaN where it is not a multiple of it."""
+    """Return c of part = c P grad regulariser by least squares; NaN if `part` is not a multiple of it."""
     frame, part = frame_at(problem, point), trees.ravel(part)
     against = frame.project(jax.grad(lambda x: regulariser(problem, frame.unravel, x))(frame.point))
     value = jnp.vdot(part, against) / jnp.vdot(against, against)
@@ -66,18 +65,18 @@ def _coefficient(part: PyTree, problem: Regression, point: PyTree, regulariser: 
 
 
 def _trace(problem: Regression, unravel: Any, x: Array) -> Array:
-    """Tr H."""
+    """Return Tr H."""
     return jnp.trace(jax.hessian(lambda y: problem.loss(unravel(y)))(x))
 
 
 def _log_determinant(problem: Regression, unravel: Any, x: Array) -> Array:
-    """ln |H|_+ of least squares at zero loss: ln det(J J'/n)."""
+    """Return ln |H|_+ of least squares at zero loss: ln det(J J'/n)."""
     rows = jax.jacobian(lambda y: problem.predictions(unravel(y)))(x)
     return jnp.linalg.slogdet(rows @ rows.T / problem.size)[1]
 
 
 def _measure_label(parameters: Networks, key: Key[Array, ""]) -> Measurement:
-    """The general formula, which knows nothing of label noise, and the shorter way that `Limit` takes."""
+    """Compare the general formula for any noise, and the shorter formula for label noise in `Limit`."""
     networks = _networks(parameters, key)
     general = [float(_coefficient(_second_order(*network), *network, _trace)) for network in networks]
     short = [
@@ -86,8 +85,8 @@ def _measure_label(parameters: Networks, key: Key[Array, ""]) -> Measurement:
     ]
     worst = lambda values: max(values, key=lambda v: abs(v + 0.25))
     checks = (
-        Check("1/2 d2Phi[H] over P grad tr H", worst(general), -0.25, 0.0, Within(1e-5, 1e-3), alternative=-0.5),
-        Check("drift of `Limit` over c P grad tr H", worst(short), -0.25, 0.0, Within(1e-5, 1e-3), alternative=-0.5),
+        Check("1/2 d²Φ[H] / P ∇ tr H", worst(general), -0.25, 0.0, Within(1e-5, 1e-3), alternative=-0.5),
+        Check("drift of `Limit` / c P ∇ tr H", worst(short), -0.25, 0.0, Within(1e-5, 1e-3), alternative=-0.5),
     )
     data = xarray.Dataset({"value": ("network", np.array(general)), "short": ("network", np.array(short))})
     return Measurement(checks, data, len(networks))
@@ -99,9 +98,7 @@ def _measure_isotropic(parameters: Networks, key: Key[Array, ""]) -> Measurement
         for problem, point in _networks(parameters, key)
     ]
     worst = max(values, key=lambda v: abs(v + 0.25))
-    check = Check(
-        "normal part over P grad ln |H|_+", worst, -0.25, 0.0, Within(1e-5, 1e-3), printed=-0.5, alternative=-0.5
-    )
+    check = Check("normal part / P ∇ ln |H|_+", worst, -0.25, 0.0, Within(1e-5, 1e-3), printed=-0.5, alternative=-0.5)
     return Measurement((check,), xarray.Dataset({"value": (("network",), np.array(values))}), len(values))
 
 
@@ -111,7 +108,7 @@ class _Square(eqx.Module):
     shape: Array
 
     def constraint(self, x: Array) -> Array:
-        """Zero on the manifold."""
+        """Return the constraint, which is zero on the manifold."""
         return x[0] ** 2 + 2 * x[1] ** 2 + jnp.sin(self.shape @ x) - 1
 
     def __call__(self, x: Array, _: Any) -> Array:
@@ -128,7 +125,7 @@ class _Weighted(eqx.Module):
 
 
 def _measure_shape(parameters: Networks, key: Key[Array, ""]) -> Measurement:
-    """Two losses with the same minimisers: the square of a constraint, and the same times a positive function."""
+    """Compare two losses with the same minimisers: the square of a constraint, alone and times a positive function."""
     tangent, mixed, normal = [], [], []
     for k in jax.random.split(key, parameters.networks):
         k1, k2 = jax.random.split(k)
@@ -142,16 +139,26 @@ def _measure_shape(parameters: Networks, key: Key[Array, ""]) -> Measurement:
         mixed.append(gap(one.mixed, two.mixed))
         normal.append(gap(one.normal, two.normal))
     checks = (
-        Check("tangent part, relative difference", max(tangent), 0.0, 0.0, Below(1e-8), alternative=min(normal)),
-        Check("mixed part, relative difference", max(mixed), 0.0, 0.0, Below(1e-8), alternative=min(normal)),
+        Check(
+            "relative difference of the tangent parts of two losses",
+            max(tangent),
+            0.0,
+            0.0,
+            Below(1e-8),
+            alternative=min(normal),
+        ),
+        Check(
+            "relative difference of the mixed parts of two losses",
+            max(mixed),
+            0.0,
+            0.0,
+            Below(1e-8),
+            alternative=min(normal),
+        ),
     )
     data = xarray.Dataset({"tangent": ("pair", tangent), "mixed": ("pair", mixed), "normal": ("pair", normal)})
-    note = f"The normal part, which may differ, differs by {min(normal):.2g} to {max(normal):.2g}."
+    note = f"The normal parts, which may differ, differ by {min(normal):.2g} to {max(normal):.2g}."
     return Measurement(checks, data, len(tangent), note=note)
-
-
-def _draw(measurement: Measurement, parameters: Any) -> Any:
-    return compare(measurement.checks)
 
 
 SCALES: Any = {"smoke": Networks(3), "default": Networks(10), "full": Networks(50)}
@@ -161,35 +168,33 @@ CLAIMS = (
         id="label-noise-quarter",
         paper="zero_loss",
         place="Corollary 5.2",
-        statement="Under label noise, Sigma = c H, the limit is a flow against the trace of the Hessian, at rate c/4.",
-        equation="1/2 d2Phi[c H] = -(c/4) P grad tr H",
-        alternative="The rate is c/2: L_H^-1(H) is I - P instead of half of it.",
+        statement="Under label noise, Σ = c H, the limit is a flow against the gradient of the trace of the Hessian, "
+        "with the coefficient c/4.",
+        equation="1/2 d²Φ[c H] = -(c/4) P ∇ tr H",
+        alternative="The coefficient is c/2: L_H⁻¹(H) is I - P instead of half of it.",
         scales=SCALES,
         measure=_measure_label,
-        draw=_draw,
     ),
     Claim(
         id="isotropic-quarter",
         paper="zero_loss",
         place="Corollary 5.1, Eq. (11)",
-        statement="Under isotropic noise the normal part is a flow against ln |H|_+ at rate 1/4; the paper's proof "
-        "loses a factor 1/2 and gets 1/2.",
-        equation="normal part = -(1/4) P grad ln |H|_+",
-        alternative="The rate is 1/2, as the paper's proof gives it: L_H^-1(I - P) is H^+ instead of half of it.",
+        statement="Under isotropic noise the normal part is a flow against the gradient of ln |H|_+ with the "
+        "coefficient 1/4. The paper's proof loses a factor 1/2 and gets 1/2.",
+        equation="normal part = -(1/4) P ∇ ln |H|_+",
+        alternative="The coefficient is 1/2, as in the paper's proof: L_H⁻¹(I - P) is H⁺ instead of half of it.",
         scales=SCALES,
         measure=_measure_isotropic,
-        draw=_draw,
     ),
     Claim(
         id="manifold-only",
         paper="zero_loss",
         place="Lemma C.7, extended",
-        statement="The tangent compensation depends on the manifold only, not on the loss that defines it; so does the "
-        "mixed part.",
-        equation="H^+ d3L[PSP] and P d3L[H^+ QSP] are the same for all losses with the same minimisers",
-        alternative="The tangent and the mixed part depend on the loss as the normal part does.",
+        statement="The tangent compensation depends only on the manifold, not on the loss that defines it. The same "
+        "holds for the mixed part.",
+        equation="H⁺ d³L[PSP] and P d³L[H⁺ QSP] are the same for all losses with the same minimisers",
+        alternative="The tangent and the mixed part depend on the loss, as the normal part does.",
         scales=SCALES,
         measure=_measure_shape,
-        draw=_draw,
     ),
 )

@@ -1,4 +1,4 @@
-"""First down to the manifold in 1/eta steps along gradient flow, then along it in 1/eta^2 steps."""
+"""The two phases of SGD: along gradient flow to the manifold in 1/eta steps, then along it in 1/eta^2 steps."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +10,7 @@ import xarray
 from jaxtyping import Array, Key
 
 from undertow.dynamics.descend import descend
-from undertow.figures.compare import compare
+from undertow.estimate import standard_error
 from undertow.noise.isotropic import Isotropic
 from undertow.papers._lanes import lanes
 from undertow.papers.zero_loss.models.curves import circle
@@ -19,7 +19,7 @@ from undertow.verification.criterion import Check, Within
 
 STEP_SIZES = (0.01, 0.0025)
 FIRST_TIME = 1.5
-"""In units of time, steps * step_size: while the point comes down to the circle."""
+"""Time (steps * step_size) of the observation in the first phase, before the point has reached the circle."""
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,13 @@ class Phases:
     """Isotropic SGD on the unit circle from outside it, at a step size and at a quarter of it."""
 
     seeds: int
-    """Runs at each step size."""
+    """Number of runs at each step size."""
     slow_time: float = 0.5
-    """When the second phase is looked at, in units of steps * step_size^2."""
+    """Slow time (steps * step_size^2) of the observation in the second phase."""
 
 
 def _radius() -> float:
-    """Gradient flow from radius 2: 1 - 1/r^2 decays like exp(-t)."""
+    """Return the radius of gradient flow from radius 2, on which 1 - 1/r^2 decays like exp(-t)."""
     gap = (1 - 1 / 4) * np.exp(-FIRST_TIME)
     return float(1 / np.sqrt(1 - gap))
 
@@ -56,12 +56,12 @@ def _measure(parameters: Phases, key: Key[Array, ""]) -> Measurement:
         radius = np.linalg.norm(second, axis=1)
         across.append((radius - 1) ** 2)
         turned.append(float((second[:, 0] / radius).mean()))
-        turned_error.append(float((second[:, 0] / radius).std() / np.sqrt(parameters.seeds)))
+        turned_error.append(float(standard_error(second[:, 0] / radius, ddof=0)))
     checks = (
-        _ratio("phase 1: squared distance to gradient flow, eta over eta/4", along),
-        _ratio("phase 2: squared distance to the manifold, eta over eta/4", across),
+        _ratio("phase 1: mean squared distance to gradient flow at η / that at η/4", along),
+        _ratio("phase 2: mean squared distance to the manifold at η / that at η/4", across),
         *(
-            # Brownian motion on the circle; the first phase shifts its clock by O(eta)
+            # Brownian motion on the circle; the first phase shifts its time by O(eta)
             Check(f"phase 2: E cos(angle) at step size {eta:g}", t, float(np.exp(-parameters.slow_time / 2)), e,
                   Within(3 * eta, 0.1), alternative=float(np.exp(-parameters.slow_time)))
             for eta, t, e in zip(STEP_SIZES, turned, turned_error, strict=True)
@@ -75,13 +75,9 @@ def _measure(parameters: Phases, key: Key[Array, ""]) -> Measurement:
 
 def _ratio(what: str, squares: list[np.ndarray]) -> Check:
     means = [float(s.mean()) for s in squares]
-    relative = [s.std() / s.mean() / np.sqrt(len(s)) for s in squares]
+    relative = [standard_error(s, ddof=0) / s.mean() for s in squares]
     value = means[0] / means[1]
     return Check(what, value, 4.0, float(value * np.hypot(*relative)), Within(0.3, 1.5), alternative=2.0)
-
-
-def _draw(measurement: Measurement, parameters: Any) -> Any:
-    return compare(measurement.checks)
 
 
 CLAIMS = (
@@ -89,12 +85,11 @@ CLAIMS = (
         id="two-phases",
         paper="zero_loss",
         place="Remark B.10",
-        statement="SGD comes down to the manifold along gradient flow in about 1/eta steps, within sqrt(eta) of it; "
-        "then it stays within sqrt(eta) of the manifold and moves along it in about 1/eta^2 steps.",
-        equation="|x(t/eta) - flow(t)|^2 = O(eta),  dist(x(t/eta^2), Gamma)^2 = O(eta)",
-        alternative="The squared distances fall as sqrt(eta) only, and the motion along the circle is twice as fast.",
+        statement="SGD approaches the manifold along gradient flow in about 1/η steps, at a distance of order √η. It "
+        "then stays within order √η of the manifold and moves along it in about 1/η² steps.",
+        equation="|x(t/η) - flow(t)|² = O(η),  dist(x(t/η²), Γ)² = O(η)",
+        alternative="The squared distances fall only like √η, and the motion along the circle is twice as fast.",
         scales={"smoke": Phases(1600, slow_time=0.25), "default": Phases(4000), "full": Phases(40_000)},
         measure=_measure,
-        draw=_draw,
     ),
 )

@@ -1,5 +1,6 @@
-"""Small examples in the plane and the motor, whose limiting diffusions are known in closed form."""
+"""Small examples in the plane and the motor, whose limiting diffusions have closed forms."""
 
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -13,28 +14,28 @@ from undertow.problem import Problem
 __all__ = ["circle", "ellipse", "isotropic_ellipse", "metric", "mixed_circle", "motor", "motor_angle"]
 
 
-def _alone(loss: Any) -> Problem:
-    """A loss without data."""
+def _alone(loss: Callable[[Array, Any], Array]) -> Problem:
+    """Return the problem of a loss without data."""
     return Problem(loss, jnp.zeros(1))
 
 
 def circle() -> Problem:
-    """L = (|x|^2 - 1)^2/8: the unit circle, curvature 1 across it."""
+    """Return L = (|x|^2 - 1)^2/8, with the unit circle as minimisers and curvature 1 across it."""
     return _alone(lambda x, _: (jnp.sum(x**2) - 1) ** 2 / 8)
 
 
 def ellipse() -> Problem:
-    """L = g^2/2, g = x^2/4 + y^2 - 1. Under isotropic noise E[x^2] = 2 in equilibrium."""
+    """Return L = g^2/2 with g = x^2/4 + y^2 - 1. Under isotropic noise E[x^2] = 2 in equilibrium."""
     return _alone(lambda x, _: (x[0] ** 2 / 4 + x[1] ** 2 - 1) ** 2 / 2)
 
 
 def isotropic_ellipse() -> Isotropic:
-    """Isotropic noise of scale 1 on the ellipse."""
+    """Return isotropic noise of scale 1 on the ellipse."""
     return Isotropic(ellipse(), 1.0)
 
 
 def mixed_circle(rho: float) -> Additive:
-    """One noise along and across the unit circle, sigma = t + rho n: the drift turns at -rho, by correlation alone."""
+    """Return noise sigma = t + rho n on the unit circle, whose correlation rotates the point at the speed -rho."""
 
     def factor(x: Array) -> Float[Array, "2 1"]:
         radius = jnp.sqrt(jnp.sum(x**2))
@@ -46,7 +47,7 @@ def mixed_circle(rho: float) -> Additive:
 
 
 class _Motor(eqx.Module):
-    """The k directions Q^j v of the motor's auxiliary dimensions."""
+    """The loss of the motor, with the k directions Q^j v of its auxiliary dimensions."""
 
     directions: Float[Array, "k 2"]
 
@@ -58,7 +59,7 @@ class _Motor(eqx.Module):
 
 
 class _MotorFactor(eqx.Module):
-    """The square root of the motor's covariance: noise in the auxiliary dimensions, aligned with the rotation."""
+    """A square root of the motor's covariance: noise in the auxiliary dimensions, aligned with the rotation."""
 
     motor: _Motor
 
@@ -70,10 +71,10 @@ class _MotorFactor(eqx.Module):
 
 
 def motor(phases: int = 3) -> Additive:
-    """The k-phase motor (zero_loss, section C.4): noise in k auxiliary dimensions turns a point round the circle.
+    """Return the k-phase motor (zero_loss, section C.4): noise in k auxiliary dimensions rotates a point on the circle.
 
-    The limiting flow turns anticlockwise at the speed k/8 (the paper's Lemma C.8 says k/2). With the angle alpha =
-    2 pi/k between the phases, and 1/8 in the first term of the loss.
+    The limiting flow rotates anticlockwise at the speed k/8 (Lemma C.8 prints k/2). The angle between the phases is
+    alpha = 2 pi/k, and the factor of the first term of the loss is 1/8.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
@@ -87,12 +88,12 @@ def motor(phases: int = 3) -> Additive:
 
 
 def motor_angle(x: Float[Array, "... D"]) -> Float[Array, "..."]:
-    """The angle of the first two coordinates."""
+    """Return the angle of the first two coordinates."""
     return jnp.arctan2(x[..., 1], x[..., 0])
 
 
 def metric() -> Problem:
-    """L = g'M(x)g/2 with two constraints g in five dimensions and a metric M that changes along the manifold."""
+    """Return L = g'M(x)g/2 with two constraints g in five dimensions and a metric M that varies along the manifold."""
 
     def loss(x: Array, _: Any) -> Float[Array, ""]:
         g = jnp.stack([x[0] ** 2 + x[1] ** 2 + 0.5 * x[2] - 1, x[3] - jnp.sin(x[0]) * x[4]])

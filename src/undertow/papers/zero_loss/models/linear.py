@@ -1,4 +1,4 @@
-"""The overparametrised linear model (zero_loss, section 6): f(u, v; z) = z.(u^2 - v^2), n equations for d unknowns."""
+"""The overparametrised linear model (zero_loss, section 6): f(u, v; z) = z.(u^2 - v^2), n equations, d unknowns."""
 
 from typing import Any, Literal
 
@@ -14,13 +14,13 @@ __all__ = ["LinearModel", "predict", "weights"]
 
 
 def weights(params: PyTree) -> Float[Array, "... d"]:
-    """w = u^2 - v^2."""
+    """Return w = u^2 - v^2."""
     u, v = params
     return u**2 - v**2
 
 
 def predict(params: PyTree, z: Float[Array, " d"]) -> Float[Array, ""]:
-    """z.(u^2 - v^2)."""
+    """Return z.(u^2 - v^2)."""
     return z @ weights(params)
 
 
@@ -47,7 +47,7 @@ class LinearModel(eqx.Module):
         law: Literal["gaussian", "boolean"] = "gaussian",
         dtype: Any = jnp.float32,
     ) -> "LinearModel":
-        """Inputs from N(0, I) or uniform on {-1, 1}^d; w* has `sparsity` entries +-1 and zeros else."""
+        """Draw inputs from N(0, I) or uniform on {-1, 1}^d, and w* with `sparsity` entries ±1 and zeros elsewhere."""
         for name, value in (("d", d), ("n", n), ("sparsity", sparsity)):
             validate.positive_integer("LinearModel.draw", name, value)
         if sparsity > d:
@@ -59,21 +59,21 @@ class LinearModel(eqx.Module):
         return LinearModel(Regression(predict, z, z @ truth), truth)
 
     def start(self, alpha: float) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
-        """u = v = alpha: w = 0, and the larger alpha the deeper in the kernel regime."""
+        """Return u = v = alpha, where w = 0; a large alpha is the kernel regime."""
         flat = jnp.full(self.truth.shape, alpha, self.truth.dtype)
         return flat, flat
 
     def rates(self) -> Float[Array, " d"]:
-        """s_j = (4/n) sum_i z_ij^2: label noise of strength delta makes u_j v_j decay at the rate delta^2 s_j."""
+        """Return s_j = (4/n) sum_i z_ij^2; under label noise of strength delta u_j v_j decays at delta^2 s_j."""
         return 4 * jnp.mean(self.problem.inputs**2, axis=0)
 
     def settle(self, params: PyTree, steps: int = 200) -> PyTree:
-        """Phi(params), the end of gradient flow, by an exact n-dimensional convex problem instead of the flow.
+        """Return Phi(params), the end of gradient flow, from an exact n-dimensional convex problem instead of the flow.
 
         The flow moves along u = a exp(Z'mu), v = b exp(-Z'mu) and ends at the minimiser mu of
-        F(mu) = 1/2 sum_j (u_j^2 + v_j^2) - y.mu, whose gradient is Z(u^2 - v^2) - y. Damped Newton: no exponent
-        moves by more than 1 a step. Near a sparse end the flow itself is too stiff to follow. The end is NaN where
-        Newton does not arrive: the products u_j v_j are so small that its matrix is singular to rounding.
+        F(mu) = 1/2 sum_j (u_j^2 + v_j^2) - y.mu, whose gradient is Z(u^2 - v^2) - y. It is solved by damped Newton
+        steps, in which no exponent changes by more than 1. Near a sparse end the flow itself is too stiff to integrate.
+        The end is NaN if Newton does not converge, because small products u_j v_j make its matrix singular to rounding.
         """
         z, y = self.problem.data
         a, b = params
@@ -87,29 +87,29 @@ class LinearModel(eqx.Module):
             u, v = at(mu)
             gradient = z @ (u**2 - v**2) - y
             hessian = 2 * (z * (u**2 + v**2)[None]) @ z.T
-            # scaled to a unit diagonal: the entries range over exp(-s t)
+            # scale to a unit diagonal, because the entries range over exp(-s t)
             half = jnp.sqrt(jnp.diag(hessian))
             scaled = hessian / (half[:, None] * half[None])
             move = -jnp.linalg.solve(scaled, gradient / half) / half
             largest = jnp.max(jnp.abs(2 * move @ z))
             return mu + move / jnp.maximum(largest, 1), largest, count + 1
 
-        def going(state: tuple[Array, Array, Array]) -> Array:
+        def unfinished(state: tuple[Array, Array, Array]) -> Array:
             _, largest, count = state
             return (largest > jnp.sqrt(jnp.finfo(y.dtype).eps) / 10) & (count < steps)
 
-        begin = (jnp.zeros_like(y), jnp.asarray(jnp.inf, y.dtype), jnp.asarray(0))
-        mu, largest, _ = jax.lax.while_loop(going, newton, begin)
-        return at(jnp.where(largest < 1, mu, jnp.nan))  # NaN where Newton did not arrive
+        initial = (jnp.zeros_like(y), jnp.asarray(jnp.inf, y.dtype), jnp.asarray(0))
+        mu, largest, _ = jax.lax.while_loop(unfinished, newton, initial)
+        return at(jnp.where(largest < 1, mu, jnp.nan))  # NaN if Newton did not converge
 
     def error(self, params: PyTree) -> Float[Array, ""]:
-        """|w - w*|."""
+        """Return |w - w*|."""
         return jnp.linalg.norm(weights(params) - self.truth)
 
     def decayed(self, params: PyTree, slow_time: Any, strength: float) -> PyTree:
-        """exp(-delta^2 s t/2) * params: gradient flow from here ends where the limiting flow is at time t.
+        """Return exp(-delta^2 s t/2) * params, from which gradient flow ends at the limiting flow at time t.
 
-        The limiting flow of label noise has this exact solution: x(t) = Phi(exp(-delta^2 s t/2) x(0)).
+        The limiting flow of label noise has the exact solution x(t) = Phi(exp(-delta^2 s t/2) x(0)).
         """
         shrink = jnp.exp(-(strength**2) * self.rates() * slow_time / 2).astype(self.truth.dtype)
         return jax.tree.map(lambda leaf: shrink * leaf, params)

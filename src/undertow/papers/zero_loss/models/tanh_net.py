@@ -1,4 +1,4 @@
-"""A two-layer tanh network for regression on random data: small, smooth, nothing special about it."""
+"""A two-layer tanh network for regression on random data: a small, smooth, generic model."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ __all__ = ["TanhNet", "predict"]
 
 
 def predict(params: PyTree, x: Float[Array, " inputs"]) -> Float[Array, ""]:
-    """outer . tanh(inner x)."""
+    """Return outer . tanh(inner x)."""
     return params["outer"] @ jnp.tanh(params["inner"] @ x)
 
 
 class TanhNet(eqx.Module):
-    """A regression problem with n random samples, and a random starting point.
+    """A regression problem with n random samples, and random initial parameters.
 
     >>> import jax
     >>> from undertow.papers.zero_loss.models.tanh_net import TanhNet
@@ -32,7 +32,7 @@ class TanhNet(eqx.Module):
 
     @staticmethod
     def draw(key: Key[Array, ""], *, inputs: int, hidden: int, n: int, dtype: Any = jnp.float32) -> "TanhNet":
-        """Inputs and labels N(0, 1), weights N(0, 1/fan-in)."""
+        """Draw inputs and labels from N(0, 1) and weights from N(0, 1/fan-in)."""
         k = jax.random.split(key, 4)
         x, y = jax.random.normal(k[0], (n, inputs), dtype), jax.random.normal(k[1], (n,), dtype)
         params = {
