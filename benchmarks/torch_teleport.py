@@ -70,13 +70,13 @@ def imbalanced(torch: Any, model: Any, found: Any, seed: int) -> Any:
     params = trainable(other)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for relation in found:
-            factor = torch.exp(4 * torch.rand(relation.size, generator=generator, dtype=torch.float64) - 2)
+        for symmetry in found:
+            factor = torch.exp(4 * torch.rand(symmetry.size, generator=generator, dtype=torch.float64) - 2)
             transform = factor
-            if relation.block > 1:
-                transform = torch.diag_embed(factor.reshape(-1, relation.block))
-            kept = {name: params[name].detach().double() for name in relation.parameters}
-            for name, value in move(kept, relation, transform).items():
+            if symmetry.block > 1:
+                transform = torch.diag_embed(factor.reshape(-1, symmetry.block))
+            kept = {name: params[name].detach().double() for name in symmetry.parameters}
+            for name, value in move(kept, symmetry, transform).items():
                 params[name].copy_(value)
     return other
 

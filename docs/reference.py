@@ -87,9 +87,9 @@ PAGES: dict[str, Page] = {
         "Symmetries, equilibrium and noise of PyTorch models, and batches by environment.",
         (),
         (
-            "torch.census.census.census", "torch.census.census.Census", "torch.census.axes.Relation",
+            "torch.census.census.census", "torch.census.census.Census", "torch.census.axes.Symmetry",
             "torch.census.axes.Axis", "torch.equilibrium.equilibrate.equilibrate",
-            "torch.equilibrium.equilibrate.Equilibrated", "torch.monitor.monitor.NoiseMonitor",
+            "torch.equilibrium.equilibrate.Equilibrium", "torch.monitor.monitor.NoiseMonitor",
             "torch.monitor.monitor.Reading", "torch.data.EnvironmentBatchSampler", "torch.data.PooledBatchSampler",
             "torch.data.LabelNoise", "analysis.torch.analyze", "torch._decay.gamma_of", "torch._decay.lambda_of",
         ),

@@ -139,12 +139,12 @@ def imbalanced(net: nn.Module, found: Any, seed: int) -> nn.Module:
     params = dict(other.named_parameters())
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for relation in found:
-            drawn = torch.rand(relation.size, generator=generator, dtype=torch.float64)
+        for symmetry in found:
+            drawn = torch.rand(symmetry.size, generator=generator, dtype=torch.float64)
             factor = torch.exp(FACTOR * (2 * drawn - 1))
-            transform = factor if relation.block == 1 else torch.diag_embed(factor.reshape(-1, relation.block))
-            kept = {name: params[name].detach().double() for name in relation.parameters}
-            for name, value in move(kept, relation, transform).items():
+            transform = factor if symmetry.block == 1 else torch.diag_embed(factor.reshape(-1, symmetry.block))
+            kept = {name: params[name].detach().double() for name in symmetry.parameters}
+            for name, value in move(kept, symmetry, transform).items():
                 params[name].copy_(value)
     return other
 

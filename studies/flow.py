@@ -87,15 +87,15 @@ class Charges:
         self.symmetries = [r.name for r in found]
         rows, single = [], np.zeros((sum(r.size for r in found), sum(lengths)))
         start = 0
-        for relation in found:
-            if relation.shifted:
-                raise ValueError(f"{relation}: charges of shifted parameters are not followed here.")
-            for sign, side in ((0.5, relation.plus), (-0.5, relation.minus)):
+        for symmetry in found:
+            if symmetry.shifted:
+                raise ValueError(f"{symmetry}: charges of shifted parameters are not followed here.")
+            for sign, side in ((0.5, symmetry.plus), (-0.5, symmetry.minus)):
                 for axis in side:
                     columns = places[axis.parameter, axis.axis] + axis.index
-                    np.add.at(single, (start + np.arange(relation.size)[:, None], columns), sign)
-            rows.append((KINDS.get(relation.kind, relation.kind), single[start : start + relation.size].sum(0)))
-            start += relation.size
+                    np.add.at(single, (start + np.arange(symmetry.size)[:, None], columns), sign)
+            rows.append((KINDS.get(symmetry.kind, symmetry.kind), single[start : start + symmetry.size].sum(0)))
+            start += symmetry.size
         self.generators = start
         kinds = [sum(row for kind, row in rows if kind == name) for name in self.kinds]
         self.matrix = torch.as_tensor(np.stack([*single, *(row for _, row in rows), *kinds])).to(first)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from undertow.torch import Axis, Census, NoiseMonitor, Relation, census
+from undertow.torch import Axis, Census, NoiseMonitor, Symmetry, census
 
 
 def square(model, x):
@@ -36,8 +36,8 @@ def by_hand(model, *names, block=1):
     for name in names:
         p = model.get_parameter(name)
         axes += [Axis(name, k, np.arange(n)[:, None], n, p.ndim) for k, n in enumerate(p.shape[:2])]
-    relations = tuple(Relation("claimed", (axis,), (), block, True, 0.0) for axis in axes)
-    return Census(relations, (), (), (), (), ())
+    symmetries = tuple(Symmetry("claimed", (axis,), (), block, True, 0.0) for axis in axes)
+    return Census(symmetries, (), (), (), (), ())
 
 
 def contributions(model, loss, x, axis=0):
@@ -70,9 +70,9 @@ def agree(monitor, parts, tolerance):
     """The last reading against the parts of every sample."""
     assert monitor.last
     for reading in monitor.last:
-        relation = reading.relation
-        for side, noise in ((relation.plus, reading.noise_plus), (relation.minus, reading.noise_minus)):
-            exact = sum((covariance(parts[a.parameter], a, relation.block) for a in side), np.zeros_like(noise))
+        symmetry = reading.symmetry
+        for side, noise in ((symmetry.plus, reading.noise_plus), (symmetry.minus, reading.noise_minus)):
+            exact = sum((covariance(parts[a.parameter], a, symmetry.block) for a in side), np.zeros_like(noise))
             np.testing.assert_allclose(noise, exact, rtol=0, atol=tolerance * max(np.abs(exact).max(), 1e-300))
 
 

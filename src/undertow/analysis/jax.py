@@ -158,13 +158,18 @@ def _network(
     given: Network, step_size: Number, weight_decay: Number, batch_size: int, key: Array | int, tell: Callable
 ) -> Analysis:
     from undertow.analysis import torch as bridge
-    from undertow.torch._decay import lambda_of
 
     seed = key if isinstance(key, int) else int(jax.random.key_data(key)[-1])
     return bridge.analyze(
-        *given, step_size=float(step_size), weight_decay=lambda_of(float(weight_decay)), batch_size=batch_size,
-        seed=seed, tell=tell,
-    )  # fmt: skip
+        given.model,
+        given.data,
+        given.loss,
+        step_size=float(step_size),
+        weight_decay=2 * float(weight_decay),  # the JAX side takes lambda/2
+        batch_size=batch_size,
+        seed=seed,
+        tell=tell,
+    )
 
 
 def _forecast(

@@ -12,15 +12,15 @@ from torch import nn
 from tests.torch.zoo import HEADS, KEY_HEADS, KNOWN, WIDTH, adapter, build, language, square, tokens
 from undertow.torch import census
 from undertow.torch._copies import as_double, model_copy, randomise, unwrap
-from undertow.torch.census.axes import Relation
+from undertow.torch.census.axes import Symmetry
 from undertow.torch.census.proof import Bench
 
 pytestmark = pytest.mark.torch
 
 
-def row(relation: Relation) -> tuple:
-    sides = (tuple(sorted(map(str, side))) for side in (relation.minus, relation.plus))
-    return (relation.kind, relation.size, relation.block, *sides)
+def row(symmetry: Symmetry) -> tuple:
+    sides = (tuple(sorted(map(str, side))) for side in (symmetry.minus, symmetry.plus))
+    return (symmetry.kind, symmetry.size, symmetry.block, *sides)
 
 
 def refuse_wrong_answer(name, found):
@@ -53,59 +53,59 @@ def bench(name):
 
 
 def the(found, kind):
-    return next(relation for relation in found if relation.kind == kind)
+    return next(symmetry for symmetry in found if symmetry.kind == kind)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("relu", "rescaling"), ("GPT-2", "QK"), ("GPT-2", "OV"), ("Qwen2", "OV")])
 def test_a_bias_left_behind_breaks_it(name, kind):
     found, tried = bench(name)
-    relation = the(found, kind)
-    assert tried.change(relation) <= 1e-5
+    symmetry = the(found, kind)
+    assert tried.change(symmetry) <= 1e-5
     bare = lambda side: tuple(axis for axis in side if axis.role != "bias")
-    assert len(bare(relation.axes)) < len(relation.axes)
-    assert tried.change(replace(relation, plus=bare(relation.plus), minus=bare(relation.minus))) >= 1e-2
+    assert len(bare(symmetry.axes)) < len(symmetry.axes)
+    assert tried.change(replace(symmetry, plus=bare(symmetry.plus), minus=bare(symmetry.minus))) >= 1e-2
 
 
 @pytest.mark.parametrize("name", ["Llama", "Gemma"])
 def test_a_reader_left_out_breaks_a_gain(name):
     found, tried = bench(name)
-    relation = the(found, "gain against readers")
-    assert len(relation.plus) > 1
-    for left in range(len(relation.plus)):
-        some = relation.plus[:left] + relation.plus[left + 1 :]
-        assert tried.change(replace(relation, plus=some)) >= 1e-2
+    symmetry = the(found, "gain against readers")
+    assert len(symmetry.plus) > 1
+    for left in range(len(symmetry.plus)):
+        some = symmetry.plus[:left] + symmetry.plus[left + 1 :]
+        assert tried.change(replace(symmetry, plus=some)) >= 1e-2
 
 
 def test_all_of_gl_breaks_under_rope():
     found, tried = bench("Llama")
-    relation = the(found, "QK on RoPE pairs")
+    symmetry = the(found, "QK on RoPE pairs")
     width = WIDTH // HEADS
     numbers = np.arange(HEADS * width).reshape(KEY_HEADS, HEADS // KEY_HEADS, width).transpose(0, 2, 1)
     whole = replace(
-        relation,
-        plus=(replace(relation.plus[0], index=numbers.reshape(KEY_HEADS * width, -1)),),
-        minus=(replace(relation.minus[0], index=np.arange(KEY_HEADS * width)[:, None]),),
+        symmetry,
+        plus=(replace(symmetry.plus[0], index=numbers.reshape(KEY_HEADS * width, -1)),),
+        minus=(replace(symmetry.minus[0], index=np.arange(KEY_HEADS * width)[:, None]),),
     )
     assert tried.change(whole) >= 1e-2
     assert tried.change(replace(whole, block=width)) >= 1e-2
-    assert tried.change(relation) <= 1e-5
+    assert tried.change(symmetry) <= 1e-5
 
 
 def test_a_gate_does_not_scale_against_down():
     found, tried = bench("Llama")
-    relation = the(found, "up against down")
-    (up,) = relation.minus
+    symmetry = the(found, "up against down")
+    (up,) = symmetry.minus
     gate = replace(up, parameter=up.parameter.replace("up_proj", "gate_proj"))
-    assert tried.change(replace(relation, minus=(gate,))) >= 1e-2
+    assert tried.change(replace(symmetry, minus=(gate,))) >= 1e-2
 
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen3", "conv"])
 def test_what_is_approximate_is_broken_by_eps_alone(name):
     found, tried = bench(name)
     assert found.approximate
-    for relation in found.approximate:
-        assert tried.change(relation, eps=0.1) > 1e-3
-        assert tried.change(relation, eps=1e-12) < 1e-5
+    for symmetry in found.approximate:
+        assert tried.change(symmetry, eps=0.1) > 1e-3
+        assert tried.change(symmetry, eps=1e-12) < 1e-5
 
 
 OPTIONS = {
@@ -304,8 +304,8 @@ def test_dropout_between_factors_breaks_gl():
     """Two linear layers have GL(8); with dropout between them each unit has its own scale and no more."""
     torch.manual_seed(0)
     for between, block in ((nn.Identity(), 8), (nn.Dropout(0.4), 1)):
-        (relation,) = census(nn.Sequential(nn.Linear(5, 8), between, nn.Linear(8, 3)), torch.randn(6, 5), square)
-        assert (relation.size, relation.block) == (8, block)
+        (symmetry,) = census(nn.Sequential(nn.Linear(5, 8), between, nn.Linear(8, 3)), torch.randn(6, 5), square)
+        assert (symmetry.size, symmetry.block) == (8, block)
 
 
 def test_weights_that_are_not_finite_do_not_matter():
@@ -350,7 +350,7 @@ def test_tied_weights_break_the_rescaling():
 
 
 def test_a_tied_head_breaks_the_final_gain():
-    """Llama with and without tied embeddings: one relation less, and the stream's scale takes the gain along."""
+    """Llama with and without tied embeddings: one symmetry less, and the stream's scale takes the gain along."""
     import transformers
 
     torch.manual_seed(0)

@@ -19,10 +19,10 @@ pytestmark = pytest.mark.torch
 
 
 def rows(found):
-    return sorted(relation.name for relation in found)
+    return sorted(symmetry.name for symmetry in found)
 
 
-def largest_change(model, batch, loss, relation, scale=1.0, draws=range(20)):
+def largest_change(model, batch, loss, symmetry, scale=1.0, draws=range(20)):
     """Of the outputs along the orbit, in double precision at weights of another law than the census draws."""
     model = copy.deepcopy(model).double().train()
     generator = torch.Generator().manual_seed(5)
@@ -31,7 +31,7 @@ def largest_change(model, batch, loss, relation, scale=1.0, draws=range(20)):
         name: scale * (torch.rand(p.shape, generator=generator).double() - 0.4) / max(p[..., 0].numel(), 1) ** 0.5
         for name, p in params.items()
     }
-    moved = params | move(params, relation, random_transform(relation, 7, torch.float64))
+    moved = params | move(params, symmetry, random_transform(symmetry, 7, torch.float64))
     batch = batch.double() if isinstance(batch, torch.Tensor) else batch
     worst = 0.0
     for draw in draws:
@@ -109,7 +109,7 @@ def test_a_branch_that_is_dropped_counts(name):
         assert rows(found) == rows(whole)
         assert found.silent == ()
     if "by" not in name:
-        assert all(largest_change(model, x, square, relation) < 1e-12 for relation in found)
+        assert all(largest_change(model, x, square, symmetry) < 1e-12 for symmetry in found)
 
 
 @pytest.mark.parametrize("name", DROPS)
@@ -144,9 +144,9 @@ def test_dropout_that_hits_nothing_in_one_draw():
     model = nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.02), nn.Linear(4, 3))
     x = torch.randn(1, 5)
     for seed in range(3):
-        (relation,) = census(model, x.expand(3, 5).clone(), square, seed=seed)
-        assert (relation.size, relation.block) == (4, 1)
-        assert largest_change(model, x, square, relation) < 1e-12
+        (symmetry,) = census(model, x.expand(3, 5).clone(), square, seed=seed)
+        assert (symmetry.size, symmetry.block) == (4, 1)
+        assert largest_change(model, x, square, symmetry) < 1e-12
 
 
 SATURATING = {
@@ -244,11 +244,11 @@ def test_complex_parameters():
         model = WithComplex(held)
         seen = []
         handle = model.register_forward_hook(lambda m, args, out, seen=seen: seen.append(m.turn.dtype))
-        (relation,) = census(model, x, square)
+        (symmetry,) = census(model, x, square)
         handle.remove()
         # were the numbers cast to real ones, the bias would move along or not all the same: look at them
         assert set(seen) == {torch.complex128, torch.complex64}
-        assert relation.name == "rescaling, 7 scales: into.weight[i, :] against out.weight[:, i]"
+        assert symmetry.name == "rescaling, 7 scales: into.weight[i, :] against out.weight[:, i]"
         assert model.turn.dtype == torch.complex64
 
 
@@ -275,7 +275,7 @@ def two_layers():
 @pytest.mark.parametrize("strength", [1.0, 1e-2, 1e-4, 1e-6])
 def test_a_penalty_in_the_loss_breaks_what_it_touches(strength):
     model, x = two_layers(), torch.randn(6, 5)
-    one, two = (relation.name for relation in census(model, x, square))
+    one, two = (symmetry.name for symmetry in census(model, x, square))
     first = census(model, x, lambda net, s: square(net, s) + strength * net[0].weight.square().sum())
     assert (rows(first), rows(first.broken)) == ([two], [one])
     assert first.broken[0].change > 0.01 * strength
@@ -300,7 +300,7 @@ def test_a_loss_of_outputs_alone_breaks_nothing():
 def test_a_penalty_that_has_the_symmetry():
     """The path norm of two layers does not change when their neurons are rescaled; other neurons are not covered."""
     model, x = two_layers(), torch.randn(6, 5)
-    one, two = (relation.name for relation in census(model, x, square))
+    one, two = (symmetry.name for symmetry in census(model, x, square))
     found = census(model, x, lambda net, s: square(net, s) + (net[2].weight.abs() @ net[0].weight.abs()).sum())
     assert (rows(found), rows(found.broken)) == ([one], [two])
 
@@ -344,5 +344,5 @@ def test_chaos_does_not_hide_a_symmetry():
     torch.manual_seed(0)
     layers = [layer for _ in range(60) for layer in (nn.Linear(32, 32), nn.Tanh())]
     model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 32), nn.Tanh(), *layers, nn.Linear(32, 3))
-    (relation,) = census(model, torch.randn(6, 8), square)
-    assert relation.parameters == ("2.weight", "0.weight", "0.bias")
+    (symmetry,) = census(model, torch.randn(6, 8), square)
+    assert symmetry.parameters == ("2.weight", "0.weight", "0.bias")

@@ -53,11 +53,11 @@ def imbalanced(model, found):
     other = copy.deepcopy(model)
     params = trainable(other)
     with torch.no_grad():
-        for seed, relation in enumerate(found):
-            transform = random_transform(relation, seed, torch.float64)
+        for seed, symmetry in enumerate(found):
+            transform = random_transform(symmetry, seed, torch.float64)
             transform = transform**3 if transform.ndim == 1 else transform @ transform
-            kept = {name: params[name].detach().double() for name in relation.parameters}
-            for name, value in move(kept, relation, transform).items():
+            kept = {name: params[name].detach().double() for name in symmetry.parameters}
+            for name, value in move(kept, symmetry, transform).items():
                 params[name].copy_(value)
     return other
 
@@ -214,8 +214,8 @@ def test_a_scale_needs_weight_decay():
 def test_gains_with_an_offset_are_left_out_under_weight_decay():
     model, batches, loss = llama_task("Gemma")
     done = equilibrate(model, census(model, batches[0], loss), batches[:4], loss, step_size=0.1, weight_decay=0.01)
-    assert {relation.kind for relation, _ in done.skipped} == {"gain against readers"}
-    assert all(not m.relation.shifted for m in done.moved)
+    assert {symmetry.kind for symmetry, _ in done.skipped} == {"gain against readers"}
+    assert all(not m.symmetry.shifted for m in done.moved)
 
 
 def test_running_means_and_modes_stay():

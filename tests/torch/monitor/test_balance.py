@@ -87,14 +87,14 @@ def moved_to_equilibrium(model, reading):
     amount = torch.as_tensor(np.array(reading.amount))
     transform = amount.exp() if amount.ndim == 1 else torch.linalg.matrix_exp(amount)
     with torch.no_grad():
-        for key, value in move(dict(model.named_parameters()), reading.relation, transform).items():
+        for key, value in move(dict(model.named_parameters()), reading.symmetry, transform).items():
             model.get_parameter(key).copy_(value)
 
 
-def weights(model, relation):
+def weights(model, symmetry):
     """Sums of squares, or Gram matrices, of both sides together."""
-    rows = [unfold(model.get_parameter(axis.parameter).detach(), axis).flatten(1) for axis in relation.axes]
-    return sum(r.square().sum(1) if relation.block == 1 else r @ r.mT for r in rows).numpy()
+    rows = [unfold(model.get_parameter(axis.parameter).detach(), axis).flatten(1) for axis in symmetry.axes]
+    return sum(r.square().sum(1) if symmetry.block == 1 else r @ r.mT for r in rows).numpy()
 
 
 @pytest.mark.parametrize("name", ["plain", "heavy ball"])
@@ -103,7 +103,7 @@ def test_relaxation_of_neurons_by_differences_of_the_flow(name):
     model, x = relu(), torch.randn(20, 5, dtype=torch.float64)
     h, gamma = displacement(SETTINGS[name]), gamma_of(DECAY)
     (reading,) = watched(model, of_relu(), x, DECAY, **SETTINGS[name]).last
-    total = weights(model, reading.relation)
+    total = weights(model, reading.symmetry)
     plus, minus = total / 2 + reading.charge, total / 2 - reading.charge
 
     def at(amount):
@@ -131,7 +131,7 @@ def test_relaxation_of_a_linear_pair(name):
     moved_to_equilibrium(model, reading)
     (there,) = watched(model, found, x, DECAY, **SETTINGS[name]).last
     noise = there.noise_plus[0] + there.noise_minus[0]
-    rates = scipy.linalg.eigh(noise, weights(model, there.relation), eigvals_only=True)
+    rates = scipy.linalg.eigh(noise, weights(model, there.symmetry), eigvals_only=True)
     times = 1 / (h * (4 * gamma_of(DECAY) + h * rates))
     for row in (reading.row, there.row):
         assert row["relaxation"] == pytest.approx(np.median(times), rel=1e-6)

@@ -56,11 +56,11 @@ def test_sequences_either_way(way):
     agree(monitor, contributions(before, square, x), 1e-11)
     assert set(monitor.ways.values()) == {way}
     for reading in monitor.last:  # the short way to the equilibrium of a GL against the general one
-        block = reading.relation.block
+        block = reading.symmetry.block
         if block > 1 and way == "gram":
             matrices = lambda side, b=block: sum(grams(before.get_parameter(a.parameter).detach(), a, b) for a in side)
-            weights = map(matrices, (reading.relation.plus, reading.relation.minus))
-            far = amounts(reading.relation, Sides(reading.noise_plus, reading.noise_minus, *weights), 0.1, 0.0)
+            weights = map(matrices, (reading.symmetry.plus, reading.symmetry.minus))
+            far = amounts(reading.symmetry, Sides(reading.noise_plus, reading.noise_minus, *weights), 0.1, 0.0)
             np.testing.assert_allclose(reading.amount, far.amount, atol=1e-6)
 
 
