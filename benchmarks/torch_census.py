@@ -48,7 +48,7 @@ def measure(what: str) -> dict[str, Any]:
     if what == "equilibrate":
         batches = [draw(2, 32) for _ in range(BATCHES)]
         began, used = time.perf_counter(), time.process_time()
-        done = equilibrate(model, found, batches, loss, step_size=0.1)
+        done = equilibrate(model, batches, loss, found, step_size=0.1)
         facts |= {"change": done.change, "imbalance": done.imbalance, "noise": [e.value for e in done.noise]}
     else:
         facts |= {"symmetries": len(found), "approximate": len(found.approximate)}

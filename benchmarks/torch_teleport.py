@@ -119,7 +119,7 @@ def one(torch: Any, make: Callable, start: str, seed: int) -> dict[str, float]:
     if start == "imbalanced":
         model = imbalanced(torch, model, found, seed)
     moved = copy.deepcopy(model)
-    done = equilibrate(moved, found, [draw() for _ in range(BATCHES)], loss, step_size=step_size)
+    done = equilibrate(moved, [draw() for _ in range(BATCHES)], loss, found, step_size=step_size)
     draws = [draw() for _ in range(STEPS)]
     steps = done.largest_step
     after, before = (survived(torch, net, loss, draws[:50], step_size) for net in (moved, model))

@@ -185,7 +185,7 @@ def starts(name: str, scale: Scale) -> dict[str, Any]:
         for start in STARTS:
             here = net if start == "default" else imbalanced(net, found, seed)
             moved = copy.deepcopy(here)
-            done = equilibrate(moved, found, batches, cross_entropy, step_size=0.1, seed=seed)
+            done = equilibrate(moved, batches, cross_entropy, found, step_size=0.1, seed=seed)
             points.setdefault(start, []).append(here)
             points.setdefault(f"{start}, moved", []).append(moved)
             moves[start].append(

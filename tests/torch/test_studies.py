@@ -1,4 +1,4 @@
-"""The studies run, their training is PyTorch's, their bookkeeping adds up, and their pages are what the JSON says."""
+"""The studies run, train like torch.optim, and write the pages from their results."""
 
 import dataclasses
 
@@ -20,7 +20,7 @@ ROWS = [
 
 
 def by_hand(net, row, batches):
-    """The same run by an optimiser of PyTorch."""
+    """Train by an optimiser of PyTorch."""
     kept = {"lr": row["step_size"], "weight_decay": row.get("weight_decay", 0.0)}
     if row.get("adaptive"):
         optimizer = torch.optim.Adam(net.parameters(), **kept)
@@ -68,7 +68,7 @@ def test_flow(tmp_path):
 
 
 def test_the_ledger_predicts_what_a_step_does_on_average():
-    """All minibatches of one sample, each drawn once: the mean change is the one predicted from all of them."""
+    """Over all minibatches of one sample the mean change equals the prediction."""
     from undertow.torch import census
 
     x, y = digits()
@@ -90,7 +90,7 @@ def test_the_ledger_predicts_what_a_step_does_on_average():
 
 
 def test_the_ledger_agrees_with_the_monitor():
-    """Six samples as six minibatches have six times the noise of the batch of all, which the monitor hears."""
+    """Minibatches of one sample have six times the noise of the batch of six samples that the monitor measures."""
     from undertow.torch import NoiseMonitor, census
 
     x, y = digits()

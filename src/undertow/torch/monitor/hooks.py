@@ -226,10 +226,10 @@ class GradientRecorder:
         self._current.samples = call.samples
         if back.dtype in (torch.float16, torch.bfloat16):
             self._current.half |= set(call.site.leaves.values())
-        if len(call.back) > 1:  # whether further outputs get derivatives is known at the end of the pass
-            self._incomplete.append(call)
-        else:
+        if len(call.back) == 1:
             self._complete_call(call)
+        elif call not in self._incomplete:  # whether further outputs get derivatives is known at the end of the pass
+            self._incomplete.append(call)
 
     def _complete_call(self, call: Call) -> None:
         """Compute the per-sample gradients of a call, and the statistics once all calls of a parameter are complete."""
