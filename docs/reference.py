@@ -89,9 +89,9 @@ PAGES: dict[str, Page] = {
         (
             "torch.census.census.census", "torch.census.census.Census", "torch.census.axes.Symmetry",
             "torch.census.axes.Axis", "torch.equilibrium.equilibrate.equilibrate",
-            "torch.equilibrium.equilibrate.Equilibrium", "torch.monitor.monitor.NoiseMonitor",
-            "torch.monitor.monitor.Reading", "torch.data.EnvironmentBatchSampler", "torch.data.PooledBatchSampler",
-            "torch.data.LabelNoise", "analysis.torch.analyze", "torch._decay.gamma_of", "torch._decay.lambda_of",
+            "torch.equilibrium.result.Equilibrium", "torch.equilibrium.result.MovedSymmetry",
+            "torch.monitor.monitor.NoiseMonitor", "torch.monitor.reading.Reading", "torch.data.EnvironmentBatchSampler",
+            "torch.data.PooledBatchSampler", "torch.data.LabelNoise", "analysis.torch.analyze",
         ),
         "How they are used: [PyTorch models](../torch.md), [noise while PyTorch trains](../monitor.md).",
     ),

@@ -6,7 +6,7 @@ import torch
 import undertow.torch as bridge
 from tests.torch.oracle import relu, relu_census, square
 from undertow.torch import NoiseMonitor, analyze, equilibrate
-from undertow.torch.equilibrium.equilibrate import MovedSymmetry
+from undertow.torch.equilibrium.result import MovedSymmetry
 from undertow.torch.monitor.reading import Reading
 
 pytestmark = pytest.mark.torch

@@ -20,9 +20,10 @@ from undertow.torch.equilibrium.charge_moments import ChargeMoments
 from undertow.torch.equilibrium.closed_forms import relaxation_times
 from undertow.torch.equilibrium.components import components
 from undertow.torch.equilibrium.curvature import trace_of_hessian
-from undertow.torch.equilibrium.equilibrate import Equilibrium, MovedSymmetry, equilibrate
+from undertow.torch.equilibrium.equilibrate import equilibrate
 from undertow.torch.equilibrium.gradients import format_estimate
 from undertow.torch.equilibrium.measurement import measure_noise
+from undertow.torch.equilibrium.result import Equilibrium, MovedSymmetry
 
 __all__ = ["analyze", "take_batches"]
 

@@ -16,7 +16,8 @@ from undertow.analysis.torch import analyze
 from undertow.torch.census.axes import Axis, Symmetry
 from undertow.torch.census.census import Census, census
 from undertow.torch.data import EnvironmentBatchSampler, LabelNoise, PooledBatchSampler
-from undertow.torch.equilibrium.equilibrate import Equilibrium, equilibrate
+from undertow.torch.equilibrium.equilibrate import equilibrate
+from undertow.torch.equilibrium.result import Equilibrium
 from undertow.torch.monitor.monitor import NoiseMonitor
 
 __all__ = [

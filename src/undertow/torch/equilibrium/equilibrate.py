@@ -18,7 +18,7 @@ from undertow.torch.equilibrium.measurement import measure_noise
 from undertow.torch.equilibrium.result import Equilibrium, MovedSymmetry, restore
 from undertow.torch.equilibrium.solve import SolvedComponent, solve
 
-__all__ = ["Equilibrium", "MovedSymmetry", "equilibrate"]
+__all__ = ["equilibrate"]
 
 CURVATURE_BATCHES = 4
 """Number of batches on which the largest curvature is measured."""
