@@ -48,10 +48,10 @@ def measure(what: str) -> dict[str, Any]:
     if what == "equilibrate":
         batches = [draw(2, 32) for _ in range(BATCHES)]
         began, used = time.perf_counter(), time.process_time()
-        done = equilibrate(model, found, batches, loss, step_size=0.1)
+        done = equilibrate(model, batches, loss, found, step_size=0.1)
         facts |= {"change": done.change, "imbalance": done.imbalance, "noise": [e.value for e in done.noise]}
     else:
-        facts |= {"relations": len(found), "approximate": len(found.approximate)}
+        facts |= {"symmetries": len(found), "approximate": len(found.approximate)}
     wall, cpu = time.perf_counter() - began, time.process_time() - used
     return facts | {
         "seconds": wall, "cpu_seconds": cpu, "gibibytes": peak_mebibytes() / 2**10, "threads": torch.get_num_threads(),
@@ -74,7 +74,7 @@ def main() -> list[tuple[str, str, str]]:
         ),
         ("census: CPU time", in_words(search["cpu_seconds"]), ""),
         ("census: peak memory", f"{search['gibibytes']:.2f} GiB", f"< {GIBIBYTES:g} GiB"),
-        ("census: symmetries, exact", str(search["relations"]), "51"),
+        ("census: symmetries, exact", str(search["symmetries"]), "51"),
         ("census: symmetries, approximate", str(search["approximate"]), "1"),
         (f"equilibrium of it, {BATCHES} batches of 64 tokens", in_words(move["seconds"]), ""),
         ("equilibrium: CPU time", in_words(move["cpu_seconds"]), ""),

@@ -92,7 +92,7 @@ def one(torch: Any, make: Callable, device: str) -> dict[str, Any]:
     found, searched = timed(lambda: census(model, draw(), loss))
     untouched = all(map(torch.equal, before, state()))
     batches = [draw() for _ in range(BATCHES)]
-    done, moved = timed(lambda: equilibrate(model, found, batches, loss, step_size=0.1, optimizer=optimizer))
+    done, moved = timed(lambda: equilibrate(model, batches, loss, found, step_size=0.1, optimizer=optimizer))
     done.undo()
     return {
         "parameters": sum(p.numel() for p in model.parameters()),

@@ -146,8 +146,8 @@ def worst(torch: Any, model: Any, batch: Any, loss: Callable, found: Any, *, exa
         gradients = oracle(torch, *judge, loss)()
     errors = []
     for reading in run.monitor.last:
-        for side, noise in ((reading.relation.plus, reading.noise_plus), (reading.relation.minus, reading.noise_minus)):
-            right = sum(_noise(gradients[axis.parameter].double(), axis, reading.relation.block) for axis in side)
+        for side, noise in ((reading.symmetry.plus, reading.noise_plus), (reading.symmetry.minus, reading.noise_minus)):
+            right = sum(_noise(gradients[axis.parameter].double(), axis, reading.symmetry.block) for axis in side)
             errors.append(float(abs(noise - right.cpu().numpy()).max() / right.abs().max()))
     return max(errors)
 

@@ -70,13 +70,13 @@ def imbalanced(torch: Any, model: Any, found: Any, seed: int) -> Any:
     params = trainable(other)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for relation in found:
-            factor = torch.exp(4 * torch.rand(relation.size, generator=generator, dtype=torch.float64) - 2)
+        for symmetry in found:
+            factor = torch.exp(4 * torch.rand(symmetry.size, generator=generator, dtype=torch.float64) - 2)
             transform = factor
-            if relation.block > 1:
-                transform = torch.diag_embed(factor.reshape(-1, relation.block))
-            kept = {name: params[name].detach().double() for name in relation.parameters}
-            for name, value in move(kept, relation, transform).items():
+            if symmetry.block > 1:
+                transform = torch.diag_embed(factor.reshape(-1, symmetry.block))
+            kept = {name: params[name].detach().double() for name in symmetry.parameters}
+            for name, value in move(kept, symmetry, transform).items():
                 params[name].copy_(value)
     return other
 
@@ -119,7 +119,7 @@ def one(torch: Any, make: Callable, start: str, seed: int) -> dict[str, float]:
     if start == "imbalanced":
         model = imbalanced(torch, model, found, seed)
     moved = copy.deepcopy(model)
-    done = equilibrate(moved, found, [draw() for _ in range(BATCHES)], loss, step_size=step_size)
+    done = equilibrate(moved, [draw() for _ in range(BATCHES)], loss, found, step_size=step_size)
     draws = [draw() for _ in range(STEPS)]
     steps = done.largest_step
     after, before = (survived(torch, net, loss, draws[:50], step_size) for net in (moved, model))

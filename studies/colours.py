@@ -1,9 +1,10 @@
-"""Coloured digits: do batches of one environment keep a network from the colour? `python -m studies.colours`.
+"""Coloured digits: do batches of one environment make a network ignore the colour? `python -m studies.colours`.
 
-A digit of scikit-learn is 5 or more or not; a quarter of the labels is flipped; a colour, one feature more, agrees with
-the flipped label with a probability that differs between the environments. Batches of one environment against mixed
-ones, IRM, V-REx and GroupDRO. Three parts, which can run on different machines: data and batches (`--prepare`; needs
-scikit-learn and PyTorch), training (`--train`; needs JAX, best on a GPU), and results, figures and page (`--runs`).
+The label is whether a digit of scikit-learn is 5 or more, and a quarter of the labels are flipped. A colour, one more
+feature, agrees with the flipped label with a probability that differs between the environments. The study compares
+batches of one environment with pooled batches, IRM, V-REx and GroupDRO. It has three parts that can run on different
+machines: data and batches (`--prepare`; needs scikit-learn and PyTorch), training (`--train`; needs JAX, best on a
+GPU), and results, figures and page (`--runs`).
 """
 
 import argparse
@@ -11,7 +12,7 @@ import time
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,31 +22,28 @@ from studies import results
 from undertow._device import device
 from undertow.grouped.penalties import irm_penalty, smooth_max, vrex_penalty
 
-if TYPE_CHECKING:
-    pass
-
 NAME = "colours"
 
 DESIGNS = {"steady": (0.9, 0.8), "turning": (0.9, 0.2)}
-"""How often the colour agrees with the label in the two training environments."""
+"""Probability that the colour agrees with the label, in the two training environments."""
 REVERSED = 0.1
 FLIPS = 0.25
 MODELS = {"network, default start": 1.0, "network, start/10": 0.1, "network, start/100": 0.01, "diagonal": 1e-3}
-"""Each model's size of the start: a factor on the weights, or u = v = size in w = u^2 - v^2."""
+"""Scale of the start of each model: a factor on the weights, or u = v = scale in w = u^2 - v^2."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is run."""
+    """Settings of the study."""
 
     seeds: int = 10
     """Data sets, each with its own split, flips, colours, start and batches."""
     steps: int = 2000
     """Updates of a run."""
     every: int = 100
-    """Steps between two looks: the number of steps is chosen among the looks, the first of which is the start."""
+    """Steps between two evaluations. The number of steps is chosen among them; the first evaluation is the start."""
     batch: int = 100
-    """Samples of a step, for the two that take batches."""
+    """Samples per step, for the methods that take batches."""
     hidden: int = 64
     """Neurons of the network."""
     train: int = 500
@@ -53,11 +51,11 @@ class Settings:
     validation: int = 150
     """Validation images of each environment."""
     annealed: int = 200
-    """Steps without a penalty before it acts (IRM and V-REx), as their authors do."""
+    """Steps before the penalty of IRM and V-REx acts, as in the papers on them."""
 
 
 SMALLEST = (0.0003, 0.001)
-"""Step sizes for the methods without a penalty only: the others come to the same as their penalty vanishes."""
+"""Step sizes for the methods without a penalty only; the others coincide with them as their penalty vanishes."""
 STEP_SIZES = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 PENALTIES = (0.1, 1.0, 10.0, 100.0, 1e3, 1e4, 1e5, 1e6)
 SHARPNESS = (0.1, 1.0, 10.0, 100.0, 1e3)
@@ -77,7 +75,7 @@ BATCHED = ("without colour", "pooled", "one environment")
 
 
 def prepare(settings: Settings) -> dict[str, np.ndarray]:
-    """The data sets of every seed and design, and the batches that undertow's samplers make of them."""
+    """Return the data sets of every seed and design, and their batches from undertow's samplers."""
     from sklearn.datasets import load_digits
 
     from undertow.torch import EnvironmentBatchSampler
@@ -118,7 +116,7 @@ def prepare(settings: Settings) -> dict[str, np.ndarray]:
 
 
 def start(model: str, key: jax.Array, inputs: int, hidden: int) -> dict[str, jax.Array]:
-    """Random weights of variance 2/fan-in (network) or ones (diagonal), before the factor of the start."""
+    """Return random weights of variance 2/fan-in (network) or ones (diagonal), before the scale of the start."""
     if model == "diagonal":
         return {"u": jnp.ones(inputs), "v": jnp.ones(inputs)}
     k = jax.random.split(key)
@@ -129,7 +127,7 @@ def start(model: str, key: jax.Array, inputs: int, hidden: int) -> dict[str, jax
 
 
 def logits(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
-    """The network's output, or x . (u^2 - v^2), for every row of x."""
+    """Return the output of the network, or x . (u^2 - v^2), for every row of x."""
     if "u" in params:
         return x @ (params["u"] ** 2 - params["v"] ** 2)
     return jax.nn.relu(x @ params["inner"] + params["bias"][None]) @ params["outer"] + params["constant"]
@@ -138,7 +136,7 @@ def logits(params: dict[str, jax.Array], x: jax.Array) -> jax.Array:
 def objective(
     method: str, params: dict[str, jax.Array], x: jax.Array, y: jax.Array, strength: jax.Array, on: jax.Array
 ) -> jax.Array:
-    """What a step goes down: the mean loss, or that of the two halves (environments) with a penalty."""
+    """Return the objective: the mean loss, or that of the two halves (environments) with a penalty."""
     f = logits(params, x)
     losses = jax.nn.softplus(-y * f)
     if method in (*BATCHED, "pooled, all data"):
@@ -152,13 +150,13 @@ def objective(
     else:
         penalty = vrex_penalty(risks, weights)
     now = strength * on
-    return (risks.mean() + now * penalty) / jnp.maximum(now, 1.0)  # a large penalty is not a large step
+    return (risks.mean() + now * penalty) / jnp.maximum(now, 1.0)  # a large penalty must not make a large step
 
 
 def accuracies(params: dict[str, jax.Array], data: dict[str, jax.Array]) -> jax.Array:
-    """Validation accuracy in each environment; test accuracy where colour agrees and disagrees, in two halves.
+    """Return validation accuracies by environment, and test accuracies for agreeing and other colours, in two halves.
 
-    On the test images flips and colours are averaged over exactly: both colours are tried. Zeros where a run diverged.
+    On the test images the average over flips and colours is exact: both colours are used. A diverged run has zeros.
     """
     paint = lambda x, c: jnp.concatenate([x, data["tint"] * c[:, None]], axis=1)
     f = logits(params, paint(data["x_validation"], data["colour_validation"]))
@@ -186,9 +184,10 @@ def train(
     step_size: jax.Array,
     strength: jax.Array,
 ) -> jax.Array:
-    """All runs of one method: (seeds, runs, looks, 6). `scale`, `step_size` and `strength` have one entry a run.
+    """Return the accuracies of all runs of one method: (seeds, runs, evaluations, 6).
 
-    `side_by_side`: all at once, which fills an accelerator; else one after the other, each in a processor's cache.
+    `scale`, `step_size` and `strength` have one entry per run. `side_by_side` runs all at once, which is fast on an
+    accelerator; otherwise they run one after the other, which uses the cache of a CPU.
     """
     inputs = data["x"].shape[-1] + 1
     each = lambda f, *of: jax.vmap(f)(*of) if side_by_side else jax.lax.map(lambda one: f(*one), of)
@@ -224,8 +223,8 @@ def train(
 def run_all(
     settings: Settings, prepared: dict[str, np.ndarray], grids: dict[str, tuple[tuple, tuple]] = GRIDS
 ) -> dict[str, np.ndarray]:
-    """Accuracies by "design/model/method": (seeds, step sizes, strengths, looks, 6), and the seconds it took."""
-    began = time.perf_counter()
+    """Return accuracies by "design/model/method": (seeds, step sizes, strengths, evaluations, 6), and the run time."""
+    start_time = time.perf_counter()
     arrays = {k: jnp.asarray(v, jnp.float32) for k, v in prepared.items() if not k.startswith("batches")}
     keys = jax.vmap(jax.random.key)(jnp.arange(settings.seeds))
     plain = {k: v for k, v in arrays.items() if not k.startswith("colour")}
@@ -248,8 +247,8 @@ def run_all(
                 seen = seen.reshape(settings.seeds, len(names), len(step_sizes), len(strengths), *seen.shape[2:])
                 for k, name in enumerate(names):
                     found[f"{design}/{name}/{method}"] = seen[:, k].astype(np.float16)
-                print(f"{time.perf_counter() - began:7.1f} s  {method}, {model}, {design}", flush=True)
-    found["seconds"] = np.array(time.perf_counter() - began)
+                print(f"{time.perf_counter() - start_time:7.1f} s  {method}, {model}, {design}", flush=True)
+    found["seconds"] = np.array(time.perf_counter() - start_time)
     found["device"] = np.array(device().device_kind)
     return found
 
@@ -257,29 +256,30 @@ def run_all(
 # results
 
 RULES = {
-    "validation": "the best mean validation accuracy of the two training environments, for each seed by itself",
-    "worst": "the best validation accuracy in the worse of the two training environments, for each seed by itself",
-    "neutral": "the best mean accuracy over seeds where the colour says nothing (agreement 0.5), on one half of the "
-    "test images; the accuracies shown are those on the other half. No user can do that",
+    "validation": "the best mean validation accuracy of the two training environments, for each seed separately",
+    "worst": "the best validation accuracy in the worse of the two training environments, for each seed separately",
+    "neutral": "the best mean accuracy over seeds where the colour carries no information (agreement 0.5), on one "
+    "half of "
+    "the test images; the accuracies shown are those on the other half. Users cannot do this",
     "oracle": "the same by the accuracy in the reversed environment itself",
 }
 ORACLES = {"neutral": 0.5, "oracle": REVERSED}
 
 
 def in_environment(seen: np.ndarray, agreement: float, half: int) -> np.ndarray:
-    """Test accuracy where the colour agrees with the label so often, on one half of the test images."""
+    """Return the test accuracy for a given agreement of colour and label, on one half of the test images."""
     return agreement * seen[..., 2 + 2 * half] + (1 - agreement) * seen[..., 3 + 2 * half]
 
 
 def scores(seen: np.ndarray, rule: str) -> np.ndarray:
-    """What a rule makes large, for every seed and setting."""
+    """Return the score that a rule maximises, for every seed and setting."""
     if rule in ORACLES:
         return in_environment(seen, ORACLES[rule], 0)
     return seen[..., :2].mean(axis=-1) if rule == "validation" else seen[..., :2].min(axis=-1)
 
 
 def choose(score: np.ndarray, rule: str) -> np.ndarray:
-    """The chosen (step size, strength, look) of every seed, by `RULES`: (seeds, 3)."""
+    """Return the chosen (step size, strength, evaluation) of every seed, by `RULES`: (seeds, 3)."""
     if rule in ORACLES:  # one choice for all seeds
         score = np.broadcast_to(score.mean(axis=0)[None], score.shape)
     best = score.reshape(len(score), -1).argmax(axis=1)
@@ -287,9 +287,9 @@ def choose(score: np.ndarray, rule: str) -> np.ndarray:
 
 
 def at_the_ends(score: np.ndarray) -> dict[str, tuple[float, float]]:
-    """The ends of the grid at which the best setting lies, and by how much it beats the best one inside.
+    """Return the ends of the grid at which the best setting lies, and its gain over the best setting inside.
 
-    That is the mean over seeds and half its 95 % interval. The start, at 0 steps, is no end: nobody trains for less.
+    The gain is the mean over seeds with half its 95 % interval. The start, at 0 steps, does not count as an end.
     """
     mean, found = score.mean(axis=0), {}
     best = np.unravel_index(mean.argmax(), mean.shape)
@@ -307,7 +307,7 @@ def at_the_ends(score: np.ndarray) -> dict[str, tuple[float, float]]:
 def judged(
     seen: np.ndarray, rule: str, agreement: tuple[float, float], strengths: tuple, etas: tuple
 ) -> dict[str, Any]:
-    """Accuracies at what a rule chooses, the setting that is best on average, and at which ends of the grid it lies."""
+    """Return accuracies at the choices of a rule, the setting that is best on average, and the ends where it lies."""
     score = scores(seen, rule)
     at = choose(score, rule)
     taken = seen[np.arange(len(seen)), at[:, 0], at[:, 1], at[:, 2]]
@@ -323,7 +323,7 @@ def judged(
 def summarise(
     settings: Settings, runs: dict[str, np.ndarray], grids: dict[str, tuple[tuple, tuple]] = GRIDS
 ) -> dict[str, Any]:
-    """What the page shows, as plain numbers."""
+    """Return the numbers for the page."""
     found: dict[str, Any] = {"settings": asdict(settings), "grids": grids, "chosen": {}, "curves": {}, "count": 0}
     found |= {"device": str(runs["device"]), "seconds": float(runs["seconds"]), "diverged": 0}
     for design, agreement in DESIGNS.items():
@@ -348,7 +348,7 @@ def _load(path: Path) -> dict[str, np.ndarray]:
 
 
 def main() -> None:
-    """Runs the parts that are asked for, all of them by default."""
+    """Run the requested parts, by default all."""
     parser = argparse.ArgumentParser(prog="python -m studies.colours", description=__doc__)
     parser.add_argument("--prepare", type=Path, help="only write data and batches to this file (.npz)")
     parser.add_argument("--train", type=Path, help="only train, on the data of this file; needs --runs")

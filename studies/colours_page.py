@@ -1,4 +1,4 @@
-"""The page of the study of coloured digits: figures, tables and sentences, every number from its results."""
+"""The page of the study of coloured digits: figures, tables and sentences from its results."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,24 +12,24 @@ if TYPE_CHECKING:
 
 
 def cell(values: list[float]) -> str:
-    """A mean with half its 95 % interval."""
+    """Return a mean with half its 95 % interval as text."""
     mean, half = results.interval(values)
     return f"{mean:.3f} ± {half:.3f}"
 
 
 def difference(one: list[float], other: list[float]) -> tuple[float, float]:
-    """The mean difference over seeds and half its 95 % interval."""
+    """Return the mean difference over seeds and half its 95 % interval."""
     return results.interval(list(np.subtract(one, other)))
 
 
 def word(change: tuple[float, float]) -> str:
-    """What an interval of a difference says."""
+    """Return whether a difference is better, worse or not significant, by its interval."""
     mean, half = change
     return "no difference" if abs(mean) <= half else "better" if mean > 0 else "worse"
 
 
 def figures(found: dict[str, Any]) -> "dict[str, Figure]":
-    """Accuracy under reversed colour by step size for the two kinds of batches; and of all methods."""
+    """Return the figures: accuracy with reversed colour by step size for both kinds of batches, and of all methods."""
     from undertow.figures import style
 
     drawn = {}
@@ -85,18 +85,18 @@ def _table(found: dict[str, Any], design: str, model: str) -> str:
 
 
 def _end(gain: tuple[float, float]) -> str:
-    """How much better than inside a setting at an end of the grid is; in bold where seeds can tell."""
+    """Return the gain of a setting at an end of the grid over those inside, in bold if it is significant."""
     text = f"{gain[0]:+.4f} ± {gain[1]:.4f}"
     return f"**{text}**" if word(gain) == "better" else text
 
 
 def _gains(rule: dict[str, Any]) -> dict[str, tuple[float, float]]:
-    """The ends at which a setting lies that is better than all inside; as good inside is not at an end."""
+    """Return the ends at which the best setting lies, if it is better than all settings inside."""
     return {end: gain for end, gain in rule["ends"].items() if gain[0] > 0}
 
 
 def ends(found: dict[str, Any]) -> tuple[int, int]:
-    """At how many ends of a grid chosen settings lie, and at how many they are better than inside beyond chance."""
+    """Return the number of ends of grids with chosen settings, and at how many of them the gain is significant."""
     methods = [method for models in found["chosen"].values() for model in models.values() for method in model.values()]
     gains = [gain for method in methods for rule in method.values() for gain in _gains(rule).values()]
     return len(gains), sum(word(gain) == "better" for gain in gains)
@@ -120,8 +120,8 @@ def _settings(found: dict[str, Any]) -> str:
 
 
 def _findings(found: dict[str, Any]) -> str:
-    """What came out, in sentences made from the numbers."""
-    lines = ["## What came out", ""]
+    """Return the findings as sentences made from the numbers."""
+    lines = ["## Findings", ""]
     for design, models in found["chosen"].items():
         pair = lambda model, rule, of=models: difference(
             of[model]["one environment"][rule]["reversed"], of[model]["pooled"][rule]["reversed"]
@@ -130,7 +130,7 @@ def _findings(found: dict[str, Any]) -> str:
         words = [word(change) for change in changes.values()]
         better = [f"{m} by {r} ({c[0]:+.3f} ± {c[1]:.3f})" for (m, r), c in changes.items() if word(c) == "better"]
         lines.append(
-            f"- *{design}*: against pooled ones, batches of one environment make no difference in "
+            f"- *{design}*: compared with pooled batches, batches of one environment make no difference in "
             f"{words.count('no difference')} of {len(words)} comparisons (models times rules), are better in "
             f"{words.count('better')} and worse in {words.count('worse')}"
             + (f": {'; '.join(better)}." if better else ".")
@@ -154,25 +154,26 @@ def _findings(found: dict[str, Any]) -> str:
         )
     lines += [
         "",
-        "An interval of 95 % misses by chance once in twenty: a single *better* among so many comparisons says little, "
-        "the same sign in all of them more.",
+        "An interval of 95 % excludes the truth by chance once in twenty. A single *better* among so many "
+        "comparisons is "
+        "therefore weak evidence; the same sign in all of them is stronger.",
         "",
-        "The theory of batches of one environment says why the steady colours stay: as long as the colour's "
-        "correlation with what is left to explain has the same sign in all environments, its weight grows in every one "
-        "of them, at any step size. It can fall only where the sign turns, strongly, with large steps, and from a "
-        "small start: the turning colours, and most clearly the diagonal model, for which the theory is made. There "
-        "pooled training uses the colour little as well, so that little is to be won.",
+        "The theory of batches of one environment explains why steady colours stay: as long as the correlation of the "
+        "colour with the residual has the same sign in all environments, its weight grows in every one of them, at any "
+        "step size. The weight can fall only where the sign changes, strongly, with large steps, and from a small "
+        "start: for the turning colours, and most clearly in the diagonal model, which is that of the theory. There "
+        "pooled training hardly uses the colour either, so that the possible gain is small.",
         "",
-        "Where the colour is steady, validation in the training environments picks whoever uses the colour, whatever "
-        "the method: the digit alone cannot reach their accuracy there. That is no fault of a method but of choosing "
-        "so. IRM and V-REx in the network do not do what their authors report for coloured MNIST. A likely reason: it "
-        "has fifty times as many training images, which a network cannot learn by heart as fast.",
+        "For steady colours, validation in the training environments selects models that use the colour, whatever the "
+        "method: a model of the digit alone is less accurate there. The selection causes this, not the method. IRM and "
+        "V-REx in the network do not reproduce the published results for coloured MNIST. A likely reason is that "
+        "coloured MNIST has fifty times as many training images, which a network cannot memorise as fast.",
     ]
     return "\n".join(lines)
 
 
 def page(found: dict[str, Any]) -> str:
-    """The page, every number from the results."""
+    """Return the page, with all numbers from the results."""
     s, chosen = found["settings"], found["chosen"]
     listed = lambda values: ", ".join(f"{value:g}" for value in values)
     grid = listed(found["grids"]["pooled"][0])
@@ -181,25 +182,28 @@ def page(found: dict[str, Any]) -> str:
     default = next(iter(MODELS))
     at_ends, beyond = ends(found)
     parts = [
-        "# Coloured digits: batches of one environment and other ways to be invariant",
+        "# Coloured digits: batches of one environment and other invariant methods",
         "Written by `python -m studies.colours` from `studies/results/colours.json`; do not edit by hand. "
         f"{found['count']:,} runs ({found['diverged']:,} diverged) in {found['seconds']:.0f} s on {found['device']}.",
         f"Scikit-learn's digits, 8 x 8 pixels; the label is whether a digit is 5 or more, and {FLIPS:.0%} of the "
-        "labels are flipped. One feature more, the colour (+-1), agrees with the flipped label with a probability that "
+        "labels are flipped. One more feature, the colour (+-1), agrees with the flipped label with a probability that "
         f"differs between the two training environments: {agreement}. In the test environment it agrees with "
-        f"probability {REVERSED:g}. Whoever uses the digit alone is right at best in {1 - FLIPS:g} of the cases "
-        f"everywhere; whoever uses the colour alone, in {REVERSED:g} of the reversed environment; a coin, in 0.5.",
+        f"probability {REVERSED:g}. A model of the digit alone has an accuracy of at most {1 - FLIPS:g} in every "
+        f"environment. A model of the colour alone has {REVERSED:g} in the reversed environment; random guessing has "
+        f"0.5.",
         f"Models: a ReLU network with {s['hidden']} hidden neurons from a default start, and from weights a tenth and "
         "a hundredth of it; and the model of the theory, x.(u^2 - v^2) from u = v = 0.001. Plain SGD on the logistic "
         f"loss, {s['steps']} steps. *Pooled* and *one environment* take the same number of batches of {s['batch']} "
-        "from `EnvironmentBatchSampler` and its twin; *without colour* is pooled with the colour left out. IRM, V-REx "
+        "from `EnvironmentBatchSampler` and its pooled counterpart; *without colour* is pooled with the colour left "
+        "out. IRM, V-REx "
         f"and GroupDRO need the risks of the environments and take all {2 * s['train']:,} training images at every "
-        "step, as *pooled, all data* does; the first two let their penalty act after "
+        "step, as *pooled, all data* does; the penalty of the first two acts after "
         f"{s['annealed']} steps. {s['seeds']} seeds, each with its own split, flips, colours, start and batches; means "
         "with 95 % intervals.",
-        "## How a model was chosen\n\n" + "\n".join(f"- *{rule}*: {what}." for rule, what in RULES.items()),
-        "Chosen are step size, strength of the penalty and number of steps (a look at the start and every "
-        f"{s['every']}), from the step sizes {grid} (with a penalty from {found['grids']['IRM'][0][0]:g} on) and the "
+        "## Rules for the choice of a model\n\n" + "\n".join(f"- *{rule}*: {what}." for rule, what in RULES.items()),
+        "Step size, strength of the penalty and number of steps are chosen (evaluated at the start and every "
+        f"{s['every']} steps), from the step sizes {grid} (with a penalty from {found['grids']['IRM'][0][0]:g} on) "
+        f"and the "
         f"strengths: {strengths}. "
         f"Validation has {s['validation']} images for each environment.",
         _findings(found),
@@ -207,7 +211,7 @@ def page(found: dict[str, Any]) -> str:
     for design in chosen:
         parts += [
             f"## {design.capitalize()} colours: {DESIGNS[design][0]:g}/{DESIGNS[design][1]:g}",
-            "Accuracy with the colour reversed, one environment less pooled, seed by seed:",
+            "Accuracy with the colour reversed, one environment minus pooled, paired by seed:",
             results.table(["model", *(f"by {rule}" for rule in RULES)], _differences(found, design)),
             f"![Accuracy with reversed colour by step size, {design} colours](colours-{design}.svg)",
             "At each step size every seed stops where its validation accuracy is best.",
@@ -217,19 +221,20 @@ def page(found: dict[str, Any]) -> str:
     parts += [
         "## All methods at the default start",
         f"![Accuracy with reversed colour of all methods, {default}](colours-methods.svg)",
-        "## Which settings were chosen",
-        "The setting that is best on average over the seeds. Where it lies at an end of the grid, in brackets: what it "
-        "gains over the best setting inside, seed by seed, with a 95 % interval; in bold where that is more than "
-        f"nothing. That is so for {beyond} of {at_ends} ends (of all rules): "
+        "## Chosen settings",
+        "The table shows the setting that is best on average over the seeds. If it lies at an end of the grid, "
+        "brackets "
+        "show its gain over the best setting inside, paired by seed, with a 95 % interval; in bold if the gain is "
+        f"significant. This is so for {beyond} of {at_ends} ends (of all rules): "
         + (
-            "wider grids would change nothing that these seeds can tell. "
+            "with these seeds wider grids would not change the results. "
             if not beyond
-            else "there the grid is short. "
+            else "there the grid is too short. "
         )
-        + "What the ends mean: the least strength is nearly none, as *pooled, all data*; the largest strength of V-REx "
-        "leaves the penalty alone, and that of GroupDRO is the larger risk itself but for "
-        f"{np.log(2) / found['grids']['GroupDRO'][1][-1]:.1g}. Small steps for long, under validation, are what larger "
-        "ones are for a shorter time. *Not trained* is the start: under the oracle a coin beats whoever uses the "
+        + "The least strength is nearly the same as *pooled, all data*. With the largest strength of V-REx only the "
+        "penalty acts, and that of GroupDRO minimises the larger risk up to "
+        f"{np.log(2) / found['grids']['GroupDRO'][1][-1]:.1g}. Under validation, many small steps are equivalent to "
+        "fewer larger ones. *Not trained* is the start: under the oracle random guessing is better than the use of the "
         "colour.",
         _settings(found),
     ]

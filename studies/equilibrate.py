@@ -1,10 +1,10 @@
-"""What moving a network to its noise equilibrium is worth to training: default and imbalanced starts, SGD and Adam.
+"""Effect of a move to noise equilibrium on training: default and imbalanced starts, SGD and Adam.
 
     python -m studies.equilibrate
 
-Every start is trained as it is and moved, with and without warm-up, over a grid of step sizes in factors of 2 that is
-extended until no best step size sits at an edge and the largest one is too large. Compared are the loss at the best
-step size of each, and the largest step size that is still of use.
+Every start is trained unmoved and moved, with and without warm-up, over a grid of step sizes in factors of 2. The grid
+is extended until no best step size is at its edge and the largest one is too large. The study compares the loss at the
+best step size of each, and the largest useful step size.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from studies.training import (
 )
 
 if TYPE_CHECKING:
-    pass
+    from undertow.torch import Census
 
 __all__ = ["CASES", "NETWORKS", "OPTIMISERS", "STARTS", "Case", "Line", "Scale", "study"]
 
@@ -42,11 +42,11 @@ NETWORKS = ("ReLU network", "transformer", "adapters")
 STARTS = ("default", "imbalanced")
 OPTIMISERS = {"SGD": 0.0, "Adam": 1.0}
 GRIDS = {"SGD": (-6, 3), "Adam": (-11, -2)}
-"""Exponents of 2 that every grid of step sizes begins with, both ends in it."""
+"""Exponents of 2 of the first grid of step sizes, both ends included."""
 MORE = 3
-"""Exponents that are added at an edge."""
+"""Number of exponents that are added at an edge."""
 FACTOR = 2.0
-"""Imbalanced starts have every generator moved by a log factor drawn evenly from -2 to 2."""
+"""In imbalanced starts every generator is moved by an amount drawn uniformly from -2 to 2."""
 
 
 @dataclass(frozen=True)
@@ -55,11 +55,11 @@ class Scale:
 
     seeds: int = 10
     steps: int = 400
-    """Of the ReLU network."""
+    """Steps of the ReLU network."""
     text_steps: int = 200
-    """Of the transformer and of its adapters."""
+    """Steps of the transformer and of its adapters."""
     warm_up: float = 0.2
-    """Part of the steps over which the step size rises, in runs with warm-up."""
+    """Fraction of the steps over which the step size rises, in runs with warm-up."""
     width: int = 256
     text_width: int = 64
     layers: int = 4
@@ -68,16 +68,16 @@ class Scale:
     text_batch: int = 16
     rank: int = 8
     noise_batches: int = 32
-    """Minibatches that the equilibrium is found from."""
+    """Minibatches from which the equilibrium is computed."""
     sentences: int = 20_000
     base_steps: int = 600
-    """Of Adam, for the network that adapters are put into."""
+    """Steps of Adam for the base network of the adapters."""
     adapter_steps: int = 20
-    """Of SGD at step size 0.5 from B = 0 to where adapters start: at B = 0 there is no finite equilibrium."""
+    """Steps of SGD at step size 0.5 before the adapters start: at B = 0 there is no finite equilibrium."""
     together: int = 1000
-    """Runs in one program, at most."""
+    """Largest number of runs in one program."""
     rounds: int = 8
-    """Extensions of a grid, at most."""
+    """Largest number of extensions of a grid."""
 
 
 SMALL = Scale(
@@ -87,19 +87,19 @@ SMALL = Scale(
 
 
 class Task(NamedTuple):
-    """What is trained on what."""
+    """Networks and their data."""
 
     nets: list[nn.Module]
-    """One a seed."""
+    """One network per seed."""
     batch: Callable[[Tensor], tuple[Tensor, Tensor]]
-    """Of indices (..., samples)."""
+    """Returns the batch of indices (..., samples)."""
     draw: Callable[[tuple[int, ...], torch.Generator], Tensor]
-    """Indices of random minibatches."""
+    """Returns indices of random minibatches."""
     steps: int
 
 
 def task(name: str, scale: Scale, device: torch.device, base: dict[str, Tensor] | None = None) -> Task:
-    """One of the three."""
+    """Return one of the three tasks."""
     if name == "ReLU network":
         x, y = (part.to(device) for part in digits())
         draw = lambda shape, generator: torch.randint(0, len(x), (*shape, scale.batch), generator=generator)
@@ -124,27 +124,27 @@ def task(name: str, scale: Scale, device: torch.device, base: dict[str, Tensor] 
 
 
 def adapt(net: nn.Module, rank: int) -> None:
-    """Freezes a transformer and puts adapters beside queries, values and what leaves each block."""
+    """Freeze a transformer and add adapters to queries, values and the last layer of each block."""
     net.requires_grad_(False)
     for block in net.layers:
         for place in ("query", "value", "down"):
             setattr(block, place, Adapted(getattr(block, place), rank))
 
 
-def imbalanced(net: nn.Module, found: Any, seed: int) -> nn.Module:
-    """A copy with every symmetry moved at random."""
+def imbalanced(net: nn.Module, census: "Census", seed: int) -> nn.Module:
+    """Return a copy with every symmetry moved by random amounts."""
     from undertow.torch.census.axes import move
 
     other = copy.deepcopy(net)
     params = dict(other.named_parameters())
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for relation in found:
-            drawn = torch.rand(relation.size, generator=generator, dtype=torch.float64)
+        for symmetry in census:
+            drawn = torch.rand(symmetry.size, generator=generator, dtype=torch.float64)
             factor = torch.exp(FACTOR * (2 * drawn - 1))
-            transform = factor if relation.block == 1 else torch.diag_embed(factor.reshape(-1, relation.block))
-            kept = {name: params[name].detach().double() for name in relation.parameters}
-            for name, value in move(kept, relation, transform).items():
+            transform = factor if symmetry.block == 1 else torch.diag_embed(factor.reshape(-1, symmetry.block))
+            kept = {name: params[name].detach().double() for name in symmetry.parameters}
+            for name, value in move(kept, symmetry, transform).items():
                 params[name].copy_(value)
     return other
 
@@ -158,7 +158,7 @@ def _sgd(net: nn.Module, mine: Task, steps: int, seed: int, optimizer: torch.opt
 
 
 def base_network(scale: Scale) -> dict[str, Tensor]:
-    """A transformer that has learnt the language, for adapters to teach a dialect."""
+    """Return a trained transformer for adapters to start from."""
     mine = task("transformer", scale, torch.device("cpu"))
     net = mine.nets[0]
     _sgd(net, mine, scale.base_steps, 7, torch.optim.Adam(net.parameters(), lr=3e-3))
@@ -166,35 +166,35 @@ def base_network(scale: Scale) -> dict[str, Tensor]:
 
 
 def starts(name: str, scale: Scale) -> dict[str, Any]:
-    """Where training starts, each as it is and moved, with what the move did. On the CPU."""
+    """Return the starts, each unmoved and moved, with the effect of the move; computed on the CPU."""
     from undertow.torch import census, equilibrate
 
     base = base_network(scale) if name == "adapters" else None
     mine = task(name, scale, torch.device("cpu"), base)
     points: dict[str, list[nn.Module]] = {}
     moves: dict[str, list[dict[str, float]]] = {start: [] for start in STARTS}
-    found = None
+    symmetries = None
     for seed, net in enumerate(mine.nets):
         generator = torch.Generator().manual_seed(500 + seed)
         batches = [mine.batch(index) for index in mine.draw((scale.noise_batches,), generator)]
-        if found is None:
-            found = census(net, batches[0], cross_entropy)
+        if symmetries is None:
+            symmetries = census(net, batches[0], cross_entropy)
         if base is not None:
             trainable = [p for p in net.parameters() if p.requires_grad]
             _sgd(net, mine, scale.adapter_steps, 900 + seed, torch.optim.SGD(trainable, lr=0.5))
         for start in STARTS:
-            here = net if start == "default" else imbalanced(net, found, seed)
+            here = net if start == "default" else imbalanced(net, symmetries, seed)
             moved = copy.deepcopy(here)
-            done = equilibrate(moved, found, batches, cross_entropy, step_size=0.1, seed=seed)
+            result = equilibrate(moved, batches, cross_entropy, symmetries, step_size=0.1, seed=seed)
             points.setdefault(start, []).append(here)
             points.setdefault(f"{start}, moved", []).append(moved)
             moves[start].append(
                 {
-                    "noise": done.noise[1].value / done.noise[0].value,
-                    "curvature": done.curvature[1].value / done.curvature[0].value,
-                    "change": done.change,
-                    "infinite": done.infinite,
-                    "imbalance": done.imbalance,
+                    "noise": result.noise[1].value / result.noise[0].value,
+                    "curvature": result.curvature[1].value / result.curvature[0].value,
+                    "change": result.change,
+                    "infinite": result.infinite,
+                    "imbalance": result.imbalance,
                 }
             )
             print(f"{name}, {start}, seed {seed}: noise x {moves[start][-1]['noise']:.3g}", flush=True)
@@ -202,7 +202,7 @@ def starts(name: str, scale: Scale) -> dict[str, Any]:
 
 
 class Case(NamedTuple):
-    """A line over step sizes."""
+    """A case of the comparison, trained at all step sizes."""
 
     start: str
     moved: bool
@@ -210,12 +210,12 @@ class Case(NamedTuple):
 
     @property
     def name(self) -> str:
-        """In words."""
+        """Name of the case."""
         return f"{self.start}{', moved' if self.moved else ''}{', warm-up' if self.warm_up else ''}"
 
     @property
     def point(self) -> str:
-        """Where it starts."""
+        """Name of the starting point."""
         return f"{self.start}, moved" if self.moved else self.start
 
 
@@ -223,13 +223,13 @@ CASES = [Case(start, moved, warm) for start in STARTS for moved in (False, True)
 
 
 def _order(mine: Task, seeds: int) -> Tensor:
-    """Indices of all minibatches, (steps, seeds, samples): the same for every case and step size."""
+    """Return the indices of all minibatches, (steps, seeds, samples), the same for every case and step size."""
     each = [mine.draw((mine.steps,), torch.Generator().manual_seed(2000 + seed)) for seed in range(seeds)]
     return torch.stack(each, dim=1)
 
 
 def start_losses(mine: Task, point: dict[str, Tensor], scale: Scale, device: torch.device) -> np.ndarray:
-    """What the last tenth of the minibatches would show without training, (seeds,)."""
+    """Return the loss on the last tenth of the minibatches without training, (seeds,)."""
     order = _order(mine, scale.seeds)[-max(1, mine.steps // 10) :].to(device)
     net = copy.deepcopy(mine.nets[0]).to(device)
     params = {name: p.to(device) for name, p in point.items()}
@@ -241,7 +241,7 @@ def losses(
     mine: Task, points: dict[str, dict[str, Tensor]], wanted: list[tuple[Case, int]], adaptive: float, scale: Scale,
     device: torch.device,
 ) -> Tensor:  # fmt: skip
-    """The mean loss over the last tenth of training, (wanted, seeds), all wanted at once."""
+    """Return the mean loss over the last tenth of training, (wanted, seeds), for all wanted cases at once."""
     seeds = scale.seeds
     order = _order(mine, seeds).to(device)
     params = {
@@ -268,31 +268,31 @@ def losses(
 
 
 class Line(NamedTuple):
-    """One case over its grid: exponents in order and losses (steps, seeds), infinite where a run diverged."""
+    """Losses of one case over its grid of step sizes: (steps, seeds), infinite where a run diverged."""
 
     exponents: list[int]
     losses: np.ndarray
     start: np.ndarray
-    """The loss without training, (seeds,)."""
+    """Loss without training, (seeds,)."""
 
     @property
     def best(self) -> int:
-        """The place of the step size with the least mean loss."""
+        """Index of the step size with the least mean loss."""
         return int(np.argmin(self.losses.mean(1)))
 
     @property
     def useful(self) -> np.ndarray:
-        """Where a run takes off at least half of what the best step size does, (steps, seeds)."""
+        """Whether a run reduces the loss at least half as much as the best step size, (steps, seeds)."""
         gain = self.start - self.losses
         return gain >= gain[self.best] / 2
 
     @property
     def largest(self) -> np.ndarray:
-        """For each seed the largest exponent from the best on up to which every run is useful."""
+        """Largest exponent up to which every run from the best one on is useful, for each seed."""
         return self.exponents[self.best] - 1 + self.useful[self.best :].cumprod(0).sum(0)
 
     def beyond(self) -> list[int]:
-        """Exponents to add, if the best is at an edge or the largest is still useful."""
+        """Return the exponents to add: if the best is at an edge, or if the largest is still useful."""
         low, high = self.exponents[0], self.exponents[-1]
         if not np.isfinite(self.losses.mean(1)).any() or self.best == 0:
             return list(range(low - MORE, low))
@@ -304,31 +304,32 @@ class Line(NamedTuple):
 def lines(
     mine: Task, points: dict[str, dict[str, Tensor]], optimiser: str, scale: Scale, device: torch.device
 ) -> tuple[dict[Case, Line], int]:
-    """Every case over a grid that is extended until nothing is left to see beyond it; and the rounds it took."""
-    seen: dict[Case, dict[int, np.ndarray]] = {case: {} for case in CASES}
+    """Return every case over its extended grid, and the number of extensions."""
+    recorded: dict[Case, dict[int, np.ndarray]] = {case: {} for case in CASES}
     low, high = GRIDS[optimiser]
     wanted = [(case, k) for case in CASES for k in range(low, high + 1)]
     at_once = max(1, scale.together // scale.seeds)
     start = start_losses(mine, points["default"], scale, device)
-    found: dict[Case, Line] = {}
+    cases: dict[Case, Line] = {}
     for round_ in range(scale.rounds + 1):
         for begin in range(0, len(wanted), at_once):
             part = wanted[begin : begin + at_once]
             last = losses(mine, points, part, OPTIMISERS[optimiser], scale, device).numpy()
             for (case, k), row in zip(part, last, strict=True):
-                seen[case][k] = np.where(np.isfinite(row), row, np.inf)
-        found = {
-            case: Line(sorted(rows), np.stack([rows[k] for k in sorted(rows)]), start) for case, rows in seen.items()
+                recorded[case][k] = np.where(np.isfinite(row), row, np.inf)
+        cases = {
+            case: Line(sorted(rows), np.stack([rows[k] for k in sorted(rows)]), start)
+            for case, rows in recorded.items()
         }
-        wanted = [(case, k) for case, line in found.items() for k in line.beyond()]
+        wanted = [(case, k) for case, line in cases.items() for k in line.beyond()]
         if not wanted:
-            return found, round_
+            return cases, round_
         print(f"  {optimiser}: {len(wanted)} more step sizes", flush=True)
-    return found, scale.rounds + 1
+    return cases, scale.rounds + 1
 
 
 def network(name: str, scale: Scale, device: torch.device, kept: Path | None = None) -> dict[str, Any]:
-    """One network. `kept`: a folder of starts made before, or None to make them now."""
+    """Run one network. `kept`: a folder with stored starts, or None to compute them."""
     file = None if kept is None else kept / f"{name.replace(' ', '_')}.pt"
     made = starts(name, scale) if file is None else torch.load(file, weights_only=True)
     mine = task(name, scale, device, made["base"])
@@ -339,7 +340,7 @@ def network(name: str, scale: Scale, device: torch.device, kept: Path | None = N
         "optimisers": {},
     }
     for optimiser in OPTIMISERS:
-        began = time.perf_counter()
+        start_time = time.perf_counter()
         found, rounds = lines(mine, made["params"], optimiser, scale, device)
         facts["start"] = found[CASES[0]].start
         facts["optimisers"][optimiser] = {
@@ -349,22 +350,19 @@ def network(name: str, scale: Scale, device: torch.device, kept: Path | None = N
                 for case, line in found.items()
             },
         }
-        print(f"{name}, {optimiser}: {time.perf_counter() - began:.0f} s", flush=True)
+        print(f"{name}, {optimiser}: {time.perf_counter() - start_time:.0f} s", flush=True)
     return facts
 
 
 def study(scale: Scale, device: torch.device, kept: Path | None = None) -> dict[str, Any]:
-    """All networks."""
-    began = time.perf_counter()
+    """Run all networks."""
+    start_time = time.perf_counter()
     networks = {name: network(name, scale, device, kept) for name in NETWORKS}
-    return {"made": made_by(device, time.perf_counter() - began), "scale": asdict(scale), "networks": networks}
-
-
-# the page
+    return {"made": made_by(device, time.perf_counter() - start_time), "scale": asdict(scale), "networks": networks}
 
 
 def main() -> None:
-    """The command."""
+    """Run the study, or only draw the figures and write the page."""
     from studies.equilibrate_page import figures, page
 
     parser = argparse.ArgumentParser(prog="python -m studies.equilibrate", description=__doc__)

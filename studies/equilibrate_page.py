@@ -1,4 +1,4 @@
-"""The page of the study of equilibrating: what its numbers say, in tables, sentences and figures."""
+"""The page of the study of `equilibrate`: tables, sentences and figures from its results."""
 
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,19 +21,19 @@ def _line(facts: dict[str, Any], optimiser: str, case: Case) -> Line:
 
 
 class Compared(NamedTuple):
-    """Moved against not, at one start and with or without warm-up."""
+    """A moved network compared with the same network not moved, at one start, with or without warm-up."""
 
     before: Line
     after: Line
 
     @property
     def difference(self) -> tuple[float, float]:
-        """Loss at the best step size, moved less not: mean and half the 95 % interval over seeds."""
+        """Difference of the losses at the best step sizes (moved minus not moved): mean and half the 95 % interval."""
         return interval(self.after.losses[self.after.best] - self.before.losses[self.before.best])
 
     @property
     def same(self) -> tuple[float, float]:
-        """The same at the step size that is best without the move, where that survives after it."""
+        """The same at the step size that is best without the move, NaN if the moved network diverges there."""
         k = self.before.exponents[self.before.best]
         if k not in self.after.exponents or not np.isfinite(self.after.losses[self.after.exponents.index(k)]).all():
             return math.nan, math.nan
@@ -41,7 +41,7 @@ class Compared(NamedTuple):
 
     @property
     def doublings(self) -> tuple[float, float]:
-        """How many times the largest useful step size doubles."""
+        """Number of doublings of the largest useful step size."""
         return interval(self.after.largest - self.before.largest)
 
 
@@ -50,7 +50,7 @@ def _compared(facts: dict[str, Any], optimiser: str, start: str, warm_up: bool) 
 
 
 def _pm(pair: tuple[float, float], signed: bool = True) -> str:
-    """A mean with its interval."""
+    """Return a mean with its interval as text."""
     mean, half = pair
     if not math.isfinite(mean):
         return "none"
@@ -59,7 +59,7 @@ def _pm(pair: tuple[float, float], signed: bool = True) -> str:
 
 
 def _sure(pair: tuple[float, float]) -> int:
-    """-1 or 1 where the interval leaves out zero."""
+    """Return -1 or 1 if the interval excludes zero, else 0."""
     return 0 if not abs(pair[0]) > pair[1] else int(math.copysign(1, pair[0]))
 
 
@@ -126,7 +126,7 @@ def _moves_table(networks: dict[str, Any]) -> str:
 
 
 def _tally(networks: dict[str, Any], start: str, optimiser: str) -> str:
-    """What the intervals say, in words."""
+    """Return the counts of better and worse comparisons as a sentence."""
     found = {
         (network, warm_up): _compared(facts, optimiser, start, warm_up)
         for network, facts in networks.items()
@@ -142,7 +142,7 @@ def _tally(networks: dict[str, Any], start: str, optimiser: str) -> str:
 
 
 def _conclusions(networks: dict[str, Any]) -> str:
-    """What follows from the intervals."""
+    """Return the conclusions from the intervals."""
     loss = lambda network, optimiser, start, warm_up=False: _pm(
         _compared(networks[network], optimiser, start, warm_up).difference
     )
@@ -162,12 +162,12 @@ def _conclusions(networks: dict[str, Any]) -> str:
     ]
     fall = 1 / min(np.mean([m["noise"] for m in facts["moves"][s]]) for facts in networks.values() for s in STARTS)
     helped = sum(_sure(gain) < 0 for gain in gains)
-    return f"""Expected, from tiny models, was that the move helps imbalanced starts and only those.
+    return f"""The expectation from tiny models was that the move helps imbalanced starts and only those.
 
 - **Imbalanced starts, SGD: refuted for the loss, confirmed in part for step sizes.** Larger steps become useful for
   the transformer ({room("transformer", "imbalanced")} doublings; its best step size moves by {apart}) and for
   adapters ({room("adapters", "imbalanced")}), not for the ReLU network ({room("ReLU network", "imbalanced")}). But
-  with each at its best step size the imbalanced network trains no worse without the move: the difference is
+  with each at its best step size the imbalanced network trains no worse without the move. The difference is
   {loss("ReLU network", "SGD", "imbalanced")} for the ReLU network and {loss("transformer", "SGD", "imbalanced")} for
   the transformer, both against the move. Adapters show no clear difference, {loss("adapters", "SGD", "imbalanced")};
   an earlier run with another base network had a small gain for them, which did not repeat.
@@ -176,17 +176,17 @@ def _conclusions(networks: dict[str, Any]) -> str:
   ({loss("ReLU network", "Adam", "imbalanced")}).
 - **Default starts: the move gains nothing.** Under SGD the transformer ends worse,
   {loss("transformer", "SGD", "default")} and {loss("transformer", "SGD", "default", True)} with warm-up. Without
-  warm-up it bears larger steps ({room("transformer", "default")} doublings), which are worth nothing to the loss.
-- **In place of a warm-up: cannot be told.** Warm-up itself made {helped} of {len(gains)} lines clearly better.
+  warm-up it bears larger steps ({room("transformer", "default")} doublings), which do not improve the loss.
+- **As a replacement of warm-up: not decided.** Warm-up itself improved {helped} of {len(gains)} cases clearly.
 - Noise power falls by up to {fall:.0f} times (below), curvature nearly as much, and neither predicts any of this.
 
-Of {4 * len(networks) * 2} intervals at 95 % about one leaves out zero by chance. What the move does to adapters at
-their best step sizes is below 0.3 % of the loss everywhere. So: do not equilibrate for a better loss; it is worth a try
-where a start is known to be imbalanced and the step size cannot be tuned down, or with Adam from such a start."""
+Of {4 * len(networks) * 2} intervals at 95 % about one excludes zero by chance. The effect of the move on adapters at
+their best step sizes is below 0.3 % of the loss everywhere. In summary, do not equilibrate for a better loss. It may
+help if the start is known to be imbalanced and the step size cannot be tuned down, or with Adam from such a start."""
 
 
 def page(facts: dict[str, Any]) -> str:
-    """The page of the study, made from its results."""
+    """Return the page of the study, from its results."""
     networks, scale, made = facts["networks"], facts["scale"], facts["made"]
     left = [
         f"{network}, {optimiser}, {case}"
@@ -196,9 +196,9 @@ def page(facts: dict[str, Any]) -> str:
         if line["open"]
     ]
     edges = (
-        "Every grid was extended until its best step size was inside and its largest one of no use to any seed."
+        "Every grid was extended until its best step size was inside and its largest one not useful for any seed."
         if not left
-        else f"Grids that still end too early: {'; '.join(left)}."
+        else f"Grids that are still too short: {'; '.join(left)}."
     )
     tallies = "\n".join(
         f"- **{start.capitalize()} start, {optimiser}**: {_tally(networks, start, optimiser)}."
@@ -207,13 +207,12 @@ def page(facts: dict[str, Any]) -> str:
     )
     return f"""# Is equilibrating worth it?
 
-`equilibrate` moves a network to its noise equilibrium before training: the same function, less gradient noise. Does
-training gain? Made by `python -m studies.equilibrate` on {made["device"]} in {made["seconds"]:.0f} s (torch
-{made["torch"]}, {scale["seeds"]} seeds), the starts on the processor beside it; numbers in
-`studies/results/equilibrate.json`. All numbers of this page are from there; with `--draw` the command makes the page
-from the JSON. Intervals are 95 %, by Student's t over seeds, paired where two are compared. "Better" and "worse" are
-said where the interval leaves out zero. Another processor rounds otherwise and comes to another base network and
-other starts: digits differ there.
+`equilibrate` moves a network to its noise equilibrium before training: the same function with less gradient noise. Does
+training improve? Generated by `python -m studies.equilibrate` on {made["device"]} in {made["seconds"]:.0f} s (torch
+{made["torch"]}, {scale["seeds"]} seeds), with the starts computed on the CPU. All numbers of this page come from
+`studies/results/equilibrate.json`; with `--draw` the command writes the page from this file. Intervals are 95 %, by
+Student's t over seeds, paired where two cases are compared. A case is called "better" or "worse" if the interval
+excludes zero. Another CPU rounds differently and gives another base network and other starts, and other digits.
 
 {tallies}
 
@@ -225,8 +224,8 @@ other starts: digits differ there.
 
 ![Loss over step sizes, Adam](equilibrate-adam-default.svg)
 
-The loss is the mean over the last tenth of the training; step sizes are powers of 2, each case at its own best. "Same
-step size": both at the one that is best without the move.
+The loss is the mean over the last tenth of the training. Step sizes are powers of 2, each case at its own best one.
+"Same step size" means both at the one that is best without the move.
 
 {_main_table(networks, "default")}
 
@@ -236,51 +235,50 @@ step size": both at the one that is best without the move.
 
 ![Loss over step sizes, Adam](equilibrate-adam-imbalanced.svg)
 
-Every generator of every symmetry moved by a factor between e^−2 and e^2, drawn at random: the same function as the
-default start.
+Every generator of every symmetry is moved by a random factor between e^−2 and e^2. The function is that of the default
+start.
 
 {_main_table(networks, "imbalanced")}
 
 ## Warm-up
 
-Differences of the loss at the best step sizes. First two columns: with warm-up less without, negative where warm-up
-helps. Last: can the move stand in for a warm-up? Negative if it does better.
+Differences of the loss at the best step sizes. The first two columns are with warm-up minus without, negative where
+warm-up helps. The last column asks if the move can replace a warm-up; it is negative if the move does better.
 
 {_warm_table(networks)}
 
-## What the move did
+## Effect of the move at the start
 
 {_moves_table(networks)}
 
-At B = 0 an adapter has no finite equilibrium and nothing is moved. Adapters start here after {scale["adapter_steps"]}
-steps of SGD from there.
+At B = 0 an adapter has no finite equilibrium and nothing is moved. Adapters therefore start after
+{scale["adapter_steps"]} steps of SGD from B = 0.
 
 ## Settings
 
 - ReLU network: 64-{scale["width"]}-{scale["width"]}-10 on scikit-learn's digits, minibatches of {scale["batch"]},
   {networks["ReLU network"]["steps"]} steps.
 - Transformer: {scale["layers"]} layers, width {scale["text_width"]}, 4 heads, ReLU, LayerNorm before;
-  {scale["text_batch"]} windows of {scale["tokens"]} words from a text that a probabilistic grammar made,
+  {scale["text_batch"]} windows of {scale["tokens"]} words from a text generated by a probabilistic grammar,
   {networks["transformer"]["steps"]} steps.
 - Adapters: rank {scale["rank"]} beside queries, values and the last layer of each block of such a transformer, which
-  had learnt the language for {scale["base_steps"]} steps of Adam; they learn a dialect of it with other word
-  frequencies. One base network for all seeds.
+  was trained on the text for {scale["base_steps"]} steps of Adam. They train on a text with other word frequencies.
+  All seeds share one base network.
 - Warm-up: the step size rises in proportion over the first {scale["warm_up"]:.0%} of the steps. No momentum, no
   weight decay, no other schedule.
 - The best step size has the least mean loss over seeds, every seed finite; it is chosen and judged on the same seeds.
-  A step size is useful to a seed if it takes off at least half of what the best one does. {edges}
-- The equilibrium is found from {scale["noise_batches"]} minibatches at the start. Adam trains from the same starts;
-  its state is empty then.
+  A step size is useful for a seed if it reduces the loss by at least half as much as the best one. {edges}
+- The equilibrium is computed from {scale["noise_batches"]} minibatches at the start. Adam trains from the same starts,
+  with an empty state.
 - Parameters: more than 10 times those of `python -m benchmarks.torch_teleport` ([PyTorch models](../torch.md)), which
-  found steps of up to 12 times the size surviving after the move. What survives there is a run that ends below 1.5
-  times its first loss; nearly all step sizes here would, so that usefulness is asked for.
-- Losses are of training, after one fixed number of steps: what longer training or a test set would say is not
-  covered.
+  found that steps of up to 12 times the size survive after the move. There a run survives if it ends below 1.5 times
+  its first loss. Nearly all step sizes here would, hence the stricter criterion.
+- Losses are training losses after one fixed number of steps. Longer training and test sets are not covered.
 """
 
 
 def figures(facts: dict[str, Any]) -> "dict[str, Figure]":
-    """Loss over step sizes, a panel a network and start."""
+    """Return the figures of the loss over step sizes, one panel per network."""
     from undertow.figures.style import COLOURS, new_figure
 
     found = {}

@@ -1,8 +1,8 @@
-"""Label noise on a network that fits digits: does the limiting flow say what SGD does? `python -m studies.label_noise`.
+"""Label noise on a network that fits digits: does the limiting flow predict SGD? `python -m studies.label_noise`.
 
-A tanh network with two hidden layers fits some digits of scikit-learn exactly. From there SGD with disturbed labels, at
-several step sizes and the same slow time steps * step_size^2, beside the flow dY = -(c/4) P grad tr H dt with
-c = strength^2 at batch size 1. Compared: how far along the flow's way SGD comes, and the sharpness tr H there.
+A tanh network with two hidden layers fits some digits of scikit-learn exactly. From there the study runs SGD with label
+noise at several step sizes and the same slow time steps * step_size^2, and the flow dY = -(c/4) P grad tr H dt with
+c = strength^2 at batch size 1. It compares the progress of SGD along the path of the flow, and the sharpness tr H.
 """
 
 import argparse
@@ -32,7 +32,7 @@ NAME = "label-noise"
 
 @dataclass(frozen=True)
 class Settings:
-    """What is run."""
+    """Settings of the study."""
 
     seeds: int = 10
     """Starts, each with its own images and weights."""
@@ -43,25 +43,25 @@ class Settings:
     hidden: tuple[int, int] = (32, 16)
     """Neurons of the two hidden layers."""
     strength: float = 1.0
-    """Size of the label noise; labels are +-1 (digits from 5 on, or below)."""
+    """Strength of the label noise; labels are +1 (digits from 5 on) and -1."""
     returns: int = 8
-    """Gauss-Newton steps back to the manifold, from where SGD is at every look."""
+    """Gauss-Newton steps from each saved point of SGD back to the manifold."""
     time: float = 20.0
     """Slow time, steps * step_size^2."""
     looks: int = 10
-    """Looks on the way."""
+    """Number of saved points."""
     step_sizes: tuple[float, ...] = (0.16, 0.08, 0.04, 0.02, 0.01, 0.005)
-    """Each a half of the one before, so that the excess can be extrapolated."""
+    """Each is half of the one before, so that the excess can be extrapolated."""
 
 
 def predict(params: PyTree, x: Array) -> Array:
-    """outer . tanh(middle tanh(inner x + bias) + shift)."""
+    """Return outer . tanh(middle tanh(inner x + bias) + shift)."""
     h = jnp.tanh(params["inner"] @ x + params["bias"])
     return params["outer"] @ jnp.tanh(params["middle"] @ h + params["shift"])
 
 
 def digits() -> tuple[np.ndarray, np.ndarray]:
-    """All images, centred and of mean square length 1, and their labels."""
+    """Return all images, centred and of mean square length 1, and their labels."""
     from sklearn.datasets import load_digits
 
     found = load_digits()
@@ -70,7 +70,7 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def begin(settings: Settings, seed: int) -> tuple[ut.Regression, PyTree, np.ndarray]:
-    """The images to fit, random weights N(0, 1/fan-in) (the first layer's N(0, 1)), and which images are left."""
+    """Return the images to fit, random weights N(0, 1/fan-in) (N(0, 1) in the first layer), and the other images."""
     images, labels = digits()
     order = np.random.default_rng([11, seed]).permutation(len(labels))
     mine, rest = order[: settings.images], order[settings.images :]
@@ -89,7 +89,7 @@ OBSERVED: dict[str, Any] = {"point": trees.ravel}
 
 @jax.jit
 def _traces(inputs: Array, params: PyTree) -> Array:
-    """tr H at zero loss, (1/n) |J|^2, of params stacked on a leading axis."""
+    """Return tr H = (1/n) |J|^2 at zero loss, for params stacked along the first axis."""
 
     def one(p: PyTree) -> Array:
         rows = jax.vmap(lambda x: jax.grad(predict)(p, x))(inputs)
@@ -100,18 +100,18 @@ def _traces(inputs: Array, params: PyTree) -> Array:
 
 @jax.jit
 def _spectrum(inputs: Array, params: PyTree) -> tuple[Array, Array]:
-    """The curvatures across the manifold, ascending, and the largest curvature of a single sample."""
+    """Return the curvatures across the manifold, ascending, and the largest curvature of a single sample."""
     rows = jax.vmap(lambda x: trees.ravel(jax.grad(predict)(params, x)))(inputs)
     return jnp.linalg.eigvalsh(rows @ rows.T) / len(inputs), jnp.max(jnp.sum(rows**2, axis=1))
 
 
 def single(tree: PyTree) -> PyTree:
-    """The same in single precision: SGD's noise is far above its rounding."""
+    """Return the tree in single precision; the noise of SGD is far above its rounding."""
     return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), tree)
 
 
 def right(params: PyTree, rest: np.ndarray) -> Array:
-    """The share of the images that were not fitted whose sign is right."""
+    """Return the share of the other images whose sign is right."""
     images, labels = digits()
     found = jax.vmap(lambda x: predict(params, x))(jnp.asarray(images[rest]))
     return jnp.mean(found * jnp.asarray(labels[rest]) > 0)
@@ -119,7 +119,7 @@ def right(params: PyTree, rest: np.ndarray) -> Array:
 
 @partial(jax.jit, static_argnames=("returns",))
 def _back(problem_data: tuple[Array, Array], points: PyTree, returns: int) -> tuple[PyTree, Array]:
-    """Points of zero loss that Gauss-Newton steps x - J^+ r lead to, and the loss that is left there."""
+    """Return the points after Gauss-Newton steps x - J^+ r to zero loss, and the loss at them."""
     problem = ut.Regression(predict, *problem_data)
 
     def one(params: PyTree) -> tuple[PyTree, Array]:
@@ -131,7 +131,7 @@ def _back(problem_data: tuple[Array, Array], points: PyTree, returns: int) -> tu
 
 
 def one_start(settings: Settings, seed: int) -> dict[str, Any]:
-    """The limiting flow from one start and SGD beside it at every step size."""
+    """Return the limiting flow from one start, and SGD from it at every step size."""
     problem, params, rest = begin(settings, seed)
     start = ut.settle(problem, params, tolerance=1e-8)
     noise = ut.LabelNoise(problem, settings.strength)
@@ -179,7 +179,7 @@ def one_start(settings: Settings, seed: int) -> dict[str, Any]:
 
 
 def without_noise(settings: Settings) -> float:
-    """How far SGD without label noise goes from a point of zero loss, over the way of the flow: nothing should move."""
+    """Return the distance that SGD without label noise moves from a point of zero loss, which should be 0."""
     problem, params, _ = begin(settings, 0)
     start = ut.settle(problem, params, tolerance=1e-8)
     run = ut.descend(
@@ -190,26 +190,26 @@ def without_noise(settings: Settings) -> float:
 
 
 def measure(settings: Settings) -> dict[str, Any]:
-    """All starts."""
-    began = time.perf_counter()
+    """Run all starts."""
+    start_time = time.perf_counter()
     found: dict[str, Any] = {"settings": asdict(settings), "starts": []}
     with jax.enable_x64(True):
         for seed in range(settings.seeds):
             found["starts"].append(one_start(settings, seed))
-            print(f"{time.perf_counter() - began:7.1f} s  start {seed}", flush=True)
+            print(f"{time.perf_counter() - start_time:7.1f} s  start {seed}", flush=True)
         found["moved_without_noise"] = without_noise(settings)
     return found | {
-        "device": f"{platform.machine()} CPU", "jax": jax.__version__, "seconds": time.perf_counter() - began,
+        "device": f"{platform.machine()} CPU", "jax": jax.__version__, "seconds": time.perf_counter() - start_time,
     }  # fmt: skip
 
 
 def _column(found: dict[str, Any], index: int, name: str) -> list[Any]:
-    """A number (or a path) of every start at one step size, where it is known."""
+    """Return a number (or a path) of every start at one step size, where it is known."""
     return [start["sgd"][index][name] for start in found["starts"] if start["sgd"][index].get(name) is not None]
 
 
 def _ratios(found: dict[str, Any], index: int) -> list[float]:
-    """tr H at the end of SGD, taken to the manifold, over that at the end of the flow, start by start."""
+    """Return tr H at the end of SGD, projected to the manifold, divided by that of the flow, for each start."""
     pairs = [(s["sgd"][index].get("returned_trace"), s["trace"]) for s in found["starts"]]
     return [mine[-1] / flow[-1] for mine, flow in pairs if mine is not None]
 
@@ -219,7 +219,7 @@ def _progress(found: dict[str, Any], index: int) -> list[float]:
 
 
 def _path_gap(found: dict[str, Any], index: int) -> list[float]:
-    """The largest relative difference of tr H between SGD and the flow over all looks, start by start."""
+    """Return the largest relative difference of tr H between SGD and the flow over all saved points, for each start."""
     pairs = [(s["sgd"][index].get("returned_trace"), s["trace"]) for s in found["starts"]]
     return [float(np.max(np.abs(np.array(mine) / np.array(flow) - 1))) for mine, flow in pairs if mine is not None]
 
@@ -232,13 +232,12 @@ def _cell(values: list[float], digits: int = 3) -> str:
 
 
 def extrapolated(values: list[list[float]]) -> tuple[float, float]:
-    """Twice the value at the least step size less that at its double, start by start: an excess of first order is "
-    "gone."""
+    """Return twice the value at the least step size minus that at its double, which removes an excess of first order."""
     return results.interval(list(2 * np.array(values[-1]) - np.array(values[-2])))
 
 
 def figures(found: dict[str, Any]) -> "dict[str, Figure]":
-    """The sharpness on the way, beside the flow; and how far SGD is from the flow by step size."""
+    """Return the figure: the sharpness of SGD and of the flow over time, and their ratio by step size."""
     settings, starts = found["settings"], found["starts"]
     etas = np.array(settings["step_sizes"])
     figure, (path, ends) = style.new_figure(2)
@@ -281,13 +280,13 @@ def _rows(found: dict[str, Any]) -> list[list[str]]:
 
 
 def page(found: dict[str, Any]) -> str:
-    """The page, every number from the results."""
+    """Return the page, with all numbers from the results."""
     s, starts = found["settings"], found["starts"]
     wide, narrow = s["hidden"]
     before, after = [start["trace"][0] for start in starts], [start["trace"][-1] for start in starts]
     head = [
-        "step size", "steps", "times the largest sample curvature", "diverged", "taken back", "tr H where SGD is",
-        "tr H taken back, over the flow's", "largest gap on the way", "progress", "distance",
+        "step size", "steps", "times the largest sample curvature", "diverged", "projected", "tr H of SGD",
+        "projected tr H divided by that of the flow", "largest difference", "progress", "distance",
     ]  # fmt: skip
     ratio = extrapolated([_ratios(found, k) for k in (-2, -1)])
     progress = extrapolated([_progress(found, k) for k in (-2, -1)])
@@ -296,22 +295,23 @@ def page(found: dict[str, Any]) -> str:
     total = len(starts) * s["runs"]
     small = [float(np.median([start["curvatures"][k][0] for start in starts])) for k in (0, 1)]
     findings = [
-        f"The flow says that tr H falls from {_cell(before, 2)} to {_cell(after, 2)}, and SGD goes the same way: at "
-        f"step size {least:g} its tr H is {_cell(_ratios(found, last))} of the flow's at the end; the largest "
-        f"relative gap on the way is {_cell(_path_gap(found, last))}, the mean over the starts.",
-        f"Extrapolated to step size 0 from the last two step sizes, tr H is {ratio[0]:.3f} ± {ratio[1]:.3f} of the "
-        f"flow's, which {holds(ratio)} 1, and progress {progress[0]:.3f} ± {progress[1]:.3f}, which {holds(progress)} "
+        f"The flow predicts that tr H falls from {_cell(before, 2)} to {_cell(after, 2)}, and SGD follows it: at step "
+        f"size {least:g} its tr H is {_cell(_ratios(found, last))} times that of the flow at the end; the largest "
+        f"relative difference on the path is {_cell(_path_gap(found, last))}, averaged over the starts.",
+        f"Extrapolated to step size 0 from the last two step sizes, tr H is {ratio[0]:.3f} ± {ratio[1]:.3f} times "
+        f"that of the flow, which {holds(ratio)} 1, and progress {progress[0]:.3f} ± {progress[1]:.3f}, which "
+        f"{holds(progress)} "
         "1.",
         _large(found),
-        "One reason why steps must be small: along a direction across the manifold with curvature h SGD relaxes within "
-        f"a slow time of step size/h. The smallest h goes along the flow from {small[0]:.2g} to {small[1]:.2g} "
-        f"(medians over the starts). At step size {least:g} that makes a time of {least / small[1]:.2g}, and the whole "
+        "One reason why steps must be small: in a direction across the manifold with curvature h SGD relaxes within "
+        f"a slow time of step size/h. The smallest h changes along the flow from {small[0]:.2g} to {small[1]:.2g} "
+        f"(medians over the starts). At step size {least:g} this is a time of {least / small[1]:.2g}; the whole "
         f"run has {s['time']:g}.",
-        f"The flow predicts the sharpness better than the place: at step size {least:g} the mean of the {s['runs']} "
-        f"runs ends {_cell(_column(found, last, 'off'))} of the way's length from the end of the flow.",
-        f"Without label noise nothing moves: SGD from the same point goes {found['moved_without_noise']:.1g} in 10,000 "
-        "steps.",
-        "What it is worth: of the digits that were not fitted "
+        f"The flow predicts the sharpness better than the point: at step size {least:g} the mean of the {s['runs']} "
+        f"runs ends at a distance of {_cell(_column(found, last, 'off'))} path lengths from the end of the flow.",
+        f"Without label noise SGD does not move: the distance after 10,000 steps is "
+        f"{found['moved_without_noise']:.1g}.",
+        "Generalisation: of the digits that were not fitted "
         f"{_cell([start['right'][0] for start in starts])} have the right sign at the start, "
         f"{_cell([start['right'][1] for start in starts])} at the end of the flow and "
         f"{_cell(_column(found, last, 'right'))} at the end of SGD at step size {least:g}.",
@@ -321,42 +321,46 @@ def page(found: dict[str, Any]) -> str:
         "Written by `python -m studies.label_noise` from `studies/results/label-noise.json`; do not edit by hand. "
         f"{found['seconds']:.0f} s on one core ({found['device']}, JAX {found['jax']}).",
         f"A tanh network 64-{wide}-{narrow}-1 fits {s['images']} of scikit-learn's digits exactly (label +1 from 5 on, "
-        "-1 below; squared loss). From that point of zero loss SGD takes one image at a time and adds "
-        f"+-{s['strength']:g} to its label, until the slow time steps x step size² is {s['time']:g}. Beside it the "
-        "limiting flow dY = -(c/4) P grad tr H dt, c the square of the noise's size, solved by `undertow.Limit` from "
-        f"the same point. {len(starts)} starts, each with its own images and weights, {s['runs']} runs from each at "
+        "-1 below; squared loss). From this point of zero loss SGD uses one image per step and adds "
+        f"+-{s['strength']:g} to its label, until the slow time steps x step size² is {s['time']:g}. It is compared "
+        f"with "
+        "the limiting flow dY = -(c/4) P grad tr H dt, with c the square of the strength of the noise, solved by "
+        f"`undertow.Limit` from the same point. {len(starts)} starts, each with its own images and weights, "
+        f"{s['runs']} runs from each at "
         "each step size; means over the starts with 95 % intervals.",
-        "## What came out",
+        "## Findings",
         "\n".join(f"- {finding}" for finding in findings),
-        "## At every step size",
+        "## Results by step size",
         results.table(head, _rows(found)),
-        f"*Diverged* and *taken back* count runs, of {total}. SGD is never quite on the manifold. It is taken there by "
-        f"{s['returns']} Gauss-Newton steps x - J^+ r, which end within second order in the distance of where gradient "
-        "flow would; gradient flow itself is too slow to follow from some of these ends. *Largest gap on the way*: of "
-        "tr H, relative, over all looks. *Progress*: along the straight line from the flow's start to its end, 1 for "
-        "the flow. *Distance*: of the mean over runs from the flow's end, over the length of that line.",
-        f"![Sharpness on the way and at the end, SGD beside the limiting flow]({NAME}.svg)",
-        "## What this does not say",
-        "One small smooth network, one output, a fit to the last digit, batches of one: the setting of the theory. "
-        "Real training rarely reaches zero loss and stays there. The largest step sizes are included to show where the "
-        "prediction ends, not because anyone would train there.",
+        f"*Diverged* and *projected* count runs, of {total}. SGD is never exactly on the manifold. It is projected by "
+        f"{s['returns']} Gauss-Newton steps x - J^+ r, which end where gradient flow would, up to second order in the "
+        "distance; gradient flow itself is too slow from some of these points. *Largest difference* is the relative "
+        "difference of tr H, over all saved points. *Progress* is measured along the straight line from the start to "
+        "the "
+        "end of the flow, and is 1 for the flow. *Distance* is that of the mean over runs from the end of the flow, "
+        "divided by the length of this line.",
+        f"![Sharpness over time and at the end, of SGD and of the limiting flow]({NAME}.svg)",
+        "## Limitations",
+        "The study has one small smooth network with one output, an exact fit, and batches of one sample, as in the "
+        "theory. Real training rarely reaches zero loss and stays there. The largest step sizes are included to show "
+        "where the prediction fails; they are not practical.",
     ]
     return "\n\n".join(parts) + "\n"
 
 
 def _large(found: dict[str, Any]) -> str:
-    """What large steps do."""
+    """Return a sentence on large steps."""
     etas, starts = found["settings"]["step_sizes"], found["starts"]
     runs = found["settings"]["runs"]
     lost = [eta for k, eta in enumerate(etas) if all(s["sgd"][k]["diverged"] == runs for s in starts)]
     kept = [k for k in range(len(etas)) if len(_ratios(found, k)) > 1]
     ratios = ", ".join(f"{_cell(_ratios(found, k), 2)} at {etas[k]:g}" for k in kept)
-    gone = f"At step size {', '.join(f'{e:g}' for e in lost)} every run diverges. " if lost else ""
-    return f"{gone}At large steps SGD stays sharper than the flow says; tr H over the flow's: {ratios}."
+    diverged = f"At step size {', '.join(f'{e:g}' for e in lost)} every run diverges. " if lost else ""
+    return f"{diverged}At large steps SGD stays sharper than the flow; tr H divided by that of the flow: {ratios}."
 
 
 def main() -> None:
-    """Measures, and writes results, figure and page; `--page` only the last two."""
+    """Run the study and write results, figure and page; with `--page` only figure and page."""
     parser = argparse.ArgumentParser(prog="python -m studies.label_noise", description=__doc__)
     parser.add_argument("--page", action="store_true", help="only draw and write the page, from results that exist")
     if not parser.parse_args().page:

@@ -1,4 +1,4 @@
-"""What the studies write: a JSON of results with how it was made, figures, and a page that is made from the JSON."""
+"""Output of the studies: a JSON of results with its provenance, figures, and a page written from the JSON."""
 
 import json
 import math
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 if TYPE_CHECKING:
+    import torch
     from matplotlib.figure import Figure
 
 __all__ = ["RESULTS", "ROOT", "interval", "load", "made_by", "number", "publish", "save", "table"]
@@ -20,8 +21,8 @@ STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365
 """Student's t at 97.5 %, by the number of values."""
 
 
-def made_by(device: Any, seconds: float) -> dict[str, Any]:
-    """Where and with what a result was made."""
+def made_by(device: "torch.device", seconds: float) -> dict[str, Any]:
+    """Return the device, the versions and the run time of a result."""
     import torch
 
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()} CPU"
@@ -31,7 +32,7 @@ def made_by(device: Any, seconds: float) -> dict[str, Any]:
 
 
 def save(name: str, facts: dict[str, Any], folder: Path = RESULTS) -> Path:
-    """Writes results; numbers keep six digits."""
+    """Write results with six digits per number."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
     path.write_text(json.dumps(_rounded(facts)) + "\n")
@@ -51,14 +52,14 @@ def _rounded(value: Any) -> Any:
 
 
 def load(name: str, folder: Path = RESULTS) -> dict[str, Any]:
-    """Results as they were written; what was not finite is None."""
+    """Return stored results; numbers that were not finite are None."""
     return json.loads((folder / f"{name}.json").read_text())
 
 
 def publish(
     name: str, page: Callable[[dict], str], figures: Callable[[dict], "dict[str, Figure]"], root: Path = ROOT
 ) -> None:
-    """Draws the figures and writes the page, both from the JSON."""
+    """Draw the figures and write the page from the stored results."""
     from undertow.figures.export import to_svg
 
     facts = load(name, root / "studies" / "results")
@@ -72,15 +73,15 @@ def publish(
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The mean and half of the 95 % interval, by Student's t."""
-    found = np.asarray(values, dtype=float)
-    if len(found) < 2 or not np.isfinite(found).all():
-        return float(found.mean()), math.nan
-    return float(found.mean()), float(STUDENT[len(found)] * found.std(ddof=1) / len(found) ** 0.5)
+    """Return the mean and half the 95 % interval, by Student's t."""
+    array = np.asarray(values, dtype=float)
+    if len(array) < 2 or not np.isfinite(array).all():
+        return float(array.mean()), math.nan
+    return float(array.mean()), float(STUDENT[len(array)] * array.std(ddof=1) / len(array) ** 0.5)
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A number for a table."""
+    """Return a number as text for a table."""
     if value is None or not math.isfinite(value):
         return "none"
     text = f"{value:.{digits}g}"
@@ -90,5 +91,5 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     return "\n".join(["| " + " | ".join(row) + " |" for row in (head, ["---"] * len(head), *rows)])

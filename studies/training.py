@@ -1,7 +1,7 @@
-"""Many runs of one network, trained side by side as one program: every parameter has the runs in front.
+"""Many independent runs of one network, trained in parallel as one program.
 
-Runs share nothing, so that the gradient of the sum of their losses holds the gradient of each. On a GPU a step is
-captured once and replayed.
+Every parameter has the runs as its first axis. Runs share nothing, so that the gradient of the sum of their losses
+contains the gradient of each. On a GPU a step is captured once and replayed.
 """
 
 import itertools
@@ -22,16 +22,16 @@ __all__ = [
 
 Params = dict[str, Tensor]
 BEFORE_CAPTURE = 3
-"""Steps that run as written before the next is captured: allocators and libraries settle in them."""
+"""Steps that run without capture first, in which allocators and libraries are initialised."""
 BETA, SQUARE_BETA, EPS = 0.9, 0.999, 1e-8
-"""Of Adam."""
+"""Constants of Adam."""
 
 
 # networks
 
 
 def mlp(*widths: int) -> nn.Sequential:
-    """Linear layers with ReLU between them."""
+    """Return linear layers with ReLU between them."""
     layers: list[nn.Module] = []
     for inside, outside in itertools.pairwise(widths):
         layers += [nn.Linear(inside, outside), nn.ReLU()]
@@ -39,7 +39,7 @@ def mlp(*widths: int) -> nn.Sequential:
 
 
 class Block(nn.Module):
-    """Attention and a ReLU network, each behind a norm and beside the residual stream."""
+    """Attention and a ReLU network, each after a norm and added to the residual stream."""
 
     def __init__(self, width: int, heads: int):
         super().__init__()
@@ -49,7 +49,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(samples, tokens, width) to the same."""
+        """Map (samples, tokens, width) to the same shape."""
         read = self.before(x)
         split = lambda y: y.unflatten(-1, (self.heads, -1)).transpose(-2, -3)
         q, k, v = split(self.query(read)), split(self.key(read)), split(self.value(read))
@@ -61,7 +61,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """A decoder: learned places, norms before, head not tied to the embedding."""
+    """A decoder with learned positions, pre-norm layers and an untied head."""
 
     def __init__(self, words: int, width: int, heads: int, layers: int, tokens: int):
         super().__init__()
@@ -72,7 +72,7 @@ class Transformer(nn.Module):
         self.last, self.head = nn.LayerNorm(width), nn.Linear(width, words, bias=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """(samples, tokens) integers to (samples, tokens, words)."""
+        """Map integers (samples, tokens) to logits (samples, tokens, words)."""
         words = torch.arange(self.words.num_embeddings, device=ids.device)
         chosen = (ids[..., None] == words).to(self.words.weight)  # as a product: runs have their own embeddings
         x = chosen @ self.words.weight + self.places.weight
@@ -82,7 +82,7 @@ class Transformer(nn.Module):
 
 
 class Adapted(nn.Module):
-    """A linear layer, frozen, with a trainable product of rank r added: x + B A x."""
+    """A frozen linear layer with a trainable product of rank r added: W x + B A x."""
 
     def __init__(self, layer: nn.Linear, rank: int):
         super().__init__()
@@ -92,12 +92,12 @@ class Adapted(nn.Module):
         nn.init.zeros_(self.lora_B.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the layer does, and the product."""
+        """Return the output of the layer plus the product."""
         return self.layer(x) + self.lora_B(self.lora_A(x))
 
 
-def cross_entropy(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
-    """The mean over all predictions of minus the log of what was given to the truth."""
+def cross_entropy(model: Callable[[Tensor], Tensor], batch: tuple[Tensor, Tensor]) -> Tensor:
+    """Return the mean cross-entropy over all predictions."""
     inputs, targets = batch
     return -model(inputs).log_softmax(-1).gather(-1, targets[..., None]).mean()
 
@@ -106,11 +106,11 @@ def cross_entropy(model: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 
 def digits() -> tuple[Tensor, Tensor]:
-    """The 1,797 digits of scikit-learn, pixels in 0..1."""
+    """Return the 1,797 digits of scikit-learn, with pixels in 0..1, and their classes."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    return torch.as_tensor(found.data / 16, dtype=torch.float32), torch.as_tensor(found.target)
+    data = load_digits()
+    return torch.as_tensor(data.data / 16, dtype=torch.float32), torch.as_tensor(data.target)
 
 
 SINGULAR, PLURAL, ADJECTIVES, VERBS = 6, 6, 5, 5
@@ -119,24 +119,24 @@ SINGULAR, PLURAL, ADJECTIVES, VERBS = 6, 6, 5, 5
 
 @dataclass(frozen=True)
 class Text:
-    """A text of numbered words."""
+    """A text as indices of words."""
 
     words: int
-    """In the vocabulary."""
+    """Size of the vocabulary."""
     ids: Tensor
 
     def batch(self, starts: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-        """Windows that begin at `starts`, and what follows each word of them."""
+        """Return the windows that start at `starts`, and the next word for each of their words."""
         windows = self.ids[starts[..., None] + torch.arange(tokens + 1, device=starts.device)]
         return windows[..., :-1], windows[..., 1:]
 
 
 def grammar(sentences: int, seed: int, tilt: float = 1.0) -> Text:
-    """Sentences of a small probabilistic grammar.
+    """Return sentences of a small probabilistic grammar.
 
     sentence -> phrase verb [phrase] stop; phrase -> article [adjective] noun [that verb phrase]; verbs agree with the
-    noun before the clause, which may be far. Word k of a kind is drawn with weight (k + 1)^-tilt; a negative tilt is
-    another dialect of the same language.
+    noun before the clause, which may be far away. Word k of a kind is drawn with weight (k + 1)^-tilt; a negative tilt
+    gives other word frequencies.
     """
     rng = np.random.default_rng(seed)
     stop, that, articles = 0, 1, (2, 3)
@@ -173,38 +173,38 @@ def grammar(sentences: int, seed: int, tilt: float = 1.0) -> Text:
 
 
 def stacked(models: list[nn.Module]) -> Params:
-    """What trains in each of them, one above the other."""
+    """Return the trainable parameters of all models, stacked along a new first axis."""
     each = [{name: p.detach() for name, p in model.named_parameters() if p.requires_grad} for model in models]
     return {name: torch.stack([values[name] for values in each]) for name in each[0]}
 
 
 def gradients(model: nn.Module, loss: Callable, params: Mapping[str, Tensor], batch: Any) -> tuple[Tensor, Params]:
-    """The loss of every run, (runs,), and its gradient. The batch has the runs in front too."""
+    """Return the loss of every run, (runs,), and its gradient. The batch has the runs as its first axis too."""
     leaves = {name: p.detach().requires_grad_() for name, p in params.items()}
 
-    def one(values: Params, mine: Any) -> Tensor:
-        return loss(lambda *inputs: functional_call(model, values, inputs), mine)
+    def one(params: Params, mine: Any) -> Tensor:
+        return loss(lambda *inputs: functional_call(model, params, inputs), mine)
 
     losses = vmap(one)(leaves, batch)
-    found = torch.autograd.grad(losses.sum(), list(leaves.values()))
-    return losses.detach(), dict(zip(leaves, found, strict=True))
+    values = torch.autograd.grad(losses.sum(), list(leaves.values()))
+    return losses.detach(), dict(zip(leaves, values, strict=True))
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How each run is stepped: numbers, (runs,), in PyTorch's conventions."""
+    """Settings of the optimiser for each run, (runs,), as in PyTorch."""
 
     step_size: Tensor
     momentum: Tensor
     weight_decay: Tensor
     adaptive: Tensor
-    """Whether it is Adam."""
+    """Whether the run uses Adam."""
     warm_up: Tensor
-    """Steps over which the step size rises in proportion; 0 for none."""
+    """Steps over which the step size rises linearly; 0 for none."""
 
     @staticmethod
     def of(rows: list[dict[str, float]], **to: Any) -> "Recipe":
-        """From a dict a run; what is left out is 0."""
+        """Return the settings from one dict per run; missing entries are 0."""
         column = lambda name: torch.tensor([float(row.get(name, 0.0)) for row in rows], **to)
         return Recipe(
             column("step_size"), column("momentum"), column("weight_decay"), column("adaptive") > 0, column("warm_up")
@@ -212,7 +212,7 @@ class Recipe:
 
 
 def repeat(step: Callable[[], None], count: int, device: torch.device) -> None:
-    """Does a step so many times; on a GPU it is captured, so that it may only touch tensors that stay in place."""
+    """Run a step `count` times. On a GPU it is captured: it may only use tensors that stay in place."""
     if device.type != "cuda" or count <= BEFORE_CAPTURE:
         for _ in range(count):
             step()
@@ -236,11 +236,11 @@ def train(
     recipe: Recipe,
     gradient: Callable[[Params, Tensor], Params],
     steps: int,
-    watch: Callable[[Tensor, Params, Params], None] | None = None,
+    callback: Callable[[Tensor, Params, Params], None] | None = None,
 ) -> None:
-    """Trains in place. `gradient(params, t)` is that of step t, an integer tensor (1,).
+    """Train in place. `gradient(params, t)` returns the gradient of step t, an integer tensor (1,).
 
-    `watch(t, before, params)` is called after each step with the parameters before it.
+    `callback(t, before, params)` is called after each step with the parameters before it.
     """
     first = next(iter(params.values()))
     t = torch.zeros(1, dtype=torch.long, device=first.device)
@@ -252,15 +252,15 @@ def train(
     new = torch.where(recipe.adaptive, torch.full_like(kept, 1 - BETA), torch.ones_like(kept))
 
     def step() -> None:
-        found = gradient(params, t)
-        before = {name: p.clone() for name, p in params.items()} if watch is not None else {}
+        current = gradient(params, t)
+        before = {name: p.clone() for name, p in params.items()} if callback is not None else {}
         count = t.to(recipe.step_size) + 1
         size = recipe.step_size * (count / recipe.warm_up.clamp_min(1)).clamp_max(1)
-        # Adam's corrections of the first steps
+        # Adam's bias correction
         size = torch.where(recipe.adaptive, size / (1 - BETA**count), size)
         second = 1 - SQUARE_BETA**count
         for name, p in params.items():
-            g = found[name] + each(recipe.weight_decay, p) * p
+            g = current[name] + each(recipe.weight_decay, p) * p
             v = velocity[name]
             v.mul_(each(kept, p)).add_(each(new, p) * g)
             direction = v
@@ -270,8 +270,8 @@ def train(
                 scaled = v / ((s / second).sqrt() + EPS)
                 direction = torch.where(each(recipe.adaptive, p), scaled, v)
             p.sub_(each(size, p) * direction)
-        if watch is not None:
-            watch(t, before, params)
+        if callback is not None:
+            callback(t, before, params)
         t.add_(1)
 
     repeat(step, steps, first.device)

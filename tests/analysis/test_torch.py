@@ -12,7 +12,7 @@ import undertow as ut
 from tests.torch.zoo import KNOWN, adapter, language, tokens
 from undertow import cli
 from undertow.analysis.jax import analyze as analyze_problem
-from undertow.analysis.torch import batches_of
+from undertow.analysis.torch import take_batches
 from undertow.torch import analyze
 
 pytestmark = pytest.mark.torch
@@ -86,7 +86,7 @@ def test_the_same_row_as_for_jax():
     x = torch.randn(30, 4, dtype=torch.float64)
     y = torch.sin(x[:, :2])
     loss = lambda model, batch: (model(batch[0]) - batch[1]).square().sum()
-    one = analyze(net, loss, [(x[k : k + 1], y[k : k + 1]) for k in range(30)], step_size=0.01)
+    one = analyze(net, [(x[k : k + 1], y[k : k + 1]) for k in range(30)], loss, step_size=0.01)
     with jax.enable_x64(True):
         params = {name.replace(".", "_"): jnp.asarray(p.detach().numpy()) for name, p in net.named_parameters()}
 
@@ -123,14 +123,14 @@ def test_the_same_row_as_for_jax():
 
 def test_a_fresh_adapter_never_balances():
     torch.manual_seed(0)
-    found = analyze(adapter(), language, [tokens(2, 9) for _ in range(3)])
+    found = analyze(adapter(), [tokens(2, 9) for _ in range(3)], language)
     assert all(row.infinite == 3 and row.relaxation == float("inf") for row in found.rows)
     assert any("no finite equilibrium" in sentence for sentence in found.sentences)
 
 
 def test_a_model_without_symmetries():
     torch.manual_seed(0)
-    found = analyze(KNOWN["tanh"].build(), KNOWN["tanh"].loss, [torch.randn(6, 5) for _ in range(4)])
+    found = analyze(KNOWN["tanh"].build(), [torch.randn(6, 5) for _ in range(4)], KNOWN["tanh"].loss)
     assert found.rows == ()
     assert "No exact symmetry" in found.sentences[0]
 
@@ -145,12 +145,12 @@ class Endless(torch.utils.data.Dataset):
         return torch.zeros(2)
 
 
-def test_data_of_all_kinds_become_batches():
-    assert [len(batch) for batch in batches_of(Stream(), 8, 0)] == [8, 8]
-    drawn = batches_of(torch.utils.data.TensorDataset(torch.arange(20.0)), 4, 0)
+def test_data_of_all_kinds_become_batches(as_a_user):
+    assert [len(batch) for batch in take_batches(Stream(), 8, 0)] == [8, 8]
+    drawn = take_batches(torch.utils.data.TensorDataset(torch.arange(20.0)), 4, 0)
     assert [len(batch) for (batch,) in drawn] == [4] * 5
     assert sorted(torch.cat([batch for (batch,) in drawn]).tolist()) == list(range(20))
     with pytest.raises(TypeError, match="Endless has no `__len__`"):
-        batches_of(Endless(), 4, 0)
+        take_batches(Endless(), 4, 0)
     with pytest.raises(TypeError, match="the data is a int"):
-        batches_of(3, 4, 0)
+        take_batches(3, 4, 0)

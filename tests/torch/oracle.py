@@ -1,4 +1,4 @@
-"""What a monitor hears, by per-sample gradients of torch.func; and the models it is tried on."""
+"""Reference values for the monitor by per-sample gradients of torch.func, and models to monitor."""
 
 import copy
 import functools
@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from undertow.torch import Axis, Census, NoiseMonitor, Relation, census
+from undertow.torch import Axis, Census, NoiseMonitor, Symmetry, census
 
 
 def square(model, x):
@@ -20,36 +20,36 @@ def relu(dtype=torch.float64):
     return nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3)).to(dtype)
 
 
-def found_in(model, x, loss=square):
+def census_of(model, x, loss=square):
     return census(model, x, loss)
 
 
 @functools.cache
-def of_relu():
-    """Every ReLU network here has the same symmetries."""
+def relu_census():
+    """Return the census of the ReLU network; all ReLU networks of these tests have the same symmetries."""
     return census(relu(), torch.randn(4, 5), square)
 
 
-def by_hand(model, *names, block=1):
-    """A census that claims a symmetry of every axis of these parameters: the noise is asked for, whether it is one."""
+def claimed_census(model, *names, block=1):
+    """Return a census that claims a symmetry of every axis of these parameters, to measure the noise along it."""
     axes = []
     for name in names:
         p = model.get_parameter(name)
         axes += [Axis(name, k, np.arange(n)[:, None], n, p.ndim) for k, n in enumerate(p.shape[:2])]
-    relations = tuple(Relation("claimed", (axis,), (), block, True, 0.0) for axis in axes)
-    return Census(relations, (), (), (), (), ())
+    symmetries = tuple(Symmetry("claimed", (axis,), (), block, True, 0.0) for axis in axes)
+    return Census(symmetries, (), (), (), (), ())
 
 
-def contributions(model, loss, x, axis=0):
-    """What each sample adds to the gradient of a mean over the batch."""
+def sample_gradients_by_vmap(model, loss, x, axis=0):
+    """Return the contribution of each sample to the gradient of a mean over the batch."""
     params = {name: p.detach() for name, p in model.named_parameters()}
     one = lambda p, sample: loss(lambda s: torch.func.functional_call(model, p, (s,)), sample.unsqueeze(axis))
     found = torch.vmap(torch.func.grad(one), in_dims=(None, axis), randomness="error")(params, x)
     return {name: g.double() / x.shape[axis] for name, g in found.items()}
 
 
-def one_by_one(model, loss, x):
-    """The same by a backward pass for each sample, where vmap cannot go."""
+def sample_gradients_in_a_loop(model, loss, x):
+    """Return the same by one backward pass per sample, for models that vmap does not support."""
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     rows = [torch.autograd.grad(loss(model, row[None]), [*params.values()], allow_unused=True) for row in x]
     zero = lambda g, p: torch.zeros_like(p) if g is None else g
@@ -57,7 +57,7 @@ def one_by_one(model, loss, x):
 
 
 def covariance(parts, axis, block):
-    """Of the sum of independent parts, along an axis."""
+    """Return the covariance of the sum of independent parts, along an axis."""
     count = len(parts)
     away = parts - parts.mean(0)
     rows = away.movedim(axis.axis + 1, 1).reshape(count, axis.length, -1)[:, axis.index]  # samples, generators, ...
@@ -66,18 +66,18 @@ def covariance(parts, axis, block):
     return total[:, 0, 0] if block == 1 else total
 
 
-def agree(monitor, parts, tolerance):
-    """The last reading against the parts of every sample."""
+def assert_noise(monitor, parts, tolerance):
+    """Compare the last reading with the contributions of the samples."""
     assert monitor.last
     for reading in monitor.last:
-        relation = reading.relation
-        for side, noise in ((relation.plus, reading.noise_plus), (relation.minus, reading.noise_minus)):
-            exact = sum((covariance(parts[a.parameter], a, relation.block) for a in side), np.zeros_like(noise))
+        symmetry = reading.symmetry
+        for side, noise in ((symmetry.plus, reading.noise_plus), (symmetry.minus, reading.noise_minus)):
+            exact = sum((covariance(parts[a.parameter], a, symmetry.block) for a in side), np.zeros_like(noise))
             np.testing.assert_allclose(noise, exact, rtol=0, atol=tolerance * max(np.abs(exact).max(), 1e-300))
 
 
-def one_step(model, found, loss, x, step_size=0.1, **options):
-    """A watched step; the model as it was, for the oracle."""
+def monitored_step(model, found, loss, x, step_size=0.1, **options):
+    """Monitor one step; return the monitor and a copy of the model from before the step."""
     before = copy.deepcopy(model)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=step_size)
     with NoiseMonitor(model, found, every=1, **options) as monitor:

@@ -1,4 +1,4 @@
-"""Batches by environment and mixed, taken up again where they were left; label noise and its laws."""
+"""Batches by environment and pooled batches, resumed samplers, and the laws of label noise."""
 
 import copy
 import json
@@ -75,7 +75,7 @@ def test_drop_last_leaves_full_batches(kind):
 
 @BOTH
 def test_weights_are_the_law_of_environments(kind):
-    """Shares of samples within 4 standard errors; in whole batches there are fewer draws."""
+    """The shares of samples are within 4 standard errors; drawing whole batches makes fewer draws."""
     weights = np.array([0.6, 0.3, 0.1])
     sampler = kind(GROUPS, 4, weights=weights)
     epochs = 200
@@ -151,7 +151,7 @@ def test_in_a_loader(kind, workers):
 
 
 def left_of(kind, state):
-    """The rest of the epoch of a state, and the batches of the one after it."""
+    """Return the remaining batches of the epoch of a state, and those of the next epoch."""
     again = kind(GROUPS, 4, seed=5)
     again.load_state_dict(json.loads(json.dumps(state)))
     return [list(again), list(again)]
@@ -159,7 +159,7 @@ def left_of(kind, state):
 
 @BOTH
 def test_batches_done_are_those_of_the_epoch_that_runs(kind):
-    """The sampler may be at its end while the loop is not, and is there once the loop is."""
+    """The sampler may reach its end before the loop does."""
     sampler = kind(GROUPS, 4, seed=5)
     first, second, third = (sampler.batches(epoch) for epoch in range(3))
     for asked in (6, 11):  # a loader without workers, and one that asked for everything
@@ -185,7 +185,7 @@ def test_batches_done_are_those_of_the_epoch_that_runs(kind):
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 def test_a_worker_asks_ahead():
-    """It is through with epoch 0 while the loop still has two batches of it."""
+    """The sampler has finished epoch 0 while the loop still has two batches of it."""
     sampler = EnvironmentBatchSampler(GROUPS, 4, seed=5)
     # spawned, as a process with JAX must not fork; the worker need not import this file for a range
     loader = DataLoader(range(40), batch_sampler=sampler, num_workers=1, multiprocessing_context="spawn")
@@ -222,7 +222,7 @@ def test_bad_input_is_named(kind, as_a_user):
             ValueError,
             "leave shuffle=True",
         ),
-        ({"groups": [0, 1, 1], "batch_size": 2, "drop_last": True}, ValueError, "never be seen"),
+        ({"groups": [0, 1, 1], "batch_size": 2, "drop_last": True}, ValueError, "never be used"),
         (
             {"groups": [0, 1, 1], "batch_size": 3, "drop_last": True, "weights": [0.5, 0.5]},
             ValueError,
@@ -245,7 +245,7 @@ def test_bad_input_is_named(kind, as_a_user):
 
 
 def test_signs_and_gaussians():
-    """Mean 0, variance strength^2, every entry its own; fourth moments 1 and 3 of it squared."""
+    """The mean is 0, the variance strength^2, and the fourth moments are 1 and 3 strength^4, for every entry."""
     targets = torch.linspace(-1, 1, 40_000, dtype=torch.float64).reshape(-1, 2)
     for kind, fourth in (("sign", 1.0), ("gaussian", 3.0)):
         noise = LabelNoise(0.5, kind)
@@ -274,7 +274,7 @@ def test_flips():
 
 @pytest.mark.parametrize(("dtype", "classes"), [(torch.int8, 100), (torch.uint8, 200), (torch.int16, 100)])
 def test_flips_of_short_integers(dtype, classes):
-    """At probability 1 every class but its own is reached; 99 + 99 is more than an int8 holds."""
+    """At probability 1 every other class is reached; 99 + 99 overflows an int8."""
     targets = torch.full((5000,), classes - 1, dtype=dtype)
     flipped = LabelNoise(1.0, "flip", classes=classes)(targets)
     assert flipped.dtype == dtype
@@ -313,14 +313,14 @@ def test_bad_noise_is_named(as_a_user):
         (lambda: LabelNoise(1.5, "flip", classes=3), ValueError, "at most 1"),
         (lambda: LabelNoise(0.5, "flip"), ValueError, "number of classes"),
         (lambda: LabelNoise(0.5, classes=3), ValueError, "number of classes"),
-        (lambda: LabelNoise(0.5, "flip", classes=1), ValueError, "nothing to flip to"),
+        (lambda: LabelNoise(0.5, "flip", classes=1), ValueError, "at least two classes"),
         (lambda: LabelNoise(0.5)(torch.arange(3)), TypeError, "for regression"),
-        (lambda: LabelNoise(0.5, "flip", classes=3)(torch.zeros(3)), TypeError, "whole numbers of classes"),
+        (lambda: LabelNoise(0.5, "flip", classes=3)(torch.zeros(3)), TypeError, "integers of classes"),
         (lambda: LabelNoise(0.5, "flip", classes=3)(torch.tensor([3])), ValueError, "classes are 0..2"),
         (
             lambda: LabelNoise(0.5, "flip", classes=129)(torch.zeros(3, dtype=torch.int8)),
             ValueError,
-            "no number for the last class",
+            "cannot represent the last class",
         ),
     )
     for call, error, words in cases:

@@ -1,4 +1,4 @@
-"""The pages on PyTorch: their code runs, warnings being errors, and prints what they show."""
+"""The code of the pages on PyTorch runs without warnings and prints what they show."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""The studies run, their training is PyTorch's, their bookkeeping adds up, and their pages are what the JSON says."""
+"""The studies run, train like torch.optim, and write the pages from their results."""
 
 import dataclasses
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from studies import equilibrate, equilibrate_page, flow
+from studies import equilibrate, equilibrate_page, flow, flow_page
 from studies.results import ROOT, load, save
 from studies.training import Recipe, cross_entropy, digits, gradients, mlp, stacked, train
 
@@ -20,7 +20,7 @@ ROWS = [
 
 
 def by_hand(net, row, batches):
-    """The same run by an optimiser of PyTorch."""
+    """Train by an optimiser of PyTorch."""
     kept = {"lr": row["step_size"], "weight_decay": row.get("weight_decay", 0.0)}
     if row.get("adaptive"):
         optimizer = torch.optim.Adam(net.parameters(), **kept)
@@ -64,11 +64,11 @@ def test_flow(tmp_path):
                 assert mine["first_order"] < 1e-9
         assert network["recipes"]["Adam"]["first_order"] > 0.1
     save("flow", facts, tmp_path)
-    assert "# Do charges" in flow.page(load("flow", tmp_path))
+    assert "# Do charges" in flow_page.page(load("flow", tmp_path))
 
 
 def test_the_ledger_predicts_what_a_step_does_on_average():
-    """All minibatches of one sample, each drawn once: the mean change is the one predicted from all of them."""
+    """Over all minibatches of one sample the mean change equals the prediction."""
     from undertow.torch import census
 
     x, y = digits()
@@ -90,7 +90,7 @@ def test_the_ledger_predicts_what_a_step_does_on_average():
 
 
 def test_the_ledger_agrees_with_the_monitor():
-    """Six samples as six minibatches have six times the noise of the batch of all, which the monitor hears."""
+    """Minibatches of one sample have six times the noise of the batch of six samples that the monitor measures."""
     from undertow.torch import NoiseMonitor, census
 
     x, y = digits()
@@ -110,11 +110,11 @@ def test_the_ledger_agrees_with_the_monitor():
     ledger.predict(params, {name: g[None] for name, g in each.items()})
     ledger.record(torch.zeros(1, dtype=torch.long), params, stacked([net]))
     rows = slice(charges.generators, charges.generators + len(monitor.rows))
-    said = {key: [row[key] for row in monitor.rows] for key in ("charge", "flow", "change")}
+    expected = {key: [row[key] for row in monitor.rows] for key in ("charge", "flow", "change")}
     close = lambda ours, theirs: np.testing.assert_allclose(ours[rows].numpy(), theirs, rtol=1e-7)
-    close(charges.form(params, params)[0], said["charge"])
-    close(ledger.flow[0] / 6, said["flow"])
-    close(ledger.sums["measured"][0, 0], said["change"])
+    close(charges.form(params, params)[0], expected["charge"])
+    close(ledger.flow[0] / 6, expected["flow"])
+    close(ledger.sums["measured"][0, 0], expected["change"])
 
 
 def test_equilibrate():
@@ -140,6 +140,6 @@ def test_lines_know_their_edges():
     assert equilibrate.Line(line.exponents[:3], line.losses[:3], start).beyond() == [1, 2, 3]
 
 
-@pytest.mark.parametrize(("name", "page"), [("flow", flow.page), ("equilibrate", equilibrate_page.page)])
+@pytest.mark.parametrize(("name", "page"), [("flow", flow_page.page), ("equilibrate", equilibrate_page.page)])
 def test_pages_are_what_the_results_say(name, page):
     assert (ROOT / "docs" / "studies" / f"{name}.md").read_text() == page(load(name))

@@ -1,4 +1,4 @@
-"""The studies of coloured digits and of label noise: their programs run, and their pages say what their results say."""
+"""The studies of coloured digits and of label noise run and write the pages from their results."""
 
 import jax
 import jax.flatten_util

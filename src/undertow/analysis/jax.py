@@ -161,9 +161,15 @@ def _network(
 
     seed = int(jax.random.key_data(validate.as_key("analyze", key))[-1])
     return bridge.analyze(
-        *given, step_size=float(step_size), weight_decay=float(weight_decay), batch_size=batch_size,
-        seed=seed, tell=tell,
-    )  # fmt: skip
+        given.model,
+        given.data,
+        given.loss,
+        step_size=float(step_size),
+        weight_decay=float(weight_decay),
+        batch_size=batch_size,
+        seed=seed,
+        tell=tell,
+    )
 
 
 def _forecast(

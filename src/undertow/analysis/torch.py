@@ -1,10 +1,9 @@
-"""A torch model looked at as `undertow analyze` looks at any: the same rows, the same page."""
+"""`undertow analyze` for a PyTorch model: the same table and page as for a JAX problem."""
 
 import copy
 import itertools
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 import torch
@@ -12,170 +11,196 @@ from torch import nn
 
 from undertow.analysis.jax import Analysis, Row
 from undertow.estimate import Estimate
-from undertow.symmetry.equilibrium import Equilibrium
-from undertow.symmetry.forecast import Forecast, times_of_sums
-from undertow.torch._copies import Loss, forward, trainable, unwrap
+from undertow.symmetry import equilibrium as jax_equilibrium
+from undertow.symmetry.forecast import Forecast
+from undertow.torch._copies import Batch, Loss, forward, trainable, unwrap
+from undertow.torch._isolation import isolated
 from undertow.torch.census.census import census
+from undertow.torch.equilibrium.charge_moments import ChargeMoments
+from undertow.torch.equilibrium.closed_forms import relaxation_times
+from undertow.torch.equilibrium.components import components
 from undertow.torch.equilibrium.curvature import trace_of_hessian
-from undertow.torch.equilibrium.equilibrate import Equilibrated, Moved, equilibrate
-from undertow.torch.equilibrium.gather import components, gathered, groups, shown, undisturbed
-from undertow.torch.equilibrium.solve import Sides, noise_of, sides
+from undertow.torch.equilibrium.equilibrate import equilibrate
+from undertow.torch.equilibrium.gradients import format_estimate
+from undertow.torch.equilibrium.measurement import measure_noise
+from undertow.torch.equilibrium.result import Equilibrium, MovedSymmetry
 
-__all__ = ["analyze", "batches_of"]
+__all__ = ["analyze", "take_batches"]
 
-MOST_BATCHES = 32
-"""Batches that the noise is measured on."""
+MAX_BATCHES = 32
+"""Largest number of batches on which the noise is measured."""
+
+Batches = Iterable[Batch] | torch.utils.data.Dataset
 
 
-def batches_of(data: Any, batch_size: int, seed: int) -> list[Any]:
-    """At most 32 batches: of a `Dataset` drawn at random, of anything else (a `DataLoader`, a list) as they come.
+def take_batches(batches: Batches, batch_size: int, seed: int) -> list[Batch]:
+    """Return at most 32 batches: drawn at random from a `Dataset`, the first ones of a `DataLoader` or a list.
 
-    Of an `IterableDataset` they are made in its own order.
+    The batches of an `IterableDataset` are in its own order.
     """
-    if isinstance(data, torch.utils.data.IterableDataset):
-        data = torch.utils.data.DataLoader(data, batch_size, drop_last=True)
-    elif isinstance(data, torch.utils.data.Dataset):
-        if not hasattr(data, "__len__"):
-            raise TypeError(f"the {type(data).__name__} has no `__len__`; add it, or give a list of batches.")
+    if isinstance(batches, torch.utils.data.IterableDataset):
+        batches = torch.utils.data.DataLoader(batches, batch_size, drop_last=True)
+    elif isinstance(batches, torch.utils.data.Dataset):
+        if not hasattr(batches, "__len__"):
+            raise TypeError(f"the {type(batches).__name__} has no `__len__`; add it, or give a list of batches.")
         generator = torch.Generator().manual_seed(seed)
-        data = torch.utils.data.DataLoader(data, batch_size, shuffle=True, drop_last=True, generator=generator)
-    elif not isinstance(data, Iterable):
-        raise TypeError(f"the data is a {type(data).__name__}; give a `Dataset`, a `DataLoader` or a list of batches.")
-    found = list(itertools.islice(data, MOST_BATCHES))
-    if len(found) < 2:
-        raise ValueError(f"the data makes {len(found)} batches; at least 2 are needed to see noise.")
-    return found
+        batches = torch.utils.data.DataLoader(batches, batch_size, shuffle=True, drop_last=True, generator=generator)
+    elif not isinstance(batches, Iterable):
+        raise TypeError(
+            f"the data is a {type(batches).__name__}; give a `Dataset`, a `DataLoader` or a list of batches."
+        )
+    taken = list(itertools.islice(batches, MAX_BATCHES))
+    if len(taken) < 2:
+        raise ValueError(f"the data makes {len(taken)} batches; at least 2 are needed to measure noise.")
+    return taken
 
 
 def analyze(
     model: nn.Module,
+    batches: Batches,
     loss: Loss,
-    data: Any,
     *,
     step_size: float = 0.01,
     weight_decay: float = 0.0,
     batch_size: int = 32,
     seed: int = 0,
-    tell: Callable[[str], Any] = lambda what: None,
+    tell: Callable[[str], object] = lambda stage: None,
 ) -> Analysis:
-    """The symmetries of a torch model, where SGD will take their charges, and what to do about it.
+    """Return the symmetries of a PyTorch model, where SGD moves their charges, and advice in sentences.
 
-    `data`: a `Dataset`, or batches as `loss(model, batch)` takes them. `weight_decay` is PyTorch's. The model is not
-    touched: a copy goes to equilibrium.
+    The model is not changed; a copy is moved to the equilibrium.
+
+    **Arguments:**
+
+    - `batches`: a `Dataset`, or batches as `loss(model, batch)` takes them.
+    - `step_size`, `weight_decay`: those of `torch.optim.SGD`.
+    - `batch_size`: the batch size of training, where `batches` is a `Dataset`.
+    - `tell`: a callback that receives the name of each stage when it starts.
 
     >>> import torch
     >>> from undertow.torch import analyze
     >>> _ = torch.manual_seed(0)
     >>> net = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3))
     >>> loss = lambda model, x: (model(x) - x[:, :3]).square().mean()
-    >>> found = analyze(net, loss, [torch.randn(8, 5) for _ in range(20)])
-    >>> print(found.rows[0].name, "|", found.rows[0].generators)
+    >>> analysis = analyze(net, [torch.randn(8, 5) for _ in range(20)], loss)
+    >>> print(analysis.rows[0].name, "|", analysis.rows[0].generators)
     rescaling, 7 scales: 0.weight[i, :], 0.bias against 2.weight[:, i] | 7
     """
+    if not callable(loss):
+        raise TypeError(
+            f"`analyze(model, batches, loss)`: `loss` is a {type(loss).__name__}; give a function "
+            "`loss(model, batch)` after the batches."
+        )
     model = unwrap(model)
-    batches = batches_of(data, batch_size, seed)
-    tell("looking for symmetries")
-    found = census(model, batches[0], loss, seed=seed)
+    batches = take_batches(batches, batch_size, seed)
+    tell("searching symmetries")
+    symmetries = census(model, batches[0], loss, seed=seed)
     tell("computing noise and equilibrium")
     twin = copy.deepcopy(model)
-    done = equilibrate(twin, found, batches, loss, step_size=step_size, weight_decay=weight_decay, seed=seed)
-    now, then = (_all_sides(net, loss, batches, done, seed) for net in (model, twin))
-    tell("measuring how fast")
-    rows = tuple(_row(*given, step_size, weight_decay) for given in zip(done.moved, now, then, strict=True))
+    moved = equilibrate(twin, batches, loss, symmetries, step_size=step_size, weight_decay=weight_decay, seed=seed)
+    moments = [_charge_moments(net, batches, loss, moved, step_size, weight_decay, seed) for net in (model, twin)]
+    rows = tuple(_row(*given, step_size, weight_decay) for given in zip(moved.moved, *moments, strict=True))
     tell("measuring sharpness")
-    sharpness = [trace_of_hessian(net, loss, batches, seed) for net in ((model, twin) if rows else (model,))]
-    value, slope = _mean_loss(model, loss, batches, seed)
-    steps = [step.value for step in done.largest_step]
-    pair = lambda estimate: (float(estimate.value), float(estimate.standard_error))
-    seen = None
+    sharpness = [trace_of_hessian(net, batches, loss, seed) for net in ((model, twin) if rows else (model,))]
+    value, squared_gradient = _mean_loss(model, batches, loss, seed)
+    steps = [step.value for step in moved.largest_step]
+    forecast = None
     if rows:
         slowest = max((row.slowest for row in rows if np.isfinite(row.slowest)), default=np.inf) * step_size
-        seen = Forecast(
-            equilibrium=_equilibrium(twin, done, then),
+        forecast = Forecast(
+            equilibrium=_jax_equilibrium(twin, moved, moments[1]),
             relaxation=tuple(row.slowest for row in rows),
-            phase="fast" if slowest < value / max(slope, 1e-300) else "slow",
+            phase="fast" if slowest < value / max(squared_gradient, 1e-300) else "slow",
             sharpness=(sharpness[0], sharpness[1]),
             largest_step=(steps[0], steps[1]),
         )
+    pair = lambda estimate: (float(estimate.value), float(estimate.standard_error))
     return Analysis(
         parameters=sum(p.numel() for p in trainable(model).values()),
         loss=value,
         step_size=float(step_size),
-        weight_decay=weight_decay,
+        weight_decay=float(weight_decay),
         rows=rows,
-        symmetries=found.relations,
-        forecast=seen,
+        symmetries=symmetries.symmetries,
+        forecast=forecast,
         sharpness=pair(sharpness[0]),
         sharpness_then=pair(sharpness[1]) if rows else None,
         largest_step=steps[0],
         largest_step_then=steps[1] if rows else None,
         drift=None,
-        sentences=tuple(_sentences(rows, done, sharpness, len(batches), float(step_size))),
+        sentences=tuple(_sentences(rows, moved, sharpness, len(batches), float(step_size))),
     )
 
 
-def _all_sides(model: nn.Module, loss: Loss, batches: list, done: Equilibrated, seed: int) -> list[Sides]:
-    params = trainable(model)
-    relations = [moved.relation for moved in done.moved]
-    found: dict[int, Sides] = {}
-    parts = [part for part in components(relations, list(params)) if part.relations]
-    for group in groups(parts, params, len(batches)) if parts else []:
-        stacks = gathered(model, loss, batches, [name for part in group for name in part.parameters], seed)
-        for part in group:
-            noise = noise_of({name: stacks.pop(name) for name in part.parameters}, part.relations)
-            values = {n: params[n].detach().double().reshape(params[n].shape or (1,)) for n in part.parameters}
-            found |= {id(relation): sides(relation, values, noise) for relation in part.relations}
-    return [found[id(relation)] for relation in relations]
+def _charge_moments(
+    model: nn.Module,
+    batches: Sequence[Batch],
+    loss: Loss,
+    moved: Equilibrium,
+    step_size: float,
+    weight_decay: float,
+    seed: int,
+) -> list[ChargeMoments]:
+    """Return the moments of each moved symmetry, measured on the batches."""
+    symmetries = [one.symmetry for one in moved.moved]
+    parts = [part for part in components(symmetries, list(trainable(model))) if part.symmetries]
+    if not parts:
+        return []
+    measured = measure_noise(model, batches, loss, parts, step_size=step_size, weight_decay=weight_decay, seed=seed)
+    return [measured.moments[id(symmetry)] for symmetry in symmetries]
 
 
-def _mean_loss(model: nn.Module, loss: Loss, batches: list, seed: int) -> tuple[float, float]:
-    """The loss over all batches, and |gradient|^2 of it."""
+def _mean_loss(model: nn.Module, batches: Sequence[Batch], loss: Loss, seed: int) -> tuple[float, float]:
+    """Return the mean loss over all batches, and the squared norm of its gradient."""
     params = list(trainable(model).values())
     total = [torch.zeros_like(p) for p in params]
     values = []
-    with undisturbed(model, seed):
+    with isolated(model, seed):
         for batch in batches:
-            value, _ = forward(model, loss, batch)
+            value, _ = forward(model, batch, loss)
             values.append(float(value.detach()))
-            for sum_, gradient in zip(total, torch.autograd.grad(value, params, allow_unused=True), strict=True):
+            for accumulated, gradient in zip(total, torch.autograd.grad(value, params, allow_unused=True), strict=True):
                 if gradient is not None:
-                    sum_ += gradient
+                    accumulated += gradient
     return float(np.mean(values)), sum(float(t.double().square().sum()) for t in total) / len(batches) ** 2
 
 
-def _equilibrium(twin: nn.Module, done: Equilibrated, then: list[Sides]) -> Equilibrium:
-    """The point as JAX's `equilibrium` gives it; params are the trainable ones by their names."""
-    silent = lambda s: np.flatnonzero(s.noise_plus + s.noise_minus == 0).tolist()
-    return Equilibrium(
+def _jax_equilibrium(twin: nn.Module, moved: Equilibrium, moments: list[ChargeMoments]) -> jax_equilibrium.Equilibrium:
+    """Return the equilibrium as the type of the JAX side; `params` are the trainable parameters by name."""
+    without_noise = lambda m: tuple(np.flatnonzero(m.noise_plus + m.noise_minus == 0).tolist())
+    return jax_equilibrium.Equilibrium(
         params={name: p.detach().numpy(force=True) for name, p in trainable(twin).items()},
-        amount=tuple(moved.amount for moved in done.moved),
-        charge=tuple((s.weight_plus - s.weight_minus) / 2 for s in then),
-        residual=done.imbalance,
+        amount=tuple(one.amount for one in moved.moved),
+        charge=tuple((m.weight_plus - m.weight_minus) / 2 for m in moments),
+        residual=moved.imbalance,
         excluded=tuple(
-            tuple(silent(s)) if m.dead and m.relation.block == 1 else () for m, s in zip(done.moved, then, strict=True)
+            without_noise(m) if one.dead and one.symmetry.block == 1 else ()
+            for one, m in zip(moved.moved, moments, strict=True)
         ),
-        infinite=tuple(moved.infinite for moved in done.moved),
-        sweeps=done.sweeps,
+        infinite=tuple(one.infinite for one in moved.moved),
+        sweeps=moved.sweeps,
     )
 
 
-def _row(moved: Moved, now: Sides, then: Sides, step_size: float, weight_decay: float) -> Row:
-    relation = moved.relation
-    size = lambda x: float(np.sqrt(np.sum(np.square(x))))
-    charge = lambda s: size(s.weight_plus - s.weight_minus) / 2
-    total = float(np.abs(now.noise_plus).sum() + np.abs(now.noise_minus).sum())
-    noise, weight = then.noise_plus + then.noise_minus, then.weight_plus + then.weight_minus
-    times = times_of_sums(noise, weight, step_size, weight_decay)
-    everywhere = moved.infinite >= relation.size
+def _row(
+    moved: MovedSymmetry, before: ChargeMoments, after: ChargeMoments, step_size: float, weight_decay: float
+) -> Row:
+    symmetry = moved.symmetry
+    norm = lambda x: float(np.sqrt(np.sum(np.square(x))))
+    charge = lambda m: norm(m.weight_plus - m.weight_minus) / 2
+    total = float(np.abs(before.noise_plus).sum() + np.abs(before.noise_minus).sum())
+    noise, weight = after.noise_plus + after.noise_minus, after.weight_plus + after.weight_minus
+    times = relaxation_times(noise, weight, step_size, weight_decay)
+    all_infinite = moved.infinite >= symmetry.size
     return Row(
-        name=relation.name,
-        generators=relation.generators,
-        charge=charge(now),
-        charge_at_equilibrium=math.inf if everywhere else charge(then),
-        imbalance=float(np.abs(now.noise_plus - now.noise_minus).sum()) / total if total > 0 else 0.0,
-        moved=math.inf if everywhere else moved.factor,
-        relaxation=float(np.median(times)) if times.size and not everywhere else math.inf,
-        slowest=float(times.max()) if times.size and not everywhere else math.inf,
+        name=symmetry.name,
+        generators=symmetry.generators,
+        charge=charge(before),
+        charge_at_equilibrium=math.inf if all_infinite else charge(after),
+        imbalance=float(np.abs(before.noise_plus - before.noise_minus).sum()) / total if total > 0 else 0.0,
+        moved=math.inf if all_infinite else moved.factor,
+        relaxation=float(np.median(times)) if times.size and not all_infinite else math.inf,
+        slowest=float(times.max()) if times.size and not all_infinite else math.inf,
         error=0.0,
         dead=moved.dead,
         infinite=moved.infinite,
@@ -184,45 +209,48 @@ def _row(moved: Moved, now: Sides, then: Sides, step_size: float, weight_decay: 
 
 
 def _sentences(
-    rows: tuple[Row, ...], done: Equilibrated, sharpness: list[Estimate], batches: int, step_size: float
+    rows: tuple[Row, ...], moved: Equilibrium, sharpness: list[Estimate], batches: int, step_size: float
 ) -> list[str]:
-    """What a person can do with the numbers."""
-    noise, steps, curvature = done.noise, done.largest_step, done.curvature
-    said = []
+    """Return advice for the user, in sentences."""
+    noise, steps, curvature, text = moved.noise, moved.largest_step, moved.curvature, format_estimate
+    sentences = []
     if not rows:
-        said.append(
+        sentences.append(
             "No exact symmetry was found among the trainable parameters: noise moves no conserved charge here. "
-            f"The noise power of a batch is {shown(noise[0])}, Tr H {shown(sharpness[0])}, lambda_max "
-            f"{shown(curvature[0])} (measured on {batches} batches)."
+            f"The noise power of a batch is {text(noise[0])}, Tr H {text(sharpness[0])}, lambda_max "
+            f"{text(curvature[0])} (measured on {batches} batches)."
         )
     for row in rows:
         if row.infinite:
-            said.append(
-                f"{row.name}: {row.infinite} directions have no finite equilibrium (one side is zero or silent)."
+            sentences.append(
+                f"{row.name}: {row.infinite} directions have no finite equilibrium (one side is zero or has no noise)."
             )
         if row.dead:
-            said.append(f"{row.name}: {row.dead} generators have no gradient on these batches (dead); left out.")
-    slow = [row for row in rows if np.isfinite(row.relaxation) and row.moved > 1.05]
-    if slow:
-        worst = max(slow, key=lambda row: row.moved)
-        said.append(
+            sentences.append(f"{row.name}: {row.dead} generators have no gradient on these batches and do not move.")
+    finite = [row for row in rows if np.isfinite(row.relaxation) and row.moved > 1.05]
+    if finite:
+        worst = max(finite, key=lambda row: row.moved)
+        sentences.append(
             f"The farthest from equilibrium is {worst.name}: a weight changes by up to a factor {worst.moved:.2g}; "
             f"SGD at step size {step_size:g} relaxes in about {worst.relaxation:,.0f} steps (the median)."
         )
     if math.isnan(curvature[0].value):
-        said.append("The loss cannot be differentiated twice: nothing is known of curvature and largest steps.")
+        sentences.append("Curvature and largest steps are not known: the loss cannot be differentiated twice.")
     elif rows:
         change = "falls" if sharpness[1].value < sharpness[0].value else "rises"
-        said.append(
-            f"At equilibrium Tr H {change} from {shown(sharpness[0])} to {shown(sharpness[1])}, lambda_max goes from "
-            f"{shown(curvature[0])} to {shown(curvature[1])}, the noise power of a batch from {shown(noise[0])} to "
-            f"{shown(noise[1])} (measured on {batches} batches); the largest step gradient descent survives goes from "
+        sentences.append(
+            f"At equilibrium Tr H {change} from {text(sharpness[0])} to {text(sharpness[1])}, lambda_max goes from "
+            f"{text(curvature[0])} to {text(curvature[1])}, the noise power of a batch from {text(noise[0])} to "
+            f"{text(noise[1])} (measured on {batches} batches); the largest step gradient descent survives goes from "
             f"{steps[0].value:.3g} to {steps[1].value:.3g}."
         )
     if rows and noise[1].value < 0.8 * noise[0].value:
-        said.append(
-            "`undertow.torch.equilibrate` goes there at once, with the same outputs; it is for SGD, not for Adam."
+        sentences.append(
+            "`undertow.torch.equilibrate` moves the model there at once, with the same outputs; it is for SGD, not for "
+            "Adam."
         )
     if step_size > steps[0].value:
-        said.append(f"The step size {step_size:g} is above {steps[0].value:.3g}: gradient descent diverges from here.")
-    return said
+        sentences.append(
+            f"The step size {step_size:g} is above {steps[0].value:.3g}: gradient descent diverges from here."
+        )
+    return sentences

@@ -1,8 +1,11 @@
-"""The PyTorch bridge: the symmetries of a network as it is, and the move to its noise equilibrium.
+"""The PyTorch bridge: symmetries of a network, its gradient noise while it trains, and its noise equilibrium.
 
-`census` finds the symmetries and proves them, `equilibrate` moves a model to the point of its orbit where gradient
-noise pushes no charge. Noise moments are gathered here; the equilibria are the closed forms of `undertow.symmetry`.
+`census` finds the symmetries of a network and proves them. `equilibrate` moves a network to the point of its orbit
+where gradient noise pushes no charge. `NoiseMonitor` measures the noise in a training loop. The gradient moments are
+measured here; the equilibria are the closed forms of `undertow.symmetry`.
 """
+
+from typing import Never
 
 try:
     from torch import nn as _nn  # noqa: F401
@@ -10,25 +13,35 @@ except ImportError as error:
     raise ImportError("`undertow.torch` needs PyTorch: install it with `pip install 'undertow[torch]'`.") from error
 
 from undertow.analysis.torch import analyze
-from undertow.torch._decay import gamma_of, lambda_of
-from undertow.torch.census.axes import Axis, Relation
+from undertow.torch.census.axes import Axis, Symmetry
 from undertow.torch.census.census import Census, census
 from undertow.torch.data import EnvironmentBatchSampler, LabelNoise, PooledBatchSampler
-from undertow.torch.equilibrium.equilibrate import Equilibrated, equilibrate
+from undertow.torch.equilibrium.equilibrate import equilibrate
+from undertow.torch.equilibrium.result import Equilibrium
 from undertow.torch.monitor.monitor import NoiseMonitor
 
 __all__ = [
     "Axis",
     "Census",
     "EnvironmentBatchSampler",
-    "Equilibrated",
+    "Equilibrium",
     "LabelNoise",
     "NoiseMonitor",
     "PooledBatchSampler",
-    "Relation",
+    "Symmetry",
     "analyze",
     "census",
     "equilibrate",
-    "gamma_of",
-    "lambda_of",
 ]
+
+_REPLACED = {
+    "Relation": "it was renamed: use `undertow.torch.Symmetry`",
+    "Equilibrated": "it was renamed: use `undertow.torch.Equilibrium`",
+    "gamma_of": "it was removed: `weight_decay` is PyTorch's lambda everywhere",
+    "lambda_of": "it was removed: `weight_decay` is PyTorch's lambda everywhere",
+}
+
+
+def __getattr__(name: str) -> Never:
+    advice = f": {_REPLACED[name]}" if name in _REPLACED else ""
+    raise AttributeError(f"module 'undertow.torch' has no attribute {name!r}{advice}.")

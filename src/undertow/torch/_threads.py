@@ -1,4 +1,4 @@
-"""How many threads work on small matrices: one. With more they wait for each other, on many cores most of the time."""
+"""Limit BLAS to one thread for work on small matrices, where several threads mostly wait for each other."""
 
 import functools
 from collections.abc import Generator
@@ -11,14 +11,14 @@ __all__ = ["one_thread"]
 
 @functools.cache
 def _libraries() -> ThreadpoolController:
-    """Looking for them takes longer than what is to be done."""
-    import scipy.linalg  # noqa: F401 (jax brings it, and its own BLAS with it)
+    """Return the loaded BLAS libraries. The search takes longer than the work it is for, hence the cache."""
+    import scipy.linalg  # noqa: F401 (JAX loads it, with a BLAS of its own)
 
     return ThreadpoolController()
 
 
 @contextmanager
 def one_thread() -> Generator[None]:
-    """The BLAS of NumPy and of SciPy, which jax uses on a processor, on one thread."""
+    """Run the BLAS of NumPy and of SciPy (which JAX uses on a CPU) on one thread."""
     with _libraries().limit(limits=1, user_api="blas"):
         yield

@@ -1,7 +1,7 @@
-"""Batches by environment, their mixed twin, and label noise, for training in PyTorch.
+"""Batch samplers by environment, their pooled counterpart, and label noise, for training in PyTorch.
 
-The samplers go to `DataLoader(batch_sampler=...)`. The batches of an epoch are a function of the seed and the number of
-the epoch alone: a run that is taken up again sees the batches that it would have seen.
+The samplers are for `DataLoader(batch_sampler=...)`. The batches of an epoch are a function of the seed and the number
+of the epoch alone, so that a resumed run gets the same batches as an uninterrupted one.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.utils.data import Sampler, get_worker_info
 
@@ -21,14 +22,14 @@ __all__ = ["AbstractBatchSampler", "EnvironmentBatchSampler", "LabelNoise", "Poo
 
 
 class AbstractBatchSampler(Sampler, ABC):
-    """What the two samplers share: epochs, shuffling and the state to go on from."""
+    """Base class of the samplers: epochs, shuffling and the state to resume from."""
 
     def __init__(
         self,
-        groups: Any,
+        groups: Tensor | ArrayLike,
         batch_size: int,
         *,
-        weights: Any = None,
+        weights: ArrayLike | None = None,
         shuffle: bool = True,
         drop_last: bool = False,
         seed: int = 0,
@@ -43,13 +44,13 @@ class AbstractBatchSampler(Sampler, ABC):
         self.seed = seed
         if weights is not None and not shuffle:
             raise ValueError(
-                f"{quote(name, weights='...', shuffle=False)}: weights draw at random; leave shuffle=True."
+                f"{quote(name, weights='...', shuffle=False)}: with weights the batches are drawn at random; leave shuffle=True."
             )
         small = np.flatnonzero(self.sizes < self.batch_size)
         if drop_last and weights is None and small.size:
             raise ValueError(
                 f"{quote(name, batch_size=self.batch_size, drop_last=True)}: environment {small[0]} has only "
-                f"{self.sizes[small[0]]} samples and would never be seen; use smaller batches or drop_last=False."
+                f"{self.sizes[small[0]]} samples and would never be used; use smaller batches or drop_last=False."
             )
         if not len(self):
             raise ValueError(
@@ -58,38 +59,38 @@ class AbstractBatchSampler(Sampler, ABC):
             )
         self._members = [np.flatnonzero(self.groups == e) for e in range(len(self.sizes))]
         self.epoch = 0
-        """The epoch that is running, or begins next."""
-        self._begun = 0
-        """The epoch that was begun last; workers of a loader are done with it before the loop is."""
+        """The epoch that is running, or starts next."""
+        self._started_epoch = 0
+        """The epoch that was started last; the workers of a loader finish it before the loop does."""
         self._position = 0
-        self._taken_up = False
+        self._resumed = False
 
     def _lengths(self, environment: int) -> list[int]:
-        """The sizes of the batches that the samples of an environment make."""
+        """Return the sizes of the batches of one environment in an epoch."""
         full, rest = divmod(int(self.sizes[environment]), self.batch_size)
         return [self.batch_size] * full + ([rest] if rest and not self.drop_last else [])
 
     def __len__(self) -> int:
-        """Batches in an epoch: as many as cut every environment up."""
+        """Return the number of batches in an epoch, in which every environment is used up once."""
         return sum(len(self._lengths(e)) for e in range(len(self.sizes)))
 
     @abstractmethod
     def batches(self, epoch: int) -> list[list[int]]:
-        """All batches of an epoch, as indices of samples."""
+        """Return all batches of an epoch, as indices of samples."""
 
     def _generator(self, epoch: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, epoch])
 
     def __iter__(self) -> Iterator[list[int]]:
-        if self._position and not self._taken_up:  # the last epoch was left before its end
+        if self._position and not self._resumed:  # the last epoch was left before its end
             self.epoch, self._position = self.epoch + 1, 0
-        self._taken_up, self._begun = False, self.epoch
+        self._resumed, self._started_epoch = False, self.epoch
         for batch in self.batches(self.epoch)[self._position :]:
             self._position += 1
             yield batch
         self.epoch, self._position = self.epoch + 1, 0
 
-    def _facts(self) -> dict[str, Any]:
+    def _configuration(self) -> dict[str, Any]:
         digest = hashlib.sha256(self.groups.astype(np.int64).tobytes()).hexdigest()[:16]
         weights = None if self.weights is None else self.weights.tolist()
         return {
@@ -98,38 +99,38 @@ class AbstractBatchSampler(Sampler, ABC):
         }  # fmt: skip
 
     def state_dict(self, done: int | None = None) -> dict[str, Any]:
-        """Where the sampler stands. `done`: batches that your loop has finished of the epoch that it began last.
+        """Return the state to resume from. `done`: batches of the last epoch that your loop has finished.
 
-        They count from the beginning of the epoch, also where it was taken up in the middle. Without `done`, as many
-        as were asked for; a `DataLoader` with workers asks ahead, so give it there. Between epochs leave it out.
+        They are counted from the start of the epoch, also in an epoch that was resumed. Without `done` it is the
+        number of batches that were requested. A `DataLoader` with workers requests batches ahead, so give `done` there.
+        Between epochs leave it out.
         """
         if done is None:
-            return self._facts() | {"epoch": self.epoch, "position": self._position}
+            return self._configuration() | {"epoch": self.epoch, "position": self._position}
         if not 0 <= done <= len(self):
             raise ValueError(f"`state_dict(done={done})`: an epoch has {len(self)} batches.")
-        if done == 0 and self.epoch > self._begun:
+        if done == 0 and self.epoch > self._started_epoch:
             raise ValueError(
-                f"`state_dict(done=0)`: all batches of epoch {self._begun} were asked for, and whether your loop is "
-                "before or behind them cannot be told; between epochs leave `done` out, else finish a batch first."
+                f"`state_dict(done=0)`: all batches of epoch {self._started_epoch} were requested, and it is not known "
+                "whether your loop is before or after them; between epochs leave `done` out, else finish a batch first."
             )
-        return self._facts() | {"epoch": self._begun, "position": done}
+        return self._configuration() | {"epoch": self._started_epoch, "position": done}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a state: the next iteration gives the batches that were left of its epoch."""
-        facts = self._facts()
-        for key, mine in facts.items():
-            if key not in state or state[key] != mine:
+        """Resume from a state: the next iteration gives the remaining batches of its epoch."""
+        for key, value in self._configuration().items():
+            if key not in state or state[key] != value:
                 raise ValueError(
-                    f"`load_state_dict`: the state has {key} = {state.get(key)!r} and this sampler {mine!r}; build it "
+                    f"`load_state_dict`: the state has {key} = {state.get(key)!r} and this sampler {value!r}; build it "
                     "as it was built when the state was saved."
                 )
         self.epoch, self._position = int(state["epoch"]), int(state["position"])
         if self._position == len(self):
             self.epoch, self._position = self.epoch + 1, 0
-        self._taken_up, self._begun = True, self.epoch
+        self._resumed, self._started_epoch = True, self.epoch
 
     def _passes(self, environment: int, count: int, generator: np.random.Generator) -> np.ndarray:
-        """So many samples of an environment: pass after pass over all of them, each in a new order."""
+        """Return `count` samples of an environment: passes over all of them, each in a new random order."""
         size = int(self.sizes[environment])
         passes = [generator.permutation(self._members[environment]) for _ in range(math.ceil(count / size))]
         return np.concatenate(passes)[:count] if passes else np.zeros(0, int)
@@ -140,14 +141,14 @@ class EnvironmentBatchSampler(AbstractBatchSampler):
 
     **Arguments:**
 
-    - `groups`: the environment of every sample of the data set, whole numbers 0..k-1.
-    - `batch_size`: a rest is a smaller batch, or is left out with `drop_last`.
-    - `weights`: None: every sample once an epoch, batches in random order. Else the probability of each environment:
-      an epoch has as many batches, all full, each of an environment drawn anew, whose samples are gone through pass
-      after pass.
+    - `groups`: the environment of every sample of the data set, integers 0..k-1.
+    - `batch_size`: the last batch of an environment may be smaller; `drop_last` leaves it out.
+    - `weights`: None: every sample once per epoch, batches in random order. Otherwise the probability of each
+      environment: an epoch has the same number of batches, all full, and the environment of each batch is drawn at
+      random. The samples of an environment are used in passes, each in a new random order.
     - `shuffle`: False keeps samples and environments in their order.
 
-    `pooled()` is the twin with the same number of batches of the same sizes, that mixes the environments.
+    `pooled()` returns the counterpart with the same number of batches of the same sizes that mixes the environments.
 
     >>> from undertow.torch import EnvironmentBatchSampler
     >>> sampler = EnvironmentBatchSampler([0, 1, 0, 1, 1], batch_size=2, shuffle=False)
@@ -165,15 +166,15 @@ class EnvironmentBatchSampler(AbstractBatchSampler):
             ]
             rows = [iter(rows) for rows in drawn]
             return [next(rows[e]).tolist() for e in chosen]
-        found = []
+        batches = []
         for environment, members in enumerate(self._members):
             order = generator.permutation(members) if self.shuffle else members
             ends = np.cumsum(self._lengths(environment))
-            found += [part.tolist() for part in np.split(order, ends)[: len(ends)]]
-        return [found[k] for k in generator.permutation(len(found))] if self.shuffle else found
+            batches += [part.tolist() for part in np.split(order, ends)[: len(ends)]]
+        return [batches[k] for k in generator.permutation(len(batches))] if self.shuffle else batches
 
     def pooled(self) -> "PooledBatchSampler":
-        """The mixed twin."""
+        """Return the sampler with as many batches of the same sizes that mixes the environments."""
         return PooledBatchSampler(
             self.groups, self.batch_size, weights=self.weights, shuffle=self.shuffle, drop_last=self.drop_last,
             seed=self.seed,
@@ -181,10 +182,10 @@ class EnvironmentBatchSampler(AbstractBatchSampler):
 
 
 class PooledBatchSampler(AbstractBatchSampler):
-    """The twin of `EnvironmentBatchSampler`: as many batches of the same sizes, with the environments mixed.
+    """Batches that mix the environments, as many and of the same sizes as those of `EnvironmentBatchSampler`.
 
-    With `weights` every sample of a batch draws its own environment; without, every sample comes once an epoch (but for
-    those that the twin's `drop_last` leaves out).
+    With `weights` the environment of every sample is drawn at random. Without `weights` every sample occurs once per
+    epoch (except those that `drop_last` leaves out).
 
     >>> from undertow.torch import PooledBatchSampler
     >>> sampler = PooledBatchSampler([0, 1, 0, 1, 1], batch_size=2, seed=1)
@@ -210,11 +211,12 @@ class PooledBatchSampler(AbstractBatchSampler):
 
 
 class LabelNoise:
-    """Disturbs targets afresh at every call, as undertow's `LabelNoise` does.
+    """Random noise on targets, drawn anew at every call, as in the JAX side's `undertow.LabelNoise`.
 
-    `kind` "sign": y + strength e with e = +-1; "gaussian": e ~ N(0, 1); every entry has its own e. "flip": with
-    probability `strength` a class becomes another one of `classes`, each as likely. Call it on the targets of a batch
-    in the training loop; in workers of a `DataLoader` each worker draws its own noise, and there is no state to save.
+    For `kind` "sign" the target becomes y + strength e with e = +-1, for "gaussian" with e ~ N(0, 1); every entry has
+    its own e. For "flip" a class becomes another one of `classes` with probability `strength`, all equally likely.
+    Call it on the targets of a batch in the training loop. Each worker of a `DataLoader` draws its own noise; there
+    is no state to save there.
 
     >>> import torch
     >>> from undertow.torch import LabelNoise
@@ -243,17 +245,17 @@ class LabelNoise:
             raise ValueError(f"{quote('LabelNoise', strength=strength, kind=repr(kind))}: a probability is at most 1.")
         if (kind == "flip") != (classes is not None):
             raise ValueError(
-                f"{quote('LabelNoise', kind=repr(kind), classes=classes)}: flips need the number of classes, and "
-                "nothing else does."
+                f"{quote('LabelNoise', kind=repr(kind), classes=classes)}: `kind='flip'` needs the number of "
+                "classes, and the other kinds must not have it."
             )
         if classes is not None and positive_integer("LabelNoise", "classes", classes) < 2:
-            raise ValueError("`LabelNoise(classes=1)`: with one class there is nothing to flip to.")
+            raise ValueError("`LabelNoise(classes=1)`: flips need at least two classes.")
         self.strength, self.kind, self.classes, self.seed = float(strength), kind, classes, seed
         self._generator = torch.Generator().manual_seed(seed)
         self._worker: int | None = None
 
     def _source(self) -> torch.Generator:
-        """This process's own random numbers: workers start as copies of one another."""
+        """Return the generator of this process; workers of a `DataLoader` start as copies of one another."""
         worker = get_worker_info()
         if worker is not None and worker.seed != self._worker:
             self._worker = worker.seed
@@ -261,28 +263,10 @@ class LabelNoise:
         return self._generator
 
     def __call__(self, targets: Tensor) -> Tensor:
-        """The targets with fresh noise; what was given is not changed."""
+        """Return the targets with new noise, in a new tensor."""
         generator, shape = self._source(), targets.shape
         if self.kind == "flip":
-            assert self.classes is not None
-            if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
-                raise TypeError(
-                    f"`LabelNoise(kind='flip')`: targets are {targets.dtype}; give whole numbers of classes."
-                )
-            if torch.iinfo(targets.dtype).max < self.classes - 1:
-                raise ValueError(
-                    f"`LabelNoise(classes={self.classes})`: targets are {targets.dtype}, which has no number for the "
-                    "last class; give them as int64."
-                )
-            wide = targets.to(torch.int64)  # a class and a shift may be more than a short integer holds
-            if wide.numel() and not 0 <= int(wide.min()) <= int(wide.max()) < self.classes:
-                raise ValueError(
-                    f"`LabelNoise(classes={self.classes})`: targets go from {int(wide.min())} to {int(wide.max())}; "
-                    f"classes are 0..{self.classes - 1}."
-                )
-            flipped = torch.rand(shape, generator=generator) < self.strength
-            by = torch.randint(1, self.classes, shape, generator=generator) * flipped
-            return ((wide + by.to(wide)) % self.classes).to(targets.dtype)
+            return self._flipped(targets, generator)
         if not targets.is_floating_point():
             raise TypeError(
                 f"`LabelNoise(kind={self.kind!r})`: targets are {targets.dtype}; it is for regression, "
@@ -294,17 +278,37 @@ class LabelNoise:
             drawn = 2.0 * torch.randint(0, 2, shape, generator=generator) - 1
         return targets + self.strength * drawn.to(targets)
 
+    def _flipped(self, targets: Tensor, generator: torch.Generator) -> Tensor:
+        """Return classes, of which a random part is replaced by other classes."""
+        assert self.classes is not None
+        if targets.is_floating_point() or targets.is_complex() or targets.dtype == torch.bool:
+            raise TypeError(f"`LabelNoise(kind='flip')`: targets are {targets.dtype}; give integers of classes.")
+        if torch.iinfo(targets.dtype).max < self.classes - 1:
+            raise ValueError(
+                f"`LabelNoise(classes={self.classes})`: targets are {targets.dtype}, which cannot represent the last "
+                "class; give them as int64."
+            )
+        wide = targets.to(torch.int64)  # a class plus a shift may overflow a short integer
+        if wide.numel() and not 0 <= int(wide.min()) <= int(wide.max()) < self.classes:
+            raise ValueError(
+                f"`LabelNoise(classes={self.classes})`: targets go from {int(wide.min())} to {int(wide.max())}; "
+                f"classes are 0..{self.classes - 1}."
+            )
+        flipped = torch.rand(targets.shape, generator=generator) < self.strength
+        shift = torch.randint(1, self.classes, targets.shape, generator=generator) * flipped
+        return ((wide + shift.to(wide)) % self.classes).to(targets.dtype)
+
     def state_dict(self) -> dict[str, Any]:
-        """The state of the random numbers."""
+        """Return the state of the random generator."""
         return {"generator": self._generator.get_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from a state: the same noise as would have come."""
+        """Resume from a state: the noise continues as in an uninterrupted run."""
         self._generator.set_state(state["generator"])
 
 
-def _labels(name: str, groups: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The checked labels, and how many samples each environment has."""
+def _labels(name: str, groups: Tensor | ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """Return the validated labels, and the number of samples in each environment."""
     labels = groups.numpy(force=True) if isinstance(groups, Tensor) else np.asanyarray(groups)
     if labels.ndim != 1 or not labels.size:
         raise ValueError(f"`{name}`: `groups` has shape {labels.shape}; give the environment of every sample.")

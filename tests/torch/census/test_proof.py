@@ -1,152 +1,73 @@
-"""What only seems to be a symmetry: in one draw of dropout, at small weights, of the outputs and not of the loss."""
+"""Candidates that only seem to be symmetries, and moves that change the outputs."""
 
 import copy
-import random
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from tests.torch.zoo import language, square, tokens
+from tests.torch.dropping import largest_change, rows, two_layers
+from tests.torch.known import orbit_trial, the
+from tests.torch.zoo import HEADS, KEY_HEADS, WIDTH, language, square, tokens
 from undertow.torch import census
-from undertow.torch._copies import draws_numbers
-from undertow.torch.census.axes import move
-from undertow.torch.census.proof import LARGE_SCALES, random_transform, situations
+from undertow.torch.census.proof import LARGE_SCALES, situations
 
 pytestmark = pytest.mark.torch
 
 
-def rows(found):
-    return sorted(relation.name for relation in found)
+@pytest.mark.parametrize(("name", "kind"), [("relu", "rescaling"), ("GPT-2", "QK"), ("GPT-2", "OV"), ("Qwen2", "OV")])
+def test_a_symmetry_without_its_bias_changes_the_outputs(name, kind):
+    found, runs_of = orbit_trial(name)
+    symmetry = the(found, kind)
+    assert runs_of.change(symmetry) <= 1e-5
+    bare = lambda side: tuple(axis for axis in side if axis.role != "bias")
+    assert len(bare(symmetry.axes)) < len(symmetry.axes)
+    assert runs_of.change(replace(symmetry, plus=bare(symmetry.plus), minus=bare(symmetry.minus))) >= 1e-2
 
 
-def largest_change(model, batch, loss, relation, scale=1.0, draws=range(20)):
-    """Of the outputs along the orbit, in double precision at weights of another law than the census draws."""
-    model = copy.deepcopy(model).double().train()
-    generator = torch.Generator().manual_seed(5)
-    params = {name: p.detach() for name, p in model.named_parameters()}
-    params = {
-        name: scale * (torch.rand(p.shape, generator=generator).double() - 0.4) / max(p[..., 0].numel(), 1) ** 0.5
-        for name, p in params.items()
-    }
-    moved = params | move(params, relation, random_transform(relation, 7, torch.float64))
-    batch = batch.double() if isinstance(batch, torch.Tensor) else batch
-    worst = 0.0
-    for draw in draws:
-        seen = []
-        for values in (params, moved):
-            model.load_state_dict(values, strict=False)
-            torch.manual_seed(draw)
-            handle = model.register_forward_hook(lambda m, a, out, seen=seen: seen.append(getattr(out, "logits", out)))
-            with torch.no_grad():
-                loss(model, batch)
-            handle.remove()
-        worst = max(worst, float((seen[1] - seen[0]).norm() / seen[0].norm()))
-    return worst
+@pytest.mark.parametrize("name", ["Llama", "Gemma"])
+def test_a_gain_without_one_of_its_readers_changes_the_outputs(name):
+    found, runs_of = orbit_trial(name)
+    symmetry = the(found, "gain against readers")
+    assert len(symmetry.plus) > 1
+    for left in range(len(symmetry.plus)):
+        some = symmetry.plus[:left] + symmetry.plus[left + 1 :]
+        assert runs_of.change(replace(symmetry, plus=some)) >= 1e-2
 
 
-class StochasticDepth(nn.Module):
-    """As torchvision has it: the whole batch, or single rows of it, dropped with probability p."""
-
-    def __init__(self, p, mode):
-        super().__init__()
-        self.p, self.mode = p, mode
-
-    def forward(self, x):
-        if not self.training or self.p == 0:
-            return x
-        shape = [x.shape[0] if self.mode == "row" else 1, *[1] * (x.ndim - 1)]
-        return x * torch.empty(shape, dtype=x.dtype).bernoulli_(1 - self.p) / (1 - self.p)
-
-
-class Stream(nn.Module):
-    """A stream to which two branches add, each of which may be dropped."""
-
-    def __init__(self, drop):
-        super().__init__()
-        self.into, self.out, self.drop = nn.Linear(5, 8), nn.Linear(8, 3), drop
-        self.up, self.down = nn.Linear(8, 12), nn.Linear(12, 8)
-        self.left, self.right = nn.Linear(8, 6), nn.Linear(6, 8)
-
-    def forward(self, x):
-        stream = torch.relu(self.into(x))
-        stream = stream + self.drop(self.down(torch.relu(self.up(stream))))
-        return self.out(stream + self.drop(self.right(self.left(stream))))
+def test_rope_breaks_gl_of_a_head():
+    found, runs_of = orbit_trial("Llama")
+    symmetry = the(found, "QK on RoPE pairs")
+    width = WIDTH // HEADS
+    numbers = np.arange(HEADS * width).reshape(KEY_HEADS, HEADS // KEY_HEADS, width).transpose(0, 2, 1)
+    whole = replace(
+        symmetry,
+        plus=(replace(symmetry.plus[0], index=numbers.reshape(KEY_HEADS * width, -1)),),
+        minus=(replace(symmetry.minus[0], index=np.arange(KEY_HEADS * width)[:, None]),),
+    )
+    assert runs_of.change(whole) >= 1e-2
+    assert runs_of.change(replace(whole, block=width)) >= 1e-2
+    assert runs_of.change(symmetry) <= 1e-5
 
 
-def layer_drop(source):
-    """LayerDrop: a branch is not run at all; `source` draws a number between 0 and 1."""
-
-    class Drop(nn.Module):
-        def forward(self, x):
-            return x if not self.training or source() > 0.5 else torch.zeros_like(x)
-
-    return Drop()
+def test_the_gate_cannot_replace_up():
+    found, runs_of = orbit_trial("Llama")
+    symmetry = the(found, "up against down")
+    (up,) = symmetry.minus
+    gate = replace(up, parameter=up.parameter.replace("up_proj", "gate_proj"))
+    assert runs_of.change(replace(symmetry, minus=(gate,))) >= 1e-2
 
 
-DROPS = {
-    "batch": lambda: StochasticDepth(0.2, "batch"),
-    "row": lambda: StochasticDepth(0.2, "row"),
-    "often": lambda: StochasticDepth(0.5, "batch"),
-    "LayerDrop": lambda: layer_drop(lambda: torch.rand([]).item()),
-    "LayerDrop by Python": lambda: layer_drop(random.random),
-    "LayerDrop by NumPy": lambda: layer_drop(np.random.rand),
-}
-
-
-@pytest.mark.parametrize("name", DROPS)
-def test_a_branch_that_is_dropped_counts(name):
-    """The symmetries are those of the network without dropping, whichever branches a draw leaves out."""
-    torch.manual_seed(0)
-    x = torch.randn(6, 5)
-    whole = census(Stream(nn.Identity()), x, square)
-    assert sorted((r.size, r.block) for r in whole) == [(6, 6), (8, 1), (12, 1)]
-    model = Stream(DROPS[name]())
-    for seed in range(3):
-        found = census(model, x, square, seed=seed)
-        assert rows(found) == rows(whole)
-        assert found.silent == ()
-    if "by" not in name:
-        assert all(largest_change(model, x, square, relation) < 1e-12 for relation in found)
-
-
-@pytest.mark.parametrize("name", DROPS)
-def test_generators_are_as_before(name, as_a_user):
-    """Those of PyTorch, Python and NumPy; checks of types draw from Python's."""
-    states = lambda: (torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist())  # noqa: NPY002
-    x, model = torch.randn(6, 5), Stream(DROPS[name]())
-    before = states()
-    census(model, x, square)
-    assert states() == before
-
-
-def test_layers_of_a_library_that_are_dropped():
-    """OPT's LayerDrop: the same census as without it, the scale of the stream included."""
-    import transformers
-
-    torch.manual_seed(0)
-    facts = {"vocab_size": 40, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 36,
-             "max_position_embeddings": 32, "word_embed_proj_dim": 24}  # fmt: skip
-    found = [
-        census(transformers.OPTForCausalLM(transformers.OPTConfig(**facts, layerdrop=p)), tokens(), language)
-        for p in (0.0, 0.4)
-    ]
-    assert rows(found[0]) == rows(found[1])
-    assert rows(found[0].approximate) == rows(found[1].approximate)
-    assert found[0].silent == found[1].silent
-
-
-def test_dropout_that_hits_nothing_in_one_draw():
-    """Units are dropped in one draw of ten only: GL(4) holds in the others, one scale a unit in all."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.02), nn.Linear(4, 3))
-    x = torch.randn(1, 5)
-    for seed in range(3):
-        (relation,) = census(model, x.expand(3, 5).clone(), square, seed=seed)
-        assert (relation.size, relation.block) == (4, 1)
-        assert largest_change(model, x, square, relation) < 1e-12
+@pytest.mark.parametrize("name", ["Llama", "Qwen3", "conv"])
+def test_approximate_symmetries_are_exact_without_eps(name):
+    found, runs_of = orbit_trial(name)
+    assert found.approximate
+    for symmetry in found.approximate:
+        assert runs_of.change(symmetry, eps=0.1) > 1e-3
+        assert runs_of.change(symmetry, eps=1e-12) < 1e-5
 
 
 SATURATING = {
@@ -158,22 +79,22 @@ SATURATING = {
 
 @pytest.mark.parametrize("name", SATURATING)
 def test_activations_that_saturate(name):
-    """At small inputs they are a ReLU, or linear."""
+    """At small inputs these activations equal a ReLU or the identity."""
     torch.manual_seed(0)
     x = 0.1 * torch.randn(6, 5)
     build = lambda act: nn.Sequential(nn.Linear(5, 7, bias=False), act, nn.Linear(7, 3))
     plain = nn.ReLU() if name == "ReLU6" else nn.Identity()
     (claimed,) = census(build(plain), x, square)
     model = build(SATURATING[name]())
-    assert largest_change(model, x, square, claimed) < 1e-12  # at weights of size 1 nothing tells them apart
+    assert largest_change(model, x, square, claimed) < 1e-12  # at weights of size 1 they do not differ
     assert largest_change(model, x, square, claimed, scale=1000.0) > 0.1
     found = census(model, x, square)
     assert len(found) == len(found.approximate) == 0
-    assert any(f"at random weights times {scale:g}" in said for said in found.unclear for scale in LARGE_SCALES)
+    assert any(f"at random weights times {scale:g}" in reported for reported in found.unclear for scale in LARGE_SCALES)
 
 
 def test_a_limit_that_only_the_weights_of_the_model_reach():
-    """A Hardtanh at 100,000 is linear at random weights of any size; the user's own are larger."""
+    """A Hardtanh at 100,000 is linear at all random weights of the census, but not at the user's weights."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 7), nn.Hardtanh(-1e5, 1e5), nn.Linear(7, 3))
     x = torch.randn(6, 5)
@@ -217,65 +138,10 @@ def test_clipped_queries_keys_and_values(name, left, gone, clip):
     assert set(rows(found)) <= set(rows(whole))
 
 
-class WithComplex(nn.Module):
-    """A real network that rotates its inputs by complex numbers."""
-
-    def __init__(self, held):
-        super().__init__()
-        turn = torch.polar(torch.ones(4), torch.arange(4.0))
-        if held == "buffer":
-            self.register_buffer("turn", turn)
-        else:
-            self.turn = nn.Parameter(turn, requires_grad=held == "trains")
-        self.into, self.out = nn.Linear(8, 7), nn.Linear(7, 3)
-
-    def forward(self, x):
-        turned = torch.view_as_real(torch.view_as_complex(x.reshape(len(x), 4, 2)) * self.turn).flatten(1)
-        return self.out(torch.relu(self.into(turned) - self.into(x)))
-
-
-@pytest.mark.filterwarnings("error:Casting complex")
-def test_complex_parameters():
-    torch.manual_seed(0)
-    x = torch.randn(6, 8)
-    with pytest.raises(ValueError, match=r"the parameter turn is complex \(complex64\)"):
-        census(WithComplex("trains"), x, square)
-    for held in ("buffer", "frozen"):
-        model = WithComplex(held)
-        seen = []
-        handle = model.register_forward_hook(lambda m, args, out, seen=seen: seen.append(m.turn.dtype))
-        (relation,) = census(model, x, square)
-        handle.remove()
-        # were the numbers cast to real ones, the bias would move along or not all the same: look at them
-        assert set(seen) == {torch.complex128, torch.complex64}
-        assert relation.name == "rescaling, 7 scales: into.weight[i, :] against out.weight[:, i]"
-        assert model.turn.dtype == torch.complex64
-
-
-def test_complex_inputs_and_outputs():
-    torch.manual_seed(0)
-
-    class Spectrum(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.into, self.out = nn.Linear(5, 7), nn.Linear(7, 3)
-
-        def forward(self, x):
-            return torch.fft.fft(self.out(torch.relu(self.into(x.imag))))
-
-    found = census(Spectrum(), torch.randn(6, 5, dtype=torch.complex64), lambda net, x: net(x).abs().square().mean())
-    assert rows(found) == ["rescaling, 7 scales: into.weight[i, :], into.bias against out.weight[:, i]"]
-
-
-def two_layers():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 6), nn.ReLU(), nn.Linear(6, 3))
-
-
 @pytest.mark.parametrize("strength", [1.0, 1e-2, 1e-4, 1e-6])
 def test_a_penalty_in_the_loss_breaks_what_it_touches(strength):
     model, x = two_layers(), torch.randn(6, 5)
-    one, two = (relation.name for relation in census(model, x, square))
+    one, two = (symmetry.name for symmetry in census(model, x, square))
     first = census(model, x, lambda net, s: square(net, s) + strength * net[0].weight.square().sum())
     assert (rows(first), rows(first.broken)) == ([two], [one])
     assert first.broken[0].change > 0.01 * strength
@@ -300,13 +166,13 @@ def test_a_loss_of_outputs_alone_breaks_nothing():
 def test_a_penalty_that_has_the_symmetry():
     """The path norm of two layers does not change when their neurons are rescaled; other neurons are not covered."""
     model, x = two_layers(), torch.randn(6, 5)
-    one, two = (relation.name for relation in census(model, x, square))
+    one, two = (symmetry.name for symmetry in census(model, x, square))
     found = census(model, x, lambda net, s: square(net, s) + (net[2].weight.abs() @ net[0].weight.abs()).sum())
     assert (rows(found), rows(found.broken)) == ([one], [two])
 
 
-def test_the_loss_is_tried_where_it_is_zero():
-    """Targets that the model fits: the loss is rounding, and says nothing against a symmetry."""
+def test_a_loss_of_zero_refutes_nothing():
+    """With targets that the model fits, the loss is rounding and refutes no symmetry."""
     model, x = two_layers(), torch.randn(6, 5)
     with torch.no_grad():
         y = copy.deepcopy(model).double()(x.double())
@@ -314,18 +180,12 @@ def test_the_loss_is_tried_where_it_is_zero():
     assert len(found) == 2
 
 
-@pytest.mark.parametrize("name", [*DROPS, "none"])
-def test_whether_a_network_draws_random_numbers_is_told(name):
-    drop = DROPS[name]() if name in DROPS else nn.Dropout(0.0)
-    assert draws_numbers(Stream(drop), square, torch.randn(6, 5)) == (name != "none")
-
-
-def test_draws_and_proofs_have_other_random_numbers():
+def test_moments_and_proofs_use_different_random_numbers():
     for stochastic in (False, True):
-        tried = situations(0, stochastic)
-        assert len({s.draw for s in tried}) == len(tried)
-        assert {s.scale for s in tried} == {1.0, *LARGE_SCALES}
-        assert sum(s.own for s in tried) == 1
+        runs_of = situations(0, stochastic)
+        assert len({s.dropout_seed for s in runs_of}) == len(runs_of)
+        assert {s.scale for s in runs_of} == {1.0, *LARGE_SCALES}
+        assert sum(s.own_weights for s in runs_of) == 1
     seeds = []
 
     class Draws(nn.Linear):
@@ -339,10 +199,10 @@ def test_draws_and_proofs_have_other_random_numbers():
     assert len(set(seeds)) >= 4 + len(situations(0, True))
 
 
-def test_chaos_does_not_hide_a_symmetry():
-    """Layers of tanh behind a rescaling magnify rounding at large weights until nothing of the outputs is left."""
+def test_situations_that_amplify_rounding_are_left_out():
+    """Many layers of tanh after a rescaling amplify rounding at large weights until the outputs are random."""
     torch.manual_seed(0)
     layers = [layer for _ in range(60) for layer in (nn.Linear(32, 32), nn.Tanh())]
     model = nn.Sequential(nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 32), nn.Tanh(), *layers, nn.Linear(32, 3))
-    (relation,) = census(model, torch.randn(6, 8), square)
-    assert relation.parameters == ("2.weight", "0.weight", "0.bias")
+    (symmetry,) = census(model, torch.randn(6, 8), square)
+    assert symmetry.parameters == ("2.weight", "0.weight", "0.bias")

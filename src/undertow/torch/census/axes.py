@@ -1,7 +1,7 @@
-"""Axes of parameters, and the relations between them that are symmetries.
+"""Axes of parameters, and symmetries that scale or mix the indices along them.
 
 A symmetry of a network scales (or mixes) the indices along an axis of one parameter against those of another. An
-`Axis` names which: the parameter, the axis, and for each of n generators the indices that move together.
+`Axis` names the parameter, the axis, and for each of n generators the indices that move together.
 """
 
 import math
@@ -12,12 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Axis", "Relation", "fold", "move", "unfold"]
+__all__ = ["Axis", "Symmetry", "fold", "move", "unfold"]
 
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """Indices along an axis of a parameter: row i of `index` moves with generator i.
+    """Indices along an axis of a parameter. Row i of `index` moves with generator i.
 
     >>> import numpy as np
     >>> from undertow.torch import Axis
@@ -28,25 +28,25 @@ class Axis:
     parameter: str
     axis: int
     index: np.ndarray
-    """Integers, (generators, indices that move together)."""
+    """Integers of shape (generators, indices that move together)."""
     length: int
-    """Of the axis."""
+    """Length of the axis."""
     dimensions: int = 2
-    """Of the parameter."""
+    """Number of dimensions of the parameter."""
     shift: float = 0.0
-    """The layer computes with parameter + shift (Gemma's norms: 1)."""
+    """The layer computes with parameter + shift (1 in Gemma's norms)."""
     role: str = "out"
-    """What the axis is in its layer: "out", "in", "bias", "gain" or "whole"."""
+    """Role of the axis in its layer: "out", "in", "bias", "gain" or "whole"."""
     fold: str = ""
-    """How indices were put together: "", "group" (of heads), "pair" (of RoPE), "head" or "whole"."""
+    """How indices are combined: "", "group" (of heads), "pair" (of RoPE), "head" or "whole"."""
 
     @property
     def size(self) -> int:
-        """The number of generators."""
+        """Number of generators."""
         return self.index.shape[0]
 
     def keys(self, row: int) -> list[tuple[str, int, int]]:
-        """The rows of the parameter that generator `row` acts on."""
+        """Return the rows of the parameter that generator `row` acts on."""
         return [(self.parameter, self.axis, int(k)) for k in self.index[row]]
 
     def __str__(self) -> str:
@@ -65,65 +65,65 @@ class Axis:
 
 
 @dataclass(frozen=True, eq=False)
-class Relation:
-    """A symmetry: `plus` times exp(amount), `minus` times exp(-amount), for each of `size` generators.
+class Symmetry:
+    """A symmetry that multiplies `plus` by exp(amount) and `minus` by exp(-amount), for each of `size` generators.
 
-    With `block` > 1 it is GL(block) on each of size/block blocks: plus times P, minus times P^-1.
+    With `block` > 1 it is GL(block) on each of size/block blocks: `plus` is multiplied by P, `minus` by P^-1.
     """
 
     kind: str
-    """What it is called: "rescaling", "GL", "gain", "QK", "OV", "RoPE pairs", "up/down", "LoRA", "weight norm", ..."""
+    """Name of the kind: "rescaling", "GL", "gain", "QK", "OV", "RoPE pairs", "up/down", "LoRA", "weight norm", ..."""
     plus: tuple[Axis, ...]
     minus: tuple[Axis, ...]
     block: int
     exact: bool
-    """False where it holds but for the eps of a norm."""
+    """False for a symmetry that holds up to the eps of a norm."""
     change: float
-    """The relative change of the outputs along the orbit, in float32 on randomised weights."""
+    """Relative change of the outputs along the orbit, in float32 at random weights."""
 
     @property
     def size(self) -> int:
-        """The number of indices that move."""
+        """Number of indices that move."""
         return self.plus[0].size
 
     @property
     def generators(self) -> int:
-        """The number of independent charges."""
+        """Number of independent charges."""
         return self.size // self.block * (self.block * (self.block + 1) // 2)
 
-    def blocks(self, most: int) -> list[int]:
-        """The sizes up to `most` that blocks of the relation could have, largest first."""
-        return [k for k in range(min(most, self.size), 0, -1) if self.size % k == 0]
+    def block_sizes(self, largest: int) -> list[int]:
+        """Return the block sizes up to `largest` that divide `size`, largest first."""
+        return [k for k in range(min(largest, self.size), 0, -1) if self.size % k == 0]
 
     @property
     def axes(self) -> tuple[Axis, ...]:
-        """Both sides."""
+        """Axes of both sides, plus first."""
         return self.plus + self.minus
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The names of the parameters that it moves."""
+        """Names of the parameters that the symmetry moves."""
         return tuple(dict.fromkeys(axis.parameter for axis in self.axes))
 
     @property
     def shifted(self) -> bool:
-        """Whether it moves a parameter that the layer uses with an offset: weight decay then pulls elsewhere."""
+        """Whether a layer uses one of the parameters with an offset, so that weight decay pulls to another point."""
         return any(axis.shift for axis in self.axes)
 
     @property
     def name(self) -> str:
-        """What it is, in words."""
+        """Kind, group and parameters as one line of text."""
         group = f"{self.size // self.block} x GL({self.block})" if self.block > 1 else f"{self.size} scales"
         plus, minus = (", ".join(map(str, side)) for side in (self.plus, self.minus))
         where = f"{minus} against {plus}" if self.minus else plus
-        return f"{self.kind}, {group}: {where}" + ("" if self.exact else " (but for eps)")
+        return f"{self.kind}, {group}: {where}" + ("" if self.exact else " (up to eps)")
 
     def __str__(self) -> str:
         return self.name
 
 
 def unfold(tensor: Tensor, axis: Axis) -> Tensor:
-    """The indices of an axis as rows: (generators, together, rest)."""
+    """Return the indices of an axis as rows: (generators, indices that move together, rest)."""
     rows = tensor.reshape(1) if tensor.ndim == 0 else tensor
     rows = rows.movedim(axis.axis, 0).reshape(axis.length, -1)
     first = int(axis.index[0, 0])
@@ -133,7 +133,7 @@ def unfold(tensor: Tensor, axis: Axis) -> Tensor:
 
 
 def fold(tensor: Tensor, axis: Axis, rows: Tensor) -> Tensor:
-    """A copy of the tensor with those rows in their place."""
+    """Return a copy of the tensor in which the indices of an axis are replaced by `rows`."""
     shape = (1,) if tensor.ndim == 0 else tuple(tensor.shape)
     moved = tensor.reshape(shape).movedim(axis.axis, 0)
     flat = moved.reshape(axis.length, -1).clone()
@@ -141,29 +141,31 @@ def fold(tensor: Tensor, axis: Axis, rows: Tensor) -> Tensor:
     return flat.reshape(moved.shape).movedim(0, axis.axis).reshape(tensor.shape).contiguous()
 
 
-def move(values: Mapping[str, Tensor], relation: Relation, transform: Tensor, *, gradient: bool = False) -> dict:
-    """The parameters of a relation moved along its orbit; gradients (and momentum) move the other way.
+def move(
+    values: Mapping[str, Tensor], symmetry: Symmetry, transform: Tensor, *, gradient: bool = False
+) -> dict[str, Tensor]:
+    """Return the parameters of a symmetry moved along its orbit; gradients (and momentum) move the other way.
 
-    `transform`: (generators,) factors, or (blocks, block, block) matrices P. plus -> P'plus, minus -> P^-1 minus along
-    the axis; a gradient moves by P^-T. Only the tensors that move are in the answer.
+    `transform`: factors (generators,), or matrices P of shape (blocks, block, block). Along the axis plus -> P'plus and
+    minus -> P^-1 minus; a gradient moves by P^-T. The result holds only the tensors that move.
     """
     if transform.ndim == 1:
-        there, back = transform, 1 / transform
+        on_plus, on_minus = transform, 1 / transform
     else:
-        there, back = transform.mT, torch.linalg.inv(transform)
+        on_plus, on_minus = transform.mT, torch.linalg.inv(transform)
     if gradient:
-        there, back = (1 / there, 1 / back) if transform.ndim == 1 else (back, there)
+        on_plus, on_minus = (1 / on_plus, 1 / on_minus) if transform.ndim == 1 else (on_minus, on_plus)
     moved: dict[str, Tensor] = {}
-    for side, by in ((relation.plus, there), (relation.minus, back)):
+    for side, factor in ((symmetry.plus, on_plus), (symmetry.minus, on_minus)):
         for axis in side:
-            now = moved.get(axis.parameter, values[axis.parameter])
+            tensor = moved.get(axis.parameter, values[axis.parameter])
             offset = 0.0 if gradient else axis.shift
-            rows = unfold(now, axis) + offset
-            by = by.to(rows)
+            rows = unfold(tensor, axis) + offset
+            matrix = factor.to(rows)
             if transform.ndim == 1:
-                rows = rows * by[:, None, None]
+                rows = rows * matrix[:, None, None]
             else:
-                blocks = rows.reshape(by.shape[0], by.shape[1], math.prod(rows.shape[1:]))
-                rows = (by @ blocks).reshape(rows.shape)
-            moved[axis.parameter] = fold(now, axis, rows - offset)
+                blocks = rows.reshape(matrix.shape[0], matrix.shape[1], math.prod(rows.shape[1:]))
+                rows = (matrix @ blocks).reshape(rows.shape)
+            moved[axis.parameter] = fold(tensor, axis, rows - offset)
     return moved

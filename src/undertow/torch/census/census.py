@@ -1,94 +1,94 @@
-"""Which exponential symmetries a network has, found from gradients at random weights and proved on outputs and loss.
+"""The census of a network: its exponential symmetries, found from gradients at random weights and proved.
 
-For every axis of every parameter the moment m_i = sum G W over the other axes (G the gradient) says how the loss
-changes when index i is scaled. Symmetries are the relations between moments that hold at every draw of weights: a null
-space. What a block of indices allows beyond scales, GL(d), shows in the matrices G W'.
+For every axis of every parameter the moment m_i = sum G W over the other axes (G the gradient) is the derivative of the
+loss with respect to the logarithm of a scale of index i. Symmetries are the linear relations between moments that hold
+at every draw of weights, a null space. Whether a block of indices allows a GL(d) beyond scales follows from the
+matrices G W'.
 """
 
 import math
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from undertow.torch._copies import (
+    Batch,
+    DoublePrecision,
     Loss,
-    Precise,
-    as_double,
-    draws_numbers,
-    epsilon,
-    forward,
-    loss_beyond_outputs,
+    cast_batch,
+    draws_random_numbers,
+    loss_bypasses_outputs,
     model_copy,
-    projected,
+    random_projection,
     randomise,
     trainable,
     unwrap,
 )
+from undertow.torch._isolation import isolated
+from undertow.torch._renamed import Renamed
 from undertow.torch._threads import one_thread
-from undertow.torch.census.axes import Relation, move
-from undertow.torch.census.hints import Level, atoms, attention_heads, levels
-from undertow.torch.census.moments import MOST_DRAWS, Moments
-from undertow.torch.census.names import name_relation
-from undertow.torch.census.nullspace import CLEAR, NULL, Found, integer_null_space, sparse_basis
-from undertow.torch.census.proof import HOLDS, Bench, refute, situations
-from undertow.torch.equilibrium.gather import undisturbed
+from undertow.torch.census.axes import Axis, Symmetry
+from undertow.torch.census.candidates import attention_heads, levels
+from undertow.torch.census.moments import MAX_DRAWS, Moments
+from undertow.torch.census.names import name_symmetry
+from undertow.torch.census.proof import OUTPUT_RTOL, OrbitTrial, Refuted, situations, verify_symmetries
+from undertow.torch.census.search import LARGE_EPS, NO_EPS, search_levels, search_whole_parameters
 
-__all__ = ["Census", "census", "refuse_foreign"]
+__all__ = ["Census", "census", "check_census"]
 
-LARGE_EPS, NO_EPS = 0.1, 1e-30
-"""With a large eps in every norm only exact symmetries are left; with none the approximate ones are exact too."""
-STEP = 1e-7
-"""Of differences of outputs in double precision: the error is as large, below what counts as zero."""
-LARGE = 10**8
-"""Parameters up to which one thread does the work. It is a hundred passes over a few tokens: threads gain nothing on
-so many small operations, and where another program holds a core they wait for each other at every one of them
-(23 million parameters, two cores: 8 seconds with one thread, more than 60 with two beside two busy programs)."""
+ONE_THREAD_LIMIT = 10**8
+"""Number of parameters up to which the census runs on one thread. It makes a hundred passes over a few tokens: several
+threads gain nothing on so many small operations, and where another program occupies a core they wait for each other at
+every one of them (23 million parameters, two cores: 8 seconds with one thread, more than 60 with two threads beside two
+busy programs)."""
 
 
 @dataclass(frozen=True)
 class Census:
-    """The symmetries of a network. Iterating goes over the exact ones."""
+    """The symmetries of a network. Iteration goes over the exact ones."""
 
-    relations: tuple[Relation, ...]
-    """Exact, each proved on its orbit: outputs and loss stay."""
-    approximate: tuple[Relation, ...]
-    """They hold but for the eps of a norm; `change` says how far, on randomised weights."""
+    symmetries: tuple[Symmetry, ...]
+    """Exact symmetries, each proved on its orbit: outputs and loss do not change."""
+    approximate: tuple[Symmetry, ...]
+    """Symmetries up to the eps of a norm; `change` is the change of the outputs at random weights."""
     unclear: tuple[str, ...]
-    """What was seen and not understood, or did not hold where it was tried, in sentences."""
-    silent: tuple[str, ...]
+    """Candidates that could not be interpreted, or that failed in a situation, in sentences."""
+    without_gradient: tuple[str, ...]
     """Parameters, or parts of them, that the loss does not depend on."""
     frozen: tuple[str, ...]
-    """Parameters that do not train: SGD has no symmetry that would have to move them."""
+    """Parameters that do not train. SGD has no symmetry that would have to move them."""
     free: tuple[str, ...]
     """Trainable parameters that no exact symmetry moves."""
-    broken: tuple[Relation, ...] = ()
-    """Symmetries of the outputs that the loss breaks, by a penalty on weights for instance: they are none of training.
-    `change` is that of the loss."""
+    broken: tuple[Symmetry, ...] = ()
+    """Symmetries of the outputs that the loss breaks, by a penalty on weights for instance; training does not have
+    them. `change` is the change of the loss."""
 
-    def __iter__(self) -> Iterator[Relation]:
-        return iter(self.relations)
+    relations = Renamed("symmetries")
+    silent = Renamed("without_gradient")
+
+    def __iter__(self) -> Iterator[Symmetry]:
+        return iter(self.symmetries)
 
     def __len__(self) -> int:
-        return len(self.relations)
+        return len(self.symmetries)
 
     def __str__(self) -> str:
-        lines = [f"{len(self.relations)} exact symmetries"]
-        lines += [f"  {relation}  [outputs change by {relation.change:.0e}]" for relation in self.relations]
+        lines = [f"{len(self.symmetries)} exact symmetries"]
+        lines += [f"  {symmetry}  [outputs change by {symmetry.change:.0e}]" for symmetry in self.symmetries]
         if self.approximate:
-            lines.append(f"{len(self.approximate)} approximate ones")
-            lines += [f"  {relation}  [outputs change by {relation.change:.0e}]" for relation in self.approximate]
+            lines.append(f"{len(self.approximate)} approximate symmetries")
+            lines += [f"  {symmetry}  [outputs change by {symmetry.change:.0e}]" for symmetry in self.approximate]
         if self.broken:
             lines.append(f"{len(self.broken)} symmetries of the outputs that the loss breaks")
-            lines += [f"  {relation}  [the loss changes by {relation.change:.0e}]" for relation in self.broken]
+            lines += [f"  {symmetry}  [the loss changes by {symmetry.change:.0e}]" for symmetry in self.broken]
         for title, names in (
-            ("no gradient", self.silent),
+            ("no gradient", self.without_gradient),
             ("frozen", self.frozen),
-            ("moved by none", self.free),
+            ("moved by no symmetry", self.free),
             ("unclear", self.unclear),
         ):
             if names:
@@ -96,34 +96,33 @@ class Census:
         return "\n".join(lines)
 
 
-def census(model: nn.Module, batch: Any, loss: Loss, *, seed: int = 0) -> Census:
-    """The exponential symmetries of a network, each named and proved. The network itself is not touched.
+def census(model: nn.Module, batch: Batch, loss: Loss, *, seed: int = 0) -> Census:
+    """Return the exponential symmetries of a network, each named and proved. The network itself is not changed.
 
-    A relation is proved by moving along its orbit: outputs and loss have to stay, at random weights of several sizes
-    and at those of the model, each time with other random numbers for dropout.
+    A symmetry is proved by moving along its orbit. Outputs and loss must not change, at random weights of several
+    sizes and at the weights of the model, each time with other random numbers for dropout.
 
     **Arguments:**
 
-    - `model`: any `nn.Module`; what `torch.compile` and data-parallel wrappers hold is looked at.
-    - `batch`: a small batch; `loss(model, batch)` returns its loss as a tensor, calling the model it is given.
-    - `seed`: of the random weights.
+    - `model`: any `nn.Module`, also inside `torch.compile` or a data-parallel wrapper.
+    - `batch`: a small batch. `loss(model, batch)` must call the model it is given and return a scalar tensor.
+    - `seed`: seed of the random weights.
 
     >>> import torch
     >>> from undertow.torch import census
     >>> net = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3))
-    >>> found = census(net, torch.randn(6, 5), lambda model, x: model(x).square().mean())
-    >>> for relation in found:
-    ...     print(relation)
+    >>> for symmetry in census(net, torch.randn(6, 5), lambda model, x: model(x).square().mean()):
+    ...     print(symmetry)
     rescaling, 7 scales: 0.weight[i, :], 0.bias against 2.weight[:, i]
     """
     model = unwrap(model)
-    large = sum(p.numel() for p in model.parameters()) > LARGE
-    with undisturbed(model, seed), nullcontext() if large else _alone():
+    large = sum(p.numel() for p in model.parameters()) > ONE_THREAD_LIMIT
+    with isolated(model, seed), nullcontext() if large else _single_threaded():
         return _census(model, batch, loss, seed)
 
 
 @contextmanager
-def _alone() -> Generator[None]:
+def _single_threaded() -> Generator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -133,231 +132,106 @@ def _alone() -> Generator[None]:
         torch.set_num_threads(threads)
 
 
-def _census(model: nn.Module, batch: Any, loss: Loss, seed: int) -> Census:
-    twin = model_copy(model, torch.float64)
-    names = list(trainable(twin))
-    frozen = tuple(name for name, p in model.named_parameters() if not p.requires_grad)
+def _census(model: nn.Module, batch: Batch, loss: Loss, seed: int) -> Census:
+    names = list(trainable(model))
     if not names:
         raise ValueError("`census`: no parameter of the model trains (requires_grad is False everywhere).")
-    searched = levels(twin)
-    draws = max([2, *(math.ceil(3 * len(level.axes) / level.size) for level in searched)])
-    draws = min(draws, MOST_DRAWS)
-    double = as_double(batch)
-    with Precise():
-        randomise(twin, seed)
-        stochastic = draws_numbers(twin, loss, double)
-        look = lambda loss, eps, seed: Moments(twin, loss, double, searched, eps, draws, seed, stochastic=stochastic)
-        exact, loose = look(loss, LARGE_EPS, seed), look(loss, NO_EPS, seed + 1000)
-        found = _relations(searched, exact, [])
-        more = _relations(searched, loose, found)
-        found, more = exact.grown(found), loose.grown(more)
-        if loss_beyond_outputs(twin, loss, double, seed):  # the loss may break symmetries of the outputs
-            outward = look(projected(loss, seed), LARGE_EPS, seed + 4000)
-            found += outward.grown(_relations(searched, outward, [*found, *more]))
-        wide, odd = _whole(twin, loss, double, [*found, *more], exact, seed)
-        randomise(twin, seed + 2000)
-        ideal = Bench(twin, loss, double, seed + 2000)
-        broken = {id(relation): ideal.change(relation, seed, LARGE_EPS) for relation in [*more, *wide]}
-        nearly = [relation for relation in [*more, *wide] if broken[id(relation)] > HOLDS]
-        exactly = [*found, *(relation for relation in [*more, *wide] if broken[id(relation)] <= HOLDS)]
-        tried, own = situations(seed + 5000, stochastic), [p.detach() for p in model.parameters()]
-        near, refuted = refute(twin, own, loss, double, nearly, tried, NO_EPS)
-        randomise(twin, seed + 2000)
-        kept, others = refute(twin, own, loss, double, exactly, tried, None)
+    searched = _search(model, batch, loss, seed)
     small = model_copy(model, torch.float32)
     randomise(small, seed + 2000)
-    bench = Bench(small, loss, as_double(batch, torch.float32), seed + 2000)
+    trial = OrbitTrial(small, cast_batch(batch, torch.float32), loss, seed + 2000)
     heads = attention_heads(model)
 
-    def named(relation: Relation, change: float) -> Relation:
-        return name_relation(model, heads, replace(relation, exact=relation not in near, change=change))
+    def named(symmetry: Symmetry, change: float) -> Symmetry:
+        exact = symmetry not in searched.approximate
+        return name_symmetry(model, heads, replace(symmetry, exact=exact, change=change))
 
-    both = [named(relation, bench.change(relation, seed)) for relation in [*kept, *near]]
-    refuted = [*others, *refuted]
-    unclear = [*exact.unclear, *loose.unclear, *odd]
-    unclear += [
-        f"{relation}: gradients show it, outputs change by {relation.change:.0e} along its orbit"
-        for relation in both
-        if relation.exact and relation.change > HOLDS
+    both = [named(symmetry, trial.change(symmetry, seed)) for symmetry in [*searched.exact, *searched.approximate]]
+    unclear = [
+        *searched.unclear,
+        *(
+            f"{symmetry}: gradients have it, but outputs change by {symmetry.change:.0e} along its orbit"
+            for symmetry in both
+            if symmetry.exact and symmetry.change > OUTPUT_RTOL
+        ),
+        *(
+            f"{named(r.symmetry, r.change)}: outputs change by {r.change:.0e} along its orbit {r.situation}"
+            for r in searched.refuted
+            if not r.by_loss
+        ),
     ]
-    unclear += [
-        f"{named(r.relation, r.change)}: outputs change by {r.change:.0e} along its orbit {r.words}"
-        for r in refuted
-        if not r.by_loss
-    ]
-    proved = [relation for relation in both if relation.exact and relation.change <= HOLDS]
-    moved = {name for relation in proved for name in relation.parameters}
+    proved = [symmetry for symmetry in both if symmetry.exact and symmetry.change <= OUTPUT_RTOL]
+    moved = {name for symmetry in proved for name in symmetry.parameters}
     order = {name: place for place, name in enumerate(names)}
-    place = lambda relation: min((order[a.parameter], int(a.index.min())) for a in relation.minus or relation.plus)
+    place = lambda symmetry: min((order[a.parameter], int(a.index.min())) for a in symmetry.minus or symmetry.plus)
     return Census(
-        relations=tuple(sorted(proved, key=place)),
-        approximate=tuple(sorted((relation for relation in both if not relation.exact), key=place)),
+        symmetries=tuple(sorted(proved, key=place)),
+        approximate=tuple(sorted((symmetry for symmetry in both if not symmetry.exact), key=place)),
         unclear=tuple(unclear),
-        silent=tuple(dict.fromkeys(map(str, exact.silent))),
-        frozen=frozen,
+        without_gradient=tuple(dict.fromkeys(map(str, searched.zero_axes))),
+        frozen=tuple(name for name, p in model.named_parameters() if not p.requires_grad),
         free=tuple(name for name in names if name not in moved),
-        broken=tuple(sorted((named(r.relation, r.change) for r in refuted if r.by_loss), key=place)),
+        broken=tuple(sorted((named(r.symmetry, r.change) for r in searched.refuted if r.by_loss), key=place)),
     )
 
 
-def _relations(searched: list[Level], look: Moments, known: list[Relation]) -> list[Relation]:
-    """What the null spaces of all levels hold beyond the relations known."""
-    found: list[Relation] = []
-    for level, moments, quiet in zip(searched, look.moments, look.quiet, strict=True):
-        # a moment of zero with a gradient is a symmetry of its own; without a gradient it is nothing
-        sizes = np.abs(moments).max(axis=0)
-        lone = sizes <= 1e-9 * _bounds(level, look)
-        axes = [axis for axis, q, s in zip(level.axes, quiet, lone, strict=True) if not q and not s]
-        kept = moments[:, [not q and not s for q, s in zip(quiet, lone, strict=True)]]
-        for axis, q, s in zip(level.axes, quiet, lone, strict=True):
-            if s and not q and not axis.shift:
-                _add(found, known, Relation("", (axis,), (), 1, False, math.inf))
-        if len(axes) < 2:
-            continue
-        if kept.shape[0] < 2 * kept.shape[1]:
-            look.unclear.append(f"{level.name}: too many axes for so few indices, not searched")
-            continue
-        null = integer_null_space(kept)
-        look.unclear += _doubts(level.name, null)
-        for vector in sparse_basis(null.basis, np.zeros((len(axes), 0))):
-            plus = tuple(axis for axis, c in zip(axes, vector, strict=True) if c > 0)
-            minus = tuple(axis for axis, c in zip(axes, vector, strict=True) if c < 0)
-            _add(found, known, Relation("", plus or minus, minus if plus else (), 1, False, math.inf))
-    return found
+class _Searched(NamedTuple):
+    """Symmetries found in double precision, and tested in all situations."""
+
+    exact: list[Symmetry]
+    approximate: list[Symmetry]
+    refuted: list[Refuted]
+    unclear: list[str]
+    zero_axes: list[Axis]
+    """Axes without a gradient."""
 
 
-def _doubts(where: str, null: Found) -> list[str]:
-    said = [f"{where}: a relation at {value:.0e}, neither zero nor clear" for value in null.unclear]
-    return said + [f"{where}: a relation whose coefficients are not 0, 1, -1" for _ in null.odd]
+def _search(model: nn.Module, batch: Batch, loss: Loss, seed: int) -> _Searched:
+    """Search the symmetries on a copy in double precision and test them in all situations."""
+    twin = model_copy(model, torch.float64)
+    candidates = levels(twin)
+    draws = max([2, *(math.ceil(3 * len(level.axes) / level.size) for level in candidates)])
+    draws = min(draws, MAX_DRAWS)
+    batch = cast_batch(batch, torch.float64)
+    with DoublePrecision():
+        randomise(twin, seed)
+        stochastic = draws_random_numbers(twin, batch, loss)
+        moments = lambda loss, eps, seed: Moments(
+            twin, batch, loss, candidates, eps, draws, seed, stochastic=stochastic
+        )
+        strict, loose = moments(loss, LARGE_EPS, seed), moments(loss, NO_EPS, seed + 1000)
+        found = search_levels(candidates, strict, [])
+        more = search_levels(candidates, loose, found)
+        found, more = strict.with_blocks(found), loose.with_blocks(more)
+        if loss_bypasses_outputs(twin, batch, loss, seed):  # the loss may break symmetries of the outputs
+            of_outputs = moments(random_projection(loss, seed), LARGE_EPS, seed + 4000)
+            found += of_outputs.with_blocks(search_levels(candidates, of_outputs, [*found, *more]))
+        whole, doubts = search_whole_parameters(twin, batch, loss, [*found, *more], strict, seed)
+        randomise(twin, seed + 2000)
+        exact, approximate = _split_by_eps(OrbitTrial(twin, batch, loss, seed + 2000), found, [*more, *whole], seed)
+        tried, own_weights = situations(seed + 5000, stochastic), [p.detach() for p in model.parameters()]
+        approximate, refuted = verify_symmetries(
+            twin, batch, loss, approximate, tried, own_weights=own_weights, eps=NO_EPS
+        )
+        randomise(twin, seed + 2000)
+        exact, others = verify_symmetries(twin, batch, loss, exact, tried, own_weights=own_weights, eps=None)
+    unclear = [*strict.unclear, *loose.unclear, *doubts]
+    return _Searched(exact, approximate, [*others, *refuted], unclear, strict.zero_axes)
 
 
-def _bounds(level: Level, look: Moments) -> np.ndarray:
-    """What the moments of a level could be at most."""
-    return np.array([look.bounds[axis.parameter] for axis in level.axes])
+def _split_by_eps(
+    trial: OrbitTrial, exact: Sequence[Symmetry], others: Sequence[Symmetry], seed: int
+) -> tuple[list[Symmetry], list[Symmetry]]:
+    """Return the exact symmetries with those of the others that hold at a large eps too, and the rest."""
+    changes = [trial.change(symmetry, seed, LARGE_EPS) for symmetry in others]
+    hold = [symmetry for symmetry, change in zip(others, changes, strict=True) if change <= OUTPUT_RTOL]
+    return [*exact, *hold], [symmetry for symmetry, change in zip(others, changes, strict=True) if change > OUTPUT_RTOL]
 
 
-def _add(found: list[Relation], known: list[Relation], relation: Relation) -> None:
-    if not _implied(relation, [*known, *found]):
-        found.append(relation)
-
-
-def _implied(relation: Relation, known: list[Relation]) -> bool:
-    """Whether every generator is a sum of generators known: a coarser or a shorter version of them."""
-    signed = lambda r: [(axis, 1) for axis in r.plus] + [(axis, -1) for axis in r.minus]
-    if not known:
-        return False
-    for row in {0, relation.size // 2, relation.size - 1}:
-        wanted = {(key, axis.shift): sign for axis, sign in signed(relation) for key in axis.keys(row)}
-        columns = []
-        for other in known:
-            rows = {
-                int(k)
-                for axis, _ in signed(other)
-                for mine, _ in signed(relation)
-                if (mine.parameter, mine.axis, mine.shift) == (axis.parameter, axis.axis, axis.shift)
-                for k in np.flatnonzero(np.isin(axis.index, mine.index[row]).any(axis=1))
-            }
-            for k in rows:
-                columns.append({(key, axis.shift): sign for axis, sign in signed(other) for key in axis.keys(k)})
-        keys = {key: place for place, key in enumerate(dict.fromkeys([*wanted, *(k for c in columns for k in c)]))}
-        if not columns:
-            return False
-        matrix = np.zeros((len(keys), len(columns)))
-        target = np.zeros(len(keys))
-        for place, column in enumerate(columns):
-            for key, sign in column.items():
-                matrix[keys[key], place] = sign
-        for key, sign in wanted.items():
-            target[keys[key]] = sign
-        best = np.linalg.lstsq(matrix, target, rcond=None)[0]
-        if np.abs(matrix @ best - target).max() > 1e-6:
-            return False
-    return True
-
-
-@torch.no_grad()
-def _whole(
-    twin: nn.Module, loss: Loss, batch: Any, known: list[Relation], look: Moments, seed: int
-) -> tuple[list[Relation], list[str]]:
-    """Relations between whole parameters, one scale for each, beyond those known: the scale of a residual stream, say.
-
-    Along them all outputs stay, so differences of outputs have as many rows as needed. Known relations are used to
-    leave parameters out first. Draws of dropout in which a parameter plays no part say nothing of it: as many are used
-    as are needed for all parameters.
-    """
-    params = trainable(twin)
-    quiet = {(axis.parameter, axis.axis, k) for axis in look.silent for k in axis.index.reshape(-1).tolist()}
-    scales = [a for a in atoms(twin) if not all((a.parameter, a.axis, k) in quiet for k in a.index[0].tolist())]
-    place = {(a.parameter, a.shift, k): n for n, a in enumerate(scales) for k in a.index[0].tolist()}
-    implied = np.zeros((len(scales), len(known)))
-    for column, relation in enumerate(known):
-        for side, sign in ((relation.plus, 1), (relation.minus, -1)):
-            for axis in side:
-                mine = [n for n, a in enumerate(scales) if a.parameter == axis.parameter and a.shift == axis.shift]
-                same = [n for n in mine if scales[n].axis == axis.axis]
-                hit = {place[axis.parameter, axis.shift, int(k)] for k in axis.index.reshape(-1)
-                       if (axis.parameter, axis.shift, int(k)) in place} if same else set(mine)  # fmt: skip
-                for n in hit:
-                    implied[n, column] += sign
-    implied = implied[:, np.any(implied != 0, axis=0)]
-    left_out = _pivots(implied)
-    tried = [n for n in range(len(scales)) if n not in left_out]
-    if not tried:
-        return [], []
-    parts, sizes = [], []
-    with epsilon(twin, NO_EPS):
-        randomise(twin, seed + 3000)
-        for draw in look.covering():
-            outputs = forward(twin, loss, batch, draw)[1]
-            count = min(outputs.numel(), 4 * len(tried) + 64)
-            chosen = torch.randperm(outputs.numel(), generator=torch.Generator().manual_seed(draw))[:count]
-            columns = []
-            for n in tried:
-                axis = scales[n]
-                parameter = params[axis.parameter]
-                kept = parameter.detach().clone()
-                one = Relation("", (axis,), (), 1, False, math.inf)
-                factor = torch.tensor([math.exp(STEP)], dtype=torch.float64)
-                parameter.copy_(move({axis.parameter: kept}, one, factor)[axis.parameter])
-                moved = forward(twin, loss, batch, draw)[1]
-                parameter.copy_(kept)
-                columns.append(((moved - outputs)[chosen] / STEP).numpy(force=True))
-            parts.append(np.stack(columns, axis=1))
-            sizes.append(float(outputs.norm()) / outputs.numel() ** 0.5)
-    matrix, size = np.concatenate(parts), max(sizes)
-    lone = np.abs(matrix).max(axis=0) <= NULL * size
-    null = integer_null_space(np.where(lone[None], 0.0, matrix))
-    basis = np.zeros((len(scales), null.basis.shape[1]))
-    basis[tried] = null.basis
-    found = []
-    for vector in sparse_basis(basis, implied):
-        plus, minus = (tuple(a for a, c in zip(scales, vector, strict=True) if c == sign) for sign in (1, -1))
-        found.append(Relation("", plus or minus, minus if plus else (), 1, False, math.inf))
-    changes = zip(tried, np.abs(matrix).max(axis=0) / size, strict=True)
-    faint = [
-        f"whole parameters: outputs change by {s:.0e} of a scale of {scales[n]}" for n, s in changes if NULL < s < CLEAR
-    ]
-    return found, _doubts("whole parameters", null) + faint
-
-
-def _pivots(matrix: np.ndarray) -> set[int]:
-    """Rows that the columns of a matrix determine: as many as its rank."""
-    work, chosen = matrix.copy(), set()
-    for column in range(work.shape[1]):
-        row = int(np.argmax(np.abs(work[:, column])))
-        if abs(work[row, column]) < 1e-9:
-            continue
-        chosen.add(row)
-        pivot = work[:, column] / work[row, column]
-        for other in range(column + 1, work.shape[1]):
-            work[:, other] -= work[row, other] * pivot
-    return chosen
-
-
-def refuse_foreign(function: str, census: Census, params: dict[str, Tensor]) -> None:
-    """A census is of one model as it trained then: refuses one that moves what these trainable parameters have not."""
-    for relation in census.relations:
-        for axis in relation.axes:
+def check_census(function: str, census: Census, params: dict[str, Tensor]) -> None:
+    """Raise a `ValueError` if the census moves something that these trainable parameters do not have."""
+    for symmetry in census.symmetries:
+        for axis in symmetry.axes:
             parameter = params.get(axis.parameter)
             shape = None if parameter is None else tuple(parameter.shape) or (1,)
             if shape is None or shape[axis.axis] != axis.length:

@@ -1,8 +1,7 @@
-"""Curvature of the loss from products with its Hessian: the largest eigenvalue by Lanczos iteration, and the trace."""
+"""Curvature of the loss from Hessian-vector products: the largest eigenvalue by Lanczos iteration, and the trace."""
 
 import re
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -10,29 +9,35 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from undertow.estimate import Estimate
-from undertow.torch._copies import Loss, forward, trainable
-from undertow.torch.equilibrium.gather import undisturbed
+from undertow.torch._copies import Batch, Loss, forward, trainable
+from undertow.torch._isolation import isolated
 
 __all__ = ["largest_curvature", "trace_of_hessian"]
 
-TOLERANCE = 1e-2
-"""Of the residual, relative; the error of the eigenvalue is of its square."""
-HELD, KEPT = 12, 4
+RESIDUAL_RTOL = 1e-2
+"""Relative tolerance of the residual; the error of the eigenvalue is of the order of its square."""
+BASIS_SIZE, KEPT = 12, 4
 """Vectors that the iteration holds, each as large as the model, and those that a restart keeps."""
-MOST_PRODUCTS = 200
+MAX_PRODUCTS = 200
 
 
-def largest_curvature(model: nn.Module, loss: Loss, batches: Sequence[Any], seed: int) -> Estimate:
-    """lambda_max of the mean loss over the batches.
+def largest_curvature(model: nn.Module, batches: Sequence[Batch], loss: Loss, seed: int) -> Estimate:
+    """Return lambda_max of the Hessian of the mean loss over the batches.
 
-    The standard error is over batches, of v'Hv at the eigenvector v; NaN where Lanczos found none, or where the loss
-    cannot be differentiated twice.
+    The standard error is that of v'Hv over batches, at the eigenvector v. The estimate is NaN if the Lanczos iteration
+    does not converge, or if the loss cannot be differentiated twice.
     """
-    return _or_unknown(_largest, model, loss, batches, seed)
+    return _or_nan(_largest, model, batches, loss, seed)
 
 
-def _or_unknown(measure: Callable[..., Estimate], model: nn.Module, loss: Loss, batches: Any, seed: int) -> Estimate:
-    """A measurement, or NaN where PyTorch has no second derivative: of CTC, of bags of embeddings, of cuDNN's RNNs."""
+def _or_nan(
+    measure: Callable[["_Hessian", Sequence[Batch], int], Estimate],
+    model: nn.Module,
+    batches: Sequence[Batch],
+    loss: Loss,
+    seed: int,
+) -> Estimate:
+    """Return a measurement, or NaN where PyTorch has no second derivative (CTC, `EmbeddingBag`, RNNs of cuDNN)."""
     try:
         return measure(_Hessian(model, loss, seed), batches, seed)
     except RuntimeError as error:
@@ -41,7 +46,7 @@ def _or_unknown(measure: Callable[..., Estimate], model: nn.Module, loss: Loss, 
         return Estimate(float("nan"), float("nan"), len(batches))
 
 
-def _largest(hessian: "_Hessian", batches: Sequence[Any], seed: int) -> Estimate:
+def _largest(hessian: "_Hessian", batches: Sequence[Batch], seed: int) -> Estimate:
     count = len(batches)
 
     def mean(vector: Tensor) -> Tensor:
@@ -50,21 +55,22 @@ def _largest(hessian: "_Hessian", batches: Sequence[Any], seed: int) -> Estimate
             total += hessian.product(vector, batch)
         return total / count
 
-    vector = _top(mean, hessian.normal(seed))
+    vector = _top_eigenvector(mean, hessian.normal(seed))
     if vector is None:
         return Estimate(float("nan"), float("nan"), count)
     return _mean([float(vector @ hessian.product(vector, batch)) for batch in batches])
 
 
-def trace_of_hessian(model: nn.Module, loss: Loss, batches: Sequence[Any], seed: int) -> Estimate:
-    """Tr H of the mean loss by random signs, new ones for each batch: its standard error is of signs and batches.
+def trace_of_hessian(model: nn.Module, batches: Sequence[Batch], loss: Loss, seed: int) -> Estimate:
+    """Return Tr H of the mean loss by random signs, new ones for each batch.
 
-    NaN where the loss cannot be differentiated twice.
+    The standard error covers both the signs and the batches. The estimate is NaN if the loss cannot be differentiated
+    twice.
     """
-    return _or_unknown(_trace, model, loss, batches, seed)
+    return _or_nan(_trace, model, batches, loss, seed)
 
 
-def _trace(hessian: "_Hessian", batches: Sequence[Any], seed: int) -> Estimate:
+def _trace(hessian: "_Hessian", batches: Sequence[Batch], seed: int) -> Estimate:
     values = []
     for row, batch in enumerate(batches):
         signs = hessian.normal(seed + row).sign()
@@ -73,14 +79,14 @@ def _trace(hessian: "_Hessian", batches: Sequence[Any], seed: int) -> Estimate:
 
 
 def _mean(values: list[float]) -> Estimate:
-    """The mean with its standard error; one value has none (NaN)."""
+    """Return the mean with its standard error, which is NaN for one value."""
     count = len(values)
     error = np.std(values, ddof=1) / count**0.5 if count > 1 else np.nan
     return Estimate(float(np.mean(values)), float(error), count)
 
 
 class _Hessian:
-    """Products with the Hessian of a batch's loss, as vectors on the model's device."""
+    """Products of vectors with the Hessian of the loss of a batch, on the device of the model."""
 
     def __init__(self, model: nn.Module, loss: Loss, seed: int):
         self.model, self.loss, self.seed = model, loss, seed
@@ -88,18 +94,20 @@ class _Hessian:
         self.sizes = [p.numel() for p in self.params]
 
     def normal(self, seed: int) -> Tensor:
+        """Return a vector of standard normal numbers."""
         generator = torch.Generator().manual_seed(seed)
         drawn = torch.randn(sum(self.sizes), generator=generator)
         return drawn.to(device=self.params[0].device, dtype=self.params[0].dtype)
 
-    def product(self, vector: Tensor, batch: Any) -> Tensor:
+    def product(self, vector: Tensor, batch: Batch) -> Tensor:
+        """Return H v for the loss of a batch."""
         pieces = [v.reshape(p.shape).to(p) for v, p in zip(vector.split(self.sizes), self.params, strict=True)]
         # flash kernels have no second derivative
-        with undisturbed(self.model, self.seed), sdpa_kernel(SDPBackend.MATH):
-            value, _ = forward(self.model, self.loss, batch)
+        with isolated(self.model, self.seed), sdpa_kernel(SDPBackend.MATH):
+            value, _ = forward(self.model, batch, self.loss)
             first = torch.autograd.grad(value, self.params, create_graph=True, allow_unused=True)
             used = [(g, v) for g, v in zip(first, pieces, strict=True) if g is not None and g.requires_grad]
-            if not used:  # a loss that is linear
+            if not used:  # a linear loss
                 return torch.zeros_like(vector)
             along = torch.stack([(g * v).sum().to(vector) for g, v in used]).sum()
             second = torch.autograd.grad(along, self.params, allow_unused=True)
@@ -107,35 +115,40 @@ class _Hessian:
         return torch.cat([t.detach().reshape(-1).to(vector) for t in whole])
 
 
-def _top(product: Callable[[Tensor], Tensor], start: Tensor) -> Tensor | None:
-    """The eigenvector of the largest eigenvalue, by Lanczos iteration with thick restarts.
+def _top_eigenvector(product: Callable[[Tensor], Tensor], start: Tensor) -> Tensor | None:
+    """Return the eigenvector of the largest eigenvalue, by Lanczos iteration with thick restarts.
 
-    Rows of `basis` are orthonormal and `small` is the matrix between them. What is left of the last image, orthogonal
-    to all of them, is the residual of every Ritz pair, so that a restart with the best of them goes on from there.
+    Rows of `basis` are orthonormal, and `small` is the projection of the matrix on them. The part of the last product
+    that is orthogonal to the basis is proportional to the residual of every Ritz pair, so that a restart with the best
+    pairs continues from it.
     """
-    basis = start.new_empty((HELD, len(start)))
-    small = np.zeros((HELD, HELD))
+    basis = start.new_empty((BASIS_SIZE, len(start)))
+    small = np.zeros((BASIS_SIZE, BASIS_SIZE))
     basis[0] = start / start.norm()
     count = 1
-    for _ in range(MOST_PRODUCTS):
+    for _ in range(MAX_PRODUCTS):
         held = basis[:count]
         rest = product(held[-1])
         along = held @ rest
         small[count - 1, :count] = small[:count, count - 1] = along.double().numpy(force=True)
-        for _ in range(2):  # twice is enough
+        for _ in range(2):  # orthogonalising twice is enough in floating point
             rest = rest - held.mT @ (held @ rest)
-        left = float(rest.norm())
-        if not np.isfinite(left):
+        remainder = float(rest.norm())
+        if not np.isfinite(remainder):
             return None
         values, vectors = np.linalg.eigh(small[:count, :count])
         scale = max(abs(values[-1]), abs(values[0]))
-        if left * abs(vectors[-1, -1]) <= TOLERANCE * abs(values[-1]) or left <= 1e-6 * scale or count == len(start):
+        if (
+            remainder * abs(vectors[-1, -1]) <= RESIDUAL_RTOL * abs(values[-1])
+            or remainder <= 1e-6 * scale
+            or count == len(start)
+        ):
             return torch.as_tensor(vectors[:, -1]).to(start) @ held
-        if count == HELD:
+        if count == BASIS_SIZE:
             basis[:KEPT] = torch.as_tensor(vectors[:, -KEPT:].T.copy()).to(start) @ held
             small[:] = 0
             small[range(KEPT), range(KEPT)] = values[-KEPT:]
             count = KEPT
-        basis[count] = rest / left
+        basis[count] = rest / remainder
         count += 1
     return None

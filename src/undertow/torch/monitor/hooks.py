@@ -1,210 +1,97 @@
-"""Hooks that hear what the layers of a network receive and what comes back to them, while somebody else trains it.
+"""Hooks that record the inputs of layers and the derivatives of their outputs during a user's training step.
 
-Hooks are on the modules only while a step is listened to. Signals of one backward pass belong together, sample by
-sample, whatever number of times a layer was used; another backward pass brings other samples (gradient accumulation).
+Hooks are attached only while a step is recorded. The derivatives of one backward pass belong together, sample by
+sample, however often a layer was used. Another backward pass brings other samples (gradient accumulation).
 """
 
 import contextlib
 import functools
-import math
-import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from undertow.torch.monitor.signals import Dense, Outer, Request, Ways, fetched, moments, per_sample, probe_of, replayed
+from undertow.torch.monitor.batch_sums import BatchSums
+from undertow.torch.monitor.eager import EAGER_MODE
+from undertow.torch.monitor.layers import layer_gradients
+from undertow.torch.monitor.replay import replayed_gradients
+from undertow.torch.monitor.sample_gradients import Dense, Outer
+from undertow.torch.monitor.sites import Call, Site, autocast_now, depends_on_parameters_only, find_sites
+from undertow.torch.monitor.statistics import Autotuner, StatisticRequest, batch_statistics
+from undertow.torch.monitor.tensors import tensors_in
 
-__all__ = ["Heard", "Listener"]
-
-HOLDERS = (nn.ParameterList, nn.ParameterDict)
-"""Modules that are never called: whoever holds them is."""
-PLAIN = {
-    f"{step}Backward0"
-    for step in (
-        "Add", "Addmm", "Clone", "Div", "Gelu", "Linear", "Mm", "Mul", "NativeLayerNorm", "Permute", "Relu", "Sigmoid",
-        "Silu", "Slice", "Squeeze", "Sub", "T", "Tanh", "ToCopy", "Transpose", "UnsafeView", "Unsqueeze", "View",
-    )
-}  # fmt: skip
-"""Steps of a graph that hide no tensor they depend on and make no copies for samples, as `expand` does."""
-FOLLOWED = 256
-"""Steps of a graph that are looked at before nothing is said of it."""
+__all__ = ["GradientRecorder"]
 
 
-class Heard:
-    """Sums over all samples heard since the last step."""
+class _NoHook:
+    """Replacement of a hook in a copied or saved model."""
 
-    def __init__(self) -> None:
-        self.samples = 0
-        self.sums: dict[Request, Tensor] = {}
-        self.probes: dict[str, Tensor] = {}
-        self.overflowed = False
-        """A backward pass was left out: its signals were not finite."""
-        self.half: set[str] = set()
-        """Parameters whose signals came in half precision."""
-        self.flipped: dict[str, bool | None] = {}
-        """How to make the same picture of the whole gradient; None: it is the gradient."""
-
-    def add(self, other: "Heard") -> None:
-        """The samples of another backward pass."""
-        self.samples += other.samples
-        self.sums = _added(self.sums, other.sums)
-        self.probes = _added(self.probes, other.probes)
-        self.flipped |= other.flipped
-        self.half |= other.half
-
-    @property
-    def finite(self) -> bool:
-        """Whether no signal overflowed."""
-        return all(map(np.isfinite, fetched([value.sum() for value in self.sums.values()])))
-
-
-def _added(mine: dict, theirs: dict) -> dict:
-    return mine | {key: mine[key] + value if key in mine else value for key, value in theirs.items()}
-
-
-class _Site:
-    """A module that uses parameters of interest."""
-
-    def __init__(self, name: str, module: nn.Module, leaves: dict[str, str]):
-        self.name, self.module = name, module
-        self.leaves = leaves
-        """What the module calls them, and what the model does."""
-
-
-class _Call:
-    """One use of a site: what it received, and what has come back."""
-
-    def __init__(self, site: _Site, args: tuple, kwargs: dict, outputs: int, samples: int, period: int):
-        self.site, self.args, self.kwargs, self.samples = site, args, kwargs, samples
-        self.back: list[Tensor | None] = [None] * outputs
-        self.period = period
-        """Which step it was made in."""
-        self.trouble: str | None = None
-        """Why what comes back will say nothing of samples."""
-        self.precision: Callable[[], Any] = contextlib.nullcontext
-        """The autocast that it ran under."""
-
-
-class _Silent:
-    """What a copied or saved model has in the place of a hook."""
-
-    def __call__(self, *_: Any) -> None:
+    def __call__(self, *_: object) -> None:
         return None
 
 
-class _Tap:
-    """A hook. Copies of the model do not report to the monitor of the original."""
+class _Hook:
+    """A hook that copies and pickles of the model do not inherit."""
 
-    def __init__(self, function: Any, *facts: Any):
-        self.function, self.facts = function, facts
+    def __init__(self, function: Callable[..., None], *bound: object):
+        self.function, self.bound = function, bound
 
-    def __call__(self, *args: Any) -> None:
-        self.function(*self.facts, *args)
+    def __call__(self, *args: object) -> None:
+        self.function(*self.bound, *args)
 
-    def __deepcopy__(self, memo: dict) -> _Silent:
-        return _Silent()
+    def __deepcopy__(self, memo: dict) -> _NoHook:
+        return _NoHook()
 
-    def __reduce__(self) -> tuple:
-        return _Silent, ()
-
-
-def _tensors(tree: Any) -> list[Tensor]:
-    return [x for x in torch.utils._pytree.tree_leaves(tree) if isinstance(x, Tensor)]
+    def __reduce__(self) -> tuple[type[_NoHook], tuple[()]]:
+        return _NoHook, ()
 
 
-def _precision(device: str) -> Callable[[], Any]:
-    """The autocast that is on now, to be put on again later."""
-    if not torch.amp.is_autocast_available(device):
-        return contextlib.nullcontext
-    dtype, on = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
-    return lambda: torch.autocast(device, dtype, on, cache_enabled=False)
-
-
-def _of_parameters(x: Tensor, parameters: dict[int, nn.Parameter]) -> bool:
-    """Whether a tensor is certainly made of these parameters alone; their copies for each sample do not count."""
-    if x.grad_fn is None:
-        return id(x) in parameters
-    nodes: list[Any] = [x.grad_fn]
-    for followed, node in enumerate(nodes):
-        if followed == FOLLOWED or node is None:  # None: a tensor that needs no gradient, the batch for one
-            return False
-        if node.name() in PLAIN:
-            nodes += [further for further, _ in node.next_functions if further not in nodes]
-        elif node.name() != "torch::autograd::AccumulateGrad" or id(node.variable) not in parameters:
-            return False
-    return True
-
-
-class _AsWritten:
-    """Compiled code has no hooks in it: while anybody listens, code runs as written."""
-
-    def __init__(self) -> None:
-        self.listeners = 0
-        self.stance: Any = None
-
-    def begin(self) -> None:
-        self.listeners += 1
-        if self.stance is None and "torch._dynamo" in sys.modules:
-            self.stance = torch.compiler.set_stance("force_eager")
-
-    def end(self) -> None:
-        self.listeners -= 1
-        if self.listeners == 0 and self.stance is not None:
-            self.stance.__exit__(None, None, None)
-            self.stance = None
-
-
-AS_WRITTEN = _AsWritten()
-"""Of the whole process, as what it sets is."""
-
-
-def _contained(hook: Callable) -> Callable:
-    """A hook out of which no error comes into somebody else's pass: it is the trouble of the step."""
+def _record_errors(hook: Callable[..., None]) -> Callable[..., None]:
+    """Record hook errors instead of raising them inside the user's forward or backward pass."""
 
     @functools.wraps(hook)
-    def contained(self: "Listener", *given: Any) -> None:
+    def wrapped(self: "GradientRecorder", *args: Any) -> None:
         try:
-            hook(self, *given)
+            hook(self, *args)
         except Exception as error:
             self._fail(f"{type(error).__name__}: {error}")
 
-    return contained
+    return wrapped
 
 
-class Listener:
-    """Hears the parameters of some requests: `arm()`, train a step, `take()`."""
+class GradientRecorder:
+    """Statistics of per-sample gradients during training steps: `attach()`, train a step, `take()`."""
 
-    def __init__(self, model: nn.Module, requests: Sequence[Request], batch_axis: int = 0):
+    def __init__(self, model: nn.Module, requests: Sequence[StatisticRequest], batch_axis: int = 0):
         self.model, self.batch_axis = model, batch_axis
-        self.requests: dict[str, list[Request]] = {}
+        self.requests: dict[str, list[StatisticRequest]] = {}
         for request in requests:
             self.requests.setdefault(request.parameter, []).append(request)
         self.parameters = {name: model.get_parameter(name) for name in self.requests}
-        self._all = {id(p): p for p in model.parameters()}
-        self.ways = Ways()
-        self.sites = _sites(model, self.parameters)
-        self._handles: list[Any] = []
+        self._all_parameters = {id(p): p for p in model.parameters()}
+        self.autotuner = Autotuner()
+        self.sites = find_sites(model, self.parameters)
+        self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._replaying = False
-        self._period = 0
-        self._looked: dict[tuple, int | None] = {}
-        """For a site and the shapes it receives, the step in which they came first; None: look at them always."""
-        self._mixing: str | None = None
-        self._norms: list[tuple[str, nn.Module]] = []
+        self._step = 0
+        self._first_step: dict[tuple, int | None] = {}
+        """For a site and the shapes of its inputs, the step in which they occurred first; None: check them always."""
+        self._batch_norm_problem: str | None = None
+        self._batch_norms: list[tuple[str, nn.Module]] = []
         self._reset()
-        self._look_for_norms()
-        if trouble := self._mixes():
-            raise ValueError(f"`NoiseMonitor`: {trouble}.")
+        self._find_batch_norms()
+        if problem := self._check_batch_norms():
+            raise ValueError(f"`NoiseMonitor`: {problem}.")
 
-    def _look_for_norms(self) -> None:
+    def _find_batch_norms(self) -> None:
         kind = nn.modules.batchnorm._BatchNorm
-        self._norms = [(name, module) for name, module in self.model.named_modules() if isinstance(module, kind)]
+        self._batch_norms = [(name, module) for name, module in self.model.named_modules() if isinstance(module, kind)]
 
-    def _mixes(self) -> str | None:
-        """Why samples of a batch are not independent, if they are not."""
-        for name, module in self._norms:
+    def _check_batch_norms(self) -> str | None:
+        """Return why the samples of a batch are not independent, None if they are."""
+        for name, module in self._batch_norms:
             if module.training or module.running_mean is None:
                 return (
                     f"the samples of a batch are not independent: {name or 'the model'} is a {type(module).__name__} "
@@ -212,251 +99,206 @@ class Listener:
                 )
         return None
 
-    def _fail(self, trouble: str) -> None:
-        """What went wrong first is what is said."""
-        self.trouble = self.trouble or trouble
+    def _fail(self, problem: str) -> None:
+        """Keep the first error."""
+        self.problem = self.problem or problem
 
     def _reset(self) -> None:
-        self.heard = Heard()
-        self.trouble: str | None = None
-        self._period += 1
+        self.recorded = BatchSums()
+        self.problem: str | None = None
+        self._step += 1
         self._samples: int | None = None
-        self._outstanding: dict[str, int] = {}
-        self._abandon()
+        self._open_calls: dict[str, int] = {}
+        """Number of calls without derivatives so far, by parameter."""
+        self._discard_pass()
 
-    def _abandon(self) -> None:
-        """Forgets a backward pass that did not come to its end."""
-        self._open: Heard | None = None
-        self._pending: dict[str, list[tuple[_Call, Outer | Dense]]] = {}
-        self._waiting: list[_Call] = []
-        self._uses: dict[str, int] = {}
+    def _discard_pass(self) -> None:
+        """Discard a backward pass that did not complete."""
+        self._current: BatchSums | None = None
+        self._pending: dict[str, list[Outer | Dense]] = {}
+        self._incomplete: list[Call] = []
 
     @property
-    def armed(self) -> bool:
-        """Whether hooks are on the modules."""
+    def attached(self) -> bool:
+        """Whether the hooks are attached."""
         return bool(self._handles)
 
-    def arm(self) -> None:
-        """Puts the hooks on."""
-        if self.armed:
+    def attach(self) -> None:
+        """Attach the hooks."""
+        if self.attached:
             return
-        self._look_for_norms()
+        self._find_batch_norms()
         self._reset()
-        self._handles.append(self.model.register_forward_pre_hook(_Tap(self._begin), with_kwargs=True, prepend=True))
+        before = _Hook(self._before_forward)
+        self._handles.append(self.model.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
         for site in self.sites:
-            self._handles.append(site.module.register_forward_hook(_Tap(self._forward, site), with_kwargs=True))
-        AS_WRITTEN.begin()
+            hook = _Hook(self._after_forward, site)
+            self._handles.append(site.module.register_forward_hook(hook, with_kwargs=True))
+        EAGER_MODE.acquire()
 
-    def disarm(self) -> None:
-        """Takes the hooks off."""
-        if self.armed:
-            AS_WRITTEN.end()
+    def detach(self) -> None:
+        """Remove the hooks."""
+        if self.attached:
+            EAGER_MODE.release()
         for handle in self._handles:
             handle.remove()
         self._handles = []
         self._reset()
 
-    def take(self) -> tuple[Heard, str | None]:
-        """What was heard since the last time, and what went wrong."""
-        self._abandon()
-        found = self.heard, self.trouble
+    def take(self) -> tuple[BatchSums, str | None]:
+        """Return the sums since the last call, and the first error, and start anew."""
+        self._discard_pass()
+        result = self.recorded, self.problem
         self._reset()
-        return found
+        return result
 
-    @_contained
-    def _begin(self, module: nn.Module, args: tuple, kwargs: dict) -> None:
-        """The model is called: what came before and left no gradient does not count."""
+    @_record_errors
+    def _before_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        """Start a forward pass of the model. Earlier passes that left no gradient do not count."""
         if self._replaying or not torch.is_grad_enabled() or _in_backward():
             return
-        self._abandon()
+        self._discard_pass()
         if all(p.grad is None for p in self.parameters.values()):
-            self.heard, self.trouble = Heard(), None
-        self._mixing = self._mixes()
-        sizes = [x.shape[self.batch_axis] for x in _tensors((args, kwargs)) if x.ndim > self.batch_axis]
+            self.recorded, self.problem = BatchSums(), None
+        self._batch_norm_problem = self._check_batch_norms()
+        sizes = [x.shape[self.batch_axis] for x in tensors_in((args, kwargs)) if x.ndim > self.batch_axis]
         self._samples = sizes[0] if sizes else None
 
-    @_contained
-    def _forward(self, site: _Site, module: nn.Module, args: tuple, kwargs: dict, output: Any) -> None:
+    @_record_errors
+    def _after_forward(self, site: Site, module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+        """Record a call of a site, and register hooks on its outputs."""
         ignored = not torch.is_grad_enabled() or _in_backward() or torch._C._are_functorch_transforms_active()
         if self._replaying or ignored:
             return
-        outputs = _tensors(output)
+        outputs = tensors_in(output)
         if not any(x.requires_grad for x in outputs):
             return
         if self._samples is None:
             self._fail("the model itself was not called, only parts of it, or with no tensor: call `model(batch)`")
             return
-        lone = self._lone(site, _tensors((args, kwargs)))
+        problem = self._batch_norm_problem
+        if self._independent_of_batch(site, tensors_in((args, kwargs))):
+            problem = (
+                f"{site} receives a tensor made of parameters alone, so that the gradients of the samples are summed "
+                "before they reach it: `expand` it to one copy per sample before the layer"
+            )
         detach = lambda x: x.detach() if isinstance(x, Tensor) else x
         args, kwargs = torch.utils._pytree.tree_map(detach, (args, kwargs))
-        call = _Call(site, args, kwargs, len(outputs), self._samples, self._period)
-        call.precision = _precision(outputs[0].device.type)
-        call.trouble = self._mixing
-        if lone:
-            call.trouble = (
-                f"{_described(site)} receives something made of parameters alone, so that what the samples add to its "
-                "gradient is one sum before it comes back: `expand` it to one copy a sample before the layer"
-            )
+        autocast = autocast_now(outputs[0].device.type)
+        call = Call(site, args, kwargs, len(outputs), self._samples, self._step, autocast, problem)
         for name in site.leaves.values():
-            self._outstanding[name] = self._outstanding.get(name, 0) + 1
+            self._open_calls[name] = self._open_calls.get(name, 0) + 1
         for place, x in enumerate(outputs):
             if x.requires_grad:
                 x.register_hook(lambda back, place=place: self._receive(call, place, back))
 
-    def _lone(self, site: _Site, inputs: list[Tensor]) -> bool:
-        """Whether what a site receives is certainly not of the batch: looked at in the step where it has new shapes."""
+    def _independent_of_batch(self, site: Site, inputs: list[Tensor]) -> bool:
+        """Return whether the inputs certainly do not depend on the batch; checked in the first step with new shapes."""
         key = (site.name, *(x.shape for x in inputs))
-        if self._looked.setdefault(key, self._period) not in (self._period, None):
+        if self._first_step.setdefault(key, self._step) not in (self._step, None):
             return False
-        found = bool(inputs) and all(_of_parameters(x, self._all) for x in inputs)
-        if found:
-            self._looked[key] = None
-        return found
+        independent = bool(inputs) and all(depends_on_parameters_only(x, self._all_parameters) for x in inputs)
+        if independent:
+            self._first_step[key] = None
+        return independent
 
-    @_contained
-    def _receive(self, call: _Call, place: int, back: Tensor) -> None:
-        if not self.armed or self.trouble is not None:
+    @_record_errors
+    def _receive(self, call: Call, place: int, back: Tensor) -> None:
+        """Receive the derivative of the loss with respect to an output of a call."""
+        if not self.attached or self.problem is not None:
             return
-        if call.trouble is not None:
-            self._fail(call.trouble)
+        if call.problem is not None:
+            self._fail(call.problem)
             return
-        if call.period != self._period:
+        if call.step != self._step:
             self._fail("the backward pass went through a forward pass from before the last step")
             return
-        if self._open is None:
-            self._open = Heard()
-            torch.autograd.Variable._execution_engine.queue_callback(self._close)
+        if self._current is None:
+            self._current = BatchSums()
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish_pass)
         if call.back[place] is not None:
-            self._fail(f"{call.site.name} got two signals for one use: backward ran twice through one graph")
+            self._fail(f"{call.site.name} got two derivatives for one call: backward ran twice through one graph")
             return
         call.back[place] = back.detach()
-        if self._open.samples not in (0, call.samples):
+        if self._current.samples not in (0, call.samples):
             self._fail("one backward pass went through batches of different sizes")
             return
-        self._open.samples = call.samples
+        self._current.samples = call.samples
         if back.dtype in (torch.float16, torch.bfloat16):
-            self._open.half |= set(call.site.leaves.values())
-        if len(call.back) > 1:  # whether more comes back is known at the end
-            self._waiting.append(call)
-        else:
-            self._understand(call)
+            self._current.half |= set(call.site.leaves.values())
+        if len(call.back) == 1:
+            self._complete_call(call)
+        elif call not in self._incomplete:  # whether further outputs get derivatives is known at the end of the pass
+            self._incomplete.append(call)
 
-    def _understand(self, call: _Call) -> None:
-        """A use whose signals are complete, as per-sample gradients; answers requests once all uses are there."""
-        site, samples = call.site, call.samples
+    def _complete_call(self, call: Call) -> None:
+        """Compute the per-sample gradients of a call, and the statistics once all calls of a parameter are complete."""
         try:
-            with torch.no_grad(), self._whole():
-                found: Any = None
-                inputs = _tensors((call.args, call.kwargs))
-                if len(inputs) == len(call.back) == 1 and call.back[0] is not None:
-                    found = per_sample(site.module, inputs[0], call.back[0], samples, self.batch_axis, [*site.leaves])
-            if found is None:
-                self._replaying = True
-                try:
-                    found = replayed(
-                        site.module, call.args, call.kwargs, call.back, samples, self.batch_axis, [*site.leaves],
-                        call.precision(),
-                    )  # fmt: skip
-                finally:
-                    self._replaying = False
-            for leaf, use in found.items():
-                name = site.leaves[leaf]
+            for leaf, gradients in self._gradients(call).items():
+                name = call.site.leaves[leaf]
                 pending = self._pending.setdefault(name, [])
-                pending.append((call, use))
-                if len(pending) == self._outstanding[name]:
-                    self._answer(name)
+                pending.append(gradients)
+                if len(pending) == self._open_calls[name]:
+                    self._add_statistics(name)
         except Exception as error:
-            self._fail(f"{_described(site)}: {error}")
+            self._fail(f"{call.site}: {error}")
 
-    def _whole(self) -> Any:
-        """No autocast, should the backward pass run in one: squares of half-precision numbers overflow."""
+    def _gradients(self, call: Call) -> dict[str, Outer | Dense]:
+        site, samples, leaves = call.site, call.samples, [*call.site.leaves]
+        inputs = tensors_in((call.args, call.kwargs))
+        if len(inputs) == len(call.back) == 1 and call.back[0] is not None:
+            with torch.no_grad(), self._without_autocast():
+                known = layer_gradients(site.module, inputs[0], call.back[0], samples, self.batch_axis, leaves)
+            if known is not None:
+                return known
+        self._replaying = True
+        try:
+            return {**replayed_gradients(
+                site.module, call.args, call.kwargs, call.back, samples, self.batch_axis, leaves, call.autocast()
+            )}  # fmt: skip
+        finally:
+            self._replaying = False
+
+    def _without_autocast(self) -> AbstractContextManager:
+        """Switch autocast off if the backward pass runs under it: squares of half-precision numbers overflow."""
         device = next(iter(self.parameters.values())).device.type
         on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         return torch.autocast(device, enabled=False) if on else contextlib.nullcontext()
 
     @torch.no_grad()
-    def _answer(self, name: str) -> None:
-        with self._whole():
-            self._sum_up(name)
+    def _add_statistics(self, name: str) -> None:
+        """Add the statistics and the probe of a parameter, from all its calls."""
+        uses = self._pending.pop(name)
+        assert self._current is not None
+        self._open_calls[name] -= len(uses)
+        part, requests = BatchSums(), self.requests[name]
+        with self._without_autocast():
+            part.sums = dict(zip(requests, batch_statistics(uses, requests, self.autotuner), strict=True))
+            outers = [outer for use in uses if (outer := use.as_outer()) is not None]
+            if len(outers) == len(uses):
+                part.probes[name], part.flipped[name] = sum(outer.probe() for outer in outers), outers[0].flipped
+            else:
+                part.probes[name], part.flipped[name] = sum(use.total().flatten() for use in uses), None
+        self._current.add(part)
 
-    def _sum_up(self, name: str) -> None:
-        pending = self._pending.pop(name)
-        uses = [use for _, use in pending]
-        assert self._open is not None
-        self._outstanding[name] -= len(uses)
-        requests = self.requests[name]
-        answers = moments(uses, requests, self.ways)
-        # all uses as outer products: a picture; else the whole gradient
-        outer = [use for use in uses if isinstance(use, Outer)]
-        flipped = outer[0].flipped if len(outer) == len(uses) else None
-        if flipped is None:
-            uses = [
-                Dense(sum(p.formed().sum(0) for p in use.parts(math.prod(use.shape)))[None])
-                if isinstance(use, Outer)
-                else use
-                for use in uses
-            ]
-        picture: Any = sum(map(probe_of, uses))
-        part = Heard()
-        part.sums = dict(zip(requests, answers, strict=True))
-        part.probes, part.flipped = {name: picture}, {name: flipped}
-        self._open.add(part)
-
-    @_contained
-    def _close(self) -> None:
-        """The end of a backward pass."""
-        if self._open is None:
+    @_record_errors
+    def _finish_pass(self) -> None:
+        """Add the sums of a complete backward pass."""
+        if self._current is None:
             return
-        if self.trouble is None:
-            for call in self._waiting:
-                self._understand(call)
+        if self.problem is None:
+            for call in self._incomplete:
+                self._complete_call(call)
             for name in list(self._pending):
-                self._answer(name)
-        done = self._open
-        self._abandon()
-        if done.finite:  # one that overflowed makes no step under a gradient scaler
-            self.heard.add(done)
-        else:
-            self.heard.overflowed = True
-
-
-def _described(site: _Site) -> str:
-    return f"the layer {site.name} ({type(site.module).__name__})"
+                self._add_statistics(name)
+        current = self._current
+        self._discard_pass()
+        if current.finite:
+            self.recorded.add(current)
+        else:  # under a gradient scaler no step follows
+            self.recorded.overflowed = True
 
 
 def _in_backward() -> bool:
-    """Inside a backward pass a forward one repeats what was seen already (activation checkpoints)."""
+    """Return whether a backward pass runs. A forward pass inside it repeats a recorded one (activation checkpoints)."""
     return torch._C._current_graph_task_id() != -1
-
-
-def _sites(model: nn.Module, parameters: dict[str, nn.Parameter]) -> list[_Site]:
-    """Every module that uses one of the parameters, under all the names that it has."""
-    names = {id(p): name for name, p in parameters.items()}
-    modules = dict(model.named_modules())
-    found: dict[str, _Site] = {}
-    for path, module in modules.items():
-        for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
-            if id(parameter) not in names:
-                continue
-            owner, inside = path, leaf
-            while owner and _never_called(modules, owner):
-                owner, _, last = owner.rpartition(".")
-                inside = f"{last}.{inside}"
-            if hasattr(modules[owner], "weight_g") and hasattr(modules[owner], "weight_v"):
-                raise ValueError(
-                    f"`NoiseMonitor`: {owner} has the old `weight_norm`, whose weight is no function of a call; use "
-                    "`torch.nn.utils.parametrizations.weight_norm`."
-                )
-            site = found.setdefault(owner, _Site(owner or type(model).__name__, modules[owner], {}))
-            site.leaves[inside] = names[id(parameter)]
-    return list(found.values())
-
-
-def _never_called(modules: dict[str, nn.Module], path: str) -> bool:
-    """Lists of parameters, parametrizations, and the output layer that attention uses without calling it."""
-    parent, _, last = path.rpartition(".")
-    around = modules[parent]
-    attention = isinstance(around, nn.MultiheadAttention) and last == "out_proj"
-    return isinstance(modules[path], HOLDERS) or last == "parametrizations" or attention or (
-        parent.rpartition(".")[2] == "parametrizations"
-    )  # fmt: skip

@@ -1,0 +1,115 @@
+"""Per-sample gradients of layers of known kinds, from their inputs and the derivatives of their outputs."""
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional
+
+from undertow.torch.monitor.sample_gradients import Dense, Outer
+from undertow.torch.monitor.tensors import at_least_single
+
+__all__ = ["layer_gradients", "samples_first"]
+
+
+def samples_first(x: Tensor, samples: int, batch_axis: int) -> Tensor | None:
+    """Return a tensor with the axis of samples first, None where it cannot be identified by its length.
+
+    The last axis never counts samples. (samples * k, ...) becomes (samples, k, ...); for a model with samples on the
+    second axis, (k * samples, ...) does.
+    """
+    if x.ndim > batch_axis + 1 and x.shape[batch_axis] == samples:
+        return x.movedim(batch_axis, 0)
+    if x.ndim and x.shape[0] == samples:
+        return x
+    if x.ndim > 1 and x.shape[0] and x.shape[0] % samples == 0:
+        each = x.shape[0] // samples
+        if batch_axis == 1:
+            return x.reshape(each, samples, *x.shape[1:]).movedim(1, 0)
+        return x.reshape(samples, each, *x.shape[1:])
+    return None
+
+
+def layer_gradients(
+    module: nn.Module, received: Tensor, back: Tensor, samples: int, batch_axis: int, leaves: Sequence[str]
+) -> dict[str, Outer | Dense] | None:
+    """Return per-sample gradients by parameter for a dense layer, a norm or a convolution, None for other layers.
+
+    `received` is the input of the layer and `back` the derivative of the loss with respect to its output.
+    """
+    gradients_of = _gradients_of(module, back)
+    if gradients_of is None:
+        return None
+    received = received.to(back.dtype) if received.is_floating_point() else received  # as autocast did
+    a, b = (samples_first(x, samples, batch_axis) for x in (received, back))
+    if a is None or b is None:
+        raise ValueError(
+            f"no axis of its input of shape {tuple(received.shape)} can be identified as that of the {samples} samples"
+        )
+    gradients = gradients_of(module, at_least_single(a), at_least_single(b))
+    return {leaf: gradients[leaf]() for leaf in leaves} if set(leaves) <= set(gradients) else None
+
+
+_Gradients = dict[str, Callable[[], Outer | Dense]]
+"""Functions that return the per-sample gradients, by the name of the parameter in its module."""
+
+
+def _gradients_of(module: nn.Module, back: Tensor) -> Callable[[nn.Module, Tensor, Tensor], _Gradients] | None:
+    """Return the function for the kind of a layer, None for an unknown kind."""
+    if _is_transposed(module) or _runs_as(module, nn.Linear):
+        return _dense
+    if _runs_as(module, nn.LayerNorm, nn.RMSNorm):
+        return _norm
+    if _plain_convolution(module) and back.ndim == module.weight.ndim:
+        return _convolution
+    return None
+
+
+def _is_transposed(module: nn.Module) -> bool:
+    """Return whether a module is the `Conv1D` of transformers: a dense layer with a weight (inputs, outputs)."""
+    return type(module).__name__ == "Conv1D" and type(module).__module__.startswith("transformers.")
+
+
+def _dense(module: nn.Module, a: Tensor, b: Tensor) -> _Gradients:
+    samples = len(b)
+    out, into = b.reshape(samples, -1, b.shape[-1]), a.reshape(samples, -1, a.shape[-1])
+    shape = tuple(module.weight.shape)
+    return {"weight": lambda: Outer(out, into, shape, _is_transposed(module)), "bias": lambda: Dense(out.sum(1))}
+
+
+def _convolution(module: nn.Module, a: Tensor, b: Tensor) -> _Gradients:
+    out = b.flatten(2).mT
+    shape = tuple(module.weight.shape)
+    return {"weight": lambda: Outer(out, _patches(module, a), shape), "bias": lambda: Dense(out.sum(1))}
+
+
+def _norm(module: nn.Module, a: Tensor, b: Tensor) -> _Gradients:
+    last = tuple(module.normalized_shape)
+    normalise = functional.layer_norm if isinstance(module, nn.LayerNorm) else functional.rms_norm
+    total = lambda x: Dense(x.reshape(len(b), -1, *last).sum(1))
+    return {"weight": lambda: total(b * normalise(a, last, eps=module.eps)), "bias": lambda: total(b)}
+
+
+def _runs_as(module: nn.Module, *kinds: type[nn.Module]) -> bool:
+    """Return whether a module is of one of these kinds and has its forward pass; a subclass may have another one."""
+    same = lambda kind: all(
+        getattr(type(module), f, None) is getattr(kind, f, None) for f in ("forward", "_conv_forward")
+    )
+    return "forward" not in vars(module) and any(isinstance(module, kind) and same(kind) for kind in kinds)
+
+
+def _plain_convolution(module: nn.Module) -> bool:
+    return (
+        _runs_as(module, nn.Conv1d, nn.Conv2d)
+        and module.groups == 1
+        and module.padding_mode == "zeros"
+        and not isinstance(module.padding, str)
+    )
+
+
+def _patches(module: nn.Module, image: Tensor) -> Tensor:
+    """Return the inputs of each output position of a convolution: (samples, positions, channels * kernel)."""
+    sizes = [module.kernel_size, module.dilation, module.padding, module.stride]
+    if isinstance(module, nn.Conv1d):
+        image = image[:, :, None]
+        sizes = [(fill, *given) for fill, given in zip((1, 1, 0, 1), sizes, strict=True)]
+    return functional.unfold(image, *sizes).mT

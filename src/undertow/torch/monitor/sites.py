@@ -1,0 +1,115 @@
+"""Modules that use the parameters of interest, and their calls."""
+
+import contextlib
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Call", "Site", "autocast_now", "depends_on_parameters_only", "find_sites"]
+
+CONTAINERS = (nn.ParameterList, nn.ParameterDict)
+"""Modules that are never called; the module that holds them is."""
+PLAIN_NODES = {
+    f"{step}Backward0"
+    for step in (
+        "Add", "Addmm", "Clone", "Div", "Gelu", "Linear", "Mm", "Mul", "NativeLayerNorm", "Permute", "Relu", "Sigmoid",
+        "Silu", "Slice", "Squeeze", "Sub", "T", "Tanh", "ToCopy", "Transpose", "UnsafeView", "Unsqueeze", "View",
+    )
+}  # fmt: skip
+"""Nodes of a graph that list all tensors they depend on and make no copies per sample, as `expand` does."""
+MAX_NODES = 256
+"""Nodes of a graph that are followed before the search gives up."""
+
+
+@dataclass(frozen=True, eq=False)
+class Site:
+    """A module that uses parameters of interest."""
+
+    name: str
+    module: nn.Module
+    leaves: dict[str, str]
+    """Names of the parameters in the module, with their names in the model."""
+
+    def __str__(self) -> str:
+        return f"the layer {self.name} ({type(self.module).__name__})"
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a site: its arguments, and the derivatives with respect to its outputs so far."""
+
+    site: Site
+    args: tuple
+    kwargs: dict[str, Any]
+    outputs: int
+    samples: int
+    step: int
+    """Number of the step in which the call was made."""
+    autocast: Callable[[], AbstractContextManager]
+    """The autocast context of the call."""
+    problem: str | None = None
+    """Why the derivatives cannot be separated by sample, if so."""
+    back: list[Tensor | None] = field(init=False)
+    """Derivatives of the loss with respect to the outputs."""
+
+    def __post_init__(self) -> None:
+        self.back = [None] * self.outputs
+
+
+def autocast_now(device: str) -> Callable[[], AbstractContextManager]:
+    """Return a function that makes a context with the autocast settings of now."""
+    if not torch.amp.is_autocast_available(device):
+        return contextlib.nullcontext
+    dtype, on = torch.get_autocast_dtype(device), torch.is_autocast_enabled(device)
+    return lambda: torch.autocast(device, dtype, on, cache_enabled=False)
+
+
+def depends_on_parameters_only(x: Tensor, parameters: dict[int, nn.Parameter]) -> bool:
+    """Return whether a tensor is certainly computed from these parameters alone, and without copies per sample."""
+    if x.grad_fn is None:
+        return id(x) in parameters
+    nodes: list[Any] = [x.grad_fn]
+    for followed, node in enumerate(nodes):
+        if followed == MAX_NODES or node is None:  # None: a tensor that needs no gradient, such as the batch
+            return False
+        if node.name() in PLAIN_NODES:
+            nodes += [further for further, _ in node.next_functions if further not in nodes]
+        elif node.name() != "torch::autograd::AccumulateGrad" or id(node.variable) not in parameters:
+            return False
+    return True
+
+
+def find_sites(model: nn.Module, parameters: dict[str, nn.Parameter]) -> list[Site]:
+    """Return every module that uses one of the parameters, under any of its names."""
+    names = {id(p): name for name, p in parameters.items()}
+    modules = dict(model.named_modules())
+    sites: dict[str, Site] = {}
+    for path, module in modules.items():
+        for leaf, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            if id(parameter) not in names:
+                continue
+            owner, inside = path, leaf
+            while owner and _never_called(modules, owner):
+                owner, _, last = owner.rpartition(".")
+                inside = f"{last}.{inside}"
+            if hasattr(modules[owner], "weight_g") and hasattr(modules[owner], "weight_v"):
+                raise ValueError(
+                    f"`NoiseMonitor`: {owner} has the old `torch.nn.utils.weight_norm`, which computes the weight "
+                    "outside of the call; use `torch.nn.utils.parametrizations.weight_norm`."
+                )
+            site = sites.setdefault(owner, Site(owner or type(model).__name__, modules[owner], {}))
+            site.leaves[inside] = names[id(parameter)]
+    return list(sites.values())
+
+
+def _never_called(modules: dict[str, nn.Module], path: str) -> bool:
+    """Return whether a module is a container, a parametrization, or the output layer inside `nn.MultiheadAttention`."""
+    parent, _, last = path.rpartition(".")
+    around = modules[parent]
+    in_attention = isinstance(around, nn.MultiheadAttention) and last == "out_proj"
+    in_parametrizations = last == "parametrizations" or parent.rpartition(".")[2] == "parametrizations"
+    return isinstance(modules[path], CONTAINERS) or in_attention or in_parametrizations

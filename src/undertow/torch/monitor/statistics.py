@@ -1,0 +1,223 @@
+"""Second moments of per-sample gradients, with the gradients formed only where this is faster.
+
+A dense layer without positions has the squares b_i^2 |a|^2 for row i: no gradient of a sample is formed. With positions
+either the inner products a_t a_s' (the Gram matrix) or the gradient itself is cheaper. `Autotuner` measures which,
+once for each shape, unless the numbers of operations already decide.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from undertow.torch.monitor.sample_gradients import GPU_CHUNK_BYTES, Dense, Outer, samples_per_chunk
+
+__all__ = ["Autotuner", "StatisticRequest", "batch_statistics", "statistic"]
+
+MEMORY = GPU_CHUNK_BYTES
+"""Bytes of one sample above which an algorithm is not used."""
+MAX_OPERATION_RATIO = 8
+"""An algorithm that takes so many times the operations of another is not tried."""
+
+
+@dataclass(frozen=True, eq=False)
+class StatisticRequest:
+    """A second moment to sum over samples, of their gradients in one parameter along one axis.
+
+    With `index` None it is the squares of every index. Otherwise it is inner products: `index` is (blocks, block,
+    indices that move together), and the statistic (blocks, block, block).
+    """
+
+    parameter: str
+    axis: int
+    index: np.ndarray | None = None
+
+
+def statistic(gradients: Tensor, request: StatisticRequest) -> Tensor:
+    """Return the requested sum over gradients (samples, *shape)."""
+    axis = request.axis + 1
+    if request.index is None:
+        if axis == 1 and gradients.ndim > 2:
+            return torch.linalg.vector_norm(gradients.flatten(2), dim=2).square().sum(0)
+        return gradients.square().sum([k for k in range(gradients.ndim) if k != axis])
+    blocks, block, together = request.index.shape
+    rows = _select(gradients.movedim(axis, 1), 1, request.index)
+    rows = rows.reshape(len(rows), blocks, block, together, -1)
+    return sum(((rows[:, :, :, k] @ rows[:, :, :, k].mT).sum(0) for k in range(together)), 0)
+
+
+def batch_statistics(
+    uses: Sequence[Outer | Dense], requests: Sequence[StatisticRequest], autotuner: "Autotuner"
+) -> list[Tensor]:
+    """Return the requested sums over samples, of gradients that are the sum of several uses of one parameter."""
+    outers = [outer for use in uses if (outer := use.as_outer()) is not None]
+    if len(outers) == len(uses):
+        outer = outers[0]
+        if len(outers) > 1:  # further uses are further positions
+            out, into = (torch.cat([getattr(use, name) for use in outers], 1) for name in ("out", "into"))
+            outer = Outer(out, into, outer.shape, outer.flipped)
+        return _single_position(outer, requests) if outer.positions == 1 else autotuner.run(outer, requests)
+    like = next(use.formed() for use in uses if use.as_outer() is None)
+    count, *shape = like.shape
+    size = samples_per_chunk(math.prod(shape), like)
+
+    def chunk(start: int) -> Tensor:
+        gradients = [use.formed(start, start + size) for use in uses]
+        return sum(gradients[1:], gradients[0])
+
+    return _add_up(_statistics(chunk(start), requests) for start in range(0, count, size))
+
+
+def _select(x: Tensor, axis: int, index: np.ndarray) -> Tensor:
+    """Return the indices of an axis, without a copy where they are a range."""
+    flat = index.reshape(-1)
+    if np.array_equal(flat, np.arange(flat[0], flat[0] + flat.size)):
+        return x.narrow(axis, int(flat[0]), flat.size)
+    return x.index_select(axis, torch.as_tensor(flat, device=x.device))
+
+
+def _factor_columns(index: np.ndarray, inner: int) -> np.ndarray:
+    """Return the columns of a factor that belong to indices (blocks, block, together), `inner` for each."""
+    wide = index[..., None] * inner + np.arange(inner)
+    return wide.reshape(*index.shape[:2], -1)
+
+
+def _block_products(own: Tensor, weighted: Tensor, index: np.ndarray) -> Tensor:
+    """Return the sum over rows of own' weighted for each block of columns: (blocks, block, block)."""
+    blocks, block, together = index.shape
+    first, second = (_select(x, 1, index).reshape(-1, blocks, block, together) for x in (own, weighted))
+    return sum((first[..., k].permute(1, 2, 0) @ second[..., k].transpose(0, 1) for k in range(together)), 0)
+
+
+def _from_factors(request: StatisticRequest, own: Tensor, weighted: Tensor, inner: int) -> Tensor:
+    """Return a statistic from the columns of `own` and the same columns weighted, positions as rows."""
+    if request.index is not None:
+        return _block_products(own, weighted, _factor_columns(request.index, inner))
+    return _sum_inner((own * weighted).sum(0), inner)
+
+
+def _sum_inner(squares: Tensor, inner: int) -> Tensor:
+    return squares.reshape(-1, inner).sum(1) if inner > 1 else squares
+
+
+def _single_position(outer: Outer, requests: Sequence[StatisticRequest]) -> list[Tensor]:
+    """Return the statistics of gradients with one position, from b_i^2 |a|^2."""
+    statistics = []
+    for request in requests:
+        own, other, inner = outer.factors(request.axis)
+        own, other = own[:, 0], other[:, 0]
+        power = torch.linalg.vector_norm(other, dim=1).square()  # without a temporary as large as the input
+        if request.index is None:
+            statistics.append(_sum_inner(power @ own.square(), inner))
+        else:
+            statistics.append(_from_factors(request, own, own * power[:, None], inner))
+    return statistics
+
+
+def _by_gram(outer: Outer, requests: Sequence[StatisticRequest]) -> list[Tensor]:
+    """Return the statistics by inner products of positions: sum_ts b_ti (a_t a_s') b_si."""
+    return _add_up(_gram_statistics(chunk, requests) for chunk in outer.chunks(_numbers_per_sample(outer)["gram"]))
+
+
+def _gram_statistics(outer: Outer, requests: Sequence[StatisticRequest]) -> list[Tensor]:
+    weighted_factors: dict[bool, tuple[Tensor, Tensor]] = {}
+    statistics = []
+    for request in requests:
+        own, other, inner = outer.factors(request.axis)
+        is_out = own is outer.out
+        if is_out not in weighted_factors:
+            weighted = torch.bmm(torch.bmm(other, other.mT), own)
+            weighted_factors[is_out] = own.flatten(0, 1), weighted.flatten(0, 1)
+        statistics.append(_from_factors(request, *weighted_factors[is_out], inner))
+    return statistics
+
+
+def _directly(outer: Outer, requests: Sequence[StatisticRequest]) -> list[Tensor]:
+    """Return the statistics from the gradients themselves."""
+    return _add_up(
+        _statistics(chunk.formed(), requests) for chunk in outer.chunks(_numbers_per_sample(outer)["direct"])
+    )
+
+
+def _statistics(gradients: Tensor, requests: Sequence[StatisticRequest]) -> list[Tensor]:
+    return [statistic(gradients, request) for request in requests]
+
+
+def _add_up(chunks: Iterable[list[Tensor]]) -> list[Tensor]:
+    """Return the sums over chunks, without holding all of them."""
+    total: list[Tensor] = []
+    for values in chunks:
+        total = [a + b for a, b in zip(total, values, strict=True)] if total else values
+    return total
+
+
+ALGORITHMS: dict[str, Callable[[Outer, Sequence[StatisticRequest]], list[Tensor]]] = {
+    "gram": _by_gram,
+    "direct": _directly,
+}
+
+
+def _numbers_per_sample(outer: Outer) -> dict[str, int]:
+    """Return how many numbers each algorithm holds per sample."""
+    widest = max(outer.out.shape[2], outer.into.shape[2])
+    return {"gram": outer.positions * (outer.positions + widest), "direct": math.prod(outer.shape)}
+
+
+def _operations_per_sample(outer: Outer, requests: Sequence[StatisticRequest]) -> dict[str, int]:
+    """Return approximately how many multiplications each algorithm takes per sample."""
+    positions, size = outer.positions, math.prod(outer.shape)
+    widths = [(outer.factors(r.axis)[0].shape[2], 1 if r.index is None else r.index.shape[1]) for r in requests]
+    sides = len({outer.factors(r.axis)[0] is outer.out for r in requests})
+    return {
+        "gram": sides * positions**2 * (outer.out.shape[2] + outer.into.shape[2])
+        + sum(positions * own * block for own, block in widths),
+        "direct": positions * size + sum(size * block for _, block in widths),
+    }
+
+
+def _worth_trying(outer: Outer, requests: Sequence[StatisticRequest]) -> list[str]:
+    """Return the algorithms that may be the fastest and whose numbers fit in memory, if those of any do."""
+    numbers, operations = _numbers_per_sample(outer), _operations_per_sample(outer, requests)
+    limit = max(MEMORY // outer.out.element_size(), min(numbers[name] for name in ALGORITHMS))
+    fit = [name for name in ALGORITHMS if numbers[name] <= limit]
+    least = min(operations[name] for name in fit)
+    return [name for name in fit if operations[name] <= MAX_OPERATION_RATIO * least]
+
+
+_ShapeKey = tuple[tuple[int, ...], tuple[int, ...], bool, tuple[tuple[int, tuple[int, ...] | None], ...]]
+"""Shapes of both factors, whether they are flipped, and the axis and index shape of each request."""
+
+
+class Autotuner:
+    """Choice of the faster algorithm for each shape, measured at its first occurrence."""
+
+    def __init__(self) -> None:
+        self.choices: dict[_ShapeKey, str] = {}
+
+    def run(self, outer: Outer, requests: Sequence[StatisticRequest]) -> list[Tensor]:
+        """Return the statistics, by the faster algorithm."""
+        kinds = tuple((r.axis, None if r.index is None else r.index.shape) for r in requests)
+        key = (tuple(outer.out.shape), tuple(outer.into.shape), outer.flipped, kinds)
+        if key not in self.choices:
+            names = _worth_trying(outer, requests)
+            seconds = {name: _measure(name, outer, requests) if len(names) > 1 else 0.0 for name in names}
+            self.choices[key] = min(seconds, key=lambda name: seconds[name])
+        return ALGORITHMS[self.choices[key]](outer, requests)
+
+
+def _measure(name: str, outer: Outer, requests: Sequence[StatisticRequest]) -> float:
+    """Return the seconds per sample of one chunk: the shorter of two runs after a warm-up run."""
+    synchronise = torch.cuda.synchronize if outer.out.is_cuda else lambda: None
+    chunk = next(outer.chunks(_numbers_per_sample(outer)[name]))
+    seconds = []
+    for _ in range(3):
+        synchronise()
+        start = time.perf_counter()
+        ALGORITHMS[name](chunk, requests)
+        synchronise()
+        seconds.append(time.perf_counter() - start)
+    return min(seconds[1:]) / len(chunk.out)

@@ -1,0 +1,37 @@
+"""Assertions on the census of networks whose symmetries are known."""
+
+from collections import Counter
+
+import torch
+
+from tests.torch.zoo import KNOWN, build
+from undertow.torch import census
+from undertow.torch._copies import cast_batch, model_copy, randomise, unwrap
+from undertow.torch.census.axes import Symmetry
+from undertow.torch.census.proof import OrbitTrial
+
+
+def row(symmetry: Symmetry) -> tuple:
+    sides = (tuple(sorted(map(str, side))) for side in (symmetry.minus, symmetry.plus))
+    return (symmetry.kind, symmetry.size, symmetry.block, *sides)
+
+
+def assert_known_symmetries(name, found):
+    known = KNOWN[name]
+    wanted = [(kind, size, block, tuple(sorted(a)), tuple(sorted(b))) for kind, size, block, a, b in known.exact]
+    assert sorted(map(row, found)) == sorted(wanted)
+    assert Counter((r.kind, r.size) for r in found.approximate) == Counter(known.scales)
+    assert all(r.change <= 1e-5 for r in found)
+    assert found.unclear == ()
+
+
+def orbit_trial(name):
+    model, batch, loss = build(name)
+    found = census(model, batch, loss)
+    small = model_copy(unwrap(model), torch.float32)
+    randomise(small, 7)
+    return found, OrbitTrial(small, cast_batch(batch, torch.float32), loss)
+
+
+def the(found, kind):
+    return next(symmetry for symmetry in found if symmetry.kind == kind)

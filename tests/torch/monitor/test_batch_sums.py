@@ -1,0 +1,35 @@
+"""Sums over the samples of several backward passes."""
+
+import pytest
+import torch
+
+from undertow.torch.monitor.batch_sums import BatchSums
+from undertow.torch.monitor.statistics import StatisticRequest
+
+pytestmark = pytest.mark.torch
+
+
+def sums(samples, values, half=()):
+    part = BatchSums()
+    part.samples, part.sums = samples, {request: torch.tensor(value) for request, value in values.items()}
+    part.probes, part.flipped, part.half = {"weight": torch.ones(2)}, {"weight": False}, set(half)
+    return part
+
+
+def test_passes_add_up():
+    one, two = StatisticRequest("weight", 0), StatisticRequest("weight", 1)
+    total = BatchSums()
+    total.add(sums(4, {one: [1.0, 2.0]}))
+    total.add(sums(3, {one: [0.5, 0.5], two: [7.0]}, half=["weight"]))
+    assert total.samples == 7
+    assert total.sums[one].tolist() == [1.5, 2.5]
+    assert total.sums[two].tolist() == [7.0]
+    assert total.probes["weight"].tolist() == [2.0, 2.0]
+    assert (total.flipped, total.half) == ({"weight": False}, {"weight"})
+
+
+def test_sums_that_overflow_are_not_finite():
+    request = StatisticRequest("weight", 0)
+    assert sums(2, {request: [1.0, 2.0]}).finite
+    assert not sums(2, {request: [1.0, float("inf")]}).finite
+    assert not sums(2, {request: [float("nan"), 0.0]}).finite

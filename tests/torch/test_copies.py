@@ -1,0 +1,77 @@
+"""Copies of networks: complex numbers, batches of tokenizers, and networks that draw random numbers."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.torch.dropping import DROPS, Stream, rows
+from tests.torch.zoo import build, square
+from undertow.torch import census
+from undertow.torch._copies import draws_random_numbers
+
+pytestmark = pytest.mark.torch
+
+
+class WithComplex(nn.Module):
+    """A real network that rotates its inputs by complex numbers."""
+
+    def __init__(self, held):
+        super().__init__()
+        turn = torch.polar(torch.ones(4), torch.arange(4.0))
+        if held == "buffer":
+            self.register_buffer("turn", turn)
+        else:
+            self.turn = nn.Parameter(turn, requires_grad=held == "trains")
+        self.into, self.out = nn.Linear(8, 7), nn.Linear(7, 3)
+
+    def forward(self, x):
+        turned = torch.view_as_real(torch.view_as_complex(x.reshape(len(x), 4, 2)) * self.turn).flatten(1)
+        return self.out(torch.relu(self.into(turned) - self.into(x)))
+
+
+@pytest.mark.filterwarnings("error:Casting complex")
+def test_complex_parameters():
+    torch.manual_seed(0)
+    x = torch.randn(6, 8)
+    with pytest.raises(ValueError, match=r"the parameter turn is complex \(complex64\)"):
+        census(WithComplex("trains"), x, square)
+    for held in ("buffer", "frozen"):
+        model = WithComplex(held)
+        seen = []
+        handle = model.register_forward_hook(lambda m, args, out, seen=seen: seen.append(m.turn.dtype))
+        (symmetry,) = census(model, x, square)
+        handle.remove()
+        # were the numbers cast to real ones, the bias would move along or not all the same: look at them
+        assert set(seen) == {torch.complex128, torch.complex64}
+        assert symmetry.name == "rescaling, 7 scales: into.weight[i, :] against out.weight[:, i]"
+        assert model.turn.dtype == torch.complex64
+
+
+def test_complex_inputs_and_outputs():
+    torch.manual_seed(0)
+
+    class Spectrum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.into, self.out = nn.Linear(5, 7), nn.Linear(7, 3)
+
+        def forward(self, x):
+            return torch.fft.fft(self.out(torch.relu(self.into(x.imag))))
+
+    found = census(Spectrum(), torch.randn(6, 5, dtype=torch.complex64), lambda net, x: net(x).abs().square().mean())
+    assert rows(found) == ["rescaling, 7 scales: into.weight[i, :], into.bias against out.weight[:, i]"]
+
+
+@pytest.mark.parametrize("name", [*DROPS, "none"])
+def test_draws_random_numbers(name):
+    drop = DROPS[name]() if name in DROPS else nn.Dropout(0.0)
+    assert draws_random_numbers(Stream(drop), torch.randn(6, 5), square) == (name != "none")
+
+
+def test_a_batch_of_a_tokenizer_is_read_by_attributes():
+    import transformers
+
+    model, batch, _ = build("LoRA")
+    given = transformers.BatchEncoding(batch)
+    found = census(model, given, lambda net, b: net(input_ids=b.input_ids, labels=b.labels).loss)
+    assert len(found) == 4
