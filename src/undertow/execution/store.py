@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORMAT",
+    "JSONObject",
     "NewerFormatError",
     "StoreError",
     "folder_lock",
@@ -37,6 +38,9 @@ FORMAT = 1
 
 SEAL = ".undertow.json"
 
+JSONObject = dict[str, Any]
+"""A JSON object as Python reads it: plain values of any kind by name."""
+
 
 class StoreError(Exception):
     """What is wrong with a file or folder, in a sentence for the person who asked for it."""
@@ -46,7 +50,7 @@ class NewerFormatError(StoreError):
     """A result that only a newer undertow can read: never to be replaced by this one."""
 
 
-def save(path: Path | str, dataset: "xarray.Dataset", provenance: dict[str, Any]) -> Path:
+def save(path: Path | str, dataset: "xarray.Dataset", provenance: JSONObject) -> Path:
     """Writes a dataset and its provenance to the zarr folder `path`, replacing what was there, all or nothing."""
     path = Path(path)
     for name, variable in dataset.variables.items():
@@ -78,7 +82,7 @@ def load(path: Path | str) -> "xarray.Dataset":
         raise StoreError(f"{path}: damaged, it cannot be read ({error}); delete it and run again.") from error
 
 
-def provenance_of(path: Path | str) -> dict[str, Any]:
+def provenance_of(path: Path | str) -> JSONObject:
     """Where a stored result comes from: parameters, seeds, versions, device, seconds."""
     return _seal(Path(path))["provenance"]
 
@@ -132,7 +136,7 @@ def folder_lock(path: Path | str) -> Generator[None]:
         lock.release()
 
 
-def _seal(path: Path) -> dict[str, Any]:
+def _seal(path: Path) -> JSONObject:
     """The checked seal of a stored result."""
     retired = _retired(path)
     if not path.exists() and retired.exists():  # killed between the two renames of a replacement
