@@ -1,6 +1,6 @@
-"""`python -m docs.gallery FOLDER`: figures and results of `undertow verify --out FOLDER`, made small, for the site.
+"""`python -m docs.gallery FOLDER`: store compact figures and results of `undertow verify --out FOLDER` for the site.
 
-`make gallery` runs the claims at the smallest scale first. The pages of the gallery are made from what lies here.
+`make gallery` first runs the claims at the smallest scale. The pages of the gallery are made from the stored files.
 """
 
 import json
@@ -8,9 +8,11 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-__all__ = ["FOLDER", "compact", "kept", "results", "store", "write"]
+from undertow.execution.store import JSONObject
+from undertow.verification.result import ClaimResult, read_results
+
+__all__ = ["FOLDER", "compact", "kept", "read", "results", "store", "write"]
 
 FOLDER = Path(__file__).parent / "gallery"
 KEPT = ("claim", "scale", "seed", "verdict", "seeds", "diverged", "note", "seconds", "parameters")
@@ -19,7 +21,7 @@ CHECKED = ("what", "measured", "predicted", "uncertainty", "criterion", "printed
 
 
 def compact(svg: str) -> str:
-    """The same figure in less: no metadata, hundredths of a point, and what marks have in common said once."""
+    """Return the same figure in fewer bytes: no metadata, hundredths of a point, shared styles stated once."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", body, flags=re.DOTALL)
     body = _in_tags(r"-?\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), body)
@@ -36,59 +38,64 @@ def compact(svg: str) -> str:
 
 
 def _in_tags(pattern: str, put: Callable[[re.Match[str]], str], body: str) -> str:
-    """Replaces in tags alone: what stands between them is for people, and stays."""
+    """Replace inside tags only; the text between them stays as it is."""
     return re.sub(r"<[^>]+>", lambda tag: re.sub(pattern, put, tag[0]), body)
 
 
-def _share(found: re.Match[str]) -> str:
-    """Marks of one style: it goes to their group, from which they inherit it."""
-    styles = set(re.findall(r' style="([^"]*)"', found[2]))
-    marks = found[2].count("<use ")
-    if len(styles) != 1 or "style=" in found[1] or found[2].count(" style=") != marks:
-        return found[0]
+def _share(group: re.Match[str]) -> str:
+    """Move the style that all marks of a group share to the group."""
+    styles = set(re.findall(r' style="([^"]*)"', group[2]))
+    marks = group[2].count("<use ")
+    if len(styles) != 1 or "style=" in group[1] or group[2].count(" style=") != marks:
+        return group[0]
     (style,) = styles
-    plain = found[2].replace(f' style="{style}"', "")
-    return f'<g{found[1]} style="{style}">{plain}</g>'
+    plain = group[2].replace(f' style="{style}"', "")
+    return f'<g{group[1]} style="{style}">{plain}</g>'
 
 
-def kept(result: dict[str, Any]) -> dict[str, Any]:
-    """What the pages need of a result."""
-    checks = [{name: check[name] for name in CHECKED} for check in result["checks"]]
-    made = {"undertow": result["provenance"]["undertow"], "device": result["provenance"]["device"]}
-    return {name: result[name] for name in KEPT} | made | {"checks": checks}
+def kept(result: ClaimResult) -> JSONObject:
+    """Return the fields of a result that the pages need, as plain values."""
+    stored, made = result.to_json(), result.provenance
+    checks = [{name: check[name] for name in CHECKED} for check in stored["checks"]]
+    where = {} if made is None else {"undertow": made.undertow, "device": made.device}
+    return {name: stored[name] for name in KEPT} | where | {"checks": checks}
 
 
-def write(file: Path, results: list[dict[str, Any]]) -> None:
-    """A file of results, a line each."""
+def write(file: Path, results: list[JSONObject]) -> None:
+    """Write a file of results, one per line."""
     file.parent.mkdir(exist_ok=True)
     file.write_text("[\n" + ",\n".join(json.dumps(result) for result in results) + "\n]\n")
 
 
+def read(file: Path) -> list[ClaimResult]:
+    """Return the results that `write` stored."""
+    return [ClaimResult.from_json(result) for result in json.loads(file.read_text())]
+
+
 def store(report: Path) -> list[str]:
-    """Writes the results and figures of a report folder into the gallery, and forgets those it had."""
-    found = json.loads((report / "results.json").read_text())
+    """Write the results and figures of a report folder into the gallery, and delete the earlier ones."""
     FOLDER.mkdir(exist_ok=True)
     for old in FOLDER.glob("*.svg"):
         old.unlink()
-    shown: list[dict[str, Any]] = []
-    for result in found:
-        figure = report / "claims" / result["claim"] / "figure.svg"
-        if not figure.is_file() or not result["checks"]:
+    shown: list[ClaimResult] = []
+    for result in read_results(report):
+        figure = report / "claims" / result.claim / "figure.svg"
+        if not figure.is_file() or not result.checks:
             continue
-        (FOLDER / f"{result['claim']}.svg").write_text(compact(figure.read_text()))
-        shown.append(kept(result))
-    write(FOLDER / "results.json", shown)
-    return [result["claim"] for result in shown]
+        (FOLDER / f"{result.claim}.svg").write_text(compact(figure.read_text()))
+        shown.append(result)
+    write(FOLDER / "results.json", [kept(result) for result in shown])
+    return [result.claim for result in shown]
 
 
-def results() -> dict[str, dict[str, Any]]:
-    """What the gallery holds, by claim."""
+def results() -> dict[str, ClaimResult]:
+    """Return the results in the gallery, by claim."""
     file = FOLDER / "results.json"
-    return {result["claim"]: result for result in json.loads(file.read_text())} if file.is_file() else {}
+    return {result.claim: result for result in read(file)} if file.is_file() else {}
 
 
 def main() -> None:
-    """Reads the folder named on the command line."""
+    """Read the folder named on the command line."""
     if len(sys.argv) != 2 or not (Path(sys.argv[1]) / "results.json").is_file():
         raise SystemExit("usage: python -m docs.gallery FOLDER, a folder that `undertow verify --out FOLDER` wrote")
     names = store(Path(sys.argv[1]))

@@ -18,7 +18,9 @@ from undertow.figures.inline import inline, words_of
 from undertow.verification import claims
 from undertow.verification import errata as corrections
 from undertow.verification.claim import PAPERS, Claim
-from undertow.verification.report import TITLES, VERDICTS, number
+from undertow.verification.presentation import alternative_text, measured_text, prediction_text
+from undertow.verification.report import TITLES, VERDICTS
+from undertow.verification.result import CheckResult, ClaimResult
 
 __all__ = ["all_pages", "figure"]
 
@@ -52,10 +54,10 @@ def verdict(name: str) -> str:
 
 def gallery_index() -> str:
     """All claims with their verdicts, and how the figures were made."""
-    found = gallery.results()
-    scales = ", ".join(sorted({result["scale"] for result in found.values()})) or "none yet"
-    devices = ", ".join(sorted({result["device"].split(":")[0] for result in found.values()}))
-    tally = {name: sum(result["verdict"] == name for result in found.values()) for name in VERDICTS}
+    results = gallery.results()
+    scales = ", ".join(sorted({result.task.scale for result in results.values()})) or "none yet"
+    devices = ", ".join(sorted({_device(result).split(":")[0] for result in results.values()}))
+    tally = {name: sum(result.verdict == name for result in results.values()) for name in VERDICTS}
     listed = "\n".join(f"- {verdict(n)} {tally[n]}: {VERDICTS[n]}" for n in reversed(VERDICTS) if tally[n])
     parts = [
         "# Gallery of claims",
@@ -69,50 +71,49 @@ def gallery_index() -> str:
         listed,
     ]
     for paper in PAPERS:
-        rows = [_row(claim, found.get(claim.id)) for claim in claims.values() if claim.paper == paper]
+        rows = [_row(claim, results.get(claim.id)) for claim in claims.values() if claim.paper == paper]
         head = "| claim | place | verdict | measured | predicted |\n|---|---|---|---|---|"
         parts += [f"## {TITLES[paper]}", "\n".join([head, *rows])]
     return "\n\n".join(parts) + "\n"
 
 
-def _row(claim: Claim, result: dict[str, Any] | None) -> str:
+def _row(claim: Claim, result: ClaimResult | None) -> str:
     name = f"[`{claim.id}`]({claim.paper}.md#{claim.id})"
     if result is None:
         return f"| {name} | {words(claim.place)} | expected: {corrections.expected(claim.id)} | | |"
-    first = result["checks"][0]
-    measured = words(number(first["measured"], first["uncertainty"]))
-    return f"| {name} | {words(claim.place)} | {verdict(result['verdict'])} | {measured} | {_predicted(first)} |"
+    first = result.checks[0]
+    return f"| {name} | {words(claim.place)} | {verdict(result.verdict)} | {_measured(first)} | {_predicted(first)} |"
 
 
-def _predicted(check: dict[str, Any]) -> str:
-    if check["criterion"].startswith(("below", "above")):
-        return words(check["criterion"].split(" by ")[0])
-    if ", level " in check["criterion"]:
-        return f"p above {check['criterion'].split(', level ')[1]}"
-    printed = "" if check["printed"] is None else f" (in print: {number(check['printed'])})"
-    return words(number(check["predicted"]) + printed)
+def _device(result: ClaimResult) -> str:
+    return "" if result.provenance is None else result.provenance.device
 
 
-def _alternative(check: dict[str, Any]) -> str:
-    value = check.get("alternative")
-    if value is None:
-        return ""
-    return words(f"p = {value:.1g}" if ", level " in check["criterion"] else number(value))
+def _measured(check: CheckResult) -> str:
+    return words(measured_text(check.criterion, check.measured, check.uncertainty))
+
+
+def _predicted(check: CheckResult) -> str:
+    return words(prediction_text(check.criterion, check.predicted, check.printed))
+
+
+def _alternative(check: CheckResult) -> str:
+    return "" if check.alternative is None else words(alternative_text(check.criterion, check.alternative))
 
 
 def gallery_page(paper: str) -> str:
     """The claims of one paper, each with its figure."""
-    found = gallery.results()
-    sections = [_claim(claim, found.get(claim.id)) for claim in claims.values() if claim.paper == paper]
+    results = gallery.results()
+    sections = [_claim(claim, results.get(claim.id)) for claim in claims.values() if claim.paper == paper]
     opening = words("Places are those of the paper; the words are undertow's. All claims: [gallery]").replace(
         "&#91;gallery&#93;", "[gallery](index.md)"
     )
     return "\n\n".join([f"# {TITLES[paper]}", f"{opening}.", *sections]) + "\n"
 
 
-def _claim(claim: Claim, result: dict[str, Any] | None) -> str:
+def _claim(claim: Claim, result: ClaimResult | None) -> str:
     parts = [f"## {claim.id} {{ #{claim.id} }}"]
-    judged = verdict(result["verdict"]) if result else f"expected: {corrections.expected(claim.id)}"
+    judged = verdict(result.verdict) if result else f"expected: {corrections.expected(claim.id)}"
     parts += [f"{judged} <span class='place'>{words(claim.place)}</span>", words(claim.statement)]
     parts += [equation(claim.equation), f"Alternative that the data must reject: {words(claim.alternative)}"]
     if any(erratum.claim == claim.id for erratum in corrections.errata()):
@@ -121,19 +122,19 @@ def _claim(claim: Claim, result: dict[str, Any] | None) -> str:
         parts.append("No figure yet: `make gallery` draws it.")
     else:
         parts += [f'<div class="figure-here" data-claim="{claim.id}"></div>', _checks(result)]
-        if result["note"]:
-            parts.append(words(result["note"]))
-        lost = f", {result['diverged']} of them diverged and left out" if result["diverged"] else ""
-        parts.append(f"{result['seeds']:,} seeds{lost}; {result['seconds']:.1f} s. Make it again:")
+        if result.note:
+            parts.append(words(result.note))
+        lost = f", {result.diverged} of them diverged and left out" if result.diverged else ""
+        parts.append(f"{result.seeds:,} seeds{lost}; {result.seconds:.1f} s. Make it again:")
     parts.append(f"```console\nundertow verify {claim.id} --scale smoke\n```")
     return "\n\n".join(parts)
 
 
-def _checks(result: dict[str, Any]) -> str:
+def _checks(result: ClaimResult) -> str:
     rows = [
-        f"| {words(c['what'])} | {words(number(c['measured'], c['uncertainty']))} | {_predicted(c)} "
-        f"| {_alternative(c)} | {words(c['criterion'])} | {verdict(c['verdict'])} |"
-        for c in result["checks"]
+        f"| {words(c.what)} | {_measured(c)} | {_predicted(c)} "
+        f"| {_alternative(c)} | {words(str(c.criterion))} | {verdict(c.verdict)} |"
+        for c in result.checks
     ]
     return "\n".join(
         ["| check | measured | predicted | alternative | criterion | verdict |", "|---|---|---|---|---|---|", *rows]
@@ -143,12 +144,12 @@ def _checks(result: dict[str, Any]) -> str:
 def figure(claim: str) -> str:
     """A figure of the gallery as an element of the page, in the page's colours, with the figure in words below."""
     svg = (gallery.FOLDER / f"{claim}.svg").read_text()
-    told = words_of(svg)
-    drawn = inline(svg, claim, f"Figure of {claim}. {told}")
+    description = words_of(svg)
+    drawn = inline(svg, claim, f"Figure of {claim}. {description}")
     scrolls = f' tabindex="0" role="group" aria-label="Figure of {claim}"' if "--least" in drawn else ""
     return (
         f'<figure data-search-exclude><div class="plot"{scrolls}>{drawn}</div><figcaption><details><summary>The figure '
-        f"in words</summary>{html.escape(told)}</details></figcaption></figure>"
+        f"in words</summary>{html.escape(description)}</details></figcaption></figure>"
     )
 
 
@@ -157,14 +158,14 @@ def figure(claim: str) -> str:
 
 def full_report() -> str:
     """The report of the largest scale that is kept as an example: how it was made, and every claim in a line."""
-    found, made = full.results(), full.facts()
+    results, made = full.results(), full.made()
     size = (full.FOLDER / "report.html").stat().st_size / 1e6
-    known = sum(result["verdict"] == corrections.expected(result["claim"]) for result in found)
-    where = {result["claim"]: result["device"].split(": ")[-1] for result in found}
+    known = sum(result.verdict == corrections.expected(result.claim) for result in results)
+    where = {result.claim: _device(result).split(": ")[-1] for result in results}
     beside = sum(kind == "cpu" for kind in where.values())
     (kind,) = {kind for kind in where.values() if kind != "cpu"}
-    sizes = {result["claim"]: result["parameters"] for result in found}
-    versions = ", ".join(f"{name} {made['versions'][name]}" for name in ("python", "jax", "equinox", "numpy"))
+    sizes = {result.claim: result.task.parameters for result in results}
+    versions = ", ".join(f"{name} {made.versions[name]}" for name in ("python", "jax", "equinox", "numpy"))
     parts = [
         "# The full report",
         f"`full` is the scale of the papers: matrix sensing at d = {sizes['filtering-by-spread']['d']} with "
@@ -173,27 +174,27 @@ def full_report() -> str:
         "This report was made once and is kept as an example: **[the report](report.html)**, one file of "
         f"{size:.1f} MB with all figures, settings and commands.",
         "```console\nundertow verify --scale full --jobs 16\n```",
-        f"{len(found)} claims, {known} with the verdict that is expected, in {made['seconds'] / 60:.1f} minutes "
-        f"from an empty compilation cache on one {kind} with 16 processor cores: {len(found) - beside} claims on the "
-        f"GPU, {beside} of small models on the cores beside it. The source was that of commit `{made['commit']}` "
-        f"({versions}). Seconds are those of the claim itself, measured while others ran. {made['remark']}",
+        f"{len(results)} claims, {known} with the verdict that is expected, in {made.seconds / 60:.1f} minutes "
+        f"from an empty compilation cache on one {kind} with 16 processor cores: {len(results) - beside} claims on the "
+        f"GPU, {beside} of small models on the cores beside it. The source was that of commit `{made.commit}` "
+        f"({versions}). Seconds are those of the claim itself, measured while others ran. {made.remark}",
     ]
     for paper in PAPERS:
-        rows = [_full_row(result, where) for result in found if claims[result["claim"]].paper == paper]
+        rows = [_full_row(result, where) for result in results if claims[result.claim].paper == paper]
         head = "| claim | verdict | measured | predicted | seeds | seconds | on |\n|---|---|---|---|---|---|---|"
         parts += [f"## {TITLES[paper]}", "\n".join([head, *rows])]
     return "\n\n".join(parts) + "\n"
 
 
-def _full_row(result: dict[str, Any], where: dict[str, str]) -> str:
-    claim, first = claims[result["claim"]], result["checks"][0]
+def _full_row(result: ClaimResult, where: dict[str, str]) -> str:
+    claim, first = claims[result.claim], result.checks[0]
     cells = [
         f"[`{claim.id}`](report.html#{claim.id})",
-        verdict(result["verdict"]),
-        words(number(first["measured"], first["uncertainty"])),
+        verdict(result.verdict),
+        _measured(first),
         _predicted(first),
-        f"{result['seeds']:,}",
-        f"{result['seconds']:.0f}",
+        f"{result.seeds:,}",
+        f"{result.seconds:.0f}",
         "cores" if where[claim.id] == "cpu" else "GPU",
     ]
     return f"| {' | '.join(cells)} |"

@@ -1,7 +1,7 @@
 """Run as a program: kills a process that keeps replacing a stored result, again and again, and checks what is left.
 
-usage: python -m tests.execution.kill_store FOLDER KILLS SEED. Children are forked before anything starts a thread, so that each of
-them begins at once.
+usage: python -m tests.execution.kill_store FOLDER KILLS SEED. Children are forked before anything starts a thread, so
+that each of them begins at once.
 """
 
 import os

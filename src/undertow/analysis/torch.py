@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from undertow.analysis.jax import Analysis, Row
+from undertow.analysis.result import Analysis, Row
 from undertow.estimate import Estimate
 from undertow.symmetry.equilibrium import Equilibrium
 from undertow.symmetry.forecast import Forecast, times_of_sums

@@ -23,8 +23,8 @@ from undertow.verification.result import CheckResult, ClaimResult, Task
 __all__ = ["error_result", "has_accelerator", "run_claim", "store_result"]
 
 
-def run_claim(task: Task, out: str) -> ClaimResult:
-    """Run one claim and write its folder; an exception becomes a result with the verdict `error`."""
+def run_claim(out: str, task: Task) -> ClaimResult:
+    """Run one claim and write its folder under `out`; an exception becomes a result with the verdict `error`."""
     began = time.perf_counter()
     claim = claims[task.claim]
     try:

@@ -53,6 +53,8 @@ def build_report(out: Path, results: list[ClaimResult]) -> Path:
     results = sorted(results, key=lambda result: papers.index(result.paper))
     body = _environment().get_template("report.html").render(
         results=results,
+            VERDICTS=VERDICTS,
+            errata=errata(),
         papers=papers,
         present=[verdict for verdict in VERDICTS if any(result.verdict == verdict for result in results)],
         tally=Counter(result.verdict for result in results),
@@ -66,7 +68,7 @@ def build_report(out: Path, results: list[ClaimResult]) -> Path:
 
 
 def _environment() -> jinja2.Environment:
-    environment = templates("undertow.verification").overlay()
+    environment = templates("undertow.verification")
     environment.filters |= {
         "prose": lambda text: Markup(prose(text)),
         "formula": lambda text: Markup(formula(text)),
@@ -83,7 +85,6 @@ def _environment() -> jinja2.Environment:
         "facts": _facts,
         "command": _command,
     }
-    environment.globals |= {"VERDICTS": VERDICTS, "errata": errata()}
     return environment
 
 

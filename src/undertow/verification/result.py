@@ -11,6 +11,7 @@ from pathlib import Path
 from undertow.execution import store
 from undertow.execution.provenance import Parameter, Provenance
 from undertow.execution.store import JSONObject
+from undertow.verification.claim import Scale
 from undertow.verification.criterion import Check, Criterion, TextCriterion, Verdict, criterion_from_json, judge, power
 from undertow.verification.errata import expected
 
@@ -22,7 +23,7 @@ class Task:
     """What a worker needs to run one claim."""
 
     claim: str
-    scale: str
+    scale: Scale
     parameters: dict[str, Parameter]
     seed: int
     fingerprint: str = ""
@@ -66,8 +67,9 @@ class CheckResult:
     @staticmethod
     def from_json(data: JSONObject) -> "CheckResult":
         """Return the record that `to_json` wrote, in this version or in one that stored criteria as text."""
-        known = {name: value for name, value in data.items() if name in _CHECK_FIELDS}
-        return CheckResult(**known | {"criterion": criterion_from_json(data["criterion"])})
+        known: JSONObject = {name: value for name, value in data.items() if name in _CHECK_FIELDS}
+        known["criterion"] = criterion_from_json(data["criterion"])
+        return CheckResult(**known)
 
 
 _CHECK_FIELDS = {f.name for f in fields(CheckResult)}
@@ -141,12 +143,13 @@ class ClaimResult:
         """
         made = data.get("provenance") or {name: data[name] for name in ("undertow", "device") if name in data}
         task = {f.name: data[f.name] for f in fields(Task) if f.name in data}
-        own = {name: data[name] for name in _OWN_FIELDS if name in data}
+        own: JSONObject = {"expected": expected(data["claim"])}
+        own |= {name: data[name] for name in _OWN_FIELDS if name in data}
         return ClaimResult(
             task=Task(**task),
             checks=tuple(CheckResult.from_json(check) for check in data["checks"]),
             provenance=Provenance.from_json(made) if made else None,
-            **{"expected": expected(data["claim"])} | own,
+            **own,
         )
 
 

@@ -18,6 +18,7 @@ from undertow.execution.provenance import Parameter, fingerprint
 from undertow.execution.settings import configure
 from undertow.execution.workers import InProcess, Processes, Workers
 from undertow.verification import claims
+from undertow.verification.claim import Scale
 from undertow.verification.errata import expected
 from undertow.verification.measure import error_result, has_accelerator, run_claim, store_result
 from undertow.verification.result import ClaimResult, Task
@@ -36,7 +37,7 @@ def make_workers(jobs: int) -> Workers:
     return Processes(jobs)
 
 
-def task_of(claim_id: str, scale: str, parameters: dict[str, Parameter], seed: int) -> Task:
+def task_of(claim_id: str, scale: Scale, parameters: dict[str, Parameter], seed: int) -> Task:
     """Return the task of a claim, with the fingerprint of the result that it will make.
 
     The fingerprint covers the module of the claim, the code that runs it, and the modules that these import.
@@ -57,7 +58,7 @@ def run_claims(
     started: Callable[[str], object] = lambda claim_id: None,
     warn: Callable[[str], object] = lambda message: None,
     workers: Callable[[int], Workers] = make_workers,
-    work: Callable[[Task, str], ClaimResult] = run_claim,
+    work: Callable[[str, Task], ClaimResult] = run_claim,
 ) -> list[ClaimResult]:
     """Run the tasks and return their results in the order of the tasks.
 
@@ -83,7 +84,7 @@ def run_claims(
 
 def _computed(
     tasks: Sequence[Task], out: Path, jobs: int, started: Callable[[str], object], workers: Callable[[int], Workers],
-    work: Callable[[Task, str], ClaimResult],
+    work: Callable[[str, Task], ClaimResult],
 ) -> Generator[ClaimResult]:  # fmt: skip
     """Yield the result of each task as it comes; a task whose worker died repeatedly has the verdict `error`."""
     if not tasks:
@@ -91,7 +92,7 @@ def _computed(
     pool = workers(min(jobs, len(tasks)))
     try:
         for outcome in run_tasks(
-            pool, partial(work, out=str(out)), tasks, choose=_next, started=lambda task: started(task.claim)
+            pool, partial(work, str(out)), tasks, choose=_next, started=lambda task: started(task.claim)
         ):
             if isinstance(outcome.error, WorkerDiedError):
                 yield store_result(out, error_result(outcome.task, str(outcome.error), 0.0))
