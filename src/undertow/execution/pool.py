@@ -114,7 +114,7 @@ class _Pool(Generic[T]):
         while (entry := self._next()) is not None:
             try:
                 future = self.workers.submit(self.work, self.payload(entry.task))
-            except self.workers.lost:
+            except self.workers.death_errors:
                 self.waiting.insert(0, entry)
                 self._on_worker_death()
                 return
@@ -142,27 +142,27 @@ class _Pool(Generic[T]):
             self._on_worker_death()
 
     def _record(self, future: Future) -> None:
-        """Record the outcome of a task that ended, unless its worker died and is to be renewed."""
+        """Record the outcome of a task that ended, unless its worker died and will be restarted."""
         entry = self.running[future]
         try:
             outcome = Outcome(entry.task, future.result())
-        except self.workers.lost as error:
-            if self.workers.renewable:
+        except self.workers.death_errors as error:
+            if self.workers.restartable:
                 return
             outcome = Outcome(entry.task, error=WorkerDiedError(f"its worker died repeatedly ({type(error).__name__})"))
         except CancelledError as error:
-            raise self.workers.gone() from error
+            raise self.workers.unreachable_error() from error
         except Exception as error:
             outcome = Outcome(entry.task, error=error)
         del self.running[future]
         self.outcomes.append(outcome)
 
     def _on_worker_death(self) -> None:
-        """Renew the workers. Each task that was running may have killed one, so each runs alone next."""
+        """Restart the workers. Each task that was running may have killed one, so each runs alone next."""
         self._record_finished()
         lost = list(self.running.values())
         self.running.clear()
-        self.workers.renew()
+        self.workers.restart()
         for entry in lost:
             entry.deaths += len(lost) == 1
             if entry.deaths >= MAX_DEATHS:
