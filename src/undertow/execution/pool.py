@@ -43,6 +43,8 @@ class _Entry(Generic[T]):
     task: T
     deaths: int = 0
     started: float = 0.0
+    suspect: bool = False
+    """Whether a worker died while this task was running; it then runs alone."""
 
 
 def _first(waiting: Sequence[T], running: Sequence[T]) -> T | None:
@@ -125,6 +127,8 @@ class _Pool(Generic[T]):
     def _next(self) -> _Entry[T] | None:
         if self.suspects:
             return None if self.running else self.suspects.popleft()
+        if any(entry.suspect for entry in self.running.values()):
+            return None
         if len(self.running) >= self.slots():
             return None
         chosen = self.choose([e.task for e in self.waiting], [e.task for e in self.running.values()])
@@ -169,6 +173,7 @@ class _Pool(Generic[T]):
                 error = WorkerDiedError("its process died (killed, or out of memory)")
                 self.outcomes.append(Outcome(entry.task, error=error))
             else:
+                entry.suspect = True
                 self.suspects.append(entry)
 
     def _record_finished(self) -> None:
