@@ -1,5 +1,6 @@
 """The settings of JAX in a process that runs experiments."""
 
+import gc
 import os
 from pathlib import Path
 from typing import Any
@@ -41,8 +42,6 @@ def configure() -> None:
     fast. XLA ends the process if it does not know a flag, so the flags are set for the versions they were tested with.
     `XLA_FLAGS` in the environment takes precedence.
     """
-    import gc
-
     import jax
 
     # tracing creates many small objects that live long: by default a tenth of its time is garbage collection

@@ -4,8 +4,10 @@ All of them submit tasks to a `concurrent.futures.Executor`, have a number of ta
 workers that died or hang.
 """
 
+import atexit
 import multiprocessing
 import os
+import signal
 import threading
 import time
 import uuid
@@ -49,9 +51,6 @@ def processes(jobs: int) -> Executor:
 
 def _start_worker() -> None:
     """Ignore Ctrl-C, which the parent handles; end with the parent; use one NumPy thread, because several jobs run."""
-    import atexit
-    import signal
-
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()

@@ -2,6 +2,7 @@
 
 import html
 import io
+import math
 import re
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -81,8 +82,6 @@ def tidy(figure: "Figure") -> None:
 
 def _tidy_ticks(axes: "Axes") -> None:
     """On logarithmic axes 1 and its powers of ten get labels; the numbers between only where decades are few."""
-    import math
-
     from matplotlib.ticker import AutoLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     figure: Any = axes.figure

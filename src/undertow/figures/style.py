@@ -2,6 +2,8 @@
 
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -78,8 +80,6 @@ def theory(axes: "Axes", x: Any, y: Any, label: str, colour: str = "grey") -> No
 
 def points(axes: "Axes", x: Any, y: Any, error: Any, label: str, colour: str = "blue", marker: str = "o") -> None:
     """A measurement: points with intervals of two standard errors, or (low, high) offsets where they are given."""
-    import numpy as np
-
     offsets = None if error is None else 2 * np.asarray(error) if np.ndim(error) < 2 else np.asarray(error)
     axes.errorbar(
         x,

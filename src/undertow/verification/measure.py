@@ -13,7 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from undertow.execution import store
+from undertow.execution.compiling import compilations
 from undertow.execution.provenance import provenance
+from undertow.figures import export, style
 from undertow.verification import claims
 from undertow.verification.claim import Claim, overall
 from undertow.verification.errata import expected
@@ -76,9 +78,6 @@ def placed(accelerated: bool) -> Generator[None]:
 
 def _measure(claim: Claim, task: Task, out: Path) -> ClaimResult:
     import jax
-
-    from undertow.execution.compiling import compilations
-    from undertow.figures import export, style
 
     parameters = type(next(iter(claim.scales.values())))(**task.parameters)
     key = jax.random.fold_in(jax.random.key(task.seed), zlib.crc32(claim.id.encode()) & 0x7FFFFFFF)

@@ -12,6 +12,7 @@ from undertow.execution.registry import diagrams
 from undertow.execution.sweeps.results import Results
 from undertow.execution.sweeps.spec import Spec
 from undertow.execution.sweeps.worker import error_message
+from undertow.figures import export, heatmap, style
 
 if TYPE_CHECKING:
     import xarray
@@ -25,8 +26,6 @@ SHARE = 50
 
 def draw(spec: Spec, data: "xarray.Dataset") -> "Figure | None":
     """Draw means over the seeds and over axes after the second; return None if no value is finite yet."""
-    from undertow.figures import heatmap, style
-
     if ":" not in spec.experiment and spec.experiment in diagrams and diagrams[spec.experiment].drawable(data):
         return diagrams[spec.experiment].draw(data)
     name = spec.show if spec.show in data else next((str(n) for n in data.data_vars if n != "done"), None)
@@ -87,8 +86,6 @@ class Drawer:
 
 def write_figure(spec: Spec, folder: Path, data: "xarray.Dataset") -> Path | None:
     """Write figure.svg from the finished runs."""
-    from undertow.figures import export, style
-
     with style.applied():
         figure = draw(spec, data.load())
         if figure is None:

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from undertow.execution.provenance import Parameter
 from undertow.execution.store import JSONObject, StoreError
 
@@ -294,8 +296,6 @@ def _spread(kind: str, low: float | int, high: float | int, count: int) -> tuple
 
 
 def _random(name: str, table: Mapping[str, Any], count: Any, seed: int) -> Axis:
-    import numpy as np
-
     count = _count(f"axes.{name}", count, least=1)
     columns = {}
     for parameter, given in table.items():

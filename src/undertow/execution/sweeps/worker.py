@@ -13,10 +13,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from undertow.execution.compiling import compilations
 from undertow.execution.provenance import Parameter
+from undertow.execution.settings import configure
 from undertow.execution.store import StoreError
 from undertow.execution.sweeps.digest import digest_of
 from undertow.execution.sweeps.experiments import Experiment, find, fit_value, fitted
+from undertow.execution.sweeps.memory import device_memory, peak_bytes
 from undertow.execution.sweeps.records import (
     BlockResult,
     BlockTask,
@@ -39,9 +42,6 @@ def _prepare(in_process: bool) -> list[float]:
 
     A worker sets JAX up; in the user's own process the settings stay as they are.
     """
-    from undertow.execution.compiling import compilations
-    from undertow.execution.settings import configure
-
     if not in_process:
         configure()
     recording = compilations()
@@ -85,7 +85,6 @@ def _program(
 def describe(request: DescriptionRequest) -> Description:
     """Describe an experiment: its parameters, whether it traces, the memory of a run, and the device."""
     from undertow._device import device
-    from undertow.execution.sweeps.memory import device_memory
 
     _prepare(request.reference.in_process)
     experiment = _load(request.reference)
@@ -108,8 +107,6 @@ def describe(request: DescriptionRequest) -> Description:
 def _traced(experiment: Experiment, seed: int, first: dict[str, Parameter], description: Description) -> Description:
     """Complete the description of an experiment from its trace, or with the reason why it does not trace."""
     import jax
-
-    from undertow.execution.sweeps.memory import peak_bytes
 
     traced = {name for name in first if experiment.kinds[name] == "float"}
     static = {name: value for name, value in first.items() if name not in traced}
