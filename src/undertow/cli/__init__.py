@@ -1,7 +1,8 @@
 """The command line: one file per command. Nothing heavy is imported before a command needs it."""
 
 import sys
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated
 
 import tyro
 
@@ -28,7 +29,7 @@ Command = (
     | Annotated[Report, tyro.conf.subcommand("report")]
 )
 
-ACTIONS: dict[type, Any] = {
+ACTIONS: dict[type, Callable[..., int]] = {
     Verify: verify, List: list_claims, Sweep: sweep, Analyze: analyze, Errata: show_errata, Report: report,
 }  # fmt: skip
 COMMANDS: dict[str, type] = {
@@ -57,7 +58,7 @@ def main(arguments: list[str] | None = None) -> None:
     raise SystemExit(status)
 
 
-def _parse(arguments: list[str]) -> Any:
+def _parse(arguments: list[str]) -> object:
     """Return one of the dataclasses of `COMMANDS`, filled in."""
     description = "What the noise of stochastic gradient descent does to a model: predicted, simulated, verified."
     config = (tyro.conf.OmitArgPrefixes,)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from undertow.execution.workers import Workers
 
@@ -19,6 +19,7 @@ MAX_DEATHS = 2
 POLL_SECONDS = 1.0
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class WorkerDiedError(Exception):
@@ -30,11 +31,11 @@ class TimeLimitError(Exception):
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[T]):
+class Outcome(Generic[T, R]):
     """The result of a task, or the error that it ended with."""
 
     task: T
-    result: Any = None
+    result: R | None = None
     error: BaseException | None = None
 
 
@@ -53,15 +54,15 @@ def _first(waiting: Sequence[T], running: Sequence[T]) -> T | None:
 
 def run_tasks(
     workers: Workers,
-    work: Callable[[Any], Any],
+    work: Callable[..., R],
     tasks: Iterable[T],
     *,
-    payload: Callable[[T], Any] = lambda task: task,
+    payload: Callable[[T], object] = lambda task: task,
     slots: Callable[[], int] | None = None,
     choose: Callable[[Sequence[T], Sequence[T]], T | None] = _first,
-    started: Callable[[T], Any] = lambda task: None,
+    started: Callable[[T], object] = lambda task: None,
     time_limit: float | None = None,
-) -> Generator[Outcome[T]]:
+) -> Generator[Outcome[T, R]]:
     """Run `work(payload(task))` for every task and yield each outcome as it comes.
 
     **Arguments:**
@@ -87,26 +88,26 @@ def run_tasks(
         yield from pool.take_outcomes()
 
 
-class _Pool(Generic[T]):
+class _Pool(Generic[T, R]):
     """The tasks that wait, those that run, those that may have killed a worker, and outcomes not yet taken."""
 
     def __init__(
-        self, workers: Workers, work: Callable[[Any], Any], tasks: Iterable[T], payload: Callable[[T], Any],
+        self, workers: Workers, work: Callable[..., R], tasks: Iterable[T], payload: Callable[[T], object],
         slots: Callable[[], int], choose: Callable[[Sequence[T], Sequence[T]], T | None],
-        started: Callable[[T], Any],
+        started: Callable[[T], object],
     ):  # fmt: skip
         self.workers, self.work, self.payload = workers, work, payload
         self.slots, self.choose, self.started = slots, choose, started
         self.waiting: list[_Entry[T]] = [_Entry(task) for task in tasks]
         self.suspects: deque[_Entry[T]] = deque()
         self.running: dict[Future, _Entry[T]] = {}
-        self.outcomes: list[Outcome[T]] = []
+        self.outcomes: list[Outcome[T, R]] = []
 
     @property
     def unfinished(self) -> bool:
         return bool(self.waiting or self.suspects or self.running or self.outcomes)
 
-    def take_outcomes(self) -> list[Outcome[T]]:
+    def take_outcomes(self) -> list[Outcome[T, R]]:
         """Return the outcomes since the last call."""
         outcomes, self.outcomes = self.outcomes, []
         return outcomes

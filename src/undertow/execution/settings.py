@@ -3,11 +3,10 @@
 import gc
 import os
 from pathlib import Path
-from typing import Any
 
 __all__ = ["SETTINGS", "configure", "settings"]
 
-SETTINGS: dict[str, Any] = {
+SETTINGS: dict[str, bool | int | str | None] = {
     "jax_enable_x64": True,
     "jax_default_prng_impl": "threefry2x32",
     "jax_threefry_partitionable": True,

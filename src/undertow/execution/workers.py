@@ -15,7 +15,6 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
 
 from undertow.execution.settings import configure
 from undertow.execution.store import StoreError
@@ -30,7 +29,7 @@ class WorkersUnreachableError(StoreError):
 class Inline(Executor):
     """An executor that runs each task at once, in this process."""
 
-    def submit(self, fn: Callable, /, *args: Any, **kwargs: Any) -> Future:
+    def submit(self, fn: Callable, /, *args: object, **kwargs: object) -> Future:
         future: Future = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -87,7 +86,7 @@ class InProcess:
         """Return the number of tasks to run at once on a platform."""
         return self.slots
 
-    def submit(self, work: Callable, task: Any) -> Future:
+    def submit(self, work: Callable, task: object) -> Future:
         """Run the task at once."""
         return self.pool.submit(work, task)
 
@@ -126,7 +125,7 @@ class Processes:
         """Return the number of tasks to run at once on a platform: processes share one accelerator and its memory."""
         return self.slots if platform == "cpu" else 1
 
-    def submit(self, work: Callable, task: Any) -> Future:
+    def submit(self, work: Callable, task: object) -> Future:
         """Submit a task to the pool."""
         return self.pool.submit(work, task)
 
@@ -202,7 +201,7 @@ class Cluster:
         """Return the number of tasks to run at once: the workers of a cluster do not share an accelerator."""
         return self.slots
 
-    def submit(self, work: Callable, task: Any) -> Future:
+    def submit(self, work: Callable, task: object) -> Future:
         """Submit a task to the scheduler."""
         key = f"undertow-{uuid.uuid4().hex}"
         try:

@@ -99,6 +99,7 @@ def _computed(
             elif outcome.error is not None:
                 raise outcome.error
             else:
+                assert outcome.result is not None
                 yield outcome.result
     finally:
         pool.close()

@@ -1,4 +1,4 @@
-"""Numbers with standard errors, for skewed samples too: means, medians, shares."""
+"""Means, medians and shares with their standard errors."""
 
 import numpy as np
 
@@ -8,19 +8,19 @@ __all__ = ["mean", "median", "share"]
 
 
 def mean(values: np.ndarray) -> tuple[float, float]:
-    """The mean of independent values and its standard error."""
+    """Return the mean of independent values and its standard error."""
     values = np.asarray(values, float)
     return float(values.mean()), float(values.std(ddof=1) / np.sqrt(len(values)))
 
 
 def median(values: np.ndarray, resamples: int = 400) -> tuple[float, float]:
-    """The median and its standard error by the bootstrap (a fixed one: the same values give the same error)."""
+    """Return the median and its bootstrap standard error; the same values give the same error."""
     values = np.asarray(values, float)
     drawn = np.random.default_rng(0).choice(values, (resamples, len(values)))
     return float(np.median(values)), float(np.median(drawn, axis=1).std(ddof=1))
 
 
 def share(flags: np.ndarray) -> tuple[float, float]:
-    """The share of true flags and its standard error, which is never 0 (`undertow.estimate.share_error`)."""
+    """Return the share of true flags and its standard error, which is never 0 (`undertow.estimate.share_error`)."""
     flags = np.asarray(flags, bool)
     return float(flags.mean()), float(share_error(int(flags.sum()), flags.size))

@@ -158,7 +158,7 @@ class _Driver:
         self.state.slots = self.workers.slots_on(self.plan.platform)
         return self.state.slots
 
-    def _store(self, outcome: Outcome[Block]) -> None:
+    def _store(self, outcome: Outcome[Block, BlockResult]) -> None:
         if isinstance(outcome.error, SpecError):
             raise outcome.error
         if isinstance(outcome.error, WorkerDiedError | TimeLimitError):
@@ -166,6 +166,7 @@ class _Driver:
         elif outcome.error is not None:
             self._fail(outcome.task, error_message(outcome.error))
         else:
+            assert outcome.result is not None
             self._write(outcome.task, outcome.result)
 
     def _write(self, block: Block, result: BlockResult) -> None:

@@ -71,6 +71,7 @@ def _describe(job: Job, workers: Workers, request: DescriptionRequest) -> Descri
         )
     if outcome.error is not None:
         raise outcome.error
+    assert outcome.result is not None
     return outcome.result
 
 

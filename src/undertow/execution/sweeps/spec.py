@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -123,7 +123,7 @@ def read_spec(path: Path | str) -> Spec:
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{path}: not TOML ({error}).") from None
     try:
-        given: dict[str, Any] = _known(content, FIELDS, "a sweep")
+        given: JSONObject = _known(content, FIELDS, "a sweep")
         spec = as_spec(**given)
     except SpecError as error:
         raise SpecError(f"{path}: {error}") from None
@@ -134,14 +134,14 @@ def read_spec(path: Path | str) -> Spec:
 
 
 def as_spec(
-    experiment: Any = None,
-    axes: Any = None,
-    parameters: Any = None,
-    seeds: Any = 1,
-    seed: Any = 0,
+    experiment: object = None,
+    axes: object = None,
+    parameters: object = None,
+    seeds: object = 1,
+    seed: object = 0,
     scale: str = "smoke",
     show: str | None = None,
-    time_limit: Any = None,
+    time_limit: object = None,
 ) -> Spec:
     """Check everything that can be checked without the experiment, and compute the axes.
 
@@ -158,7 +158,7 @@ def as_spec(
         raise SpecError(f"seed = {seed!r}: give a whole number from 0 to 2^32 - 1.")
     if not _whole(seeds) or seeds < 1:
         raise SpecError(f"seeds = {seeds!r}: give a whole number, at least 1.")
-    if time_limit is not None and not (isinstance(time_limit, numbers.Real) and time_limit > 0):
+    if time_limit is not None and not (isinstance(time_limit, numbers.Real) and float(time_limit) > 0):
         raise SpecError(f"time_limit = {time_limit!r}: give seconds above 0.")
     if not isinstance(parameters, Mapping | None):
         raise SpecError(f"parameters = {parameters!r}: give a table of names and values, such as {{'steps': 200}}.")
@@ -166,7 +166,8 @@ def as_spec(
     made = tuple(_axis(str(name), given, seed) for name, given in axes.items())
     fixed = {str(name): _value(name, value) for name, value in (parameters or {}).items()}
     _check_names(made, fixed)
-    spec = Spec(experiment, made, fixed, seeds, seed, scale, show, time_limit)
+    limit = None if time_limit is None else float(time_limit)
+    spec = Spec(experiment, made, fixed, seeds, seed, scale, show, limit)
     if spec.runs > MOST_RUNS:
         raise SpecError(f"{spec.points:,} points of {seeds:,} seeds are more than {MOST_RUNS:,} runs; make it coarser.")
     return spec
@@ -196,7 +197,7 @@ def _check_names(axes: tuple[Axis, ...], fixed: Mapping[str, Parameter]) -> None
                 )
 
 
-def check_outputs(spec: Spec, outputs: Mapping[Any, tuple[str, ...]]) -> None:
+def check_outputs(spec: Spec, outputs: Mapping[object, tuple[str, ...]]) -> None:
     """Check that every output, and every dimension of one, has a unique name in the results.
 
     >>> from undertow.execution.sweeps.spec import as_spec, check_outputs
@@ -216,18 +217,18 @@ def check_outputs(spec: Spec, outputs: Mapping[Any, tuple[str, ...]]) -> None:
                 raise SpecError(f"the dimension {name!r} of the output {output!r} is also {other}; rename one.")
 
 
-def _check_name(name: Any, where: str) -> None:
+def _check_name(name: object, where: str) -> None:
     """Check a name, which is also the name of a folder of the dataset."""
     if not isinstance(name, str) or not name or name.startswith((".", "__")) or "/" in name or "\\" in name:
         raise SpecError(f"{where}: {name!r} cannot be a name in the results; use letters, digits and underscores.")
 
 
-def _whole(given: Any) -> bool:
+def _whole(given: object) -> TypeGuard[int]:
     """Return whether a value is a whole number, of Python or NumPy."""
     return isinstance(given, numbers.Integral) and not isinstance(given, bool)
 
 
-def _known(given: Mapping[str, Any], allowed: tuple[str, ...], what: str) -> dict[str, Any]:
+def _known(given: Mapping[str, object], allowed: tuple[str, ...], what: str) -> dict[str, object]:
     for name in given:
         if name not in allowed:
             near = difflib.get_close_matches(name, allowed, n=1)
@@ -236,7 +237,7 @@ def _known(given: Mapping[str, Any], allowed: tuple[str, ...], what: str) -> dic
     return dict(given)
 
 
-def _axis(name: str, given: Any, seed: int) -> Axis:
+def _axis(name: str, given: object, seed: int) -> Axis:
     if isinstance(given, Mapping) and "zip" in given:
         _known(given, ("zip",), f"axes.{name}")
         return _together(name, {str(p): _values(f"{name}.{p}", v) for p, v in _table(name, "zip", given).items()})
@@ -246,7 +247,7 @@ def _axis(name: str, given: Any, seed: int) -> Axis:
     return _together(name, {name: _values(name, given)})
 
 
-def _table(name: str, kind: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _table(name: str, kind: str, given: Mapping[str, object]) -> Mapping[str, object]:
     table = given[kind]
     if not isinstance(table, Mapping) or not table:
         raise SpecError(f"axes.{name}.{kind}: give a table of parameters.")
@@ -295,7 +296,7 @@ def _spread(kind: str, low: float | int, high: float | int, count: int) -> tuple
     return tuple(int(value) if whole else float(value) for value in values)
 
 
-def _random(name: str, table: Mapping[str, Any], count: Any, seed: int) -> Axis:
+def _random(name: str, table: Mapping[str, object], count: object, seed: int) -> Axis:
     count = _count(f"axes.{name}", count, least=1)
     columns = {}
     for parameter, given in table.items():
@@ -311,7 +312,7 @@ def _random(name: str, table: Mapping[str, Any], count: Any, seed: int) -> Axis:
     return _together(name, columns)
 
 
-def _range(name: str, kind: str, numbers: Any) -> tuple[float | int, float | int]:
+def _range(name: str, kind: str, numbers: object) -> tuple[float | int, float | int]:
     if not isinstance(numbers, list | tuple) or len(numbers) != 2:
         raise SpecError(f"axes.{name}.{kind} = {numbers!r}: give [low, high].")
     for value in numbers:
@@ -325,7 +326,7 @@ def _range(name: str, kind: str, numbers: Any) -> tuple[float | int, float | int
     return low, high
 
 
-def _count(where: str, count: Any, *, least: int) -> int:
+def _count(where: str, count: object, *, least: int) -> int:
     if not _whole(count) or count < least:
         raise SpecError(f"{where}: the count is {count!r}; give a whole number, at least {least}.")
     return int(count)
