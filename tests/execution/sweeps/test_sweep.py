@@ -202,31 +202,6 @@ def test_a_claim_is_an_experiment(tmp_path):
     assert verdict[int(data.verdict[0, 0, 0])] == "corrected"
 
 
-@pytest.mark.slow
-def test_from_the_command_line(tmp_path, capsys):
-    """Other processes, a TOML file, compilations counted, a figure, and the status."""
-    from undertow.cli import main
-
-    spec = tmp_path / "s.toml"
-    spec.write_text(f'experiment = "{FILE}:walk"\nseeds = 40\n[axes]\nstep_size = {{log = [0.1, 10.0, 8]}}\n'
-                    "drift = {linear = [0.0, 1.0, 5]}\n")  # fmt: skip
-    for expected in ("1,600 runs in ", "1,600 of 1,600 runs were stored already"):
-        with pytest.raises(SystemExit) as status:
-            main(["sweep", "run", str(spec), "--out", str(tmp_path / "o")])
-        assert status.value.code == 0
-        assert expected in capsys.readouterr().out
-    (folder,) = (tmp_path / "o").glob("walk-*")
-    assert (folder / "figure.svg").is_file()
-    with pytest.raises(SystemExit):
-        main(["sweep", "status", str(folder)])
-    assert "1,600 of 1,600 runs done; finished." in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["sweep", "check", str(spec)])
-    out = capsys.readouterr().out
-    assert "compilation" in out
-    assert "on the disk" in out
-
-
 def seen_by_jax(key, *, a: float):
     """What JAX's settings change: the bits of a float, a random number, a product of whole and single numbers."""
     promoted = jnp.ones(1, jnp.int32) * jnp.ones(1, jnp.float32)
