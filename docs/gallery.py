@@ -1,6 +1,6 @@
-"""Store compact figures and results of `undertow verify --out FOLDER` for the site: `python -m docs.gallery FOLDER`.
+"""`python -m docs.gallery FOLDER`: store compact figures and results of `undertow verify --out FOLDER` for the site.
 
-`make gallery` runs the claims at the smallest scale first. The pages of the gallery are made from the stored files.
+`make gallery` first runs the claims at the smallest scale. The pages of the gallery are made from the stored files.
 """
 
 import json
@@ -8,9 +8,11 @@ import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-__all__ = ["FOLDER", "compact", "kept", "results", "store", "write"]
+from undertow.execution.store import JSONObject
+from undertow.verification.result import ClaimResult, read_results
+
+__all__ = ["FOLDER", "compact", "kept", "read", "results", "store", "write"]
 
 FOLDER = Path(__file__).parent / "gallery"
 KEPT = ("claim", "scale", "seed", "verdict", "seeds", "diverged", "note", "seconds", "parameters")
@@ -19,7 +21,7 @@ CHECKED = ("what", "measured", "predicted", "uncertainty", "criterion", "printed
 
 
 def compact(svg: str) -> str:
-    """Return a smaller SVG of the same figure: no metadata, two decimals, and common styles of marks stored once."""
+    """Return the same figure in fewer bytes: no metadata, hundredths of a point, shared styles stated once."""
     body = svg[svg.index("<svg") :]
     body = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", body, flags=re.DOTALL)
     body = _in_tags(r"-?\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), body)
@@ -36,12 +38,12 @@ def compact(svg: str) -> str:
 
 
 def _in_tags(pattern: str, put: Callable[[re.Match[str]], str], body: str) -> str:
-    """Replace inside tags only; the text between tags is unchanged."""
+    """Replace inside tags only; the text between them stays as it is."""
     return re.sub(r"<[^>]+>", lambda tag: re.sub(pattern, put, tag[0]), body)
 
 
 def _share(group: re.Match[str]) -> str:
-    """Move the common style of a group of marks to the group."""
+    """Move the style that all marks of a group share to the group."""
     styles = set(re.findall(r' style="([^"]*)"', group[2]))
     marks = group[2].count("<use ")
     if len(styles) != 1 or "style=" in group[1] or group[2].count(" style=") != marks:
@@ -51,44 +53,49 @@ def _share(group: re.Match[str]) -> str:
     return f'<g{group[1]} style="{style}">{plain}</g>'
 
 
-def kept(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a result that the pages need."""
-    checks = [{name: check[name] for name in CHECKED} for check in result["checks"]]
-    made = {"undertow": result["provenance"]["undertow"], "device": result["provenance"]["device"]}
-    return {name: result[name] for name in KEPT} | made | {"checks": checks}
+def kept(result: ClaimResult) -> JSONObject:
+    """Return the fields of a result that the pages need, as plain values."""
+    stored, made = result.to_json(), result.provenance
+    checks = [{name: check[name] for name in CHECKED} for check in stored["checks"]]
+    where = {} if made is None else {"undertow": made.undertow, "device": made.device}
+    return {name: stored[name] for name in KEPT} | where | {"checks": checks}
 
 
-def write(file: Path, results: list[dict[str, Any]]) -> None:
+def write(file: Path, results: list[JSONObject]) -> None:
     """Write a file of results, one per line."""
     file.parent.mkdir(exist_ok=True)
     file.write_text("[\n" + ",\n".join(json.dumps(result) for result in results) + "\n]\n")
 
 
+def read(file: Path) -> list[ClaimResult]:
+    """Return the results that `write` stored."""
+    return [ClaimResult.from_json(result) for result in json.loads(file.read_text())]
+
+
 def store(report: Path) -> list[str]:
-    """Replace the gallery by the results and figures of a report folder; return the claims."""
-    claim_results = json.loads((report / "results.json").read_text())
+    """Write the results and figures of a report folder into the gallery, and delete the earlier ones."""
     FOLDER.mkdir(exist_ok=True)
     for old in FOLDER.glob("*.svg"):
         old.unlink()
-    shown: list[dict[str, Any]] = []
-    for result in claim_results:
-        figure = report / "claims" / result["claim"] / "figure.svg"
-        if not figure.is_file() or not result["checks"]:
+    shown: list[ClaimResult] = []
+    for result in read_results(report):
+        figure = report / "claims" / result.claim / "figure.svg"
+        if not figure.is_file() or not result.checks:
             continue
-        (FOLDER / f"{result['claim']}.svg").write_text(compact(figure.read_text()))
-        shown.append(kept(result))
-    write(FOLDER / "results.json", shown)
-    return [result["claim"] for result in shown]
+        (FOLDER / f"{result.claim}.svg").write_text(compact(figure.read_text()))
+        shown.append(result)
+    write(FOLDER / "results.json", [kept(result) for result in shown])
+    return [result.claim for result in shown]
 
 
-def results() -> dict[str, dict[str, Any]]:
-    """Return the stored results by claim."""
+def results() -> dict[str, ClaimResult]:
+    """Return the results in the gallery, by claim."""
     file = FOLDER / "results.json"
-    return {result["claim"]: result for result in json.loads(file.read_text())} if file.is_file() else {}
+    return {result.claim: result for result in read(file)} if file.is_file() else {}
 
 
 def main() -> None:
-    """Store the folder that is named on the command line."""
+    """Read the folder named on the command line."""
     if len(sys.argv) != 2 or not (Path(sys.argv[1]) / "results.json").is_file():
         raise SystemExit("usage: python -m docs.gallery FOLDER, a folder that `undertow verify --out FOLDER` wrote")
     names = store(Path(sys.argv[1]))

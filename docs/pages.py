@@ -3,7 +3,6 @@
 import html
 import importlib.util
 from pathlib import Path
-from typing import Any
 
 from docs import full, gallery
 from docs.performance import performance
@@ -13,7 +12,9 @@ from undertow.figures.inline import inline, words_of
 from undertow.verification import claims
 from undertow.verification import errata as corrections
 from undertow.verification.claim import PAPERS, Claim
-from undertow.verification.report import TITLES, VERDICTS, number
+from undertow.verification.presentation import alternative_text, measured_text, prediction_text
+from undertow.verification.report import TITLES, VERDICTS
+from undertow.verification.result import CheckResult, ClaimResult
 
 __all__ = ["all_pages", "figure"]
 
@@ -47,10 +48,10 @@ def verdict(name: str) -> str:
 
 def gallery_index() -> str:
     """Return the page with all claims, their verdicts, and how the figures were made."""
-    stored = gallery.results()
-    scales = ", ".join(sorted({result["scale"] for result in stored.values()})) or "none yet"
-    devices = ", ".join(sorted({result["device"].split(":")[0] for result in stored.values()}))
-    tally = {name: sum(result["verdict"] == name for result in stored.values()) for name in VERDICTS}
+    results = gallery.results()
+    scales = ", ".join(sorted({result.task.scale for result in results.values()})) or "none yet"
+    devices = ", ".join(sorted({_device(result).split(":")[0] for result in results.values()}))
+    tally = {name: sum(result.verdict == name for result in results.values()) for name in VERDICTS}
     listed = "\n".join(f"- {verdict(n)} {tally[n]}: {VERDICTS[n]}" for n in reversed(VERDICTS) if tally[n])
     parts = [
         "# Gallery of claims",
@@ -63,48 +64,47 @@ def gallery_index() -> str:
         listed,
     ]
     for paper in PAPERS:
-        rows = [_row(claim, stored.get(claim.id)) for claim in claims.values() if claim.paper == paper]
+        rows = [_row(claim, results.get(claim.id)) for claim in claims.values() if claim.paper == paper]
         head = "| claim | place | verdict | measured | predicted |\n|---|---|---|---|---|"
         parts += [f"## {TITLES[paper]}", "\n".join([head, *rows])]
     return "\n\n".join(parts) + "\n"
 
 
-def _row(claim: Claim, result: dict[str, Any] | None) -> str:
+def _row(claim: Claim, result: ClaimResult | None) -> str:
     name = f"[`{claim.id}`]({claim.paper}.md#{claim.id})"
     if result is None:
         return f"| {name} | {words(claim.place)} | expected: {corrections.expected(claim.id)} | | |"
-    first = result["checks"][0]
-    measured = words(number(first["measured"], first["uncertainty"]))
-    return f"| {name} | {words(claim.place)} | {verdict(result['verdict'])} | {measured} | {_predicted(first)} |"
+    first = result.checks[0]
+    return f"| {name} | {words(claim.place)} | {verdict(result.verdict)} | {_measured(first)} | {_predicted(first)} |"
 
 
-def _predicted(check: dict[str, Any]) -> str:
-    if check["criterion"].startswith(("below", "above")):
-        return words(check["criterion"].split(" by ")[0])
-    if ", level " in check["criterion"]:
-        return f"p above {check['criterion'].split(', level ')[1]}"
-    printed = "" if check["printed"] is None else f" (in print: {number(check['printed'])})"
-    return words(number(check["predicted"]) + printed)
+def _device(result: ClaimResult) -> str:
+    return "" if result.provenance is None else result.provenance.device
 
 
-def _alternative(check: dict[str, Any]) -> str:
-    value = check.get("alternative")
-    if value is None:
-        return ""
-    return words(f"p = {value:.1g}" if ", level " in check["criterion"] else number(value))
+def _measured(check: CheckResult) -> str:
+    return words(measured_text(check.criterion, check.measured, check.uncertainty))
+
+
+def _predicted(check: CheckResult) -> str:
+    return words(prediction_text(check.criterion, check.predicted, check.printed))
+
+
+def _alternative(check: CheckResult) -> str:
+    return "" if check.alternative is None else words(alternative_text(check.criterion, check.alternative))
 
 
 def gallery_page(paper: str) -> str:
     """Return the page with the claims of one paper, each with its figure."""
-    stored = gallery.results()
-    sections = [_claim(claim, stored.get(claim.id)) for claim in claims.values() if claim.paper == paper]
+    results = gallery.results()
+    sections = [_claim(claim, results.get(claim.id)) for claim in claims.values() if claim.paper == paper]
     opening = "Numbers of equations and theorems are those of the paper. All claims: [gallery](index.md)."
     return "\n\n".join([f"# {TITLES[paper]}", opening, *sections]) + "\n"
 
 
-def _claim(claim: Claim, result: dict[str, Any] | None) -> str:
+def _claim(claim: Claim, result: ClaimResult | None) -> str:
     parts = [f"## {claim.id} {{ #{claim.id} }}"]
-    judged = verdict(result["verdict"]) if result else f"expected: {corrections.expected(claim.id)}"
+    judged = verdict(result.verdict) if result else f"expected: {corrections.expected(claim.id)}"
     parts += [f"{judged} <span class='place'>{words(claim.place)}</span>", words(claim.statement)]
     parts += [equation(claim.equation), f"Alternative that the data must reject: {words(claim.alternative)}"]
     if any(erratum.claim == claim.id for erratum in corrections.errata()):
@@ -113,19 +113,19 @@ def _claim(claim: Claim, result: dict[str, Any] | None) -> str:
         parts.append("There is no figure yet; `make gallery` draws it.")
     else:
         parts += [f'<div class="figure-here" data-claim="{claim.id}"></div>', _checks(result)]
-        if result["note"]:
-            parts.append(words(result["note"]))
-        lost = f", of which {result['diverged']} diverged and were left out" if result["diverged"] else ""
-        parts.append(f"{result['seeds']:,} seeds{lost}; {result['seconds']:.1f} s. Repeat the experiment:")
+        if result.note:
+            parts.append(words(result.note))
+        lost = f", of which {result.diverged} diverged and were left out" if result.diverged else ""
+        parts.append(f"{result.seeds:,} seeds{lost}; {result.seconds:.1f} s. Repeat the experiment:")
     parts.append(f"```console\nundertow verify {claim.id} --scale smoke\n```")
     return "\n\n".join(parts)
 
 
-def _checks(result: dict[str, Any]) -> str:
+def _checks(result: ClaimResult) -> str:
     rows = [
-        f"| {words(c['what'])} | {words(number(c['measured'], c['uncertainty']))} | {_predicted(c)} "
-        f"| {_alternative(c)} | {words(c['criterion'])} | {verdict(c['verdict'])} |"
-        for c in result["checks"]
+        f"| {words(c.what)} | {_measured(c)} | {_predicted(c)} "
+        f"| {_alternative(c)} | {words(str(c.criterion))} | {verdict(c.verdict)} |"
+        for c in result.checks
     ]
     return "\n".join(
         ["| check | measured | predicted | alternative | criterion | verdict |", "|---|---|---|---|---|---|", *rows]
@@ -149,14 +149,14 @@ def figure(claim: str) -> str:
 
 def full_report() -> str:
     """Return the page of the example report at the largest scale: how it was made, and one line per claim."""
-    results, facts = full.results(), full.facts()
+    results, made = full.results(), full.made()
     size = (full.FOLDER / "report.html").stat().st_size / 1e6
-    as_expected = sum(result["verdict"] == corrections.expected(result["claim"]) for result in results)
-    where = {result["claim"]: result["device"].split(": ")[-1] for result in results}
+    as_expected = sum(result.verdict == corrections.expected(result.claim) for result in results)
+    where = {result.claim: _device(result).split(": ")[-1] for result in results}
     on_cores = sum(kind == "cpu" for kind in where.values())
     (kind,) = {kind for kind in where.values() if kind != "cpu"}
-    sizes = {result["claim"]: result["parameters"] for result in results}
-    versions = ", ".join(f"{name} {facts['versions'][name]}" for name in ("python", "jax", "equinox", "numpy"))
+    sizes = {result.claim: result.task.parameters for result in results}
+    versions = ", ".join(f"{name} {made.versions[name]}" for name in ("python", "jax", "equinox", "numpy"))
     parts = [
         "# The full report",
         f"`full` is the scale of the papers: matrix sensing at d = {sizes['filtering-by-spread']['d']} with "
@@ -165,28 +165,28 @@ def full_report() -> str:
         "This report is included as an example: **[the report](report.html)**, one file of "
         f"{size:.1f} MB with all figures, settings and commands.",
         "```console\nundertow verify --scale full --jobs 16\n```",
-        f"{len(results)} claims, {as_expected} with the expected verdict, in {facts['seconds'] / 60:.1f} minutes "
+        f"{len(results)} claims, {as_expected} with the expected verdict, in {made.seconds / 60:.1f} minutes "
         f"from an empty compilation cache on one {kind} with 16 processor cores: {len(results) - on_cores} claims on "
         f"the GPU, and {on_cores} claims with small models on the cores. The source was that of commit "
-        f"`{facts['commit']}` ({versions}). Seconds are those of the claim itself, measured while other claims ran. "
-        f"{facts['remark']}",
+        f"`{made.commit}` ({versions}). Seconds are those of the claim itself, measured while other claims ran. "
+        f"{made.remark}",
     ]
     for paper in PAPERS:
-        rows = [_full_row(result, where) for result in results if claims[result["claim"]].paper == paper]
+        rows = [_full_row(result, where) for result in results if claims[result.claim].paper == paper]
         head = "| claim | verdict | measured | predicted | seeds | seconds | on |\n|---|---|---|---|---|---|---|"
         parts += [f"## {TITLES[paper]}", "\n".join([head, *rows])]
     return "\n\n".join(parts) + "\n"
 
 
-def _full_row(result: dict[str, Any], where: dict[str, str]) -> str:
-    claim, first = claims[result["claim"]], result["checks"][0]
+def _full_row(result: ClaimResult, where: dict[str, str]) -> str:
+    claim, first = claims[result.claim], result.checks[0]
     cells = [
         f"[`{claim.id}`](report.html#{claim.id})",
-        verdict(result["verdict"]),
-        words(number(first["measured"], first["uncertainty"])),
+        verdict(result.verdict),
+        _measured(first),
         _predicted(first),
-        f"{result['seeds']:,}",
-        f"{result['seconds']:.0f}",
+        f"{result.seeds:,}",
+        f"{result.seconds:.0f}",
         "cores" if where[claim.id] == "cpu" else "GPU",
     ]
     return f"| {' | '.join(cells)} |"

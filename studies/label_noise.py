@@ -232,7 +232,7 @@ def _cell(values: list[float], digits: int = 3) -> str:
 
 
 def extrapolated(values: list[list[float]]) -> tuple[float, float]:
-    """Return twice the value at the least step size minus that at its double, which removes an excess of first order."""
+    """Return twice the value at the least step size minus that at its double: the excess of first order cancels."""
     return results.interval(list(2 * np.array(values[-1]) - np.array(values[-2])))
 
 

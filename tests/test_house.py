@@ -1,10 +1,13 @@
-"""The house keeps itself: imports go one way, importing is light, every public name is documented and shown."""
+"""Rules of the source tree: imports between folders, light imports, sizes, types, and documented public names."""
 
 import ast
 import doctest
 import inspect
+import re
 import subprocess
 import sys
+import time
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import equinox as eqx
@@ -133,3 +136,161 @@ def test_every_module_class_is_abstract_or_final():
         if cls.__name__.startswith("Abstract"):
             continue
         assert not cls.__subclasses__(), f"{cls.__name__} is neither abstract nor final"
+
+
+FILES = sorted(SOURCE.rglob("*.py"))
+name_of = lambda path: path.relative_to(SOURCE).as_posix()
+
+MOST_LINES = 400
+LONG_FILES = {
+    "dynamics/drive.py",  # to be removed
+    "sensing/matrix_sensing.py",  # to be removed
+    "symmetry/generators.py",  # to be removed
+    "symmetry/search.py",  # to be removed
+    "torch/monitor/hooks.py",  # to be removed
+    "torch/monitor/monitor.py",  # to be removed
+    "torch/monitor/signals.py",  # to be removed
+}
+
+
+def test_files_are_short():
+    long = {name_of(path) for path in FILES if len(path.read_text().splitlines()) > MOST_LINES}
+    assert long <= LONG_FILES, f"split {sorted(long - LONG_FILES)} by subject"
+
+
+MOST_FUNCTION_LINES = 60
+LONG_FUNCTIONS = {
+    ("dynamics/drive.py", "begin"): "to be removed",
+    ("dynamics/engine.py", "advance"): "to be removed",
+    ("manifold/limit.py", "solve"): "to be removed",
+    ("papers/heterogeneity/claims/phases.py", "_measure_phases"): "to be removed",
+    ("papers/zero_loss/claims/kernel_regime.py", "_measure"): "to be removed",
+    ("sensing/advise.py", "advise"): "to be removed",
+    ("torch/census/census.py", "_census"): "to be removed",
+    ("torch/census/census.py", "_whole"): "to be removed",
+    ("torch/equilibrium/equilibrate.py", "_moved"): "to be removed",
+    ("torch/monitor/monitor.py", "_reading"): "to be removed",
+}
+"""Functions over the limit, with the reason."""
+
+
+def function_lines(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Return the lines of a function without its docstring, which has arguments and examples."""
+    assert function.end_lineno is not None
+    lines = function.end_lineno - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function) is not None:
+        assert first.end_lineno is not None
+        lines -= first.end_lineno - first.lineno + 1
+    return lines
+
+
+def test_functions_are_short():
+    long = {
+        (name_of(path), node.name)
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and function_lines(node) > MOST_FUNCTION_LINES
+    }
+    assert long <= set(LONG_FUNCTIONS), f"split {sorted(long - set(LONG_FUNCTIONS))}"
+
+
+def test_folders_do_not_import_each_other_in_cycles():
+    """Imports inside functions count, apart from those of `LATE`; a facade re-exports names of parts above it."""
+    graph: dict[str, set[str]] = {}
+    for path in FILES:
+        home = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        if home == "__init__":
+            continue
+        for target, _ in imports(path):
+            skipped = target in TOP or (home, target) in LATE or (name_of(path), target) in FACADES
+            if target != home and not skipped:
+                graph.setdefault(home, set()).add(target)
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(f"folders import each other: {' -> '.join(error.args[1])}")
+
+
+MOST_ANY_LINES = 581
+"""The number of lines with `Any` may only fall."""
+
+
+def test_any_is_rare():
+    lines = {name_of(path): len(re.findall(r"(?m)^.*\bAny\b.*$", path.read_text())) for path in FILES}
+    total = sum(lines.values())
+    most = sorted(lines, key=lambda name: -lines[name])[:5]
+    print(f"{total} lines with Any; most in {', '.join(f'{name} ({lines[name]})' for name in most)}")
+    assert total <= MOST_ANY_LINES
+
+
+START_UP = {
+    "_progress.py": "rich is needed for runs of more than two seconds only",
+    "analysis/page.py": "rich",
+    "cli/analyze.py": "`undertow --help` imports neither jax nor numpy",
+    "cli/errata.py": "`undertow --help`",
+    "cli/listing.py": "`undertow --help`",
+    "cli/report.py": "`undertow --help`",
+    "cli/run.py": "`undertow --help`",
+    "cli/sweep.py": "`undertow --help`",
+    "cli/verify.py": "`undertow --help`",
+    "execution/compiling.py": "jax: the driver of a sweep and its parent process do not need it",
+    "execution/provenance.py": "jax",
+    "execution/settings.py": "jax",
+    "execution/store.py": "filelock, xarray and zarr: `undertow --help` imports the errors of this module",
+    "execution/sweeps/digest.py": "jax",
+    "execution/sweeps/live.py": "rich",
+    "execution/sweeps/results.py": "xarray and zarr",
+    "execution/sweeps/worker.py": "jax",
+    "execution/workers.py": "distributed, an extra",
+    "figures/export.py": "matplotlib: a driver imports this module before it has anything to draw",
+    "figures/heatmap.py": "matplotlib",
+    "figures/style.py": "matplotlib",
+    "figures/words.py": "matplotlib",
+    "grouped/data.py": "scikit-learn",
+    "grouped/hetero_regressor.py": "pandas",
+    "grouped/invariance.py": "scipy.special",
+    "grouped/invariant_regressor.py": "pandas",
+    "papers/heterogeneity/claims/off_diagonal.py": "scipy.stats",
+    "papers/noise_equilibrium/models/digits.py": "scikit-learn",
+    "papers/zero_loss/phase_diagram.py": "scipy.optimize",
+    "sensing/growth.py": "scipy.optimize",
+    "symmetry/alternating.py": "scipy.optimize",
+    "symmetry/recession.py": "scipy.optimize",
+    "torch/_threads.py": "scipy.linalg",
+    "torch/monitor/monitor.py": "tensorboard and matplotlib",
+    "trajectory.py": "xarray",
+    "verification/live.py": "rich",
+    "verification/measure.py": "jax: the parent process of the workers does not need it",
+}
+"""Files with imports inside functions, and what takes long to import, or is an extra."""
+LATE_FILES = {"problem.py"}
+"""Files with imports inside functions for the reason in `LATE`."""
+
+
+def has_late_imports(path: Path) -> bool:
+    functions = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef))
+    return any(isinstance(node, ast.Import | ast.ImportFrom) for f in functions for node in ast.walk(f))
+
+
+def test_imports_inside_functions_are_for_start_up_time():
+    late = {name_of(path) for path in FILES if has_late_imports(path)}
+    assert late <= set(START_UP) | LATE_FILES, f"import at the top of {sorted(late - set(START_UP) - LATE_FILES)}"
+
+
+def test_help_is_fast():
+    """The fastest of three calls: the machine may be busy with other things."""
+    command = [sys.executable, "-m", "undertow", "--help"]
+    seconds = []
+    for _ in range(3):
+        began = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        seconds.append(time.perf_counter() - began)
+    assert min(seconds) < 0.7
+
+
+def test_templates_and_styles_travel_with_the_package():
+    """Hatch packs every file under src/undertow; a template that is not beside its module would be missing."""
+    for name in ("verification/templates/report.html", "analysis/templates/analysis.html",
+                 "figures/templates/page.html", "figures/page.css", "figures/page.js"):  # fmt: skip
+        assert (SOURCE / name).is_file(), name

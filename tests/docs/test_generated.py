@@ -85,10 +85,10 @@ def test_the_gallery_is_up_to_date():
     stored = gallery.results()
     assert set(stored) == set(claims)
     assert {file.stem for file in gallery.FOLDER.glob("*.svg")} == set(claims)
-    for name, result in stored.items():
-        assert result["verdict"] == expected(name), name
-        assert result["scale"] == "smoke", name
-        assert result["parameters"] == claims[name].parameters("smoke"), name
+    for name, result in found.items():
+        assert result.verdict == expected(name), name
+        assert result.task.scale == "smoke", name
+        assert result.task.parameters == claims[name].parameters("smoke"), name
 
 
 def test_the_gallery_stays_small():
@@ -96,16 +96,16 @@ def test_the_gallery_stays_small():
 
 
 def test_the_full_report_is_whole():
-    stored = {result["claim"]: result for result in full.results()}
+    found = {result.claim: result for result in full.results()}
     report = (full.FOLDER / "report.html").read_text()
-    assert set(stored) == set(claims)
-    for name, result in stored.items():
-        assert result["scale"] == "full", name
-        assert result["verdict"] == expected(name) or f"`{name}`" in full.facts()["remark"], name
+    assert set(found) == set(claims)
+    for name, result in found.items():
+        assert result.task.scale == "full", name
+        assert result.verdict == expected(name) or f"`{name}`" in full.made().remark, name
         assert f'id="{name}"' in report, name
         assert f"(report.html#{name})" in made()["full/index.md"], name
-    assert stored["filtering-by-spread"]["parameters"]["seeds"] >= 1000
-    assert stored["norm-ratio-settings"]["parameters"]["hidden"] == 2000
+    assert found["filtering-by-spread"].task.parameters["seeds"] >= 1000
+    assert found["norm-ratio-settings"].task.parameters["hidden"] == 2000
     assert len(report) < 6_000_000
 
 

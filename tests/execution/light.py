@@ -11,6 +11,7 @@ import time
 from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 
+from undertow.execution.sweeps.records import BlockResult, BlockTask, Description, DescriptionRequest
 from undertow.execution.workers import end_with_parent
 
 
@@ -22,30 +23,26 @@ def value(a: float, b: float, seed: int) -> float:
     return a * 100 + b + seed / 1000
 
 
-def describe(request: dict) -> dict:
-    return {
-        "kinds": {"a": "float", "b": "float"}, "needed": (), "dimensions": {}, "attributes": {}, "platform": "cpu",
-        "device": "none", "memory": 2**30, "batched": True, "run_bytes": 2**23, "why": "",
-    }  # fmt: skip
+def describe(request: DescriptionRequest) -> Description:
+    kinds = {"a": "float", "b": "float"}
+    return Description(kinds, (), "cpu", "none", memory=2**30, batched=True, run_bytes=2**23)
 
 
-def work(task: dict) -> dict:
+def work(task: BlockTask) -> BlockResult:
     folder = Path(os.environ["UNDERTOW_LIGHT"])
-    block = ".".join(str(b) for b in task["block"])
+    block = ".".join(str(b) for b in task.block)
     with open(folder / "log", "a") as log:
         log.write(f"{block} {os.getppid()}\n")
     misbehave(folder, block)
     time.sleep(0.03)
     import numpy as np
 
-    rows = zip(task["columns"]["a"], task["columns"]["b"], task["seeds"], strict=True)
+    rows = zip(task.columns["a"], task.columns["b"], task.seeds, strict=True)
     values = np.array([value(*row) for row in rows])
     if kind_of(folder, block) == "diverge":
         values[0] = np.nan
-    return {
-        "values": {"x": values, "y": np.stack([values, -values], axis=1)}, "errors": {}, "seconds": 0.01,
-        "run_seconds": 0.01, "worker": str(os.getpid()), "compiled": (0, 0.0),
-    }  # fmt: skip
+    outputs = {"x": values, "y": np.stack([values, -values], axis=1)}
+    return BlockResult(outputs, {}, 0.01, 0.01, str(os.getpid()), compilations=0, compile_seconds=0.0)
 
 
 def kind_of(folder: Path, block: str) -> str | None:

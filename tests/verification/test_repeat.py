@@ -1,5 +1,6 @@
 """The command in a report repeats what the report shows."""
 
+import dataclasses
 import json
 import shlex
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ import pytest
 
 from undertow import cli
 from undertow.verification import claims
+from undertow.verification.claim import SCALES
 from undertow.verification.repeat import command, meanings
 
 FAST = "sensing-factor-two"
@@ -30,14 +32,9 @@ def test_flags_are_those_of_the_command_line():
         name: str = "plain"
         """A word."""
 
-    class Stub:
-        id = "stub"
-
-        def parameters(self, scale):
-            return {"on": True, "step_size": 0.1, "name": "plain"}
-
+    claim = dataclasses.replace(claims[FAST], id="stub", scales=dict.fromkeys(SCALES, Switches()))
     own = {"on": False, "step_size": 1e-05, "name": "two words"}
-    line = command(Stub(), "full", own, 3)
+    line = command(claim, "full", own, 3)
     assert shlex.split(line) == [
         "undertow", "run", "stub", "--scale", "full", "--seed", "3",
         "--no-on", "--step-size", "1e-05", "--name", "two words",

@@ -1,5 +1,6 @@
 """report.html as a file: complete, whatever the results are. Its look is in test_report_in_chromium.py."""
 
+import dataclasses
 import html
 import re
 from importlib.resources import files
@@ -7,24 +8,26 @@ from pathlib import Path
 
 import pytest
 
-from tests.execution.work import result_of
+from tests.verification.work import result_of
+from undertow.execution.provenance import Provenance
 from undertow.figures import export, style
+from undertow.verification.criterion import AtLevel, TextCriterion, Within
 from undertow.verification.report import build_report
+from undertow.verification.result import CheckResult, Task
 
-CHECK = {
-    "what": "|theta|^2 over theory", "measured": 1.01, "predicted": 1.0, "uncertainty": 0.002, "printed": 2.0,
-    "criterion": "within 0.1 + 4 standard errors, able to see 0.5", "verdict": "corrected",
-}  # fmt: skip
+CHECK = CheckResult(
+    "|theta|^2 over theory", 1.01, 1.0, 0.002, Within(0.1, 0.5), "corrected", printed=2.0, alternative=None
+)
 
 
 def result(name="a-claim", **more):
-    task = {"claim": name, "scale": "smoke", "parameters": {"seeds": 4, "step_size": 1e-05}, "seed": 7}
-    facts = {
-        "checks": [CHECK], "meanings": {"step_size": "The paper's eta."}, "command": f"undertow verify {name}",
+    task = Task(name, "smoke", {"seeds": 4, "step_size": 1e-05}, 7)
+    fields = {
+        "checks": (CHECK,), "meanings": {"step_size": "The paper's eta."}, "command": f"undertow verify {name}",
         "statement": "A <statement>.", "equation": "a^2 = b", "place": "Eq. (1)", "seeds": 4, "diverged": 2,
-        "provenance": {"undertow": "9.9", "device": "gpu: a fast one", "versions": {"jax": "1.2.3"}},
+        "provenance": Provenance("9.9", "gpu: a fast one", versions={"jax": "1.2.3"}),
     }  # fmt: skip
-    return result_of(task, **facts) | more
+    return result_of(task, **fields | more)
 
 
 def text_of(page: Path) -> str:
@@ -51,22 +54,43 @@ def test_a_section_has_everything(tmp_path):
 
 
 def test_figures_that_are_missing_and_errors_do_not_stop_the_page(tmp_path):
-    failed = result("broken", verdict="error", checks=[], note="it broke", traceback="Traceback: <here>", measured=None)
-    empty = {"predicted": None, "uncertainty": None, "criterion": None, "what": None, "provenance": {}}
-    said = text_of(build_report(tmp_path, [result(), failed | empty]))
+    failed = result(
+        "broken", verdict="error", checks=(), note="it broke", traceback="Traceback: <here>", provenance=None
+    )
+    said = text_of(build_report(tmp_path, [result(), failed]))
     assert "Traceback: <here>" in said
     assert "0 of 2" not in said
     assert "1 of 2 verdicts as expected" in said
 
 
 def test_results_of_before_have_no_command_and_get_one(tmp_path):
-    old = {key: value for key, value in result().items() if key not in ("command", "meanings")}
+    old = result(command="", meanings={})
     assert "undertow verify a-claim --scale smoke --seed 7" in text_of(build_report(tmp_path, [old]))
+
+
+def test_a_criterion_that_was_stored_as_text_is_shown(tmp_path):
+    old = dataclasses.replace(CHECK, criterion=TextCriterion("within 0.1 + 4 standard errors, able to see 0.5"))
+    shown = text_of(build_report(tmp_path, [result(checks=(old,))]))
+    assert "able to see 0.5" in shown
+    assert "1 (in print: 2)" in shown
+
+
+def test_a_p_value_is_named(tmp_path):
+    test = CheckResult("draws", 0.2194, 1.0, 0.0, AtLevel(1e-3, "Kolmogorov-Smirnov"), "holds", alternative=1e-9)
+    shown = text_of(build_report(tmp_path, [result(checks=(test,))]))
+    for text in ("p = 0.2194", "p above 0.001", "Kolmogorov-Smirnov, level 0.001"):
+        assert text in shown, text
+
+
+def test_text_of_a_claim_is_escaped(tmp_path):
+    page = build_report(tmp_path, [result(note="<script>alert(1)</script>", command="undertow <b>")]).read_text()
+    assert "<script>alert" not in page
+    assert "undertow &lt;b&gt;" in page
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e-300])
 def test_numbers_that_are_none_are_shown(tmp_path, value):
-    page = build_report(tmp_path, [result(measured=value, checks=[CHECK | {"measured": value}])])
+    page = build_report(tmp_path, [result(checks=(dataclasses.replace(CHECK, measured=value),))])
     assert page.stat().st_size > 1000
 
 

@@ -22,6 +22,7 @@ def report(tmp_path_factory) -> Path:
     """A page with real claims of all papers, and with made-up results for the verdicts that those do not have."""
     from undertow.figures import export, heatmap, style
     from undertow.verification.report import build_report
+    from undertow.verification.result import ClaimResult
 
     out = tmp_path_factory.mktemp("report")
     program = Path(sys.executable).parent / "undertow"
@@ -44,7 +45,7 @@ def report(tmp_path_factory) -> Path:
     file = out / "claims" / "made-up-failure" / "figure.svg"
     file.parent.mkdir(parents=True)
     file.write_text(export.to_svg(figure))
-    return build_report(out, results)
+    return build_report(out, [ClaimResult.from_json(result) for result in results])
 
 
 @pytest.fixture(scope="module")

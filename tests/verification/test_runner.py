@@ -5,14 +5,13 @@ import threading
 import time
 from pathlib import Path
 
-import jax
 import pytest
 
-from tests.execution.work import finish, finish_or_die, finish_or_hang
-from undertow._device import device
+from tests.verification.work import finish, finish_or_die, finish_or_hang
 from undertow.execution import store
 from undertow.execution.workers import InProcess
 from undertow.verification import claims, runner
+from undertow.verification.result import Task
 
 NAMES = ["sensing-factor-two", "additive-covariance", "isotropic-covariance", "minibatch-covariance"]
 
@@ -30,9 +29,9 @@ def log(out: Path) -> list[str]:
 @pytest.mark.parametrize("jobs", [1, 3])
 def test_results_come_in_order_and_are_kept(tasks, tmp_path, jobs):
     seen = []
-    keep = lambda result, reused: seen.append((result["claim"], reused))
+    keep = lambda result, reused: seen.append((result.claim, reused))
     results = runner.run_claims(tasks, tmp_path, jobs, work=finish, report=keep)
-    assert [r["claim"] for r in results] == NAMES
+    assert [r.claim for r in results] == NAMES
     assert sorted(log(tmp_path)) == sorted(NAMES)
     assert all(not reused for _, reused in seen)
     seen.clear()
@@ -49,12 +48,12 @@ def test_long_claims_begin_first(tasks, tmp_path, monkeypatch):
         monkeypatch.setitem(claims.loaded(), name, dataclasses.replace(claims[name], long=name in NAMES[2:]))
     results = runner.run_claims(tasks, tmp_path, 1, work=finish, workers=lambda jobs: InProcess())
     assert log(tmp_path) == [*NAMES[2:], *NAMES[:2]]
-    assert [result["claim"] for result in results] == NAMES
+    assert [result.claim for result in results] == NAMES
 
 
 def test_what_changed_runs_again(tasks, tmp_path):
     runner.run_claims(tasks, tmp_path, 1, work=finish)
-    changed = [dict(task) for task in tasks]
+    changed = list(tasks)
     changed[2] = runner.task_of(NAMES[2], "smoke", claims[NAMES[2]].parameters("smoke"), 1)
     runner.run_claims(changed, tmp_path, 1, work=finish)
     assert log(tmp_path) == [*NAMES, NAMES[2]]
@@ -76,9 +75,9 @@ def test_results_of_a_newer_version_are_not_replaced(tasks, tmp_path, monkeypatc
 
 def test_a_process_that_dies_is_a_result(tasks, tmp_path):
     results = runner.run_claims(tasks, tmp_path, 2, work=finish_or_die)
-    verdicts = {r["claim"]: r["verdict"] for r in results}
+    verdicts = {r.claim: r.verdict for r in results}
     assert verdicts == {name: "error" if name == "additive-covariance" else "holds" for name in NAMES}
-    assert "process died" in results[1]["note"]
+    assert "process died" in results[1].note
 
 
 def test_an_interrupted_run_goes_on(tasks, tmp_path):
@@ -100,46 +99,12 @@ def test_an_interrupted_run_goes_on(tasks, tmp_path):
         time.sleep(0.05)
 
 
-def test_an_exception_is_a_result(tmp_path, monkeypatch):
-    claim = claims["isotropic-covariance"]
-
-    def broken(parameters, key):
-        raise ArithmeticError("all went wrong\nand more")
-
-    monkeypatch.setitem(claims.loaded(), claim.id, dataclasses.replace(claim, measure=broken))
-    task = runner.task_of(claim.id, "smoke", claim.parameters("smoke"), 0)
-    (result,) = runner.run_claims([task], tmp_path, 1, workers=lambda jobs: InProcess())
-    assert result["verdict"] == "error"
-    assert result["note"] == "ArithmeticError: all went wrong"
-    assert "Traceback" in result["traceback"]
-    (again,) = runner.run_claims([task], tmp_path, 1, workers=lambda jobs: InProcess())
-    assert again["verdict"] == "error"  # errors are tried again, not kept
-
-
-def test_a_real_claim_end_to_end(tmp_path, x64):
-    claim = claims["sensing-factor-two"]
-    task = runner.task_of(claim.id, "smoke", claim.parameters("smoke"), 0)
-    (result,) = runner.run_claims([task], tmp_path, 1, workers=lambda jobs: InProcess())
-    assert result["verdict"] == result["expected"] == "corrected"
-    assert abs(result["measured"] - 2) < 1e-9
-    assert result["compile_seconds"] + result["run_seconds"] == pytest.approx(result["seconds"])
-    assert (tmp_path / "claims" / claim.id / "figure.svg").read_text().startswith("<?xml")
-
-
 def test_a_full_accelerator_leaves_its_claims_waiting_and_no_others(monkeypatch):
-    tasks = [{"claim": name} for name, claim in claims.items() if claim.accelerated]
+    tasks = [Task(name, "smoke", {}, 0) for name, claim in claims.items() if claim.accelerated]
     running, waiting = tasks[: runner.ACCELERATED_AT_ONCE], tasks[runner.ACCELERATED_AT_ONCE :]
     assert runner._next(waiting, running) in waiting
-    monkeypatch.setattr(runner, "_has_accelerator", lambda: True)
+    monkeypatch.setattr(runner, "has_accelerator", lambda: True)
     assert runner._next(waiting, running) is None
     assert runner._next(waiting, running[1:]) in waiting
-    assert runner._next([*waiting, {"claim": NAMES[0]}], running) == {"claim": NAMES[0]}
-
-
-@pytest.mark.parametrize("accelerated", [True, False])
-def test_small_models_run_on_a_processor_beside_an_accelerator(accelerated, monkeypatch):
-    monkeypatch.setattr(runner, "_has_accelerator", lambda: True)
-    with runner._placed(accelerated):
-        assert jax.config.jax_default_device == (None if accelerated else jax.devices("cpu")[0])
-        assert device() == jax.devices("cpu")[0]
-    assert jax.config.jax_default_device is None
+    other = Task(NAMES[0], "smoke", {}, 0)
+    assert runner._next([*waiting, other], running) == other

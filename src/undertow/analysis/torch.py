@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from undertow.analysis.jax import Analysis, Row
+from undertow.analysis.result import Analysis, Row
 from undertow.estimate import Estimate
 from undertow.symmetry import equilibrium as jax_equilibrium
 from undertow.symmetry.forecast import Forecast

@@ -1,10 +1,12 @@
 """The command line: one file per command. Nothing heavy is imported before a command needs it."""
 
 import sys
-from typing import Annotated, Any
+from collections.abc import Callable
+from typing import Annotated
 
 import tyro
 
+import undertow
 from undertow.cli._status import INTERRUPTED, SUCCESS, complain
 from undertow.cli.analyze import Analyze, analyze
 from undertow.cli.errata import Errata, show_errata
@@ -13,6 +15,7 @@ from undertow.cli.report import Report, report
 from undertow.cli.run import Run, run
 from undertow.cli.sweep import Sweep, sweep
 from undertow.cli.verify import Verify, verify
+from undertow.execution.store import StoreError
 
 __all__ = ["COMMANDS", "main"]
 
@@ -26,7 +29,7 @@ Command = (
     | Annotated[Report, tyro.conf.subcommand("report")]
 )
 
-ACTIONS: dict[type, Any] = {
+ACTIONS: dict[type, Callable[..., int]] = {
     Verify: verify, List: list_claims, Sweep: sweep, Analyze: analyze, Errata: show_errata, Report: report,
 }  # fmt: skip
 COMMANDS: dict[str, type] = {
@@ -36,17 +39,13 @@ COMMANDS: dict[str, type] = {
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Parse the arguments, run the command, and turn mistakes into messages and exit statuses."""
+    """Parse the arguments, run the command, and turn errors of the user into messages and exit statuses."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
-    from undertow.execution.store import StoreError
-
     try:
         if arguments[:1] == ["run"]:
             status = run(arguments[1:])
         elif arguments[:1] == ["--version"]:
-            from undertow import __version__
-
-            print(f"undertow {__version__}")
+            print(f"undertow {undertow.__version__}")
             status = SUCCESS
         else:
             command = _parse(arguments)
@@ -54,12 +53,12 @@ def main(arguments: list[str] | None = None) -> None:
     except StoreError as error:
         status = complain(str(error))
     except KeyboardInterrupt:
-        print("\nStopped. What was finished is kept; the same command goes on from there.", file=sys.stderr)
+        print("\nStopped. Finished results are kept; the same command continues from there.", file=sys.stderr)
         status = INTERRUPTED
     raise SystemExit(status)
 
 
-def _parse(arguments: list[str]) -> Any:
+def _parse(arguments: list[str]) -> object:
     """Return one of the dataclasses of `COMMANDS`, filled in."""
     description = "What the noise of stochastic gradient descent does to a model: predicted, simulated, verified."
     config = (tyro.conf.OmitArgPrefixes,)

@@ -1,20 +1,23 @@
-"""`undertow analyze`: look at a user's own problem."""
+"""`undertow analyze`: analyse a user's own problem."""
 
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import tyro
 
 from undertow.cli._status import SUCCESS, complain
+
+if TYPE_CHECKING:
+    from undertow.analysis.result import Analysis
 
 __all__ = ["Analyze", "analyze"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Analyze:
-    """Look at your own problem: its symmetries, where noise takes their charges, sharpness, and what to do about it.
+    """Analyse your own problem: its symmetries, where noise takes their charges, its sharpness, and advice.
 
     Writes analysis.html, and equilibrium.npz with the params at equilibrium (the same function, balanced noise).
     """
@@ -23,7 +26,7 @@ class Analyze:
     """A problem or a noise of a Python file, a pair of it and params, a triple (model, loss, data) of PyTorch, or a
     function that returns one of these."""
     params: str = "params"
-    """The variable of the file with the params, where OBJECT does not bring them."""
+    """The variable of the file with the params, where OBJECT does not contain them."""
     step_size: float = 0.01
     """The step size of training."""
     weight_decay: float = 0.0
@@ -31,14 +34,13 @@ class Analyze:
     batch_size: int = 32
     """The batch size of training, where OBJECT is a problem and not a noise."""
     seed: int = 0
-    """Of the random points and probes."""
+    """The seed of the random points and probes."""
     out: Path = Path("undertow-analysis")
     """The folder for the page and the params."""
 
 
 def analyze(command: Analyze) -> int:
     """Analyse the problem, print a table and write the page and the params."""
-    from undertow.analysis import jax as analysis
     from undertow.analysis import page as pages
     from undertow.execution import store
     from undertow.execution.registry import UserFileError
@@ -50,16 +52,32 @@ def analyze(command: Analyze) -> int:
         return complain(f"--weight-decay {command.weight_decay}: give 0 or more.")
     out = store.writable_folder(command.out)
     try:
-        what, params = pages.load(command.target, command.params)
-        found = analysis.analyze(
-            what, params, step_size=command.step_size, weight_decay=command.weight_decay,
-            batch_size=command.batch_size, key=command.seed,
-            tell=lambda stage: print(f"{stage} ...", file=sys.stderr, flush=True),
-        )  # fmt: skip
+        analysis = _analysis(command)
     except (UserFileError, ValueError, TypeError) as error:
         return complain(str(error))
-    pages.print_table(found)
-    page = pages.write_page(found, command.target, out)
-    saved = pages.write_params(found, out)
+    pages.print_table(analysis)
+    page = pages.write_page(analysis, command.target, out)
+    saved = pages.write_params(analysis, out)
     print(f"Page: {page}" + (f"; params at equilibrium: {saved}" if saved else ""))
     return SUCCESS
+
+
+def _analysis(command: Analyze) -> "Analysis":
+    """Load the target and analyse it in the library that it belongs to."""
+    from undertow.analysis import jax
+    from undertow.analysis.target import TorchTarget, load
+
+    target = load(command.target, command.params)
+    report = lambda stage: print(f"{stage} ...", file=sys.stderr, flush=True)
+    if isinstance(target, TorchTarget):
+        from undertow.analysis import torch
+
+        weight_decay = 2 * command.weight_decay  # PyTorch's lambda is 2 gamma
+        return torch.analyze(
+            target.model, target.loss, target.data, step_size=command.step_size, weight_decay=weight_decay,
+            batch_size=command.batch_size, seed=command.seed, tell=report,
+        )  # fmt: skip
+    return jax.analyze(
+        target.noise, target.params, step_size=command.step_size, weight_decay=command.weight_decay,
+        batch_size=command.batch_size, key=command.seed, report=report,
+    )  # fmt: skip

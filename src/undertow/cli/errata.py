@@ -1,6 +1,7 @@
 """`undertow errata`: show what the papers print wrongly."""
 
 import dataclasses
+import json
 
 from undertow.cli._status import SUCCESS
 
@@ -17,8 +18,6 @@ class Errata:
 
 def show_errata(command: Errata) -> int:
     """Print the errata as text or as JSON."""
-    import json
-
     from undertow.verification.errata import errata
 
     if command.json:

@@ -1,6 +1,8 @@
 """`undertow list`: show the claims."""
 
 import dataclasses
+import shutil
+import textwrap
 from typing import Literal
 
 from undertow.cli._status import SUCCESS
@@ -18,9 +20,6 @@ class List:
 
 def list_claims(command: List) -> int:
     """Print the claims with their places and expected verdicts."""
-    import shutil
-    import textwrap
-
     from undertow.verification import claims
     from undertow.verification.errata import expected
 

@@ -20,7 +20,8 @@ class Report:
 
 def report(command: Report) -> int:
     """Build the report and print its path."""
-    from undertow.verification.report import build_report, read_results
+    from undertow.verification.report import build_report
+    from undertow.verification.result import read_results
 
     print(build_report(command.folder, read_results(command.folder)))
     return SUCCESS

@@ -19,7 +19,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class PhaseDiagram:
-    """A phase diagram with the boundary that theory draws: undertow's own, run as a sweep."""
+    """A phase diagram with the boundary that theory predicts, run as a sweep."""
 
     of: Literal["hetero", "recovery", "stability"] = "hetero"
     """hetero: HeteroSGD over step size and heterogeneity. recovery: the limiting flow of label noise over equations and
@@ -29,23 +29,23 @@ class PhaseDiagram:
     seeds: int | None = None
     """Runs at every point."""
     seed: int = 0
-    """Another number repeats it with other randomness."""
+    """Another number repeats it with other random draws."""
     on: str | None = None
     """The address of a Dask scheduler."""
     jobs: int | None = None
-    """How many processes here; as many as there are cores by default."""
+    """The number of processes on this machine; one per core by default."""
     out: Path = Path("undertow-sweep")
-    """The folder in which each diagram gets its own."""
+    """The folder; each diagram has its own folder in it."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Where to start from and where to write."""
+    """The scale that gives default parameters, and the output folder."""
 
     scale: Literal["smoke", "default", "full"] = "smoke"
-    """Where parameters that are not given come from."""
+    """The scale whose parameters are the defaults."""
     seed: int = 0
-    """Another number repeats the experiment with other randomness."""
+    """Another number repeats the experiment with other random draws."""
     out: Path = Path("undertow-run")
     """The folder for the data, the figure and the report."""
 
@@ -102,7 +102,7 @@ def _phase_diagram(arguments: list[str]) -> int:
 
 
 def _option(arguments: list[str], name: str) -> str | None:
-    """The value of an option among arguments that are not parsed yet."""
+    """Return the value of an option among arguments that are not parsed yet."""
     for index, argument in enumerate(arguments):
         if argument == name and index + 1 < len(arguments):
             return arguments[index + 1]

@@ -1,6 +1,7 @@
 """`undertow sweep run|check|status`: run an experiment at many points."""
 
 import dataclasses
+from functools import singledispatch
 from pathlib import Path
 from typing import Annotated
 
@@ -13,19 +14,19 @@ __all__ = ["Sweep", "sweep"]
 
 @dataclasses.dataclass(frozen=True)
 class SweepRun:
-    """Run a sweep, or go on with it: live progress, a figure that fills up, one dataset that xarray opens.
+    """Run or resume a sweep: live progress, a figure that is updated, one dataset that xarray opens.
 
-    The same file finds what is finished, whatever interrupted it; a changed one starts beside it.
+    The same file resumes an interrupted sweep; a changed file starts a new sweep beside it.
     """
 
     spec: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="SPEC.toml")]
-    """The file that says what to run: experiment, [axes], [parameters], seeds."""
+    """The specification: experiment, [axes], [parameters], seeds."""
     on: str | None = None
     """The address of a Dask scheduler, such as tcp://10.0.0.1:8786; without it, processes on this machine."""
     jobs: int | None = None
-    """How many processes here; as many as there are cores by default."""
+    """The number of processes on this machine; one per core by default."""
     out: Path = Path("undertow-sweep")
-    """The folder in which each sweep gets its own."""
+    """The folder; each sweep has its own folder in it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,16 +34,16 @@ class SweepCheck:
     """Check a sweep before it runs: its parameters, the number of points, time and memory, from one block."""
 
     spec: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="SPEC.toml")]
-    """The file that says what to run."""
+    """The specification."""
     on: str | None = None
     """The address of a Dask scheduler."""
     jobs: int | None = None
-    """How many processes here; as many as there are cores by default."""
+    """The number of processes on this machine; one per core by default."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SweepStatus:
-    """Say how far a sweep is, what failed, and whether it is running."""
+    """Show the progress of a sweep, its errors, and whether it is running."""
 
     folder: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="DIR")]
     """The folder of a sweep, or one with several."""
@@ -61,16 +62,30 @@ class Sweep:
 
 def sweep(command: Sweep) -> int:
     """Run, check or describe a sweep."""
+    return _act(command.action)
+
+
+@singledispatch
+def _act(action: SweepRun) -> int:
     from undertow.execution.sweeps import sweep as sweeps
     from undertow.execution.sweeps.spec import read_spec
 
-    action = command.action
-    if isinstance(action, SweepStatus):
-        print(*sweeps.status(action.folder), sep="\n")
-        return SUCCESS
-    spec = read_spec(action.spec)
-    if isinstance(action, SweepCheck):
-        print(*sweeps.check(spec, on=action.on, jobs=action.jobs), sep="\n")
-        return SUCCESS
-    _, state = sweeps.run_spec(spec, action.out, on=action.on, jobs=action.jobs)
+    _, state = sweeps.run_spec(read_spec(action.spec), action.out, on=action.on, jobs=action.jobs)
     return SURPRISE if state.failed else SUCCESS
+
+
+@_act.register
+def _(action: SweepCheck) -> int:
+    from undertow.execution.sweeps import sweep as sweeps
+    from undertow.execution.sweeps.spec import read_spec
+
+    print(*sweeps.check(read_spec(action.spec), on=action.on, jobs=action.jobs), sep="\n")
+    return SUCCESS
+
+
+@_act.register
+def _(action: SweepStatus) -> int:
+    from undertow.execution.sweeps import sweep as sweeps
+
+    print(*sweeps.status(action.folder), sep="\n")
+    return SUCCESS

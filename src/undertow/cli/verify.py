@@ -4,11 +4,14 @@ import dataclasses
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
 from undertow.cli._status import SUCCESS, SURPRISE, complain
+
+if TYPE_CHECKING:
+    from undertow.verification.result import Task
 
 __all__ = ["Verify", "run_and_report", "verify"]
 
@@ -20,23 +23,23 @@ class Verify:
     """Run the claims of the papers and judge each: live verdicts, report.html, results.json.
 
     Exits with 0 only when every verdict is the expected one. Finished claims are kept: after Ctrl-C, or when called
-    again, only what is missing or changed is run.
+    again, only claims that are missing or whose code or parameters changed are run.
     """
 
     claims: Annotated[Names, tyro.conf.arg(metavar="[CLAIM ...]")] = ()
-    """Which claims; all of them when none is named. `undertow list` shows the names."""
+    """The claims to run; all of them by default. `undertow list` shows the names."""
     paper: Literal["heterogeneity", "zero_loss", "noise_equilibrium"] | None = None
     """Only the claims of one paper."""
     scale: Literal["smoke", "default", "full"] = "default"
-    """How much to compute: smoke takes minutes, default tens of minutes, full wants a GPU."""
+    """How much to compute: smoke takes minutes, default tens of minutes, full needs a GPU."""
     jobs: int = min(2, os.cpu_count() or 1)
     """How many claims run at the same time, each in its own process."""
     out: Path = Path("undertow-report")
     """The folder for the report, the results and the data."""
     seed: int = 0
-    """Another number repeats everything with other randomness."""
+    """Another number repeats everything with other random draws."""
     fresh: bool = False
-    """Run everything anew, even what is finished."""
+    """Run all claims again, including finished ones."""
 
 
 def verify(command: Verify) -> int:
@@ -63,24 +66,25 @@ def verify(command: Verify) -> int:
         return run_and_report(tasks, out, command.jobs, command.fresh)
 
 
-def run_and_report(tasks: list[dict[str, Any]], out: Path, jobs: int, fresh: bool) -> int:
-    """Runs tasks with live progress, writes results.json and report.html, prints the verdicts."""
+def run_and_report(tasks: "list[Task]", out: Path, jobs: int, fresh: bool) -> int:
+    """Run tasks with live progress, write results.json and report.html, and print the number of expected verdicts."""
     from undertow.verification.live import Live
-    from undertow.verification.report import build_report, write_results
+    from undertow.verification.report import build_report
+    from undertow.verification.result import ClaimResult, write_results
     from undertow.verification.runner import run_claims
 
-    finished: list[dict[str, Any]] = []
+    finished: list[ClaimResult] = []
     with Live(len(tasks)) as live:
+
+        def report(result: ClaimResult, reused: bool) -> None:
+            finished.append(result)
+            live.result(result, reused)
+
         try:
             results = run_claims(
-                tasks,
-                out,
-                jobs,
-                fresh=fresh,
-                report=lambda result, reused: (finished.append(result), live.result(result, reused)),
-                started=live.started,
-                warn=lambda sentence: print(f"undertow: {sentence}", file=sys.stderr),
-            )
+                tasks, out, jobs, fresh=fresh, report=report, started=live.started,
+                warn=lambda message: print(f"undertow: {message}", file=sys.stderr),
+            )  # fmt: skip
         except KeyboardInterrupt:
             if finished:
                 write_results(out, finished)
@@ -88,6 +92,6 @@ def run_and_report(tasks: list[dict[str, Any]], out: Path, jobs: int, fresh: boo
             raise
     write_results(out, results)
     page = build_report(out, results)
-    as_expected = sum(r["verdict"] == r["expected"] for r in results)
+    as_expected = sum(result.as_expected for result in results)
     print(f"\n{as_expected} of {len(results)} verdicts as expected. Report: {page}")
     return SUCCESS if as_expected == len(results) else SURPRISE

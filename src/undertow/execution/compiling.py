@@ -1,4 +1,4 @@
-"""What XLA compiles, and how long it takes."""
+"""The time that XLA takes to compile."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -10,17 +10,17 @@ EVENT = "/jax/core/compile/backend_compile_duration"
 
 @contextmanager
 def compilations() -> Generator[list[float]]:
-    """A list that grows by the seconds of every program that is compiled, or read from the cache, inside the block."""
+    """Yield a list that grows by the seconds of every program compiled, or read from the cache, inside the block."""
     import jax
 
-    found: list[float] = []
+    seconds: list[float] = []
 
-    def listen(event: str, duration_secs: float, **kwargs: str | int) -> None:
+    def record(event: str, duration_secs: float, **kwargs: str | int) -> None:
         if event == EVENT:
-            found.append(duration_secs)
+            seconds.append(duration_secs)
 
-    jax.monitoring.register_event_duration_secs_listener(listen)
+    jax.monitoring.register_event_duration_secs_listener(record)
     try:
-        yield found
+        yield seconds
     finally:
-        jax.monitoring.unregister_event_duration_listener(listen)
+        jax.monitoring.unregister_event_duration_listener(record)

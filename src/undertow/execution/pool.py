@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Future, wait
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from undertow.execution.workers import Workers
 
@@ -19,6 +19,7 @@ MAX_DEATHS = 2
 POLL_SECONDS = 1.0
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 
 class WorkerDiedError(Exception):
@@ -30,11 +31,11 @@ class TimeLimitError(Exception):
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[T]):
+class Outcome(Generic[T, R]):
     """The result of a task, or the error that it ended with."""
 
     task: T
-    result: Any = None
+    result: R | None = None
     error: BaseException | None = None
 
 
@@ -43,6 +44,8 @@ class _Entry(Generic[T]):
     task: T
     deaths: int = 0
     started: float = 0.0
+    suspect: bool = False
+    """Whether a worker died while this task was running; it then runs alone."""
 
 
 def _first(waiting: Sequence[T], running: Sequence[T]) -> T | None:
@@ -51,15 +54,15 @@ def _first(waiting: Sequence[T], running: Sequence[T]) -> T | None:
 
 def run_tasks(
     workers: Workers,
-    work: Callable[[Any], Any],
+    work: Callable[..., R],
     tasks: Iterable[T],
     *,
-    payload: Callable[[T], Any] = lambda task: task,
+    payload: Callable[[T], object] = lambda task: task,
     slots: Callable[[], int] | None = None,
     choose: Callable[[Sequence[T], Sequence[T]], T | None] = _first,
-    started: Callable[[T], Any] = lambda task: None,
+    started: Callable[[T], object] = lambda task: None,
     time_limit: float | None = None,
-) -> Generator[Outcome[T]]:
+) -> Generator[Outcome[T, R]]:
     """Run `work(payload(task))` for every task and yield each outcome as it comes.
 
     **Arguments:**
@@ -85,26 +88,26 @@ def run_tasks(
         yield from pool.take_outcomes()
 
 
-class _Pool(Generic[T]):
+class _Pool(Generic[T, R]):
     """The tasks that wait, those that run, those that may have killed a worker, and outcomes not yet taken."""
 
     def __init__(
-        self, workers: Workers, work: Callable[[Any], Any], tasks: Iterable[T], payload: Callable[[T], Any],
+        self, workers: Workers, work: Callable[..., R], tasks: Iterable[T], payload: Callable[[T], object],
         slots: Callable[[], int], choose: Callable[[Sequence[T], Sequence[T]], T | None],
-        started: Callable[[T], Any],
+        started: Callable[[T], object],
     ):  # fmt: skip
         self.workers, self.work, self.payload = workers, work, payload
         self.slots, self.choose, self.started = slots, choose, started
         self.waiting: list[_Entry[T]] = [_Entry(task) for task in tasks]
         self.suspects: deque[_Entry[T]] = deque()
         self.running: dict[Future, _Entry[T]] = {}
-        self.outcomes: list[Outcome[T]] = []
+        self.outcomes: list[Outcome[T, R]] = []
 
     @property
     def unfinished(self) -> bool:
         return bool(self.waiting or self.suspects or self.running or self.outcomes)
 
-    def take_outcomes(self) -> list[Outcome[T]]:
+    def take_outcomes(self) -> list[Outcome[T, R]]:
         """Return the outcomes since the last call."""
         outcomes, self.outcomes = self.outcomes, []
         return outcomes
@@ -114,7 +117,7 @@ class _Pool(Generic[T]):
         while (entry := self._next()) is not None:
             try:
                 future = self.workers.submit(self.work, self.payload(entry.task))
-            except self.workers.lost:
+            except self.workers.death_errors:
                 self.waiting.insert(0, entry)
                 self._on_worker_death()
                 return
@@ -125,6 +128,8 @@ class _Pool(Generic[T]):
     def _next(self) -> _Entry[T] | None:
         if self.suspects:
             return None if self.running else self.suspects.popleft()
+        if any(entry.suspect for entry in self.running.values()):
+            return None
         if len(self.running) >= self.slots():
             return None
         chosen = self.choose([e.task for e in self.waiting], [e.task for e in self.running.values()])
@@ -142,33 +147,34 @@ class _Pool(Generic[T]):
             self._on_worker_death()
 
     def _record(self, future: Future) -> None:
-        """Record the outcome of a task that ended, unless its worker died and is to be renewed."""
+        """Record the outcome of a task that ended, unless its worker died and will be restarted."""
         entry = self.running[future]
         try:
             outcome = Outcome(entry.task, future.result())
-        except self.workers.lost as error:
-            if self.workers.renewable:
+        except self.workers.death_errors as error:
+            if self.workers.restartable:
                 return
             outcome = Outcome(entry.task, error=WorkerDiedError(f"its worker died repeatedly ({type(error).__name__})"))
         except CancelledError as error:
-            raise self.workers.gone() from error
+            raise self.workers.unreachable_error() from error
         except Exception as error:
             outcome = Outcome(entry.task, error=error)
         del self.running[future]
         self.outcomes.append(outcome)
 
     def _on_worker_death(self) -> None:
-        """Renew the workers. Each task that was running may have killed one, so each runs alone next."""
+        """Restart the workers. Each task that was running may have killed one, so each runs alone next."""
         self._record_finished()
         lost = list(self.running.values())
         self.running.clear()
-        self.workers.renew()
+        self.workers.restart()
         for entry in lost:
             entry.deaths += len(lost) == 1
             if entry.deaths >= MAX_DEATHS:
                 error = WorkerDiedError("its process died (killed, or out of memory)")
                 self.outcomes.append(Outcome(entry.task, error=error))
             else:
+                entry.suspect = True
                 self.suspects.append(entry)
 
     def _record_finished(self) -> None:

@@ -46,10 +46,10 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._loaded
 
     def __getitem__(self, name: str) -> T:
-        found = self.loaded()
-        if name not in found:
+        experiments = self.loaded()
+        if name not in experiments:
             raise KeyError(self.unknown(name))
-        return found[name]
+        return experiments[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.loaded())
@@ -65,24 +65,24 @@ class Registry(Mapping[str, T], Generic[T]):
 
 
 def _load_claims() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    by_id: dict[str, Any] = {}
     for pack in PACKS:
         paper = pack.rpartition(".")[2]
         package = importlib.import_module(f"{pack}.claims")
         for module in sorted(m.name for m in pkgutil.iter_modules(package.__path__)):
             loaded = importlib.import_module(f"{pack}.claims.{module}")
             for claim in loaded.CLAIMS:
-                if claim.id in found:
+                if claim.id in by_id:
                     raise ValueError(f"two claims have the id {claim.id!r}")
                 if claim.paper != paper:
                     raise ValueError(f"claim {claim.id!r} lies in the folder of another paper")
-                found[claim.id] = replace(claim, module=loaded.__name__)
-    return found
+                by_id[claim.id] = replace(claim, module=loaded.__name__)
+    return by_id
 
 
 def _load_diagrams() -> dict[str, Diagram]:
-    found = [importlib.import_module(f"{pack}.phase_diagram").DIAGRAM for pack in PACKS]
-    return {diagram.id: diagram for diagram in found}
+    loaded = [importlib.import_module(f"{pack}.phase_diagram").DIAGRAM for pack in PACKS]
+    return {diagram.id: diagram for diagram in loaded}
 
 
 claims: Registry[Any] = Registry("claim", _load_claims)

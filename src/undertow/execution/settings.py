@@ -1,12 +1,12 @@
 """The settings of JAX in a process that runs experiments."""
 
+import gc
 import os
 from pathlib import Path
-from typing import Any
 
 __all__ = ["SETTINGS", "configure", "settings"]
 
-SETTINGS: dict[str, Any] = {
+SETTINGS: dict[str, bool | int | str | None] = {
     "jax_enable_x64": True,
     "jax_default_prng_impl": "threefry2x32",
     "jax_threefry_partitionable": True,
@@ -41,8 +41,6 @@ def configure() -> None:
     fast. XLA ends the process if it does not know a flag, so the flags are set for the versions they were tested with.
     `XLA_FLAGS` in the environment takes precedence.
     """
-    import gc
-
     import jax
 
     # tracing creates many small objects that live long: by default a tenth of its time is garbage collection

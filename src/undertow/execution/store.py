@@ -1,9 +1,9 @@
-"""Results on disk that are there whole or not at all.
+"""Atomic storage of results on disk, with provenance and checksums.
 
-A dataset is a zarr folder that plain `xarray.open_zarr` reads. It is written beside its place, flushed, and renamed
-into it, so that a process killed at any time leaves the old result or none. A small file `.undertow.json` inside says
-the format version, where the result comes from, and the size and checksum of every other file, so that damage is told
-from data. Nothing is pickled.
+A dataset is a zarr folder that plain `xarray.open_zarr` reads. It is written to a temporary folder, flushed, and
+renamed, so that a process killed at any time leaves the old result or none. A small file `.undertow.json` inside holds
+the format version, the provenance, and the size and checksum of every other file, so that damage is detected. Nothing
+is pickled.
 """
 
 import errno
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORMAT",
+    "JSONObject",
     "NewerFormatError",
     "StoreError",
     "folder_lock",
@@ -33,30 +34,33 @@ __all__ = [
 ]
 
 FORMAT = 1
-"""Raised whenever an older undertow could misread what a newer one writes."""
+"""The format version; it increases whenever an older undertow could misread what a newer one writes."""
 
 SEAL = ".undertow.json"
 
+JSONObject = dict[str, Any]
+"""A JSON object as Python reads it: plain values of any kind by name."""
+
 
 class StoreError(Exception):
-    """What is wrong with a file or folder, in a sentence for the person who asked for it."""
+    """A file or folder cannot be used; the message is for the user."""
 
 
 class NewerFormatError(StoreError):
-    """A result that only a newer undertow can read: never to be replaced by this one."""
+    """A result that only a newer undertow can read. It must not be replaced."""
 
 
-def save(path: Path | str, dataset: "xarray.Dataset", provenance: dict[str, Any]) -> Path:
-    """Writes a dataset and its provenance to the zarr folder `path`, replacing what was there, all or nothing."""
+def save(path: Path | str, dataset: "xarray.Dataset", provenance: JSONObject) -> Path:
+    """Write a dataset and its provenance to the zarr folder `path`, and replace an earlier one atomically."""
     path = Path(path)
     for name, variable in dataset.variables.items():
         if variable.dtype.kind == "O":
             raise StoreError(f"`save`: variable {name!r} holds Python objects; store numbers, flags or plain text.")
     content = _encoded(dataset.assign_attrs(undertow_format=FORMAT, provenance=json.dumps(provenance, default=str)))
-    marks = {name: _mark(data) for name, data in content.items()}
-    seal = {"undertow_format": FORMAT, "provenance": provenance, "files": marks}
+    checksums = {name: _checksum(data) for name, data in content.items()}
+    seal = {"undertow_format": FORMAT, "provenance": provenance, "files": checksums}
     content[SEAL] = json.dumps(seal, indent=1, default=str).encode()
-    with _sentences(path), _beside(path) as temporary:
+    with _readable_errors(path), _temporary_folder(path) as temporary:
         for name, data in content.items():
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             (temporary / name).write_bytes(data)
@@ -67,7 +71,7 @@ def save(path: Path | str, dataset: "xarray.Dataset", provenance: dict[str, Any]
 
 
 def load(path: Path | str) -> "xarray.Dataset":
-    """Reads a dataset that `save` wrote, after checking that every file of it is as it was written."""
+    """Read a dataset that `save` wrote, after checking the checksum of every file."""
     import xarray
 
     path = Path(path)
@@ -78,15 +82,15 @@ def load(path: Path | str) -> "xarray.Dataset":
         raise StoreError(f"{path}: damaged, it cannot be read ({error}); delete it and run again.") from error
 
 
-def provenance_of(path: Path | str) -> dict[str, Any]:
-    """Where a stored result comes from: parameters, seeds, versions, device, seconds."""
+def provenance_of(path: Path | str) -> JSONObject:
+    """Return the provenance of a stored result, after checking the checksum of every file."""
     return _seal(Path(path))["provenance"]
 
 
 def write_bytes(path: Path | str, content: bytes) -> Path:
-    """Writes one file, all or nothing: beside its place, flushed, renamed."""
+    """Write one file atomically: to a temporary file, flushed, then renamed."""
     path = Path(path)
-    with _sentences(path):
+    with _readable_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
         try:
@@ -104,9 +108,9 @@ def write_bytes(path: Path | str, content: bytes) -> Path:
 
 
 def writable_folder(path: Path | str) -> Path:
-    """The folder, made if need be, proven writable by writing."""
+    """Return the folder, created if necessary, after checking that files can be written to it."""
     path = Path(path)
-    with _sentences(path):
+    with _readable_errors(path):
         path.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=".probe.", dir=path)
         os.close(handle)
@@ -116,7 +120,7 @@ def writable_folder(path: Path | str) -> Path:
 
 @contextmanager
 def folder_lock(path: Path | str) -> Generator[None]:
-    """Holds a folder for one process; a second one is refused at once. The lock ends with its process, however."""
+    """Lock a folder for one process; a second one raises an error at once. The lock ends with its process."""
     import filelock
 
     lock = filelock.FileLock(Path(path) / ".lock")
@@ -132,8 +136,8 @@ def folder_lock(path: Path | str) -> Generator[None]:
         lock.release()
 
 
-def _seal(path: Path) -> dict[str, Any]:
-    """The checked seal of a stored result."""
+def _seal(path: Path) -> JSONObject:
+    """Return the seal of a stored result, after checking it."""
     retired = _retired(path)
     if not path.exists() and retired.exists():  # killed between the two renames of a replacement
         retired.rename(path)
@@ -148,15 +152,15 @@ def _seal(path: Path) -> dict[str, Any]:
         raise NewerFormatError(
             f"{path}: written by a newer undertow (format {written}, this one reads {FORMAT}); upgrade undertow."
         )
-    for name, mark in files.items():
+    for name, checksum in files.items():
         file = path / name
-        if not file.is_file() or _mark(file.read_bytes()) != mark:
+        if not file.is_file() or _checksum(file.read_bytes()) != checksum:
             raise StoreError(f"{path}: damaged, {name} is not as it was written; delete it and run again.")
     return seal
 
 
 def _encoded(dataset: "xarray.Dataset") -> dict[str, bytes]:
-    """The files of a zarr folder, made in memory: zarr has threads, and they must not write where we may give up."""
+    """Return the files of a zarr folder, made in memory: threads of zarr must not write to a temporary folder."""
     import zarr.storage
 
     files: dict[str, Any] = {}
@@ -164,13 +168,13 @@ def _encoded(dataset: "xarray.Dataset") -> dict[str, bytes]:
     return {name: buffer.to_bytes() for name, buffer in sorted(files.items())}
 
 
-def _mark(content: bytes) -> list[int]:
+def _checksum(content: bytes) -> list[int]:
     return [len(content), zlib.crc32(content)]
 
 
 @contextmanager
-def _beside(path: Path) -> Generator[Path]:
-    """A fresh folder next to `path`; gone afterwards unless it was renamed into place."""
+def _temporary_folder(path: Path) -> Generator[Path]:
+    """Yield a temporary folder next to `path`; it is removed unless it was renamed into place."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
@@ -194,12 +198,12 @@ def _put_in_place(temporary: Path, path: Path) -> None:
 
 
 def _umask() -> int:
-    """What the user keeps from others; temporary files are made for their owner alone."""
+    """Return the umask of the process; temporary files are created for their owner alone."""
     try:
-        facts = dict(
+        status = dict(
             line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines() if ":\t" in line
         )
-        return int(facts["Umask"], 8)
+        return int(status["Umask"], 8)
     except (OSError, KeyError, ValueError):  # elsewhere it can only be read by setting it, for all threads
         mask = os.umask(0)
         os.umask(mask)
@@ -212,7 +216,7 @@ def _flush_tree(folder: Path) -> None:
 
 
 def _flush(item: Path) -> None:
-    """fsync of a file or a folder; folders cannot be opened on Windows, and need not."""
+    """Flush a file or a folder to the disk; folders cannot be opened on Windows and need no flush there."""
     try:
         handle = os.open(item, os.O_RDONLY)
     except PermissionError:
@@ -224,8 +228,8 @@ def _flush(item: Path) -> None:
 
 
 @contextmanager
-def _sentences(path: Path) -> Generator[None]:
-    """What the operating system refuses, in a sentence."""
+def _readable_errors(path: Path) -> Generator[None]:
+    """Turn errors of the operating system into messages for the user."""
     try:
         yield
     except OSError as error:

@@ -1,11 +1,13 @@
-"""Where tasks run: spawned processes on this machine, the workers of a Dask scheduler, or this process.
+"""Workers: spawned processes on this machine, the workers of a Dask scheduler, or this process.
 
-All of them submit tasks to a `concurrent.futures.Executor`, say how many tasks they run at once, and can replace
+All of them submit tasks to a `concurrent.futures.Executor`, have a number of tasks to run at once, and can replace
 workers that died or hang.
 """
 
+import atexit
 import multiprocessing
 import os
+import signal
 import threading
 import time
 import uuid
@@ -13,22 +15,21 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any
 
 from undertow.execution.settings import configure
 from undertow.execution.store import StoreError
 
-__all__ = ["Cluster", "InProcess", "Processes", "Workers", "WorkersGoneError", "end_with_parent", "processes"]
+__all__ = ["Cluster", "InProcess", "Processes", "Workers", "WorkersUnreachableError", "end_with_parent", "processes"]
 
 
-class WorkersGoneError(StoreError):
-    """The workers cannot be reached any more; finished results are stored."""
+class WorkersUnreachableError(StoreError):
+    """The workers cannot be reached any more. Finished results are stored."""
 
 
 class Inline(Executor):
     """An executor that runs each task at once, in this process."""
 
-    def submit(self, fn: Callable, /, *args: Any, **kwargs: Any) -> Future:
+    def submit(self, fn: Callable, /, *args: object, **kwargs: object) -> Future:
         future: Future = Future()
         try:
             future.set_result(fn(*args, **kwargs))
@@ -48,10 +49,7 @@ def processes(jobs: int) -> Executor:
 
 
 def _start_worker() -> None:
-    """Ignore Ctrl-C, which the parent handles; end with the parent; use one thread in NumPy, because jobs are many."""
-    import atexit
-    import signal
-
+    """Ignore Ctrl-C, which the parent handles; end with the parent; use one NumPy thread, because several jobs run."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
@@ -60,7 +58,7 @@ def _start_worker() -> None:
 
 
 def end_with_parent() -> None:
-    """End this process when its parent is gone, however the parent ended; a pool alone would wait forever."""
+    """End this process when its parent ends, in whatever way; a pool alone would wait forever."""
     parent = multiprocessing.parent_process()
 
     def watch() -> None:
@@ -75,29 +73,33 @@ def end_with_parent() -> None:
 class InProcess:
     """This process, for a function that exists in it alone. A task that runs cannot be ended."""
 
-    own = True
-    renewable = False
+    in_process = True
+    restartable = False
     slots = 1
-    lost: tuple[type[BaseException], ...] = ()
-    words = "in this process"
+    death_errors: tuple[type[BaseException], ...] = ()
+    description = "in this process"
 
     def __init__(self) -> None:
         self.pool: Executor = Inline()
 
-    def submit(self, work: Callable, task: Any) -> Future:
+    def slots_on(self, platform: str) -> int:
+        """Return the number of tasks to run at once on a platform."""
+        return self.slots
+
+    def submit(self, work: Callable, task: object) -> Future:
         """Run the task at once."""
         return self.pool.submit(work, task)
 
-    def renew(self) -> None:
-        """Do nothing: this process is still there."""
+    def restart(self) -> None:
+        """Do nothing: this process did not die."""
 
     def end(self, future: Future) -> bool:
-        """Raise an error: a task in this process is over before anybody could end it."""
+        """Raise an error: a task in this process cannot be ended."""
         raise RuntimeError("a task in this process cannot be ended")
 
-    def gone(self) -> WorkersGoneError:
+    def unreachable_error(self) -> WorkersUnreachableError:
         """Return the error for cancelled tasks."""
-        return WorkersGoneError("the task was cancelled; run this again.")
+        return WorkersUnreachableError("the task was cancelled; run this again.")
 
     def close(self) -> None:
         """Do nothing."""
@@ -106,39 +108,43 @@ class InProcess:
 class Processes:
     """A number of processes on this machine."""
 
-    own = False
-    renewable = True
-    lost: tuple[type[BaseException], ...] = (BrokenProcessPool,)
+    in_process = False
+    restartable = True
+    death_errors: tuple[type[BaseException], ...] = (BrokenProcessPool,)
 
     def __init__(self, jobs: int, make: Callable[[int], Executor] = processes):
         self.slots, self.make = jobs, make
         self.pool = make(jobs)
 
     @property
-    def words(self) -> str:
-        """For messages."""
-        return "in processes here"
+    def description(self) -> str:
+        """The workers, for messages."""
+        return "in processes on this machine"
 
-    def submit(self, work: Callable, task: Any) -> Future:
+    def slots_on(self, platform: str) -> int:
+        """Return the number of tasks to run at once on a platform: processes share one accelerator and its memory."""
+        return self.slots if platform == "cpu" else 1
+
+    def submit(self, work: Callable, task: object) -> Future:
         """Submit a task to the pool."""
         return self.pool.submit(work, task)
 
-    def renew(self) -> None:
+    def restart(self) -> None:
         """End all processes at once and start new ones."""
         self.close()
         self.pool = self.make(self.slots)
 
     def end(self, future: Future) -> bool:
         """End all processes, and with them the task of `future`; return whether other tasks are lost too."""
-        self.renew()
+        self.restart()
         return True
 
-    def gone(self) -> WorkersGoneError:
+    def unreachable_error(self) -> WorkersUnreachableError:
         """Return the error for cancelled tasks."""
-        return WorkersGoneError("the workers are gone; run this again.")
+        return WorkersUnreachableError("the workers cannot be reached; run this again.")
 
     def close(self) -> None:
-        """End all processes, whatever they do."""
+        """End all processes, including those that are computing."""
         children = list((getattr(self.pool, "_processes", None) or {}).values())
         self.pool.shutdown(wait=False, cancel_futures=True)
         for child in children:
@@ -150,32 +156,34 @@ class Processes:
 class Cluster:
     """The workers of a Dask scheduler. Dask itself runs the tasks of a worker that dies on another one."""
 
-    own = False
-    renewable = False
+    in_process = False
+    restartable = False
 
     def __init__(self, address: str, patience: float | int = 30):
         try:
             import distributed
         except ImportError:
-            raise WorkersGoneError("--on needs Dask: pip install 'undertow[cluster]'.") from None
+            raise WorkersUnreachableError("--on needs Dask: pip install 'undertow[cluster]'.") from None
         self.address = address
         try:
             self.client = distributed.Client(address, timeout=patience, set_as_default=False)
         except (OSError, ValueError, TimeoutError) as error:
-            raise WorkersGoneError(f"{address}: no Dask scheduler answers ({type(error).__name__}).") from None
+            raise WorkersUnreachableError(f"{address}: no Dask scheduler answers ({type(error).__name__}).") from None
         try:
             self.client.wait_for_workers(1, timeout=patience)
         except TimeoutError:
             self.client.close()
-            raise WorkersGoneError(f"{address}: the scheduler has no workers; start some and run this again.") from None
+            raise WorkersUnreachableError(
+                f"{address}: the scheduler has no workers; start some and run this again."
+            ) from None
         self.pool = self.client.get_executor(pure=False)
-        self.lost = (distributed.KilledWorker,)
+        self.death_errors: tuple[type[BaseException], ...] = (distributed.KilledWorker,)
         self._counted, self._slots = 0.0, 1
         self._keys: weakref.WeakKeyDictionary[Future, str] = weakref.WeakKeyDictionary()
 
     @property
-    def words(self) -> str:
-        """For messages."""
+    def description(self) -> str:
+        """The workers, for messages."""
         return f"on the Dask workers of {self.address}"
 
     @property
@@ -186,24 +194,28 @@ class Cluster:
             try:
                 self._slots, self._counted = max(1, sum(self.client.nthreads().values())), now
             except Exception as error:
-                raise self.gone() from error
+                raise self.unreachable_error() from error
         return self._slots
 
-    def submit(self, work: Callable, task: Any) -> Future:
+    def slots_on(self, platform: str) -> int:
+        """Return the number of tasks to run at once: the workers of a cluster do not share an accelerator."""
+        return self.slots
+
+    def submit(self, work: Callable, task: object) -> Future:
         """Submit a task to the scheduler."""
         key = f"undertow-{uuid.uuid4().hex}"
         try:
             future = self.pool.submit(work, task, key=key)
         except Exception as error:
-            raise self.gone() from error
+            raise self.unreachable_error() from error
         self._keys[future] = key
         return future
 
-    def gone(self) -> WorkersGoneError:
-        """Return the error for a scheduler that died."""
-        return WorkersGoneError(
-            f"{self.address}: the Dask scheduler is gone. What is finished is kept; start a scheduler and workers, "
-            "and the same command goes on from there."
+    def unreachable_error(self) -> WorkersUnreachableError:
+        """Return the error for a scheduler that cannot be reached."""
+        return WorkersUnreachableError(
+            f"{self.address}: the Dask scheduler cannot be reached. Finished runs are stored; start a scheduler and "
+            "workers, and the same command continues from there."
         )
 
     def end(self, future: Future) -> bool:
@@ -217,10 +229,10 @@ class Cluster:
             future.cancel()
             self.client.restart_workers(busy, timeout=30, raise_for_error=False)
         except Exception as error:
-            raise self.gone() from error
+            raise self.unreachable_error() from error
         return False
 
-    def renew(self) -> None:
+    def restart(self) -> None:
         """Do nothing: Dask replaces its workers itself."""
 
     def close(self) -> None:

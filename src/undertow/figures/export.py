@@ -1,7 +1,8 @@
-"""Figures as files: tidied, then written as SVG with the figure in words inside, or as PDF."""
+"""Write figures as SVG, with a description in words inside, or as PDF."""
 
 import html
 import io
+import math
 import re
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 __all__ = ["tidy", "to_pdf", "to_svg"]
 
 _PAGES: "WeakKeyDictionary[Figure, Bbox]" = WeakKeyDictionary()
-"""What each figure that was laid out covers, in inches: the second file of a figure needs no second layout."""
+"""The bounding box in inches of each figure that was laid out: its second file needs no second layout."""
 
 
 def to_svg(figure: "Figure") -> str:
-    """The figure as SVG text, the same bytes for the same figure; its words are in the element `desc`."""
+    """Return the figure as SVG text, the same bytes for the same figure; its description is in the element `desc`."""
     text = _written(figure, "svg", {"Date": None, "Creator": None}).decode()
     # a reader without DejaVu has Verdana, of the same widths, or something narrower
     text = re.sub(r"(['\"]?)DejaVu Sans\1(, sans-serif)?", "'DejaVu Sans', Verdana, sans-serif", text)
@@ -32,11 +33,11 @@ def to_svg(figure: "Figure") -> str:
 
 
 def to_pdf(figure: "Figure") -> bytes:
-    """The figure as PDF, the same bytes for the same figure."""
+    """Return the figure as PDF, the same bytes for the same figure."""
     return _written(figure, "pdf", {"CreationDate": None, "Creator": "undertow"})
 
 
-def _written(figure: "Figure", kind: str, metadata: dict[str, Any]) -> bytes:
+def _written(figure: "Figure", kind: str, metadata: dict[str, str | None]) -> bytes:
     buffer = io.BytesIO()
     with applied():
         figure.savefig(buffer, format=kind, metadata=metadata, dpi=150, bbox_inches=_page(figure))
@@ -44,7 +45,7 @@ def _written(figure: "Figure", kind: str, metadata: dict[str, Any]) -> bytes:
 
 
 def _page(figure: "Figure") -> "Bbox":
-    """Tidies the figure and lays it out, once, in points as both kinds of file are; the part of it to show."""
+    """Tidy the figure and lay it out once, in points as both kinds of file; return its bounding box."""
     import matplotlib
 
     if figure not in _PAGES:
@@ -57,14 +58,14 @@ def _page(figure: "Figure") -> "Bbox":
 
 
 def _lay_out(figure: "Figure") -> None:
-    """Panels get their places, as drawing would give them, without the drawing."""
+    """Compute the positions of the panels without drawing."""
     engine = figure.get_layout_engine()
     if engine is not None:
         engine.execute(figure)
 
 
 def tidy(figure: "Figure") -> None:
-    """Legends go above their panels, where they hide nothing; ticks get labels that do not run into each other."""
+    """Move legends above their panels, where they hide nothing, and choose tick labels that do not overlap."""
     with applied():
         for axes in figure.axes:
             _tidy_ticks(axes)
@@ -80,9 +81,7 @@ def tidy(figure: "Figure") -> None:
 
 
 def _tidy_ticks(axes: "Axes") -> None:
-    """On logarithmic axes 1 and its powers of ten get labels; the numbers between only where decades are few."""
-    import math
-
+    """Label powers of ten on logarithmic axes, and numbers between them only where there are few decades."""
     from matplotlib.ticker import AutoLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     figure: Any = axes.figure
@@ -106,22 +105,22 @@ def _tidy_ticks(axes: "Axes") -> None:
         axis.set_major_formatter(FuncFormatter(_plain))
 
 
-def _plain(value: float, _: Any = None) -> str:
-    """A tick as one writes it: 0.02, 5, 30000; as a power of ten only beyond that."""
+def _plain(value: float, _: object = None) -> str:
+    """Return the label of a tick: 0.02, 5, 30000; a power of ten beyond that."""
     if 1e-3 <= value < 1e6:
         return f"{value:.6g}"
     mantissa, _ = f"{value:.0e}".split("e")
     return _power(value) if mantissa == "1" else f"{mantissa}×{_power(value)}"
 
 
-def _power(value: float, _: Any = None) -> str:
-    """The power of ten at or below a tick. In plain characters: formulas take matplotlib most of a figure's time."""
+def _power(value: float, _: object = None) -> str:
+    """Return the power of ten at or below a tick, in plain characters: matplotlib renders formulas slowly."""
     exponent = f"{value:.0e}".split("e")[1]
     return "10" + str(int(exponent)).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
 
 
 def _share_legend(figure: "Figure", axes: "Axes") -> None:
-    """The one legend of several panels, above them all."""
+    """Move the one legend of several panels above them all."""
     handles, names = axes.get_legend_handles_labels()
     legend: Any = axes.get_legend()
     legend.remove()
@@ -129,7 +128,7 @@ def _share_legend(figure: "Figure", axes: "Axes") -> None:
 
 
 def _lift_legend(axes: "Axes") -> None:
-    """The legend above the panel, in as many columns as its width has room for, and the title above the legend."""
+    """Move the legend above the panel, in as many columns as fit, and the title above the legend."""
     legend: Any = axes.get_legend()
     handles, names = axes.get_legend_handles_labels()
     if not handles:

@@ -1,10 +1,10 @@
-"""Phase diagrams: a measured quantity as colours over two parameters, with the boundary that theory draws."""
+"""Phase diagrams: a measured quantity as colours over two parameters, with the boundary that theory predicts."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from undertow.figures.style import applied
+from undertow.figures.style import Values, applied
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -12,19 +12,25 @@ if TYPE_CHECKING:
 __all__ = ["boundary", "heat_map"]
 
 EDGE = "#0f0f0f"
-"""Of the boundary: the same on light and dark pages, as the colours under it are."""
+"""The edge colour of the boundary, the same on light and dark pages, as are the colours under it."""
 
 COLOUR_MAP = "cividis"
-"""Grows in lightness throughout, and looks alike to people who do not see all colours."""
+"""A map of increasing lightness, readable for people with colour vision deficiency."""
 
 
 def heat_map(
-    axes: "Axes", x: Any, y: Any, values: Any, label: str, *, limits: tuple[float, float] | None = None
+    axes: "Axes",
+    x: Values,
+    y: Values,
+    values: Values,
+    label: str,
+    *,
+    limits: tuple[float, float] | None = None,
 ) -> None:
-    """`values[j, i]` as a colour around (x[i], y[j]), with a colour bar that `label` names.
+    """Draw `values[j, i]` as a colour around (x[i], y[j]), with a colour bar labelled `label`.
 
     x and y are the centres of the cells. An axis whose centres are in geometric progression becomes logarithmic. Cells
-    without a value (NaN) stay empty. `limits` fixes the range of colours, where several maps are to be compared.
+    without a value (NaN) stay empty. `limits` fixes the range of colours, to compare several maps.
 
     >>> from undertow.figures import heatmap, style
     >>> figure, (axes,) = style.new_figure()
@@ -36,7 +42,7 @@ def heat_map(
     if values.shape != (y.size, x.size):
         raise ValueError(
             f"`heat_map`: values of shape {values.shape} for {x.size} columns x and {y.size} rows y; "
-            f"give one value a cell, shape ({y.size}, {x.size})."
+            f"give one value per cell, shape ({y.size}, {x.size})."
         )
     low, high = limits if limits is not None else (values.min(), values.max())
     (columns, x_scale), (rows, y_scale) = _edges(x, "x"), _edges(y, "y")
@@ -52,22 +58,22 @@ def heat_map(
     axes.set_ylim(rows[0], rows[-1])
 
 
-def boundary(axes: "Axes", x: Any, y: Any, label: str) -> None:
-    """A predicted boundary over a heat map: a white line with a dark edge, to be seen on every colour under it.
+def boundary(axes: "Axes", x: Values, y: Values, label: str) -> None:
+    """Draw a predicted boundary over a heat map: a white line with a dark edge, visible on every colour.
 
-    The map keeps its limits; what lies outside them is not shown.
+    The map keeps its limits; the boundary outside them is not shown.
     """
     from matplotlib import patheffects
 
     limits = axes.get_xlim(), axes.get_ylim()
     edge = patheffects.withStroke(linewidth=4.2, foreground=EDGE)
-    axes.plot(x, y, color="white", linewidth=2.2, label=label, path_effects=[edge], zorder=3)
+    axes.plot(np.asarray(x), np.asarray(y), color="white", linewidth=2.2, label=label, path_effects=[edge], zorder=3)
     axes.set_xlim(limits[0])
     axes.set_ylim(limits[1])
 
 
 def _edges(centres: np.ndarray, name: str) -> tuple[np.ndarray, str]:
-    """The edges half way between the centres, and the scale on which the centres are evenly spread."""
+    """Return the edges half way between the centres, and the scale on which the centres are evenly spread."""
     if centres.size < 2 or np.any(np.diff(centres) <= 0):
         raise ValueError(f"`heat_map`: {name} must hold at least two centres, growing; got {centres.tolist()}.")
     steps = np.diff(centres)

@@ -1,4 +1,4 @@
-"""An SVG figure as part of a page: its colours follow the page, its names stay its own, its words are told."""
+"""Embed an SVG figure in a page: with the colours of the page, unique ids, and an accessible description."""
 
 import html
 import re
@@ -12,20 +12,20 @@ PAINT = {colour: f"var(--figure-{name}, {colour})" for name, colour in COLOURS.i
     INK: "currentColor",
     "#000000": "currentColor",
 }
-"""Colours of the style, as what a page may give instead: `--figure-blue` and so on, and its own ink."""
+"""The CSS variables by which a page may replace colours of the style: `--figure-blue` and so on."""
 
 
 def words_of(svg: str) -> str:
-    """The description that an SVG carries, or nothing."""
-    found = re.search(r"<desc>(.*?)</desc>", svg, flags=re.DOTALL)
-    return html.unescape(found.group(1)) if found else ""
+    """Return the description inside an SVG, or an empty string."""
+    description = re.search(r"<desc>(.*?)</desc>", svg, flags=re.DOTALL)
+    return html.unescape(description.group(1)) if description else ""
 
 
 def inline(svg: str, name: str, label: str) -> str:
-    """The SVG text as an element of an HTML page, named `label` to those who do not see it.
+    """Return the SVG as an element of an HTML page with the accessible name `label`.
 
-    `name`, unique on the page, goes before every id that the figure refers to; other ids are dropped. The element is as
-    wide as the figure was drawn, and no wider than its place.
+    `name`, unique on the page, is the prefix of every id that the figure refers to; other ids are removed. The element
+    has the width of the figure.
 
     >>> from undertow.figures.inline import inline
     >>> inline('<svg width="72pt" height="36pt" viewBox="0 0 72 36"><path id="a" d="M 0 0.12345"/></svg>', "f", "None")
@@ -55,10 +55,10 @@ def inline(svg: str, name: str, label: str) -> str:
 
 
 def _size(pixels: float) -> str:
-    """Its width, and for several panels the least one, `--least`, at which they can be read on a phone."""
+    """Return the width, and for several panels the least width, `--least`, at which they are readable on a phone."""
     return f"width:{pixels:.0f}px" + (f";--least:{0.6 * pixels:.0f}px" if pixels > 660 else "")
 
 
 def _rounded(numbers: str) -> str:
-    """Hundredths of a point are finer than any screen or printer."""
+    """Round coordinates to hundredths of a point, finer than any screen or printer."""
     return re.sub(r"-?\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), " ".join(numbers.split()))

@@ -1,29 +1,45 @@
-"""The shell of the pages undertow writes: one file each, that asks nothing of the network."""
+"""The HTML pages that undertow writes: one file each, which loads nothing from the network."""
 
 from functools import cache
 from importlib.resources import files
 
-__all__ = ["page"]
+import jinja2
+from markupsafe import Markup
+
+__all__ = ["page", "templates"]
 
 POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-"""Browsers that honour it would refuse a request even if a page made one."""
+"""Browsers that enforce it block network requests even if a page makes one."""
 
 
-def page(title: str, body: str, *, scripted: bool = False) -> str:
-    """A whole HTML page around `body`, with the style of all pages, and the script of the report where asked for.
+@cache
+def templates(package: str) -> jinja2.Environment:
+    """Return the templates in the folder `templates` of a package. Values are escaped unless they are `Markup`."""
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader(package, "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
-    `title` and `body` are HTML.
+
+def page(title: str, body: Markup | str, *, scripted: bool = False) -> str:
+    """Return an HTML page around `body`, with the style of all pages, and on request with the script of the report.
+
+    `title` is text. `body` is text too, unless it is `Markup`.
     """
-    script = f"<script>\n{_file('page.js')}</script>\n" if scripted else ""
-    return f"""<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<meta http-equiv="Content-Security-Policy" content="{POLICY}">
-<title>{title}</title>
-<style>
-{_file("page.css")}</style></head><body>
-{body}
-{script}</body></html>
-"""
+    return (
+        templates("undertow.figures")
+        .get_template("page.html")
+        .render(
+            title=title,
+            body=body,
+            policy=POLICY,
+            style=Markup(_file("page.css")),
+            script=Markup(_file("page.js")) if scripted else None,
+        )
+    )
 
 
 @cache

@@ -1,15 +1,30 @@
-"""The look of every figure: theory is a line, experiment is points with intervals."""
+"""The style of every figure: theory is a line, experiment is points with intervals."""
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "applied", "new_figure", "points", "some", "theory"]
+__all__ = ["COLOURS", "Values", "applied", "new_figure", "points", "some", "theory"]
+
+
+@runtime_checkable
+class SupportsArray(Protocol):
+    """An array of any library that NumPy can read."""
+
+    def __array__(self) -> np.ndarray: ...
+
+
+Values = Sequence[object] | SupportsArray | float | int
+"""Numbers along an axis of a figure: an array of any library, nested lists, or one number."""
 
 COLOURS = {"blue": "#2166ac", "red": "#b2182b", "green": "#1b7837", "purple": "#762a83", "grey": "#666666"}
-"""Told apart in print and by people who do not see all colours."""
+"""Colours that differ in print and for people with colour vision deficiency."""
 
 INK, GRID = "#1c1c1c", "#e4e4e0"
 
@@ -46,18 +61,18 @@ STYLE: Any = {
     "svg.hashsalt": "undertow",
     "svg.fonttype": "none",
 }
-"""Text stays text in SVG and PDF. Only white is painted behind a figure, which `inline` takes off for a page."""
+"""Text stays text in SVG and PDF. The background is white; `inline` removes it for a page."""
 
 
-def applied() -> Any:
-    """A context in which matplotlib draws in this style."""
+def applied() -> AbstractContextManager[None]:
+    """Return a context in which matplotlib draws in this style."""
     import matplotlib
 
     return matplotlib.rc_context(STYLE)
 
 
 def new_figure(panels: int = 1, *, width: float = 5.2, height: float = 3.4) -> "tuple[Figure, list[Axes]]":
-    """A figure with so many panels side by side, made without a screen."""
+    """Return a figure with `panels` panels side by side, made without a display."""
     from matplotlib.figure import Figure
 
     with applied():
@@ -67,23 +82,29 @@ def new_figure(panels: int = 1, *, width: float = 5.2, height: float = 3.4) -> "
 
 
 def some(values: Any, most: int = 200) -> Any:
-    """At most so many of the first axis, evenly spread: more lines or marks show nothing and make large files."""
+    """Return at most `most` entries of the first axis, evenly spread: more marks only make larger files."""
     return values[:: -(-len(values) // most)] if len(values) else values
 
 
-def theory(axes: "Axes", x: Any, y: Any, label: str, colour: str = "grey") -> None:
-    """A prediction: a line."""
-    axes.plot(x, y, color=COLOURS[colour], label=label, zorder=2)
+def theory(axes: "Axes", x: Values, y: Values, label: str, colour: str = "grey") -> None:
+    """Draw a prediction as a line."""
+    axes.plot(np.asarray(x), np.asarray(y), color=COLOURS[colour], label=label, zorder=2)
 
 
-def points(axes: "Axes", x: Any, y: Any, error: Any, label: str, colour: str = "blue", marker: str = "o") -> None:
-    """A measurement: points with intervals of two standard errors, or (low, high) offsets where they are given."""
-    import numpy as np
-
-    offsets = None if error is None else 2 * np.asarray(error) if np.ndim(error) < 2 else np.asarray(error)
+def points(
+    axes: "Axes",
+    x: Values,
+    y: Values,
+    error: Values | None,
+    label: str,
+    colour: str = "blue",
+    marker: str = "o",
+) -> None:
+    """Draw a measurement as points with intervals of two standard errors, or with (low, high) offsets if given."""
+    offsets = None if error is None else 2 * np.asarray(error) if np.asarray(error).ndim < 2 else np.asarray(error)
     axes.errorbar(
-        x,
-        y,
+        np.asarray(x),
+        np.asarray(y),
         yerr=offsets,
         fmt=marker,
         color=COLOURS[colour],

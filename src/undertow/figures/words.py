@@ -1,4 +1,4 @@
-"""A figure in words, read off the figure itself: for people who do not see it, and for the curious."""
+"""The description of a figure in words, computed from the figure, for screen readers and captions."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,9 @@ __all__ = ["describe"]
 
 
 def describe(figure: "Figure") -> str:
-    """What the panels show: their axes, and every named line, set of points and map with where it begins and ends.
+    """Describe the panels: their axes, and every labelled line, set of points and map with its first and last values.
 
-    A figure that knows better carries its own words as its label (`figure.set_label`).
+    A figure with a label (`figure.set_label`) is described by that label.
 
     >>> from undertow.figures import style, words
     >>> figure, (axes,) = style.new_figure()
@@ -38,16 +38,16 @@ def _panel(axes: "Axes") -> str:
 
     x, y = axes.get_xlabel(), axes.get_ylabel()
     title = next((t for t in (axes.get_title(loc=place) for place in ("left", "center", "right")) if t), "")
-    found = [f"{y} against {x}" if x and y else y or x]
-    found += [_map(mesh) for mesh in axes.collections if isinstance(mesh, QuadMesh)]
+    sentences = [f"{y} against {x}" if x and y else y or x]
+    sentences += [_map(mesh) for mesh in axes.collections if isinstance(mesh, QuadMesh)]
     handles, names = axes.get_legend_handles_labels()
-    found += [_series(name, handle) for handle, name in zip(handles, names, strict=True)]
-    found += [text.get_text() for text in axes.texts if text.get_text()]
-    return " ".join(f"{sentence}." for sentence in [title, *found] if sentence)
+    sentences += [_series(name, handle) for handle, name in zip(handles, names, strict=True)]
+    sentences += [text.get_text() for text in axes.texts if text.get_text()]
+    return " ".join(f"{sentence}." for sentence in [title, *sentences] if sentence)
 
 
 def _series(name: str, handle: Any) -> str:
-    """A named line or set of points: how many, where it begins, where it ends."""
+    """Describe a labelled line or set of points: their number, the first and the last."""
     line, intervals = handle, False
     if not hasattr(line, "get_xydata"):  # an errorbar is a container: its line, its caps, its bars
         parts = getattr(handle, "lines", None)

@@ -1,4 +1,4 @@
-"""A claim of a paper, as something that can be run, judged and shown."""
+"""A claim of a paper with the experiment that tests it, its measurement and its verdict."""
 
 import dataclasses
 import typing
@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from undertow.execution.provenance import Parameter
 from undertow.figures.compare import compare
 from undertow.verification.criterion import Check, Verdict, judge
 
@@ -27,7 +28,7 @@ SCALES: tuple[Scale, ...] = ("smoke", "default", "full")
 
 @dataclass(frozen=True)
 class Measurement:
-    """What an experiment found: its checks, the headline first, and the data its figure is drawn from."""
+    """The measurement of an experiment: its checks, the headline first, and the data of its figure."""
 
     checks: tuple[Check, ...]
     data: "xarray.Dataset"
@@ -70,11 +71,11 @@ class Claim:
     measure: "Callable[[Any, Key[Array, '']], Measurement]"
     draw: "Callable[[Measurement, Any], Figure]" = draw_checks
     alternative: str = ""
-    """The nearest plausible statement that would make the claim false: what its checks must be able to reject."""
+    """The nearest plausible statement that would make the claim false, which its checks must be able to reject."""
     accelerated: bool = field(default=False, compare=False)
-    """Whether its runs fill an accelerator; a claim of small models is faster on a processor core beside one."""
+    """Whether its runs fill an accelerator; small models are faster on a processor core."""
     long: bool = field(default=False, compare=False)
-    """Whether it takes minutes at the largest scale: it is begun first, so that nothing waits for it at the end."""
+    """Whether it takes minutes at the largest scale; it then starts first, so that no other worker waits for it."""
     module: str = field(default="", compare=False)
 
     COLUMNS: ClassVar = ("measured", "predicted", "uncertainty", "verdict")
@@ -84,8 +85,8 @@ class Claim:
         if set(self.scales) != set(SCALES):
             raise ValueError(f"claim {self.id!r}: give parameters for the scales {', '.join(SCALES)}.")
 
-    def parameters(self, scale: Scale) -> dict[str, Any]:
-        """The parameters at a scale, as plain values."""
+    def parameters(self, scale: Scale) -> dict[str, Parameter]:
+        """Return the parameters at a scale, as plain values."""
         return dataclasses.asdict(self.scales[scale])
 
     def columns(self, parameters: Any, key: "Key[Array, '']") -> dict[str, list[float]]:
@@ -100,7 +101,7 @@ class Claim:
 
 
 def overall(measurement: Measurement) -> tuple[Verdict, int | None]:
-    """The verdict of a claim from those of its checks: the worst counts, and `corrected` beats `holds`."""
+    """Return the verdict of a claim: the worst of its checks, where `corrected` takes precedence over `holds`."""
     judged = [judge(check, measurement.seeds) for check in measurement.checks]
     verdicts = [verdict for verdict, _ in judged]
     for verdict in ("fails", "inconclusive", "corrected"):

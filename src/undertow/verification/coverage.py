@@ -1,4 +1,4 @@
-"""Which claims check which results of the papers, and why some results have none.
+"""The results of the papers with the claims that check them, or the reason why there is none.
 
 Every pack lists the results of its paper in their order: theorems, lemmas, figures, algorithms, equations. Runs of
 definitions and of tools of one proof share an entry.
@@ -21,7 +21,7 @@ ALGEBRA = "algebra of the proof; its result is checked"
 
 @dataclass(frozen=True)
 class Entry:
-    """One result of a paper, what it says, and the claims that check it or the reason why there are none."""
+    """One result of a paper, its statement, and the claims that check it or the reason why there are none."""
 
     paper: Paper
     result: str

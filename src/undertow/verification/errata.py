@@ -1,4 +1,4 @@
-"""What the papers print and what is right. Expected verdicts follow from these lists alone."""
+"""The errata of the papers, and the verdicts that they imply."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -12,7 +12,7 @@ __all__ = ["Erratum", "errata", "expected"]
 
 @dataclass(frozen=True)
 class Erratum:
-    """One correction, with the claim whose measurement decides it; None where reading the paper decides it."""
+    """One correction, with the claim whose measurement decides it; None if reading the paper decides it."""
 
     paper: Paper
     place: str

@@ -1,10 +1,10 @@
-"""What a person sees while claims run: verdicts as they come, and what is running now."""
+"""Live progress of a verification on the terminal: verdicts as they come, and the claims that are running."""
 
 import sys
 import time
-from typing import Any
 
-from undertow.verification.report import number
+from undertow.verification.presentation import measured_text
+from undertow.verification.result import ClaimResult
 
 __all__ = ["Live"]
 
@@ -12,7 +12,7 @@ STYLES = {"holds": "green", "corrected": "blue", "fails": "red", "error": "red",
 
 
 class Live:
-    """A line a verdict; on a terminal also a bar with the claims that are running and the time that has passed."""
+    """One line per verdict; on a terminal also a bar with the claims that are running and the elapsed time."""
 
     def __init__(self, total: int):
         from rich.console import Console
@@ -38,22 +38,24 @@ class Live:
         self.bar.stop()
 
     def started(self, claim_id: str) -> None:
-        """A claim begins."""
+        """Show a claim as running."""
         self.running[claim_id] = time.monotonic()
         self._describe()
 
-    def result(self, result: dict[str, Any], reused: bool) -> None:
-        """A claim is judged."""
-        self.running.pop(result["claim"], None)
-        verdict = result["verdict"]
-        style = STYLES[verdict]
-        surprise = "" if verdict == result["expected"] else f"  expected: {result['expected']}"
-        if result["seeds_needed"]:
-            surprise += f"  ({result['seeds_needed']} seeds would decide)"
-        value = f"{result['what']}: {number(result['measured'], result['uncertainty'])}"
-        took = "kept" if reused else f"{result['compile_seconds']:.1f} s + {result['run_seconds']:.1f} s"
-        detail = result["note"] if verdict == "error" else value
-        self.bar.console.print(f"[{style}]{verdict:<12}[/] {result['claim']:<28} {took:>15}  ", end="")
+    def result(self, result: ClaimResult, reused: bool) -> None:
+        """Print the verdict on a claim."""
+        self.running.pop(result.claim, None)
+        surprise = "" if result.as_expected else f"  expected: {result.expected}"
+        if result.seeds_needed:
+            surprise += f"  ({result.seeds_needed} seeds would decide)"
+        seconds = "kept" if reused else f"{result.compile_seconds:.1f} s + {result.run_seconds:.1f} s"
+        head = result.headline
+        if head is None:
+            detail = result.note
+        else:
+            detail = f"{head.what}: {measured_text(head.criterion, head.measured, head.uncertainty)}"
+        line = f"[{STYLES[result.verdict]}]{result.verdict:<12}[/] {result.claim:<28} {seconds:>15}  "
+        self.bar.console.print(line, end="")
         self.bar.console.print(detail + surprise, markup=False)
         self.bar.advance(self.task)
         self._describe()

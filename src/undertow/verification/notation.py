@@ -1,4 +1,4 @@
-"""The plain-text mathematics of claims, set for a page: Greek letters, raised and lowered parts, signs."""
+"""Typeset the plain-text mathematics of claims as HTML: Greek letters, superscripts, subscripts, signs."""
 
 import html
 import re
@@ -13,12 +13,12 @@ GREEK: dict[str, str] = {
 }  # fmt: skip
 
 SCRIPT = re.compile(r"(\^|(?<![A-Za-z]{4})_)(?:\(([^()]*)\)|(-?1/\d+|\d+\.\d+|[ijk]\+1|-?[A-Za-zα-ωΑ-Ω0-9]+|[+*]))")
-"""What stands raised or lowered: a part in parentheses, a root (1/2), a number, i+1, a word, a plus, a star.
-After four letters and more an underscore is part of a name, such as step_size."""
+"""A superscript or subscript: a part in parentheses, a root (1/2), a number, i+1, a word, a plus, a star.
+After four or more letters an underscore is part of a name, such as step_size."""
 
 
 def formula(text: str) -> str:
-    """An equation as HTML.
+    """Return an equation as HTML.
 
     >>> from undertow.verification.notation import formula
     >>> formula("d2Phi[S] = -H^+ S,  s_j >= (4/n) sum_i z_ij^2/2")
@@ -31,7 +31,7 @@ def formula(text: str) -> str:
 
 
 def prose(text: str) -> str:
-    """A sentence with mathematics in it, as HTML: letters, signs and scripts are set, words stay words.
+    """Return a sentence with mathematics as HTML: Greek letters, signs and scripts are typeset, words stay words.
 
     >>> from undertow.verification.notation import prose
     >>> prose("The paper's sum over eta steps, |theta|^2 < sigma^2 Tr[Sigma_x], see `verify`")
@@ -56,8 +56,8 @@ def _greek(text: str) -> str:
 
 
 def _scripts(text: str) -> str:
-    def moved(found: re.Match) -> str:
-        tag = "sup" if found[1] == "^" else "sub"
-        return f"<{tag}>{(found[2] if found[2] is not None else found[3]).replace('-', '−')}</{tag}>"
+    def script(match: re.Match) -> str:
+        tag = "sup" if match[1] == "^" else "sub"
+        return f"<{tag}>{(match[2] if match[2] is not None else match[3]).replace('-', '−')}</{tag}>"
 
-    return SCRIPT.sub(moved, text)
+    return SCRIPT.sub(script, text)

@@ -1,16 +1,18 @@
-"""What a reader needs to repeat an experiment: the command, and what its parameters mean."""
+"""The command that repeats an experiment, and the meanings of its parameters."""
 
 import ast
 import inspect
 import shlex
 import textwrap
-from typing import Any
+
+from undertow.execution.provenance import Parameter
+from undertow.verification.claim import Claim, Scale
 
 __all__ = ["command", "meanings"]
 
 
 def meanings(parameters: type) -> dict[str, str]:
-    """The sentence under each field of a dataclass of parameters.
+    """Return the docstring under each field of a dataclass of parameters.
 
     >>> from undertow.verification.repeat import meanings
     >>> from undertow.verification import claims
@@ -20,15 +22,15 @@ def meanings(parameters: type) -> dict[str, str]:
     """
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(parameters))).body
     assert isinstance(tree, ast.ClassDef)
-    found = {}
+    sentences = {}
     for field, below in zip(tree.body, tree.body[1:], strict=False):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(below, ast.Expr):
-            found[field.target.id] = inspect.cleandoc(ast.literal_eval(below.value))
-    return found
+            sentences[field.target.id] = inspect.cleandoc(ast.literal_eval(below.value))
+    return sentences
 
 
-def command(claim: Any, scale: Any, parameters: dict[str, Any], seed: int) -> str:
-    """The command line that repeats an experiment: of `verify`, or of `run` where parameters are a person's own.
+def command(claim: Claim, scale: Scale, parameters: dict[str, Parameter], seed: int) -> str:
+    """Return the command line that repeats an experiment: `verify`, or `run` if parameters differ from the scale's.
 
     >>> from undertow.verification.repeat import command
     >>> from undertow.verification import claims

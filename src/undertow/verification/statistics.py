@@ -1,4 +1,4 @@
-"""Numbers with standard errors, for skewed samples too: means, medians, shares."""
+"""Means, medians and shares with their standard errors."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ def mean(values: np.ndarray) -> tuple[float, float]:
 
 
 def median(values: np.ndarray, resamples: int = 400) -> tuple[float, float]:
-    """Return the median and its standard error by the bootstrap, with a fixed seed."""
+    """Return the median and its bootstrap standard error; the same values give the same error."""
     values = np.asarray(values, float)
     drawn = np.random.default_rng(0).choice(values, (resamples, len(values)))
     return float(np.median(values)), float(np.median(drawn, axis=1).std(ddof=1))

@@ -1,7 +1,7 @@
 """Run as a program: faults at random times while a sweep runs, and what is left of it after each.
 
-usage: python sweep_faults.py FOLDER COUNT SEED [TABLE.md]. Drivers are forked before anything starts a thread; their
-workers are spawned, as a person's are.
+usage: python -m tests.execution.sweeps.faults FOLDER COUNT SEED [TABLE.md]. Drivers are forked before anything starts a
+thread; their workers are spawned, as in ordinary use.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ KINDS = ("driver killed", "worker killed", "disk full", "task raises", "task han
 
 
 def job(folder: Path):
-    from undertow.execution.sweeps.drive import Job
+    from undertow.execution.sweeps.plan import Job
     from undertow.execution.sweeps.spec import as_spec
 
     axes = {"a": list(range(SHAPE[0])), "b": list(range(SHAPE[1]))}
@@ -45,7 +45,7 @@ def drive(folder: Path, full_after: int | None = None) -> None:
         fill_disk(full_after)
     try:
         state = driver.run(job(folder), lambda: Processes(2, light.pool))
-        sentences = [*state.sentences]
+        sentences = [*state.errors]
     except StoreError as error:
         sentences = [str(error)]
     with open(folder / "said", "a") as said:
@@ -269,7 +269,7 @@ def write_table(path: Path, rows: dict[str, list[tuple[str, int, int]]], count: 
         "",
         'A disk that is full is imitated: from a random flush on, each cuts its file in half and fails with "no space '
         'left". "Killed" is `kill -9`. Workers and schedulers of Dask are killed in `tests/execution/sweeps/'
-        "test_sweep_cluster.py`.",
+        "test_cluster.py`.",
         "",
     ]
     path.write_text("\n".join(lines))

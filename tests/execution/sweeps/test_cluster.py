@@ -17,8 +17,9 @@ import xarray
 
 from tests.execution.light import describe, value, work
 from undertow.execution.sweeps import drive, sweep
+from undertow.execution.sweeps.plan import Job
 from undertow.execution.sweeps.spec import as_spec
-from undertow.execution.workers import Cluster, WorkersGoneError
+from undertow.execution.workers import Cluster, WorkersUnreachableError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of Dask's own, about sockets of schedulers that were killed
 
@@ -69,9 +70,9 @@ def dask(tmp_path):
     cluster.end()
 
 
-def job(folder: Path, points: int, **more) -> drive.Job:
+def job(folder: Path, points: int, **more) -> Job:
     spec = as_spec("light.py:work", {"a": list(range(points)), "b": [0, 1, 2, 3]}, seeds=4, **more)
-    return drive.Job(spec, "light", "", folder / "sweep", describe, work)
+    return Job(spec, "light", "", folder / "sweep", describe, work)
 
 
 def right(folder: Path) -> bool:
@@ -101,12 +102,12 @@ def test_workers_die_a_task_hangs_and_the_scheduler_goes(dask, tmp_path):
     thread = after_some_blocks(tmp_path, 4, kill_a_worker)
     state = drive.run(task, lambda: Cluster(dask.address))
     thread.join()
-    assert state.sentences == {"it took longer than the limit of 4 s": state.failed}
+    assert state.errors == {"it took longer than the limit of 4 s": state.failed}
     kept = state.done
     assert kept == state.runs - state.failed
     thread = after_some_blocks(tmp_path, 0, lambda: os.killpg(dask.scheduler.pid, signal.SIGKILL))
     thread.join()
-    with pytest.raises(WorkersGoneError, match="scheduler"):
+    with pytest.raises(WorkersUnreachableError, match="scheduler"):
         drive.run(task, lambda: Cluster(dask.address, patience=3))
     other = Dask(tmp_path)
     try:
@@ -152,7 +153,7 @@ def test_workers_that_dask_jobqueue_submits(tmp_path, monkeypatch):
 def test_a_scheduler_that_dies_while_blocks_run(dask, tmp_path):
     task = job(tmp_path, 60)
     thread = after_some_blocks(tmp_path, 10, lambda: os.killpg(dask.scheduler.pid, signal.SIGKILL))
-    with pytest.raises(WorkersGoneError, match="What is finished is kept"):
+    with pytest.raises(WorkersUnreachableError, match="Finished runs are stored"):
         drive.run(task, lambda: Cluster(dask.address))
     thread.join()
     other = Dask(tmp_path)
@@ -175,5 +176,5 @@ def test_the_same_bits_as_here(dask, tmp_path):
 
 
 def test_nobody_answers():
-    with pytest.raises(WorkersGoneError, match="no Dask scheduler answers"):
+    with pytest.raises(WorkersUnreachableError, match="no Dask scheduler answers"):
         Cluster(f"tcp://127.0.0.1:{free_port()}", patience=1)

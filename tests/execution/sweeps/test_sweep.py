@@ -1,13 +1,10 @@
 """Sweeps give what each point gives alone, keep what is finished, and say what went wrong."""
 
-import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 import warnings
 from pathlib import Path
@@ -19,8 +16,6 @@ import pytest
 import xarray
 
 import undertow as ut
-from tests.execution.light import describe, pool, value
-from tests.execution.light import work as light_work
 from tests.execution.sweeps.functions import (
     brittle,
     empty,
@@ -33,11 +28,9 @@ from tests.execution.sweeps.functions import (
     walk,
     widening,
 )
-from undertow.execution import store
 from undertow.execution.sweeps import blocks, drive, sweep
-from undertow.execution.sweeps.digest import digest_of
 from undertow.execution.sweeps.spec import SpecError, as_spec, point_words
-from undertow.execution.workers import InProcess, Processes
+from undertow.execution.workers import InProcess
 
 FILE = str(Path(__file__).with_name("functions.py"))
 AXES = {"step_size": {"log": [0.1, 10.0, 5]}, "steps": [10, 15]}
@@ -172,105 +165,6 @@ def test_the_dataset_opens_without_a_warning(tmp_path):
     assert (Path(data.folder) / "figure.svg").is_file() or found.end.isnull().any()
 
 
-def light_job(folder: Path, **more) -> drive.Job:
-    spec = as_spec("light.py:work", {"a": [0, 1, 2], "b": [0, 1, 2, 3]}, seeds=4, **more)
-    return drive.Job(spec, "light", "", folder / "sweep", describe, light_work)
-
-
-@pytest.fixture
-def light_folder(tmp_path, monkeypatch):
-    monkeypatch.setenv("UNDERTOW_LIGHT", str(tmp_path))
-    return tmp_path
-
-
-def log(folder: Path) -> list[str]:
-    return [line.split()[0] for line in (folder / "log").read_text().splitlines()]
-
-
-def test_finished_blocks_are_kept_and_damaged_ones_run_again(light_folder):
-    job = light_job(light_folder)
-    first = drive.run(job, InProcess)
-    assert (first.done, first.reused) == (48, 0)
-    count = len(log(light_folder))
-    again = drive.run(job, InProcess)
-    assert (again.done, again.reused) == (48, 48)
-    assert len(log(light_folder)) == count
-    data = light_folder / "sweep" / "results.zarr"
-    whole = xarray.open_zarr(data).load()
-    a, b, seed = np.meshgrid(whole.a, whole.b, whole.seed, indexing="ij")
-    np.testing.assert_allclose(whole.x, value(a, b, seed))
-    (data / "x" / ".0.0.0.abc").write_bytes(b"")  # what a killed driver left
-    (data / "x" / "1.0.0").write_bytes(b"cut")  # a chunk cut short
-    (data / "y" / "2.0.0.0").unlink()  # and one lost
-    third = drive.run(job, InProcess)
-    assert log(light_folder)[count:] == ["1.0.0", "2.0.0"]
-    assert third.done == 48
-    assert not (data / "x" / ".0.0.0.abc").exists()
-    xarray.testing.assert_identical(xarray.open_zarr(data).load(), whole)
-    shutil.copy(data / ".zattrs", light_folder)
-    (data / ".zattrs").write_text("{}")
-    with pytest.raises(store.StoreError, match=r"damaged.*delete"):
-        drive.run(job, InProcess)
-
-
-@pytest.mark.parametrize("content", ["", "[]", '{"tile": [1, 2, 4]}', '{"tile": 3}', None])
-def test_a_damaged_plan_is_told_and_nothing_touched(light_folder, content):
-    job = light_job(light_folder)
-    drive.run(job, InProcess)
-    plan = job.folder / "plan.json"
-    if content is None:
-        plan.unlink()
-    else:
-        plan.write_text(content)
-    files = lambda: {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in job.folder.rglob("*") if p.is_file()}
-    before, count = files(), len(log(light_folder))
-    for ask in (lambda: drive.run(job, InProcess), lambda: sweep.status(job.folder)):
-        with pytest.raises(store.StoreError, match=r"plan.json: damaged.*delete"):
-            ask()
-    assert "damaged" in sweep.status(light_folder)[0]
-    assert len(log(light_folder)) == count
-    lock = job.folder / ".lock"
-    assert {p: kept for p, kept in files().items() if p != lock} == {p: kept for p, kept in before.items() if p != lock}
-
-
-def test_what_is_finished_of_a_block_stays_when_the_block_fails(light_folder):
-    """Runs that failed, and runs whose values are there without their flags, have NaN."""
-    job = light_job(light_folder)
-
-    def partly(task):
-        result = light_work(task)
-        for values in result["values"].values():
-            values[::3] = np.nan
-        return result | {"errors": dict.fromkeys(range(0, len(task["seeds"]), 3), "at first")}
-
-    def refuse(task):
-        raise ArithmeticError("as a whole")
-
-    def refuse_each(task):
-        return light_work(task) | {"values": {}, "errors": dict.fromkeys(range(len(task["seeds"])), "one by one")}
-
-    job.work = partly
-    first = drive.run(job, InProcess)
-    assert 0 < first.failed < 48
-    data = job.folder / "results.zarr"
-    known = xarray.open_zarr(data).load()
-    assert json.loads((data / "done" / ".zarray").read_text())["chunks"] == [1, 1, 2]
-    kept = (known.done == 1) & ~((known.a == 1) & (known.b == 0) & (known.seed < 2))
-    for work in (refuse, refuse_each):
-        (data / "done" / "1.0.0").unlink(missing_ok=True)  # a driver that was killed before it wrote the flags
-        job.work = work
-        state = drive.run(job, InProcess)
-        found = xarray.open_zarr(data).load()
-        xarray.testing.assert_equal(found.done, xarray.where(kept, 1, 2).astype("i1"))
-        for name in ("x", "y"):
-            xarray.testing.assert_equal(found[name], known[name].where(kept))
-        assert (state.done, state.failed) == (kept.sum(), 48 - kept.sum())
-        assert list(state.sentences.values()) == [state.failed]
-    job.work = light_work
-    assert drive.run(job, InProcess).done == 48
-    assert np.isfinite(xarray.open_zarr(data).y).all()
-
-
 def test_a_changed_specification_starts_beside_the_old_one(tmp_path):
     first = ut.sweep(walk, {"step_size": [0.5, 1.0]}, out=tmp_path)
     second = ut.sweep(walk, {"step_size": [0.5, 1.5]}, out=tmp_path)
@@ -278,79 +172,6 @@ def test_a_changed_specification_starts_beside_the_old_one(tmp_path):
     assert first.folder == third.folder != second.folder
     assert len(list(tmp_path.glob("walk-*"))) == 2
     assert len(sweep.status(tmp_path)) == 2
-
-
-def test_two_drivers_do_not_share_a_folder(light_folder):
-    job = light_job(light_folder)
-    job.folder.mkdir()
-    with store.folder_lock(job.folder), pytest.raises(store.StoreError, match="another run"):
-        drive.run(job, InProcess)
-
-
-def test_a_status_refuses_nobody(light_folder, monkeypatch):
-    """It holds the lock for an instant, here until a driver or another status has tried once."""
-    job = light_job(light_folder)
-    job.folder.mkdir()
-    with contextlib.ExitStack() as instant:
-        instant.enter_context(store.folder_lock(job.folder))
-        monkeypatch.setattr(time, "sleep", lambda seconds: instant.close())
-        assert drive.run(job, InProcess).done == 48
-        instant.enter_context(store.folder_lock(job.folder))
-        assert "48 of 48 runs done; finished." in sweep.status(job.folder)[0]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [
-        (0, "0 s"), (0.0314, "0.031 s"), (59.4, "59 s"), (59.7, "1 min 0 s"), (119.9, "2 min 0 s"),
-        (3599.7, "1 h 0 min"), (7199.9, "2 h 0 min"), (9000, "2 h 30 min"), (-300, "-5 min 0 s"),
-    ],
-)  # fmt: skip
-def test_times_in_words(seconds, words):
-    assert sweep.in_words(seconds) == words
-
-
-def test_a_sweep_that_is_late_has_no_time_left(light_folder):
-    job = light_job(light_folder)
-    drive.run(job, InProcess)
-    (job.folder / "progress.json").write_text(json.dumps({"rate": 2.0, "left": 60.0, "at": time.time() - 360}))
-    with store.folder_lock(job.folder):
-        assert "about 0 s left." in sweep.status(job.folder)[0]
-
-
-@pytest.mark.parametrize(
-    ("kind", "failed", "sentence"),
-    [
-        ("die", 0, ""),
-        pytest.param("hang", 2, "longer than the limit", marks=pytest.mark.slow),
-        ("raise", 2, "raised on purpose"),
-        ("diverge", 0, ""),
-    ],
-)
-def test_a_task_that_misbehaves_stops_nobody_else(light_folder, kind, failed, sentence):
-    (light_folder / "faults.json").write_text(json.dumps({"1.2.0": kind}))
-    job = light_job(light_folder, time_limit=4.0 if kind == "hang" else 60.0)
-    state = drive.run(job, lambda: Processes(2, pool))
-    assert state.done == 48 - failed
-    assert state.not_finite == (kind == "diverge")
-    assert all(sentence in told for told in state.sentences)
-    assert len(state.sentences) == (failed > 0)
-    again = drive.run(job, lambda: Processes(2, pool))  # the file beside it says that it misbehaves once
-    assert again.done == 48
-
-
-def test_ten_faults_at_random_times(tmp_path):
-    """Drivers and workers killed, disks full, two drivers: nothing lost, nothing twice, nothing corrupt."""
-    import subprocess
-    import sys
-
-    paths = os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.execution.sweeps.faults", str(tmp_path / "f"), "10", "0"],
-        capture_output=True, text=True, timeout=120, env={**os.environ, "PYTHONPATH": paths},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "10 faults: nothing lost" in done.stdout
 
 
 @pytest.mark.parametrize(
@@ -381,120 +202,6 @@ def test_a_claim_is_an_experiment(tmp_path):
     assert verdict[int(data.verdict[0, 0, 0])] == "corrected"
 
 
-@pytest.mark.slow
-def test_from_the_command_line(tmp_path, capsys):
-    """Other processes, a TOML file, compilations counted, a figure, and the status."""
-    from undertow.cli import main
-
-    spec = tmp_path / "s.toml"
-    spec.write_text(f'experiment = "{FILE}:walk"\nseeds = 40\n[axes]\nstep_size = {{log = [0.1, 10.0, 8]}}\n'
-                    "drift = {linear = [0.0, 1.0, 5]}\n")  # fmt: skip
-    for expected in ("1,600 runs in ", "1,600 of 1,600 runs were there already"):
-        with pytest.raises(SystemExit) as status:
-            main(["sweep", "run", str(spec), "--out", str(tmp_path / "o")])
-        assert status.value.code == 0
-        assert expected in capsys.readouterr().out
-    (folder,) = (tmp_path / "o").glob("walk-*")
-    assert (folder / "figure.svg").is_file()
-    with pytest.raises(SystemExit):
-        main(["sweep", "status", str(folder)])
-    assert "1,600 of 1,600 runs done; finished." in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        main(["sweep", "check", str(spec)])
-    out = capsys.readouterr().out
-    assert "compilation" in out
-    assert "on the disk" in out
-
-
-def test_the_address_of_a_function_is_what_it_does():
-    """Not where it stands; with the numbers that it takes from around it."""
-    source = "\nk = 3.0\ndef f(key, *, a: float = 1.0):\n    return {'x': sum(k * a for _ in range(3))}\n"
-    one, moved, other, around = {}, {}, {}, {}
-    exec(source, one)
-    exec("\n\n" + source, moved)
-    exec(source.replace("range(3)", "range(4)"), other)
-    exec(source.replace("3.0", "4.0"), around)
-    digests = [digest_of(space["f"]) for space in (one, moved, other, around)]
-    assert digests[0] == digests[1]
-    assert len(set(digests)) == 3
-
-
-HEADER = "import functools\nimport jax\nimport numpy as np\n"
-
-
-@pytest.mark.parametrize(
-    ("around", "uses", "change"),
-    [
-        ("def helper(a):\n    return 2 * a\n", "helper(a)", ("2", "3")),
-        ("def inner(a):\n    return 2 * a\ndef helper(a):\n    return inner(a)\n", "helper(a)", ("2", "3")),
-        ("def helper(a, k=2):\n    return k * a\n", "helper(a)", ("2", "3")),
-        ("helper = jax.jit(lambda a: 2 * a)\n", "helper(a)", ("2", "3")),
-        ("helper = jax.vmap(jax.grad(lambda a: 2 * a))\n", "helper(a)", ("2", "3")),
-        ("helper = functools.partial(lambda a, b: a * b, 2)\n", "helper(a)", ("2", "3")),
-        ("helpers = [lambda a: 2 * a]\n", "helpers[0](a)", ("2", "3")),
-        ("def make(k):\n    return lambda a: k * a\none, two = make(2), make(3)\n", "one(a) - two(a)",
-         ("make(2), make(3)", "make(3), make(2)")),
-        ("def tripled(f):\n    @functools.wraps(f)\n    def g(a):\n        return 3 * f(a)\n    return g\n"
-         "@tripled\ndef helper(a):\n    return a\n", "helper(a)", ("3", "4")),
-        ("table = np.array([3.0, 2.0])\n", "a * table[0]", ("3.0", "3.5")),
-        ("table = np.array([1, 2])\n", "a * table[0]", ("2]", "2], np.int32")),
-        ("table = np.zeros((2, 3))\n", "a * table.shape[0]", ("(2, 3)", "(3, 2)")),
-        ("table = jax.numpy.arange(3.0)\n", "a * table", ("3.0", "4.0")),
-        ("start = jax.random.key(0)\n", "jax.random.normal(start)", ("key(0)", "key(1)")),
-        ("options = {'rate': {'low': [1.0, (2.0,)]}}\n", "options", ("2.0", "3.0")),
-        ("names = {'a', 'b'}\n", "len(names)", ("'b'", "'c'")),
-        ("library = np\n", "library.pi", ("= np", "= jax")),
-        ("function = np.sin\n", "function(a)", ("sin", "cos")),
-        ("function = jax.numpy.sin\n", "function(a)", ("sin", "cos")),
-        ("def even(n):\n    return n == 0 or odd(n - 1)\ndef odd(n):\n    return n != 0 and even(n - 1)\n", "even(a)",
-         ("n != 0", "n > 0")),
-        ("loop = [1]\nloop.append(loop)\n", "loop[0]", ("[1]", "[2]")),
-        ("", "a", ("a: float", "a: int")),
-        ("", "a in {'left', 'right'}", ("right", "up")),
-    ],
-)  # fmt: skip
-def test_a_function_is_also_what_it_uses(around, uses, change):
-    source = f"{HEADER}{around}def f(key, *, a: float = 1.0):\n    return {{'x': {uses}}}\n"
-    spaces = {}, {}, {}
-    changed = source.replace(*change)
-    assert changed != source
-    for text, space in zip((source, source.replace(HEADER, f"{HEADER}\n\n"), changed), spaces, strict=True):
-        exec(text, space)
-    one, moved, other = (digest_of(space["f"]) for space in spaces)
-    assert one == moved != other
-
-
-def test_objects_count_by_their_types():
-    """And never stop a sweep."""
-
-    class Odd:
-        def __getattr__(self, name):
-            raise RuntimeError("ask me nothing")
-
-    digests = set()
-    for thing in (object(), object(), Odd(), open, Path, threading.Lock()):
-        space = {"thing": thing}
-        exec("def f(key, *, a: float):\n    return {'x': a if thing else 0}\n", space)
-        digests.add(digest_of(space["f"]))
-    assert len(digests) == 5
-
-
-def test_a_function_with_sets_is_found_again_by_another_process():
-    """The order of a set of words depends on the process."""
-    program = (
-        "from undertow.execution.sweeps.digest import digest_of\nwords = {'a', 'b', 'c', ('d', frozenset('efg'))}\n"
-        "def f(key, *, a: str):\n    return {'x': a in words or a in {'left', 'right', 'up', 'down'}}\n"
-        "print(digest_of(f), [*words])"
-    )
-    said = [
-        subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONHASHSEED": seed}, check=True,
-                       capture_output=True, text=True).stdout.split(" ", 1)
-        for seed in ("1", "2")
-    ]  # fmt: skip
-    assert said[0][1] != said[1][1]
-    assert said[0][0] == said[1][0]
-
-
 def seen_by_jax(key, *, a: float):
     """What JAX's settings change: the bits of a float, a random number, a product of whole and single numbers."""
     promoted = jnp.ones(1, jnp.int32) * jnp.ones(1, jnp.float32)
@@ -520,22 +227,6 @@ def test_settings_of_jax_are_part_of_the_address(tmp_path):
     assert run().attrs["folder"] == folders[0]
 
 
-def test_workers_have_settings_of_their_own():
-    """Whatever the environment says: results of workers are found again without a word of it."""
-    program = (
-        "from undertow.execution import settings; settings.configure(); "
-        "assert settings.settings() == {n: str(v) for n, v in settings.SETTINGS.items()}, settings.settings(); "
-        "import jax; print(jax.random.key_impl(jax.random.key(0)), jax.numpy.ones(1).dtype)"
-    )
-    environment = {
-        "JAX_DEFAULT_PRNG_IMPL": "rbg",
-        "JAX_DEFAULT_MATMUL_PRECISION": "high",
-        "JAX_RANDOM_SEED_OFFSET": "7",
-    }
-    done = subprocess.run([sys.executable, "-c", program], env=os.environ | environment, capture_output=True, text=True)
-    assert done.stdout.split() == ["threefry2x32", "float64"], done.stderr
-
-
 def test_a_changed_helper_runs_again(tmp_path):
     space = {}
     exec("def helper(a):\n    return 2 * a\ndef f(key, *, a: float):\n    return {'x': helper(a)}\n", space)
@@ -549,25 +240,3 @@ def test_a_process_that_ran_a_sweep_ends_without_a_word(tmp_path):
     program = "import undertow as ut\nut.sweep(lambda key, *, a: {'x': a}, {'a': [1.0, 2.0]}, out='out')"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-
-
-def test_an_interrupted_sweep_goes_on(light_folder):
-    """Ctrl-C: the processes are gone at once, what is finished stays, and only the rest runs."""
-    (light_folder / "faults.json").write_text(json.dumps({"0.0.0": "hang"}))
-    job = light_job(light_folder)
-    engines = []
-
-    def engine():
-        engines.append(Processes(2, pool))
-        return engines[0]
-
-    def interrupt(state, results):
-        if state.done >= 20:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        drive.run(job, engine, report=interrupt)
-    assert engines[0].pool._processes is None
-    state = drive.run(job, lambda: Processes(2, pool))
-    assert state.reused >= 20
-    assert state.done == 48

@@ -1,7 +1,7 @@
-"""How a grid is cut: a block is a rectangular tile of it that one task computes and one chunk of every array stores.
+"""Cut a grid into blocks: rectangular tiles, each computed by one task and stored as one chunk of every array.
 
-Points of a block differ in traced parameters and seeds alone, so that a block can be one vmapped program. All blocks
-have the same width; those at the edge of the grid fill theirs up.
+The points of a block differ in traced parameters and seeds only, so that a block can be one vmapped program. All blocks
+have the same width; those at the edge of the grid are padded.
 """
 
 import itertools
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 __all__ = ["Tiling", "width_for"]
 
 FEWEST = 16
-"""Blocks of a sweep on processors, or four a worker: fewer show no progress and leave some idle at the end."""
+"""The least number of blocks on processors, or four per worker: fewer show no progress and leave workers idle."""
 PROCESSOR_BYTES = 2**28
-"""Memory of a block on a processor: more than its caches hold makes nothing faster."""
+"""The memory of a block on a processor: blocks larger than its caches are not faster."""
 MOST_ALONE = 1000
-"""Blocks of a sweep whose points run one by one: each is a few files."""
+"""The most blocks of a sweep whose points run one by one: each block is a few files."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Tiling:
 
     @staticmethod
     def of(shape: Sequence[int], together: Sequence[bool], width: int) -> "Tiling":
-        """Tiles of at most `width` runs, along the dimensions that may be `together`: seeds first, then the last axes.
+        """Return tiles of at most `width` runs along the dimensions that may be `together`: seeds first, then the axes.
 
-        A dimension is cut into parts as equal as can be.
+        A dimension is cut into parts of nearly equal size.
         """
         tile = [1] * len(shape)
         room = max(1, width)
@@ -49,30 +49,30 @@ class Tiling:
 
     @property
     def width(self) -> int:
-        """Runs of a whole block."""
+        """The number of runs of a whole block."""
         return math.prod(self.tile)
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """How many blocks along each dimension."""
+        """The number of blocks along each dimension."""
         return tuple(-(-n // t) for n, t in zip(self.shape, self.tile, strict=True))
 
     @property
     def count(self) -> int:
-        """How many blocks."""
+        """The number of blocks."""
         return math.prod(self.grid)
 
     def blocks(self) -> list[tuple[int, ...]]:
-        """The indices of all blocks, in order."""
+        """Return the indices of all blocks, in order."""
         return list(itertools.product(*(range(n) for n in self.grid)))
 
     def region(self, block: tuple[int, ...]) -> tuple[slice, ...]:
-        """Where a block lies in the grid."""
+        """Return the slices of the grid that a block covers."""
         return tuple(slice(b * t, min((b + 1) * t, n)) for b, t, n in zip(block, self.tile, self.shape, strict=True))
 
 
 def width_for(runs: int, *, batched: bool, run_bytes: int, memory: int, platform: str, slots: int) -> int:
-    """Runs of a block: as many as half the memory of an accelerator holds; on processors a share of all, within limits.
+    """Return the runs per block: as many as half the memory of an accelerator holds, or a share of all on processors.
 
     >>> from undertow.execution.sweeps.blocks import width_for
     >>> width_for(20_000, batched=True, run_bytes=2**20, memory=2**37, platform="gpu", slots=1)

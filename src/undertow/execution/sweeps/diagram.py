@@ -14,10 +14,10 @@ __all__ = ["Diagram", "fixed", "means"]
 
 @dataclass(frozen=True)
 class Diagram:
-    """`run(key, *, parameters...)` at every point of two axes, and how to draw what comes out.
+    """`run(key, *, parameters...)` at every point of two axes, and the figure of its outputs.
 
-    `axes(points)` gives the usual grid with so many points along each axis. `drawable(data)` says whether a dataset has
-    what `draw` shows: the diagram's own axes and some finite values.
+    `axes(points)` returns the usual grid with `points` points along each axis. `drawable(data)` returns whether a
+    dataset has what `draw` shows: both axes of the diagram and some finished runs.
     """
 
     id: str
@@ -30,16 +30,16 @@ class Diagram:
     draw: "Callable[[xarray.Dataset], Figure]"
 
     def drawable(self, data: "xarray.Dataset") -> bool:
-        """Whether both axes are there, at least two points long, and some run is finished."""
+        """Return whether both axes have at least two points and some run is finished."""
         return all(data.sizes.get(name, 0) > 1 for name in self.shown) and bool((data["done"] == 1).any())
 
 
 def fixed(data: "xarray.Dataset", name: str, usual: Any) -> Any:
-    """The value of a parameter that is the same at every point."""
+    """Return the value of a parameter that is the same at every point, or `usual`."""
     return json.loads(data.attrs.get("parameters", "{}")).get(name, usual)
 
 
 def means(data: "xarray.Dataset", name: str, x: str, y: str) -> "xarray.DataArray":
-    """An output over two axes, growing, averaged over the seeds that have it and over any other axis."""
+    """Return an output over two axes in increasing order, averaged over the seeds that have it and any other axis."""
     values = data[name]
     return values.mean([d for d in values.dims if d not in (x, y)]).sortby([x, y]).transpose(y, x)

@@ -1,9 +1,9 @@
-"""A hash of a person's own code: a function that does something else is another sweep.
+"""A hash of a user's code: a function that computes something else is another sweep.
 
-Of a function it covers its bytecode and constants, its defaults and annotations, and all that it takes from its module
-and from functions around it: functions in turn, numbers, text, arrays, and lists, tuples, dicts and sets of these.
-Where a function stands does not matter. Functions of installed packages and modules count by their names; of any other
-object only its type counts.
+The hash of a function covers its bytecode and constants, its defaults and annotations, and the values that it takes
+from its module and from enclosing functions: functions in turn, numbers, text, arrays, and lists, tuples, dicts and
+sets of these. The position of a function in its file does not matter. Modules and functions of installed packages count
+by their names; other objects count by their types.
 """
 
 import contextlib
@@ -15,18 +15,17 @@ import sysconfig
 from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
-from typing import Any
 
 from undertow.execution.sweeps.spec import SpecError
 
 __all__ = ["digest_of"]
 
 PLAIN = (int, float, complex, str, bytes, range, slice, type(None), type(...))
-"""What its `repr` tells whole, the same in every process."""
+"""Types whose `repr` is complete and the same in every process."""
 
 
 def digest_of(experiment: str | Callable) -> str:
-    """The hash of a function, or of the text of the file of 'file.py:name'; empty for undertow's own experiments.
+    """Return the hash of a function, or of the file of 'file.py:name'; empty for undertow's own experiments.
 
     >>> from undertow.execution.sweeps.digest import digest_of
     >>> factor = [2.0]
@@ -57,12 +56,12 @@ def _hashed(content: bytes) -> str:
 
 
 class _Facts:
-    """Values as nested tuples of text, the same in every process. What was met before is told by its number."""
+    """Values as nested tuples of text, the same in every process. A value that occurred before is its number."""
 
-    def __init__(self, met: dict[int, tuple[int, Any]]):
-        self.met = met  # the values too: an identity is good for as long as its object lives
+    def __init__(self, met: dict[int, tuple[int, object]]):
+        self.met = met  # with the values: an id is unique only while its object exists
 
-    def of(self, value: Any) -> tuple:
+    def of(self, value: object) -> tuple:
         if isinstance(value, PLAIN):
             return type(value).__name__, repr(value)
         if isinstance(value, ModuleType):
@@ -83,17 +82,17 @@ class _Facts:
             if own:
                 return "functions", *map(self.of_own, own)
             return _array(value) or ("object", _name(type(value)), *map(_name, functions or [value]))
-        except Exception:  # an object that does not even tell its name
+        except Exception:  # an object whose attributes raise errors
             return "object", _name(type(value))
 
-    def once(self, value: Any, tell: Callable[[Any], tuple]) -> tuple:
-        """Ends cycles, and tells what is shared once."""
+    def once(self, value: object, facts_of: Callable[..., tuple]) -> tuple:
+        """Return the facts of a value the first time, and its number afterwards; this ends cycles."""
         if id(value) in self.met:
             return "met", self.met[id(value)][0]
         self.met[id(value)] = len(self.met), value
-        return tell(value)
+        return facts_of(value)
 
-    def of_container(self, value: Any) -> tuple:
+    def of_container(self, value: list | dict | set) -> tuple:
         if isinstance(value, set):
             return self.of_set(value)
         if isinstance(value, dict):
@@ -101,13 +100,13 @@ class _Facts:
         return "list", *map(self.of, value)
 
     def of_set(self, value: set | frozenset) -> tuple:
-        """Sorted: its own order depends on the process. For the same reason no element knows of another."""
+        """Sort the elements, whose order depends on the process; each is hashed independently for the same reason."""
         return "set", *sorted((_Facts(dict(self.met)).of(item) for item in value), key=repr)
 
     def of_own(self, function: FunctionType) -> tuple:
         return self.once(function, self.of_function)
 
-    def of_function(self, function: Any) -> tuple:
+    def of_function(self, function: FunctionType) -> tuple:
         code, outside = function.__code__, function.__globals__
         around = {name: outside[name] for name in sorted(_names(code) & {*outside})}
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -117,7 +116,7 @@ class _Facts:
         return "function", *map(self.of, written), *((name, self.of(value)) for name, value in around.items())
 
     def of_code(self, code: CodeType) -> tuple:
-        """What compiled code does, without where it stands."""
+        """Return compiled code without its position."""
         return (
             "code", code.co_code.hex(), code.co_exceptiontable.hex(), code.co_names, code.co_varnames,
             *map(self.of, code.co_consts),
@@ -125,21 +124,21 @@ class _Facts:
 
 
 def _names(code: CodeType) -> set[str]:
-    """The names that compiled code, or code inside it, takes from its module."""
+    """Return the names that compiled code, or code inside it, takes from its module."""
     own = {i.argval for i in dis.get_instructions(code) if "GLOBAL" in i.opname or i.opname == "LOAD_NAME"}
     return own.union(*(_names(c) for c in code.co_consts if isinstance(c, CodeType)))
 
 
-def _annotations(function: FunctionType) -> dict[str, Any]:
-    """They decide which parameters are traced."""
+def _annotations(function: FunctionType) -> dict[str, object]:
+    """Return the annotations, which decide which parameters are traced."""
     try:
         return dict(function.__annotations__)
     except NameError:  # names that exist for a type checker alone
         return {}
 
 
-def _functions_in(value: Any) -> list[FunctionType]:
-    """The function that a value is, and those that it wraps, as `jax.jit` and decorators do."""
+def _functions_in(value: object) -> list[FunctionType]:
+    """Return the function that a value is, and those that it wraps, as `jax.jit` and decorators do."""
     chain = [value]
     while hasattr(chain[-1], "__wrapped__") and len(chain) < 100:
         chain.append(chain[-1].__wrapped__)
@@ -147,7 +146,7 @@ def _functions_in(value: Any) -> list[FunctionType]:
 
 
 def _installed(function: FunctionType) -> bool:
-    """Whether it belongs to Python, to an installed package or to undertow, and not to the person."""
+    """Return whether a function belongs to Python, to an installed package or to undertow, and not to the user."""
     file = Path(function.__code__.co_filename)
     return (
         bool({"site-packages", "dist-packages"} & {*file.parts})
@@ -157,14 +156,14 @@ def _installed(function: FunctionType) -> bool:
     )
 
 
-def _name(value: Any) -> tuple[str, ...]:
-    """Its module and name, as far as it has them."""
+def _name(value: object) -> tuple[str, ...]:
+    """Return the module and the name of an object, as far as it has them."""
     parts = (getattr(value, "__module__", None), getattr(value, "__qualname__", getattr(value, "__name__", None)))
     return tuple(part for part in parts if isinstance(part, str))
 
 
-def _array(value: Any) -> tuple | None:
-    """The type, shape and bytes of an array of any library; None of anything else."""
+def _array(value: object) -> tuple | None:
+    """Return the dtype, shape and hash of an array of any library; None for other values."""
     import jax
     import numpy as np
 

@@ -1,8 +1,8 @@
-"""Where a sweep is kept: a folder whose name depends on what is asked for, with one zarr dataset that fills up.
+"""The folder of a sweep: its specification, its plan, and one zarr dataset that its blocks fill.
 
-The arrays have their final shape from the start and one chunk a block. A block's chunks are written beside their
-places, flushed and renamed, and the chunk of the flags `done` last: a flag says that the data under it are whole. Plain
-`xarray.open_zarr` reads the dataset at any time.
+The arrays have their final shape from the start and one chunk per block. The chunks of a block are written to
+temporary files, flushed and renamed, and the chunk of the flags `done` last: a flag means that its data are complete.
+Plain `xarray.open_zarr` reads the dataset at any time.
 """
 
 import json
@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from undertow.execution import store
+from undertow.execution.provenance import fingerprint
 from undertow.execution.sweeps.blocks import Tiling
-from undertow.execution.sweeps.spec import Axis, Spec
+from undertow.execution.sweeps.records import Plan
+from undertow.execution.sweeps.spec import Spec
 
 if TYPE_CHECKING:
     import xarray
@@ -28,7 +30,6 @@ __all__ = ["DONE", "FAILED", "Output", "Results", "folder_of", "read_folder"]
 
 TO_DO, DONE, FAILED = 0, 1, 2
 SPEC, PLAN, DATA = "sweep.json", "plan.json", "results.zarr"
-PLANNED = {"tile", "batched", "dimensions", "attributes", "platform"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Output:
 
     @property
     def bytes(self) -> int:
-        """Of a single run."""
+        """The bytes of a single run."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
@@ -49,9 +50,7 @@ FLAGS = Output((), "|i1", ())
 
 
 def folder_of(spec: Spec, digest: str, out: Path) -> Path:
-    """The folder of a specification: the same one finds it again, a changed one gets another beside it."""
-    from undertow.execution.provenance import fingerprint
-
+    """Return the folder of a specification: the same one gives the same folder, a changed one another beside it."""
     facts = spec.facts()
     file, colon, name = spec.experiment.rpartition(":")
     title = name
@@ -61,49 +60,43 @@ def folder_of(spec: Spec, digest: str, out: Path) -> Path:
 
 
 def read_folder(folder: Path) -> tuple[Spec, "Results | None"]:
-    """The specification and the results, as far as there are any, of a sweep's folder."""
+    """Return the specification and, if a block has finished, the results of a sweep's folder."""
     try:
-        facts = json.loads((folder / SPEC).read_text())
-        newer = facts["undertow_format"] > store.FORMAT
-        axes = tuple(Axis(a["name"], {p: tuple(v) for p, v in a["values"].items()}) for a in facts["axes"])
-        more = {name: facts[name] for name in ("experiment", "parameters", "seeds", "seed", "scale", "show")}
+        stored = json.loads((folder / SPEC).read_text())
+        newer = stored["undertow_format"] > store.FORMAT
+        spec = None if newer else Spec.from_json(stored)
     except (OSError, ValueError, KeyError, TypeError):
         raise store.StoreError(f"{folder}: there is no sweep here (no readable {SPEC}).") from None
-    if newer:
+    if spec is None:
         raise store.NewerFormatError(f"{folder}: written by a newer undertow; upgrade undertow.")
-    spec = Spec(axes=axes, **more)
     plan = read_plan(folder)
-    return spec, None if plan is None else Results.opened(folder, Tiling(spec.shape, tuple(plan["tile"])))
+    return spec, None if plan is None else Results.opened(folder, Tiling(spec.shape, plan.tile))
 
 
 def write_spec(folder: Path, spec: Spec, digest: str) -> None:
-    """The specification, written first."""
-    facts = spec.facts() | {"show": spec.show, "digest": digest, "undertow_format": store.FORMAT}
-    store.write_bytes(folder / SPEC, json.dumps(facts, indent=1).encode())
+    """Write sweep.json, the first file of a sweep."""
+    content = spec.to_json() | {"digest": digest, "undertow_format": store.FORMAT}
+    store.write_bytes(folder / SPEC, json.dumps(content, indent=1).encode())
 
 
-def read_plan(folder: Path) -> dict[str, Any] | None:
-    """How the grid was cut when the sweep began; None where it did not begin yet."""
+def read_plan(folder: Path) -> Plan | None:
+    """Return how the grid was cut when the sweep started; None if it has not started."""
     path = folder / PLAN
     if not path.exists() and not (folder / DATA).exists():
         return None
     try:
-        plan = json.loads(path.read_text())
-        whole = all(isinstance(n, int) and n > 0 for n in plan["tile"]) and {*plan} >= PLANNED
-    except (OSError, ValueError, KeyError, TypeError):
-        whole = False
-    if not whole:
-        raise store.StoreError(f"{path}: damaged, it cannot be read; delete {folder} and run again.")
-    return plan
+        return Plan.from_json(json.loads(path.read_text()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise store.StoreError(f"{path}: damaged, it cannot be read; delete {folder} and run again.") from None
 
 
-def write_plan(folder: Path, plan: dict[str, Any]) -> None:
-    """How the grid is cut, before anything runs."""
-    store.write_bytes(folder / PLAN, json.dumps(plan, indent=1).encode())
+def write_plan(folder: Path, plan: Plan) -> None:
+    """Write plan.json, before the first block runs."""
+    store.write_bytes(folder / PLAN, json.dumps(plan.to_json(), indent=1).encode())
 
 
 class Results:
-    """The dataset of a sweep, written a block at a time by one driver."""
+    """The dataset of a sweep, written block by block by one driver."""
 
     def __init__(self, path: Path, tiling: Tiling, outputs: dict[str, Output]):
         self.path, self.tiling, self.outputs = path, tiling, outputs
@@ -112,7 +105,7 @@ class Results:
 
     @staticmethod
     def opened(folder: Path, tiling: Tiling) -> "Results | None":
-        """The dataset of a folder; None where no block has finished yet."""
+        """Return the dataset of a folder; None where no block has finished yet."""
         path = folder / DATA
         if not path.exists():
             return None
@@ -129,14 +122,14 @@ class Results:
 
     @staticmethod
     def created(
-        folder: Path, spec: Spec, tiling: Tiling, outputs: dict[str, Output], attributes: Mapping[str, Any]
+        folder: Path, spec: Spec, tiling: Tiling, outputs: dict[str, Output], attributes: store.JSONObject
     ) -> "Results":
-        """An empty dataset, put in place at once: its metadata never change again."""
+        """Create an empty dataset; its metadata never change again."""
         path = folder / DATA
         described = json.dumps({name: [o.shape, o.dtype, o.dimensions] for name, o in outputs.items()})
         facts = {"undertow_format": store.FORMAT, "experiment": spec.experiment, "outputs": described,
                  "parameters": json.dumps(spec.parameters), **attributes}  # fmt: skip
-        with store._sentences(path), store._beside(path) as temporary:
+        with store._readable_errors(path), store._temporary_folder(path) as temporary:
             for name, content in _empty(spec, tiling, outputs, facts).items():
                 (temporary / name).parent.mkdir(parents=True, exist_ok=True)
                 (temporary / name).write_bytes(content)
@@ -145,15 +138,15 @@ class Results:
             store._put_in_place(temporary, path)
         return Results(path, tiling, outputs)
 
-    def write(self, block: tuple[int, ...], values: Mapping[str, Any], flags: Any) -> None:
-        """One block: `values` and `flags` have a leading axis over its runs."""
+    def write(self, block: tuple[int, ...], values: Mapping[str, np.ndarray], flags: np.ndarray) -> None:
+        """Write one block: `values` and `flags` have a leading axis over its runs."""
         self._put_block(
             dict(self._chunk(name, block, np.asarray(values[name]), np.nan, o) for name, o in self.outputs.items()),
             dict([self._chunk("done", block, np.asarray(flags), TO_DO, FLAGS)]),
         )
 
     def fail(self, block: tuple[int, ...]) -> np.ndarray:
-        """A block that failed as a whole: its finished runs stay, all others are NaN; returns its flags."""
+        """Mark a block as failed: its finished runs stay, all others become NaN; return its flags."""
         flags = self._flags_of(block, lambda name, place: _size(self.path / name / place))
         kept = np.zeros(self.tiling.tile, bool)
         kept[tuple(slice(0, n) for n in flags.shape)] = flags == DONE
@@ -164,8 +157,8 @@ class Results:
                 chunk = np.fromfile(path, output.dtype).reshape((*self.tiling.tile, *output.shape))
                 chunk[~kept] = np.nan
                 values[path] = chunk.tobytes()
-        else:  # a chunk that is not there reads as NaN
-            with store._sentences(self.path):
+        else:  # a missing chunk reads as NaN
+            with store._readable_errors(self.path):
                 for name, output in self.outputs.items():
                     (self.path / name / _place(block, output)).unlink(missing_ok=True)
         flags[flags != DONE] = FAILED
@@ -173,14 +166,14 @@ class Results:
         return flags
 
     def _put_block(self, values: dict[Path, bytes], flags: dict[Path, bytes]) -> None:
-        """The values are on the disk before the flags."""
-        with store._sentences(self.path):
+        """Write the values, then the flags: a flag is on the disk only after its values."""
+        with store._readable_errors(self.path):
             if values:
                 self._put(values)
             self._put(flags)
 
     def _put(self, files: dict[Path, bytes]) -> None:
-        """Writes files beside their places, flushes them at the same time, which waits for the disk once, renames."""
+        """Write temporary files, flush them at the same time, which waits for the disk once, and rename them."""
         temporary: dict[Path, str] = {}
         try:
             for path, content in files.items():
@@ -208,13 +201,13 @@ class Results:
         return self.path / name / _place(block, output), chunk.tobytes()
 
     def tidy(self) -> None:
-        """Removes what a driver that was killed left beside the places of chunks."""
+        """Remove temporary files that a killed driver left."""
         for name in (*self.outputs, "done"):
             for stray in (self.path / name).glob(".[0-9]*"):
                 stray.unlink(missing_ok=True)
 
     def flags(self) -> np.ndarray:
-        """TO_DO, DONE or FAILED for every run. A block whose files are missing or cut short is to do."""
+        """Return TO_DO, DONE or FAILED for every run. A block with missing or truncated files is TO_DO."""
         flags = np.zeros(self.tiling.shape, np.int8)
         sizes = {name: self._sizes(name) for name in (*self.outputs, "done")}
         for place, size in sizes["done"].items():
@@ -225,36 +218,36 @@ class Results:
         return flags
 
     def _flags_of(self, block: tuple[int, ...], size: Callable[[str, str], int | None]) -> np.ndarray:
-        """Of one block, from the sizes of its files by array and place."""
+        """Return the flags of one block, given the sizes of its files by array and chunk."""
         inside = tuple(slice(0, part.stop - part.start) for part in self.tiling.region(block))
         place = _place(block, FLAGS)
         if size("done", place) != self.tiling.width:
             return np.zeros([part.stop for part in inside], np.int8)
-        found = np.fromfile(self.path / "done" / place, np.int8).reshape(self.tiling.tile)[inside]
+        flags = np.fromfile(self.path / "done" / place, np.int8).reshape(self.tiling.tile)[inside]
         whole = all(
             size(name, _place(block, output)) == self.tiling.width * output.bytes
             for name, output in self.outputs.items()
         )
-        return found if whole or not (found == DONE).any() else np.zeros_like(found)
+        return flags if whole or not (flags == DONE).any() else np.zeros_like(flags)
 
     def _sizes(self, name: str) -> dict[str, int]:
         with os.scandir(self.path / name) as entries:
             return {entry.name: entry.stat().st_size for entry in entries if entry.name[0] != "."}
 
     def open(self) -> "xarray.Dataset":
-        """The dataset as it is now."""
+        """Open the dataset as it is now."""
         import xarray
 
         return xarray.open_zarr(self.path)
 
 
 def _place(block: tuple[int, ...], output: Output) -> str:
-    """The name of the chunk of a block in the array of an output."""
+    """Return the name of the chunk of a block in the array of an output."""
     return ".".join(str(index) for index in (*block, *(0 for _ in output.shape)))
 
 
 def _size(path: Path) -> int | None:
-    """Bytes of a file; None where there is none."""
+    """Return the size of a file in bytes; None if there is no file."""
     try:
         return path.stat().st_size
     except FileNotFoundError:
@@ -262,7 +255,7 @@ def _size(path: Path) -> int | None:
 
 
 def _flush_written(name: str) -> None:
-    """fsync of a file that was written."""
+    """Flush a written file to the disk."""
     handle = os.open(name, os.O_RDWR)
     try:
         os.fsync(handle)
@@ -271,7 +264,7 @@ def _flush_written(name: str) -> None:
 
 
 def _empty(spec: Spec, tiling: Tiling, outputs: dict[str, Output], facts: Mapping[str, Any]) -> dict[str, bytes]:
-    """The files of a dataset without data, uncompressed: a chunk is the bytes of its numbers."""
+    """Return the files of a dataset without data. Chunks are uncompressed: the bytes of their numbers."""
     import xarray
     import zarr
     import zarr.storage

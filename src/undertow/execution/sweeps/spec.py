@@ -1,4 +1,4 @@
-"""What a sweep runs: an experiment, the axes along which its parameters change, and how many seeds at every point.
+"""The specification of a sweep: an experiment, the axes along which its parameters change, and the number of seeds.
 
 An axis is a list of values, `{linear = [low, high, count]}`, `{log = [low, high, count]}`, several parameters that
 change together, `{zip = {a = ..., b = ...}}`, or points drawn at random,
@@ -15,20 +15,23 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
-from undertow.execution.store import StoreError
+import numpy as np
+
+from undertow.execution.provenance import Parameter
+from undertow.execution.store import JSONObject, StoreError
 
 __all__ = ["Axis", "Spec", "SpecError", "as_spec", "check_outputs", "point_words", "read_spec"]
 
 MOST_RUNS = 100_000_000
 RESERVED = ("seed", "done")
-"""Names of the results themselves."""
+"""Names that every dataset of results uses."""
 FIELDS = ("experiment", "axes", "parameters", "seeds", "seed", "scale", "show", "time_limit")
 
 
 class SpecError(StoreError, ValueError):
-    """What is wrong with a sweep's specification, in a sentence."""
+    """The specification of a sweep is wrong."""
 
 
 @dataclass(frozen=True)
@@ -36,21 +39,21 @@ class Axis:
     """One dimension of the results: its name, and the values of one parameter or more along it."""
 
     name: str
-    values: dict[str, tuple[Any, ...]]
+    values: dict[str, tuple[Parameter, ...]]
 
     @property
     def size(self) -> int:
-        """How many points."""
+        """The number of points."""
         return len(next(iter(self.values.values())))
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A checked specification. `show` and `time_limit` do not change the results, nor where they are kept."""
+    """A checked specification. `show` and `time_limit` change neither the results nor their folder."""
 
     experiment: str
     axes: tuple[Axis, ...]
-    parameters: dict[str, Any] = field(default_factory=dict)
+    parameters: dict[str, Parameter] = field(default_factory=dict)
     seeds: int = 1
     seed: int = 0
     scale: str = "smoke"
@@ -64,30 +67,41 @@ class Spec:
 
     @property
     def points(self) -> int:
-        """How many points, without their seeds."""
+        """The number of points, without their seeds."""
         return math.prod(self.shape[:-1])
 
     @property
     def runs(self) -> int:
-        """Points times seeds."""
+        """The number of points times the number of seeds."""
         return math.prod(self.shape)
 
-    def facts(self) -> dict[str, Any]:
-        """All that decides the results, as plain values."""
+    def facts(self) -> JSONObject:
+        """Return the fields that determine the results, as plain values."""
         axes = [{"name": axis.name, "values": {p: list(v) for p, v in axis.values.items()}} for axis in self.axes]
         plain = {name: getattr(self, name) for name in ("experiment", "parameters", "seeds", "seed", "scale")}
         return plain | {"axes": axes}
 
-    def point(self, index: tuple[int, ...]) -> dict[str, Any]:
-        """The parameters at one point of the grid."""
+    def to_json(self) -> JSONObject:
+        """Return the specification as plain values; `time_limit` belongs to a run and is left out."""
+        return self.facts() | {"show": self.show}
+
+    @staticmethod
+    def from_json(data: JSONObject) -> "Spec":
+        """Return the specification that `to_json` wrote."""
+        axes = tuple(Axis(a["name"], {p: tuple(v) for p, v in a["values"].items()}) for a in data["axes"])
+        fields = {name: data[name] for name in ("experiment", "parameters", "seeds", "seed", "scale", "show")}
+        return Spec(axes=axes, **fields)
+
+    def point(self, index: tuple[int, ...]) -> dict[str, Parameter]:
+        """Return the parameters at one point of the grid."""
         chosen = dict(self.parameters)
         for axis, i in zip(self.axes, index, strict=True):
             chosen |= {name: values[i] for name, values in axis.values.items()}
         return chosen
 
 
-def point_words(parameters: Mapping[str, Any]) -> tuple[int, int]:
-    """64 bits that depend on a point's parameters alone: with the seed they make the key of its randomness.
+def point_words(parameters: Mapping[str, Parameter]) -> tuple[int, int]:
+    """Return 64 bits that depend on a point's parameters alone; with the seed they make its random key.
 
     >>> from undertow.execution.sweeps.spec import point_words
     >>> point_words({"a": 1, "b": 0.5}) == point_words({"b": 0.5, "a": 1.0})
@@ -100,7 +114,7 @@ def point_words(parameters: Mapping[str, Any]) -> tuple[int, int]:
 
 
 def read_spec(path: Path | str) -> Spec:
-    """The specification in a TOML file. A `file.py:name` in it is looked for beside the file."""
+    """Return the specification in a TOML file. A path `file.py:name` in it is relative to the TOML file."""
     path = Path(path)
     try:
         content = tomllib.loads(path.read_text())
@@ -109,7 +123,7 @@ def read_spec(path: Path | str) -> Spec:
     except tomllib.TOMLDecodeError as error:
         raise SpecError(f"{path}: not TOML ({error}).") from None
     try:
-        given: dict[str, Any] = _known(content, FIELDS, "a sweep")
+        given: JSONObject = _known(content, FIELDS, "a sweep")
         spec = as_spec(**given)
     except SpecError as error:
         raise SpecError(f"{path}: {error}") from None
@@ -120,16 +134,16 @@ def read_spec(path: Path | str) -> Spec:
 
 
 def as_spec(
-    experiment: Any = None,
-    axes: Any = None,
-    parameters: Any = None,
-    seeds: Any = 1,
-    seed: Any = 0,
+    experiment: object = None,
+    axes: object = None,
+    parameters: object = None,
+    seeds: object = 1,
+    seed: object = 0,
     scale: str = "smoke",
     show: str | None = None,
-    time_limit: Any = None,
+    time_limit: object = None,
 ) -> Spec:
-    """Checks all that can be checked without the experiment, and works the axes out.
+    """Check everything that can be checked without the experiment, and compute the axes.
 
     >>> from undertow.execution.sweeps.spec import as_spec
     >>> spec = as_spec("own.py:f", {"eta": {"log": [0.01, 1.0, 3]}, "n": [5, 10]}, seeds=4)
@@ -144,7 +158,7 @@ def as_spec(
         raise SpecError(f"seed = {seed!r}: give a whole number from 0 to 2^32 - 1.")
     if not _whole(seeds) or seeds < 1:
         raise SpecError(f"seeds = {seeds!r}: give a whole number, at least 1.")
-    if time_limit is not None and not (isinstance(time_limit, numbers.Real) and time_limit > 0):
+    if time_limit is not None and not (isinstance(time_limit, numbers.Real) and float(time_limit) > 0):
         raise SpecError(f"time_limit = {time_limit!r}: give seconds above 0.")
     if not isinstance(parameters, Mapping | None):
         raise SpecError(f"parameters = {parameters!r}: give a table of names and values, such as {{'steps': 200}}.")
@@ -152,14 +166,15 @@ def as_spec(
     made = tuple(_axis(str(name), given, seed) for name, given in axes.items())
     fixed = {str(name): _value(name, value) for name, value in (parameters or {}).items()}
     _check_names(made, fixed)
-    spec = Spec(experiment, made, fixed, seeds, seed, scale, show, time_limit)
+    limit = None if time_limit is None else float(time_limit)
+    spec = Spec(experiment, made, fixed, seeds, seed, scale, show, limit)
     if spec.runs > MOST_RUNS:
         raise SpecError(f"{spec.points:,} points of {seeds:,} seeds are more than {MOST_RUNS:,} runs; make it coarser.")
     return spec
 
 
-def _check_names(axes: tuple[Axis, ...], fixed: Mapping[str, Any]) -> None:
-    """Every axis, and every parameter on one, has a name of its own in the results."""
+def _check_names(axes: tuple[Axis, ...], fixed: Mapping[str, Parameter]) -> None:
+    """Check that every axis, and every parameter on one, has a unique name in the results."""
     parameters = [name for axis in axes for name in axis.values]
     for name in parameters:
         if parameters.count(name) > 1 or name in fixed:
@@ -182,8 +197,8 @@ def _check_names(axes: tuple[Axis, ...], fixed: Mapping[str, Any]) -> None:
                 )
 
 
-def check_outputs(spec: Spec, outputs: Mapping[Any, tuple[str, ...]]) -> None:
-    """Every output, and every dimension of one, has a name that nothing else in the results has.
+def check_outputs(spec: Spec, outputs: Mapping[object, tuple[str, ...]]) -> None:
+    """Check that every output, and every dimension of one, has a unique name in the results.
 
     >>> from undertow.execution.sweeps.spec import as_spec, check_outputs
     >>> check_outputs(as_spec("own.py:f", {"v_0": [1, 2]}), {"v": ("v_0",)})
@@ -202,18 +217,18 @@ def check_outputs(spec: Spec, outputs: Mapping[Any, tuple[str, ...]]) -> None:
                 raise SpecError(f"the dimension {name!r} of the output {output!r} is also {other}; rename one.")
 
 
-def _check_name(name: Any, where: str) -> None:
-    """A name is that of a folder of the dataset too."""
+def _check_name(name: object, where: str) -> None:
+    """Check a name, which is also the name of a folder of the dataset."""
     if not isinstance(name, str) or not name or name.startswith((".", "__")) or "/" in name or "\\" in name:
         raise SpecError(f"{where}: {name!r} cannot be a name in the results; use letters, digits and underscores.")
 
 
-def _whole(given: Any) -> bool:
-    """Whether it is a whole number, of Python or NumPy."""
+def _whole(given: object) -> TypeGuard[int]:
+    """Return whether a value is a whole number, of Python or NumPy."""
     return isinstance(given, numbers.Integral) and not isinstance(given, bool)
 
 
-def _known(given: Mapping[str, Any], allowed: tuple[str, ...], what: str) -> dict[str, Any]:
+def _known(given: Mapping[str, object], allowed: tuple[str, ...], what: str) -> dict[str, object]:
     for name in given:
         if name not in allowed:
             near = difflib.get_close_matches(name, allowed, n=1)
@@ -222,7 +237,7 @@ def _known(given: Mapping[str, Any], allowed: tuple[str, ...], what: str) -> dic
     return dict(given)
 
 
-def _axis(name: str, given: Any, seed: int) -> Axis:
+def _axis(name: str, given: object, seed: int) -> Axis:
     if isinstance(given, Mapping) and "zip" in given:
         _known(given, ("zip",), f"axes.{name}")
         return _together(name, {str(p): _values(f"{name}.{p}", v) for p, v in _table(name, "zip", given).items()})
@@ -232,14 +247,14 @@ def _axis(name: str, given: Any, seed: int) -> Axis:
     return _together(name, {name: _values(name, given)})
 
 
-def _table(name: str, kind: str, given: Mapping[str, Any]) -> Mapping[str, Any]:
+def _table(name: str, kind: str, given: Mapping[str, object]) -> Mapping[str, object]:
     table = given[kind]
     if not isinstance(table, Mapping) or not table:
         raise SpecError(f"axes.{name}.{kind}: give a table of parameters.")
     return table
 
 
-def _together(name: str, values: dict[str, tuple[Any, ...]]) -> Axis:
+def _together(name: str, values: dict[str, tuple[Parameter, ...]]) -> Axis:
     sizes = {parameter: len(column) for parameter, column in values.items()}
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"{parameter} has {size}" for parameter, size in sizes.items())
@@ -250,8 +265,8 @@ def _together(name: str, values: dict[str, tuple[Any, ...]]) -> Axis:
     return Axis(name, values)
 
 
-def _values(name: str, given: Any) -> tuple[Any, ...]:
-    """A list, or a range."""
+def _values(name: str, given: Any) -> tuple[Parameter, ...]:
+    """Return the values of a list or a range."""
     given = given.tolist() if hasattr(given, "tolist") else given
     if isinstance(given, list | tuple | range):
         if not given:
@@ -270,7 +285,7 @@ def _values(name: str, given: Any) -> tuple[Any, ...]:
     )
 
 
-def _spread(kind: str, low: float | int, high: float | int, count: int) -> tuple[Any, ...]:
+def _spread(kind: str, low: float | int, high: float | int, count: int) -> tuple[Parameter, ...]:
     steps = [k / (count - 1) for k in range(count)]
     if kind == "log":
         inner = [math.exp((1 - t) * math.log(low) + t * math.log(high)) for t in steps[1:-1]]
@@ -281,9 +296,7 @@ def _spread(kind: str, low: float | int, high: float | int, count: int) -> tuple
     return tuple(int(value) if whole else float(value) for value in values)
 
 
-def _random(name: str, table: Mapping[str, Any], count: Any, seed: int) -> Axis:
-    import numpy as np
-
+def _random(name: str, table: Mapping[str, object], count: object, seed: int) -> Axis:
     count = _count(f"axes.{name}", count, least=1)
     columns = {}
     for parameter, given in table.items():
@@ -299,7 +312,7 @@ def _random(name: str, table: Mapping[str, Any], count: Any, seed: int) -> Axis:
     return _together(name, columns)
 
 
-def _range(name: str, kind: str, numbers: Any) -> tuple[Any, Any]:
+def _range(name: str, kind: str, numbers: object) -> tuple[float | int, float | int]:
     if not isinstance(numbers, list | tuple) or len(numbers) != 2:
         raise SpecError(f"axes.{name}.{kind} = {numbers!r}: give [low, high].")
     for value in numbers:
@@ -313,13 +326,13 @@ def _range(name: str, kind: str, numbers: Any) -> tuple[Any, Any]:
     return low, high
 
 
-def _count(where: str, count: Any, *, least: int) -> int:
+def _count(where: str, count: object, *, least: int) -> int:
     if not _whole(count) or count < least:
         raise SpecError(f"{where}: the count is {count!r}; give a whole number, at least {least}.")
     return int(count)
 
 
-def _value(name: str, value: Any) -> Any:
+def _value(name: str, value: Any) -> Parameter:
     value = value.item() if hasattr(value, "item") else value
     if not isinstance(value, bool | int | float | str):
         raise SpecError(f"{name} = {value!r}: give numbers, text or flags.")

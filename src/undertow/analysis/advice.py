@@ -1,0 +1,81 @@
+"""Sentences on what to do with an analysis of a JAX problem."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from undertow.analysis.result import Analysis, Row
+from undertow.symmetry.generators import Scaling
+
+__all__ = ["advice"]
+
+
+def advice(analysis: Analysis) -> list[str]:
+    """Return sentences on the symmetries, the sharpness at equilibrium, the step size and the drift."""
+    sentences = []
+    if not analysis.symmetries:
+        sentences.append(
+            "No exponential symmetry was found: noise moves no conserved charge here (tanh, GELU, tied weights and "
+            "dropout between factors break the usual ones)."
+        )
+    elif analysis.forecast is None:
+        sentences.append(
+            "The noise vanishes along the symmetries (zero loss?) and there is no weight decay, so the charges stay "
+            "where they are."
+        )
+    for symmetry, row in zip(analysis.symmetries, analysis.rows, strict=False):
+        sentences += _on_symmetry(analysis, symmetry, row)
+    sentences += _on_sharpness(analysis)
+    if analysis.step_size > analysis.largest_step:
+        sentences.append(
+            f"The step size {analysis.step_size:g} is above {analysis.largest_step:.3g}: gradient descent diverges "
+            "from here."
+        )
+    if analysis.drift is not None:
+        sentences.append(
+            f"The loss is zero: unit label noise would move the model at speed {analysis.drift:.3g} in slow time "
+            f"(steps * step_size^2), lowering Tr H at the rate {4 * analysis.drift**2:.3g}; "
+            "`Limit(LabelNoise(...)).solve` follows it."
+        )
+    return sentences
+
+
+def _on_symmetry(analysis: Analysis, symmetry: object, row: Row) -> Iterator[str]:
+    if row.infinite and isinstance(symmetry, Scaling) and analysis.weight_decay == 0:
+        yield (
+            f"{row.name}: the norm only grows, without bound; the effective step size falls with it. A weight decay "
+            "gives it an equilibrium."
+        )
+    elif row.infinite:
+        yield (
+            f"{row.name}: {row.infinite} directions have no finite equilibrium: noise and weight decay push them one "
+            "way only."
+        )
+    if row.dead:
+        yield f"{row.name}: {row.dead} of {row.generators} have no gradient on this data (dead); left out."
+    if np.isfinite(row.relaxation) and row.moved > 1.05:
+        yield (
+            f"{row.name}: noise is unbalanced by {row.imbalance:.0%}; SGD at step size {analysis.step_size:g} relaxes "
+            f"in about {row.relaxation:,.0f} steps (the median; {row.slowest:,.0f} for the slowest), changing weights "
+            f"by up to a factor {row.moved:.2g}."
+        )
+
+
+def _on_sharpness(analysis: Analysis) -> Iterator[str]:
+    now, then = analysis.sharpness, analysis.sharpness_then
+    if analysis.forecast is None or not then or analysis.largest_step_then is None:
+        return
+    gain = analysis.largest_step_then / analysis.largest_step
+    change = "falls" if then[0] < now[0] else "rises"
+    yield (
+        f"At equilibrium Tr H {change} from {now[0]:.3g} ± {now[1]:.1g} to {then[0]:.3g} ± {then[1]:.1g}; the largest "
+        f"stable step of gradient descent goes from {analysis.largest_step:.3g} to {analysis.largest_step_then:.3g}."
+    )
+    if gain > 1.2:
+        yield (
+            "Start from the equilibrium (`equilibrium(...).params`: same function, same loss): it allows steps "
+            f"{gain:.1f} times as large, which a warm-up would have to wait for."
+        )
+    elif gain < 1 / 1.2:
+        steps = max((row.relaxation for row in analysis.rows if np.isfinite(row.relaxation)), default=0)
+        yield f"Noise sharpens this model: a step size that is stable now may not be after some {steps:,.0f} steps."

@@ -1,0 +1,82 @@
+"""Load what a user asks `undertow analyze FILE.py:OBJECT` to analyse."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxtyping import PyTree
+
+from undertow.execution.registry import UserFileError, load_file
+from undertow.noise.base import AbstractNoise
+from undertow.problem import AbstractProblem
+
+if TYPE_CHECKING:
+    from torch import nn
+
+__all__ = ["JaxTarget", "TorchTarget", "load"]
+
+
+@dataclass(frozen=True)
+class JaxTarget:
+    """A problem or a noise, with its params."""
+
+    noise: AbstractNoise | AbstractProblem
+    params: PyTree
+
+
+@dataclass(frozen=True)
+class TorchTarget:
+    """A PyTorch model with its loss(model, batch) and data: a `Dataset`, or batches."""
+
+    model: "nn.Module"
+    loss: Callable[..., Any]
+    data: Any
+
+
+def load(target: str, params_name: str) -> JaxTarget | TorchTarget:
+    """Return the object that FILE.py:OBJECT names.
+
+    OBJECT is a problem or a noise, with params in the variable `params_name` of the file; or a pair of both; or a
+    PyTorch model with its loss and data, (model, loss, data); or a function without arguments that returns either.
+    """
+    path, _, name = target.partition(":")
+    file = Path(path)
+    if not name:
+        raise UserFileError(f"{target}: name an object of the file as well, such as {path or 'FILE.py'}:problem.")
+    if not file.is_file():
+        raise UserFileError(f"{path}: there is no such file.")
+    module = load_file(file)
+    if not hasattr(module, name):
+        public = ", ".join(sorted(key for key in vars(module) if not key.startswith("_"))[:12])
+        raise UserFileError(f"{path} has no object {name!r}; it has {public}.")
+    value = getattr(module, name)
+    if _is_torch_model(value):
+        raise UserFileError(
+            f"{target} is a torch model; let the object be (model, loss, data) with loss(model, batch) and data a "
+            "Dataset or batches."
+        )
+    if callable(value) and not isinstance(value, AbstractNoise | AbstractProblem):
+        value = value()
+    if isinstance(value, tuple) and len(value) == 3 and _is_torch_model(value[0]):
+        return TorchTarget(*value)
+    if isinstance(value, tuple) and len(value) == 2:
+        return JaxTarget(*value)
+    if not isinstance(value, AbstractNoise | AbstractProblem):
+        raise UserFileError(
+            f"{target} is a {type(value).__name__}; give a problem, a noise, or a pair (problem or noise, params); or "
+            "(model, loss, data) of torch."
+        )
+    if not hasattr(module, params_name):
+        raise UserFileError(
+            f"{path} has no variable {params_name!r} with the params; name it with --params, or let {name} be a pair "
+            "(problem, params)."
+        )
+    return JaxTarget(value, getattr(module, params_name))
+
+
+def _is_torch_model(value: Any) -> bool:
+    """Return whether a value is a PyTorch model, without importing torch: whoever has a model has imported it."""
+    torch = sys.modules.get("torch")
+    return torch is not None and hasattr(torch, "nn") and isinstance(value, torch.nn.Module)

@@ -1,0 +1,21 @@
+"""The settings of JAX in a process that runs experiments."""
+
+import os
+import subprocess
+import sys
+
+
+def test_workers_have_settings_of_their_own():
+    """Whatever the environment says: results of workers are found again without a word of it."""
+    program = (
+        "from undertow.execution import settings; settings.configure(); "
+        "assert settings.settings() == {n: str(v) for n, v in settings.SETTINGS.items()}, settings.settings(); "
+        "import jax; print(jax.random.key_impl(jax.random.key(0)), jax.numpy.ones(1).dtype)"
+    )
+    environment = {
+        "JAX_DEFAULT_PRNG_IMPL": "rbg",
+        "JAX_DEFAULT_MATMUL_PRECISION": "high",
+        "JAX_RANDOM_SEED_OFFSET": "7",
+    }
+    done = subprocess.run([sys.executable, "-c", program], env=os.environ | environment, capture_output=True, text=True)
+    assert done.stdout.split() == ["threefry2x32", "float64"], done.stderr
