@@ -72,9 +72,8 @@ def _analysis(command: Analyze) -> "Analysis":
     if isinstance(target, TorchTarget):
         from undertow.analysis import torch
 
-        weight_decay = 2 * command.weight_decay  # PyTorch's lambda is 2 gamma
         return torch.analyze(
-            target.model, target.loss, target.data, step_size=command.step_size, weight_decay=weight_decay,
+            target.model, target.data, target.loss, step_size=command.step_size, weight_decay=command.weight_decay,
             batch_size=command.batch_size, seed=command.seed, tell=report,
         )  # fmt: skip
     return jax.analyze(
