@@ -21,6 +21,12 @@ def test_no_plant_without_a_claim():
     assert set(PLANTS) <= set(claims)
 
 
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.id)
+def test_every_plant_replaces_an_existing_name(claim):
+    with PLANTS[claim.id]():
+        pass
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.id)
 def test_a_planted_alternative_fails(claim, x64):

@@ -165,7 +165,7 @@ def _variances(
     return predicted, np.stack([group(noise, k) for k in jax.random.split(key, GROUPS)])
 
 
-def _draw(measurement: Measurement, parameters: Any) -> "Figure":
+def _draw(measurement: Measurement, parameters: Draws) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     for index, (name, colour) in enumerate(zip(data.attrs["noises"], style.COLOURS, strict=False)):

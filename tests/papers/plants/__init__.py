@@ -60,7 +60,7 @@ def plants() -> Mapping[str, Plant]:
     """The plant of every claim, by id."""
     every: dict[str, Plant] = {}
     for name in MODULES:
-        every |= importlib.import_module(f"tests.papers.plants.{name}").PLANTS
+        every |= importlib.import_module(f"{__name__}.{name}").PLANTS
     return every
 
 

@@ -2,13 +2,13 @@
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray
-from jaxtyping import Array, Key
+from jaxtyping import Array, Key, PyTree
 
 from undertow.dynamics.descend import descend
 from undertow.figures import style
@@ -71,7 +71,7 @@ def _seed(key: Key[Array, ""], index: int) -> np.random.Generator:
     return np.random.default_rng(np.asarray(jax.random.key_data(jax.random.fold_in(key, index))))
 
 
-def _log_sizes(params: Any) -> Any:
+def _log_sizes(params: PyTree) -> tuple[Array, Array]:
     return jnp.log(jnp.abs(params[0])), jnp.log(jnp.abs(params[1]))
 
 

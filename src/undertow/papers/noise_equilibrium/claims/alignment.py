@@ -1,5 +1,6 @@
 """Two linear layers: SGD aligns W Gamma_W W' with U'Gamma_U U, not WW' with U'U; gradient descent aligns neither."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -7,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray
-from jaxtyping import Array, Key
+from jaxtyping import Array, Key, PyTree
 
 from undertow.dynamics.descend import descend
 from undertow.estimate import standard_error
@@ -64,7 +65,7 @@ def _relative_distance(a: Array, b: Array) -> Array:
     return jnp.sqrt(jnp.sum((a - b) ** 2) / jnp.sum(a**2))
 
 
-def _observables(problem: Problem) -> dict[str, Any]:
+def _observables(problem: Problem) -> dict[str, Callable[[PyTree], Array]]:
     """Return the observables: distance and cosine of the noise of the two layers, and distance of WW' and U'U."""
     return {
         "noise": lambda p: _relative_distance(*balance(p, problem)),

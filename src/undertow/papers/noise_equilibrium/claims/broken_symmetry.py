@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray
+from jax.typing import DTypeLike
 from jaxtyping import Array, Key
 
 from undertow.dynamics.descend import descend
@@ -58,7 +59,7 @@ class Case(NamedTuple):
         """Return zeta/2 |p - home|^2, the symmetry-breaking term: curvature zeta in every direction."""
         return self.strength / 2 * jnp.sum((p - jnp.asarray(self.home, p.dtype)) ** 2)
 
-    def problem(self, dtype: Any) -> Problem:
+    def problem(self, dtype: DTypeLike) -> Problem:
         """Return the problem of the whole loss."""
         return Problem(lambda p, sample: self.loss(p, sample) + self.pull(p), self.data.astype(dtype))
 

@@ -1,6 +1,7 @@
 """The relaxation of a charge to its noise equilibrium: its rate, the paper's bound on it, and a moving equilibrium."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +18,7 @@ from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.minibatch import Minibatch
 from undertow.problem import Population
+from undertow.trajectory import Trajectory
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
@@ -118,7 +120,9 @@ def _bound() -> float:
     return 4 * OUTPUTS * w / u
 
 
-def _measured_rate(parameters: Relaxing, step_size: float, key: Key[Array, ""]) -> tuple[float, float, float, Any]:
+def _measured_rate(
+    parameters: Relaxing, step_size: float, key: Key[Array, ""]
+) -> tuple[float, float, float, Trajectory]:
     """Return the mean relaxation rate in units of sigma^2, its error, the rate of the flow, and the run."""
     p = parameters
     sigma2 = step_size / (2 * p.size)
@@ -254,7 +258,7 @@ class _Gap(eqx.Module):
 
 
 @functools.cache
-def _stream(inputs: int) -> Any:
+def _stream(inputs: int) -> Callable[[Key[Array, ""]], tuple[Array, Array, Array]]:
     """Return the sampler of inputs, label noise and the teacher's noise, the same object for the same `inputs`."""
 
     def sample(key: Key[Array, ""]) -> tuple[Array, Array, Array]:
@@ -264,7 +268,9 @@ def _stream(inputs: int) -> Any:
     return sample
 
 
-def _chase(p: Chase, drift: float, diffusion: float, away: float, relaxations: float, seeds: int, key: Array) -> Any:
+def _chase(
+    p: Chase, drift: float, diffusion: float, away: float, relaxations: float, seeds: int, key: Array
+) -> tuple[np.ndarray, int]:
     """Return C - C* at the end of every run with this drift and diffusion of C*, and the number of diverged runs."""
     n = p.inputs
     # at the minimum u^2 = 1/sqrt(n) and w^2 = sqrt(n) times the teacher, and k = 16 sigma^2 n/(n + 1) times the scale

@@ -2,19 +2,21 @@
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray
-from jaxtyping import Array, Key
+from jaxtyping import Array, Key, PyTree
 
 from undertow.dynamics.descend import descend
 from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.additive import noiseless
+from undertow.noise.base import AbstractNoise
 from undertow.noise.minibatch import Minibatch
 from undertow.papers.noise_equilibrium.claims.deep_linear import printed_layers
 from undertow.papers.noise_equilibrium.models.digits import digits
@@ -35,6 +37,7 @@ from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 PHI, INPUTS, LABELS = 0.6, 4.0, 2.0
@@ -94,12 +97,19 @@ class Digits:
 
 
 @functools.cache
-def _start(widths: tuple[int, ...], spread: float) -> Any:
+def _start(widths: tuple[int, ...], spread: float) -> Callable[[Key[Array, ""]], tuple[Array, ...]]:
     """Return the initialiser, the same object for the same sizes, so that runs share their compiled program."""
     return lambda key: deep_start(key, widths, spread)
 
 
-def _run(noise: Any, start: Any, step_size: float, steps: int, seeds: int, key: Array) -> Trajectory:
+def _run(
+    noise: AbstractNoise,
+    start: Callable[[Key[Array, ""]], PyTree],
+    step_size: float,
+    steps: int,
+    seeds: int,
+    key: Array,
+) -> Trajectory:
     return descend(
         noise, start, step_size=step_size, steps=steps, key=key, observe={"norms": squared_norms},
         every=max(1, steps // LOOKS), seeds=seeds, lane_width=seeds, progress=False,
@@ -181,7 +191,7 @@ def _measure_digits(parameters: Digits, key: Key[Array, ""]) -> Measurement:
 COLOURS = ("red", "blue", "green", "purple", "grey")
 
 
-def _paths(axes: Any, steps: Any, values: np.ndarray, title: str) -> None:
+def _paths(axes: "Axes", steps: np.ndarray, values: np.ndarray, title: str) -> None:
     """Draw the mean over seeds of every layer's squared norm."""
     for layer in range(values.shape[2]):
         each = values[:, ::3, layer]

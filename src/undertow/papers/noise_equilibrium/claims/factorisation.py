@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -21,6 +21,7 @@ from undertow.symmetry.closed_forms import balanced_factors
 from undertow.symmetry.equilibrium import equilibrium
 from undertow.symmetry.flow import noether_flow
 from undertow.symmetry.generators import DoubleRotation
+from undertow.trajectory import Trajectory
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement, draw_checks_on_log_axis
 from undertow.verification.criterion import Below, Check, Within
@@ -226,7 +227,7 @@ def _measure_vectors(parameters: Vectors, key: Key[Array, ""]) -> Measurement:
         u, w = jax.random.normal(k, (2, parameters.neurons), jnp.float32)
         return u, w + (jnp.float32(slope) - u @ w) / (u @ u) * u
 
-    def rate(eta: float, size: int, relaxations: float, k: Array) -> tuple[np.ndarray, Any]:
+    def rate(eta: float, size: int, relaxations: float, k: Array) -> tuple[np.ndarray, Trajectory]:
         """Return the decay rate in units of 4 eta Var[rx], without the batch size, and the run."""
         unit = 4 * eta * variance
         run = descend(

@@ -1,20 +1,22 @@
 """The alignment of the latent matrices W Sx W' and U'Se U of autoencoders, by noise or by fresh data."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray
-from jaxtyping import Array, Key
+from jaxtyping import Array, Key, PyTree
 
 from undertow.dynamics.descend import descend
 from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.additive import noiseless
+from undertow.noise.base import AbstractNoise
 from undertow.noise.minibatch import Minibatch
 from undertow.papers.noise_equilibrium.models.autoencoder import ACTIVATIONS, AutoencoderLoss, latent_cosine
 from undertow.papers.noise_equilibrium.models.linear_nets import GaussianPairs, fan_in, loud_first
@@ -68,12 +70,12 @@ class _Cosine(eqx.Module):
 
     law: GaussianPairs
 
-    def __call__(self, params: Any) -> Array:
+    def __call__(self, params: PyTree) -> Array:
         return latent_cosine(params, self.law)
 
 
 @functools.cache
-def _start(width: int) -> Any:
+def _start(width: int) -> Callable[[Key[Array, ""]], dict[str, Array]]:
     """Return the initialiser, the same object for the same width, so that runs share their compiled program."""
     return lambda key: fan_in(key, inputs=width, hidden=width)
 
@@ -82,7 +84,7 @@ def _law(width: int) -> GaussianPairs:
     return GaussianPairs(jnp.ones(width, jnp.float32), loud_first(width, LOUD))
 
 
-def _run(noise: Any, parameters: Latent, quiet: bool, key: Array) -> Trajectory:
+def _run(noise: AbstractNoise, parameters: Latent, quiet: bool, key: Array) -> Trajectory:
     steps = parameters.quiet_steps if quiet else parameters.steps
     seeds = parameters.quiet_seeds if quiet else parameters.seeds
     return descend(

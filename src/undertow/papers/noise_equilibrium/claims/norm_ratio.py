@@ -1,6 +1,7 @@
 """Two linear layers on anisotropic data: the norms and the sharpness at the end of SGD, for several settings."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -9,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray
-from jaxtyping import Array, Key
+from jax.typing import DTypeLike
+from jaxtyping import Array, Key, PyTree
 
 from undertow.dynamics.descend import descend
 from undertow.estimate import standard_error
@@ -89,7 +91,7 @@ class _Observables(eqx.Module):
 
     input_variance: Array
 
-    def __call__(self, params: Any) -> dict[str, Array]:
+    def __call__(self, params: PyTree) -> dict[str, Array]:
         ratio = jnp.sum(params["U"] ** 2) / jnp.sum(params["W"] ** 2)
         return {
             "ratio": ratio,
@@ -98,7 +100,7 @@ class _Observables(eqx.Module):
 
 
 @functools.cache
-def _start(inputs: int, hidden: int, dtype: Any) -> Any:
+def _start(inputs: int, hidden: int, dtype: DTypeLike) -> Callable[[Key[Array, ""]], dict[str, Array]]:
     """Return the initialiser, the same object for the same sizes, so that runs share their compiled program."""
     return lambda key: fan_in(key, inputs=inputs, hidden=hidden, dtype=dtype)
 

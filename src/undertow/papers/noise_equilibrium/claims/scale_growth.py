@@ -17,6 +17,7 @@ from undertow.noise.additive import noiseless
 from undertow.noise.minibatch import Minibatch
 from undertow.papers.noise_equilibrium.models.scale_invariant import LinearData, NormalisedLoss, start
 from undertow.problem import Problem
+from undertow.trajectory import Trajectory
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
 
@@ -71,9 +72,9 @@ class _Power(eqx.Module):
 
 def _measure(parameters: Growth, key: Key[Array, ""]) -> Measurement:
     draw, run_key = jax.random.split(key)
-    sizes = {"d": parameters.inputs, "dtype": jnp.float64}
-    data = LinearData.draw(draw, samples=parameters.samples, **sizes)
-    init = lambda k: start(k, hidden=parameters.hidden, square=SQUARE, **sizes)
+    d, dtype = parameters.inputs, jnp.float64
+    data = LinearData.draw(draw, samples=parameters.samples, d=d, dtype=dtype)
+    init = lambda k: start(k, hidden=parameters.hidden, square=SQUARE, d=d, dtype=dtype)
     common: dict[str, Any] = {
         "step_size": parameters.step_size, "steps": parameters.steps, "key": run_key, "progress": False,
     }  # fmt: skip
@@ -101,7 +102,7 @@ def _measure(parameters: Growth, key: Key[Array, ""]) -> Measurement:
     return Measurement(tuple(checks), xarray.Dataset(norms, coords=coordinates), parameters.seeds, diverged)
 
 
-def _checks(name: str, parameters: Growth, layers: np.ndarray, few: Any, descent: np.ndarray) -> list[Check]:
+def _checks(name: str, parameters: Growth, layers: np.ndarray, few: Trajectory, descent: np.ndarray) -> list[Check]:
     total = layers.sum(axis=2)
     seeds = parameters.descent_seeds
     growth = 100 * (total[:, -1] / total[:, 0] - 1)

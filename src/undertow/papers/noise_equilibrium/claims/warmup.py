@@ -2,14 +2,15 @@
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray
-from jaxtyping import Array, Key
+from jax.typing import DTypeLike
+from jaxtyping import Array, Key, PyTree
 
 from undertow.dynamics.descend import descend
 from undertow.estimate import standard_error
@@ -48,7 +49,7 @@ class Warmup:
     """Largest step size."""
 
 
-def _law(inputs: int, dtype: Any) -> GaussianPairs:
+def _law(inputs: int, dtype: DTypeLike) -> GaussianPairs:
     return GaussianPairs(jnp.ones(inputs, dtype), jnp.ones(inputs, dtype))
 
 
@@ -75,7 +76,7 @@ class _Sharpness(eqx.Module):
 
     input_variance: Array
 
-    def __call__(self, params: Any) -> Array:
+    def __call__(self, params: PyTree) -> Array:
         return hessian_trace(params, self.input_variance)
 
 

@@ -1,7 +1,8 @@
 """Weight decay in the noise balance of two factors: it adds k I to both noise moments, with k = gamma S/eta."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +43,7 @@ def _start(key: Key[Array, ""]) -> tuple[Array, Array]:
     return u, w
 
 
-def _balances(task: Task, size: int) -> Any:
+def _balances(task: Task, size: int) -> Callable[[PyTree], dict[str, Array]]:
     """Return the observable with the terms of the balance: of the noise, of the mean gradient, of the weights.
 
     For Gaussian data E[|r|^2 xx'] and E[|x|^2 rr'] have closed forms, with r = (UW - V) x - noise.

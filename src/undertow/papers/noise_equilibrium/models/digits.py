@@ -1,9 +1,8 @@
 """Real data: the 1,797 handwritten digits of scikit-learn, 8 x 8 pixels each."""
 
-from typing import Any
-
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from undertow import _validate as validate
@@ -14,7 +13,7 @@ CLASSES = 10
 
 
 def digits(
-    components: int = 20, dtype: Any = jnp.float32
+    components: int = 20, dtype: DTypeLike = jnp.float32
 ) -> tuple[Float[Array, "samples components"], Float[Array, "samples classes"]]:
     """Return the leading principal components, scaled to mean square 1, and the standardised one-hot labels.
 

@@ -7,11 +7,11 @@ those of a deep network (W_1, ..., W_D).
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _validate as validate
@@ -100,13 +100,13 @@ class GaussianPairs(eqx.Module):
         return of_inputs, of_residuals
 
 
-def split_variance(d: int, phi: float, dtype: Any = jnp.float32) -> Float[Array, " d"]:
+def split_variance(d: int, phi: float, dtype: DTypeLike = jnp.float32) -> Float[Array, " d"]:
     """Return phi for the first half of the coordinates and 2 - phi for the others (Figure 8)."""
     d = validate.positive_integer("split_variance", "d", d)
     return jnp.where(jnp.arange(d) < d // 2, phi, 2 - phi).astype(dtype)
 
 
-def loud_first(d: int, variance: float = 5.0, dtype: Any = jnp.float32) -> Float[Array, " d"]:
+def loud_first(d: int, variance: float = 5.0, dtype: DTypeLike = jnp.float32) -> Float[Array, " d"]:
     """Return `variance` for the first coordinate and 1 for the others (Figure 6)."""
     return jnp.ones(validate.positive_integer("loud_first", "d", d), dtype).at[0].set(variance)
 
@@ -129,7 +129,7 @@ def _of_moment(loss: Loss, moment: Float[Array, "m m"], inputs: int) -> Problem:
 
 
 def _two_layers(
-    key: Key[Array, ""], inputs: int, hidden: int, variance_out: float, variance_in: float, dtype: Any
+    key: Key[Array, ""], inputs: int, hidden: int, variance_out: float, variance_in: float, dtype: DTypeLike
 ) -> dict[str, Array]:
     out, into = jax.random.split(key)
     scale = lambda variance: jnp.sqrt(jnp.asarray(variance, dtype))
@@ -139,23 +139,23 @@ def _two_layers(
     }
 
 
-def xavier(key: Key[Array, ""], *, inputs: int, hidden: int, dtype: Any = jnp.float32) -> dict[str, Array]:
+def xavier(key: Key[Array, ""], *, inputs: int, hidden: int, dtype: DTypeLike = jnp.float32) -> dict[str, Array]:
     """Return two layers with variance 2/(inputs + hidden), with as many outputs as inputs."""
     return _two_layers(key, inputs, hidden, 2 / (inputs + hidden), 2 / (inputs + hidden), dtype)
 
 
-def fan_in(key: Key[Array, ""], *, inputs: int, hidden: int, dtype: Any = jnp.float32) -> dict[str, Array]:
+def fan_in(key: Key[Array, ""], *, inputs: int, hidden: int, dtype: DTypeLike = jnp.float32) -> dict[str, Array]:
     """Return two layers with variance 1/fan-in, with as many outputs as inputs."""
     return _two_layers(key, inputs, hidden, 1 / hidden, 1 / inputs, dtype)
 
 
-def kaiming(key: Key[Array, ""], *, inputs: int, hidden: int, dtype: Any = jnp.float32) -> dict[str, Array]:
+def kaiming(key: Key[Array, ""], *, inputs: int, hidden: int, dtype: DTypeLike = jnp.float32) -> dict[str, Array]:
     """Return the initialisation that Figure 4 calls Kaiming: variance 1 for U and 1/inputs for W."""
     return _two_layers(key, inputs, hidden, 1.0, 1 / inputs, dtype)
 
 
 def deep_start(
-    key: Key[Array, ""], widths: Sequence[int], spread: float = 0.0, dtype: Any = jnp.float32
+    key: Key[Array, ""], widths: Sequence[int], spread: float = 0.0, dtype: DTypeLike = jnp.float32
 ) -> tuple[Array, ...]:
     """Return parts of random orthogonal matrices times random factors exp(spread N), the product of which is 1.
 

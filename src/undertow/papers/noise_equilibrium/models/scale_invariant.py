@@ -1,12 +1,12 @@
 """Networks A and B of noise_equilibrium, Figure 7: two-layer tanh networks invariant under scaling of all weights."""
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Key
 
+from undertow.papers.noise_equilibrium.models.linear_nets import Loss
 from undertow.problem import Problem
 
 __all__ = ["LinearData", "NormalisedLoss", "start"]
@@ -54,19 +54,21 @@ class LinearData(eqx.Module):
     targets: Float[Array, "samples d"]
 
     @staticmethod
-    def draw(key: Key[Array, ""], *, d: int, samples: int, dtype: Any = jnp.float32) -> "LinearData":
+    def draw(key: Key[Array, ""], *, d: int, samples: int, dtype: DTypeLike = jnp.float32) -> "LinearData":
         """Draw V and the samples."""
         one, two, three = jax.random.split(key, 3)
         truth = jax.random.normal(one, (d, d), dtype) / jnp.sqrt(jnp.asarray(d, dtype))
         x = jax.random.normal(two, (samples, d), dtype)
         return LinearData(x, x @ truth.T + jax.random.normal(three, (samples, d), dtype))
 
-    def problem(self, loss: Any) -> Problem:
+    def problem(self, loss: Loss) -> Problem:
         """Return the problem of `loss` on these samples."""
         return Problem(loss, (self.inputs, self.targets))
 
 
-def start(key: Key[Array, ""], *, d: int, hidden: int, square: float, dtype: Any = jnp.float32) -> dict[str, Array]:
+def start(
+    key: Key[Array, ""], *, d: int, hidden: int, square: float, dtype: DTypeLike = jnp.float32
+) -> dict[str, Array]:
     """Return Gaussian weights, scaled to |u|^2 + |w|^2 = square."""
     out, into = jax.random.split(key)
     u, w = jax.random.normal(out, (d, hidden), dtype), jax.random.normal(into, (hidden, d), dtype)

@@ -2,7 +2,6 @@
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -34,7 +33,7 @@ class Directions:
     """Number of directions in which the derivatives are taken."""
 
 
-def second_difference(values: list[Any]) -> np.ndarray:
+def second_difference(values: list[Array]) -> np.ndarray:
     """Return the second derivative at the middle of five values `STEP` apart, to the fourth order."""
     return np.tensordot([-1, 16, -30, 16, -1], np.stack([np.asarray(v) for v in values]), axes=1) / (12 * STEP**2)
 

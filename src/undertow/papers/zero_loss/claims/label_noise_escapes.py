@@ -1,14 +1,14 @@
 """Label-noise SGD leaves the kernel regime and finds the sparse vector; gradient descent does not."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray
-from jaxtyping import Array, Key
+from jaxtyping import Array, Key, PyTree
 
 from undertow.dynamics.descend import descend
 from undertow.figures import style
@@ -118,17 +118,17 @@ def _kernel_regime(parameters: Escape, key: Key[Array, ""]) -> np.ndarray:
     return np.asarray(eqx.filter_jit(jax.lax.map)(end, jax.random.split(key, CONTROLS)))
 
 
-def _itself(params: Any) -> Any:
+def _itself(params: PyTree) -> PyTree:
     return params
 
 
-def _settled_errors(model: LinearModel, params: Any) -> np.ndarray:
+def _settled_errors(model: LinearModel, params: PyTree) -> np.ndarray:
     """Return |Phi(x) - w*| for params with leading axes (runs, times)."""
     return np.asarray(_settled(model, jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params)))
 
 
 @eqx.filter_jit
-def _settled(model: LinearModel, params: Any) -> Array:
+def _settled(model: LinearModel, params: PyTree) -> Array:
     return jax.vmap(jax.vmap(lambda p: model.error(model.settle(p))))(params)
 
 

@@ -1,6 +1,7 @@
 """The overparametrised linear model: the products that gradient flow conserves, their decay, and sparse recovery."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray
-from jaxtyping import Array, Key
+from jaxtyping import Array, Key, PyTree
 from scipy.optimize import linprog
 
 from undertow.dynamics.descend import descend
@@ -113,18 +114,18 @@ def _measure_rate(parameters: Rates, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, parameters.seeds, int(run.diverged.sum()))
 
 
-def _steepness(model: LinearModel) -> Any:
+def _steepness(model: LinearModel) -> Callable[[PyTree], Array]:
     """Return the observable |grad f_i|^2, averaged over samples with weights z_ij^2 and then over j."""
     squares = model.problem.inputs**2
 
-    def value(params: Any) -> Array:
+    def value(params: PyTree) -> Array:
         each = 4 * squares @ (params[0] ** 2 + params[1] ** 2)
         return jnp.mean(each @ squares / jnp.sum(squares, axis=0))
 
     return value
 
 
-def _product(params: Any) -> Array:
+def _product(params: PyTree) -> Array:
     return params[0] * params[1]
 
 

@@ -15,7 +15,7 @@ from undertow.figures import style
 from undertow.manifold.limit import Limit
 from undertow.papers._lanes import lanes
 from undertow.papers.zero_loss.models.curves import motor, motor_angle
-from undertow.verification.claim import Claim, Measurement
+from undertow.verification.claim import Claim, Measurement, Scale
 from undertow.verification.criterion import Check, Within
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _measure_momentum(parameters: Turning, key: Key[Array, ""]) -> Measurement:
     return Measurement(tuple(checks), _data(etas, means, errors), parameters.seeds)
 
 
-def _draw(measurement: Measurement, parameters: Any) -> "Figure":
+def _draw(measurement: Measurement, parameters: Turning) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     fine = np.linspace(0, float(data.step_size.max()) * 1.05, 8)
@@ -137,7 +137,7 @@ def _draw(measurement: Measurement, parameters: Any) -> "Figure":
     return figure
 
 
-SCALES: Any = {"smoke": Turning(128), "default": Turning(2000), "full": Turning(20_000)}
+SCALES: dict[Scale, Any] = {"smoke": Turning(128), "default": Turning(2000), "full": Turning(20_000)}
 
 CLAIMS = (
     Claim(

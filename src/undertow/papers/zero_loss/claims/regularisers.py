@@ -1,6 +1,7 @@
 """The regularisers of the normal part: the trace under label noise, the log determinant under isotropic noise."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from undertow.noise.label import LabelNoise
 from undertow.papers.zero_loss.claims.derivatives import end_of, parts_at
 from undertow.papers.zero_loss.models.tanh_net import TanhNet
 from undertow.problem import Problem, Regression
-from undertow.verification.claim import Claim, Measurement
+from undertow.verification.claim import Claim, Measurement, Scale
 from undertow.verification.criterion import Below, Check, Within
 
 
@@ -55,7 +56,7 @@ def _second_order(problem: Regression, point: PyTree) -> PyTree:
 
 
 @eqx.filter_jit
-def _coefficient(part: PyTree, problem: Regression, point: PyTree, regulariser: Any) -> Array:
+def _coefficient(part: PyTree, problem: Regression, point: PyTree, regulariser: Callable[..., Array]) -> Array:
     """Return c of part = c P grad regulariser by least squares; NaN if `part` is not a multiple of it."""
     frame, part = frame_at(problem, point), trees.ravel(part)
     against = frame.project(jax.grad(lambda x: regulariser(problem, frame.unravel, x))(frame.point))
@@ -64,12 +65,12 @@ def _coefficient(part: PyTree, problem: Regression, point: PyTree, regulariser: 
     return jnp.where(rest < 1e-5, value, jnp.nan)
 
 
-def _trace(problem: Regression, unravel: Any, x: Array) -> Array:
+def _trace(problem: Regression, unravel: Callable[[Array], PyTree], x: Array) -> Array:
     """Return Tr H."""
     return jnp.trace(jax.hessian(lambda y: problem.loss(unravel(y)))(x))
 
 
-def _log_determinant(problem: Regression, unravel: Any, x: Array) -> Array:
+def _log_determinant(problem: Regression, unravel: Callable[[Array], PyTree], x: Array) -> Array:
     """Return ln |H|_+ of least squares at zero loss: ln det(J J'/n)."""
     rows = jax.jacobian(lambda y: problem.predictions(unravel(y)))(x)
     return jnp.linalg.slogdet(rows @ rows.T / problem.size)[1]
@@ -161,7 +162,7 @@ def _measure_shape(parameters: Networks, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, len(tangent), note=note)
 
 
-SCALES: Any = {"smoke": Networks(3), "default": Networks(10), "full": Networks(50)}
+SCALES: dict[Scale, Any] = {"smoke": Networks(3), "default": Networks(10), "full": Networks(50)}
 
 CLAIMS = (
     Claim(

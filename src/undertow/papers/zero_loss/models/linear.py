@@ -1,10 +1,11 @@
 """The overparametrised linear model (zero_loss, section 6): f(u, v; z) = z.(u^2 - v^2), n equations, d unknowns."""
 
-from typing import Any, Literal
+from typing import Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _validate as validate
@@ -45,7 +46,7 @@ class LinearModel(eqx.Module):
         n: int,
         sparsity: int,
         law: Literal["gaussian", "boolean"] = "gaussian",
-        dtype: Any = jnp.float32,
+        dtype: DTypeLike = jnp.float32,
     ) -> "LinearModel":
         """Draw inputs from N(0, I) or uniform on {-1, 1}^d, and w* with `sparsity` entries ±1 and zeros elsewhere."""
         for name, value in (("d", d), ("n", n), ("sparsity", sparsity)):
@@ -106,7 +107,7 @@ class LinearModel(eqx.Module):
         """Return |w - w*|."""
         return jnp.linalg.norm(weights(params) - self.truth)
 
-    def decayed(self, params: PyTree, slow_time: Any, strength: float) -> PyTree:
+    def decayed(self, params: PyTree, slow_time: float | Array, strength: float) -> PyTree:
         """Return exp(-delta^2 s t/2) * params, from which gradient flow ends at the limiting flow at time t.
 
         The limiting flow of label noise has the exact solution x(t) = Phi(exp(-delta^2 s t/2) x(0)).

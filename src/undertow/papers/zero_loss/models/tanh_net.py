@@ -1,10 +1,9 @@
 """A two-layer tanh network for regression on random data: a small, smooth, generic model."""
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow.problem import Regression
@@ -31,7 +30,7 @@ class TanhNet(eqx.Module):
     params: dict[str, Array]
 
     @staticmethod
-    def draw(key: Key[Array, ""], *, inputs: int, hidden: int, n: int, dtype: Any = jnp.float32) -> "TanhNet":
+    def draw(key: Key[Array, ""], *, inputs: int, hidden: int, n: int, dtype: DTypeLike = jnp.float32) -> "TanhNet":
         """Draw inputs and labels from N(0, 1) and weights from N(0, 1/fan-in)."""
         k = jax.random.split(key, 4)
         x, y = jax.random.normal(k[0], (n, inputs), dtype), jax.random.normal(k[1], (n,), dtype)
