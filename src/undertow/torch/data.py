@@ -44,7 +44,8 @@ class AbstractBatchSampler(Sampler, ABC):
         self.seed = seed
         if weights is not None and not shuffle:
             raise ValueError(
-                f"{quote(name, weights='...', shuffle=False)}: with weights the batches are drawn at random; leave shuffle=True."
+                f"{quote(name, weights='...', shuffle=False)}: with weights the batches are drawn at random; leave "
+                "shuffle=True."
             )
         small = np.flatnonzero(self.sizes < self.batch_size)
         if drop_last and weights is None and small.size:
