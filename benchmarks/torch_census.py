@@ -1,4 +1,4 @@
-"""A Llama of 23 million parameters: seconds and memory of its census and of its way to noise equilibrium.
+"""Run time and memory of the census and of the move to noise equilibrium, for a Llama of 23 million parameters.
 
     python -m benchmarks.torch_census
 

@@ -1,9 +1,9 @@
-"""The monitor against per-sample gradients of two networks; census, equilibrium and the way back of four.
+"""On a GPU: the monitor against per-sample gradients of two networks; census, equilibrium and undo of four.
 
     python -m benchmarks.torch_cuda
 
-The monitor's noise is that of the arithmetic of the model: it is judged in full precision. For the others TF32 is
-switched on, as many do for training: the proofs must not notice. With `cpu` as an argument all of it runs there.
+The noise of the monitor has the rounding of the model, so that it is tested in full precision. For the others TF32 is
+switched on, as in much training: the proofs must not depend on it. With `cpu` as an argument all runs on the CPU.
 """
 
 import copy
@@ -112,7 +112,7 @@ def one(torch: Any, make: Callable, device: str) -> dict[str, Any]:
 
 
 def watched(torch: Any, make: Callable, device: str) -> dict[str, Any]:
-    """A monitor's error against per-sample gradients, and its cost at every step."""
+    """Return the error of the monitor relative to per-sample gradients, and its cost at every step."""
     from undertow.torch import census
 
     net, batch, loss = make(torch)

@@ -1,9 +1,9 @@
-"""The noise monitor beside a plain training step, and beside per-sample gradients by vmap.
+"""Cost of the noise monitor relative to a plain training step and to per-sample gradients by vmap.
 
 python -m benchmarks.torch_monitor
 
-On one thread, in seconds of the processor: the copies of a model that are watched and not watched train in turns, and
-ratios are medians over turns.
+Measured on one thread, in CPU seconds. Monitored and unmonitored copies of a model train in alternating rounds, and
+ratios are medians over rounds.
 """
 
 import copy
@@ -20,7 +20,7 @@ EVERY = 50
 
 
 def mlp(torch: Any) -> tuple[Any, Any, Callable]:
-    """784-512-10 on a batch of 1,024."""
+    """Return an MLP 784-512-10 with a batch of 1,024 and its loss."""
     nn = torch.nn
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 10))
@@ -29,7 +29,7 @@ def mlp(torch: Any) -> tuple[Any, Any, Callable]:
 
 
 def transformer(torch: Any, *, smooth: bool = False) -> tuple[Any, Any, Callable]:
-    """4 layers of width 256 with 4 heads, 16 sequences of 128 tokens; GELU for ReLU where it is to be `smooth`."""
+    """Return 4 layers of width 256 with 4 heads, and 16 sequences of 128 tokens; `smooth` replaces ReLU by GELU."""
     nn, F = torch.nn, torch.nn.functional
     activation = F.gelu if smooth else F.relu
 
@@ -73,7 +73,7 @@ def transformer(torch: Any, *, smooth: bool = False) -> tuple[Any, Any, Callable
 
 
 def clock(torch: Any, device: Any) -> Callable[[], float]:
-    """Seconds of the processor; where a GPU works, seconds that pass until it has done what it was given."""
+    """Return CPU seconds; on a GPU, wall-clock seconds after synchronisation."""
     if device.type == "cpu":
         return time.process_time
 
@@ -85,7 +85,7 @@ def clock(torch: Any, device: Any) -> Callable[[], float]:
 
 
 class Trained:
-    """A copy of a model in training, watched or not; `steps(n)` goes on with it."""
+    """A copy of a model in training, with or without a monitor; `steps(n)` continues it."""
 
     def __init__(self, torch: Any, model: Any, batch: Any, loss: Callable, found: Any, every: int | None):
         from undertow.torch import NoiseMonitor
@@ -96,7 +96,7 @@ class Trained:
         self.clock = clock(torch, next(model.parameters()).device)
 
     def steps(self, count: int) -> float:
-        """Seconds a step."""
+        """Return the seconds per step."""
         began = self.clock()
         for _ in range(count):
             self.optimizer.zero_grad()
@@ -106,7 +106,7 @@ class Trained:
 
 
 def ratios(runs: dict[str, Trained], count: int, rounds: int) -> dict[str, list[float]]:
-    """Seconds a step, round by round, each round running all of them: what the machine does hits them alike."""
+    """Return the seconds per step by round. Each round runs all copies, so that other load affects them equally."""
     for run in runs.values():
         run.steps(2)
     times: dict[str, list[float]] = {name: [] for name in runs}
@@ -117,12 +117,12 @@ def ratios(runs: dict[str, Trained], count: int, rounds: int) -> dict[str, list[
 
 
 def against(times: dict[str, list[float]], name: str) -> float:
-    """The median over rounds of a run's time over the plain one's in the same round."""
+    """Return the median over rounds of the time relative to the plain run of the same round."""
     return statistics.median(a / b for a, b in zip(times[name], times["plain"], strict=True))
 
 
 def oracle(torch: Any, model: Any, batch: Any, loss: Callable) -> Callable[[], dict]:
-    """Per-sample gradients by vmap(grad), 64 samples at a time."""
+    """Return per-sample gradients by vmap(grad), 64 samples at a time."""
     params = {name: p.detach() for name, p in model.named_parameters()}
 
     def one(p: dict, sample: Any) -> Any:
@@ -153,12 +153,12 @@ def worst(torch: Any, model: Any, batch: Any, loss: Callable, found: Any, *, exa
 
 
 def double(batch: Any) -> Any:
-    """A batch in double precision; numbers of words and classes stay."""
+    """Return a batch in double precision; integers are unchanged."""
     return tuple(x.double() if x.is_floating_point() else x for x in batch) if isinstance(batch, tuple) else batch
 
 
 def _noise(gradients: Any, axis: Any, block: int) -> Any:
-    """Of the mean of N gradients: their covariance over N, along an axis."""
+    """Return the covariance of the mean of N gradients, along an axis."""
     count = len(gradients)
     away = gradients - gradients.mean(0)
     rows = away.movedim(axis.axis + 1, 1).reshape(count, axis.length, -1)[:, axis.index]
@@ -168,13 +168,13 @@ def _noise(gradients: Any, axis: Any, block: int) -> Any:
 
 
 def idle(build: Callable, count: int, rounds: int) -> float:
-    """What a monitor costs that measures at every 50th step, relative to a plain one: 50 steps a turn."""
+    """Return the relative cost of a monitor that measures every 50 steps, with 50 steps per round."""
     times = ratios({"plain": build(None), "watched": build(EVERY)}, count, rounds)
     return against(times, "watched") - 1
 
 
-def unheard(build: Callable, count: int, rounds: int) -> float:
-    """What a monitor costs between its measurements."""
+def cost_between_measurements(build: Callable, count: int, rounds: int) -> float:
+    """Return the relative cost of a monitor between measurements."""
     times = ratios({"plain": build(None), "watched": build(10**9)}, count, rounds)
     return against(times, "watched") - 1
 
@@ -196,8 +196,8 @@ def main() -> list[tuple[str, str, str]]:
         runs = {"plain": build(None), "every step": build(1)}
         times = ratios(runs, count, rounds)
         ratio, plain = against(times, "every step"), statistics.median(times["plain"])
-        ways = [f"{way}: {key[0]} x {key[1]}" for key, way in runs["every step"].monitor.ways.items()]
-        between = unheard(build, count, rounds)
+        algorithms = [f"{name}: {key[0]} x {key[1]}" for key, name in runs["every step"].monitor.algorithms.items()]
+        between = cost_between_measurements(build, count, rounds)
         share = idle(build, EVERY, 9 if make is mlp else 3)
         exact = worst(torch, copy.deepcopy(net).double(), double(batch), loss, found)
         single = worst(torch, net, batch, loss, found)
@@ -213,7 +213,8 @@ def main() -> list[tuple[str, str, str]]:
         ]
         facts[name] = {
             "plain": plain, "ratio": ratio, "between": between, "every_50": share, "error": exact,
-            "error_single": single, "single_against_double": rounded, "symmetries": len(found), "ways": ways,
+            "error_single": single, "single_against_double": rounded, "symmetries": len(found),
+            "algorithms": algorithms,
         }  # fmt: skip
         if make is mlp:
             slow, spent = oracle(torch, net, batch, loss), []

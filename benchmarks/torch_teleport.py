@@ -1,4 +1,4 @@
-"""What moving a torch model to its noise equilibrium changes: tiny models, six seeds, default and imbalanced starts.
+"""Effect of a move to noise equilibrium on tiny models: six seeds, default and imbalanced starts.
 
     python -m benchmarks.torch_teleport
 
@@ -17,7 +17,7 @@ from benchmarks.harness import save
 
 SEEDS, STEPS, BATCHES = 6, 100, 16
 LADDER = [4.0**k for k in range(6)]
-"""Multiples of the small step size that are tried for survival."""
+"""Multiples of the small step size at which survival is tested."""
 
 
 def network(torch: Any) -> tuple[Any, Callable, Callable, float]:
@@ -62,7 +62,7 @@ def lora(torch: Any) -> tuple[Any, Callable, Callable, float]:
 
 
 def imbalanced(torch: Any, model: Any, found: Any, seed: int) -> Any:
-    """A copy with every symmetry moved by factors of up to exp(2)."""
+    """Return a copy with every symmetry moved by factors of up to exp(2)."""
     from undertow.torch._copies import trainable
     from undertow.torch.census.axes import move
 
@@ -82,7 +82,7 @@ def imbalanced(torch: Any, model: Any, found: Any, seed: int) -> Any:
 
 
 def trained(torch: Any, model: Any, loss: Callable, draws: list, step_size: float) -> float:
-    """The loss over the last ten batches, training on all of them in turn."""
+    """Train on all batches in turn and return the mean loss over the last ten."""
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=step_size)
     values = []
     for batch in draws:
@@ -95,7 +95,7 @@ def trained(torch: Any, model: Any, loss: Callable, draws: list, step_size: floa
 
 
 def survived(torch: Any, model: Any, loss: Callable, draws: list, step_size: float) -> float:
-    """The largest step size on the ladder up to which every run survives; the smallest if none.
+    """Return the largest step size of the ladder up to which every run survives, the smallest if none does.
 
     A run survives that ends below 1.5 times the first loss: slow ones count, as an adapter's first steps are.
     """

@@ -219,7 +219,7 @@ def _progress(found: dict[str, Any], index: int) -> list[float]:
 
 
 def _path_gap(found: dict[str, Any], index: int) -> list[float]:
-    """Return the largest relative difference of tr H between SGD and the flow over all saved points, for each start."""
+    """Return the largest relative difference of tr H between SGD and the flow over all points, by start."""
     pairs = [(s["sgd"][index].get("returned_trace"), s["trace"]) for s in found["starts"]]
     return [float(np.max(np.abs(np.array(mine) / np.array(flow) - 1))) for mine, flow in pairs if mine is not None]
 

@@ -106,14 +106,8 @@ def analyze(
     steps = [step.value for step in moved.largest_step]
     forecast = None
     if rows:
-        slowest = max((row.slowest for row in rows if np.isfinite(row.slowest)), default=np.inf) * step_size
-        forecast = Forecast(
-            equilibrium=_jax_equilibrium(twin, moved, moments[1]),
-            relaxation=tuple(row.slowest for row in rows),
-            phase="fast" if slowest < value / max(squared_gradient, 1e-300) else "slow",
-            sharpness=(sharpness[0], sharpness[1]),
-            largest_step=(steps[0], steps[1]),
-        )
+        decay_time = value / max(squared_gradient, 1e-300)
+        forecast = _forecast(_jax_equilibrium(twin, moved, moments[1]), rows, sharpness, steps, step_size, decay_time)
     pair = lambda estimate: (float(estimate.value), float(estimate.standard_error))
     return Analysis(
         parameters=sum(p.numel() for p in trainable(model).values()),
@@ -129,6 +123,25 @@ def analyze(
         largest_step_then=steps[1] if rows else None,
         drift=None,
         sentences=tuple(_sentences(rows, moved, sharpness, len(batches), float(step_size))),
+    )
+
+
+def _forecast(
+    equilibrium: jax_equilibrium.Equilibrium,
+    rows: tuple[Row, ...],
+    sharpness: list[Estimate],
+    steps: list[float],
+    step_size: float,
+    decay_time: float,
+) -> Forecast:
+    """Return the forecast; the charges are fast if all relax before gradient flow reduces the loss (`decay_time`)."""
+    slowest = max((row.slowest for row in rows if np.isfinite(row.slowest)), default=np.inf) * step_size
+    return Forecast(
+        equilibrium=equilibrium,
+        relaxation=tuple(row.slowest for row in rows),
+        phase="fast" if slowest < decay_time else "slow",
+        sharpness=(sharpness[0], sharpness[1]),
+        largest_step=(steps[0], steps[1]),
     )
 
 

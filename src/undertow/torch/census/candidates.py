@@ -137,10 +137,10 @@ def levels(model: nn.Module) -> list[Level]:
             if axis.length % parts == 0 and length in lengths and length > 1 and _fused(model, axis):
                 pieces = [replace(axis, index=axis.index[k * length : (k + 1) * length]) for k in range(parts)]
                 by_size.setdefault(length, []).extend(pieces)
-    found = [Level(f"length {size}", tuple(by_size[size])) for size in sorted(by_size, reverse=True)]
+    in_order = [Level(f"length {size}", tuple(by_size[size])) for size in sorted(by_size, reverse=True)]
     for heads in attention_heads(model):
-        found += _attention_levels(heads, plain)
-    return found
+        in_order += _attention_levels(heads, plain)
+    return in_order
 
 
 def _attention_levels(h: Heads, plain: list[Axis]) -> list[Level]:
@@ -154,24 +154,24 @@ def _attention_levels(h: Heads, plain: list[Axis]) -> list[Level]:
         [_combined(a, group[index].reshape(len(index), -1), fold) for a in queries]
         + [_combined(a, index, fold) for a in keys]
     )
-    found = []
+    named_axes = []
     if wide != narrow:
-        found.append(("groups of heads", [_combined(a, group, "group") for a in queries] + keys))
+        named_axes.append(("groups of heads", [_combined(a, group, "group") for a in queries] + keys))
     elif interleaved:
-        found.append(("parts of heads", queries))
+        named_axes.append(("parts of heads", queries))
     each = np.arange(narrow).reshape(h.key_heads, h.width)
     if h.rotary < h.width:
         rest = each[:, h.rotary :].reshape(-1, 1)
-        found.append(("entries without RoPE", both(rest, "group" if wide != narrow else "")))
+        named_axes.append(("entries without RoPE", both(rest, "group" if wide != narrow else "")))
     if h.rotary % 2 == 0:
         rotated = each[:, : h.rotary]
         half = rotated.reshape(h.key_heads, 2, -1).transpose(0, 2, 1).reshape(-1, 2)
         for pairs in (half, rotated.reshape(-1, 2)):
-            found.append(("pairs", both(pairs, "pair")))
+            named_axes.append(("pairs", both(pairs, "pair")))
     gains = [axis for axis in inside if axis.length == h.width and axis.role == "gain"]
     if gains:
-        found += _gain_levels(h, gains, queries, keys)
-    return [Level(f"{h.module}: {name}", tuple(axes)) for name, axes in found if axes and axes[0].size > 1]
+        named_axes += _gain_levels(h, gains, queries, keys)
+    return [Level(f"{h.module}: {name}", tuple(axes)) for name, axes in named_axes if axes and axes[0].size > 1]
 
 
 def _query_and_key_axes(h: Heads, inside: list[Axis]) -> tuple[list[Axis], list[Axis], bool]:
@@ -194,16 +194,16 @@ def _query_and_key_axes(h: Heads, inside: list[Axis]) -> tuple[list[Axis], list[
 
 def _gain_levels(h: Heads, gains: list[Axis], queries: list[Axis], keys: list[Axis]) -> list[tuple[str, list[Axis]]]:
     """Return the levels of an attention with norms of queries and keys: pairs of gains, and whole heads."""
-    found = []
+    named_axes = []
     if h.width % 2 == 0:
         for pairs in (np.arange(h.width).reshape(2, -1).T, np.arange(h.width).reshape(-1, 2)):
-            found.append(("pairs of gains", [_combined(a, pairs, "pair") for a in gains]))
+            named_axes.append(("pairs of gains", [_combined(a, pairs, "pair") for a in gains]))
     whole = lambda count: np.arange(count * h.width).reshape(count, -1)
     out = lambda axes: [axis for axis in axes if axis.role in ("out", "bias")]
-    found.append(("heads", [_combined(a, whole(h.heads), "head") for a in out(queries)]))
+    named_axes.append(("heads", [_combined(a, whole(h.heads), "head") for a in out(queries)]))
     if h.heads != h.key_heads:
-        found.append(("heads", [_combined(a, whole(h.key_heads), "head") for a in out(keys)]))
-    return found
+        named_axes.append(("heads", [_combined(a, whole(h.key_heads), "head") for a in out(keys)]))
+    return named_axes
 
 
 def _combined(axis: Axis, index: np.ndarray, fold: str) -> Axis:

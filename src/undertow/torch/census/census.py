@@ -200,15 +200,17 @@ def _search(model: nn.Module, batch: Batch, loss: Loss, seed: int) -> _Searched:
             twin, batch, loss, candidates, eps, draws, seed, stochastic=stochastic
         )
         strict, loose = moments(loss, LARGE_EPS, seed), moments(loss, NO_EPS, seed + 1000)
-        found = search_levels(candidates, strict, [])
-        more = search_levels(candidates, loose, found)
-        found, more = strict.with_blocks(found), loose.with_blocks(more)
+        strict_found = search_levels(candidates, strict, [])
+        loose_found = search_levels(candidates, loose, strict_found)
+        strict_found, loose_found = strict.with_blocks(strict_found), loose.with_blocks(loose_found)
         if loss_bypasses_outputs(twin, batch, loss, seed):  # the loss may break symmetries of the outputs
             of_outputs = moments(random_projection(loss, seed), LARGE_EPS, seed + 4000)
-            found += of_outputs.with_blocks(search_levels(candidates, of_outputs, [*found, *more]))
-        whole, doubts = search_whole_parameters(twin, batch, loss, [*found, *more], strict, seed)
+            strict_found += of_outputs.with_blocks(search_levels(candidates, of_outputs, [*strict_found, *loose_found]))
+        whole, doubts = search_whole_parameters(twin, batch, loss, [*strict_found, *loose_found], strict, seed)
         randomise(twin, seed + 2000)
-        exact, approximate = _split_by_eps(OrbitTrial(twin, batch, loss, seed + 2000), found, [*more, *whole], seed)
+        exact, approximate = _split_by_eps(
+            OrbitTrial(twin, batch, loss, seed + 2000), strict_found, [*loose_found, *whole], seed
+        )
         tried, own_weights = situations(seed + 5000, stochastic), [p.detach() for p in model.parameters()]
         approximate, refuted = verify_symmetries(
             twin, batch, loss, approximate, tried, own_weights=own_weights, eps=NO_EPS

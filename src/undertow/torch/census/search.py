@@ -28,7 +28,7 @@ def search_levels(levels: list[Level], moments: Moments, known: list[Symmetry]) 
 
     Doubtful cases are added to `moments.unclear`.
     """
-    found: list[Symmetry] = []
+    symmetries: list[Symmetry] = []
     for level, matrix, no_gradient in zip(levels, moments.moments, moments.is_zero, strict=True):
         # a zero moment with a nonzero gradient is a symmetry by itself; without a gradient there is nothing to find
         bounds = np.array([moments.bounds[axis.parameter] for axis in level.axes])
@@ -37,7 +37,7 @@ def search_levels(levels: list[Level], moments: Moments, known: list[Symmetry]) 
         columns = matrix[:, [not q and not s for q, s in zip(no_gradient, zero_moment, strict=True)]]
         for axis, q, s in zip(level.axes, no_gradient, zero_moment, strict=True):
             if s and not q and not axis.shift:
-                _append_new(found, known, _unnamed((axis,), ()))
+                _append_new(symmetries, known, _unnamed((axis,), ()))
         if len(axes) < 2:
             continue
         if columns.shape[0] < 2 * columns.shape[1]:
@@ -48,8 +48,8 @@ def search_levels(levels: list[Level], moments: Moments, known: list[Symmetry]) 
         for vector in sparse_basis(null.basis, np.zeros((len(axes), 0))):
             plus = tuple(axis for axis, c in zip(axes, vector, strict=True) if c > 0)
             minus = tuple(axis for axis, c in zip(axes, vector, strict=True) if c < 0)
-            _append_new(found, known, _unnamed(plus, minus))
-    return found
+            _append_new(symmetries, known, _unnamed(plus, minus))
+    return symmetries
 
 
 def _unnamed(plus: tuple[Axis, ...], minus: tuple[Axis, ...]) -> Symmetry:
@@ -63,9 +63,9 @@ def _doubts(where: str, null: NullSpace) -> list[str]:
     return doubts + [f"{where}: a null vector with coefficients other than 0, 1, -1" for _ in null.non_integer]
 
 
-def _append_new(found: list[Symmetry], known: list[Symmetry], symmetry: Symmetry) -> None:
-    if not _implied(symmetry, [*known, *found]):
-        found.append(symmetry)
+def _append_new(symmetries: list[Symmetry], known: list[Symmetry], symmetry: Symmetry) -> None:
+    if not _implied(symmetry, [*known, *symmetries]):
+        symmetries.append(symmetry)
 
 
 _Row = tuple[tuple[str, int, int], float]
@@ -142,16 +142,16 @@ def search_whole_parameters(
     null = integer_null_space(np.where((largest <= NULL_RTOL * size)[None], 0.0, matrix))
     basis = np.zeros((len(scales), null.basis.shape[1]))
     basis[tried] = null.basis
-    found = []
+    symmetries = []
     for vector in sparse_basis(basis, implied):
         plus, minus = (tuple(a for a, c in zip(scales, vector, strict=True) if c == sign) for sign in (1, -1))
-        found.append(_unnamed(plus, minus))
+        symmetries.append(_unnamed(plus, minus))
     faint = [
         f"whole parameters: a scale of {scales[n]} changes the outputs by {change:.0e}"
         for n, change in zip(tried, largest / size, strict=True)
         if NULL_RTOL < change < NONZERO_RTOL
     ]
-    return found, _doubts("whole parameters", null) + faint
+    return symmetries, _doubts("whole parameters", null) + faint
 
 
 def _implied_scales(scales: list[Axis], known: list[Symmetry]) -> np.ndarray:

@@ -42,13 +42,13 @@ def components(symmetries: Sequence[Symmetry], names: Sequence[str]) -> list[Com
 
 def memory_groups(parts: list[Component], params: dict[str, nn.Parameter], batches: int) -> list[list[Component]]:
     """Return the components in groups whose gradients of all batches fit in `MEMORY`."""
-    found: list[list[Component]] = [[]]
+    groups: list[list[Component]] = [[]]
     used = 0
     for part in parts:
         size = sum(params[name].numel() * params[name].element_size() for name in part.parameters) * batches
-        if found[-1] and used + size > MEMORY:
-            found.append([])
+        if groups[-1] and used + size > MEMORY:
+            groups.append([])
             used = 0
-        found[-1].append(part)
+        groups[-1].append(part)
         used += size
-    return found
+    return groups

@@ -77,11 +77,7 @@ def equilibrate(
     >>> print(result.noise[1].value < result.noise[0].value, result.imbalance < 1e-3, result.change < 1e-5)
     True True True
     """
-    if isinstance(batches, Census):
-        raise TypeError(
-            "`equilibrate(model, census, batches, loss)`: the arguments have a new order: "
-            "`equilibrate(model, batches, loss, census, step_size=...)`."
-        )
+    _check_order(batches)
     model = unwrap(model)
     training = _Training(model, list(batches), loss, step_size, weight_decay, seed)
     _validate(training, census)
@@ -101,6 +97,14 @@ def equilibrate(
     except BaseException:  # KeyboardInterrupt too
         restore(saved)
         raise
+
+
+def _check_order(batches: Iterable[Batch]) -> None:
+    if isinstance(batches, Census):
+        raise TypeError(
+            "`equilibrate(model, census, batches, loss)`: the arguments have a new order: "
+            "`equilibrate(model, batches, loss, census, step_size=...)`."
+        )
 
 
 def _move_and_measure(

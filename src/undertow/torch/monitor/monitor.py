@@ -24,6 +24,7 @@ from undertow.torch.monitor.output import ScalarWriter
 from undertow.torch.monitor.reading import COLUMNS, Reading, Row, read_symmetry
 from undertow.torch.monitor.requests import Requests, StepMoments
 from undertow.torch.monitor.settings import SGDSettings, common_settings, optimizer_settings
+from undertow.torch.monitor.statistics import ShapeKey
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -147,7 +148,7 @@ class NoiseMonitor:
         return [row for rows in self._rows for row in rows]
 
     @property
-    def algorithms(self) -> dict[Any, str]:
+    def algorithms(self) -> dict[ShapeKey, str]:
         """The algorithm for sequences, "gram" or "direct", by the shapes that occurred."""
         return dict(self._recorder.autotuner.choices)
 

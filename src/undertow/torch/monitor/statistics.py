@@ -16,7 +16,7 @@ from torch import Tensor
 
 from undertow.torch.monitor.sample_gradients import GPU_CHUNK_BYTES, Dense, Outer, samples_per_chunk
 
-__all__ = ["Autotuner", "StatisticRequest", "batch_statistics", "statistic"]
+__all__ = ["Autotuner", "ShapeKey", "StatisticRequest", "batch_statistics", "statistic"]
 
 MEMORY = GPU_CHUNK_BYTES
 """Bytes of one sample above which an algorithm is not used."""
@@ -188,7 +188,7 @@ def _worth_trying(outer: Outer, requests: Sequence[StatisticRequest]) -> list[st
     return [name for name in fit if operations[name] <= MAX_OPERATION_RATIO * least]
 
 
-_ShapeKey = tuple[tuple[int, ...], tuple[int, ...], bool, tuple[tuple[int, tuple[int, ...] | None], ...]]
+ShapeKey = tuple[tuple[int, ...], tuple[int, ...], bool, tuple[tuple[int, tuple[int, ...] | None], ...]]
 """Shapes of both factors, whether they are flipped, and the axis and index shape of each request."""
 
 
@@ -196,7 +196,7 @@ class Autotuner:
     """Choice of the faster algorithm for each shape, measured at its first occurrence."""
 
     def __init__(self) -> None:
-        self.choices: dict[_ShapeKey, str] = {}
+        self.choices: dict[ShapeKey, str] = {}
 
     def run(self, outer: Outer, requests: Sequence[StatisticRequest]) -> list[Tensor]:
         """Return the statistics, by the faster algorithm."""
