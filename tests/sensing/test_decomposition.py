@@ -131,7 +131,7 @@ BAD = {
     "a rank above d": (lambda: rip(jnp.ones((3, 2, 2)), 5), "take at most that"),
     "bursts of a law": (lambda: burst_probability([1.0], 0.1, steps=3), "give a `MatrixSensing`"),
     "bursts of a negative signal": (
-        lambda: burst_probability(ut.MatrixSensing(3, 1, [1.0], spectrum=[-1.0]), 0.1, steps=3), "UU' cannot hold it",
+        lambda: burst_probability(ut.MatrixSensing(3, 1, [1.0], spectrum=[-1.0]), 0.1, steps=3), "UU' cannot represent",
     ),
     "own measurements of odd shape": (lambda: ut.sensing_problem(jnp.ones((3, 2, 4)), jnp.ones(3)), "rank-one"),
     "targets of another length": (lambda: ut.sensing_problem(jnp.ones((3, 2)), jnp.ones(4)), "give one each"),

@@ -479,8 +479,10 @@ def test_alternation_ends_in_balance_or_far_away(x64, monkeypatch, move, sweeps)
     """A flow that falls tenfold with every sweep is below 1e-5 after six; an amount over 30 is far."""
     noise, params, symmetry = two_products()
     calls = []
-    monkeypatch.setattr(alternating, "_one", lambda n, s, p, *_: (p, np.asarray(move), 0, np.asarray(True)))
-    monkeypatch.setattr(alternating, "_left", lambda *_: calls.append(0) or (0.0, 0.5 * 10.0 ** (-(len(calls) // 2))))
+    monkeypatch.setattr(alternating, "_balance", lambda s, n, p, *_: (p, np.asarray(move), 0, np.asarray(True)))
+    monkeypatch.setattr(
+        alternating, "_residual", lambda *_: calls.append(0) or (0.0, 0.5 * 10.0 ** (-(len(calls) // 2)))
+    )
     limits = Limits(tolerance=1e-5, rounding=1e-12, sweeps=100)
     held = [np.zeros((), bool)] * 2
     ended = alternating._alternate(noise, (symmetry,) * 2, params, held, jnp.array(ETA), jnp.array(0.0), limits)
@@ -491,7 +493,7 @@ def test_alternation_ends_in_balance_or_far_away(x64, monkeypatch, move, sweeps)
 def test_the_flow_along_a_direction_without_noise_is_zero(x64):
     noise, params, _ = two_products()
     swap = ut.Exponential(lambda v: {"U": 0 * v["U"], "W": 0 * v["W"], "unused": v["unused"][::-1]})
-    left = alternating._left(noise, swap, params, np.asarray(False), jnp.array(ETA), jnp.array(0.0))
+    left = alternating._residual(swap, noise, params, np.asarray(False), jnp.array(ETA), jnp.array(0.0))
     assert left == (0.0, 0.0)
 
 
@@ -500,6 +502,6 @@ def test_a_relative_flow_is_at_most_one(x64, monkeypatch):
     noise, params, symmetry = two_products()
     for sides in ((-1e-18, 2e-18), (2e-18, -1e-18)):
         rounded = Powers(*map(jnp.asarray, sides), jnp.zeros(()))
-        monkeypatch.setattr(alternating, "powers_now", lambda *_, found=rounded: found)
-        left = alternating._left(noise, symmetry, params, np.asarray(True), jnp.array(ETA), jnp.array(0.0))
+        monkeypatch.setattr(alternating, "powers_now", lambda *_, rounded=rounded: rounded)
+        left = alternating._residual(symmetry, noise, params, np.asarray(True), jnp.array(ETA), jnp.array(0.0))
         assert left == (1.0, 1.0)

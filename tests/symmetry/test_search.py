@@ -8,7 +8,9 @@ import pytest
 import undertow as ut
 from tests.symmetry import nets
 from undertow.symmetry import search, selection
+from undertow.symmetry.evidence import gather_evidence
 from undertow.symmetry.generators import DoubleRotation, Rescaling, Scaling
+from undertow.symmetry.null_space import echelon
 
 
 def total(found, params):
@@ -217,7 +219,7 @@ def test_the_unit_of_the_params_does_not_matter(unit, x64, monkeypatch):
 def test_points_are_half_as_far_as_the_params_are_large(x64):
     params = {"large": -100 - normal(0, 5, 4), "small": 1e-3 * normal(1, 3), "zero": jnp.zeros(2)}
     loss = lambda p, x: sum(jnp.sum(leaf) for leaf in p.values()) * x[0]
-    seen = search._evidence(ut.Problem(loss, drawn()), params, jax.random.key(0), 2000)
+    seen = gather_evidence(ut.Problem(loss, drawn()), params, jax.random.key(0), 2000)
     for leaf, at in zip(params.values(), seen.params, strict=True):
         leaf = np.asarray(leaf)
         spread = np.sqrt(np.mean((at - leaf) ** 2))
@@ -242,7 +244,7 @@ def test_a_loss_of_a_subspace_beside_an_unused_matrix(x64):
 
 def test_echelon_form_when_the_first_columns_are_zero():
     rows = np.array([[0.0, 0.0, 1.0, 2.0], [0.0, 0.0, 2.0, 5.0]])
-    np.testing.assert_allclose(search._echelon(rows), np.eye(4)[2:], atol=1e-12)
+    np.testing.assert_allclose(echelon(rows), np.eye(4)[2:], atol=1e-12)
 
 
 def test_what_comes_in_and_what_goes_out(x64):
