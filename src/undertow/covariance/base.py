@@ -25,6 +25,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow import spectral
 from undertow.estimate import Estimate
 
 __all__ = ["AbstractCovariance", "Linear", "Projected", "Scalar", "Split", "quadratic_form", "sum_over", "trace_of"]
@@ -87,12 +88,8 @@ class AbstractCovariance(eqx.Module):
     def trace_estimate(self, key: Key[Array, ""], matrix: Linear | None = None, probes: int = 128) -> Estimate:
         """Tr[Sigma A] by `probes` Gaussian draws x, as the mean of x'A x with its standard error."""
         probes = validate.positive_integer("trace_estimate", "probes", probes)
-
-        def one(k: Key[Array, ""]) -> Scalar:
-            x = self.gaussian(k)
-            return trees.dot(x, x if matrix is None else matrix(x))
-
-        return Estimate.of(jax.lax.map(one, jax.random.split(key, probes)))
+        product = (lambda x: x) if matrix is None else matrix
+        return Estimate.of(spectral.quadratic_forms(self.gaussian, product, jax.random.split(key, probes)))
 
 
 class Projected(AbstractCovariance):

@@ -66,7 +66,7 @@ class Recorder(eqx.Module):
         return {**values, "distance": off_manifold(self.problem, frame)}, self.holds(frame, flattest)
 
     def holds(self, frame: Frame, flattest: tuple[float, float]) -> Array:
-        """Return whether the Hessian has its rank at a point on the manifold (with zero residuals if they were zero)."""
+        """Return whether the Hessian has its rank at a point on the manifold (with zero residuals where required)."""
         size = 1 + jnp.linalg.norm(frame.point)
         curvature = jnp.sort(frame.curvature)[-self.rank :]
         double, single = flattest

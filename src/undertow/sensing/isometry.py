@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from undertow import _validate as validate
+from undertow.spectral import power_iteration
 
 __all__ = ["Isometry", "rip"]
 
@@ -77,8 +78,8 @@ def _climb(x: Array, keys: Array, rank: int, sign: float, sweeps: int) -> Float[
 
     def ascend(key: Array) -> Array:
         start = jax.random.normal(key, (d, d), x.dtype)
-        step = lambda _, matrix: cut(shift * matrix + sign * apply(matrix))
-        end = jax.lax.fori_loop(0, sweeps, step, cut(start + start.T))
+        move = lambda matrix: shift * matrix + sign * apply(matrix)
+        end = power_iteration(move, cut(start + start.T), sweeps, cut)
         return sign * (jnp.vdot(end, apply(end)) - 1)
 
     return jax.lax.map(ascend, keys)

@@ -24,6 +24,7 @@ from undertow.noise.base import AbstractNoise
 from undertow.sensing.laws import AbstractLaw
 from undertow.sensing.loss import SensingLoss
 from undertow.sensing.matrix_sensing import MatrixSensing
+from undertow.spectral import spectral_norm
 
 __all__ = ["AbstractRule", "Batch", "Printed", "QuadraticNet", "Shrunk", "Unbiased"]
 
@@ -180,7 +181,7 @@ class QuadraticNet(AbstractNoise):
         residual = jnp.where(hidden <= self.radius, hidden - y, 0)
         g = (x * residual[:, None]).T @ x / x.shape[0]
         target = self.problem.signal + self.problem.spurious(jnp.mean(sizes, axis=0))
-        size = _spectral_norm(target) if self.rule.uses_norm else jnp.zeros((), g.dtype)
+        size = spectral_norm(target, SQUARINGS) if self.rule.uses_norm else jnp.zeros((), g.dtype)
         return Batch(g, jnp.sum(params**2) - jnp.mean(y), size)
 
     def covariance(self, params: Float[Array, "d r"]) -> Operator:
@@ -233,17 +234,6 @@ class QuadraticNet(AbstractNoise):
 
 def _symmetric(matrix: Array) -> Array:
     return (matrix + matrix.T) / 2
-
-
-def _spectral_norm(matrix: Array) -> Array:
-    """Return |A| of a symmetric A as |A^(2^k)|^(1/2^k), because LAPACK can deadlock inside parallel lanes."""
-    log, weight = jnp.zeros((), matrix.dtype), 1.0
-    for _ in range(SQUARINGS):
-        length = jnp.maximum(jnp.linalg.norm(matrix), jnp.finfo(matrix.dtype).tiny)
-        log, weight = log + weight * jnp.log(length), weight / 2
-        matrix = matrix / length
-        matrix = matrix @ matrix
-    return jnp.exp(log)
 
 
 def _fourth(d: Array, s: Array) -> Array:

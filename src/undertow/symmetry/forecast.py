@@ -6,12 +6,12 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.flatten_util
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Key, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow import spectral
 from undertow._validate import Number
 from undertow.estimate import Estimate
 from undertow.noise.base import AbstractNoise
@@ -145,13 +145,8 @@ def trace_of_hessian(problem: AbstractProblem, params: PyTree, key: Key[Array, "
 
 @eqx.filter_jit
 def _quadratics(problem: AbstractProblem, params: PyTree, keys: Array) -> Array:
-    product = _hessian_product(problem, params)
-
-    def one(key: Array) -> Array:
-        signs = jax.tree.map(jnp.sign, trees.standard_normal(key, params))
-        return trees.dot(signs, product(signs))
-
-    return jax.lax.map(one, keys)
+    draw = lambda key: spectral.random_signs(key, params)
+    return spectral.quadratic_forms(draw, _hessian_product(problem, params), keys)
 
 
 def largest_curvature(problem: AbstractProblem, params: PyTree, key: Key[Array, ""], steps: int = 40) -> float:
@@ -164,23 +159,4 @@ def _lanczos(problem: AbstractProblem, params: PyTree, key: Array, steps: int) -
     flat, unravel = jax.flatten_util.ravel_pytree(params)
     product = _hessian_product(problem, params)
     start = jax.random.normal(key, flat.shape, flat.dtype)
-    start = start / jnp.linalg.norm(start)
-
-    def step(carry: tuple[Array, Array], k: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-        basis, v = carry
-        basis = basis.at[k].set(v)
-        image = trees.ravel(product(unravel(v)))
-        diagonal = jnp.vdot(v, image)
-        rest = image - basis.T @ (basis @ image)
-        rest = rest - basis.T @ (basis @ rest)  # twice is enough
-        size = jnp.linalg.norm(rest)
-        return (basis, rest / jnp.maximum(size, 1e-30)), (diagonal, size)
-
-    begin = (jnp.zeros((steps, flat.size), flat.dtype), start)
-    _, (diagonal, beside) = jax.lax.scan(step, begin, jnp.arange(steps))
-    # an invariant subspace ends the chain: what comes after it is not connected
-    linked = jnp.cumprod(beside[:-1] > 1e-5 * jnp.max(jnp.abs(diagonal)))
-    off = jnp.where(linked, beside[:-1], 0)
-    reached = jnp.concatenate([jnp.ones(1, bool), linked.astype(bool)])
-    matrix = jnp.diag(jnp.where(reached, diagonal, jnp.min(diagonal))) + jnp.diag(off, 1) + jnp.diag(off, -1)
-    return jnp.linalg.eigvalsh(matrix)[-1]
+    return spectral.lanczos_largest(lambda v: trees.ravel(product(unravel(v))), start, steps)

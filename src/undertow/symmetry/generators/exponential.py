@@ -10,10 +10,14 @@ from jaxtyping import Array, Float, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow import spectral
 from undertow.symmetry.generators._checks import check_amount, largest_exponent
 from undertow.symmetry.generators.base import AbstractSymmetry, Pair
 
 __all__ = ["Exponential"]
+
+POWER_STEPS = 19
+"""Steps of the power iteration for the norm of a generator."""
 
 
 class Exponential(AbstractSymmetry):
@@ -93,15 +97,8 @@ def _asymmetry(symmetry: Exponential, params: PyTree) -> Array:
 @eqx.filter_jit
 def _largest(symmetry: Exponential, params: PyTree) -> Array:
     """Return the largest eigenvalue of A in absolute value, by power iteration (from below)."""
-    probe = trees.standard_normal(jax.random.key(0), params)
-
-    def power(v: PyTree, _: None) -> tuple[PyTree, Array]:
-        image = symmetry.apply(v)
-        size = jnp.sqrt(trees.dot(image, image))
-        return trees.scale(1 / jnp.maximum(size, 1e-30), image), size
-
-    start = trees.scale(1 / jnp.sqrt(trees.dot(probe, probe)), probe)
-    return jnp.max(jax.lax.scan(power, start, None, 20)[1])
+    start = spectral.unit(trees.standard_normal(jax.random.key(0), params))
+    return spectral.norm(symmetry.apply(spectral.power_iteration(symmetry.apply, start, POWER_STEPS)))
 
 
 def _exponential(symmetry: Exponential, vector: PyTree, amount: Array) -> PyTree:
