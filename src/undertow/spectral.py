@@ -80,8 +80,8 @@ def lanczos_largest(
 def spectral_norm(matrix: Float[Array, "n n"], squarings: int) -> Float[Array, ""]:
     """Return |A| of a symmetric matrix A as |A^(2^k)|^(1/2^k), k the number of squarings.
 
-    It uses matrix products only, because LAPACK can deadlock inside parallel lanes. The relative error is at most
-    log(n)/2^(k + 1).
+    It uses matrix products only, because LAPACK can deadlock inside parallel lanes. The logarithm of the result is too
+    large by at most log(n)/2^k.
     """
     log, weight = jnp.zeros((), matrix.dtype), 1.0
     for _ in range(squarings):

@@ -4,7 +4,7 @@ Both use the rank of the Hessian at their start. The limit ends where a curvatur
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import diffrax
 import equinox as eqx
@@ -22,8 +22,6 @@ from undertow.problem import Regression
 
 __all__ = ["Recorder", "diffuse", "diffuse_many", "flow"]
 
-TABLEAU = diffrax.Tsit5.tableau
-
 FLATTEST_OF_FLOW = (1e-13, 1e-6)
 """The least curvature of a flow relative to the largest at its start, in double and in single precision."""
 
@@ -35,6 +33,9 @@ RESOLVED = 0.05
 
 ASTRAY = 1e-2
 """The largest distance of a solution to the manifold, relative to 1 + |params|."""
+
+STEPS_OF_FLOW = 10_000
+"""The largest mean number of Runge-Kutta steps of a flow between two records."""
 
 MOST_STEPS = 20_000
 """The largest number of Euler steps between two records, in addition to the requested number."""
@@ -107,6 +108,36 @@ def _return(noise: AbstractNoise, frame: Frame) -> Array:
     return frame.point - frame.pseudo_inverse(trees.ravel(noise.problem.gradient(frame.unravel(frame.point))))
 
 
+class _Retracted(diffrax.AbstractSolver):
+    """A solver with a retraction to the manifold after each step."""
+
+    solver: diffrax.Tsit5
+    retract: Callable[[Array], Array]
+    # exact at the ends of steps, which are the only points at which the solution is evaluated
+    interpolation_cls: ClassVar[Callable] = diffrax.LocalLinearInterpolation
+    term_structure: ClassVar[Any] = diffrax.Tsit5.term_structure
+
+    def order(self, terms: PyTree) -> int:
+        return self.solver.order(terms)
+
+    def error_order(self, terms: PyTree) -> Any:
+        return self.solver.error_order(terms)
+
+    def init(self, terms: PyTree, t0: Any, t1: Any, y0: Array, args: Any) -> PyTree:
+        return self.solver.init(terms, t0, t1, y0, args)
+
+    def step(
+        self, terms: PyTree, t0: Any, t1: Any, y0: Array, args: Any, solver_state: PyTree, made_jump: Any
+    ) -> tuple[Array, Array | None, dict[str, Array], PyTree, Any]:
+        # a retraction is a jump: the last stage is not the first stage of the next step
+        y1, error, _, state, result = self.solver.step(terms, t0, t1, y0, args, solver_state, made_jump=True)
+        y1 = self.retract(y1)
+        return y1, error, {"y0": y0, "y1": y1}, state, result
+
+    def func(self, terms: PyTree, t0: Any, y0: Array, args: Any) -> Array:
+        return self.solver.func(terms, t0, y0, args)
+
+
 @eqx.filter_jit
 def flow(
     noise: AbstractNoise, frame: Frame, gaps: Array, eta: Any, recorder: Recorder, tolerance: Array
@@ -116,46 +147,26 @@ def flow(
     Returns the end, the records, and the time of the first record at which the rank was lost (inf: at none).
     """
     drift, back = _velocity(noise, frame, eta, recorder)
-    lower = [jnp.asarray(row) for row in TABLEAU.a_lower]
-    solution, defect = jnp.asarray(TABLEAU.b_sol), jnp.asarray(TABLEAU.b_error)
-
-    def attempt(x: Array, dt: Array) -> tuple[Array, Array]:
-        slopes = [drift(x)]
-        for row in lower:
-            slopes.append(drift(x + dt * sum(a * k for a, k in zip(row.astype(x.dtype), slopes, strict=True))))
-        stacked = jnp.stack(slopes)
-        step = dt * jnp.tensordot(solution.astype(x.dtype), stacked, axes=1)
-        error = dt * jnp.tensordot(defect.astype(x.dtype), stacked, axes=1)
-        scaled = error / (tolerance * (1 + jnp.abs(x)))
-        return x + step, jnp.sqrt(jnp.mean(scaled**2))
-
-    def between(carry: tuple[Array, Array], gap: Array) -> tuple[tuple[Array, Array], tuple[PyTree, Array]]:
-        x, dt = carry
-
-        def unfinished(state: tuple) -> Array:
-            _, t, _, count = state
-            return (t < gap * (1 - 1e-12)) & (count < 10_000)
-
-        def step(state: tuple) -> tuple:
-            x, t, dt, count = state
-            short = jnp.minimum(dt, gap - t)
-            moved, error = attempt(x, short)
-            good = error <= 1
-            growth = jnp.clip(0.9 * jnp.where(error > 0, error, 1e-8) ** -0.2, 0.2, 5.0)
-            growth = jnp.where(jnp.isfinite(error), growth, 0.2)
-            x = jnp.where(good, back(moved), x)
-            return x, jnp.where(good, t + short, t), jnp.where(good & (short < dt), dt, short * growth), count + 1
-
-        x, t, dt, _ = jax.lax.while_loop(unfinished, step, (x, jnp.zeros_like(gap), dt, 0))
-        x = jnp.where(t >= gap * (1 - 1e-12), x, jnp.nan)  # too stiff: NaN instead of a wrong result
-        return (x, dt), recorder(x, FLATTEST_OF_FLOW)
-
     x = back(frame.point)
+    times = jnp.concatenate([jnp.zeros(1, x.dtype), jnp.cumsum(gaps.astype(x.dtype))])
     first = 0.01 * (1 + jnp.linalg.norm(x)) / (jnp.linalg.norm(drift(x)) + 1e-12)
-    start = (x, jnp.minimum(first, gaps[0]).astype(x.dtype))
-    (end, _), (records, valid) = jax.lax.scan(between, start, gaps.astype(x.dtype))
-    lost = jnp.min(jnp.where(valid, jnp.inf, jnp.cumsum(gaps)))
-    return end, _with_start(recorder(x, FLATTEST_OF_FLOW)[0], records), lost
+    control = diffrax.PIDController(rtol=tolerance, atol=tolerance, factormax=5.0)
+    solution = diffrax.diffeqsolve(
+        diffrax.ODETerm(lambda t, y, args: drift(y)),
+        _Retracted(diffrax.Tsit5(), back),
+        t0=times[0],
+        t1=times[-1],
+        dt0=jnp.minimum(first, times[1]).astype(x.dtype),
+        y0=x,
+        saveat=diffrax.SaveAt(ts=times),
+        stepsize_controller=diffrax.ClipStepSizeController(control, step_ts=times[1:]),
+        max_steps=STEPS_OF_FLOW * gaps.shape[0],
+        throw=False,
+    )
+    points = jnp.where(jnp.isfinite(solution.ys), solution.ys, jnp.nan)  # too stiff: NaN instead of a wrong result
+    records, valid = jax.lax.map(lambda point: recorder(point, FLATTEST_OF_FLOW), points)
+    lost = jnp.min(jnp.where(valid[1:], jnp.inf, jnp.cumsum(gaps)))
+    return points[-1], records, lost
 
 
 def _diffuse(
