@@ -87,7 +87,7 @@ BAD = {
         lambda: ut.MatrixSensing(3, 1, [1.0], ensemble=Correlated(jnp.ones((1, 2, 2)))), "of size 3 x 3",
     ),
     "measurements blind to the signal": (
-        lambda: ut.MatrixSensing(3, 1, [1.0], ensemble=Correlated(jnp.zeros((1, 3, 3)))), "vanish on a spurious direction",
+        lambda: ut.MatrixSensing(3, 1, [1.0], ensemble=Correlated(jnp.zeros((1, 3, 3)))), "vanish on a spurious",
     ),
     "a law of a wrong length": (
         lambda: ut.MatrixSensing(5, 1, [[1.0, 2.0, 3.0, 4.0]], spurious_rank=2), r"give 2 \(the diagonal\) or 3",
