@@ -18,7 +18,7 @@ import undertow as ut
 SOURCE = Path(ut.__file__).parent
 
 # what each part may import from undertow; a part is a folder, or a file at the top
-GROUND = {"_validate", "_trees", "_chunks", "_progress", "_device", "estimate", "trajectory"}
+GROUND = {"_validate", "_trees", "_chunks", "_progress", "_device", "estimate", "trajectory", "spectral"}
 NOISE = GROUND | {"problem", "covariance", "noise"}
 MATHEMATICS = NOISE | {"dynamics", "manifold", "symmetry", "sensing", "grouped"}
 MAY_IMPORT = {
@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "_device": set(),
     "estimate": set(),
     "trajectory": set(),
+    "spectral": {"_trees"},
     "problem": GROUND,
     "covariance": GROUND | {"problem"},
     "noise": GROUND | {"problem", "covariance"},

@@ -72,3 +72,28 @@ def test_step_size_is_stable_at_the_start_and_at_the_end():
     assert step_size(moments, w) == pytest.approx(min(0.25, 0.25 / max(strongest, largest)))
     assert step_size(moments, 100 * w) == pytest.approx(0.25 / (100 * largest))
     assert step_size(moments, 0 * w) == pytest.approx(min(0.25, 0.25 / strongest))
+
+
+def test_without_heterogeneity_the_flow_is_least_squares():
+    """rho = 0: the end of gradient flow on u^2 - v^2, which is least squares for what has had time to grow."""
+    rng = np.random.default_rng(4)
+    X = rng.normal(size=(3000, 3))
+    y = X @ np.array([1.0, -0.7, 0.5]) + 0.5 * rng.normal(size=3000)
+    moments = moments_of("fit", X, y, np.repeat([0, 1, 2], 1000))[0]
+    w = heterogeneity_flow(moments, np.zeros(2), np.array([False, True]))
+    np.testing.assert_allclose(w, np.stack([moments.least_squares()] * 2), atol=1e-6)
+
+
+def test_the_threshold_of_the_flow():
+    """One column alone: it stays small iff |gbar| < rho V at w = 0, V the stated variance."""
+    rng = np.random.default_rng(5)
+    x = rng.normal(size=(4000, 1))
+    groups = np.repeat([0, 1, 2, 3], 1000)
+    y = x[:, 0] * np.array([-0.2, 0.6, 0.2, 0.8])[groups] + rng.normal(size=4000)
+    moments = moments_of("fit", x, y, groups)[0]
+    curvature = moments.second[:, 0, 0]
+    spread = np.var(moments.cross[:, 0] / curvature, ddof=1) - np.mean(moments.power / (1000 * curvature))
+    edge = abs(moments.pooled_cross[0]) / spread
+    w = heterogeneity_flow(moments, edge * np.array([0.8, 1.25]), np.array([False, False]))
+    assert abs(w[0, 0]) > 0.01
+    assert abs(w[1, 0]) < 1e-5

@@ -1,6 +1,5 @@
 """One environment a step on grouped data: the runs against `descend`, the phases against the runs."""
 
-import dataclasses
 import warnings
 
 import jax
@@ -13,7 +12,7 @@ import undertow as ut
 from undertow.grouped import hetero_regressor as module
 from undertow.grouped.data import moments_of
 from undertow.grouped.designs import grouped_design
-from undertow.grouped.two_phase import growth_phases, moment_noise
+from undertow.grouped.two_phase import moment_noise
 
 
 def data(name="flip", seed=0, **sizes):
@@ -72,111 +71,6 @@ def test_pooled_is_gradient_descent_on_all_rows():
     exact = np.linalg.lstsq(columns, design.y, rcond=None)[0]
     np.testing.assert_allclose(model.pooled_coef_[:4], exact[1:5], atol=0.02)  # the others have hardly grown
     np.testing.assert_allclose(model.pooled_intercept_, exact[0], atol=0.05)
-
-
-@pytest.mark.parametrize("theta", [0.4, 0.7, 1.0])
-@pytest.mark.parametrize("mean", [0.1, 0.3])
-def test_the_condition_for_two_values(theta, mean):
-    """s = m +- M at eta = theta/(2(m + M)): lam < 0 iff M > m (1 + 2/theta)."""
-    edge = mean * (1 + 2 / theta)
-    for spread, sign in ((edge * 1.02, -1), (edge * 0.98, 1)):
-        eta = theta / (2 * (mean + spread))
-        growth = np.mean(np.log(np.abs(1 + 2 * eta * np.array([mean - spread, mean + spread]))))
-        assert np.sign(growth) == sign
-
-
-def correlation(causes, seed, seeds=64):
-    """Of the predicted log u and log v of all but the causes with their means over simulated runs, alpha = 1e-6."""
-    design, moments = data(seed=seed, causes=causes)
-    truth = design.truth * moments.scale[:-1] / moments.scale[-1]
-    eta, alpha = module._safe_step_size(moments), 1e-6
-    arrived = growth_phases(moments, truth, step_size=eta, steps=100_000, alpha=alpha).t1
-    steps = int(1.5 * arrived)
-    phases = growth_phases(moments, truth, step_size=eta, steps=steps, alpha=alpha)
-    runs = module._descend(moments, eta, steps, alpha, seeds, np.random.default_rng(seed))
-    seen = np.stack([runs.log_u.mean(0), runs.log_v.mean(0)])
-    others = truth == 0
-    against = lambda predicted: np.corrcoef(predicted[:, others].ravel(), seen[:, others].ravel())[0, 1]
-    return against(phases.end), against(phases.two_phase(alpha, steps))
-
-
-def test_the_two_phase_law_for_one_cause():
-    phases, two = correlation(causes=1, seed=100)
-    assert phases > 0.99
-    assert two > 0.99
-
-
-def unequal():
-    """One cause, five groups of 100 to 1,000 rows: columns, target, labels, and the cause's own coefficient."""
-    design = grouped_design("flip", 200, causes=1)
-    kept = np.concatenate([np.flatnonzero(design.groups == e)[:n] for e, n in enumerate((100, 200, 400, 700, 1000))])
-    x = (design.X[kept] - design.X[kept].mean(0)) / design.X[kept].std(0)
-    y = (design.y[kept] - design.y[kept].mean()) / design.y[kept].std()
-    moments = moments_of("fit", x, y, design.groups[kept])[0]
-    return x, y, design.groups[kept], moments, np.where(np.arange(30) == 0, moments.pooled_cross[0], 0.0)
-
-
-def test_rates_are_means_over_rows():
-    """Groups are drawn in proportion to their rows: E_e is the mean over rows of their group's value."""
-    x, y, groups, moments, w = unequal()
-    phases = growth_phases(moments, w, step_size=0.3, steps=50)
-    for found, at in ((phases.first, np.zeros(30)), (phases.last, w)):
-        by_row = np.zeros((2, len(y), 30))
-        for e in range(5):
-            own = groups == e
-            g = np.mean(x[own] * (x[own] @ at - y[own])[:, None], axis=0)
-            by_row[:, own] = np.log(np.abs([1 - 0.6 * g, 1 + 0.6 * g]))[:, None]
-        np.testing.assert_allclose(found, by_row.mean(1), atol=1e-12)
-    growth = np.log(np.sqrt(abs(w[0])) / 1e-3) / phases.first[0 if w[0] > 0 else 1, 0]
-    assert phases.t1 == pytest.approx(growth)
-    two = np.log(1e-3) + phases.t1 * phases.first + (50 - phases.t1) * phases.last
-    np.testing.assert_allclose(phases.two_phase(1e-3, 50), two)
-    np.testing.assert_allclose(phases.end[:, 1:], two[:, 1:])
-    noise = moment_noise(moments)
-    np.testing.assert_allclose(noise.weights, np.bincount(groups) / len(groups), rtol=1e-6)
-    # the cause stays where it arrived
-    assert phases.end[0 if w[0] > 0 else 1, 0] == pytest.approx(np.log(np.sqrt(abs(w[0]))), abs=1e-12)
-
-
-def test_the_law_predicts_sizes_in_unequal_groups():
-    """Slope, offset and distance of simulated over predicted growth; with equal shares the distance is .47."""
-    *_, moments, w = unequal()
-    eta, alpha = module._safe_step_size(moments), 1e-24
-    steps = int(1.5 * growth_phases(moments, w, step_size=eta, steps=10**6, alpha=alpha).t1)
-    runs = module._descend(moments, eta, steps, alpha, 64, np.random.default_rng(0))
-    seen = np.stack([runs.log_u.mean(0), runs.log_v.mean(0)])[:, 1:].ravel() - np.log(alpha)
-
-    def predicted(m):
-        return growth_phases(m, w, step_size=eta, steps=steps, alpha=alpha).end[:, 1:].ravel() - np.log(alpha)
-
-    law, equal = predicted(moments), predicted(dataclasses.replace(moments, sizes=np.ones(5, int)))
-    assert law.max() + np.log(alpha) < np.log(0.01)  # all stay small
-    slope, offset = np.polyfit(law, seen, 1)
-    assert abs(slope - 1) < 0.02
-    assert abs(offset) < 0.2
-    far = lambda values: np.sqrt(np.mean((seen - values) ** 2) / np.mean(seen**2))
-    assert far(law) < 0.03
-    assert far(equal) > 0.2
-
-
-@pytest.mark.slow
-def test_the_law_over_many_designs():
-    """One cause: the two-phase law. Four: one phase for each, better than a single t1."""
-    assert np.median([correlation(1, seed)[1] for seed in range(200, 220)]) > 0.99
-    four = np.array([correlation(4, seed) for seed in range(200, 220)])
-    assert np.median(four[:, 0]) > 0.99
-    assert np.median(four[:, 0]) > np.median(four[:, 1])
-
-
-def test_phases_of_a_variable_of_one_sign_never_shrink():
-    """All s_e of one sign: E log|1 + 2 eta s_e| > 0 for every step size."""
-    _, moments = data("consistent", d=8)
-    for eta in np.geomspace(1e-3, 10, 9):
-        phases = growth_phases(moments, np.zeros(8), step_size=eta, steps=10)
-        one_sign = (moments.cross > 0).all(0)
-        assert one_sign.any()
-        assert (phases.first[0, one_sign] > 0).all()
-        np.testing.assert_allclose(phases.end, np.log(1e-3) + 10 * phases.first)
 
 
 def test_it_filters_children_that_change_sign_and_says_why():
@@ -316,11 +210,3 @@ def test_conventions_and_bootstrap():
     low, high = drawn.interval()
     assert drawn.coef.shape == (30, 8)
     assert ((low[:4] <= one[:4]) & (one[:4] <= high[:4])).sum() >= 3
-
-
-def test_a_variable_that_starts_above_its_last_size_has_arrived_at_once():
-    """One variable, y = x/100: u starts at 1, above sqrt(0.01), and no arrival is before the start."""
-    x = np.array([-1.0, 1.0, -1.0, 1.0])[:, None]
-    moments = moments_of("fit", x, x[:, 0], np.array([0, 0, 1, 1]))[0]
-    phases = growth_phases(moments, np.array([0.01]), step_size=0.1, steps=20, alpha=1.0)
-    assert phases.t1 == 0

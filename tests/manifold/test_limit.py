@@ -205,11 +205,3 @@ def test_the_parts_are_half_of_those_of_the_second_derivative(x64):
     for part, whole in zip(parts, twice, strict=True):
         assert np.linalg.norm(whole) > 1e-2
         np.testing.assert_allclose(part, whole / 2, rtol=1e-9, atol=1e-12)
-
-
-def test_kinks_are_those_of_floats():
-    """max of whole numbers has no derivative to lose."""
-    floats = ut.Problem(lambda w, x: jnp.abs(w) * x, jnp.ones(3))
-    assert kinks(floats, jnp.array(1.0)) == ["abs"]
-    whole = ut.Problem(lambda w, k: w ** jax.lax.max(k, 2), jnp.arange(3))
-    assert kinks(whole, jnp.array(1.0)) == []

@@ -7,11 +7,8 @@ import pytest
 
 import undertow as ut
 from tests.symmetry import nets
-from undertow.symmetry import alternating, closed_forms
-from undertow.symmetry.commuting import Limits
+from undertow.symmetry import closed_forms
 from undertow.symmetry.equilibrium import NoFiniteEquilibrium
-from undertow.symmetry.powers import Powers
-from undertow.symmetry.recession import directions_at_infinity
 
 ETA = 0.02
 
@@ -151,29 +148,6 @@ def test_rotations_in_a_chain(x64):
     np.testing.assert_allclose(norms, told, rtol=0.1)  # 4,000 samples know the moments to a few percent
 
 
-@pytest.mark.parametrize("widths", [[3], [5, 3], [5, 4, 6]])
-def test_a_deep_linear_net_satisfies_the_pairwise_equations(x64, widths):
-    keys = jax.random.split(jax.random.key(1), 3)
-    truth = jax.random.normal(keys[0], (4, 3), jnp.float64)
-    root = lambda k, n: jax.random.normal(keys[k], (n, n), jnp.float64)
-    sx, se = root(1, 3) @ root(1, 3).T + jnp.eye(3), root(2, 4) @ root(2, 4).T + jnp.eye(4)
-    layers = closed_forms.deep_linear(truth, sx, se, widths)
-    # the norms do not depend on the widths
-    norms = closed_forms.deep_linear_norms(truth, sx, se, len(layers))
-    np.testing.assert_allclose([jnp.sum(layer**2) for layer in layers], norms, rtol=1e-10)
-    before, after = [jnp.eye(3)], [jnp.eye(4)]
-    for layer in layers:
-        before.append(layer @ before[-1])
-    for layer in layers[::-1]:
-        after.append(after[-1] @ layer)
-    np.testing.assert_allclose(before[-1], truth, atol=1e-12)
-    for i in range(len(layers) - 1):
-        into, out = before[i], after[len(layers) - 2 - i]  # what feeds layer i, what follows layer i + 1
-        left = layers[i + 1].T @ out.T @ se @ out @ layers[i + 1] * jnp.trace(into @ sx @ into.T)
-        right = layers[i] @ into @ sx @ into.T @ layers[i].T * jnp.trace(out.T @ se @ out)
-        np.testing.assert_allclose(left, right, atol=1e-10 * float(jnp.abs(left).max()))
-
-
 def test_norms_that_only_grow_have_their_equilibrium_at_infinity(x64):
     problem = ut.Problem(nets.normalised, double(nets.data()))
     params = double(nets.weights(u=(2, 3), w=(3, 2)))
@@ -290,32 +264,6 @@ def test_a_combination_at_infinity_is_found(x64, kind):
     assert all(np.isposinf(a) for a in both.amount)
 
 
-def test_a_linear_programme_knows_which_directions_fall(x64):
-    """Against brute force: all directions with small whole coefficients, for random signs of three generators."""
-    rng = np.random.default_rng(0)
-    grid = np.array(list(np.ndindex(5, 5, 5))) - 2
-    params = jnp.ones(4)
-    seen = set()
-    for _ in range(60):
-        columns = rng.integers(-1, 2, (4, 3))
-        noise = rng.integers(0, 2, 4)
-        weights, decay = rng.integers(0, 2, 4), float(rng.integers(0, 2))
-        symmetries = tuple(ut.Exponential(jnp.asarray(c, float)) for c in columns.T)
-        found = directions_at_infinity(symmetries, params * weights, jnp.asarray(noise, float), decay)
-        change = grid @ columns.T  # (directions, entries)
-        falls = (change * noise >= 0).all(1) & (change * weights * decay <= 0).all(1)
-        falls &= ((change * noise) ** 2 + (change * weights * decay) ** 2).sum(1) > 0
-        assert bool(found) == bool(falls.any()), (columns, noise, weights, decay)
-        seen.add(bool(found))
-        for direction in found:
-            moved = columns @ np.array(direction)
-            assert (moved * noise >= -1e-9).all()
-            assert (moved * weights * decay <= 1e-9).all()
-        held = np.any([np.array(d) != 0 for d in found], axis=0) if found else np.zeros(3, bool)
-        assert not falls[(grid[:, held] == 0).all(1)].any()  # what is left has a finite equilibrium
-    assert seen == {True, False}
-
-
 def lora(p, s):
     return nets.square(p["base"] @ s[0] + p["B"] @ (p["A"] @ s[0]), s[1])
 
@@ -391,50 +339,6 @@ def test_bad_input_is_explained(what, as_a_user):
         call(noise, nets.weights(U=(2, 3), W=(3, 2)))
 
 
-def test_directions_in_which_one_factor_has_no_noise_are_left_alone(x64):
-    """The others go where they go in the limit of little noise there, and the product stays."""
-    keys = jax.random.split(jax.random.key(3), 4)
-    left, right = jax.random.normal(keys[0], (6, 4)), jax.random.normal(keys[1], (4, 5))
-    half, part = jax.random.normal(keys[2], (4, 4)), jax.random.normal(keys[3], (4, 3))
-    a, b = half @ half.T, part @ part.T  # b has rank 3
-    found = closed_forms.rotation(left, right, a, b, 0.1, 0.0)
-    assert (int(found.lost), int(found.silent)) == (1, 0)
-    np.testing.assert_allclose(found.left @ found.right, left @ right, atol=1e-12)
-    vectors = jnp.linalg.eigh(b)[1]
-    silent, heard = vectors[:, :1], vectors[:, 1:]
-    np.testing.assert_allclose(found.amount @ silent, 0, atol=1e-10)
-    near = closed_forms.geometric_mean(a, b + 1e-12 * silent @ silent.T)
-    inside = heard.T @ closed_forms.geometric_mean(
-        heard @ (heard.T @ a @ heard) @ heard.T + silent @ silent.T, b + silent @ silent.T
-    ) @ heard  # fmt: skip
-    np.testing.assert_allclose(heard.T @ near @ heard, inside, rtol=0, atol=1e-3 * jnp.abs(inside).max())
-    moved = heard.T @ jax.scipy.linalg.expm(2 * found.amount) @ heard
-    np.testing.assert_allclose(moved, inside, atol=1e-8)
-
-
-def test_without_any_noise_nothing_moves(x64):
-    left, right = jnp.eye(3), 2 * jnp.eye(3)
-    found = closed_forms.rotation(left, right, jnp.zeros((3, 3)), jnp.zeros((3, 3)), 0.1, 0.0)
-    assert (int(found.lost), int(found.silent)) == (0, 3)
-    np.testing.assert_array_equal(found.amount, 0)
-    np.testing.assert_allclose(found.left, left, atol=1e-14)
-    np.testing.assert_allclose(found.right, right, atol=1e-14)
-
-
-@pytest.mark.parametrize("scale", [1e-20, 1e-10, 1.0, 1e10])
-def test_the_unit_of_the_noise_does_not_matter(x64, scale):
-    """Noise of very different strengths in the directions, near a minimum where all of it is small too."""
-    keys = jax.random.split(jax.random.key(4), 4)
-    left, right = jax.random.normal(keys[0], (9, 8)), jax.random.normal(keys[1], (8, 9))
-    frames = (jnp.linalg.qr(jax.random.normal(key, (8, 8)))[0] for key in keys[2:])
-    a, b = ((frame * jnp.logspace(-7, 0, 8)[None]) @ frame.T for frame in frames)
-    found = closed_forms.rotation(left, right, scale * a, scale * b, 0.1, 0.0)
-    assert (int(found.lost), int(found.silent)) == (0, 0)
-    way, back = (jax.scipy.linalg.expm(sign * found.amount) for sign in (1, -1))
-    there, size = way @ b @ way, float(jnp.abs(way @ b @ way).max())
-    np.testing.assert_allclose(back @ a @ back, there, rtol=0, atol=1e-8 * size, equal_nan=False)
-
-
 def test_half_precision_is_computed_in_single():
     """The flow and the amounts are those of the same numbers in float32; params come back in their own type."""
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (nets.weights(U=(2, 3), W=(3, 2)), nets.data()))
@@ -450,62 +354,3 @@ def test_half_precision_is_computed_in_single():
     assert {leaf.dtype for leaf in jax.tree.leaves(ends[0].params)} == {jnp.dtype(jnp.bfloat16)}
     for a, b in zip(jax.tree.leaves(ends[0].params), jax.tree.leaves(ends[1].params), strict=True):
         np.testing.assert_array_equal(a, b.astype(jnp.bfloat16))
-
-
-def test_what_the_linear_programme_leaves_of_a_zero_is_no_member(x64, monkeypatch):
-    """Two generators of opposite sign have no equilibrium together; the third has one and must not be held."""
-    from scipy import optimize
-
-    right = optimize.linprog
-
-    def rounded(*given, **options):
-        solved = right(*given, **options)
-        if solved.success:
-            solved.x = solved.x + 1e-13 * np.arange(len(solved.x))
-        return solved
-
-    monkeypatch.setattr(optimize, "linprog", rounded)
-    columns = np.array([[1.0, 1.0, 0.0], [-1.0, 1.0, 0.0], [1.0, -0.5, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, -1.0]])
-    symmetries = tuple(ut.Exponential(jnp.asarray(c)) for c in columns.T)
-    (direction,) = directions_at_infinity(symmetries, jnp.ones(5), jnp.ones(5), 0.0)
-    assert direction[0] != 0
-    assert direction[1] != 0
-    assert direction[2] == 0
-
-
-def two_products():
-    """Two rescalings of a linear pair, with its noise."""
-    noise = ut.Minibatch(ut.Problem(nets.linear_net, double(nets.data())), 4)
-    params = double(nets.weights(U=(2, 2), W=(2, 2), unused=(2,)))
-    return noise, params, ut.Rescaling(lambda p: p["U"], lambda p: p["W"])
-
-
-@pytest.mark.parametrize(("move", "sweeps"), [(1.0, 6), (-1.0, 6), (20.0, 2), (-20.0, 2), (np.inf, 6)])
-def test_alternation_ends_in_balance_or_far_away(x64, monkeypatch, move, sweeps):
-    """A flow that falls tenfold with every sweep is below 1e-5 after six; an amount over 30 is far."""
-    noise, params, symmetry = two_products()
-    calls = []
-    monkeypatch.setattr(alternating, "_one", lambda n, s, p, *_: (p, np.asarray(move), 0, np.asarray(True)))
-    monkeypatch.setattr(alternating, "_left", lambda *_: calls.append(0) or (0.0, 0.5 * 10.0 ** (-(len(calls) // 2))))
-    limits = Limits(tolerance=1e-5, rounding=1e-12, sweeps=100)
-    held = [np.zeros((), bool)] * 2
-    ended = alternating._alternate(noise, (symmetry,) * 2, params, held, jnp.array(ETA), jnp.array(0.0), limits)
-    assert ended.sweeps == sweeps
-    np.testing.assert_array_equal(ended.amounts, [move * sweeps] * 2)
-
-
-def test_the_flow_along_a_direction_without_noise_is_zero(x64):
-    noise, params, _ = two_products()
-    swap = ut.Exponential(lambda v: {"U": 0 * v["U"], "W": 0 * v["W"], "unused": v["unused"][::-1]})
-    left = alternating._left(noise, swap, params, np.asarray(False), jnp.array(ETA), jnp.array(0.0))
-    assert left == (0.0, 0.0)
-
-
-def test_a_relative_flow_is_at_most_one(x64, monkeypatch):
-    """Rounding may leave a noise power a little below zero on either side."""
-    noise, params, symmetry = two_products()
-    for sides in ((-1e-18, 2e-18), (2e-18, -1e-18)):
-        rounded = Powers(*map(jnp.asarray, sides), jnp.zeros(()))
-        monkeypatch.setattr(alternating, "powers_now", lambda *_, found=rounded: found)
-        left = alternating._left(noise, symmetry, params, np.asarray(True), jnp.array(ETA), jnp.array(0.0))
-        assert left == (1.0, 1.0)

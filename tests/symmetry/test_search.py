@@ -7,7 +7,7 @@ import pytest
 
 import undertow as ut
 from tests.symmetry import nets
-from undertow.symmetry import search, selection
+from undertow.symmetry import search
 from undertow.symmetry.generators import DoubleRotation, Rescaling, Scaling
 
 
@@ -163,42 +163,6 @@ def drawn(samples=40, inputs=6):
     return jax.random.normal(jax.random.key(5), (samples, inputs), jnp.float64)
 
 
-def test_some_neurons_of_a_layer_and_a_kernel_with_three_axes(x64):
-    """Neurons 0 and 2 are ReLU, neuron 1 is tanh; the outgoing weights have their index in the middle."""
-
-    def loss(p, x):
-        hidden = p["in"] @ x
-        hidden = jnp.where(jnp.array([True, False, True]), jax.nn.relu(hidden), jnp.tanh(hidden))
-        return jnp.sum((jnp.einsum("ahb,h->ab", p["out"], hidden) - 1) ** 2)
-
-    params = {"in": normal(0, 3, 6), "out": normal(1, 2, 3, 3)}
-    (found,) = ut.find_symmetries(ut.Problem(loss, drawn()), params)
-    assert found.describe(params) == "rescaling of 2 neurons, in against out"
-    moved = found.orbit(params, jnp.array([1.0, 2.0]))
-    factor = jnp.exp(jnp.array([1.0, 0.0, 2.0]))
-    np.testing.assert_allclose(moved["in"], params["in"] / factor[:, None], rtol=1e-12)
-    np.testing.assert_allclose(moved["out"], params["out"] * factor[None, :, None], rtol=1e-12)
-
-
-def test_rows_that_are_normalised_scale_one_by_one(x64):
-    """Beside a vector that is normalised as a whole."""
-
-    def loss(p, x):
-        rows = p["rows"] / jnp.linalg.norm(p["rows"], axis=1, keepdims=True)
-        return jnp.sum((jnp.tanh(rows @ x) - jnp.tanh(p["whole"] @ x / jnp.linalg.norm(p["whole"]))) ** 2)
-
-    params = {"rows": normal(0, 6, 7), "whole": normal(1, 7)}
-    *several, one = ut.find_symmetries(ut.Problem(loss, drawn(inputs=7)), params)
-    assert len(several) == 6
-    for row, symmetry in enumerate(several):
-        moved = symmetry.orbit(params, 0.5)
-        np.testing.assert_allclose(moved["rows"], params["rows"].at[row].multiply(jnp.exp(0.5)), rtol=1e-12)
-        np.testing.assert_array_equal(moved["whole"], params["whole"])
-    moved = one.orbit(params, 0.5)
-    np.testing.assert_allclose(moved["whole"], params["whole"] * jnp.exp(0.5), rtol=1e-12)
-    np.testing.assert_array_equal(moved["rows"], params["rows"])
-
-
 @pytest.mark.parametrize("unit", [1e-4, 1.0, 1e4])
 def test_the_unit_of_the_params_does_not_matter(unit, x64, monkeypatch):
     """GL(5) of a linear pair, beside a pair with tanh between; memory for fewer points than usual."""
@@ -214,51 +178,6 @@ def test_the_unit_of_the_params_does_not_matter(unit, x64, monkeypatch):
     assert [s.describe(params) for s in found] == ["GL(5) between U and W"]
 
 
-def test_points_are_half_as_far_as_the_params_are_large(x64):
-    params = {"large": -100 - normal(0, 5, 4), "small": 1e-3 * normal(1, 3), "zero": jnp.zeros(2)}
-    loss = lambda p, x: sum(jnp.sum(leaf) for leaf in p.values()) * x[0]
-    seen = search._evidence(ut.Problem(loss, drawn()), params, jax.random.key(0), 2000)
-    for leaf, at in zip(params.values(), seen.params, strict=True):
-        leaf = np.asarray(leaf)
-        spread = np.sqrt(np.mean((at - leaf) ** 2))
-        np.testing.assert_allclose(spread, 0.5 * np.sqrt(np.mean(leaf**2)) if leaf.any() else 0.25, rtol=0.1)
-
-
 def test_a_single_parameter_has_none(x64):
     problem = ut.Problem(lambda p, x: jnp.sum((p * x - 1) ** 2), drawn())
     assert ut.find_symmetries(problem, jnp.array(1.3)) == ()
-
-
-def test_a_loss_of_a_subspace_beside_an_unused_matrix(x64):
-    """U -> U exp(A) keeps the range of U: three symmetric A for two columns, and no scaling of U on top."""
-
-    def loss(p, x):
-        q = jnp.linalg.qr(p["U"])[0]
-        return jnp.sum((x - q @ (q.T @ x)) ** 2)
-
-    params = {"U": normal(0, 4, 2), "W": normal(1, 2, 3)}
-    assert total(ut.find_symmetries(ut.Problem(loss, drawn(inputs=4)), params), params) == 3
-
-
-def test_echelon_form_when_the_first_columns_are_zero():
-    rows = np.array([[0.0, 0.0, 1.0, 2.0], [0.0, 0.0, 2.0, 5.0]])
-    np.testing.assert_allclose(search._echelon(rows), np.eye(4)[2:], atol=1e-12)
-
-
-def test_what_comes_in_and_what_goes_out(x64):
-    """Rows come in and columns go out; where one side has two leaves, that one comes in."""
-    x = drawn()
-    one = lambda p, x: jnp.sum((p["a"] @ jax.nn.relu(p["z"] @ x) - 1) ** 2)
-    params = {"a": normal(0, 2, 5), "z": normal(1, 5, 6)}
-    (found,) = ut.find_symmetries(ut.Problem(one, x), params)
-    assert found.describe(params) == "rescaling of 5 neurons, z against a"
-    two = lambda p, x: (p["a"] @ jax.nn.relu(p["y"] @ x[:3] + p["z"] @ x[3:]) - 1) ** 2
-    params = {"a": normal(0, 5), "y": normal(1, 5, 3), "z": normal(2, 5, 3)}
-    (found,) = ut.find_symmetries(ut.Problem(two, x), params)
-    assert found.describe(params) == "rescaling of 5 neurons, y, z against a"
-
-
-def test_one_row_is_a_piece_of_its_leaf():
-    params = {"w": jnp.zeros((4, 3)), "v": jnp.zeros(2)}
-    (piece,) = selection.pieces(lambda p: p["w"][2:3], params, 0)
-    assert (piece.leaf, piece.axis, piece.own.tolist(), piece.other) == (1, 0, [2], None)

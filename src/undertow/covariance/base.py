@@ -21,10 +21,11 @@ from typing import NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow import spectral
 from undertow._validate import KeyLike, RenamedAttribute
 from undertow.estimate import Estimate
 
@@ -92,12 +93,12 @@ class AbstractCovariance(eqx.Module):
     def trace_estimate(self, key: KeyLike, matrix: Linear | None = None, probes: int = 128) -> Estimate:
         """Return an estimate of Tr[Sigma A]: the mean of x'A x over `probes` Gaussian draws x."""
         probes = validate.positive_integer("trace_estimate", "probes", probes)
-
-        def one(k: Key[Array, ""]) -> Scalar:
-            x = self.gaussian(k)
-            return trees.dot(x, x if matrix is None else matrix(x))
-
-        return Estimate.of(jax.lax.map(one, jax.random.split(validate.as_key("trace_estimate", key), probes)))
+        product = (lambda x: x) if matrix is None else matrix
+        return Estimate.of(
+            spectral.quadratic_forms(
+                self.gaussian, product, jax.random.split(validate.as_key("trace_estimate", key), probes)
+            )
+        )
 
 
 class Projected(AbstractCovariance):

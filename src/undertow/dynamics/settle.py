@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow import spectral
 from undertow._validate import Number
 from undertow.covariance import LabelCovariance
 from undertow.problem import AbstractProblem, Population, Regression
@@ -99,14 +100,9 @@ def _lowest_curvature(problem: AbstractProblem, params: PyTree) -> Float[Array, 
 
 
 def _strongest(apply: Any, like: PyTree) -> Float[Array, ""]:
-    """Return the eigenvalue of largest absolute value of a symmetric operator, by power iteration."""
-
-    def step(_: Any, v: PyTree) -> PyTree:
-        w = apply(v)
-        return trees.scale(1 / jnp.maximum(_norm(w), 1e-30), w)
-
-    begin = trees.standard_normal(jax.random.key(0), jax.lax.stop_gradient(like))
-    v = jax.lax.fori_loop(0, POWER_STEPS, step, trees.scale(1 / _norm(begin), begin))
+    """Return the eigenvalue of the largest size of a symmetric operator, by power iteration from a fixed start."""
+    start = trees.standard_normal(jax.random.key(0), jax.lax.stop_gradient(like))
+    v = spectral.power_iteration(apply, spectral.unit(start), POWER_STEPS)
     return trees.dot(v, apply(v))
 
 

@@ -1,4 +1,4 @@
-"""Rows in groups, checked, standardised and reduced to moments: the data of the estimators for grouped data.
+"""Validation, standardisation and moments of grouped data, and a bootstrap over groups.
 
 Gradients, flows and refits are functions of the second moments of (1, x, y) in each group, so their cost does not
 depend on the number of rows. The test of invariance needs fourth moments and makes one pass over the rows per model.
@@ -27,30 +27,30 @@ __all__ = [
 ]
 
 PRESENT = 0.03
-"""A standardised coefficient above this counts as one."""
+"""A standardised coefficient above this counts as not zero."""
 FARTHEST = 1e280
-"""The standard deviation of y over that of a column lies within this factor of 1, so that coefficients are doubles."""
+"""The largest ratio of the standard deviations of y and of a column, so that coefficients do not overflow."""
 FEW_GROUPS = 10
-"""Below this many groups, intervals from a bootstrap over groups are rough, and say so."""
+"""Below this number of groups, a bootstrap over groups warns that its intervals are rough."""
 
 
 @dataclass(frozen=True)
 class Moments:
     """Second moments of z = (1, x, y) in each group, x and y standardised by pooled mean and standard deviation.
 
-    With shares p_e = n_e/n the pooled moments are sum_e p_e joint_e: there every x and y has mean 0 and variance 1.
+    With shares p_e = n_e/n the pooled moments are sum_e p_e joint_e, in which every x and y has mean 0 and variance 1.
     """
 
     joint: Float[np.ndarray, "e d_plus_2 d_plus_2"]
     """E_e[z z'] for every group."""
     sizes: Int[np.ndarray, " e"]
-    """n_e, rows in each group."""
+    """n_e, the number of rows in each group."""
     mean: Float[np.ndarray, " d_plus_1"]
     """Pooled means of (x, y), in the units of the data."""
     scale: Float[np.ndarray, " d_plus_1"]
     """Pooled standard deviations of (x, y)."""
     rows: tuple[Float[np.ndarray, "_ d_plus_2"], ...]
-    """z of every row, an array per group."""
+    """z of every row, one array per group."""
 
     @property
     def shares(self) -> Float[np.ndarray, " e"]:
@@ -83,29 +83,29 @@ class Moments:
         return self.shares @ self.cross
 
     def ridge(self, strength: float) -> Float[np.ndarray, " d"]:
-        """(Sigma + strength I)^-1 c."""
+        """Return (Sigma + strength I)^-1 c."""
         second = self.pooled_second
         return np.linalg.solve(second + strength * np.eye(len(second)), self.pooled_cross)
 
     def least_squares(self) -> Float[np.ndarray, " d"]:
-        """The pooled least-squares coefficients, of least norm where they are not unique."""
+        """Return the pooled least-squares coefficients, of least norm if they are not unique."""
         return np.linalg.lstsq(self.pooled_second, self.pooled_cross, rcond=None)[0]
 
     def gradients(self, w: Float[np.ndarray, "*batch d"]) -> Float[np.ndarray, "*batch e d"]:
-        """g_e = Sigma_e w - c_e, the gradient of half the mean squared error in each group."""
+        """Return g_e = Sigma_e w - c_e, the gradient of half the mean squared error in each group."""
         e, d = self.cross.shape
         moved = np.asarray(w) @ self.second.transpose(1, 0, 2).reshape(d, e * d)
         return moved.reshape(*np.shape(w)[:-1], e, d) - self.cross
 
     def original(self, w: Float[np.ndarray, " d"], intercept: float = 0.0) -> tuple[np.ndarray, float]:
-        """Coefficients and intercept in the units of the data."""
+        """Return coefficients and intercept in the units of the data."""
         coef = w * self.scale[-1] / self.scale[:-1]
         return coef, float(self.mean[-1] + intercept * self.scale[-1] - coef @ self.mean[:-1])
 
     def take(self, groups: Int[np.ndarray, " k"]) -> "Moments | None":
-        """The data set made of these groups, one that is listed twice being two groups; None if a column is constant.
+        """Return the data set of these groups, where a group listed twice counts as two; None if a column is constant.
 
-        Means and standard deviations are pooled anew, from the moments alone.
+        Means and standard deviations are pooled anew from the moments.
         """
         joint, sizes = self.joint[groups], self.sizes[groups]
         pooled = np.tensordot(sizes / sizes.sum(), joint, 1)
@@ -131,7 +131,7 @@ def _column(names: np.ndarray | None, index: int) -> str:
 
 
 def _names(X: Any) -> np.ndarray | None:
-    """The names of the columns, where all are strings."""
+    """Return the names of the columns, if all are strings."""
     columns = getattr(X, "columns", None)
     if columns is None or not all(isinstance(name, str) for name in columns):
         return None
@@ -139,7 +139,7 @@ def _names(X: Any) -> np.ndarray | None:
 
 
 def check_rows(function: str, X: Any) -> tuple[Float[np.ndarray, "rows d"], np.ndarray | None]:
-    """X as finite numbers of shape (rows, columns), and the names of its columns."""
+    """Return X as finite numbers of shape (rows, columns), and the names of its columns."""
     names = _names(X)
     values = validate.real_array(function, "X", X)
     if values.ndim != 2:
@@ -154,14 +154,16 @@ def check_rows(function: str, X: Any) -> tuple[Float[np.ndarray, "rows d"], np.n
 
 
 def _read_groups(function: str, groups: Any, rows: int) -> tuple[np.ndarray, Int[np.ndarray, " rows"]]:
-    """The names of the groups, and the number of each row's group."""
+    """Return the names of the groups, and the number of each row's group."""
     if groups is None:
         raise ValueError(f"`{function}`: `groups` is not given; give the environment of each row, such as its site.")
     if np.ma.is_masked(groups):
         raise ValueError(f"`{function}`: `groups` has masked labels; drop those rows or give them a group.")
     labels = np.asarray(groups)
     if labels.shape != (rows,):
-        raise ValueError(f"`{function}`: `groups` has shape {labels.shape} and `X` {rows} rows; give one label a row.")
+        raise ValueError(
+            f"`{function}`: `groups` has shape {labels.shape} and `X` {rows} rows; give one label per row."
+        )
     if any(label is None or label != label for label in labels.tolist()):
         raise ValueError(
             f"`{function}`: `groups` has missing labels; drop those rows or give them a group of their own."
@@ -172,7 +174,7 @@ def _read_groups(function: str, groups: Any, rows: int) -> tuple[np.ndarray, Int
         raise TypeError(f"`{function}`: `groups` mixes labels of several types; convert them all to text.") from None
     if len(names) < 2:
         raise ValueError(
-            f"`{function}`: `groups` has one group only, {names[0]!s}; what varies shows between at least two."
+            f"`{function}`: `groups` has one group only, {names[0]!s}; give at least two, so that they can be compared."
         )
     counts = np.bincount(numbers)
     if counts.min() < 2:
@@ -183,7 +185,7 @@ def _read_groups(function: str, groups: Any, rows: int) -> tuple[np.ndarray, Int
 
 
 def moments_of(function: str, X: Any, y: Any, groups: Any) -> tuple[Moments, np.ndarray, np.ndarray | None]:
-    """The moments of checked data, the names of its groups, and of its columns where they have names.
+    """Return the moments of checked data, the names of its groups, and the names of its columns if they have names.
 
     >>> import numpy as np
     >>> from undertow.grouped.data import moments_of
@@ -196,12 +198,12 @@ def moments_of(function: str, X: Any, y: Any, groups: Any) -> tuple[Moments, np.
     rows = len(values)
     target = validate.real_array(function, "y", y)
     if target.shape != (rows,):
-        raise ValueError(f"`{function}`: `y` has shape {target.shape} and `X` {rows} rows; give one number a row.")
+        raise ValueError(f"`{function}`: `y` has shape {target.shape} and `X` {rows} rows; give one number per row.")
     if not np.isfinite(target).all():
         raise ValueError(f"`{function}`: `y` has missing or infinite values; drop those rows.")
     names, numbers = _read_groups(function, groups, rows)
     data = np.concatenate([values, target[:, None]], axis=1)
-    # powers of two divide out exactly; squares of what is left neither overflow nor vanish
+    # division by powers of two is exact; squares of the quotients neither overflow nor underflow
     exponent = np.frexp(np.abs(data).max(0))[1]
     data = np.ldexp(data, -exponent)
     mean, scale = data.mean(0), data.std(0)
@@ -224,7 +226,7 @@ def moments_of(function: str, X: Any, y: Any, groups: Any) -> tuple[Moments, np.
 
 
 def remember_names(model: Any, names: np.ndarray | None) -> None:
-    """Sets `feature_names_in_`, or forgets that of an earlier fit, as scikit-learn does."""
+    """Set `feature_names_in_`, or delete that of an earlier fit, as scikit-learn does."""
     if names is not None:
         model.feature_names_in_ = names
     elif hasattr(model, "feature_names_in_"):
@@ -232,7 +234,7 @@ def remember_names(model: Any, names: np.ndarray | None) -> None:
 
 
 def predict_linear(model: Any, X: Any) -> Float[np.ndarray, " rows"]:
-    """X.coef_ + intercept_ of a fitted model, for rows with the columns it was fitted on."""
+    """Return X.coef_ + intercept_ of a fitted model, for rows with the columns it was fitted on."""
     from sklearn.utils.validation import check_is_fitted
 
     check_is_fitted(model)
@@ -240,7 +242,8 @@ def predict_linear(model: Any, X: Any) -> Float[np.ndarray, " rows"]:
     values, names = check_rows(function, X)
     if values.shape[1] != model.n_features_in_:
         raise ValueError(
-            f"`{function}`: `X` has {values.shape[1]} columns, the model was fitted on {model.n_features_in_}."
+            f"`{function}`: `X` has {values.shape[1]} columns, the model was fitted on {model.n_features_in_}; give "
+            "the same columns."
         )
     known = getattr(model, "feature_names_in_", None)
     if names is not None and known is not None and list(names) != list(known):
@@ -259,20 +262,20 @@ class Bootstrap:
     coef: Float[np.ndarray, "repeats d"]
     intercept: Float[np.ndarray, " repeats"]
     groups: int
-    """How many groups there were to draw from."""
+    """The number of groups in the data."""
     failed: int
-    """Draws that gave no fit (a constant column, or no finite coefficients), left out above."""
+    """The number of draws without a fit (a constant column, or no finite coefficients), which are left out above."""
 
     def interval(self, level: float = 0.95) -> Float[np.ndarray, "2 d"]:
-        """The low and high end of a percentile interval for every coefficient."""
+        """Return the low and high end of a percentile interval for every coefficient."""
         validate.finite_number("interval", "level", level, below=1.0)
         return np.quantile(self.coef, [(1 - level) / 2, (1 + level) / 2], axis=0)
 
     def __str__(self) -> str:
         low, high = self.interval()
         rows = [f"{j:>6}  [{a: .4g}, {b: .4g}]" for j, (a, b) in enumerate(zip(low, high, strict=True))]
-        said = f"{len(self.coef)} draws of {self.groups} groups, {self.failed} failed; 95% intervals:"
-        return "\n".join([said, *rows])
+        head = f"{len(self.coef)} draws of {self.groups} groups, {self.failed} failed; 95% intervals:"
+        return "\n".join([head, *rows])
 
 
 def bootstrap(
@@ -282,9 +285,9 @@ def bootstrap(
     repeats: int,
     seed: int,
 ) -> Bootstrap:
-    """`estimate(moments, repeat)` -> (coefficients, intercept), on `repeats` draws of all groups with replacement.
+    """Return (coefficients, intercept) = `estimate(moments, repeat)` for `repeats` draws of groups with replacement.
 
-    A group drawn twice counts as two groups: they are alike, which the estimator sees as less heterogeneity.
+    A group drawn twice counts as two equal groups, so draws are less heterogeneous than the data.
     """
     repeats = validate.positive_integer(function, "repeats", repeats)
     count = len(moments.sizes)
@@ -306,7 +309,7 @@ def bootstrap(
             bar.update(repeat + 1)
     if not fits:
         raise ValueError(
-            f"`{function}`: no draw of groups gave a fit; a column varies in one group only, or all diverge."
+            f"`{function}`: no draw of groups gave a fit; a column varies in one group only, or all fits diverge."
         )
     coefs, intercepts = zip(*fits, strict=True)
     return Bootstrap(np.stack(coefs), np.array(intercepts), count, repeats - len(fits))

@@ -1,7 +1,8 @@
-"""Grouped regression data with a known answer: nine designs in which least squares is misled by children of y.
+"""Simulated grouped regression data: nine designs in which children of y bias least squares.
 
 A few causes x_c give y = x_c.w + noise, with the same w in every environment. Children of y, child = a_e y + noise,
-predict y well in the environments at hand and badly in others. The rest is irrelevant, but correlated with a cause.
+predict y well in the training environments and badly in others. The other columns are irrelevant, but correlated with
+a cause.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,7 @@ FAR = (-1.5, 2.0, 0.0)
 
 @dataclass(frozen=True)
 class GroupedDesign:
-    """Rows in groups, the invariant coefficients behind them, and environments to be tested in."""
+    """Rows in groups, their invariant coefficients, and test environments."""
 
     name: str
     X: Float[np.ndarray, "rows d"]
@@ -30,24 +31,24 @@ class GroupedDesign:
     truth: Float[np.ndarray, " d"]
     """w*, the coefficients that hold in every environment; the intercept is zero."""
     children: Bool[np.ndarray, " d"]
-    """Which columns descend from y."""
+    """A mask of the columns that descend from y."""
     tests: tuple[tuple[Float[np.ndarray, "n d"], Float[np.ndarray, " n"]], ...]
     """X and y of each test environment."""
 
     def error(self, coef: Any) -> float:
-        """|w - w*| / |w*|, every coefficient in units of its column's pooled standard deviation."""
+        """Return |w - w*| / |w*|, with every coefficient in units of its column's pooled standard deviation."""
         scale = self.X.std(0)
         return float(np.linalg.norm((np.asarray(coef) - self.truth) * scale) / np.linalg.norm(self.truth * scale))
 
     def risk(self, coef: Any, intercept: float = 0.0) -> float:
-        """The largest mean squared error over the test environments, over that of w*."""
+        """Return the largest mean squared error over the test environments, relative to that of w*."""
         mse = lambda w, b: max(float(np.mean((y - X @ w - b) ** 2)) for X, y in self.tests)
         return mse(np.asarray(coef), intercept) / mse(self.truth, 0.0)
 
 
 @dataclass(frozen=True)
 class _Environment:
-    """What makes one environment differ from another."""
+    """The parameters of one environment."""
 
     strength: np.ndarray
     scale: float = 1.0
@@ -58,7 +59,7 @@ class _Environment:
 
 
 def _signs(rng: np.random.Generator, environments: int, q: int) -> np.ndarray:
-    """+-1 for each environment and child; each child has as many of one as of the other, or one more."""
+    """Return +-1 for each environment and child, in equal numbers for each child up to one."""
     half = np.where(np.arange(environments) % 2 == 0, 1.0, -1.0)
     return np.stack([rng.permutation(half) * rng.choice([-1.0, 1.0]) for _ in range(q)], axis=1)
 
@@ -127,17 +128,17 @@ RECIPES: dict[str, Recipe] = {
 }
 
 DESIGNS = (*RECIPES, "dag")
-"""Their names: what `grouped_design` makes."""
+"""The names that `grouped_design` accepts."""
 
 
 def grouped_design(
     name: str, seed: int | np.random.Generator = 0, *, d: int = 30, environments: int = 5, n: int = 1000,
     causes: int = 4, children: int = 3,
 ) -> GroupedDesign:  # fmt: skip
-    """A design by name, with `n` rows in each of its environments.
+    """Return a design by name, with `n` rows in each of its environments.
 
-    Columns are causes (correlation .3^|i-j|, coefficients +-U(.5, 1.5)), then children of y, then irrelevant ones
-    with correlation .4 to a cause. y and the children have noise N(0, 1). What varies between environments:
+    Columns are causes (correlation .3^|i-j|, coefficients +-U(.5, 1.5)), then children of y, then irrelevant columns
+    with correlation .4 to a cause. y and the children have noise N(0, 1). The designs vary between environments:
 
     - flip: child_j = a y + noise with a = .3 +- 1.5, signs balanced, spreads times U(.8, 1.2); mild: .7 +- 1;
       consistent: a ~ U(.5, 1.5), of one sign.
@@ -147,9 +148,9 @@ def grouped_design(
     - shift: a = 1, means N(0, 1) on causes and N(0, 2^2) on children.
     - iid: nothing, and a = 0.
     - dag: a random sparse graph on all columns and y. In each environment half the other nodes have their incoming
-      weights multiplied by U(-1, 2) and their noise by U(.5, 2). `causes` and `children` say nothing there.
+      weights multiplied by U(-1, 2) and their noise by U(.5, 2). `causes` and `children` have no effect.
 
-    Test environments lie beyond: children of strength -1.5, 2 and 0, or the like.
+    Test environments are outside the range of training: children of strength -1.5, 2 and 0, or similar.
 
     >>> from undertow.grouped.designs import grouped_design
     >>> design = grouped_design("flip", seed=0)
@@ -198,7 +199,7 @@ def _rows(
 
 
 def _dag(rng: np.random.Generator, d: int, environments: int, n: int) -> GroupedDesign:
-    """Nodes in causal order, y in the middle with at least one parent; two parents a node on average."""
+    """Return a design on a random graph: nodes in causal order, y in the middle, two parents per node on average."""
     nodes, target = d + 1, (d + 1) // 2
     order = np.arange(nodes)
     edge = (rng.random((nodes, nodes)) < 4 / d) & (order[None] < order[:, None])

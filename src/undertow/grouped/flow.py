@@ -1,8 +1,8 @@
-"""The heterogeneity flow: gradient descent on u^2 - v^2 in which coordinates pay for gradients that differ by group.
+"""The heterogeneity flow: gradient descent on u^2 - v^2 with a penalty on gradients that differ between groups.
 
-One environment a step and a small step size move log u_j by -2 eta gbar_j - 2 eta rho V_j, with gbar the pooled
-gradient, V_j = Var_e(g_ej) and rho the step size times the square of how much differences are amplified. So coordinate
-j dies where |gbar_j| < rho V_j: a lasso whose threshold is the variance of the gradient between environments.
+One environment per step and a small step size move log u_j by -2 eta gbar_j - 2 eta rho V_j, with gbar the pooled
+gradient, V_j = Var_e(g_ej) and rho the step size times the squared amplification of the differences. Coordinate j
+therefore decays where |gbar_j| < rho V_j: a lasso whose threshold is the variance of the gradient between environments.
 """
 
 import numpy as np
@@ -13,20 +13,20 @@ from undertow.grouped.data import Moments
 __all__ = ["heterogeneity_flow"]
 
 TIME = 64.0
-"""eta t at the end."""
+"""The time eta t at the end."""
 RAMP = 48.0
-"""Until this eta t, rho grows linearly from zero in runs from a warm start."""
+"""The time eta t until which rho grows linearly from zero in runs from a warm start."""
 RIDGE = 0.02
-"""Of the warm start."""
+"""The ridge penalty of the warm start."""
 LARGEST_STEP = 0.25
 LARGEST_LOSS = 0.5
-"""Most that the penalty may take off log u in one step."""
+"""The largest decrease of log u by the penalty in one step."""
 
 
 def heterogeneity_flow(
     moments: Moments, rho: Float[np.ndarray, " runs"], warm: Bool[np.ndarray, " runs"], *, alpha: float = 1e-3
 ) -> Float[np.ndarray, "runs d"]:
-    """w = u^2 - v^2 at the end of the flow, for every penalty rho, from u = v = alpha or from a ridge solution (warm).
+    """Return w = u^2 - v^2 at the end of the flow for every penalty rho, from u = v = alpha or a ridge fit (warm).
 
     V_j is the variance over groups of the gradient in units of curvature, less what sampling alone gives:
     V_j = [Var_e(g_ej/Sigma_e,jj) - mean_e R_e/(n_e Sigma_e,jj)]_+, R_e the mean squared residual of group e.
@@ -62,7 +62,7 @@ def heterogeneity_flow(
         spread = np.maximum(variance - residual @ sampling, 0.0)
         strength = 2 * eta * rho * np.where(warm, min(1.0, eta * step / RAMP), 1.0)
         loss = np.minimum(strength[:, None] * spread, LARGEST_LOSS)
-        # away from a minimum a step may overshoot; a factor stays positive
+        # a step may overshoot far from a minimum; the clip keeps the factors positive
         pull = np.clip(2 * eta * (w @ pooled_second - pooled_cross), -0.9, 0.9)
         log_u = np.maximum(log_u + np.log1p(-pull) - loss, floor)
         log_v = np.maximum(log_v + np.log1p(pull) - loss, floor)
@@ -70,7 +70,7 @@ def heterogeneity_flow(
 
 
 def step_size(moments: Moments, w: Float[np.ndarray, " d"]) -> float:
-    """eta = min(1/4, 1/(4 max(|c|_inf, lam_max(D Sigma D)))), D = diag sqrt|w|: stable at the start and at w."""
+    """Return eta = min(1/4, 1/(4 max(|c|_inf, lam_max(D Sigma D)))), D = diag sqrt|w|: stable at the start and at w."""
     half = np.sqrt(np.abs(w))
     curvature = np.linalg.eigvalsh(half[:, None] * moments.pooled_second * half[None])[-1]
     return min(LARGEST_STEP, 0.5 / (2 * max(np.abs(moments.pooled_cross).max(), curvature)))

@@ -1,4 +1,4 @@
-"""SGD with one environment a step on rows in groups, with what it would do without the groups beside it."""
+"""An estimator that trains with one environment per step on grouped data, and the same training on pooled data."""
 
 import math
 import warnings
@@ -18,38 +18,40 @@ from undertow.grouped.two_phase import Phases, growth_phases
 __all__ = ["HeteroRegressor"]
 
 STABLE = 0.9
-"""2 step_size max(|c_e|, curvature) by default: growth and the last oscillations stay stable."""
+"""The default of 2 step_size max(|c_e|, curvature), for which growth and the final oscillations are stable."""
 WEAKEST = 0.2
-"""A variable with this standardised covariance with y comes up within the default number of steps."""
+"""The standardised covariance with y of the weakest variable that arrives within the default number of steps."""
 LOST = 1e6
-"""A standardised coefficient above this has diverged."""
+"""The standardised coefficient above which a run has diverged."""
 WORSE = 1.01
-"""Pooled mean squared error, in units of the variance of y, above which a run has diverged; at the start it is 1."""
+"""The pooled mean squared error above which a run has diverged, in units of the variance of y; 1 at the start."""
 MOST_STEPS = 10**7
-"""By default at most; a step size that needs more is a mistake."""
+"""The largest default number of steps; a step size that needs more raises an error."""
 
 
 class HeteroRegressor(RegressorMixin, BaseEstimator):
-    """w = u^2 - v^2 trained with one group a step: variables whose effect changes sign between groups are filtered.
+    """w = u^2 - v^2 trained with one group per step, which filters variables whose effect changes sign between groups.
 
     u <- u (1 - 2 eta g_e), v <- v (1 + 2 eta g_e), g_e = Sigma_e w - c_e the gradient of half the mean squared error
     in group e, which is drawn at each step in proportion to its rows; start u = v = alpha. Several seeds are run, and
     coefficients are their medians. A run has diverged if it ends with a coefficient that is not finite or above 1e6, or
-    with a pooled mean squared error above 1.01 times the variance of y, with which it starts. Such runs are counted in
-    `diverged_`, left out and warned about. A second warning says where `step_size` is too large for runs to settle.
+    with a pooled mean squared error above 1.01 times the variance of y, its value at the start. Such runs are counted
+    in `diverged_` and left out, with a warning. A second warning is issued if `step_size` is too large for runs to
+    settle.
 
-    Use it to see the mechanism. It beats pooled training only where the effect of a child of y changes sign strongly,
-    and part of what it wins is early stopping: `pooled_coef_` is the same model, step size and steps with all groups in
-    every step. `diagnosis_` says for each variable why it lived or died. `InvariantRegressor` is the method to use.
+    The estimator demonstrates the mechanism. It is better than pooled training only if the effect of a child of y
+    changes sign strongly, and part of the gain is due to early stopping: `pooled_coef_` has the same model, step size
+    and number of steps with all groups in every step. `diagnosis_` gives the reason why each variable is present or
+    absent. For applications use `InvariantRegressor`.
 
-    **Arguments:** `step_size` (None: 0.9/(2 max(|c_ej|, curvature)), the largest that is safe), `steps` (None: enough
+    **Arguments:** `step_size` (None: 0.9/(2 max(|c_ej|, curvature)), the largest safe value), `steps` (None: enough
     for a variable whose standardised covariance with y is 0.2), `alpha`, `seeds`, `random_state`. x and y are
     standardised by their pooled means and deviations first, so all these are in standardised units.
 
-    **After `fit(X, y, groups)`:** `coef_`, `intercept_`, `pooled_coef_`, `pooled_intercept_`, `coef_runs_` (a row a
-    seed, NaN where it diverged), `diverged_`, `largest_step_size_` (above it, steps on all rows do not settle at the
-    least-squares fit of the columns found, or u and v grow together), `step_size_`, `steps_`, `diagnosis_` (a table),
-    `groups_`, `n_features_in_`, and `feature_names_in_` where the columns have names.
+    **After `fit(X, y, groups)`:** `coef_`, `intercept_`, `pooled_coef_`, `pooled_intercept_`, `coef_runs_` (one row per
+    seed, NaN if it diverged), `diverged_`, `largest_step_size_` (above it, steps on all rows do not settle at the
+    least-squares fit of the present columns, or u and v grow together), `step_size_`, `steps_`, `diagnosis_` (a table),
+    `groups_`, `n_features_in_`, and `feature_names_in_` if the columns have names.
 
     >>> import undertow as ut
     >>> from undertow.grouped.designs import grouped_design
@@ -75,7 +77,7 @@ class HeteroRegressor(RegressorMixin, BaseEstimator):
         self.random_state = random_state
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> "HeteroRegressor":
-        """Fits rows X of shape (rows, columns) to y; `groups` has a label (number or text) for every row."""
+        """Fit rows X of shape (rows, columns) to y; `groups` has a label (number or text) for every row."""
         self._check_settings()
         moments, self.groups_, names = grouped.moments_of("HeteroRegressor.fit", X, y, groups)
         self.n_features_in_ = moments.cross.shape[1]
@@ -103,11 +105,11 @@ class HeteroRegressor(RegressorMixin, BaseEstimator):
         return self
 
     def predict(self, X: Any) -> Float[np.ndarray, " rows"]:
-        """X.coef_ + intercept_."""
+        """Return X.coef_ + intercept_."""
         return grouped.predict_linear(self, X)
 
     def report(self) -> str:
-        """The run in a sentence, and for each variable why it lived or died."""
+        """Return a summary of the runs, and for each variable the reason why it is present or absent."""
         check_is_fitted(self)
         head = (
             f"{len(self.coef_runs_)} runs of {self.steps_} steps of size {self.step_size_:.3g} on {len(self.groups_)} "
@@ -120,7 +122,7 @@ class HeteroRegressor(RegressorMixin, BaseEstimator):
         return "\n".join([head, *lines])
 
     def bootstrap(self, X: Any, y: Any, groups: Any = None, *, repeats: int = 200, seed: int = 0) -> Bootstrap:
-        """Fits data sets of groups drawn with replacement: intervals for the coefficients.
+        """Fit data sets of groups drawn with replacement, for intervals of the coefficients.
 
         The rules for step size and steps are applied to each draw anew; draws in which every run diverges are counted
         as failed. With few groups the intervals are a rough guide: five groups have only 126 different draws.
@@ -172,7 +174,7 @@ class HeteroRegressor(RegressorMixin, BaseEstimator):
 
 @dataclass(frozen=True)
 class _Runs:
-    """Where runs end, in standardised units; NaN where they diverged."""
+    """The ends of runs in standardised units; NaN for runs that diverged."""
 
     step_size: float
     steps: int
@@ -192,7 +194,7 @@ def _safe_step_size(moments: Moments) -> float:
 
 
 def _largest_step_size(moments: Moments, w: Float[np.ndarray, " d"]) -> float:
-    """The step size above which gradient descent on all rows does not settle.
+    """Return the step size above which gradient descent on all rows does not settle.
 
     At the least-squares fit of the columns present in w the Hessian in sqrt|w| is 4 D Sigma D, D = diag sqrt|w|, and
     its largest eigenvalue times the step size must be below 2. At the start, where one of u_j and v_j grows, the other
@@ -206,7 +208,7 @@ def _largest_step_size(moments: Moments, w: Float[np.ndarray, " d"]) -> float:
 
 
 def _diverged(moments: Moments, w: Float[np.ndarray, "runs d"]) -> Bool[np.ndarray, " runs"]:
-    """Not finite, above `LOST`, or a pooled mean squared error above `WORSE`."""
+    """Return whether w is not finite, above `LOST`, or has a pooled mean squared error above `WORSE`."""
     bounded = np.all(np.abs(w) < LOST, axis=1)
     w = np.where(bounded[:, None], w, 0.0)
     risk = 1 - 2 * w @ moments.pooled_cross + np.einsum("ri,ij,rj->r", w, moments.pooled_second, w)
@@ -216,9 +218,9 @@ def _diverged(moments: Moments, w: Float[np.ndarray, "runs d"]) -> Bool[np.ndarr
 def _descend(
     moments: Moments, step_size: float, steps: int, alpha: float, seeds: int, rng: np.random.Generator
 ) -> _Runs:
-    """SGD, on logarithms: w depends on |u| and |v| only, and they may become very small.
+    """Run SGD on log|u| and log|v|: w depends on |u| and |v| only, and they may become very small.
 
-    A loop of numpy over a few hundred steps takes milliseconds, less than it takes to compile one.
+    A NumPy loop over a few hundred steps takes milliseconds, less than the compilation of a JAX loop.
     """
     which = rng.choice(len(moments.sizes), (steps, seeds), p=moments.shares)
     every = np.arange(seeds)
@@ -237,7 +239,7 @@ def _descend(
 
 
 def _pooled(moments: Moments, step_size: float, steps: int, alpha: float) -> Float[np.ndarray, " d"]:
-    """The same descent with the gradient of all rows; NaN if it diverges."""
+    """Return the end of the same descent with the gradient of all rows; NaN if it diverges."""
     second, cross = moments.pooled_second, moments.pooled_cross
     u = np.full(len(cross), alpha)
     v = u.copy()
@@ -252,29 +254,29 @@ def _pooled(moments: Moments, step_size: float, steps: int, alpha: float) -> Flo
 def _diagnose(
     moments: Moments, w: np.ndarray, pooled: np.ndarray, runs: _Runs, phases: Phases, names: list[str]
 ) -> Any:
-    """One row a variable: of u and v the one that is, or is predicted to be, larger."""
+    """Return a table with one row per variable, for the larger (or predicted larger) one of u and v."""
     import pandas
 
-    lived = np.abs(w) > PRESENT
+    present = np.abs(w) > PRESENT
     columns = np.arange(len(w))
-    side = np.where(lived, (w < 0).astype(int), phases.end.argmax(0))
-    simulated = np.stack([np.median(logs[~runs.diverged], axis=0) for logs in (runs.log_u, runs.log_v)])
-    first, last, end, seen = (x[side, columns] for x in (phases.first, phases.last, phases.end, simulated))
-    left = -moments.gradients(np.where(lived, w, 0.0))
+    side = np.where(present, (w < 0).astype(int), phases.end.argmax(0))
+    medians = np.stack([np.median(logs[~runs.diverged], axis=0) for logs in (runs.log_u, runs.log_v)])
+    first, last, end, simulated = (x[side, columns] for x in (phases.first, phases.last, phases.end, medians))
+    left = -moments.gradients(np.where(present, w, 0.0))
     one_sign = (left.min(0) > 0) | (left.max(0) < 0)
     return pandas.DataFrame(
         {
             "variable": names,
             "coef": w,
             "pooled": pooled,
-            "lived": lived,
+            "lived": present,
             "lam0": first,
             "lam_star": last,
-            "t1": np.where(lived, phases.arrival, phases.t1),
+            "t1": np.where(present, phases.arrival, phases.t1),
             "predicted_log": end,
-            "simulated_log": seen,
+            "simulated_log": simulated,
             "why": [
-                _why(bool(lived[j]), float(first[j]), float(last[j]), float(phases.arrival[j]), phases.t1,
+                _why(bool(present[j]), float(first[j]), float(last[j]), float(phases.arrival[j]), phases.t1,
                      bool(one_sign[j]), runs.steps, float(end[j]))
                 for j in columns
             ],
@@ -283,17 +285,18 @@ def _diagnose(
 
 
 def _why(
-    lived: bool, first: float, last: float, arrival: float, t1: float, one_sign: bool, steps: int, end: float
+    present: bool, first: float, last: float, arrival: float, t1: float, one_sign: bool, steps: int, end: float
 ) -> str:  # fmt: skip
-    if lived:
+    """Return the reason why a variable is present or absent."""
+    if present:
         when = f"arrives at step {arrival:.0f} of {steps}" if arrival <= steps else "arrives later than predicted"
-        return f"lives: grows by {first:+.3f} a step at first, {when}."
+        return f"lives: grows by {first:+.3f} per step at first, {when}."
     after = f"after step {t1:.0f}" if t1 <= steps else "later"
     later = (math.log(math.sqrt(PRESENT)) - end) / last if last > 0 else math.inf
     if later < steps:
         end_of_it = "no step size filters it" if one_sign else "only the early stop keeps it out"
-        return f"not there yet: {last:+.3f} a step {after}, there at about step {steps + later:.0f}; {end_of_it}."
-    rates = f"{first:+.3f} a step at first, {last:+.3f} {after}"
+        return f"not there yet: {last:+.3f} per step {after}, there at about step {steps + later:.0f}; {end_of_it}."
+    rates = f"{first:+.3f} per step at first, {last:+.3f} {after}"
     if first <= 0 or last * steps < -1:
         return f"filtered: the groups pull it both ways; {rates}."
     return f"starved: nothing is left for it once the others are fitted; {rates}."

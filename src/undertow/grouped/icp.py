@@ -1,4 +1,4 @@
-"""Invariant causal prediction by trying all subsets: a reference where there are few columns (Peters et al. 2016)."""
+"""Invariant causal prediction over all subsets of columns (Peters et al. 2016): a reference for few columns."""
 
 import itertools
 from dataclasses import dataclass
@@ -22,27 +22,29 @@ class SubsetSearch:
     """The subsets of columns whose linear model passes the test of invariance."""
 
     accepted: tuple[tuple[int, ...], ...]
-    """In the order of their size."""
+    """The accepted subsets in the order of their size."""
     parents: Bool[np.ndarray, " d"]
-    """In every accepted subset: what invariant causal prediction reports. All False where none is accepted."""
+    """A mask of the columns in every accepted subset, the result of invariant causal prediction.
+
+    All False if no subset is accepted."""
     best: tuple[int, ...] | None
     """The accepted subset with the least pooled risk."""
     coef: Float[np.ndarray, " d"] | None
-    """Of the refit on `best`, in the units of the data."""
+    """The coefficients of the refit on `best`, in the units of the data."""
     intercept: float | None
 
 
 def icp(X: Any, y: Any, groups: Any = None, *, level: float = 0.05) -> SubsetSearch:
-    """Tests every subset of the columns of X for invariance, by `invariance_test`, at most 2^14 of them.
+    """Test every subset of the columns of X (at most 2^14 subsets) for invariance, by `invariance_test`.
 
     `parents` is often empty: a cause whose law is the same in all groups can be left out without breaking invariance.
-    `best` is the reference for `InvariantRegressor`, which looks for the same subset without trying all.
+    `best` is the reference for `InvariantRegressor`, which searches for the same subset without testing all subsets.
 
     >>> from undertow.grouped.icp import icp
     >>> from undertow.grouped.designs import grouped_design
     >>> design = grouped_design("flip with covariate shift", seed=1, d=5, causes=2, children=2)
-    >>> found = icp(design.X, design.y, design.groups)
-    >>> print(found.parents, design.error(found.coef) < 0.05)
+    >>> result = icp(design.X, design.y, design.groups)
+    >>> print(result.parents, design.error(result.coef) < 0.05)
     [ True  True False False False] True
     """
     validate.finite_number("icp", "level", level, least=float(np.finfo(float).tiny), below=1.0)
@@ -56,7 +58,7 @@ def icp(X: Any, y: Any, groups: Any = None, *, level: float = 0.05) -> SubsetSea
 
 
 def all_subsets(moments: Moments, candidates: Any, level: float) -> SubsetSearch:
-    """The search over subsets of the columns `candidates`."""
+    """Return the result of the search over subsets of the columns `candidates`."""
     accepted: list[tuple[int, ...]] = []
     best: tuple[float, tuple[int, ...], InvariantFit] | None = None
     width = moments.cross.shape[1]

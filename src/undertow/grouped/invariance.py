@@ -1,4 +1,4 @@
-"""Is a linear model the same in every group? A weighted refit and a test that allows for noise that depends on x."""
+"""A test whether a linear model is the same in every group: a weighted refit and a test for heteroscedastic noise."""
 
 import math
 from dataclasses import dataclass
@@ -11,36 +11,36 @@ from undertow.grouped.data import Moments
 __all__ = ["InvariantFit", "invariance_test"]
 
 REWEIGHTINGS = 50
-"""Of the refit at most; it converges in a few unless groups differ wildly."""
+"""The largest number of reweightings of the refit; a few are enough unless the groups differ strongly."""
 CONVERGED = 1e-7
-"""Change of a standardised coefficient that ends the refit; sampling errors are far larger."""
+"""The change of a standardised coefficient below which the refit stops; sampling errors are far larger."""
 
 
 @dataclass(frozen=True)
 class InvariantFit:
-    """The refit of one support, in standardised units, and how well it holds in every group."""
+    """The refit of one support in standardised units, and its test of invariance."""
 
     coef: Float[np.ndarray, " d"]
     """Zero outside the support."""
     intercept: float
     statistic: float
-    """Of the test; chi-squared with `freedom` degrees of freedom if the model is invariant."""
+    """The test statistic; chi-squared with `freedom` degrees of freedom if the model is invariant."""
     freedom: int
     p_value: float
-    """NaN where `freedom` is 0: then the groups have too few rows for this support to be tested."""
+    """NaN if `freedom` is 0: the groups then have too few rows to test this support."""
     risk: float
-    """Pooled mean squared error; 1 is that of the mean of y."""
+    """The pooled mean squared error, in units of the variance of y."""
 
 
 def invariance_test(moments: Moments, support: Bool[np.ndarray, " d"]) -> InvariantFit:
-    """Refits y on the columns of `support` (and a constant) in all groups together, and tests that it fits each.
+    """Refit y on the columns of `support` (and a constant) in all groups together, and test the fit in every group.
 
-    The refit is generalised least squares with one noise level a group: weights n_e/R_e, R_e = E_e[r^2], iterated.
-    The test asks whether E_e[z r] = 0 in every group, z = (1, x_A). With m_e(b) = E_e[z (y - z.b)] and
+    The refit is generalised least squares with one noise level per group: weights n_e/R_e, R_e = E_e[r^2], iterated.
+    The null hypothesis is E_e[z r] = 0 in every group, z = (1, x_A). With m_e(b) = E_e[z (y - z.b)] and
     S_e = E_e[r^2 z z'] at the refit, min_b sum_e n_e m_e(b)' S_e^-1 m_e(b) is chi-squared with
     (groups - 1)(|A| + 1) degrees of freedom (the J test of two-step GMM; Hansen 1982). S_e is estimated from the rows
     of its group, so the noise may depend on x and its level may differ between groups; rows must be independent. In
-    groups with few rows per condition the test rejects less often than its level says.
+    groups with few rows per condition the test is conservative: it rejects less often than its level.
 
     >>> import numpy as np
     >>> from undertow.grouped.data import moments_of
@@ -58,7 +58,7 @@ def invariance_test(moments: Moments, support: Bool[np.ndarray, " d"]) -> Invari
     cross = moments.joint[:, chosen, -1]
     flat = second.reshape(len(second), -1)
     sizes = moments.sizes.astype(float)
-    # a model that fits a group to rounding would have all the weight
+    # otherwise a group that is fitted to rounding would have all the weight
     least = 1e-12 * np.maximum(moments.power, 1e-12)
     weights = moments.shares
     beta = np.zeros(len(chosen))
@@ -86,7 +86,7 @@ def invariance_test(moments: Moments, support: Bool[np.ndarray, " d"]) -> Invari
 def _overidentification(
     moments: Moments, chosen: Int[np.ndarray, " p"], beta: Float[np.ndarray, " p"], least: Float[np.ndarray, " e"]
 ) -> tuple[float, int]:
-    """min_b sum_e n_e m_e(b)' S_e^-1 m_e(b) and its degrees of freedom; `least` is the smallest noise of a group."""
+    """Return min_b sum_e n_e m_e(b)' S_e^-1 m_e(b) and its degrees of freedom; `least` bounds the noise of a group."""
     second = moments.joint[:, chosen[:, None], chosen[None]]
     cross = moments.joint[:, chosen, -1]
     spread = least[:, None, None] * second
@@ -94,14 +94,14 @@ def _overidentification(
         z = rows[:, chosen]
         scores = z * (rows[:, -1] - z @ beta)[:, None]
         spread[e] += scores.T @ scores / len(rows)
-    # the directions a group has: all, unless it has few rows
+    # a group with few rows spans only a part of the directions
     values, vectors = np.linalg.eigh(spread)
-    there = values > 1e-10 * values[:, -1:]
-    root = np.sqrt(np.where(there, moments.sizes[:, None] / np.where(there, values, 1.0), 0.0))
+    spanned = values > 1e-10 * values[:, -1:]
+    root = np.sqrt(np.where(spanned, moments.sizes[:, None] / np.where(spanned, values, 1.0), 0.0))
     half = root[:, :, None] * vectors.transpose(0, 2, 1)
     slopes, target = (half @ second).reshape(-1, len(chosen)), np.einsum("ekp,ep->ek", half, cross).ravel()
     best, _, rank, _ = np.linalg.lstsq(slopes, target, rcond=None)
-    return float(np.sum((target - slopes @ best) ** 2)), int(there.sum() - rank)
+    return float(np.sum((target - slopes @ best) ** 2)), int(spanned.sum() - rank)
 
 
 def _p_value(statistic: float, freedom: int) -> float:

@@ -1,4 +1,4 @@
-"""A linear model that holds in every group: supports by the heterogeneity flow, chosen by a test of invariance."""
+"""An estimator of a linear model that holds in every group, by the heterogeneity flow and a test of invariance."""
 
 import math
 import warnings
@@ -18,26 +18,26 @@ from undertow.grouped.invariance import InvariantFit, invariance_test
 __all__ = ["InvariantRegressor"]
 
 PENALTIES = np.geomspace(1.0, 1000.0, 13)
-"""rho: how much a coordinate pays for a gradient that differs between groups."""
+"""The penalties rho on gradients that differ between groups."""
 
 
 class InvariantRegressor(RegressorMixin, BaseEstimator):
-    """Linear regression on rows in groups (hospitals, years), keeping what has the same effect in every group.
+    """Linear regression on rows in groups (hospitals, years) with the variables that act alike in all groups.
 
     The heterogeneity flow (`undertow.grouped.flow`) proposes supports: 13 penalties on coordinates whose gradient
-    differs between groups, from two starts each. Every support is refitted with one noise level a group and tested for
-    invariance (`undertow.grouped.invariance`). Of those that pass, the one with the least pooled risk is kept.
-    Where none passes, the answer is pooled least squares, `invariant_` is False, and a warning says so.
+    differs between groups, from two starts each. Every support is refitted with one noise level per group and tested
+    for invariance (`undertow.grouped.invariance`). Of those that pass, the one with the least pooled risk is chosen. If
+    none passes, the coefficients are those of pooled least squares, `invariant_` is False, and a warning is issued.
 
-    It works where children of y change between groups, best where their correlation changes sign. It fails where the
-    groups differ by shifts of means, and then usually says so. A model that passes the test is not thereby causal.
-    The test allows noise that depends on x; the flow's V_j does not, which can change what is proposed.
+    The method works if children of y change between groups, best if their correlation changes sign. It fails if the
+    groups differ by shifts of means, and then usually warns. A model that passes the test need not be causal. The test
+    allows noise that depends on x; the flow's V_j does not, which can change the proposed supports.
 
     **Arguments:** `level` of the test; `alpha`, the size of the cold start.
 
     **After `fit(X, y, groups)`:** `coef_`, `intercept_`, `support_` (a mask), `invariant_`, `p_value_`, `rho_` (the
-    penalty of the chosen model; NaN where none passes), `pooled_coef_` (least squares), `path_` (a table: one row a
-    penalty and start), `groups_`, `n_features_in_`, and `feature_names_in_` where the columns have names.
+    penalty of the chosen model; NaN if none passes), `pooled_coef_` (least squares), `path_` (a table with one row per
+    penalty and start), `groups_`, `n_features_in_`, and `feature_names_in_` if the columns have names.
 
     >>> import undertow as ut
     >>> from undertow.grouped.designs import grouped_design
@@ -52,20 +52,20 @@ class InvariantRegressor(RegressorMixin, BaseEstimator):
         self.alpha = alpha
 
     def fit(self, X: Any, y: Any, groups: Any = None) -> "InvariantRegressor":
-        """Fits rows X of shape (rows, columns) to y; `groups` has a label (number or text) for every row."""
+        """Fit rows X of shape (rows, columns) to y; `groups` has a label (number or text) for every row."""
         self._check_settings()
         moments, self.groups_, names = grouped.moments_of("InvariantRegressor.fit", X, y, groups)
         self.n_features_in_ = moments.cross.shape[1]
         grouped.remember_names(self, names)
-        found = _search(moments, float(self.alpha))
-        best = _best(found, float(self.level))
+        candidates = _search(moments, float(self.alpha))
+        best = _best(candidates, float(self.level))
         self.pooled_coef_, pooled_intercept = moments.original(moments.least_squares())
-        self.path_ = _table(found)
+        self.path_ = _table(candidates)
         self.invariant_ = best is not None
         if best is None:
             self.coef_, self.intercept_ = self.pooled_coef_.copy(), pooled_intercept
             self.support_ = np.ones(self.n_features_in_, bool)
-            tested = [p for candidate in found if not math.isnan(p := candidate.fit.p_value)]
+            tested = [p for candidate in candidates if not math.isnan(p := candidate.fit.p_value)]
             self.p_value_ = max(tested, default=math.nan)
             self.rho_ = math.nan
             warnings.warn(
@@ -79,13 +79,13 @@ class InvariantRegressor(RegressorMixin, BaseEstimator):
         return self
 
     def predict(self, X: Any) -> Float[np.ndarray, " rows"]:
-        """X.coef_ + intercept_."""
+        """Return X.coef_ + intercept_."""
         return grouped.predict_linear(self, X)
 
     def bootstrap(self, X: Any, y: Any, groups: Any = None, *, repeats: int = 200, seed: int = 0) -> Bootstrap:
-        """Fits data sets of groups drawn with replacement: intervals for the coefficients, choice of support included.
+        """Fit data sets of groups drawn with replacement, for intervals that include the choice of the support.
 
-        A draw in which no model passes contributes its pooled coefficients, as `fit` would. With few groups the
+        A draw in which no model passes contributes its pooled coefficients, as in `fit`. With few groups the
         intervals are a rough guide: five groups have only 126 different draws.
         """
         self._check_settings()
@@ -114,7 +114,7 @@ class _Candidate:
 
 
 def _search(moments: Moments, alpha: float) -> list[_Candidate]:
-    """One candidate for every penalty and start; a support met twice is refitted once."""
+    """Return one candidate for every penalty and start; a repeated support is refitted once."""
     rho = np.concatenate([PENALTIES, PENALTIES])
     warm = np.arange(len(rho)) >= len(PENALTIES)
     supports = np.abs(heterogeneity_flow(moments, rho, warm, alpha=alpha)) > PRESENT
@@ -128,12 +128,12 @@ def _search(moments: Moments, alpha: float) -> list[_Candidate]:
     ]
 
 
-def _best(found: list[_Candidate], level: float) -> _Candidate | None:
-    passing = [candidate for candidate in found if candidate.fit.p_value > level]
+def _best(candidates: list[_Candidate], level: float) -> _Candidate | None:
+    passing = [candidate for candidate in candidates if candidate.fit.p_value > level]
     return min(passing, key=lambda candidate: candidate.fit.risk, default=None)
 
 
-def _table(found: list[_Candidate]) -> Any:
+def _table(candidates: list[_Candidate]) -> Any:
     import pandas
 
     return pandas.DataFrame(
@@ -146,6 +146,6 @@ def _table(found: list[_Candidate]) -> Any:
                 "risk": candidate.fit.risk,
                 "support": tuple(np.flatnonzero(candidate.support).tolist()),
             }
-            for candidate in found
+            for candidate in candidates
         ]
     )

@@ -1,8 +1,8 @@
-"""Other ways to be invariant, as losses: IRM, V-REx and GroupDRO on any problem with groups.
+"""Losses with penalties for invariance: IRM, V-REx and GroupDRO on any problem with groups.
 
-The formulas are plain functions of one number an environment (its risk, or its slope), with the environments' weights.
-The three problems apply them to the risks of an `Environments`; `descend` (with `Isotropic` noise, say) and `settle`
-take them like any other problem. Weights are those of the environments: by default in proportion to their samples.
+The formulas are functions of one number per environment (its risk, or its slope) and of the environments' weights. The
+three problems apply them to the risks of an `Environments`. `descend` (for example with `Isotropic` noise) and `settle`
+accept them like any other problem. Weights are those of the environments: by default in proportion to their samples.
 """
 
 import math
@@ -26,9 +26,9 @@ Scalar = Float[Array, ""]
 
 
 def vrex_penalty(risks: Any, weights: Any) -> Any:
-    """The variance of the risks over environments, sum_e w_e (R_e - R)^2 (V-REx; Krueger et al. 2021).
+    """Return the variance of the risks over environments, sum_e w_e (R_e - R)^2 (V-REx; Krueger et al. 2021).
 
-    Arrays of numpy, jax or PyTorch alike.
+    Arrays may be of NumPy, JAX or PyTorch.
 
     >>> import numpy as np
     >>> from undertow.grouped.penalties import vrex_penalty
@@ -40,9 +40,9 @@ def vrex_penalty(risks: Any, weights: Any) -> Any:
 
 
 def irm_penalty(slopes: Any, weights: Any) -> Any:
-    """sum_e w_e slope_e^2, slope_e = d/ds R_e(s f) at s = 1, f the predictions (IRMv1; Arjovsky et al. 2019).
+    """Return sum_e w_e slope_e^2, slope_e = d/ds R_e(s f) at s = 1, f the predictions (IRMv1; Arjovsky et al. 2019).
 
-    Zero where no environment would gain by scaling all predictions. Arrays of numpy, jax or PyTorch alike.
+    The penalty is zero if scaling all predictions improves no environment. Arrays may be of NumPy, JAX or PyTorch.
 
     >>> import numpy as np
     >>> from undertow.grouped.penalties import irm_penalty
@@ -53,9 +53,9 @@ def irm_penalty(slopes: Any, weights: Any) -> Any:
 
 
 def worst_case_weights(risks: Any, weights: Any, sharpness: Any) -> Any:
-    """q_e, proportional to w_e exp(sharpness R_e): GroupDRO's exponentiated weights, the gradient of `smooth_max`.
+    """Return q_e ~ w_e exp(sharpness R_e), the exponentiated weights of GroupDRO and the gradient of `smooth_max`.
 
-    Arrays of numpy, jax or PyTorch alike.
+    Arrays may be of NumPy, JAX or PyTorch.
 
     >>> import numpy as np
     >>> from undertow.grouped.penalties import worst_case_weights
@@ -67,11 +67,11 @@ def worst_case_weights(risks: Any, weights: Any, sharpness: Any) -> Any:
 
 
 def smooth_max(risks: Float[Array, " e"], weights: Float[Array, " e"], sharpness: Any) -> Scalar:
-    """log(sum_e w_e exp(sharpness R_e))/sharpness: between the mean and the largest risk.
+    """Return log(sum_e w_e exp(sharpness R_e))/sharpness, which is between the mean and the largest risk.
 
-    It is the largest of <q, R> - KL(q | w)/sharpness over all weights q, and at most log(1/min w)/sharpness below the
-    maximum (GroupDRO; Sagawa et al. 2020). We take this smooth form and not the exact maximum, because gradient flow
-    needs a gradient, and not their weights that accumulate over the steps, because a loss has no memory.
+    It is the largest value of <q, R> - KL(q | w)/sharpness over all weights q, and at most log(1/min w)/sharpness below
+    the maximum (GroupDRO; Sagawa et al. 2020). The smooth form replaces the exact maximum because gradient flow needs
+    a gradient, and their weights that accumulate over the steps because a loss has no state.
 
     >>> import jax.numpy as jnp
     >>> from undertow.grouped.penalties import smooth_max
@@ -90,25 +90,25 @@ def _environments(function: str, environments: Any) -> Environments:
 
 
 def _means(environments: Environments, values: Float[Array, " samples"]) -> Float[Array, " e"]:
-    """The mean over each environment's samples."""
+    """Return the mean over each environment's samples."""
     sums = jax.ops.segment_sum(values, environments.groups, environments.count)
     return sums / environments.sizes.astype(values.dtype)
 
 
 class AbstractPenalised(AbstractProblem):
-    """A loss made of the risks of environments; its gradient is that of all of it."""
+    """A loss that is a function of the risks of environments; its gradient is deterministic."""
 
     environments: eqx.AbstractVar[Environments]
 
     @abstractmethod
     def loss(self, params: PyTree) -> Scalar:
-        """The risks and their penalty in one number."""
+        """Return the risks and their penalty in one number."""
 
     def gradient(self, params: PyTree) -> PyTree:
         return jax.grad(self.loss)(params)
 
     def risks(self, params: PyTree) -> Float[Array, " e"]:
-        """R_e, the mean loss over each environment."""
+        """Return R_e, the mean loss over each environment."""
         return _means(self.environments, self.environments.problem.losses(params))
 
     def check(self, params: PyTree) -> None:
@@ -116,7 +116,7 @@ class AbstractPenalised(AbstractProblem):
 
 
 class VREx(AbstractPenalised):
-    """sum_e w_e R_e + penalty * Var_e(R_e): risks that differ between environments cost.
+    """The loss sum_e w_e R_e + penalty * Var_e(R_e), with a penalty on risks that differ between environments.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
@@ -142,7 +142,7 @@ class VREx(AbstractPenalised):
 
 
 class IRM(AbstractPenalised):
-    """IRMv1: sum_e w_e R_e + penalty * sum_e w_e (d/ds R_e(s f))^2 at s = 1, s a scale on all predictions.
+    """The loss of IRMv1: sum_e w_e R_e + penalty * sum_e w_e (d/ds R_e(s f))^2 at s = 1, s a scale on all predictions.
 
     **Arguments:** the environments of a `Regression`, whose slope is E_e[f (f - y)]; or those of any other problem
     together with `scaled(params, sample, scale)`, its loss with the predictions multiplied by `scale`.
@@ -170,14 +170,14 @@ class IRM(AbstractPenalised):
         finite_number("IRM", "penalty", penalty)
         if scaled is None and not isinstance(environments.problem, Regression):
             raise TypeError(
-                f"`IRM(environments)`: what the predictions of a {type(environments.problem).__name__} are is not "
-                "known; give `scaled(params, sample, scale)`, its loss with predictions times scale."
+                f"`IRM(environments)`: the predictions of a {type(environments.problem).__name__} are not known; give "
+                "`scaled(params, sample, scale)`, its loss with predictions times scale."
             )
         self.penalty = jnp.asarray(penalty, environments.weights.dtype)
         self.scaled = scaled
 
     def slopes(self, params: PyTree) -> Float[Array, " e"]:
-        """d/ds R_e(s f) at s = 1 for every environment."""
+        """Return d/ds R_e(s f) at s = 1 for every environment."""
         problem, scaled = self.environments.problem, self.scaled
         one = jnp.ones((), jnp.result_type(*jax.tree.leaves(params)))
 
@@ -198,7 +198,7 @@ class IRM(AbstractPenalised):
 
 
 class GroupDRO(AbstractPenalised):
-    """The largest risk over environments, smoothly: log(sum_e w_e exp(sharpness R_e))/sharpness; see `smooth_max`.
+    """A smooth maximum of the risks over environments: log(sum_e w_e exp(sharpness R_e))/sharpness; see `smooth_max`.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut

@@ -1,9 +1,9 @@
-"""One environment a step on w = u^2 - v^2: when each variable of grouped data grows, and why it lives or dies.
+"""One environment per step on w = u^2 - v^2: the growth of each variable of grouped data, in two phases.
 
-A step on group e multiplies u_j by 1 - 2 eta g_ej and v_j by 1 + 2 eta g_ej, with g_e = Sigma_e w - c_e. As long as w
-is small, log u_j gains lam0 = E_e log|1 + 2 eta c_ej| per step, typically; E_e weights groups by their rows. Once the
-lasting variables are fitted it gains lam* = E_e log|1 + 2 eta s_ej|, s_ej the mean of x_j (y - x.w*) in group e. So at
-step T, with t1 the step at which they are fitted, and for variables that stay small,
+A step on group e multiplies u_j by 1 - 2 eta g_ej and v_j by 1 + 2 eta g_ej, with g_e = Sigma_e w - c_e. While w is
+small, log u_j typically grows by lam0 = E_e log|1 + 2 eta c_ej| per step; E_e weights groups by their rows. Once the
+lasting variables are fitted it grows by lam* = E_e log|1 + 2 eta s_ej|, s_ej the mean of x_j (y - x.w*) in group e. So
+at step T, with t1 the step at which they are fitted, and for variables that stay small,
 
     log u_j(T) = log alpha + t1 lam0_j + (T - t1) lam*_j.
 
@@ -28,12 +28,12 @@ __all__ = ["Phases", "growth_phases", "moment_noise"]
 
 @dataclass(frozen=True)
 class Phases:
-    """When the lasting variables arrive, and how the others grow before and after. Rows: u, then v."""
+    """The steps at which lasting variables arrive, and the growth of the others before and after. Rows: u, then v."""
 
     first: Float[np.ndarray, "2 d"]
-    """lam0: growth a step while w is small."""
+    """lam0, the growth per step while w is small."""
     last: Float[np.ndarray, "2 d"]
-    """lam*: growth a step once w* is fitted."""
+    """lam*, the growth per step once w* is fitted."""
     arrival: Float[np.ndarray, " d"]
     """The step at which each variable of w* reaches its size; infinite if not within the run, NaN outside w*."""
     end: Float[np.ndarray, "2 d"]
@@ -46,13 +46,13 @@ class Phases:
         return float(known.max()) if known.size else 0.0
 
     def two_phase(self, alpha: float, steps: int) -> Float[np.ndarray, "2 d"]:
-        """log alpha + t1 lam0 + (T - t1) lam*, with nothing in between: exact for a single lasting variable."""
+        """Return log alpha + t1 lam0 + (T - t1) lam*, which is exact for a single lasting variable."""
         t1 = min(self.t1, steps)
         return math.log(alpha) + t1 * self.first + (steps - t1) * self.last
 
 
 def _rates(moments: Moments, w: np.ndarray, step_size: float) -> np.ndarray:
-    """E_e log|1 -+ 2 eta g_e|, for u and for v."""
+    """Return E_e log|1 -+ 2 eta g_e|, for u and for v."""
     g = moments.gradients(w)
     with np.errstate(divide="ignore"):
         each = np.log(np.abs(np.stack([1 - 2 * step_size * g, 1 + 2 * step_size * g])))
@@ -62,11 +62,11 @@ def _rates(moments: Moments, w: np.ndarray, step_size: float) -> np.ndarray:
 def growth_phases(
     moments: Moments, w: Float[np.ndarray, " d"], *, step_size: float, steps: int, alpha: float = 1e-3
 ) -> Phases:
-    """The growth of every variable when w (standardised coefficients) is what lasts.
+    """Return the growth of every variable if the lasting coefficients are w (in standardised units).
 
-    With several lasting variables there is one phase for each: they arrive one after the other, those that have
-    arrived are at their least-squares values, and all growth rates change at each arrival. A variable of w stays at
-    log sqrt|w_j| once it has arrived. For a single one this is the two-phase law.
+    Several lasting variables arrive one after the other, with one phase for each. Variables that have arrived are at
+    their least-squares values, and all growth rates change at each arrival. A variable of w stays at log sqrt|w_j| once
+    it has arrived. For a single lasting variable this is the two-phase law.
 
     >>> import numpy as np
     >>> from undertow.grouped.data import moments_of
@@ -116,9 +116,9 @@ def _moment_loss(params: PyTree, sample: PyTree) -> Float[Array, ""]:
 
 
 def moment_noise(moments: Moments, dtype: Any = None) -> Environments:
-    """One environment a step on half the mean squared error of w = u^2 - v^2, for `descend`; params are (u, v).
+    """Return the noise of one environment per step on half the mean squared error of w = u^2 - v^2, for `descend`.
 
-    The samples of its problem are the groups: their moments are all that a step looks at.
+    Params are (u, v). The samples of its problem are the groups, because a step depends only on their moments.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut

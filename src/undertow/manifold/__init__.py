@@ -1,1 +1,1 @@
-"""What SGD does after zero loss: the geometry of the minimisers, d2Phi, and the limiting diffusion."""
+"""SGD after zero loss: the geometry of the manifold of minimisers, d2Phi, and the limiting diffusion."""

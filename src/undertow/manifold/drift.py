@@ -6,12 +6,13 @@ With P = dPhi the tangent projector, Q = I - P, H the Hessian, d3L[A] = sum_ij A
     d2Phi[S] = - H^+ d3L[P S P]  -  P d3L[L_H^-1(Q S Q)]  -  2 P d3L[H^+ Q S P]
                    tangent              normal                  mixed
 
-The drift of the limiting diffusion is half of it, S the covariance of the noise. Everything is linear in S, so a sum of
-covariances is a sum of drifts, and each type of covariance takes its own shortest way. The shorter ways of least
-squares hold where the residuals are zero, which the frame has checked (`Frame.least_squares`).
+The drift of the limiting diffusion is half of it, with S the covariance of the noise. The drift is linear in S, so the
+drift of a sum of covariances is the sum of their drifts, and each type of covariance has its own shortest formula. The
+shorter formulas for least squares hold where the residuals are zero, which the frame has checked
+(`Frame.least_squares`).
 """
 
-from functools import partial
+from functools import partial, singledispatch
 from typing import Any, NamedTuple
 
 import jax
@@ -33,23 +34,23 @@ class Parts(NamedTuple):
     """The three parts of d2Phi[S] (or of the drift, which is half of it), each like params."""
 
     tangent: PyTree
-    """Compensates the curvature of the manifold; normal to it."""
+    """The compensation of the manifold's curvature; normal to the manifold."""
     normal: PyTree
-    """The regularisation by noise across the manifold; tangent to it. The only part that knows the loss."""
+    """The regularisation by noise across the manifold; tangent. The only part that depends on the loss across it."""
     mixed: PyTree
-    """From noise along and across that is correlated; tangent."""
+    """The part from the correlation of noise along and across the manifold; tangent."""
 
     @property
     def total(self) -> PyTree:
-        """The sum of the three."""
+        """The sum of the three parts."""
         return trees.add(trees.add(self.tangent, self.normal), self.mixed)
 
 
 def second_derivative(problem: AbstractProblem, params: PyTree, factor: PyTree) -> Parts:
-    """d2Phi[B B'] at a point of the manifold, for a factor B: params with one extra trailing axis.
+    """Return d2Phi[B B'] at a point of the manifold, for a factor B: params with one extra trailing axis.
 
-    Phi(params) is where gradient flow from params ends (`settle`); this is its second derivative, summed over the
-    columns of B, as `.tangent`, `.normal`, `.mixed` and `.total`.
+    Phi(params) is the end point of gradient flow from params (`settle`). The result is its second derivative, summed
+    over the columns of B, as `.tangent`, `.normal`, `.mixed` and `.total`.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
@@ -67,27 +68,61 @@ def second_derivative(problem: AbstractProblem, params: PyTree, factor: PyTree) 
 def covariance_parts(
     problem: AbstractProblem, frame: Frame, covariance: AbstractCovariance, finite_step: Any
 ) -> tuple[Array, Array, Array]:
-    """The parts of d2Phi[Sigma] as flat vectors, by the shortest way for the covariance's type."""
-    zero = 0 * frame.point  # NaN where the frame is
-    if isinstance(covariance, Sum):
-        parts = [covariance_parts(problem, frame, part, finite_step) for part in covariance.parts]
-        return tuple(sum(column[1:], column[0]) for column in zip(*parts, strict=True))
-    if isinstance(covariance, ScaledIdentity):
-        return _isotropic(problem, frame, covariance.variance, finite_step)
-    if frame.least_squares and isinstance(covariance, LabelCovariance):
-        return zero, _label_normal(covariance.problem, frame, covariance.amount, finite_step), zero
-    if frame.least_squares and isinstance(covariance, SampleCovariance):
-        return zero, zero, zero  # where the residuals are zero, so is every sample's gradient
+    """Return the parts of d2Phi[Sigma] as flat vectors, by the shortest formula for the type of covariance."""
+    return _dispatch_parts(covariance, problem, frame, finite_step)
+
+
+@singledispatch
+def _dispatch_parts(
+    covariance: AbstractCovariance, problem: AbstractProblem, frame: Frame, finite_step: Any
+) -> tuple[Array, Array, Array]:
+    """Return the parts for a covariance without structure, by its factor."""
     columns = _flatten(covariance.factor())
-    if columns.shape[1] > columns.shape[0]:  # as few columns as the covariance needs
+    if columns.shape[1] > columns.shape[0]:  # no more columns than rows are needed
         columns = jnp.linalg.qr(columns.T, mode="r").T
     return factor_parts(problem, frame, columns, finite_step)
+
+
+_general_parts = _dispatch_parts.dispatch(object)
+
+
+@_dispatch_parts.register(Sum)
+def _sum_parts(covariance: Sum, problem: AbstractProblem, frame: Frame, finite_step: Any) -> tuple[Array, Array, Array]:
+    parts = [covariance_parts(problem, frame, part, finite_step) for part in covariance.parts]
+    return tuple(sum(column[1:], column[0]) for column in zip(*parts, strict=True))
+
+
+@_dispatch_parts.register(ScaledIdentity)
+def _identity_parts(
+    covariance: ScaledIdentity, problem: AbstractProblem, frame: Frame, finite_step: Any
+) -> tuple[Array, Array, Array]:
+    return _isotropic(problem, frame, covariance.variance, finite_step)
+
+
+@_dispatch_parts.register(LabelCovariance)
+def _label_parts(
+    covariance: LabelCovariance, problem: AbstractProblem, frame: Frame, finite_step: Any
+) -> tuple[Array, Array, Array]:
+    if not frame.least_squares:
+        return _general_parts(covariance, problem, frame, finite_step)
+    zero = 0 * frame.point  # NaN where the frame is NaN
+    return zero, _label_normal(covariance.problem, frame, covariance.amount, finite_step), zero
+
+
+@_dispatch_parts.register(SampleCovariance)
+def _sample_parts(
+    covariance: SampleCovariance, problem: AbstractProblem, frame: Frame, finite_step: Any
+) -> tuple[Array, Array, Array]:
+    if not frame.least_squares:
+        return _general_parts(covariance, problem, frame, finite_step)
+    zero = 0 * frame.point  # every sample's gradient vanishes with the residuals; NaN where the frame is NaN
+    return zero, zero, zero
 
 
 def factor_parts(
     problem: AbstractProblem, frame: Frame, factor: Float[Array, "D k"], finite_step: Any
 ) -> tuple[Array, Array, Array]:
-    """The parts of d2Phi[B B'] for an explicit factor."""
+    """Return the parts of d2Phi[B B'] for an explicit factor B."""
     along = frame.project(factor)
     inner = frame.normal.T @ factor
     return (
@@ -98,7 +133,7 @@ def factor_parts(
 
 
 def _tangent(problem: AbstractProblem, frame: Frame, along: Float[Array, "D k"]) -> Float[Array, " D"]:
-    """-H^+ d3L[q q'] summed over the tangent columns q; for least squares -J^+ f''[q, q]."""
+    """Return -H^+ d3L[q q'] summed over the tangent columns q; for least squares -J^+ f''[q, q]."""
     if frame.least_squares and isinstance(problem, Regression):
         bend = partial(_bend, problem, frame)
         return -frame.pseudo_inverse(_pull(problem, frame, _sum_columns(bend, along)) / problem.size)
@@ -107,11 +142,11 @@ def _tangent(problem: AbstractProblem, frame: Frame, along: Float[Array, "D k"])
 
 
 def _normal(problem: AbstractProblem, frame: Frame, inner: Float[Array, "r r"]) -> Float[Array, " D"]:
-    """-P d3L[V X V'] for a symmetric X: -P grad tr(H(x) A), A = V X V' held fixed."""
+    """Return -P d3L[V X V'] for a symmetric X, as -P grad tr(H(x) A) with A = V X V' held fixed."""
     weights, rotation = jnp.linalg.eigh((inner + inner.T) / 2)
     columns = frame.normal @ rotation
     if frame.least_squares and isinstance(problem, Regression):
-        # P grad tr(H A) = (1/n) P grad tr(J A J'): what else depends on x is a multiple of rows of J
+        # P grad tr(H A) = (1/n) P grad tr(J A J'): the other terms are multiples of rows of J
         def one(pair: Array) -> Array:
             weight, direction = pair[0], pair[1:]
             pushed = lambda x: jax.jvp(partial(_predictions, problem, frame), (x,), (direction,))[1]
@@ -127,7 +162,7 @@ def _normal(problem: AbstractProblem, frame: Frame, inner: Float[Array, "r r"]) 
 def _mixed(
     problem: AbstractProblem, frame: Frame, inner: Float[Array, "r k"], along: Float[Array, "D k"]
 ) -> Float[Array, " D"]:
-    """-2 P d3L[H^+ Q b, P b] summed over the columns b."""
+    """Return -2 P d3L[H^+ Q b, P b] summed over the columns b."""
     across = frame.normal @ (frame.inverse_curvature[:, None] * inner)
     size = along.shape[0]
     pairs = jnp.concatenate([across, along])
@@ -145,9 +180,10 @@ def _mixed(
 
 
 def _label_normal(problem: Regression, frame: Frame, amount: Array, finite_step: Any) -> Float[Array, " D"]:
-    """Sigma = c H. X = c/2 on the normal space, so -P d3L[X] = -(c/2) P grad tr H, tr H = (1/n) |J|^2.
+    """Return the normal part for Sigma = c H: X = c/2 on the normal space, -P d3L[X] = -(c/2) P grad tr H.
 
-    With a finite step X = c/(2 - eta h) differs from direction to direction, and the general way is taken.
+    Here tr H = (1/n) |J|^2. With a finite step X = c/(2 - eta h) depends on the direction, and the general formula is
+    used.
     """
     if not isinstance(finite_step, float) or finite_step != 0.0:
         inner = frame.lyapunov(amount * jnp.diag(frame.curvature), finite_step)
@@ -157,7 +193,7 @@ def _label_normal(problem: Regression, frame: Frame, amount: Array, finite_step:
 
 
 def _isotropic(problem: AbstractProblem, frame: Frame, variance: Array, finite_step: Any) -> tuple[Array, Array, Array]:
-    """Sigma = s I: nothing mixed; normal -(s/2) P grad ln |H|_+; tangent -s H^+ d3L[P], over an orthonormal basis."""
+    """Return the parts for Sigma = s I: tangent -s H^+ d3L[P], normal -(s/2) P grad ln |H|_+, mixed zero."""
     inner = frame.lyapunov(jnp.diag(jnp.where(frame.active, variance, 0)), finite_step)
     least_squares = frame.least_squares and isinstance(problem, Regression)
     bend = partial(_bend, problem, frame) if least_squares else lambda q: third(problem, frame, q, q)
@@ -175,18 +211,18 @@ def _predictions(problem: Regression, frame: Frame, x: Array) -> Array:
 
 
 def _bend(problem: Regression, frame: Frame, q: Array) -> Array:
-    """f''[q, q], one number an output."""
+    """Return f''[q, q], one number per output."""
     f = partial(_predictions, problem, frame)
     return jax.jvp(lambda x: jax.jvp(f, (x,), (q,))[1], (frame.point,), (q,))[1]
 
 
 def _pull(problem: Regression, frame: Frame, cotangent: Array) -> Float[Array, " D"]:
-    """J' c."""
+    """Return J' c."""
     return jax.vjp(partial(_predictions, problem, frame), frame.point)[1](cotangent)[0]
 
 
 def _sum_columns(function: Any, columns: Float[Array, "m k"]) -> Array:
-    """sum_k function(column k), in bounded memory."""
+    """Return sum_k function(column k), in bounded memory."""
     bytes_each = 8 * columns.shape[0] * columns.dtype.itemsize
     block = lambda rows: jnp.sum(jax.vmap(function)(rows), axis=0)
     return chunks.sum_samples(block, columns.T, chunks.chunk_length(bytes_each))

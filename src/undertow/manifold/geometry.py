@@ -1,9 +1,9 @@
-"""The manifold of minimisers at one point: its normal space, the curvatures there, and what follows from them.
+"""The manifold of minimisers at one point: its normal space and the curvatures of the loss across it.
 
 A `Frame` holds an orthonormal basis V of the normal space (the range of the Hessian H) and the curvatures h > 0 along
-it, H = V diag(h) V'. Where the residuals of a `Regression` are zero, both come from the n q rows of the Jacobian J of
-its predictions (H = J'J/n), by a QR of J' and a small SVD: nothing of size D x D. Everywhere else they come from the
-dense Hessian.
+it, H = V diag(h) V'. Where the residuals of a `Regression` are zero, both are computed from the n q rows of the
+Jacobian J of its predictions (H = J'J/n), by a QR of J' and a small SVD, without a D x D matrix. Everywhere else they
+are computed from the dense Hessian.
 """
 
 from collections.abc import Callable
@@ -47,11 +47,11 @@ class Frame(eqx.Module):
     lowest: Float[Array, ""]
     """The smallest eigenvalue of H; negative at a saddle."""
     least_squares: bool = eqx.field(static=True)
-    """Whether the frame comes from the rows of J: the residuals are zero and H = J'J/n."""
+    """Whether the frame is computed from the rows of J: the residuals are zero and H = J'J/n."""
 
     @property
     def active(self) -> Array:
-        """Which of the columns are normal directions."""
+        """A mask of the columns that are normal directions."""
         return self.curvature > 0
 
     @property
@@ -65,21 +65,21 @@ class Frame(eqx.Module):
         return jnp.where(self.active, 1 / jnp.where(self.active, self.curvature, 1), 0)
 
     def project(self, vector: Float[Array, "D ..."]) -> Float[Array, "D ..."]:
-        """P v = dPhi v, the tangent part."""
+        """Return P v = dPhi v, the tangent part."""
         return vector - self.normal @ (self.normal.T @ vector)
 
     def pseudo_inverse(self, vector: Float[Array, "D ..."]) -> Float[Array, "D ..."]:
-        """H^+ v."""
+        """Return H^+ v."""
         along = self.normal.T @ vector
         scale = self.inverse_curvature.reshape(-1, *[1] * (along.ndim - 1))
         return self.normal @ (scale * along)
 
     def log_determinant(self) -> Float[Array, ""]:
-        """ln |H|_+, the sum of the logarithms of the nonzero curvatures."""
+        """Return ln |H|_+, the sum of the logarithms of the nonzero curvatures."""
         return jnp.sum(jnp.where(self.active, jnp.log(jnp.where(self.active, self.curvature, 1)), 0))
 
     def lyapunov(self, inner: Float[Array, "r r"], finite_step: Float[Array, ""] | float = 0.0) -> Float[Array, "r r"]:
-        """X with HX + XH - eta HXH = S on the normal space, S and X in the basis V; eta = 0: small steps.
+        """Return X with HX + XH - eta HXH = S on the normal space, S and X in the basis V; eta = 0 for small steps.
 
         This X times eta is the stationary covariance of SGD across the manifold.
         """
@@ -92,7 +92,7 @@ class Frame(eqx.Module):
 def threshold(dtype: Any) -> float:
     """Return the size, relative to the largest, below which an eigenvalue of H or a singular value of J counts as zero.
 
-    A little off the manifold the curvatures along it are of the size of the distance, so it is well above rounding.
+    Near the manifold the curvatures along it are of the order of the distance, so the threshold is well above rounding.
     """
     return 1e-7 if dtype == jnp.float64 else 3e-4
 
@@ -102,10 +102,11 @@ def frame_at(
 ) -> Frame:
     """Return the frame at params: matrix-free where a `Regression` has zero residuals, dense elsewhere (DENSE_LIMIT).
 
-    With `rank` the normal space has at most that dimension. A little off the manifold the dense Hessian has small
-    curvatures along the manifold too, so a path along the manifold keeps the rank of its start. `least_squares` says
-    whether the residuals are zero. None: they are computed. While tracing (inside `jax.jit`) the route cannot depend on
-    them: a `Regression` takes the matrix-free one, and where its residuals are not zero the frame is NaN.
+    With `rank` the normal space has at most that dimension. Near the manifold the dense Hessian also has small
+    curvatures along the manifold, so a path along the manifold keeps the rank of its start. `least_squares` states
+    whether the residuals are zero; with None they are computed. While tracing (inside `jax.jit`) the route cannot
+    depend on the residuals: a `Regression` takes the matrix-free route, and the frame is NaN where its residuals are
+    not zero.
     """
     if isinstance(problem, Population):
         raise TypeError("`Limit`: a `Population` has no manifold of exact minimisers; use `population.sample`.")
@@ -137,23 +138,22 @@ def frame_at(
 
 
 def jacobian(problem: Regression, params: PyTree) -> Float[Array, "rows D"]:
-    """J: one flat row for every sample and output, in chunks of samples."""
-
+    """Return J with one flat row for every sample and output, computed in chunks of samples."""
     rows = lambda x: jax.vmap(trees.ravel)(problem.rows(params, x))
     stacked = chunks.map_samples(rows, problem.inputs, problem.chunk(params))
     return stacked.reshape(-1, stacked.shape[-1])
 
 
 def row_route(problem: AbstractProblem, params: PyTree) -> TypeGuard[Regression]:
-    """Whether the rows of J give the frame where the residuals are zero: equal weights, fewer rows than parameters."""
+    """Return whether the rows of J give the frame at zero residuals: equal weights, fewer rows than parameters."""
     return isinstance(problem, Regression) and problem.weights is None and problem.targets.size < trees.count(params)
 
 
 def interpolates(problem: AbstractProblem, params: PyTree) -> bool:
-    """Whether a `Regression` with fewer equations than parameters fits all of its data at, or right beside, params.
+    """Return whether a `Regression` with fewer equations than parameters fits all of its data at or close to params.
 
-    A residual that a step along the parameters takes away only says that params are a little off the manifold. The part
-    of the residuals that is orthogonal to the range of J decides.
+    The part of the residuals in the range of J can be removed by a small step of the params: it only measures the
+    distance to the manifold. The part orthogonal to the range of J decides.
     """
     return row_route(problem, params) and bool(_fits(problem, params))
 
@@ -182,6 +182,6 @@ def _row_frame(problem: Regression, params: PyTree) -> Frame:
 
 
 def off_manifold(problem: AbstractProblem, frame: Frame) -> Float[Array, ""]:
-    """|H^+ grad L|: how far away the manifold is, to first order."""
+    """Return |H^+ grad L|, the distance to the manifold to first order."""
     gradient = trees.ravel(problem.gradient(frame.unravel(frame.point)))
     return jnp.linalg.norm(frame.pseudo_inverse(gradient))

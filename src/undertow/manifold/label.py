@@ -1,8 +1,8 @@
-"""Label noise on a least-squares problem: the shortest way, by one small Cholesky factorisation.
+"""Drift for label noise on a least-squares problem, by one small Cholesky factorisation.
 
 Where the residuals are zero Sigma = c H with H = J'J/n, and the limit is the flow -(c/4) P grad tr H,
-tr H = (1/n) |J|^2, P v = v - J'(JJ')^-1 J v. Only n q rows of length D are ever held. If the rows of J are independent
-and the gradient J'r/n vanishes, the residuals r do; so that is what has to be checked.
+tr H = (1/n) |J|^2, P v = v - J'(JJ')^-1 J v. Only n q rows of length D are stored. If the rows of J are independent and
+the gradient J'r/n vanishes, then the residuals r vanish, so the gradient is checked.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ Unravel = Callable[[Array], PyTree]
 
 
 def label_amount(covariance: AbstractCovariance, problem: AbstractProblem) -> Array | None:
-    """c where the noise is c H wherever the residuals of an equally weighted regression are zero, None elsewhere."""
+    """Return c if the noise is c H where the residuals of an equally weighted regression are zero, None otherwise."""
     if not isinstance(problem, Regression) or problem.weights is not None:
         return None
     parts = covariance.parts if isinstance(covariance, Sum) else (covariance,)
@@ -35,7 +35,7 @@ def label_amount(covariance: AbstractCovariance, problem: AbstractProblem) -> Ar
 def trace_gradient(
     problem: Regression, point: Float[Array, " D"], unravel: Unravel, rows: Float[Array, "rows D"]
 ) -> Float[Array, " D"]:
-    """grad tr H = (2/n) sum_i f_i'' J_i: one derivative of every row along itself, in bounded memory."""
+    """Return grad tr H = (2/n) sum_i f_i'' J_i: one derivative of every row along itself, in bounded memory."""
     shape = problem.targets.shape[1:]
     outputs = max(1, problem.targets[0].size)
     basis = jnp.eye(outputs, dtype=point.dtype).reshape(outputs, *shape)
@@ -56,23 +56,23 @@ def trace_gradient(
 def label_drift(
     problem: Regression, point: Float[Array, " D"], unravel: Unravel, amount: Array
 ) -> tuple[Float[Array, " D"], Float[Array, ""]]:
-    """-(c/4) P grad tr H, and |J^+ r|, how far off the manifold the point is: NaN where the rows of J are dependent."""
+    """Return -(c/4) P grad tr H, and |J^+ r|, the distance to the manifold: NaN where the rows of J are dependent."""
     rows, solve, lost = _rows(problem, point, unravel)
     gradient = trace_gradient(problem, point, unravel, rows)
     project = lambda v: v - rows.T @ solve(rows @ v)
     far = jnp.linalg.norm(rows.T @ solve(problem.residuals(unravel(point)).ravel()))
-    # twice: the second removes what rounding left in the first
+    # the second projection removes the rounding errors of the first
     return -amount / 4 * project(project(gradient)), jnp.where(lost, jnp.nan, far)
 
 
 def label_return(problem: Regression, point: Float[Array, " D"], unravel: Unravel) -> Float[Array, " D"]:
-    """x - J^+ r, a Gauss-Newton step back to the manifold."""
+    """Return x - J^+ r, a Gauss-Newton step back to the manifold."""
     rows, solve, _ = _rows(problem, point, unravel)
     return point - rows.T @ solve(problem.residuals(unravel(point)).ravel())
 
 
 def _rows(problem: Regression, point: Array, unravel: Unravel) -> tuple[Array, Callable[[Array], Array], Array]:
-    """J, the solution of (JJ') c = b, and whether J has lost rank."""
+    """Return J, a function that solves (JJ') c = b, and whether J has lost rank."""
     rows = jacobian(problem, unravel(point))
     factor = jax.scipy.linalg.cho_factor(rows @ rows.T)
     pivots = jnp.abs(jnp.diag(factor[0]))

@@ -1,4 +1,4 @@
-"""The limiting diffusion: what SGD does after zero loss, on the clock slow_time = steps * step_size^2.
+"""The limiting diffusion of SGD after zero loss, on the clock slow_time = steps * step_size^2.
 
     dY = P sigma dW + 1/2 d2Phi[Sigma] dt,   Y(0) = Phi(x(0))     (zero_loss, Theorem 4.6)
 
@@ -22,7 +22,7 @@ from undertow._validate import KeyLike, Number
 from undertow.manifold.drift import Parts, covariance_parts
 from undertow.manifold.geometry import Frame, row_route
 from undertow.manifold.label import label_amount, label_drift
-from undertow.manifold.minimum import frame_of_minimum, refuse_distance
+from undertow.manifold.minimum import check_distance, frame_of_minimum
 from undertow.manifold.paths import Recorder, diffuse, diffuse_many, flow
 from undertow.manifold.smoothness import kinks
 from undertow.noise.base import AbstractNoise
@@ -35,15 +35,15 @@ __all__ = ["Limit"]
 class Limit(eqx.Module):
     """The limiting diffusion of SGD with a noise, on the manifold of minimisers of its problem.
 
-    **Arguments:** any noise. Where its problem is a `Regression` that fits all of its data, nothing of size D x D is
-    formed; elsewhere (residuals that are not zero, any `Problem`) the dense Hessian limits it to 4,000 parameters.
-    A loss with kinks (ReLU, absolute values) is refused unless `piecewise=True`: between its kinks the formulas hold,
-    at them nothing is known. It covers SGD; heavy-ball momentum has the same limit on the clock of its effective
-    step size `step_size/(1 - momentum)`. It does not cover Adam.
+    **Arguments:** any noise. Where its problem is a `Regression` that fits all of its data, no D x D matrix is formed.
+    Elsewhere (residuals that are not zero, any `Problem`) the dense Hessian limits the model to 4,000 parameters. A
+    loss with kinks (ReLU, absolute values) raises an error unless `piecewise=True`: the formulas hold between its
+    kinks, but not at them. The limit is that of SGD. Heavy-ball momentum has the same limit on the clock of its
+    effective step size `step_size/(1 - momentum)`. Adam is not covered.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
-    >>> # u v = 1: label noise moves along the hyperbola to where the Hessian's trace u^2 + v^2 is least, u = v = 1
+    >>> # u v = 1: label noise moves along the hyperbola to the least trace of the Hessian, u^2 + v^2, at u = v = 1
     >>> task = ut.Regression(lambda p, x: p[0] * p[1] * x, jnp.array([1.0]), jnp.array([1.0]))
     >>> limit = ut.Limit(ut.LabelNoise(task, strength=1.0))
     >>> path = limit.solve(jnp.array([2.0, 0.5]), slow_time=20.0, observe={"p": lambda p: p})
@@ -66,11 +66,11 @@ class Limit(eqx.Module):
         self.piecewise = piecewise
 
     def drift(self, params: PyTree, *, finite_step: Number | None = None) -> PyTree:
-        """1/2 d2Phi[Sigma(params)], like params. Label noise takes a shorter way than `parts`.
+        """Return 1/2 d2Phi[Sigma(params)], like params. Label noise uses a shorter formula than `parts`.
 
         Params that are not on a smooth manifold of minimisers (saddles, crossings, a Hessian that is zero) raise an
         error. Inside `jax.jit` only the residuals of a `Regression` with fewer equations than parameters are checked:
-        where they are not zero the drift is NaN. A `Problem` with the same loss works there.
+        the drift is NaN where they are not zero. A `Problem` with the same loss has no such restriction.
         """
         validate.params_of_floats("Limit.drift", params)
         eta = _finite_step(finite_step)
@@ -78,26 +78,26 @@ class Limit(eqx.Module):
             short = _label(self, params)
             if short is not None and validate.concrete(short[1]) and np.isfinite(float(short[1])):
                 drift, far, size = short
-                refuse_distance("Limit.drift", far, size, far.dtype)
+                check_distance("Limit.drift", far, size, far.dtype)
                 return drift
-        _refuse_kinks(self, params)
+        _check_kinks(self, params)
         return self._parts("Limit.drift", params, eta).total
 
     def parts(self, params: PyTree, *, finite_step: Number | None = None) -> Parts:
-        """The drift as its three parts: tangent compensation, normal regularisation, mixed.
+        """Return the drift as its three parts: tangent compensation, normal regularisation, mixed.
 
         `finite_step=eta` takes the covariance across the manifold from HX + XH - eta HXH = Sigma instead of
-        HX + XH = Sigma. That is nearly all of what a finite step changes to first order on the motor (claim
-        `motor-speed`); it leaves out how curvature and noise change over the width of the fluctuations.
+        HX + XH = Sigma. On the motor (claim `motor-speed`) this is nearly the whole effect of a finite step to first
+        order. It neglects the change of curvature and noise over the width of the fluctuations.
         """
         validate.params_of_floats("Limit.parts", params)
         eta = _finite_step(finite_step)
-        _refuse_kinks(self, params)
+        _check_kinks(self, params)
         return self._parts("Limit.parts", params, eta)
 
     def _parts(self, function: str, params: PyTree, eta: Any) -> Parts:
         frame = frame_of_minimum(function, self.noise.problem, params)
-        _refuse_unstable(function, eta, frame)
+        _check_stability(function, eta, frame)
         return Parts(*(frame.unravel(part) for part in _halved_parts(self.noise, frame, eta)))
 
     @validate.renamed_arguments("Limit.solve", time="slow_time", looks="num_saves")
@@ -114,17 +114,17 @@ class Limit(eqx.Module):
         steps: int = 2000,
         tolerance: float = 1e-6,
     ) -> Trajectory:
-        """Solves the limiting diffusion from a point of the manifold up to `slow_time`.
+        """Solve the limiting diffusion from a point of the manifold up to `slow_time`.
 
-        A flow (no tangent noise) takes adaptive Runge-Kutta steps of relative and absolute error `tolerance`, a
-        diffusion at least `steps` Euler steps, and shorter ones where the smallest curvature across the manifold
-        changes fast; each step ends with a Newton step back to the manifold. `observe` is recorded at 0 and
-        after each of `num_saves` equal intervals, and so is "distance", how far off the manifold the solution is.
-        A diffusion needs a `key`, and `seeds` makes an ensemble of it.
+        A flow (no tangent noise) takes adaptive Runge-Kutta steps of relative and absolute error `tolerance`. A
+        diffusion takes at least `steps` Euler steps, and shorter steps where the smallest curvature across the manifold
+        changes fast. Each step ends with a Newton step back to the manifold. `observe` is recorded at 0 and after each
+        of `num_saves` equal intervals, together with "distance", the distance of the solution to the manifold. A
+        diffusion needs a `key`; `seeds` is the number of independent solutions.
 
         The limit ends where the Hessian loses rank, for instance where two manifolds cross. A flow that reaches such a
-        point before `slow_time` raises an error. A run of a diffusion stops there: `diverged` marks it, `diverged_at`
-        is the slow time at which it stopped (-1 for the other runs), its observations are NaN from then on, its
+        point before `slow_time` raises an error. A run of a diffusion stops there: it is marked in `diverged`,
+        `diverged_at` is the slow time at which it stopped (-1 for the other runs), its later observations are NaN, its
         `params` are those at which it stopped, and a warning gives the number of such runs.
         """
         problem = self.noise.problem
@@ -133,40 +133,35 @@ class Limit(eqx.Module):
         num_saves = validate.positive_integer("Limit.solve", "num_saves", num_saves)
         steps = validate.positive_integer("Limit.solve", "steps", steps)
         eta = _finite_step(finite_step)
-        _refuse_kinks(self, params)
+        _check_kinks(self, params)
         frame = frame_of_minimum("Limit.solve", problem, params)
-        _refuse_unstable("Limit.solve", eta, frame)
+        _check_stability("Limit.solve", eta, frame)
         observe = dict(observe or {})
         motion = _motion(self.noise, frame)
         if motion == "none":
-            warnings.warn(
-                f"`Limit.solve`: {type(self.noise).__name__} noise vanishes on the manifold of minimisers, so nothing "
-                "moves at this time scale: a null drift.",
-                UserWarning,
-                stacklevel=2,
-            )
+            _warn_null_drift(self.noise)
         times = np.linspace(0.0, float(slow_time), num_saves + 1)
         gaps = jnp.asarray(np.diff(times))
         rank = int(frame.rank)
         recorder = Recorder(observe, problem, jnp.max(frame.curvature), rank, frame.least_squares, frame.unravel)
         if motion == "diffusion":
-            ends, seen, lost = self._diffusion(frame, gaps, key, seeds, eta, recorder, steps)
+            ends, records, lost = self._diffusion(frame, gaps, key, seeds, eta, recorder, steps)
         else:
-            ends, seen, lost = flow(self.noise, frame, gaps, eta, recorder, jnp.asarray(tolerance))
-            _refuse_tangent_noise(self.noise, frame, recorder.frame_of(ends), motion)
+            ends, records, lost = flow(self.noise, frame, gaps, eta, recorder, jnp.asarray(tolerance))
+            _check_tangent_noise(self.noise, frame, recorder.frame_of(ends), motion)
             if seeds is not None:
                 repeat = lambda x: jnp.broadcast_to(x[None], (seeds, *x.shape))
-                ends, seen, lost = jax.tree.map(repeat, (ends, seen, lost))
+                ends, records, lost = jax.tree.map(repeat, (ends, records, lost))
         lost = np.asarray(lost, float)
         diverged = np.asarray(np.isfinite(lost))
         if diverged.any():
-            _say_lost(lost, rank, motion)
+            _report_lost_rank(lost, rank, motion)
         after = times >= lost[..., None]
-        seen = jax.tree.map(lambda x: _blank(np.asarray(x), after) if after.any() else np.asarray(x), seen)
+        records = jax.tree.map(lambda x: _blank(np.asarray(x), after) if after.any() else np.asarray(x), records)
         unravel = jax.vmap(frame.unravel) if seeds is not None else frame.unravel
         return Trajectory(
             params=unravel(ends),
-            observed=seen,
+            observed=records,
             step=np.full(len(times), np.nan),
             time=np.full(len(times), np.nan),
             slow_time=times,
@@ -190,53 +185,62 @@ class Limit(eqx.Module):
         return diffuse_many(self.noise, frame, keys, gaps, eta, recorder, steps)
 
 
-def _say_lost(lost: np.ndarray, rank: int, motion: str) -> None:
-    """Raise where a flow loses rank before its time, warn where runs of a diffusion do."""
+def _warn_null_drift(noise: AbstractNoise) -> None:
+    warnings.warn(
+        f"`Limit.solve`: {type(noise).__name__} noise vanishes on the manifold of minimisers, so nothing moves at this "
+        "time scale: a null drift.",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
+def _report_lost_rank(lost: np.ndarray, rank: int, motion: str) -> None:
+    """Raise where a flow loses rank before its end, warn where runs of a diffusion do."""
     first = lost.min()
-    why = (
+    reason = (
         f"the rank of the Hessian falls below its {rank} (a curvature across the manifold vanishes, or the solution "
         "leaves the manifold, or it is not finite)"
     )
     if motion != "diffusion":
         raise ValueError(
-            f"`Limit.solve`: {why} by slow time {first:.3g}, where the limit ends; solve for a shorter time."
+            f"`Limit.solve`: {reason} by slow time {first:.3g}, where the limit ends; solve for a shorter time."
         )
     warnings.warn(
-        f"`Limit.solve`: {np.isfinite(lost).sum()} of {lost.size} runs stop where {why}, the first at slow time "
+        f"`Limit.solve`: {np.isfinite(lost).sum()} of {lost.size} runs stop where {reason}, the first at slow time "
         f"{first:.3g}; see `diverged` and `diverged_at`.",
         UserWarning,
         stacklevel=3,
     )
 
 
-def _refuse_tangent_noise(noise: AbstractNoise, start: Frame, end: Frame, motion: str) -> None:
-    """Raise where a flow ends with noise along the manifold that its start has not."""
+def _check_tangent_noise(noise: AbstractNoise, start: Frame, end: Frame, motion: str) -> None:
+    """Raise where the noise along the manifold is zero at the start of a flow but not at its end."""
     label = (
         start.least_squares and label_amount(noise.covariance(start.unravel(start.point)), noise.problem) is not None
     )
     if motion == "flow" and not label and bool(jnp.all(jnp.isfinite(end.point))) and _motion(noise, end) == "diffusion":
         raise ValueError(
-            "`Limit.solve`: the noise has no part along the manifold at the start, but one at the end, so that the "
-            "limit is not a flow; start from a point where it has, and give `key=`."
+            "`Limit.solve`: the noise has no part along the manifold at the start, but one at the end, so the limit "
+            "is not a flow; start from a point where the noise has such a part, and give `key=`."
         )
 
 
 def _blank(values: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """NaN where `after` (seeds, times); whole numbers and flags become floats to hold it."""
+    """Return values with NaN where `after` (seeds, times); integers and booleans are converted to floats."""
     values = values.astype(np.result_type(values, np.float32)) if values.dtype.kind not in "fc" else values.copy()
     values[after] = np.nan
     return values
 
 
 def _finite_step(value: Number | None) -> Any:
-    """None stays the exact limit, told apart while tracing: 0.0 takes the shorter ways."""
+    """Return the finite step as an array; None (the exact limit) as the float 0.0, which selects shorter formulas."""
     if value is None:
         return 0.0
     validate.finite_number("Limit", "finite_step", value)
     return jnp.asarray(value, jnp.result_type(float))
 
 
-def _refuse_unstable(function: str, eta: Any, frame: Frame) -> None:
+def _check_stability(function: str, eta: Any, frame: Frame) -> None:
     """Raise where steps of this size diverge across the manifold, so that there is no stationary covariance."""
     if not isinstance(eta, float) and validate.concrete(eta) and validate.concrete(frame.point):
         largest = float(jnp.max(frame.curvature))
@@ -247,32 +251,32 @@ def _refuse_unstable(function: str, eta: Any, frame: Frame) -> None:
             )
 
 
-def _refuse_kinks(limit: Limit, params: PyTree) -> None:
-    """Refuses a loss with kinks unless that is known."""
+def _check_kinks(limit: Limit, params: PyTree) -> None:
+    """Raise where the loss has kinks, unless `piecewise=True`."""
     if not limit.piecewise:
         _smooth(limit.noise.problem, params)
 
 
 @eqx.filter_jit
 def _smooth(problem: AbstractProblem, params: PyTree) -> None:
-    """The loss is read while tracing, so that it costs nothing later."""
-    found = kinks(problem, params)
-    if found:
+    """Raise where the loss has kinks. The check runs while tracing, once per problem."""
+    names = kinks(problem, params)
+    if names:
         raise ValueError(
-            f"`Limit`: the loss has kinks ({', '.join(found)}), and the limit is made of its derivatives; between "
-            "them it holds almost everywhere: use a smooth activation, or `Limit(noise, piecewise=True)`."
+            f"`Limit`: the loss has kinks ({', '.join(names)}), and the limit needs its derivatives, which exist "
+            "almost everywhere: use a smooth activation, or `Limit(noise, piecewise=True)`."
         )
 
 
 @eqx.filter_jit
 def _label(limit: Limit, params: PyTree) -> tuple[PyTree, Array, Array] | None:
-    """The drift of label noise, the distance of `label_drift` and |params|; None for another noise."""
+    """Return the drift of label noise, the distance of `label_drift` and |params|; None for another noise."""
     noise = limit.noise
     flat, unravel = jax.flatten_util.ravel_pytree(params)
     amount = label_amount(noise.covariance(params), noise.problem)
     if amount is None or not isinstance(noise.problem, Regression):
         return None
-    _refuse_kinks(limit, params)
+    _check_kinks(limit, params)
     drift, far = label_drift(noise.problem, flat, unravel, amount)
     return unravel(drift), far, jnp.linalg.norm(flat)
 
@@ -286,14 +290,14 @@ def _halved_parts(noise: AbstractNoise, frame: Frame, eta: Any) -> tuple[Array, 
 
 @eqx.filter_jit
 def _powers(noise: AbstractNoise, frame: Frame) -> tuple[Array, Array]:
-    """Tr Sigma and Tr P Sigma at the frame's point."""
+    """Return Tr Sigma and Tr P Sigma at the frame's point."""
     covariance = noise.covariance(frame.unravel(frame.point))
     project = lambda v: frame.unravel(frame.project(trees.ravel(v)))
     return covariance.trace(), covariance.trace(project)
 
 
 def _motion(noise: AbstractNoise, frame: Frame) -> str:
-    """ "flow" without tangent noise, "diffusion" with it, "none" without noise."""
+    """Return "flow" without tangent noise, "diffusion" with it, "none" without noise."""
     total, along = (float(x) for x in _powers(noise, frame))
     scale = float(jnp.finfo(frame.point.dtype).eps) ** 0.5
     if total <= scale**2 * (1 + float(jnp.vdot(frame.point, frame.point))):

@@ -1,13 +1,13 @@
-"""Whether a point lies on a smooth manifold of minimisers, and its frame there.
+"""Check that a point lies on a smooth manifold of minimisers, and compute its frame there.
 
 At such a point the gradient vanishes, the Hessian H has no negative eigenvalue, and its kernel is the tangent space.
 The loss is then constant along the curve of critical points that leaves in a direction q of the kernel. Up to the
-fourth order this says, with w = d3L[q q'],
+fourth order this means, with w = d3L[q q'],
 
     P w = 0    and    d4L[q q q q] = 3 w' H^+ w
 
-It fails where two manifolds cross, where the rank of H is lower than beside the point, and at a minimum whose fourth
-derivative in a direction without curvature is not zero.
+The condition fails where two manifolds cross, where the rank of H is lower than at neighbouring points, and at a
+minimum whose fourth derivative in a direction without curvature is not zero.
 """
 
 import math
@@ -23,18 +23,17 @@ from undertow import _validate as validate
 from undertow.manifold.geometry import Frame, frame_at, interpolates, threshold
 from undertow.problem import AbstractProblem, Regression
 
-__all__ = ["farthest", "frame_of_minimum", "refuse_distance", "third"]
+__all__ = ["check_distance", "farthest", "frame_of_minimum", "third"]
 
 NEWTON_STEPS = 4
 BEND = 0.05
-"""How much of the fourth derivative along the kernel of H may be left over before the kernel is no tangent space."""
+"""The largest relative violation of the fourth-order condition for which the kernel of H counts as a tangent space."""
 
 
 def frame_of_minimum(function: str, problem: AbstractProblem, params: PyTree) -> Frame:
     """Return the frame at params, or raise an error that says why params are on no smooth manifold of minimisers.
 
-    While tracing there is nothing to look at: the frame is the one of `frame_at`, without any check but that of the
-    residuals.
+    While tracing, values are not known: the frame is the one of `frame_at`, and only the residuals are checked.
     """
     if not all(validate.concrete(leaf) for leaf in jax.tree.leaves((params, problem))):
         return frame_at(problem, params)
@@ -44,7 +43,7 @@ def frame_of_minimum(function: str, problem: AbstractProblem, params: PyTree) ->
     dtype = frame.point.dtype
     far, along, size, largest, smallest, lowest = (float(x) for x in _measures(problem, frame))
     scale = max(largest, -lowest)
-    refuse_distance(function, far + along / max(scale, 1e-300), size, dtype)
+    check_distance(function, far + along / max(scale, 1e-300), size, dtype)
     small = max(threshold(dtype), 10 * far / (1 + size)) * scale
     if lowest < -small:
         kind = "saddle" if largest > 0 else "maximum"
@@ -65,9 +64,9 @@ def frame_of_minimum(function: str, problem: AbstractProblem, params: PyTree) ->
         )
     rank = int(frame.rank)
     if rank == frame.point.size:
-        _refuse_isolated(function, problem, rank)
+        _raise_isolated(function, problem, rank)
     full = isinstance(problem, Regression) and frame.least_squares and rank == problem.targets.size
-    if not full and bool(_bends(problem, frame)):  # independent rows of J make a smooth manifold by themselves
+    if not full and bool(_bends(problem, frame)):  # independent rows of J always give a smooth manifold
         raise ValueError(
             f"`{function}`: there is no smooth manifold of minimisers through this point: the Hessian loses rank here "
             f"(rank {rank}), and along its kernel the loss does not stay constant. Two manifolds cross, or the minimum "
@@ -77,12 +76,12 @@ def frame_of_minimum(function: str, problem: AbstractProblem, params: PyTree) ->
 
 
 def farthest(dtype: Any) -> float:
-    """Return how far off the manifold a point may be, relative to 1 + |params|."""
+    """Return the largest distance of a point to the manifold, relative to 1 + |params|."""
     return 1e-4 if dtype == jnp.float64 else 1e-2
 
 
-def refuse_distance(function: str, far: Any, size: Any, dtype: Any) -> None:
-    """Raise where a point of the given size is too far off the manifold, or where the distance is not finite."""
+def check_distance(function: str, far: Any, size: Any, dtype: Any) -> None:
+    """Raise where a point of the given size is too far from the manifold, or where the distance is not finite."""
     if not math.isfinite(float(far)):
         raise ValueError(f"`{function}`: the loss, or one of its derivatives, is not finite at this point.")
     if not float(far) <= farthest(dtype) * (1 + float(size)):
@@ -93,7 +92,7 @@ def refuse_distance(function: str, far: Any, size: Any, dtype: Any) -> None:
 
 
 def third(problem: AbstractProblem, frame: Frame, u: Array, v: Array) -> Float[Array, " D"]:
-    """d3L[u v'] = d/de d/dt grad L(x + e u + t v)."""
+    """Return d3L[u v'] = d/de d/dt grad L(x + e u + t v)."""
     gradient = lambda x: trees.ravel(problem.gradient(frame.unravel(x)))
     along_u = lambda x: jax.jvp(gradient, (x,), (u,))[1]
     return jax.jvp(along_u, (frame.point,), (v,))[1]
@@ -106,7 +105,7 @@ def _frame(problem: AbstractProblem, params: PyTree, least_squares: bool) -> Fra
 
 @eqx.filter_jit
 def _measures(problem: AbstractProblem, frame: Frame) -> tuple[Array, ...]:
-    """|H^+ grad L| and |P grad L| (off the manifold the gradient may also point along it), |x|, and curvatures."""
+    """Return |H^+ grad L|, |P grad L| (not zero for a point off the manifold), |x|, and the extreme curvatures."""
     gradient = trees.ravel(problem.gradient(frame.unravel(frame.point)))
     along = jnp.linalg.norm(frame.project(gradient))
     smallest = jnp.min(jnp.where(frame.active, frame.curvature, jnp.inf))
@@ -115,23 +114,23 @@ def _measures(problem: AbstractProblem, frame: Frame) -> tuple[Array, ...]:
 
 
 def _closer(function: str, problem: AbstractProblem, frame: Frame) -> Frame:
-    """Newton's method from a point a little off the manifold.
+    """Return the frame after Newton steps from a point near the manifold.
 
-    There the curvatures along the manifold are of the size of the distance, and would count as curvatures across it.
+    Off the manifold the curvatures along it are of the order of the distance, and would count as curvatures across it.
     """
     start, size = frame.point, 1 + float(jnp.linalg.norm(frame.point))
     for _ in range(NEWTON_STEPS):
         if not float(_measures(problem, frame)[0]) > threshold(start.dtype) / 10 * size:
             break
         moved = _newton(problem, frame)
-        refuse_distance(function, jnp.linalg.norm(moved - start), size - 1, start.dtype)
+        check_distance(function, jnp.linalg.norm(moved - start), size - 1, start.dtype)
         frame = _frame(problem, frame.unravel(moved), False)
     return frame
 
 
 @eqx.filter_jit
 def _newton(problem: AbstractProblem, frame: Frame) -> Float[Array, " D"]:
-    """x - h/(h^2 + mu^2) grad L in every normal direction: curvatures well below mu do not move the point."""
+    """Return x - h/(h^2 + mu^2) grad L in every normal direction: curvatures well below mu do not move the point."""
     gradient = frame.normal.T @ trees.ravel(problem.gradient(frame.unravel(frame.point)))
     h = frame.curvature
     cut = farthest(h.dtype) * jnp.max(h)
@@ -140,7 +139,7 @@ def _newton(problem: AbstractProblem, frame: Frame) -> Float[Array, " D"]:
 
 @eqx.filter_jit
 def _bends(problem: AbstractProblem, frame: Frame) -> Array:
-    """Whether the loss changes, in the third or fourth order, along a direction drawn in the kernel of H."""
+    """Return whether the loss changes in the third or fourth order along a random direction in the kernel of H."""
     drawn = frame.project(jax.random.normal(jax.random.key(0), frame.point.shape, frame.point.dtype))
     q = drawn / jnp.linalg.norm(drawn)
     gradient = lambda x: trees.ravel(problem.gradient(frame.unravel(x)))
@@ -155,11 +154,11 @@ def _bends(problem: AbstractProblem, frame: Frame) -> Array:
     return leaves | rises
 
 
-def _refuse_isolated(function: str, problem: AbstractProblem, size: int) -> None:
+def _raise_isolated(function: str, problem: AbstractProblem, size: int) -> None:
     if isinstance(problem, Regression):
-        what = f"{problem.targets.size} equations (samples times outputs) for {size} parameters"
+        reason = f"{problem.targets.size} equations (samples times outputs) for {size} parameters"
     else:
-        what = f"the Hessian has full rank, {size}: the minimum is isolated, and its curvatures"
+        reason = f"the Hessian has full rank, {size}: the minimum is isolated, and its curvatures"
     raise ValueError(
-        f"`{function}`: {what} leave no manifold of minimisers to move on; use fewer samples or a larger model."
+        f"`{function}`: {reason} leave no manifold of minimisers to move on; use fewer samples or a larger model."
     )

@@ -1,6 +1,6 @@
-"""Solutions of the limiting diffusion: a flow by adaptive Runge-Kutta steps, a diffusion by Euler steps.
+"""Solutions of the limiting diffusion: flows by adaptive Runge-Kutta steps, diffusions by Euler steps.
 
-Both keep the rank of the Hessian at their start. Where a curvature across the manifold vanishes, the limit ends.
+Both use the rank of the Hessian at their start. The limit ends where a curvature across the manifold vanishes.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ __all__ = ["Recorder", "diffuse", "diffuse_many", "flow"]
 TABLEAU = diffrax.Tsit5.tableau
 
 FLATTEST_OF_FLOW = (1e-13, 1e-6)
-"""The smallest curvature, beside the largest at the start, in double and in single precision."""
+"""The least curvature of a flow relative to the largest at its start, in double and in single precision."""
 
 FLATTEST = (1e-8, 1e-5)
 """The same for a diffusion, whose Euler steps get shorter in proportion to the curvature."""
@@ -34,19 +34,19 @@ RESOLVED = 0.05
 """The largest variance of the logarithm of the smallest curvature in one Euler step, and its largest mean change."""
 
 ASTRAY = 1e-2
-"""How far off the manifold a solution may be, relative to 1 + |params|."""
+"""The largest distance of a solution to the manifold, relative to 1 + |params|."""
 
 MOST_STEPS = 20_000
-"""The most Euler steps between two saves, beyond those that were asked for."""
+"""The largest number of Euler steps between two records, in addition to the requested number."""
 
 
 class Recorder(eqx.Module):
-    """What is recorded of a point, and whether the limit still holds there."""
+    """Record observations at a point, and check that the limit is valid there."""
 
     observe: dict[str, Callable]
     problem: Any
     steepest: Array
-    """The largest curvature at the start, the scale that others are small against."""
+    """The largest curvature at the start, the scale of the other curvatures."""
     rank: int = eqx.field(static=True)
     least_squares: bool = eqx.field(static=True)
     unravel: Callable = eqx.field(static=True)
@@ -56,33 +56,33 @@ class Recorder(eqx.Module):
 
     @eqx.filter_jit
     def frame_of(self, point: Array) -> Frame:
-        """The same, compiled."""
+        """Return `frame`, compiled."""
         return self.frame(point)
 
     def __call__(self, point: Array, flattest: tuple[float, float]) -> tuple[PyTree, Array]:
-        """The observations, and whether the limit holds."""
+        """Return the observations, and whether the limit is valid."""
         frame = self.frame(point)
-        seen = {name: f(self.unravel(point)) for name, f in self.observe.items()}
-        return {**seen, "distance": off_manifold(self.problem, frame)}, self.holds(frame, flattest)
+        values = {name: f(self.unravel(point)) for name, f in self.observe.items()}
+        return {**values, "distance": off_manifold(self.problem, frame)}, self.holds(frame, flattest)
 
     def holds(self, frame: Frame, flattest: tuple[float, float]) -> Array:
-        """Whether the Hessian has its rank, and the point is on the manifold; with zero residuals if they were zero."""
+        """Return whether the Hessian has its rank at a point on the manifold (with zero residuals where required)."""
         size = 1 + jnp.linalg.norm(frame.point)
         curvature = jnp.sort(frame.curvature)[-self.rank :]
         double, single = flattest
         least = double if frame.point.dtype == jnp.float64 else single
-        kept = (curvature[0] > least * self.steepest) & (off_manifold(self.problem, frame) <= ASTRAY * size)
+        valid = (curvature[0] > least * self.steepest) & (off_manifold(self.problem, frame) <= ASTRAY * size)
         if not self.least_squares:
-            return kept
+            return valid
         residual = jnp.linalg.norm(self.problem.residuals(self.unravel(frame.point)))
         rows = jnp.sqrt(self.problem.size * jnp.sum(frame.curvature))
-        return kept & (residual <= ASTRAY * (jnp.linalg.norm(self.problem.targets) + rows * size))
+        return valid & (residual <= ASTRAY * (jnp.linalg.norm(self.problem.targets) + rows * size))
 
 
 def _velocity(
     noise: AbstractNoise, start: Frame, eta: Any, recorder: Recorder
 ) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
-    """The tangent drift at a flat point near the manifold, and the step back to the manifold from there."""
+    """Return the tangent drift at a flat point near the manifold, and the step back to the manifold from there."""
     problem, unravel = noise.problem, start.unravel
     amount = label_amount(noise.covariance(unravel(start.point)), problem)
     plain = isinstance(problem, Regression) and start.least_squares and recorder.rank == problem.targets.size
@@ -103,7 +103,7 @@ def _tangent_drift(noise: AbstractNoise, frame: Frame, eta: Any) -> Array:
 
 
 def _return(noise: AbstractNoise, frame: Frame) -> Array:
-    """x - H^+ grad L, a Newton step back to the manifold."""
+    """Return x - H^+ grad L, a Newton step back to the manifold."""
     return frame.point - frame.pseudo_inverse(trees.ravel(noise.problem.gradient(frame.unravel(frame.point))))
 
 
@@ -111,9 +111,9 @@ def _return(noise: AbstractNoise, frame: Frame) -> Array:
 def flow(
     noise: AbstractNoise, frame: Frame, gaps: Array, eta: Any, recorder: Recorder, tolerance: Array
 ) -> tuple[Array, PyTree, Array]:
-    """Adaptive Tsit5 steps with a retraction after each, with a save after every gap.
+    """Take adaptive Tsit5 steps with a retraction after each step, and record after every gap.
 
-    Returns the end, what was seen, and the time of the first save at which the rank was lost (inf: at none).
+    Returns the end, the records, and the time of the first record at which the rank was lost (inf: at none).
     """
     drift, back = _velocity(noise, frame, eta, recorder)
     lower = [jnp.asarray(row) for row in TABLEAU.a_lower]
@@ -132,7 +132,7 @@ def flow(
     def between(carry: tuple[Array, Array], gap: Array) -> tuple[tuple[Array, Array], tuple[PyTree, Array]]:
         x, dt = carry
 
-        def going(state: tuple) -> Array:
+        def unfinished(state: tuple) -> Array:
             _, t, _, count = state
             return (t < gap * (1 - 1e-12)) & (count < 10_000)
 
@@ -146,32 +146,32 @@ def flow(
             x = jnp.where(good, back(moved), x)
             return x, jnp.where(good, t + short, t), jnp.where(good & (short < dt), dt, short * growth), count + 1
 
-        x, t, dt, _ = jax.lax.while_loop(going, step, (x, jnp.zeros_like(gap), dt, 0))
-        x = jnp.where(t >= gap * (1 - 1e-12), x, jnp.nan)  # too stiff: NaN rather than a wrong answer
+        x, t, dt, _ = jax.lax.while_loop(unfinished, step, (x, jnp.zeros_like(gap), dt, 0))
+        x = jnp.where(t >= gap * (1 - 1e-12), x, jnp.nan)  # too stiff: NaN instead of a wrong result
         return (x, dt), recorder(x, FLATTEST_OF_FLOW)
 
     x = back(frame.point)
     first = 0.01 * (1 + jnp.linalg.norm(x)) / (jnp.linalg.norm(drift(x)) + 1e-12)
-    begin = (x, jnp.minimum(first, gaps[0]).astype(x.dtype))
-    (end, _), (seen, kept) = jax.lax.scan(between, begin, gaps.astype(x.dtype))
-    lost = jnp.min(jnp.where(kept, jnp.inf, jnp.cumsum(gaps)))
-    return end, _with_start(recorder(x, FLATTEST_OF_FLOW)[0], seen), lost
+    start = (x, jnp.minimum(first, gaps[0]).astype(x.dtype))
+    (end, _), (records, valid) = jax.lax.scan(between, start, gaps.astype(x.dtype))
+    lost = jnp.min(jnp.where(valid, jnp.inf, jnp.cumsum(gaps)))
+    return end, _with_start(recorder(x, FLATTEST_OF_FLOW)[0], records), lost
 
 
 def _diffuse(
     noise: AbstractNoise, start: Frame, key: Array, gaps: Array, eta: Any, recorder: Recorder, steps: int
 ) -> tuple[Array, PyTree, Array]:
-    """Euler steps: a tangent increment, the tangent drift, then back; the way back supplies the curvature term.
+    """Take Euler steps: a tangent increment and the tangent drift, then a retraction, which adds the curvature term.
 
-    The steps are shortened where the smallest curvature h across the manifold would change much in one of them: with
-    g = P grad ln h, Var ln h grows at the rate g' Sigma g. The length of a step depends on its beginning alone, so it
-    adds no bias; and as h vanishes the steps get so short that no run jumps across the place where the rank is lost.
-    Returns the end, what was seen, and the time at which the rank was lost (inf: never).
+    The steps are shortened where the smallest curvature h across the manifold would change much in one step: with
+    g = P grad ln h, Var ln h grows at the rate g' Sigma g. The length of a step depends only on its start, so it adds
+    no bias. As h vanishes, the steps become so short that no run jumps across the point at which the rank is lost.
+    Returns the end, the records, and the time at which the rank was lost (inf: never).
     """
     each = max(1, -(-steps // gaps.shape[0]))
 
-    def shortest(frame: Frame, covariance: Any, drift: Array) -> Array:
-        """The longest step in which the smallest curvature is resolved."""
+    def longest_resolved(frame: Frame, covariance: Any, drift: Array) -> Array:
+        """Return the longest step in which the smallest curvature is resolved."""
         least = jnp.argmin(jnp.where(frame.active, frame.curvature, jnp.inf))
         v, h = frame.normal[:, least], frame.curvature[least]
         g = frame.project(third(noise.problem, frame, v, v)) / h
@@ -179,38 +179,38 @@ def _diffuse(
         return RESOLVED / jnp.maximum(jnp.maximum(spread, jnp.abs(jnp.vdot(g, drift))), jnp.finfo(g.dtype).tiny)
 
     def between(carry: tuple[Array, Array], drawn: tuple[Array, Array, Array]) -> tuple:
-        gap, began, k = drawn
+        gap, before, k = drawn
         longest = gap / each
 
-        def going(state: tuple) -> Array:
+        def unfinished(state: tuple) -> Array:
             _, t, count, lost = state
             return (t < gap * (1 - 1e-6)) & (count < each + MOST_STEPS) & jnp.isinf(lost)
 
         def step(state: tuple) -> tuple:
             x, t, count, lost = state
-            here = recorder.frame(x)
+            frame = recorder.frame(x)
             covariance = noise.covariance(recorder.unravel(x))
-            drift = _tangent_drift(noise, here, eta)
-            dt = jnp.minimum(jnp.minimum(longest, gap - t), shortest(here, covariance, drift))
-            jolt = here.project(trees.ravel(covariance.gaussian(jax.random.fold_in(k, count))))
-            moved = x + jolt * jnp.sqrt(dt) + drift * dt
+            drift = _tangent_drift(noise, frame, eta)
+            dt = jnp.minimum(jnp.minimum(longest, gap - t), longest_resolved(frame, covariance, drift))
+            increment = frame.project(trees.ravel(covariance.gaussian(jax.random.fold_in(k, count))))
+            moved = x + increment * jnp.sqrt(dt) + drift * dt
             for _ in range(2):
                 moved = _return(noise, recorder.frame(moved))
-            good = recorder.holds(here, FLATTEST) & jnp.all(jnp.isfinite(moved))
-            return jnp.where(good, moved, x), t + dt, count + 1, jnp.where(good, lost, began + t)
+            good = recorder.holds(frame, FLATTEST) & jnp.all(jnp.isfinite(moved))
+            return jnp.where(good, moved, x), t + dt, count + 1, jnp.where(good, lost, before + t)
 
         x, lost = carry
-        x, t, _, lost = jax.lax.while_loop(going, step, (x, jnp.zeros_like(gap), 0, lost))
-        seen, kept = recorder(x, FLATTEST)
-        arrived = kept & (t >= gap * (1 - 1e-6))
-        return (x, jnp.where(arrived, lost, jnp.minimum(lost, began + t))), seen
+        x, t, _, lost = jax.lax.while_loop(unfinished, step, (x, jnp.zeros_like(gap), 0, lost))
+        values, valid = recorder(x, FLATTEST)
+        arrived = valid & (t >= gap * (1 - 1e-6))
+        return (x, jnp.where(arrived, lost, jnp.minimum(lost, before + t))), values
 
     x = start.point
     gaps = gaps.astype(x.dtype)
-    began = jnp.concatenate([jnp.zeros(1, x.dtype), jnp.cumsum(gaps)[:-1]])
-    begin = (x, jnp.asarray(jnp.inf, x.dtype))
-    (end, lost), seen = jax.lax.scan(between, begin, (gaps, began, jax.random.split(key, gaps.shape[0])))
-    return end, _with_start(recorder(x, FLATTEST)[0], seen), lost
+    before = jnp.concatenate([jnp.zeros(1, x.dtype), jnp.cumsum(gaps)[:-1]])
+    carry = (x, jnp.asarray(jnp.inf, x.dtype))
+    (end, lost), records = jax.lax.scan(between, carry, (gaps, before, jax.random.split(key, gaps.shape[0])))
+    return end, _with_start(recorder(x, FLATTEST)[0], records), lost
 
 
 def _with_start(first: PyTree, rest: PyTree) -> PyTree:
@@ -224,5 +224,5 @@ diffuse = eqx.filter_jit(_diffuse)
 def diffuse_many(
     noise: AbstractNoise, start: Frame, keys: Array, gaps: Array, eta: Any, recorder: Recorder, steps: int
 ) -> tuple[Array, PyTree, Array]:
-    """The same for many keys."""
+    """Return `diffuse` for many keys."""
     return jax.vmap(lambda k: _diffuse(noise, start, k, gaps, eta, recorder, steps))(keys)

@@ -1,4 +1,4 @@
-"""Whether a loss has the derivatives the limit is made of: kinks are found by reading its program."""
+"""Detection of kinks: operations in the jaxpr of a loss that are not twice differentiable."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,9 +16,9 @@ FUNCTIONS = {"relu", "relu6", "leaky_relu", "hard_tanh", "hard_sigmoid", "elu", 
 
 
 def kinks(problem: AbstractProblem, params: PyTree) -> list[str]:
-    """The operations in a problem's loss that are not twice differentiable everywhere, by name.
+    """Return the names of the operations in a problem's loss that are not twice differentiable everywhere.
 
-    Functions that bring their own derivative (`jax.custom_jvp`) are believed, except for the known ones with kinks.
+    Functions that define their own derivative (`jax.custom_jvp`) count as smooth, except for the known ones with kinks.
 
     >>> import jax, jax.numpy as jnp
     >>> import undertow as ut
@@ -37,8 +37,8 @@ def kinks(problem: AbstractProblem, params: PyTree) -> list[str]:
     return sorted(set(_kinks(program.jaxpr)))
 
 
-def _kinks(jaxpr: Any, believed: bool = False) -> Iterator[str]:
-    """Kinks on the way to the result; what only passes through `stop_gradient` (as in a softmax) does not count."""
+def _kinks(jaxpr: Any, trusted: bool = False) -> Iterator[str]:
+    """Yield the kinks that affect the result; values that only pass through `stop_gradient` do not count."""
     alive = {id(v) for v in jaxpr.outvars}
     for equation in reversed(jaxpr.eqns):
         if equation.primitive.name == "stop_gradient" or not any(id(v) in alive for v in equation.outvars):
@@ -49,9 +49,9 @@ def _kinks(jaxpr: Any, believed: bool = False) -> Iterator[str]:
             yield name
             continue
         floats = any(getattr(v.aval, "dtype", None) is not None and v.aval.dtype.kind == "f" for v in equation.invars)
-        if equation.primitive.name in PRIMITIVES and floats and not believed:
+        if equation.primitive.name in PRIMITIVES and floats and not trusted:
             yield equation.primitive.name
-        inside = believed or equation.primitive.name.startswith("custom_jvp")
+        inside = trusted or equation.primitive.name.startswith("custom_jvp")
         for value in equation.params.values():
             for inner in value if isinstance(value, tuple | list) else (value,):
                 inner = getattr(inner, "jaxpr", inner)

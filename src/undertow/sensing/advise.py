@@ -1,4 +1,4 @@
-"""Before a run with one environment a step: will it filter, at which step sizes, and when must it stop?"""
+"""Advice for runs with one environment per step: step sizes that filter, and steps at which to stop."""
 
 import math
 from dataclasses import dataclass, replace
@@ -23,33 +23,33 @@ LEVEL = 0.1
 
 @dataclass(frozen=True)
 class Advice:
-    """What to expect of HeteroSGD on signals of size 1 with spurious ones of a given law."""
+    """A forecast of HeteroSGD on true signals of size 1 with spurious signals of a given law."""
 
     step_sizes: tuple[float, float] | None
-    """The window in which the typical spurious signal dies and runs are stable; None where there is none."""
+    """The window of stable step sizes in which the typical spurious signal decays; None where there is none."""
     step_size: float | None
-    """The one with the highest probability of success."""
+    """The step size with the highest probability of success."""
     stop: tuple[int, int] | None
-    """First and last step to stop at: the true signal is there, the spurious one is typically still below 0.1."""
+    """The first and last step to stop at: the true signal is learnt, the spurious one is typically below 0.1."""
     probability: float
-    """That a run stopped in the middle of that window is rid of the spurious signal, by the scalar map."""
+    """The probability, by the scalar map, that a run that stops inside the window has no spurious signal."""
     exponent: float
-    """lambda at that step size: the typical growth a step of the spurious signal."""
+    """lambda at that step size: the typical growth per step of the spurious signal."""
     tail: float
     """kappa: bursts that measurement noise re-seeds have tails q^-kappa (`undertow.sensing.bursts`)."""
     paper_window: tuple[float, float]
-    """The step sizes of the paper's theorem, for comparison; empty where the first is not below the second."""
+    """The step sizes of the paper's theorem, for comparison; empty if the first is not below the second."""
     warnings: tuple[str, ...]
 
     def __str__(self) -> str:
         if self.step_sizes is None or self.step_size is None or self.stop is None:
             return " ".join(self.warnings)
         low, high = self.step_sizes
-        said = (
+        summary = (
             f"Step sizes {low:.3g} to {high:.3g} filter it; best {self.step_size:.3g}, stopped between steps "
             f"{self.stop[0]} and {self.stop[1]}: success in {self.probability:.0%} of runs."
         )
-        return " ".join([said, *self.warnings])
+        return " ".join([summary, *self.warnings])
 
 
 def advise(
@@ -60,14 +60,18 @@ def advise(
     key: KeyLike = 0,
     runs: int = 1000,
 ) -> Advice:
-    """The step-size window, the stopping window and the probability of success for a law of spurious sizes, or data.
+    """Return the step-size window, the stopping window and the probability of success for a law, or for data.
 
-    **Arguments:** `law`, or the sizes of a spurious signal in the environments at hand (a table with equal weights),
-    in units of the true signal; or data (X, y, groups) for `HeteroRegressor`, whose growth a step is that of each
-    variable's covariance with y; `horizon`, the most steps one would run; `alpha`, the size of the start.
+    **Arguments:**
 
-    With data, the strongest variable that has one sign in all groups stands for the true signal, those that change
-    their sign for spurious ones, and step sizes are those of `HeteroRegressor`.
+    - `law`: the law of a spurious signal's size in units of the true signal, or its sizes in the given environments (a
+      table with equal weights); or data (X, y, groups) for `HeteroRegressor`, where the covariance of each variable
+      with y sets its growth per step.
+    - `horizon`: the largest number of steps of a run.
+    - `alpha`: the size of the start.
+
+    With data, the strongest variable with one sign in all groups is taken as the true signal, and variables that change
+    their sign as spurious signals. Step sizes are then those of `HeteroRegressor`.
 
     >>> import undertow as ut
     >>> from undertow.sensing.laws import two_point
@@ -83,24 +87,24 @@ def advise(
     window = paper_window(law)
     least, greatest = law.support()
     largest = law.largest()
-    none = lambda *said: Advice(None, None, None, 0.0, math.nan, math.nan, window, said)
     if not (least.any() or greatest.any()):
-        return none("There is no spurious signal: any method finds the true one.")
+        return _no_window("There is no spurious signal: any method finds the true one.", window)
     if (least >= 0).all():
-        return none(
-            "The spurious signal has one sign in all environments: no step size filters it; use another method."
+        return _no_window(
+            "The spurious signal has one sign in all environments: no step size filters it; use another method.", window
         )
     most = STABLE / largest if largest else 1.0
     grid = np.geomspace(most / 300, most, 31)
     exponents = np.array([np.max(np.atleast_1d(lyapunov(law, float(eta)))) for eta in grid])
-    # the true signal reaches 1 from alpha while the spurious one has not come up yet: time is finite, so is the window
+    # the true signal must reach 1 from alpha before the spurious one grows up
     arrive = np.log(1 / alpha) / np.log1p(grid)
     last = np.where(exponents > 0, np.log(math.sqrt(LEVEL) / alpha) / np.maximum(exponents, 1e-300), math.inf)
     good = (last > 1.15 * arrive) & (1.15 * arrive < horizon)
     if not good.any():
-        return none(
+        return _no_window(
             f"No step size up to {most:.3g} (beyond it runs diverge) filters this signal before it is learnt: it "
-            f"varies too little against its mean ({float(np.max(np.asarray(law.mean()))):.3g}); use another method."
+            f"varies too little against its mean ({float(np.max(np.asarray(law.mean()))):.3g}); use another method.",
+            window,
         )
     shares = np.zeros(len(grid))
     worst = law.component(int(np.argmax(np.atleast_1d(lyapunov(law, float(grid[good][-1]))))))
@@ -113,16 +117,6 @@ def advise(
     eta = float(grid[best])
     stop = (math.ceil(1.15 * arrive[best]), int(min(last[best], horizon)))
     tail = float(np.min(np.atleast_1d(burst_exponent(law, eta))))
-    said = []
-    if exponents[best] < 0:
-        said.append(
-            f"Stop early all the same: measurement noise re-seeds the signal, and bursts return with tail exponent "
-            f"{tail:.2g}."
-        )
-    else:
-        said.append(f"The spurious signal still grows, only later than the true one: after step {stop[1]} it is there.")
-    if not window[0] < window[1]:
-        said.append("The paper's own window of step sizes is empty for this law.")
     return Advice(
         step_sizes=(float(grid[good][0]), float(grid[good][-1])),
         step_size=eta,
@@ -131,31 +125,50 @@ def advise(
         exponent=float(exponents[best]),
         tail=tail,
         paper_window=window,
-        warnings=tuple(said),
+        warnings=_warnings(float(exponents[best]), tail, stop[1], window),
     )
 
 
+def _no_window(reason: str, window: tuple[float, float]) -> Advice:
+    """Return the advice where no step size filters, with the reason."""
+    return Advice(None, None, None, 0.0, math.nan, math.nan, window, (reason,))
+
+
+def _warnings(exponent: float, tail: float, last: int, window: tuple[float, float]) -> tuple[str, ...]:
+    """Return the warnings for the chosen step size."""
+    if exponent < 0:
+        first = (
+            f"Stop early all the same: measurement noise re-seeds the signal, and bursts return with tail exponent "
+            f"{tail:.2g}."
+        )
+    else:
+        first = f"The spurious signal still grows, only later than the true one: after step {last} it is there."
+    if window[0] < window[1]:
+        return (first,)
+    return first, "The paper's own window of step sizes is empty for this law."
+
+
 def _advise_data(data: tuple[Any, Any, Any], horizon: int, **settings: Any) -> Advice:
-    """Advice in the units of one true signal, with step sizes turned into those of w = u^2 - v^2."""
+    """Return advice in the units of one true signal, with step sizes converted to those of w = u^2 - v^2."""
     moments, _, names = moments_of("advise", *data)
     names = np.array([f"x{j}" for j in range(moments.cross.shape[1])]) if names is None else names
     cross = moments.cross * np.where(moments.pooled_cross < 0, -1.0, 1.0)[None]
     steady = (cross > 0).all(0)
     if not steady.any():
-        said = "No variable has the same sign in all groups: there is no signal that holds in all of them."
-        return Advice(None, None, None, 0.0, math.nan, math.nan, (math.nan, math.nan), (said,))
-    unit = 2 * float(np.abs(moments.pooled_cross[steady]).max())  # u grows by 1 + 2 eta c a step
+        reason = "No variable has the same sign in all groups: there is no signal that holds in all of them."
+        return _no_window(reason, (math.nan, math.nan))
+    unit = 2 * float(np.abs(moments.pooled_cross[steady]).max())  # u grows by the factor 1 + 2 eta c per step
     kept = f"No step size filters what has one sign in all groups: {', '.join(names[steady][:5])}" + (
         f" and {steady.sum() - 5} more." if steady.sum() > 5 else "."
     )
     if steady.all():
-        return Advice(None, None, None, 0.0, math.nan, math.nan, (math.nan, math.nan), (kept,))
-    told = advise(Table(2 * cross[:, ~steady] / unit, moments.shares), horizon, **settings)
-    small = lambda eta: None if eta is None else eta / unit
+        return _no_window(kept, (math.nan, math.nan))
+    advice = advise(Table(2 * cross[:, ~steady] / unit, moments.shares), horizon, **settings)
+    window = advice.step_sizes
     return replace(
-        told,
-        step_sizes=None if told.step_sizes is None else (told.step_sizes[0] / unit, told.step_sizes[1] / unit),
-        step_size=small(told.step_size),
-        paper_window=(told.paper_window[0] / unit, told.paper_window[1] / unit),
-        warnings=(*told.warnings, kept),
+        advice,
+        step_sizes=None if window is None else (window[0] / unit, window[1] / unit),
+        step_size=None if advice.step_size is None else advice.step_size / unit,
+        paper_window=(advice.paper_window[0] / unit, advice.paper_window[1] / unit),
+        warnings=(*advice.warnings, kept),
     )

@@ -1,8 +1,8 @@
-"""After the true signal is learnt: how often a filtered signal comes back, because measurement noise re-seeds it.
+"""Bursts: the return of a filtered signal after the true signal is learnt, re-seeded by measurement noise.
 
-Once U holds the invariant signal, noise turns U a little towards a spurious direction at every step, and what is
-turned is multiplied by 1 + eta (s - 1): the true signal in the same column damps it. That is a Kesten process, with
-power-law tails whose exponent solves E|1 + eta (s - 1)|^kappa = 1.
+Once U contains the invariant signal, noise rotates U slightly towards a spurious direction at every step. The rotated
+part is multiplied by 1 + eta (s - 1) per step, because the true signal in the same column damps it. It is a Kesten
+process, with power-law tails whose exponent solves E|1 + eta (s - 1)|^kappa = 1.
 """
 
 from typing import Any
@@ -24,14 +24,14 @@ from undertow.sensing.matrix_sensing import MatrixSensing
 __all__ = ["burst_exponent", "burst_probability"]
 
 BLOCK = 32
-"""Steps whose randomness is drawn at once."""
+"""The number of steps whose randomness is drawn at once."""
 
 
 def burst_exponent(law: AbstractLaw | Any, step_size: Number, *, signal: float = 1.0) -> Any:
-    """kappa with E|1 + step_size (s - signal)|^kappa = 1: bursts q of a filtered signal have tails q^-kappa.
+    """Return kappa with E|1 + step_size (s - signal)|^kappa = 1: bursts q of a filtered signal have tails q^-kappa.
 
-    `signal` is the eigenvalue of the invariant signal. For a law with mean equal to it kappa is 1, whatever its spread,
-    as long as no factor 1 + step_size (s - signal) is negative.
+    `signal` is the eigenvalue of the invariant signal. If the mean of the law is equal to it, kappa is 1 for any spread
+    for which no factor 1 + step_size (s - signal) is negative.
 
     >>> from undertow.sensing.bursts import burst_exponent
     >>> from undertow.sensing.laws import two_point
@@ -45,7 +45,7 @@ def burst_exponent(law: AbstractLaw | Any, step_size: Number, *, signal: float =
 
 @eqx.filter_jit
 def _tops(sensing: MatrixSensing, keys: Array, eta: Array, alpha: Array, steps: Array) -> Array:
-    """The largest spurious signal of each run that starts at the invariant solution, beside columns of size alpha."""
+    """Return the largest spurious signal of each run from the invariant solution with columns of size alpha added."""
     learnt, small = sensing.truth * jnp.sqrt(sensing.spectrum)[None], alpha * sensing.problem.directions
     start = jnp.concatenate([learnt, small.astype(learnt.dtype)], axis=1)
 
@@ -69,11 +69,12 @@ def burst_probability(
     key: KeyLike = 0,
     runs: int = 256,
 ) -> Estimate:
-    """The probability that a spurious signal exceeds `level` within `steps` after the true one is learnt.
+    """Return the probability that a spurious signal exceeds `level` within `steps` after the true one is learnt.
 
-    By simulation with the exact law, from the invariant solution and one column of size `alpha` (what the start left)
-    for each spurious direction: it comes back by noise, or by growth. A run that diverges counts as a burst. The
-    standard error is never 0, also when none of the runs burst, or all; `interval` is the exact binomial one.
+    The estimate is a simulation with the exact law, from the invariant solution and one column of size `alpha` (the
+    remainder of the start) for each spurious direction. The signal returns by noise or by growth. A run that diverges
+    counts as a burst. The standard error is positive even if none or all of the runs burst; `interval` is the exact
+    binomial interval.
 
     >>> import undertow as ut
     >>> from undertow.sensing.bursts import burst_probability
@@ -90,7 +91,8 @@ def burst_probability(
     runs = validate.positive_integer("burst_probability", "runs", runs)
     if float(jnp.min(sensing.spectrum)) <= 0:
         raise ValueError(
-            "`burst_probability`: the invariant signal has an eigenvalue of at most 0; UU' cannot hold it."
+            "`burst_probability`: the invariant signal has an eigenvalue of at most 0, which UU' cannot represent; "
+            "give a positive `spectrum`."
         )
     keys = jax.random.split(validate.as_key("burst_probability", key), runs)
     numbers = (jnp.asarray(x, jnp.result_type(float)) for x in (step_size, alpha))

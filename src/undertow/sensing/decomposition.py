@@ -1,4 +1,4 @@
-"""What a run of matrix sensing has learnt, part by part, and the sequences the paper tracks the parts with."""
+"""Decomposition of the learnt matrix into parts, and the paper's deterministic sequences for their growth."""
 
 import math
 from typing import Any, NamedTuple
@@ -27,15 +27,15 @@ class Parts(eqx.Module):
     recovered: Float[Array, " r"]
     """|R_j|^2 over the j-th eigenvalue of the invariant signal: 1 where it is learnt."""
     leaked: Float[Array, " k"]
-    """|Q_j|^2: what is learnt of each spurious direction."""
+    """|Q_j|^2, the learnt size of each spurious direction."""
 
     def singular_values(self) -> Float[Array, " r"]:
-        """Of R, the largest first: the paper's sigma_1 .. sigma_r."""
+        """Return the singular values of R, the largest first: the paper's sigma_1 .. sigma_r."""
         return jnp.linalg.svd(self.invariant, compute_uv=False)
 
 
 def decompose(sensing: MatrixSensing, params: PyTree) -> Any:
-    """R, Q and E of U (heterogeneity, section 4); for {"U": U, "V": V} a dict with the parts of both.
+    """Return R, Q and E of U (heterogeneity, section 4); for {"U": U, "V": V} a dict with the parts of both.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
@@ -67,16 +67,16 @@ class Auxiliary(NamedTuple):
     """The paper's deterministic sequences at steps 0..T (heterogeneity, Eq. 25, Definitions 2 and 3)."""
 
     growth: Float[np.ndarray, " times"]
-    """R_t: how the true signal grows without noise, R+ = (1 + eta - eta R^2) R from alpha."""
+    """R_t: the true signal without noise, R+ = (1 + eta - eta R^2) R from alpha."""
     upper: Float[np.ndarray, " times"]
-    """The envelope above: eta/(32 log(1/alpha)) faster."""
+    """The upper envelope, which grows faster by eta/(32 log(1/alpha))."""
     lower: Float[np.ndarray, " times"]
-    """The envelope below: as much slower, taken off in proportion to the upper one."""
+    """The lower envelope, which grows more slowly by the same amount in proportion to the upper one."""
     line: Float[np.ndarray, " times"]
-    """L_t = max(alpha, 40 M1 delta sqrt(r1 + r2) R_t): below it a spurious signal is lost in the noise."""
+    """L_t = max(alpha, 40 M1 delta sqrt(r1 + r2) R_t): a spurious signal below it is smaller than the noise."""
 
     def reaches(self, square: float) -> int:
-        """The first step with R_t^2 above `square`."""
+        """Return the first step with R_t^2 above `square`."""
         above = np.flatnonzero(self.growth**2 >= square)
         if not above.size:
             raise ValueError(
@@ -95,10 +95,10 @@ def auxiliary(
     delta: float = 0.0,
     ranks: int = 2,
 ) -> Auxiliary:
-    """R_t, its envelopes and the line L_t.
+    """Return R_t, its envelopes and the line L_t.
 
-    **Arguments:** `law` of the spurious signal (its largest value is M1), `delta` the isometry constant of the
-    measurements (`rip`), `ranks` = r1 + r2.
+    **Arguments:** `law` is the law of the spurious signal (its largest value is M1), `delta` the isometry constant of
+    the measurements (`rip`), and `ranks` = r1 + r2.
 
     >>> from undertow.sensing.decomposition import auxiliary
     >>> grown = auxiliary(0.05, steps=300)

@@ -1,4 +1,4 @@
-"""Gaussian measurement matrices: how X is made of standard normals, and its covariance operator C M = E <X, M> X."""
+"""Gaussian measurement matrices: X as a linear map of standard normals, and its covariance C M = E <X, M> X."""
 
 import math
 from abc import abstractmethod
@@ -20,27 +20,27 @@ class AbstractEnsemble(eqx.Module):
 
     @abstractmethod
     def normal_structure(self, d: int) -> tuple[int, ...]:
-        """The shape of the normals that one X is made of."""
+        """Return the shape of the normals that one X needs."""
 
     @abstractmethod
     def sqrt_mv(self, normals: Array, d: int) -> Float[Array, "d d"]:
-        """X, linear in the normals."""
+        """Return X, which is linear in the normals."""
 
     @abstractmethod
     def apply(self, matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
-        """C M = E <X, M> X = sqrt_mv(sqrt_mv' M), for symmetric M."""
+        """Return C M = E <X, M> X = sqrt_mv(sqrt_mv' M), for symmetric M."""
 
     def transform(self, matrix: Float[Array, "d d"]) -> Float[Array, "d d"]:
-        """C M for any M; X is symmetric, so only the symmetric part of M counts."""
+        """Return C M for any M; X is symmetric, so only the symmetric part of M counts."""
         return self.apply(_symmetric(matrix))
 
     def draw(self, key: KeyLike, count: int, d: int, dtype: Any) -> Float[Array, "count d d"]:
-        """`count` independent measurement matrices."""
+        """Return `count` independent measurement matrices."""
         normals = jax.random.normal(as_key("draw", key), (count, *self.normal_structure(d)), dtype)
         return jax.vmap(lambda z: self.sqrt_mv(z, d))(normals)
 
     def check(self, d: int) -> None:
-        """Refuses a dimension that does not fit."""
+        """Raise where the dimension does not fit the ensemble."""
 
 
 def _symmetric(matrix: Array) -> Array:
@@ -48,7 +48,7 @@ def _symmetric(matrix: Array) -> Array:
 
 
 class Goe(AbstractEnsemble):
-    """Symmetric: diagonal N(0, 1), off-diagonal N(0, 1/2). Full X that the step symmetrises is the same law.
+    """Symmetric X with diagonal N(0, 1) and off-diagonal N(0, 1/2): the law of a symmetrised full X.
 
     >>> import jax, jax.numpy as jnp
     >>> from undertow.sensing.ensembles import Goe
@@ -62,7 +62,7 @@ class Goe(AbstractEnsemble):
         return (even + 1, even // 2)
 
     def sqrt_mv(self, normals: Array, d: int) -> Array:
-        """Unpacks the lower triangle: its left half stands below the first row, the rest transposed above."""
+        """Return X from the packed lower triangle: its left half below the first row, the rest transposed above."""
         half = normals.shape[1]
         right = jnp.concatenate([jnp.zeros((half, half), normals.dtype), normals[:half].T])
         lower = jnp.tril(jnp.concatenate([normals[1:], right], axis=1), -1) * math.sqrt(0.5)
@@ -74,7 +74,7 @@ class Goe(AbstractEnsemble):
 
 
 class Full(AbstractEnsemble):
-    """N(0, 1) entries, used as they are: the step matrix is not symmetric, its noise off the diagonal doubled.
+    """X with independent N(0, 1) entries. The step matrix is not symmetric, and its off-diagonal noise is doubled.
 
     >>> from undertow.sensing.ensembles import Full
     >>> print(Full().normal_structure(3))
@@ -95,7 +95,7 @@ class Full(AbstractEnsemble):
 
 
 class MatrixNormal(AbstractEnsemble):
-    """X = the symmetric part of A Z B', Z with N(0, 1) entries: rows and columns correlated, at the price of Z.
+    """X = the symmetric part of A Z B', Z with N(0, 1) entries, so that rows and columns are correlated.
 
     >>> import jax.numpy as jnp
     >>> from undertow.sensing.ensembles import MatrixNormal
@@ -127,7 +127,10 @@ class MatrixNormal(AbstractEnsemble):
 
     def check(self, d: int) -> None:
         if self.rows.shape != (d, d) or self.columns.shape != (d, d):
-            raise ValueError(f"`MatrixNormal(rows, columns)`: both must be {d} x {d} matrices here.")
+            raise ValueError(
+                f"`MatrixNormal(rows, columns)`: got shapes {self.rows.shape} and {self.columns.shape}; both must be "
+                f"{d} x {d} matrices here."
+            )
 
 
 class Correlated(AbstractEnsemble):
@@ -159,11 +162,13 @@ class Correlated(AbstractEnsemble):
 
     def check(self, d: int) -> None:
         if self.factor.shape[1] != d:
-            raise ValueError(f"`Correlated(factor)`: give matrices of size {d} x {d} here.")
+            raise ValueError(
+                f"`Correlated(factor)`: got shape {self.factor.shape}; give matrices of size {d} x {d} here."
+            )
 
 
 def as_ensemble(function: str, ensemble: Any) -> AbstractEnsemble:
-    """An ensemble, or one of the two named ones."""
+    """Return an ensemble, given as an object or as one of the two names."""
     named = {"goe": Goe, "full": Full}
     if isinstance(ensemble, AbstractEnsemble):
         return ensemble

@@ -1,6 +1,7 @@
-"""Moments of a growth factor |1 + x|: E log|1 + x| and log E|1 + x|^power, for x of one law, in double precision.
+"""Moments of a growth factor |1 + x|: E log|1 + x| and log E|1 + x|^power, for x of a given law, in double precision.
 
-Both integrands are singular at x = -1, so rules for smooth functions do not converge where the density covers it.
+Both integrands are singular at x = -1, so quadratures for smooth functions do not converge if the density is positive
+there.
 """
 
 import math
@@ -17,34 +18,34 @@ __all__ = [
 ]
 
 NODES = 2048
-"""Points of the trapezoidal rule: at least six for each width of the peak, where the rule has converged."""
+"""Points of the trapezoidal rule. It has at least six points per width of the peak and has converged."""
 DROP = 45.0
-"""The rule ends where the logarithm of the integrand is this much below its maximum; exp(-45) is 3e-20."""
+"""The rule is cut off where the logarithm of the integrand is this much below its maximum; exp(-45) is 3e-20."""
 
 
 def log_factor(x: np.ndarray | float) -> np.ndarray:
-    """log|1 + x|, precise for small x; minus infinity at x = -1."""
+    """Return log|1 + x|, precise for small x; minus infinity at x = -1."""
     x = np.asarray(x, np.float64)
     with np.errstate(divide="ignore"):
         return np.where(x > -1, np.log1p(np.maximum(x, -1)), np.log(np.abs(1 + x)))
 
 
 def uniform_mean_log(low: float, high: float) -> float:
-    """E log|1 + x|, x uniform on [low, high]."""
+    """Return E log|1 + x|, x uniform on [low, high]."""
     if low == high:
         return float(log_factor(low))
     centre, half = 1 + (low + high) / 2, (high - low) / 2
     if 2 * half >= abs(centre):
         whole = lambda y: y * math.log(abs(y)) - y if y else 0.0
         return (whole(1 + high) - whole(1 + low)) / (high - low)
-    # on a short interval the closed form cancels; the mean of log(1 + v) and log(1 - v) does not
+    # the closed form suffers from cancellation on a short interval; the mean of log(1 + v) and log(1 - v) does not
     points, weights = np.polynomial.legendre.leggauss(24)
     pairs = np.log1p(-((half / centre * points) ** 2)) / 2
     return float(log_factor((low + high) / 2) + weights @ pairs / 2)
 
 
 def uniform_log_moment(low: float, high: float, power: float) -> float:
-    """log E|1 + x|^power, x uniform on [low, high], from the antiderivative y|y|^power/(power + 1), y = 1 + x."""
+    """Return log E|1 + x|^power, x uniform on [low, high], by the antiderivative y|y|^power/(power + 1), y = 1 + x."""
     near, far = sorted((low, high), key=lambda x: abs(1 + x))
     scale = power * float(log_factor(far))
     if near == far:
@@ -56,7 +57,7 @@ def uniform_log_moment(low: float, high: float, power: float) -> float:
 
 
 def gaussian_mean_log(mean: float, deviation: float) -> float:
-    """E log|1 + x|, x ~ N(mean, deviation^2)."""
+    """Return E log|1 + x|, x ~ N(mean, deviation^2)."""
     if deviation == 0:
         return float(log_factor(mean))
     logs, weights, scale = _rule(mean, deviation, 0.0)
@@ -65,7 +66,7 @@ def gaussian_mean_log(mean: float, deviation: float) -> float:
 
 
 def gaussian_log_moment(mean: float, deviation: float, power: float) -> float:
-    """log E|1 + x|^power, x ~ N(mean, deviation^2)."""
+    """Return log E|1 + x|^power, x ~ N(mean, deviation^2)."""
     if deviation == 0:
         return power * float(log_factor(mean))
     _, weights, scale = _rule(mean, deviation, power)
@@ -76,10 +77,11 @@ def gaussian_log_moment(mean: float, deviation: float, power: float) -> float:
 def _rule(
     mean: float, deviation: float, power: float
 ) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"], float]:
-    """Points t, log weights and log c with E[|1 + x|^power f(|1 + x|)] = c^power sum exp(weights) f(c exp(t)).
+    """Return points t, log weights and log c with E[|1 + x|^power f(|1 + x|)] = c^power sum exp(weights) f(c exp(t)).
 
-    In t = log(|1 + x|/c) the integrand exp((power + 1) t) phi(z(t)) has no singularity and decays at both ends, where
-    the trapezoidal rule converges exponentially. Factors of the sign of 1 + mean and of the other are two branches.
+    In t = log(|1 + x|/c) the integrand exp((power + 1) t) phi(z(t)) has no singularity and decays at both ends, so the
+    trapezoidal rule converges exponentially. Factors with the sign of 1 + mean and with the other sign are separate
+    branches.
     """
     centre = abs(1 + mean)
     unit = max(centre, deviation)

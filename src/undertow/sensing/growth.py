@@ -1,8 +1,8 @@
-"""Growth of a small component under one environment a step: q <- q (1 + eta s), s of a law.
+"""Growth of a small component with one environment per step: q <- q (1 + eta s), s of a given law.
 
-Its logarithm walks at random, so the typical size goes like exp(lambda t) with the Lyapunov exponent
-lambda = E log|1 + eta s|, however large the mean is. Below zero the component dies, typically; what re-seeds it makes
-bursts with a power-law tail whose exponent is the other root of E|1 + eta s|^kappa = 1.
+The logarithm is a random walk, so the typical size grows like exp(lambda t) with the Lyapunov exponent
+lambda = E log|1 + eta s|, for any size of the mean. If lambda is negative the component typically decays; if it is
+re-seeded, it has bursts with a power-law tail whose exponent is the other root of E|1 + eta s|^kappa = 1.
 """
 
 import math
@@ -28,10 +28,10 @@ Sampler = Callable[[Key[Array, ""], int], Array]
 def lyapunov(
     law: AbstractLaw | Sampler | Any, step_size: Number, *, key: KeyLike | None = None, samples: int = 100_000
 ) -> Any:
-    """E log|1 + step_size s|: the typical growth a step of a small component, as a number (one a direction).
+    """Return E log|1 + step_size s|, the typical growth per step of a small component, one number per direction.
 
-    Exact to rounding, also where the law has a density at s = -1/step_size. A function draw(key, count) is sampled, and
-    the answer is an `Estimate` with its standard error.
+    The result is exact to rounding, also if the law has a density at s = -1/step_size. For a function draw(key, count)
+    it is an `Estimate` from samples, with its standard error.
 
     >>> import undertow as ut
     >>> from undertow.sensing.laws import two_point
@@ -47,14 +47,14 @@ def lyapunov(
 
 
 def _one_or_all(values: Float[np.ndarray, " k"]) -> Any:
-    """A number where the law has one direction."""
+    """Return a number if the law has one direction, the array otherwise."""
     return float(values[0]) if len(values) == 1 else values
 
 
 def tail_exponent(law: AbstractLaw | Any, step_size: Number) -> Any:
-    """kappa > 0 with E|1 + step_size s|^kappa = 1: bursts of a re-seeded component have tails q^-kappa (Kesten).
+    """Return kappa > 0 with E|1 + step_size s|^kappa = 1: bursts of a re-seeded component have tails q^-kappa (Kesten).
 
-    Zero where the component grows (lambda >= 0), infinite where it shrinks at every step.
+    kappa is zero if the component grows (lambda >= 0), and infinite if it shrinks at every step.
 
     >>> import undertow as ut
     >>> from undertow.sensing.laws import two_point
@@ -72,8 +72,8 @@ def tail_exponent(law: AbstractLaw | Any, step_size: Number) -> Any:
             exponents[j] = 0.0
         elif largest[j] > 1:
             one = law.component(j)
-            # log E|1 + eta s|^k is convex and 0 at k = 0: over k it increases, from E log|1 + eta s| to log(largest)
-            least = max(typical, -1.0)  # finite for brentq, which needs only the sign here
+            # log E|1 + eta s|^k is convex and 0 at k = 0: divided by k it increases from E log|1 + eta s|
+            least = max(typical, -1.0)  # finite for brentq, which only needs the sign here
             slope = lambda k, one=one, least=least: one.log_moment(eta, k)[0] / k if k else least
             high = 1.0
             while slope(high) <= 0:
@@ -83,7 +83,7 @@ def tail_exponent(law: AbstractLaw | Any, step_size: Number) -> Any:
 
 
 def transition_spread(mean: float, step_size: float, *, steps: float | int = math.inf, alpha: float = 1e-3) -> float:
-    """The spread M of a two-point law mean +- M above which a spurious signal is filtered out, typically.
+    """Return the spread M of a two-point law mean +- M above which a spurious signal is typically filtered out.
 
     alpha exp(T lambda) = 1 after T steps from size alpha; lambda = 0 for T -> infinity, M^2 = mean^2 + 2 mean/eta.
 
@@ -100,7 +100,7 @@ def transition_spread(mean: float, step_size: float, *, steps: float | int = mat
 
 
 def paper_window(law: AbstractLaw | Any) -> tuple[float, float]:
-    """The step sizes of the paper's theorem, (24/M2, 1/(64 M1)); empty where the first is not below the second.
+    """Return the step sizes of the paper's theorem, (24/M2, 1/(64 M1)); empty if the first is not below the second.
 
     M1 = max|s|, infinite for a Gaussian (so its window is empty), and M2 = Var s/(1 + |E s|), the least over directions
     (heterogeneity, Assumption 2).
@@ -122,7 +122,7 @@ def paper_window(law: AbstractLaw | Any) -> tuple[float, float]:
 def _iterate(
     law: AbstractLaw, key: Array, eta: Array, start: Array, floor: Array, steps: Array, runs: int
 ) -> tuple[Array, Array]:
-    """q^2 at the end and its largest value, of q <- q (1 + eta (s - q^2)) + floor * normal."""
+    """Return q^2 at the end and its largest value, for q <- q (1 + eta (s - q^2)) + floor * normal."""
 
     def step(index: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
         q, top = carry
@@ -147,10 +147,10 @@ def scalar_map(
     alpha: float = 1e-3,
     floor: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The spurious signal q^2 after `steps` of q <- q (1 + eta (s - q^2)), and the largest it was: (runs,) each.
+    """Return the spurious signal q^2 after `steps` of q <- q (1 + eta (s - q^2)), and its maximum: (runs,) each.
 
-    It stands for the full matrix problem, whose other directions hardly matter. `floor` adds a Gaussian of this size a
-    step, which re-seeds the component as measurement noise does: then bursts return.
+    The map approximates the full matrix problem, where other directions have little influence. `floor` adds a Gaussian
+    of this size per step, which re-seeds the component as measurement noise does, and causes bursts.
 
     >>> from undertow.sensing.growth import scalar_map
     >>> from undertow.sensing.laws import two_point
@@ -172,7 +172,7 @@ def scalar_map(
 def _row(
     key: Array, means: Array, spread: Array, eta: Array, alpha: Array, level: Array, steps: int, runs: int
 ) -> Array:
-    """P(q^2 < level) for every mean, at one spread; 32 signs come from one random word."""
+    """Return P(q^2 < level) for every mean at one spread; one random word gives 32 signs."""
     words = jax.random.bits(key, (steps, runs // 32), jnp.uint32)
 
     def step(q: Array, word: Array) -> tuple[Array, None]:
@@ -188,9 +188,9 @@ def phase_diagram(
     means: Any, spreads: Any, step_size: Number, *, steps: int, key: KeyLike, runs: int = 256,
     alpha: float = 1e-3, level: float = 0.1,
 ) -> Float[np.ndarray, "spreads means"]:  # fmt: skip
-    """The probability that a spurious signal of two-point law mean +- spread is below `level` after `steps`.
+    """Return the probability that a spurious signal of two-point law mean +- spread is below `level` after `steps`.
 
-    By the scalar map, `runs` runs (a multiple of 32) in every cell.
+    The estimate uses the scalar map with `runs` runs (rounded up to a multiple of 32) per cell.
 
     >>> from undertow.sensing.growth import phase_diagram
     >>> print(phase_diagram([1.0], [1.0, 8.0], 0.05, steps=200, key=0).round(1).ravel())

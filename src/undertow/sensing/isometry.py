@@ -1,4 +1,4 @@
-"""How nearly measurements keep the length of matrices of low rank: the RIP constant of given ones, bracketed."""
+"""Bounds on the restricted isometry constant of given measurements, for matrices of low rank."""
 
 from typing import NamedTuple
 
@@ -10,35 +10,37 @@ from jaxtyping import Array, Float
 
 from undertow import _validate as validate
 from undertow._validate import KeyLike
+from undertow.spectral import power_iteration
 
 __all__ = ["Isometry", "rip"]
 
 
 class Isometry(NamedTuple):
-    """delta of (1 - delta)|M|^2 <= 1/m sum <X_i, M>^2 <= (1 + delta)|M|^2 over symmetric M of a rank, in between."""
+    """Bounds on delta in (1 - delta)|M|^2 <= 1/m sum <X_i, M>^2 <= (1 + delta)|M|^2 over symmetric M of a rank."""
 
     least: float
-    """The largest deviation found by ascent from random starts: delta is at least this."""
+    """A lower bound on delta: the largest deviation at the ends of ascents from random starts."""
     most: float
-    """The deviation over matrices of any rank: delta is at most this (1 where m is below the dimension)."""
+    """An upper bound on delta: the deviation over matrices of any rank (1 if m is below the dimension)."""
     spread: float
-    """Between the highest and the median end of the ascents: small where they agree."""
+    """The difference between the highest and the median end of the ascents; small if they agree."""
     starts: int
 
 
 def rip(
     measurements: Float[Array, "m d d"], rank: int, *, key: KeyLike = 0, starts: int = 16, sweeps: int = 60
 ) -> Isometry:
-    """The restricted isometry constant of measurements, for symmetric matrices of at most this rank.
+    """Return bounds on the restricted isometry constant of measurements, for symmetric matrices of at most this rank.
 
-    Finding it exactly is NP-hard. Power iteration with a cut to the rank climbs from random starts to local maxima of
-    the deviation, a lower bound that is attained; the extreme eigenvalues without the cut bound it from above.
+    Its exact computation is NP-hard. Power iteration with a projection on the rank ascends from random starts to local
+    maxima of the deviation, a lower bound that is attained. The extreme eigenvalues without the projection are an upper
+    bound.
 
     >>> import jax, jax.numpy as jnp
     >>> from undertow.sensing.isometry import rip
     >>> from undertow.sensing.ensembles import Goe
-    >>> found = rip(Goe().draw(jax.random.key(0), 2000, 6, jnp.float32), rank=1)
-    >>> print(0.05 < found.least <= found.most < 0.3)
+    >>> delta = rip(Goe().draw(jax.random.key(0), 2000, 6, jnp.float32), rank=1)
+    >>> print(0.05 < delta.least <= delta.most < 0.3)
     True
     """
     x = jnp.asarray(measurements)
@@ -63,7 +65,7 @@ def rip(
 
 @eqx.filter_jit
 def _climb(x: Array, keys: Array, rank: int, sign: float, sweeps: int) -> Float[Array, " starts"]:
-    """sign * (1/m sum <X_i, M>^2 - 1) at the end of each ascent over unit M of the rank."""
+    """Return sign * (1/m sum <X_i, M>^2 - 1) at the end of each ascent over unit M of the rank."""
     m, d = x.shape[:2]
     apply = lambda matrix: jnp.tensordot(jnp.tensordot(x, matrix, axes=2), x, axes=1) / m
     # the ascent direction of the smallest value is shift - operator; the shift keeps it positive
@@ -71,21 +73,21 @@ def _climb(x: Array, keys: Array, rank: int, sign: float, sweeps: int) -> Float[
 
     def cut(matrix: Array) -> Array:
         values, vectors = jnp.linalg.eigh(matrix)
-        kept = jnp.argsort(-jnp.abs(values))[:rank]
-        low = (vectors[:, kept] * values[kept][None]) @ vectors[:, kept].T
+        largest = jnp.argsort(-jnp.abs(values))[:rank]
+        low = (vectors[:, largest] * values[largest][None]) @ vectors[:, largest].T
         return low / jnp.linalg.norm(low)
 
     def ascend(key: Array) -> Array:
         start = jax.random.normal(key, (d, d), x.dtype)
-        step = lambda _, matrix: cut(shift * matrix + sign * apply(matrix))
-        end = jax.lax.fori_loop(0, sweeps, step, cut(start + start.T))
+        move = lambda matrix: shift * matrix + sign * apply(matrix)
+        end = power_iteration(move, cut(start + start.T), sweeps, cut)
         return sign * (jnp.vdot(end, apply(end)) - 1)
 
     return jax.lax.map(ascend, keys)
 
 
 def _extremes(x: Array) -> tuple[float, float]:
-    """The smallest and largest of 1/m sum <X_i, M>^2 over unit symmetric M of any rank."""
+    """Return the smallest and largest of 1/m sum <X_i, M>^2 over unit symmetric M of any rank."""
     m, d = x.shape[:2]
     rows, columns = np.triu_indices(d)
     weight = np.where(rows == columns, 1.0, np.sqrt(2.0))

@@ -1,6 +1,6 @@
-"""Laws of what varies between environments: the size of a spurious signal, one number for each of its directions.
+"""Laws of the size of a spurious signal over environments, with one number for each of its directions.
 
-Each can be drawn from and knows its mean, its covariance and the moments of the growth factor |1 + step_size s|.
+A law can be drawn from, and computes its mean, its covariance and the moments of the growth factor |1 + step_size s|.
 """
 
 from abc import abstractmethod
@@ -18,61 +18,61 @@ from undertow.sensing import factors
 
 __all__ = ["AbstractLaw", "Gaussian", "Table", "Uniform", "two_point"]
 
-SEEN = 1e-4
-"""Values that are reached with less probability are not met within a few thousand steps."""
+RARE = 1e-4
+"""Values with a smaller probability are unlikely to occur within a few thousand steps."""
 NODES = 200
-"""Points of the Gauss quadratures."""
+"""The number of points of the Gauss quadratures."""
 
 
 class AbstractLaw(eqx.Module):
-    """The law of s in R^k: independent between environments, components independent unless a `Table` says otherwise."""
+    """The law of s in R^k: independent over environments, with independent components except for a `Table`."""
 
     @property
     @abstractmethod
     def size(self) -> int:
-        """k, the number of components."""
+        """The number k of components."""
 
     @abstractmethod
     def draw(self, key: KeyLike, count: int) -> Float[Array, "count k"]:
-        """`count` independent draws."""
+        """Return `count` independent draws."""
 
     @abstractmethod
     def mean(self) -> Float[Array, " k"]:
-        """E s."""
+        """Return E s."""
 
     @abstractmethod
     def covariance(self) -> Float[Array, "k k"]:
-        """Cov s."""
+        """Return Cov s."""
 
     @abstractmethod
     def nodes(self) -> tuple[Float[Array, "n k"], Float[Array, "n k"]]:
-        """Values and weights, for each component: a Gauss rule where there is a density, for smooth functions only."""
+        """Return values and weights for each component; for a density a Gauss rule, for smooth functions only."""
 
     @abstractmethod
     def support(self) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
-        """The least and the greatest value of each component, infinite where it is unbounded."""
+        """Return the least and the greatest value of each component, infinite where it is unbounded."""
 
     @abstractmethod
     def mean_log(self, step_size: float) -> Float[np.ndarray, " k"]:
-        """E log|1 + step_size s_j| for each component."""
+        """Return E log|1 + step_size s_j| for each component."""
 
     @abstractmethod
     def log_moment(self, step_size: float, power: float) -> Float[np.ndarray, " k"]:
-        """log E|1 + step_size s_j|^power for each component, power > 0."""
+        """Return log E|1 + step_size s_j|^power for each component, power > 0."""
 
     @abstractmethod
     def component(self, index: int) -> "AbstractLaw":
-        """The law of s_index alone."""
+        """Return the law of s_index alone."""
 
     @abstractmethod
     def shifted(self, by: Any) -> "AbstractLaw":
-        """The law of s + by."""
+        """Return the law of s + by."""
 
     def largest(self) -> float:
-        """The largest |s| of a few thousand draws: the greatest value that |s_j| reaches with a probability of 1e-4."""
+        """Return the greatest value that some |s_j| exceeds with a probability of 1e-4."""
         values, weights = (np.asarray(x, np.float64) for x in self.nodes())
         order = np.argsort(-np.abs(values), axis=0)
-        reached = np.cumsum(np.take_along_axis(weights, order, axis=0), axis=0) > SEEN
+        reached = np.cumsum(np.take_along_axis(weights, order, axis=0), axis=0) > RARE
         first = np.take_along_axis(order, np.argmax(reached, axis=0)[None], axis=0)
         return float(np.abs(np.take_along_axis(values, first, axis=0)).max())
 
@@ -81,16 +81,18 @@ def _vector(value: Any) -> Array:
     return jnp.atleast_1d(jnp.asarray(value, jnp.result_type(float)))
 
 
-def _refuse(function: str, **values: Array) -> None:
+def _check_finite(function: str, **values: Array) -> None:
     for name, value in values.items():
         if value.ndim != 1 or not np.isfinite(np.asarray(value)).all():
             raise ValueError(
-                f"`{function}`: `{name}` must be finite numbers, one or one a direction (finite variance)."
+                f"`{function}`: `{name}` must be one finite number, or one per direction (finite variance)."
             )
 
 
 class Table(AbstractLaw):
-    """Finitely many environments: values (k,) or (environments, directions), with probabilities (equal if None).
+    """A law of finitely many environments: values (k,) or (environments, directions), with probabilities.
+
+    The probabilities are equal if None.
 
     >>> import jax.numpy as jnp
     >>> from undertow.sensing.laws import Table
@@ -150,18 +152,18 @@ class Table(AbstractLaw):
     def log_moment(self, step_size: float, power: float) -> Float[np.ndarray, " k"]:
         values, weights = self._possible()
         logs = power * factors.log_factor(step_size * values)
-        top = np.maximum(logs.max(0), np.finfo(float).min)  # finite also where every factor is 0
-        return top + np.log1p(weights @ np.expm1(logs - top[None]))  # precise also where the moment is close to 1
+        top = np.maximum(logs.max(0), np.finfo(float).min)  # finite even if every factor is 0
+        return top + np.log1p(weights @ np.expm1(logs - top[None]))  # precise even if the moment is close to 1
 
     def _possible(self) -> tuple[Float[np.ndarray, "n k"], Float[np.ndarray, " n"]]:
-        """The values with positive probability, and the probabilities, in double precision."""
+        """Return the values with positive probability, and the probabilities, in double precision."""
         weights = np.asarray(self.probabilities, np.float64)
-        kept = weights > 0
-        return np.asarray(self.values, np.float64)[kept], weights[kept] / weights[kept].sum()
+        positive = weights > 0
+        return np.asarray(self.values, np.float64)[positive], weights[positive] / weights[positive].sum()
 
 
 def two_point(mean: Any, spread: Any, directions: int = 1) -> Table:
-    """mean - spread or mean + spread with equal probability: the paper's law. Directions vary together.
+    """Return the paper's law: mean - spread or mean + spread with equal probability. Directions vary together.
 
     >>> from undertow.sensing.laws import two_point
     >>> print(two_point(1.0, 5.0).values.ravel())
@@ -169,12 +171,12 @@ def two_point(mean: Any, spread: Any, directions: int = 1) -> Table:
     """
     centre = jnp.broadcast_to(_vector(mean), (directions,))
     width = jnp.broadcast_to(_vector(spread), (directions,))
-    _refuse("two_point", mean=centre, spread=width)
+    _check_finite("two_point", mean=centre, spread=width)
     return Table(jnp.stack([centre - width, centre + width]))
 
 
 class Uniform(AbstractLaw):
-    """Uniform on [low, high], one interval or one a direction.
+    """The uniform law on [low, high], with one interval for all directions or one per direction.
 
     >>> from undertow.sensing.laws import Uniform
     >>> print(Uniform(-2.0, 4.0).mean(), Uniform(-2.0, 4.0).covariance())
@@ -186,7 +188,7 @@ class Uniform(AbstractLaw):
 
     def __init__(self, low: Any, high: Any):
         low, high = jnp.broadcast_arrays(_vector(low), _vector(high))
-        _refuse("Uniform", low=low, high=high)
+        _check_finite("Uniform", low=low, high=high)
         if not (np.asarray(low) <= np.asarray(high)).all():
             raise ValueError("`Uniform(low, high)`: `low` must not be above `high`.")
         self.low = low
@@ -231,7 +233,7 @@ class Uniform(AbstractLaw):
 
 
 class Gaussian(AbstractLaw):
-    """N(mean, deviation^2), one for all or one a direction.
+    """The law N(mean, deviation^2), with one pair of numbers for all directions or one per direction.
 
     >>> from undertow.sensing.laws import Gaussian
     >>> print(Gaussian(1.0, 2.0).covariance())
@@ -243,7 +245,7 @@ class Gaussian(AbstractLaw):
 
     def __init__(self, mean: Any, deviation: Any):
         centre, deviation = jnp.broadcast_arrays(_vector(mean), _vector(deviation))
-        _refuse("Gaussian", mean=centre, deviation=deviation)
+        _check_finite("Gaussian", mean=centre, deviation=deviation)
         if (np.asarray(deviation) < 0).any():
             raise ValueError("`Gaussian(mean, deviation)`: `deviation` must be at least 0.")
         self.centre = centre
@@ -287,12 +289,12 @@ class Gaussian(AbstractLaw):
         return np.array([factors.gaussian_log_moment(*numbers, power) for numbers in self._scaled(step_size)])
 
     def _scaled(self, step_size: float) -> Float[np.ndarray, "k 2"]:
-        """Mean and deviation of step_size s_j, in double precision."""
+        """Return mean and deviation of step_size s_j, in double precision."""
         return step_size * np.stack([np.asarray(x, np.float64) for x in (self.centre, self.deviation)], axis=1)
 
 
 def as_law(function: str, law: Any) -> AbstractLaw:
-    """A law, or the finitely many values of one."""
+    """Return a law, given as an object or as its finitely many values."""
     if isinstance(law, AbstractLaw):
         return law
     if isinstance(law, validate.Number | list | tuple):

@@ -1,4 +1,4 @@
-"""Matrix sensing with measurements that are there: a user's own X and y, and fresh ones drawn in bounded memory."""
+"""Matrix sensing with explicit measurements: a user's own X and y, and fresh ones drawn in bounded memory."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,8 @@ from undertow import _validate as validate
 from undertow.covariance import Operator
 from undertow.noise.base import AbstractNoise
 from undertow.problem import Problem
-from undertow.sensing.matrix_sensing import MatrixSensing, SensingLoss, product, pull
+from undertow.sensing.loss import SensingLoss, product, pull
+from undertow.sensing.matrix_sensing import MatrixSensing
 
 __all__ = ["FreshMeasurements", "sensing_problem"]
 
@@ -27,16 +28,16 @@ def _matrix_loss(params: PyTree, sample: tuple[Array, Array]) -> Float[Array, ""
 def _rank_one_loss(params: PyTree, sample: tuple[Array, Array]) -> Float[Array, ""]:
     x, y = sample
     square = lambda u: jnp.sum((x @ u) ** 2)
-    seen = square(params["U"]) - square(params["V"]) if isinstance(params, dict) else square(params)
-    return (seen - y) ** 2 / 4
+    predicted = square(params["U"]) - square(params["V"]) if isinstance(params, dict) else square(params)
+    return (predicted - y) ** 2 / 4
 
 
 def sensing_problem(measurements: Any, targets: Any) -> Problem:
-    """Your own measurements of a matrix: L(U) = 1/(4n) sum_i (<X_i, UU'> - y_i)^2.
+    """Return the problem of given measurements of a matrix: L(U) = 1/(4n) sum_i (<X_i, UU'> - y_i)^2.
 
     **Arguments:** `measurements` of shape (n, d, d), or (n, d) for the rank-one X_i = x_i x_i'; `targets` y of shape
     (n,). Params are U with d rows, or {"U": U, "V": V} for UU' - VV'. With labels of the environments,
-    `Environments(problem, groups)` takes one environment a step; loss and gradients go through the data in chunks.
+    `Environments(problem, groups)` draws one environment per step. Loss and gradients are computed in chunks of data.
 
     >>> import jax, jax.numpy as jnp
     >>> import undertow as ut
@@ -53,16 +54,19 @@ def sensing_problem(measurements: Any, targets: Any) -> Problem:
             f"`sensing_problem(measurements, ...)`: got shape {x.shape}; give (n, d, d), or (n, d) for rank-one ones."
         )
     if y.shape != x.shape[:1]:
-        raise ValueError(f"`sensing_problem`: {x.shape[0]} measurements and targets of shape {y.shape}; give one each.")
+        raise ValueError(
+            f"`sensing_problem`: {x.shape[0]} measurements and targets of shape {y.shape}; give one each, a target "
+            "per measurement."
+        )
     for name, value in (("measurements", x), ("targets", y)):
         if not np.isfinite(np.asarray(value)).all():
-            raise ValueError(f"`sensing_problem`: `{name}` has missing or infinite values.")
+            raise ValueError(f"`sensing_problem`: `{name}` has missing or infinite values; remove them.")
     loss: Callable = _matrix_loss if x.ndim == 3 else _rank_one_loss
     return Problem(loss, (x, y))
 
 
 class FreshMeasurements(AbstractNoise):
-    """The noise of a `MatrixSensing` from measurements that are really drawn, `chunk` at a time: the slow reference.
+    """The noise of a `MatrixSensing` from drawn measurements, `chunk` at a time: the slow reference.
 
     >>> import jax, jax.numpy as jnp
     >>> import undertow as ut
@@ -96,9 +100,9 @@ class FreshMeasurements(AbstractNoise):
             x = noise.ensemble.draw(first, self.chunk, d, dtype)
             sizes = noise.law.draw(second, self.chunk) if noise.pooled else common
             spurious = jnp.sum(jax.vmap(task.along)(x) * jnp.broadcast_to(sizes, (self.chunk, noise.law.size)), axis=1)
-            seen = jnp.tensordot(x, base, axes=2) - spurious.astype(dtype)
+            residual = jnp.tensordot(x, base, axes=2) - spurious.astype(dtype)
             inside = index * self.chunk + jnp.arange(self.chunk) < noise.m
-            return total + jnp.tensordot(jnp.where(inside, seen, 0), x, axes=1)
+            return total + jnp.tensordot(jnp.where(inside, residual, 0), x, axes=1)
 
         total = jax.lax.fori_loop(0, -(-noise.m // self.chunk), add, jnp.zeros_like(base))
         return trees.scale(1 / noise.m, pull(total, params))

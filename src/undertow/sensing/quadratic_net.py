@@ -1,16 +1,16 @@
-"""A two-layer net with quadratic activations, f(x) = sum_j (u_j.x)^2 = <xx', UU'>, trained one environment a step.
+"""Two-layer nets with quadratic activations, f(x) = sum_j (u_j.x)^2 = <xx', UU'>, and one environment per step.
 
-It is matrix sensing with the measurements xx', x ~ N(0, I). They are not isotropic: for symmetric D
+Training is matrix sensing with the measurements xx', x ~ N(0, I). They are not isotropic: for symmetric D
 
     E[<xx', D> xx'] = 2 D + tr(D) I,
 
-so G = 1/m sum_i (f(x_i) - y_i) x_i x_i' points along 2 D + tr(D) I, D = UU' - A* - A(e), not along D. Every rule below
-takes the trace out again, by t = |U|^2 - mean(y), whose mean is tr D. Algorithm 4 of the paper does it by a division,
-with constants that do not fit (heterogeneity, errata of Algorithm 4): `Shrunk` has the right ones, `Printed` its own.
+so the mean of G = 1/m sum_i (f(x_i) - y_i) x_i x_i' is 2 D + tr(D) I, D = UU' - A* - A(e), and not D. Every rule below
+removes the trace with t = |U|^2 - mean(y), whose mean is tr D. Algorithm 4 of the paper does it by a division, with
+wrong constants (heterogeneity, errata of Algorithm 4): `Shrunk` has the corrected ones, `Printed` those of the paper.
 """
 
 from abc import abstractmethod
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
@@ -23,42 +23,49 @@ from undertow._validate import KeyLike
 from undertow.covariance import Operator
 from undertow.noise.base import AbstractNoise
 from undertow.sensing.laws import AbstractLaw
-from undertow.sensing.matrix_sensing import MatrixSensing, SensingLoss
+from undertow.sensing.loss import SensingLoss
+from undertow.sensing.matrix_sensing import MatrixSensing
+from undertow.spectral import spectral_norm
 
 __all__ = ["AbstractRule", "Batch", "Printed", "QuadraticNet", "Shrunk", "Unbiased"]
 
 SQUARINGS = 12
-"""For a spectral norm, right to one part in a thousand even where all eigenvalues tie."""
+"""Squarings for a spectral norm, accurate to one part in a thousand even where all eigenvalues are equal."""
 
 
 class Batch(NamedTuple):
-    """What a rule may use of a batch."""
+    """The statistics of a batch that a rule may use."""
 
     g: Float[Array, "d d"]
-    """1/m sum_i (f(x_i) - y_i) x_i x_i', over the samples that are not cut off."""
+    """1/m sum_i (f(x_i) - y_i) x_i x_i', over the samples inside the radius."""
     excess: Float[Array, ""]
     """|U|^2 - mean(y), which estimates tr D."""
     size: Float[Array, ""]
-    """|A* + A(e)|, the spectral norm of the target (pooled: of its mean over the batch). No data tell it."""
+    """|A* + A(e)|, the spectral norm of the target (pooled: of its mean over the batch), not known from data.
+
+    It is computed only for rules with `uses_norm`, and zero for others."""
 
 
 class AbstractRule(eqx.Module):
-    """How a batch becomes a direction g; the update is U - step_size g."""
+    """A map from a batch to a direction g; the update is U - step_size g."""
+
+    uses_norm: ClassVar[bool] = False
+    """Whether the rule uses `Batch.size`."""
 
     @abstractmethod
     def __call__(self, u: Float[Array, "d r"], batch: Batch) -> Float[Array, "d r"]:
-        """The direction."""
+        """Return the direction."""
 
 
 class Unbiased(AbstractRule):
-    """g = 1/2 (G - t I) U: its mean is D U exactly, the gradient of the population loss 1/4 E|UU' - A* - A(e)|^2."""
+    """g = 1/2 (G - t I) U, whose mean is D U, the gradient of the population loss 1/4 E|UU' - A* - A(e)|^2."""
 
     def __call__(self, u: Float[Array, "d r"], batch: Batch) -> Float[Array, "d r"]:
         return (batch.g @ u - batch.excess * u) / 2
 
 
 class Shrunk(AbstractRule):
-    """Algorithm 4 with its constants put right: U+ = (U - eta/2 G U)/(1 - eta/2 t).
+    """Algorithm 4 with corrected constants: U+ = (U - eta/2 G U)/(1 - eta/2 t).
 
     This is the unbiased direction at the step size eta/(1 - eta/2 t). Give `descend` the same step size.
     """
@@ -73,11 +80,12 @@ class Shrunk(AbstractRule):
 
 
 class Printed(AbstractRule):
-    """Algorithm 4 as it stands: U+ = (U - eta grad L)/(1 - eta (|U|^2 - |A* + A(e)|)), grad L = 4 G U.
+    """Algorithm 4 as printed: U+ = (U - eta grad L)/(1 - eta (|U|^2 - |A* + A(e)|)), grad L = 4 G U.
 
-    It needs the spectral norm of the target, which is not its trace. Give `descend` the same step size.
+    The rule uses the spectral norm of the target instead of its trace. Give `descend` the same step size.
     """
 
+    uses_norm: ClassVar[bool] = True
     step_size: float
 
     def __check_init__(self) -> None:
@@ -92,10 +100,15 @@ class Printed(AbstractRule):
 class QuadraticNet(AbstractNoise):
     """SGD on fresh Gaussian inputs of a quadratic net with invariant and spurious neurons: HeteroSGD, or pooled.
 
-    **Arguments:** `d`, inputs; `m`, samples a step; `law` of the spurious neurons' output weights; `rank`, `spectrum`,
-    `pooled`, `key`, `dtype` as in `MatrixSensing`; `rule`, how a batch becomes a step (`Unbiased()` by default, or
-    `Shrunk(eta)`, `Printed(eta)`); `radius`, samples with |U'x|^2 above it are left out (the paper's R). A step costs
-    m*d normals and O(m d^2) operations: no shorter law is known for xx'.
+    **Arguments:**
+
+    - `d`: the number of inputs; `m`: the number of samples per step.
+    - `law`: the law of the spurious neurons' output weights.
+    - `rank`, `spectrum`, `pooled`, `key`, `dtype`: as in `MatrixSensing`.
+    - `rule`: the map from a batch to a step (`Unbiased()` by default, or `Shrunk(eta)`, `Printed(eta)`).
+    - `radius`: samples with |U'x|^2 above it are left out (the paper's R).
+
+    A step costs m*d normals and O(m d^2) operations: no shorter law is known for xx'.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
@@ -103,13 +116,13 @@ class QuadraticNet(AbstractNoise):
     >>> from undertow.sensing.laws import two_point
     >>> net = QuadraticNet(8, m=4000, law=two_point(1.0, 5.0), rule=Shrunk(0.1))
     >>> run = ut.descend(net, net.start(1e-3), step_size=0.1, steps=100, key=0, seeds=4,
-    ...                  observe={"seen": net.measure}, progress=False)
-    >>> print(bool(jnp.median(run.observed["seen"]["to_invariant"][:, -1]) < 0.15))
+    ...                  observe={"learnt": net.measure}, progress=False)
+    >>> print(bool(jnp.median(run.observed["learnt"]["to_invariant"][:, -1]) < 0.15))
     True
     """
 
     problem: SensingLoss
-    """Of the matrix UU': its gradient is the mean of `Unbiased`."""
+    """The loss of the matrix UU', whose gradient is the mean of `Unbiased`."""
     sensing: MatrixSensing
     rule: AbstractRule
     radius: float
@@ -139,15 +152,15 @@ class QuadraticNet(AbstractNoise):
 
     @property
     def law(self) -> AbstractLaw:
-        """Of the spurious neurons' weights."""
+        """The law of the spurious neurons' weights."""
         return self.sensing.law
 
     def start(self, alpha: float) -> Float[Array, "d d"]:
-        """U = alpha I, so UU' = alpha^2 I."""
+        """Return U = alpha I, so that UU' = alpha^2 I."""
         return self.sensing.start(alpha)
 
     def measure(self, params: Float[Array, "d r"]) -> dict[str, Array]:
-        """What has been learnt, as `MatrixSensing.measure`."""
+        """Return the learnt parts, as `MatrixSensing.measure`."""
         return self.sensing.measure(params)
 
     def randomness(self, key: Key[Array, ""], count: int, like: PyTree = None) -> PyTree:
@@ -162,25 +175,25 @@ class QuadraticNet(AbstractNoise):
         return self.rule(params, self.batch(params, *slice))
 
     def batch(self, params: Float[Array, "d r"], x: Float[Array, "m d"], sizes: Float[Array, "n k"]) -> Batch:
-        """What the rule sees of inputs x and weights of the spurious neurons, one row for all (n = 1) or one each."""
+        """Return the statistics of inputs x and spurious weights, with one row for all inputs (n = 1) or one each."""
         truth, directions = self.sensing.truth, self.problem.directions
         hidden = jnp.sum((x @ params) ** 2, axis=1)
         y = (x @ truth) ** 2 @ self.sensing.spectrum + jnp.sum((x @ directions) ** 2 * sizes, axis=1)
         residual = jnp.where(hidden <= self.radius, hidden - y, 0)
         g = (x * residual[:, None]).T @ x / x.shape[0]
         target = self.problem.signal + self.problem.spurious(jnp.mean(sizes, axis=0))
-        size = _spectral_norm(target) if isinstance(self.rule, Printed) else jnp.zeros((), g.dtype)
+        size = spectral_norm(target, SQUARINGS) if self.rule.uses_norm else jnp.zeros((), g.dtype)
         return Batch(g, jnp.sum(params**2) - jnp.mean(y), size)
 
     def covariance(self, params: Float[Array, "d r"]) -> Operator:
-        """Of one draw with the rule `Unbiased` and without a radius, exactly, by Wick's theorem.
+        """Return the exact covariance of a draw with the rule `Unbiased` and without a radius, by Wick's theorem.
 
         Along V a sample is <g, V> = 1/2 [(h(D) + tr D) h(S) + tr(S) h(UU')] with S = (VU' + UV')/2 and h(B) =
         x'Bx - tr B, and E h(A)h(B) = 2 tr AB, E h(A)h(B)h(C) = 8 tr ABC, of four the sum over pairs and cycles.
         """
         if not isinstance(self.rule, Unbiased) or np.isfinite(self.radius):
             raise ValueError(
-                "`QuadraticNet.covariance`: known in closed form for `rule=Unbiased()` without a radius only; "
+                "`QuadraticNet.covariance`: known in closed form only for `rule=Unbiased()` without a radius; "
                 "estimate it from draws."
             )
         product = params @ params.T
@@ -192,7 +205,7 @@ class QuadraticNet(AbstractNoise):
         m, eye = self.sensing.m, jnp.eye(mean.shape[0], dtype=mean.dtype)
 
         def inside(s: Array) -> Array:
-            """The covariance of the matrix 1/2 (G - t I), applied to a symmetric one."""
+            """Return the covariance of the matrix 1/2 (G - t I), applied to a symmetric matrix."""
             between = sum((jnp.sum(swing * s) * swing for swing in swings), jnp.zeros_like(s))
             moment = sum((_fourth(swing, s) for swing in swings), _fourth(mean, s))
             trace = jnp.trace(s)
@@ -224,19 +237,8 @@ def _symmetric(matrix: Array) -> Array:
     return (matrix + matrix.T) / 2
 
 
-def _spectral_norm(matrix: Array) -> Array:
-    """|A| of a symmetric A as |A^(2^k)|^(1/2^k): LAPACK inside lanes that run in parallel can stand still for ever."""
-    log, weight = jnp.zeros((), matrix.dtype), 1.0
-    for _ in range(SQUARINGS):
-        length = jnp.maximum(jnp.linalg.norm(matrix), jnp.finfo(matrix.dtype).tiny)
-        log, weight = log + weight * jnp.log(length), weight / 2
-        matrix = matrix / length
-        matrix = matrix @ matrix
-    return jnp.exp(log)
-
-
 def _fourth(d: Array, s: Array) -> Array:
-    """1/4 of the gradient of E[(x'Dx)^2 h(S)^2]/2 in S: D is a residual, or a swing of it between environments."""
+    """Return 1/4 of the gradient of E[(x'Dx)^2 h(S)^2]/2 in S, for a residual D or its variation over environments."""
     t = jnp.trace(d)
     cycles = 16 * (d @ d @ s + s @ d @ d + d @ s @ d)
     return (4 * jnp.sum(d * d) * s + 8 * jnp.sum(d * s) * d + cycles + 8 * t * (d @ s + s @ d) + 2 * t**2 * s) / 4

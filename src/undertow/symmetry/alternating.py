@@ -1,5 +1,6 @@
-"""Equilibria of symmetries that do not commute: each in turn goes to its own, with the noise measured anew."""
+"""Equilibria of symmetries that do not commute: each is balanced in turn, and the noise is computed anew each time."""
 
+from functools import singledispatch
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -24,25 +25,25 @@ FAR = 30.0
 def solve_alternating(
     noise: AbstractNoise, params: PyTree, symmetries: tuple, eta: Array, decay: Array, limits: Limits
 ) -> Solved:
-    """Families that do not commute: the noise is looked at anew after every move."""
-    shape = lambda s: () if isinstance(s, DoubleRotation) else jax.eval_shape(s.charge, params).shape
-    held = [np.zeros(shape(s), bool) for s in symmetries]
+    """Return the equilibrium of families that do not commute; the noise is computed anew after every move."""
+    shapes = [jax.eval_shape(s.charge, params).shape for s in symmetries]
+    held = [np.zeros(() if len(shape) == 2 else shape, bool) for shape in shapes]  # a rotation is held as a whole
     flat = [k for k, s in enumerate(symmetries) if is_diagonal(s)]
     directions: list[list[np.ndarray]] = []
     if len(flat) > 1:
         entries = entry_powers_now(noise, params)
-        some = directions_at_infinity(tuple(symmetries[k] for k in flat), params, entries, float(decay))
+        diagonal = directions_at_infinity(tuple(symmetries[k] for k in flat), params, entries, float(decay))
         directions = [
-            [parts[flat.index(k)] if k in flat else np.zeros(h.shape) for k, h in enumerate(held)] for parts in some
+            [parts[flat.index(k)] if k in flat else np.zeros(h.shape) for k, h in enumerate(held)] for parts in diagonal
         ]
         held = members(directions, held)
     while True:
         ended = _alternate(noise, symmetries, params, held, eta, decay, limits)
-        gone = _runaways(ended.amounts, held) if limits.missed_by(ended.unbalanced) else None
-        if gone is None:
+        endless = _runaways(ended.amounts, held) if limits.missed_by(ended.unbalanced) else None
+        if endless is None:
             break
-        directions.append(gone)
-        held = members([gone], held)
+        directions.append(endless)
+        held = members([endless], held)
     lost = [0 if h.any() else count for h, count in zip(held, ended.lost, strict=True)]
     return Solved(ended.params, ended.amounts, ended.residuals, lost, directions, ended.sweeps)
 
@@ -67,19 +68,19 @@ def _alternate(
     decay: Array,
     limits: Limits,
 ) -> _Ended:
-    """Each symmetry in turn to its own equilibrium, until none is out of balance or one runs away."""
+    """Move each symmetry in turn to its own equilibrium, until all are balanced or one amount grows too large."""
     amounts: list[Any] = [np.zeros(jax.eval_shape(s.charge, params).shape) for s in symmetries]
     lost = [0] * len(symmetries)
     residuals, unbalanced, sweeps = [], np.inf, 0
     while sweeps < limits.sweeps:
         insides = []
         for index, symmetry in enumerate(symmetries):
-            params, move, gone, inside = _one(noise, symmetry, params, held[index], eta, decay, limits.tolerance)
+            params, move, removed, inside = _balance(symmetry, noise, params, held[index], eta, decay, limits.tolerance)
             amounts[index] = np.where(np.isfinite(move), np.nan_to_num(amounts[index]) + move, move)
-            lost[index] = max(lost[index], gone)
+            lost[index] = max(lost[index], removed)
             insides.append(inside)
         sweeps += 1
-        left = [_left(noise, s, params, i, eta, decay) for s, i in zip(symmetries, insides, strict=True)]
+        left = [_residual(s, noise, params, i, eta, decay) for s, i in zip(symmetries, insides, strict=True)]
         residuals, before, unbalanced = [a for a, _ in left], unbalanced, max(b for _, b in left)
         stuck = unbalanced >= before and unbalanced < limits.rounding
         far = any(np.abs(a[np.isfinite(a)]).max(initial=0) > FAR for a in amounts)
@@ -90,7 +91,7 @@ def _alternate(
 
 
 def _runaways(amounts: list[np.ndarray], held: list[np.ndarray]) -> list[np.ndarray] | None:
-    """The generators that were moved without end, as a direction; None where all have stayed near."""
+    """Return the generators whose amounts exceed `FAR`, as a direction; None if there are none."""
     sizes = [np.abs(np.where(np.isfinite(a), a, 0)) for a in amounts]
     if not max(size.max(initial=0) for size in sizes) > FAR:
         return None
@@ -99,69 +100,113 @@ def _runaways(amounts: list[np.ndarray], held: list[np.ndarray]) -> list[np.ndar
     return [part if part.shape == h.shape else np.asarray(float(part.any())) for part, h in zip(far, held, strict=True)]
 
 
-def _one(
-    noise: AbstractNoise,
+class _Move(NamedTuple):
+    """The move of one symmetry to its own equilibrium."""
+
+    params: PyTree
+    amount: np.ndarray
+    """Infinite where the equilibrium is at infinity, NaN without noise."""
+    removed: int
+    """The number of directions at infinity."""
+    inside: Any
+    """The directions that have an equilibrium: a projector for rotations, a mask of generators otherwise."""
+
+
+@singledispatch
+def _balance(
     symmetry: AbstractSymmetry,
+    noise: AbstractNoise,
     params: PyTree,
     held: np.ndarray,
     eta: Array,
     decay: Array,
     tolerance: float,
-) -> tuple[PyTree, np.ndarray, int, Any]:
-    """One symmetry to its own equilibrium.
+) -> _Move:
+    """Move one symmetry to its own equilibrium."""
+    raise TypeError(f"`equilibrium`: no solver for a symmetry of type {type(symmetry).__name__}.")
 
-    The moved params, the amount (infinite at infinity, NaN without noise), directions at infinity, and where there is
-    an equilibrium: a projector for rotations, else which generators.
-    """
-    if isinstance(symmetry, DoubleRotation):
-        moved, found = _rotate(noise, symmetry, params, eta, decay)
-        if held:
-            return params, np.zeros(found.amount.shape), 0, np.zeros(found.amount.shape)
-        if not np.any(found.balanced):  # a factor of zero, say: the limit of the orbit would be zero for both
-            nothing = np.full(found.amount.shape, np.nan if int(found.silent) else 0.0)
-            return params, nothing, int(found.lost), np.asarray(found.balanced)
-        return moved, np.asarray(found.amount), int(found.lost), np.asarray(found.balanced)
-    if isinstance(symmetry, AbstractDiagonal):
-        swept = sweep((symmetry,), params, entry_powers_now(noise, params), [held], eta, decay, tolerance, 2)
-        move = np.asarray(swept.amounts[0])
-        return swept.params, move, 0, np.isfinite(move) & ~held
-    assert isinstance(symmetry, Exponential)
+
+@_balance.register(DoubleRotation)
+def _balance_rotation(
+    symmetry: DoubleRotation,
+    noise: AbstractNoise,
+    params: PyTree,
+    held: np.ndarray,
+    eta: Array,
+    decay: Array,
+    tolerance: float,
+) -> _Move:
+    moved, balance = _rotate(noise, symmetry, params, eta, decay)
+    if held:
+        return _Move(params, np.zeros(balance.amount.shape), 0, np.zeros(balance.amount.shape))
+    if not np.any(balance.balanced):  # for instance a factor of zero: both factors would be zero in the limit
+        nothing = np.full(balance.amount.shape, np.nan if int(balance.silent) else 0.0)
+        return _Move(params, nothing, int(balance.lost), np.asarray(balance.balanced))
+    return _Move(moved, np.asarray(balance.amount), int(balance.lost), np.asarray(balance.balanced))
+
+
+@_balance.register(AbstractDiagonal)
+def _balance_diagonal(
+    symmetry: AbstractDiagonal,
+    noise: AbstractNoise,
+    params: PyTree,
+    held: np.ndarray,
+    eta: Array,
+    decay: Array,
+    tolerance: float,
+) -> _Move:
+    swept = sweep((symmetry,), params, entry_powers_now(noise, params), [held], eta, decay, tolerance, 2)
+    amount = np.asarray(swept.amounts[0])
+    return _Move(swept.params, amount, 0, np.isfinite(amount) & ~held)
+
+
+@_balance.register(Exponential)
+def _balance_exponential(
+    symmetry: Exponential,
+    noise: AbstractNoise,
+    params: PyTree,
+    held: np.ndarray,
+    eta: Array,
+    decay: Array,
+    tolerance: float,
+) -> _Move:
     amount = np.asarray(0.0 if held else _root(noise, symmetry, params, eta, decay, tolerance))
     if np.isfinite(amount) and amount != 0:
         params = symmetry.orbit(params, float(amount))
-    return params, amount, 0, np.isfinite(amount) & ~held
+    return _Move(params, amount, 0, np.isfinite(amount) & ~held)
 
 
 @eqx.filter_jit
 def _rotate(
     noise: AbstractNoise, symmetry: DoubleRotation, params: PyTree, eta: Array, decay: Array
 ) -> tuple[PyTree, closed_forms.Balance]:
-    found = powers(noise, params, symmetry)
-    found = closed_forms.rotation(*symmetry.factors(params), found.plus, found.minus, eta, decay)
-    return symmetry.replace(params, found.left, found.right), found
+    power = powers(noise, params, symmetry)
+    balance = closed_forms.rotation(*symmetry.factors(params), power.plus, power.minus, eta, decay)
+    return symmetry.replace(params, balance.left, balance.right), balance
 
 
 @eqx.filter_jit
 def _pull(
     noise: AbstractNoise, symmetry: Exponential, params: PyTree, amount: Array, eta: Array, decay: Array
 ) -> tuple[Array, Array, Array]:
-    """Along the orbit: the flow over eta/2, minus its derivative in the amount halved, and the size of A.
+    """Return the flow over eta/2 on the orbit, minus half its derivative in the amount, and the size of A.
 
-    They are sums of a t, a^2 t, and the root of those of a^4 t over a^2 t, a the eigenvalues and t what balances.
+    With the eigenvalues a of A and the noise and decay t along its eigenvectors, these are the sums of a t and a^2 t,
+    and the square root of the sum of a^4 t over that of a^2 t.
     """
     moved = symmetry.orbit(params, amount)
-    found = powers(noise, moved, symmetry)
+    power = powers(noise, moved, symmetry)
     k, covariance = 2 * decay / eta, noise.covariance(moved)
     total = lambda form: covariance.moment(form) + k * form(moved)
     slope, fourth = total(lambda v: symmetry.norm(v) ** 2), total(lambda v: symmetry.norm(symmetry.apply(v)) ** 2)
     size = jnp.sqrt(fourth / jnp.where(slope > 0, slope, 1))
-    return found.plus - found.minus - 2 * k * symmetry.charge(moved), slope, size
+    return power.plus - power.minus - 2 * k * symmetry.charge(moved), slope, size
 
 
 def _root(
     noise: AbstractNoise, symmetry: Exponential, params: PyTree, eta: Array, decay: Array, tolerance: float
 ) -> float:
-    """The amount where the flow vanishes: it falls along the orbit, so that a sign change can be closed in on."""
+    """Return the amount at which the flow vanishes. The flow decreases along the orbit, so brackets exist."""
     pull = lambda amount: float(_pull(noise, symmetry, params, jnp.asarray(amount, eta.dtype), eta, decay)[0])
     here, slope, size = (float(x) for x in _pull(noise, symmetry, params, jnp.zeros((), eta.dtype), eta, decay))
     if slope == 0:
@@ -181,21 +226,40 @@ def _root(
     return float(brentq(pull, low, high, xtol=1e-14, rtol=max(tolerance, 4 * np.finfo(float).eps), maxiter=200))
 
 
-def _left(
-    noise: AbstractNoise, symmetry: AbstractSymmetry, params: PyTree, inside: Any, eta: Array, decay: Array
+@singledispatch
+def _residual(
+    symmetry: AbstractSymmetry, noise: AbstractNoise, params: PyTree, inside: Any, eta: Array, decay: Array
 ) -> tuple[float, float]:
-    """The largest relative flow along a symmetry, in all directions and in those that have an equilibrium."""
-    if isinstance(symmetry, Exponential):
-        gap, slope, size = (float(x) for x in _pull(noise, symmetry, params, jnp.zeros((), eta.dtype), eta, decay))
-        left = abs(gap) * size / slope if slope > 0 else 0.0
-        return left, left if inside else 0.0
-    found = powers_now(noise, params, symmetry)
-    up, down = (np.asarray(x, np.float64) for x in symmetry.pair(params, params))
-    k = float(2 * decay / eta)
-    up, down = np.asarray(found.plus) + k * down, np.asarray(found.minus) + k * up
-    if isinstance(symmetry, DoubleRotation):
-        scale = np.abs(up).max() + np.abs(down).max()
-        left = lambda gap: float(np.abs(gap).max() / scale) if scale > 0 else 0.0
-        return left(up - down), left(inside @ (up - down) @ inside)
+    """Return the largest relative flow along a symmetry, in all directions and in those that have an equilibrium."""
+    up, down = _sides(symmetry, noise, params, eta, decay)
     each = np.asarray(relative(jnp.maximum(up, 0), jnp.maximum(down, 0)))
     return float(each.max()), float(np.where(inside, each, 0).max())
+
+
+@_residual.register(DoubleRotation)
+def _rotation_residual(
+    symmetry: DoubleRotation, noise: AbstractNoise, params: PyTree, inside: Any, eta: Array, decay: Array
+) -> tuple[float, float]:
+    up, down = _sides(symmetry, noise, params, eta, decay)
+    scale = np.abs(up).max() + np.abs(down).max()
+    size = lambda gap: float(np.abs(gap).max() / scale) if scale > 0 else 0.0
+    return size(up - down), size(inside @ (up - down) @ inside)
+
+
+@_residual.register(Exponential)
+def _exponential_residual(
+    symmetry: Exponential, noise: AbstractNoise, params: PyTree, inside: Any, eta: Array, decay: Array
+) -> tuple[float, float]:
+    gap, slope, size = (float(x) for x in _pull(noise, symmetry, params, jnp.zeros((), eta.dtype), eta, decay))
+    residual = abs(gap) * size / slope if slope > 0 else 0.0
+    return residual, residual if inside else 0.0
+
+
+def _sides(
+    symmetry: AbstractSymmetry, noise: AbstractNoise, params: PyTree, eta: Array, decay: Array
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return noise plus decay on the side that pushes the charge up and on the side that pushes it down."""
+    power = powers_now(noise, params, symmetry)
+    up, down = (np.asarray(x, np.float64) for x in symmetry.pair(params, params))
+    k = float(2 * decay / eta)
+    return np.asarray(np.asarray(power.plus) + k * down), np.asarray(np.asarray(power.minus) + k * up)

@@ -1,4 +1,4 @@
-"""Noise equilibria in closed form. Arrays in, arrays out: whoever has the noise moments can call them."""
+"""Noise equilibria in closed form, as functions of arrays of noise moments and weights."""
 
 import itertools
 from collections.abc import Sequence
@@ -21,10 +21,11 @@ __all__ = [
 def rescaling_amount(
     noise_out: Array, noise_in: Array, weight_out: Array, weight_in: Array, step_size: Any, weight_decay: Any
 ) -> Array:
-    """The amount that brings neurons to equilibrium: exp(4 amount) = (s_u + k |w|^2)/(s_w + k |u|^2).
+    """Return the amount that moves neurons to equilibrium: exp(4 amount) = (s_u + k |w|^2)/(s_w + k |u|^2).
 
-    s are the noise powers of one stochastic gradient, out and in, k = 2 weight_decay/eta. Infinite where the noise is
-    one-sided, NaN where there is none and no weight decay (a dead neuron).
+    s are the noise powers of one stochastic gradient on the outgoing and the incoming side, k = 2 weight_decay/eta. The
+    amount
+    is infinite where the noise is one-sided, and NaN where there is neither noise nor weight decay (a dead neuron).
     """
     k = 2 * weight_decay / step_size
     up, down = noise_out + k * weight_in, noise_in + k * weight_out
@@ -37,25 +38,25 @@ def _root(matrix: Array, power: float) -> Array:
 
 
 def geometric_mean(a: Float[Array, "d d"], b: Float[Array, "d d"]) -> Float[Array, "d d"]:
-    """The positive definite X with X b X = a, for positive definite a and b."""
+    """Return the positive definite X with X b X = a, for positive definite a and b."""
     half, back = _root(b, 0.5), _root(b, -0.5)
     x = back @ _root(half @ a @ half, 0.5) @ back
     return (x + x.T) / 2
 
 
 class Balance(NamedTuple):
-    """Factors at equilibrium, the symmetric log of the transformation, and how many directions have no equilibrium."""
+    """Factors at equilibrium, the symmetric logarithm of the transformation, and counts of exceptional directions."""
 
     left: Array
     right: Array
     amount: Array
     lost: Array
-    """Directions inside whose equilibrium is at infinity. One that a factor does not see: the other's part there decays
-    to zero. One in which a factor has no noise: both stay as they are."""
+    """The number of inner directions whose equilibrium is at infinity. In the kernel of one factor the part of the
+    other factor decays to zero. In a direction in which one factor has no noise, both factors stay unchanged."""
     silent: Array
-    """Directions without noise and weight decay on either side: nothing moves them."""
+    """The number of directions without noise and weight decay on both sides, which do not move."""
     balanced: Array
-    """The projector on the directions inside that have an equilibrium."""
+    """The projector on the inner directions that have an equilibrium."""
 
 
 def rotation(
@@ -67,61 +68,61 @@ def rotation(
     weight_decay: Any,
     clear: float | None = None,
 ) -> Balance:
-    """The equilibrium of GL(d) between two factors with noise moments E[G_U'G_U] and E[G_W G_W'].
+    """Return the equilibrium of GL(d) between two factors with noise moments E[G_U'G_U] and E[G_W G_W'].
 
-    With k = 2 weight_decay/eta, a = E[G_U'G_U] + k WW' and b = E[G_W G_W'] + k U'U, it is P = X^(1/2), X b X = a: the
-    least of Tr[a X^-1] + Tr[b X]. Inside directions that do not reach the product UW are dropped first; there the
-    equilibrium is at infinity, and what the other factor has in them goes to zero. Then those in which a or b vanishes
-    are left alone: X would go to infinity or zero there, and in the limit the others see their own parts of a and b.
-    Of the largest, noise below `clear` is rounding.
+    With k = 2 weight_decay/eta, a = E[G_U'G_U] + k WW' and b = E[G_W G_W'] + k U'U, the equilibrium is P = X^(1/2) with
+    X b X = a, the minimum of Tr[a X^-1] + Tr[b X]. Inner directions that do not contribute to the product UW are
+    removed first: their equilibrium is at infinity, where the other factor's part has decayed to zero. Directions in
+    which a or b vanishes are not moved: X would go to infinity or zero there, and in this limit the other directions
+    depend on their own blocks of a and b only. Noise below `clear`, relative to the largest, counts as rounding.
     """
     k = 2 * weight_decay / step_size
     d = left.shape[1]
     clear = 8 * d * float(jnp.finfo(left.dtype).eps) if clear is None else clear
-    # keep the row space of U, then the column space of what is left of W: there both have full rank
+    # the row space of U, then the column space of W inside it: both factors have full rank there
     first = _range(left.T @ left)
-    reach = _basis(_range(first @ (right @ right.T) @ first))  # d x d, zero columns for what is left out
+    reach = _basis(_range(first @ (right @ right.T) @ first))  # d x d, with zero columns for removed directions
     inside = lambda matrix: reach.T @ matrix @ reach
     a, b = noise_left + k * (right @ right.T), noise_right + k * (left.T @ left)
-    all_of_it = jnp.round(reach.T @ reach)
-    heard = _part(_part(all_of_it, inside(b), clear), inside(a), clear)
-    silent = _rank(all_of_it) - _rank(_part(all_of_it, inside(a + b), clear))
-    basis, beside = reach @ _basis(heard), reach @ _basis(all_of_it - heard)
-    rest = jnp.eye(d, dtype=left.dtype) - basis.T @ basis  # ones on the diagonal of those: harmless there
+    reached = jnp.round(reach.T @ reach)
+    noisy = _part(_part(reached, inside(b), clear), inside(a), clear)
+    silent = _rank(reached) - _rank(_part(reached, inside(a + b), clear))
+    basis, beside = reach @ _basis(noisy), reach @ _basis(reached - noisy)
+    rest = jnp.eye(d, dtype=left.dtype) - basis.T @ basis  # ones make the padded matrices invertible
     u, w = left @ basis, basis.T @ right
-    (a, size_a), (b, size_b) = (_unit(basis.T @ matrix @ basis) for matrix in (a, b))  # of the size of those ones
+    (a, size_a), (b, size_b) = (_unit(basis.T @ matrix @ basis) for matrix in (a, b))  # comparable to these ones
     x = jnp.sqrt(size_a / size_b) * geometric_mean(a + rest, b + rest)
     values, vectors = jnp.linalg.eigh(x)
     values = jnp.maximum(values, jnp.finfo(x.dtype).tiny)
-    there = (vectors * jnp.sqrt(values)[None]) @ vectors.T
-    back = (vectors / jnp.sqrt(values)[None]) @ vectors.T
+    forward = (vectors * jnp.sqrt(values)[None]) @ vectors.T
+    backward = (vectors / jnp.sqrt(values)[None]) @ vectors.T
     amount = basis @ ((vectors * (jnp.log(values) / 2)[None]) @ vectors.T) @ basis.T
-    balanced = u @ there @ basis.T + left @ beside @ beside.T, basis @ (back @ w) + beside @ (beside.T @ right)
-    return Balance(*balanced, amount, d - _rank(heard) - silent, silent, basis @ basis.T)
+    moved = u @ forward @ basis.T + left @ beside @ beside.T, basis @ (backward @ w) + beside @ (beside.T @ right)
+    return Balance(*moved, amount, d - _rank(noisy) - silent, silent, basis @ basis.T)
 
 
 def _range(matrix: Array, clear: float | None = None) -> Array:
-    """The projector on the range of a positive semidefinite matrix: on what is above `clear`, of the largest."""
+    """Return the projector on the eigenvectors of a semidefinite matrix with eigenvalues above `clear`, relatively."""
     clear = matrix.shape[0] * float(jnp.finfo(matrix.dtype).eps) if clear is None else clear
     values, vectors = jnp.linalg.eigh((matrix + matrix.T) / 2)
     return (vectors * (values > clear * jnp.maximum(values[-1], 0))[None]) @ vectors.T
 
 
 def _part(space: Array, matrix: Array, clear: float) -> Array:
-    """The projector on the part of a space in which a matrix is above `clear`: exactly the space where that is all."""
+    """Return the projector on the part of a space in which a matrix is above `clear`; the space itself if all is."""
     part = _range(space @ matrix @ space, clear)
     return jnp.where(_rank(part) == _rank(space), space, part)
 
 
 def _unit(matrix: Array) -> tuple[Array, Array]:
-    """A positive semidefinite matrix over its trace, and that; zero stays zero, over one."""
+    """Return a positive semidefinite matrix over its trace, and the trace; the trace of zero is replaced by one."""
     size = jnp.trace(matrix)
     size = jnp.where(size > 0, size, 1)
     return matrix / size, size
 
 
 def _basis(projector: Array) -> Array:
-    """Of its range: orthonormal columns, and zeros for the rest."""
+    """Return orthonormal columns that span the range of a projector, and zero columns for the rest."""
     values, vectors = jnp.linalg.eigh(projector)
     return vectors * (values > 0.5)[None]
 
@@ -133,9 +134,10 @@ def _rank(projector: Array) -> Array:
 def balanced_factors(
     product: Float[Array, "m n"], gamma_left: Float[Array, "m m"], gamma_right: Float[Array, "n n"], width: int
 ) -> tuple[Float[Array, "m d"], Float[Array, "d n"]]:
-    """(U, W) with UW = product and W Gamma_W W' = U'Gamma_U U, by the SVD of Gamma_U^1/2 V Gamma_W^1/2.
+    """Return (U, W) with UW = product and W Gamma_W W' = U'Gamma_U U, by the SVD of Gamma_U^1/2 V Gamma_W^1/2.
 
-    Unique up to a rotation inside: compare UU' and W'W. `width` inside, at least the rank of the product.
+    The factors are unique up to an inner rotation, so UU' and W'W are unique. `width` is the inner dimension, at least
+    the rank of the product.
     """
     half_left, half_right = _root(gamma_left, 0.5), _root(gamma_right, 0.5)
     vectors, values, others = jnp.linalg.svd(half_left @ product @ half_right, full_matrices=False)
@@ -150,10 +152,10 @@ def balanced_factors(
 def deep_linear(
     product: Float[Array, "m n"], inputs: Float[Array, "n n"], noise: Float[Array, "m m"], widths: Sequence[int]
 ) -> list[Array]:
-    """A deep linear net W_D ... W_1 = product at its noise equilibrium at the global minimum (Theorem 5.4, corrected).
+    """Return W_1, ..., W_D of a deep linear net with W_D ... W_1 = product at its noise equilibrium.
 
-    `inputs` is the second moment of x, `noise` that of the label noise; `widths` are the inner widths, D - 1 of them,
-    each at least the rank of the product. Returns W_1, ..., W_D.
+    The net is at the global minimum (noise_equilibrium, Theorem 5.4, corrected). `inputs` is the second moment of x,
+    `noise` that of the label noise. `widths` are the D - 1 inner widths, each at least the rank of the product.
     """
     depth = len(widths) + 1
     half_in, half_out = _root(inputs, 0.5), _root(noise, 0.5)
@@ -165,7 +167,8 @@ def deep_linear(
     rank = values.shape[0]
     if any(width < rank for width in widths):
         raise ValueError(
-            f"`deep_linear(widths={list(widths)})`: a width is below {rank}, the rank the product may have."
+            f"`deep_linear(widths={list(widths)})`: a width is below {rank}, the rank that the product may have; give "
+            f"widths of at least {rank}."
         )
     frame = lambda width: jnp.eye(width, rank, dtype=product.dtype)
     layers = [frame(widths[0]) @ (first[:, None] * right) @ _root(inputs, -0.5)]
@@ -179,5 +182,5 @@ def deep_linear(
 def deep_linear_norms(
     product: Float[Array, "m n"], inputs: Float[Array, "n n"], noise: Float[Array, "m m"], depth: int
 ) -> list[Array]:
-    """The squared Frobenius norms of the layers at that equilibrium, first to last."""
+    """Return the squared Frobenius norms of the layers at the equilibrium of `deep_linear`, first to last."""
     return [jnp.sum(layer**2) for layer in deep_linear(product, inputs, noise, [min(product.shape)] * (depth - 1))]

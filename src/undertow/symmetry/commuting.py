@@ -1,4 +1,4 @@
-"""Equilibria of symmetries that commute: diagonal families, swept in turn until none of them moves any more."""
+"""Equilibria of commuting symmetries: diagonal families are balanced in turn until no family moves any more."""
 
 from typing import Any, NamedTuple
 
@@ -18,28 +18,28 @@ __all__ = ["Limits", "Solved", "Swept", "members", "relative", "solve_commuting"
 
 
 class Limits(NamedTuple):
-    """When to stop."""
+    """Stopping criteria."""
 
     tolerance: float
-    """The residual at which a symmetry is balanced."""
+    """The residual below which a symmetry is balanced."""
     rounding: float
-    """A residual below this that does not fall any more is rounding."""
+    """A residual below this value that no longer decreases is rounding."""
     sweeps: int
 
     def missed_by(self, residual: float) -> bool:
-        """Whether a residual says that something is not balanced."""
+        """Return whether a residual is too large for a balanced symmetry."""
         return not residual <= max(self.tolerance, self.rounding)
 
 
 class Solved(NamedTuple):
-    """What a solver found. Lists have one entry per symmetry."""
+    """The result of a solver. Lists have one entry per symmetry."""
 
     params: PyTree
     amounts: list[np.ndarray]
-    """Infinite for a generator whose equilibrium is at infinity, NaN for one without noise; both were not moved."""
+    """Infinite for a generator whose equilibrium is at infinity, NaN for one without noise; neither is moved."""
     residuals: list[float]
     lost: list[int]
-    """For rotations, the number of directions whose equilibrium is at infinity; else 0."""
+    """For rotations, the number of directions whose equilibrium is at infinity; 0 for other symmetries."""
     directions: list[list[np.ndarray]]
     """Combinations of generators whose equilibrium is at infinity: see `recession`."""
     sweeps: int
@@ -48,7 +48,7 @@ class Solved(NamedTuple):
 def solve_commuting(
     noise: AbstractNoise, params: PyTree, symmetries: tuple, eta: Array, decay: Array, limits: Limits
 ) -> Solved:
-    """Commuting families: the noise of every entry is all that is needed, and one look at the data suffices."""
+    """Return the equilibrium of commuting families, which needs the noise of every entry once and no other data."""
     entries = entry_powers_now(noise, params)
     held = [np.zeros(jax.eval_shape(s.charge, params).shape, bool) for s in symmetries]
     directions: list[list[np.ndarray]] = []
@@ -63,21 +63,21 @@ def solve_commuting(
 
 
 def members(directions: list[list[np.ndarray]], held: list[np.ndarray]) -> list[np.ndarray]:
-    """`held`, and all generators that take part in one of the directions."""
+    """Return the masks `held` with all generators added that take part in one of the directions."""
     for direction in directions:
         held = [np.asarray(mask | (part != 0)) for mask, part in zip(held, direction, strict=True)]
     return held
 
 
 class Swept(NamedTuple):
-    """The end of a sweep. Lists have one entry per symmetry."""
+    """The result of sweeps. Lists have one entry per symmetry."""
 
     params: PyTree
     amounts: list[Array]
-    """Infinite for a generator whose equilibrium is at infinity, NaN for a dead one; both were not moved."""
+    """Infinite for a generator whose equilibrium is at infinity, NaN for a dead one; neither is moved."""
     residuals: list[Array]
     unbalanced: Array
-    """The largest residual of those that were moved."""
+    """The largest residual of the generators that are moved."""
     sweeps: Array
 
 
@@ -92,9 +92,9 @@ def sweep(
     tolerance: float,
     most: int,
 ) -> Swept:
-    """Each family in turn goes to its own equilibrium, exactly, until the flow of all of them is gone.
+    """Move each family in turn to its own equilibrium, exactly, until no family has a flow left.
 
-    Generators that are held, at infinity or dead are not moved.
+    Generators that are held fixed, have their equilibrium at infinity or are dead are not moved.
     """
     shapes = [jax.eval_shape(s.charge, params) for s in symmetries]
     zero = [jnp.zeros(shape.shape, shape.dtype) for shape in shapes]
@@ -107,7 +107,7 @@ def sweep(
         return squares, jax.tree.map(lambda s, log: s * jnp.exp(-2 * log), entries, logs)
 
     def step(index: int, amounts: list[Array]) -> tuple[Array, Array, Array]:
-        """How far one family is from its equilibrium, which of it may move, and its residuals."""
+        """Return the amount to the equilibrium of one family, which of its generators may move, and its residuals."""
         symmetry = symmetries[index]
         squares, powered = at(amounts)
         (out, into), (s_out, s_in) = symmetry.sums(squares), symmetry.sums(powered)
@@ -124,8 +124,8 @@ def sweep(
         return amounts, unbalanced(amounts), count + 1
 
     def unbalanced(amounts: list[Array]) -> Array:
-        found = [step(index, amounts) for index in range(len(symmetries))]
-        return jnp.max(jnp.stack([jnp.max(jnp.where(free, left, 0)) for _, free, left in found]))
+        moves = [step(index, amounts) for index in range(len(symmetries))]
+        return jnp.max(jnp.stack([jnp.max(jnp.where(free, left, 0)) for _, free, left in moves]))
 
     def going(state: tuple[list[Array], Array, Array]) -> Array:
         return (state[1] > tolerance) & (state[2] < most)
@@ -135,11 +135,11 @@ def sweep(
     for symmetry, amount in zip(symmetries, amounts, strict=True):
         moved = symmetry.orbit(moved, amount)
     last = [step(index, amounts) for index in range(len(symmetries))]
-    told = [jnp.where(jnp.isfinite(move), a, move) for (move, _, _), a in zip(last, amounts, strict=True)]
-    return Swept(moved, told, [left for _, _, left in last], residual, count)
+    marked = [jnp.where(jnp.isfinite(move), a, move) for (move, _, _), a in zip(last, amounts, strict=True)]
+    return Swept(moved, marked, [left for _, _, left in last], residual, count)
 
 
 def relative(up: Any, down: Any) -> Array:
-    """|up - down| over up + down, zero where there is neither."""
+    """Return |up - down| over up + down, zero where both vanish."""
     total = up + down
     return jnp.where(total > 0, jnp.abs(up - down) / jnp.where(total > 0, total, 1), 0)

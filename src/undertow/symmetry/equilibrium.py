@@ -1,9 +1,9 @@
-"""Where noise takes the charges: the point of the orbit with the least noise plus weight penalty.
+"""Noise equilibria: the point of an orbit with the least noise plus weight penalty.
 
 Along a symmetry the flow is -dF/d amount with F = eta/4 Tr Sigma + lambda/2 |params|^2, both at the moved point, and
-F is convex along the orbit. So each family is solved in closed form (or by one root), and families that share
-parameters are swept until none of them moves any more. Where F only falls, the equilibrium is at infinity: generators,
-and combinations of them (`recession`), for which this is so are held where they are, and the others are balanced.
+F is convex along the orbit. Each family is solved in closed form (or by one root), and families that share parameters
+are swept until no family moves any more. Where F only decreases, the equilibrium is at infinity. The generators for
+which this is so, and combinations of generators (`recession`), are held fixed, and the others are balanced.
 """
 
 import warnings
@@ -22,7 +22,7 @@ from undertow.noise.base import AbstractNoise
 from undertow.symmetry import precision
 from undertow.symmetry.alternating import solve_alternating
 from undertow.symmetry.commuting import Limits, Solved, solve_commuting
-from undertow.symmetry.flow import check_order, refuse_broken
+from undertow.symmetry.flow import check_order, check_symmetry
 from undertow.symmetry.generators import AbstractDiagonal, AbstractSymmetry
 
 __all__ = ["Equilibrium", "NoFiniteEquilibrium", "equilibrium"]
@@ -33,31 +33,32 @@ class NoFiniteEquilibrium(UserWarning):
 
 
 class Equilibrium(eqx.Module):
-    """A noise equilibrium: the same function, the same loss, balanced noise. Tuples have one entry per symmetry.
+    """A noise equilibrium: a point with the same function and loss, and balanced noise.
 
-    `print` shows the residual of every symmetry and names those that have no finite equilibrium.
+    Tuples have one entry per symmetry. `print` shows the residual of every symmetry and names those that have no finite
+    equilibrium.
     """
 
     params: PyTree
-    """The point: params moved along their orbit (the teleport)."""
+    """The params after the move along their orbit."""
     amount: tuple[Any, ...]
-    """How far each symmetry was moved; infinite where there is no finite equilibrium (not moved then)."""
+    """The amount of the move along each symmetry; infinite where there is no finite equilibrium (then not moved)."""
     charge: tuple[Any, ...]
     """The charges at the point."""
     residual: float
     """The largest of `residuals`."""
     excluded: tuple[tuple[int, ...], ...]
-    """Generators without any noise or decay (dead neurons), by their number in the family: not moved."""
+    """Generators without any noise or decay (dead neurons), by their number in the family; they are not moved."""
     infinite: tuple[int, ...]
     """The number of directions of each symmetry whose equilibrium is at infinity."""
     sweeps: int
-    """How often all symmetries were gone through."""
+    """The number of sweeps over all symmetries."""
     residuals: tuple[float, ...] = ()
-    """The largest flow left along each symmetry, relative to the noise and decay that balance: 1 is one-sided."""
+    """The largest flow left along each symmetry, relative to its noise and decay; 1 where they are one-sided."""
     names: tuple[str, ...] = eqx.field(static=True, default=())
-    """What each symmetry is, in words."""
+    """A description of each symmetry in words."""
     together: tuple[tuple[int, ...], ...] = eqx.field(static=True, default=())
-    """Symmetries (by number) of which only a combination has its equilibrium at infinity."""
+    """Sets of symmetries (by number) of which only a combination has its equilibrium at infinity."""
 
     def __str__(self) -> str:
         sweeps = f"{self.sweeps} sweep{'' if self.sweeps == 1 else 's'}"
@@ -67,21 +68,21 @@ class Equilibrium(eqx.Module):
         return "\n".join(lines)
 
 
-def _shortcomings(found: Equilibrium, index: int) -> str:
-    """What keeps a symmetry from a finite equilibrium, as the end of a line."""
-    said = ""
-    if found.infinite[index]:
-        said += f", {found.infinite[index]} of {_directions(found, index)} at infinity"
-    partners = {k for members in found.together if index in members for k in members} - {index}
+def _shortcomings(result: Equilibrium, index: int) -> str:
+    """Return the reasons why a symmetry has no finite equilibrium, as the end of a line."""
+    reasons = ""
+    if result.infinite[index]:
+        reasons += f", {result.infinite[index]} of {_directions(result, index)} at infinity"
+    partners = {k for members in result.together if index in members for k in members} - {index}
     if partners:
-        said += f" together with {', '.join(found.names[k] for k in sorted(partners))}"
-    if found.excluded[index]:
-        said += f", {len(found.excluded[index])} without noise"
-    return said
+        reasons += f" together with {', '.join(result.names[k] for k in sorted(partners))}"
+    if result.excluded[index]:
+        reasons += f", {len(result.excluded[index])} without noise"
+    return reasons
 
 
-def _directions(found: Equilibrium, index: int) -> str:
-    shape = np.shape(found.charge[index])
+def _directions(result: Equilibrium, index: int) -> str:
+    shape = np.shape(result.charge[index])
     count = shape[0] if shape else 1
     return f"{count} direction{'' if count == 1 else 's'}"
 
@@ -97,24 +98,25 @@ def equilibrium(
     max_sweeps: int = 1000,
     key: KeyLike | None = None,
 ) -> Equilibrium:
-    """The noise equilibrium on the orbit of params: `.params` has the same loss and balanced noise.
+    """Return the noise equilibrium on the orbit of params: `.params` has the same loss and balanced noise.
 
     **Arguments:** the noise of training, one symmetry or several (they may share parameters), and the step size and
-    weight decay of training. Without weight decay the step size does not matter.
+    weight decay of training. Without weight decay the result does not depend on the step size.
 
-    A symmetry along which noise and decay push one way only has no finite equilibrium: scale-invariant weights grow
-    for ever without weight decay, and a factor that is zero leaves its partner without noise. Such generators, and
-    combinations of generators, are left where they are, counted in `.infinite`, named by `print`, and warned about;
-    the others are balanced with these held fixed. `.residual` is the largest over all symmetries, those included.
-    Half-precision params and data are computed with in float32; `.params` come back in their own precision.
+    A symmetry has no finite equilibrium if noise and decay push its charge in one direction only. Scale-invariant
+    weights grow without bound if there is no weight decay, and the partner of a factor that is zero has no noise. Such
+    generators, and combinations of generators, are not moved. They are counted in `.infinite`, listed by `print`, and
+    a warning names them. The other generators are balanced with these held fixed. `.residual` is the largest residual
+    over all symmetries. Half-precision params and data are converted to float32; `.params` have the precision of the
+    given params.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
     >>> product = ut.Problem(lambda p, y: (p["u"] * p["w"] - y) ** 2, jnp.array([0.0, 2.0]))
     >>> balance = ut.Rescaling(lambda p: p["u"], lambda p: p["w"])
     >>> params = {"u": jnp.array(4.0), "w": jnp.array(0.25)}
-    >>> found = ut.equilibrium(ut.Minibatch(product, 1), params, balance, step_size=0.1)
-    >>> print(found.params["u"].round(4), found.params["w"].round(4))
+    >>> end = ut.equilibrium(ut.Minibatch(product, 1), params, balance, step_size=0.1)
+    >>> print(end.params["u"].round(4), end.params["w"].round(4))
     1.0 1.0
     """
     check_order("equilibrium", params, "symmetries")
@@ -128,16 +130,16 @@ def equilibrium(
     given = params
     noise, params = precision.widened((noise, params))
     for symmetry in several:
-        refuse_broken("equilibrium", noise, params, symmetry, key)
+        check_symmetry("equilibrium", noise, params, symmetry, key)
     rounding = precision.rounding(params)
     eta, decay = (jnp.asarray(x, jnp.result_type(*jax.tree.leaves(params))) for x in (step_size, weight_decay))
     limits = Limits(rounding**0.75 if tolerance is None else tolerance, rounding**0.375, max_sweeps)
     solve = solve_commuting if all(isinstance(s, AbstractDiagonal) for s in several) else solve_alternating
-    found = _assembled(several, solve(noise, params, several, eta, decay, limits))
-    _refuse_silence(noise, several, found)
-    _warn(found, limits)
+    result = _assembled(several, solve(noise, params, several, eta, decay, limits))
+    _check_noise(noise, several, result)
+    _warn(result, limits)
     return eqx.tree_at(
-        lambda f: f.params, found, jax.tree.map(lambda x, like: x.astype(like.dtype), found.params, given)
+        lambda r: r.params, result, jax.tree.map(lambda x, like: x.astype(like.dtype), result.params, given)
     )
 
 
@@ -161,35 +163,35 @@ def _assembled(symmetries: tuple, solved: Solved) -> Equilibrium:
     )
 
 
-def _warn(found: Equilibrium, limits: Limits) -> None:
-    """Warns of symmetries that are not balanced at the point found."""
-    behind = [k for k, left in enumerate(found.residuals) if limits.missed_by(left)]
-    endless = [k for k in behind if found.infinite[k]]
+def _warn(result: Equilibrium, limits: Limits) -> None:
+    """Warn of symmetries that are not balanced."""
+    unbalanced = [k for k, left in enumerate(result.residuals) if limits.missed_by(left)]
+    endless = [k for k in unbalanced if result.infinite[k]]
     if endless:
-        listed = "; ".join(found.names[k] + _shortcomings(found, k) for k in endless)
+        listed = "; ".join(result.names[k] + _shortcomings(result, k) for k in endless)
         warnings.warn(
-            f"`equilibrium`: {len(endless)} of {len(found.names)} symmetries have no finite equilibrium: {listed}. "
-            "Noise and weight decay push these charges one way only; they are left where they are (`residuals`), and "
-            "the others are balanced. Give weight_decay > 0 if training has it, or leave these symmetries out.",
+            f"`equilibrium`: {len(endless)} of {len(result.names)} symmetries have no finite equilibrium: {listed}. "
+            "Noise and weight decay push these charges in one direction only; they are not moved (see `residuals`), "
+            "and the others are balanced. Give weight_decay > 0 if training has it, or leave these symmetries out.",
             NoFiniteEquilibrium,
             stacklevel=3,
         )
-    slow = [k for k in behind if not found.infinite[k]]
+    slow = [k for k in unbalanced if not result.infinite[k]]
     if slow:
-        listed = "; ".join(f"{found.names[k]} (residual {found.residuals[k]:.1e})" for k in slow)
+        listed = "; ".join(f"{result.names[k]} (residual {result.residuals[k]:.1e})" for k in slow)
         warnings.warn(
-            f"`equilibrium`: not converged after {found.sweeps} sweeps: {listed}. Give a larger max_sweeps.",
+            f"`equilibrium`: not converged after {result.sweeps} sweeps: {listed}. Give a larger max_sweeps.",
             UserWarning,
             stacklevel=3,
         )
 
 
-def _refuse_silence(noise: AbstractNoise, symmetries: tuple, found: Equilibrium) -> None:
-    """Raises where a symmetry has no noise at all: then every point of its orbit is an equilibrium."""
-    for symmetry, dead, charge in zip(symmetries, found.excluded, found.charge, strict=True):
+def _check_noise(noise: AbstractNoise, symmetries: tuple, result: Equilibrium) -> None:
+    """Raise where a symmetry has no noise at all: then every point of its orbit is an equilibrium."""
+    for symmetry, dead, charge in zip(symmetries, result.excluded, result.charge, strict=True):
         if dead and len(dead) == np.size(charge):
             raise ValueError(
                 f"`equilibrium`: {type(noise).__name__} noise vanishes along the symmetry "
-                f"({symmetry.describe(found.params)}) and there is no weight decay, so every point of its orbit is an "
+                f"({symmetry.describe(result.params)}) and there is no weight decay, so every point of its orbit is an "
                 "equilibrium; at interpolation minibatch noise is zero: start earlier, or give weight_decay > 0."
             )

@@ -1,4 +1,4 @@
-"""The Noether flow: how fast noise, weight decay and a broken symmetry move a charge."""
+"""The Noether flow: the rate at which noise, weight decay and a broken symmetry change a charge."""
 
 from typing import Any
 
@@ -15,28 +15,28 @@ from undertow.symmetry import precision
 from undertow.symmetry.generators import AbstractSymmetry
 from undertow.symmetry.powers import mean_gradient, powers, route
 
-__all__ = ["Flow", "check_order", "noether_flow", "refuse_broken"]
+__all__ = ["Flow", "check_order", "check_symmetry", "noether_flow"]
 
 
 class Flow(eqx.Module):
-    """How a charge C moves at a point. Everything has the shape of the charge."""
+    """The change of a charge C at a point. All fields but `route` have the shape of the charge."""
 
     charge: Float[Array, "..."]
     """C = 1/2 params'A params."""
     rate: Float[Array, "..."]
     """dC/dt in continuous time, t = steps * eta (eta/(1 - beta) with momentum): -2 lambda C + eta/2 Tr[Sigma A]."""
     per_step: Float[Array, "..."] | None
-    """The expected change in one step, exactly: it includes the mean gradient. None with momentum."""
+    """The exact expected change in one step, which includes the mean gradient. None with momentum."""
     noise: Float[Array, "..."]
     """Tr[Sigma A], Sigma the covariance of one stochastic gradient."""
     gradient: Float[Array, "..."]
-    """g'A g for the mean gradient g: what the continuous flow leaves out."""
+    """g'A g for the mean gradient g, a term that the continuous flow omits."""
     breaking: Float[Array, "..."]
     """-g'A params for the mean gradient g: zero for a true symmetry."""
     standard_error: Float[Array, "..."]
-    """Of `rate`, where the noise is estimated from a draw of samples; else zero."""
+    """The standard error of `rate`, where the noise is estimated from a draw of samples; zero otherwise."""
     route: str = eqx.field(static=True)
-    """How the noise was computed."""
+    """The method by which the noise was computed."""
 
 
 def noether_flow(
@@ -50,12 +50,12 @@ def noether_flow(
     approximate: bool = False,
     key: KeyLike | None = None,
 ) -> Flow:
-    """How SGD moves the charge of a symmetry at params, in expectation.
+    """Return the expected change of the charge of a symmetry under SGD at params.
 
     In continuous time dC/dt = -2 lambda C + eta/2 Tr[Sigma A]; in one step, exactly,
     E dC = -eta lambda (2 - eta lambda) C + eta^2/2 (g'Ag + Tr[Sigma A]), g the mean gradient. A loss that has the
-    symmetry only approximately is refused unless `approximate=True`; then both carry the term -g'A params.
-    Half-precision params and data are computed with in float32.
+    symmetry only approximately raises an error unless `approximate=True`; then both have the additional term
+    -g'A params. Half-precision params and data are converted to float32.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
@@ -67,11 +67,11 @@ def noether_flow(
     C = 1.875, moving at -0.750
     """
     check_order("noether_flow", params, "symmetry")
-    _refuse(noise, symmetry, step_size, weight_decay)
+    _check_arguments(noise, symmetry, step_size, weight_decay)
     validate.finite_number("noether_flow", "momentum", momentum, below=1.0)
     noise, params = precision.widened((noise, params))
     if not approximate:
-        refuse_broken("noether_flow", noise, params, symmetry, key)
+        check_symmetry("noether_flow", noise, params, symmetry, key)
     dtype = jnp.result_type(*jax.tree.leaves(params))
     numbers = (jnp.asarray(x, dtype) for x in (step_size, weight_decay, momentum))
     plain = isinstance(momentum, float | int) and momentum == 0
@@ -84,12 +84,12 @@ def noether_flow(
 def _flow(
     noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry, eta: Array, decay: Array, beta: Array
 ) -> dict[str, Array]:
-    found = powers(noise, params, symmetry)
+    power = powers(noise, params, symmetry)
     mean = mean_gradient(noise, params)
     charge = symmetry.charge(params)
     along = jnp.subtract(*symmetry.pair(params, mean))
     square = jnp.subtract(*symmetry.pair(mean, mean))
-    trace = found.plus - found.minus
+    trace = power.plus - power.minus
     shrink = eta * decay
     return {
         "charge": charge,
@@ -100,15 +100,20 @@ def _flow(
         "noise": trace,
         "gradient": square,
         "breaking": -along,
-        "standard_error": eta / (1 - beta) / 2 * found.error,
+        "standard_error": eta / (1 - beta) / 2 * power.error,
     }
 
 
-def _refuse(noise: Any, symmetry: Any, step_size: Any, weight_decay: Any) -> None:
+def _check_arguments(noise: Any, symmetry: Any, step_size: Any, weight_decay: Any) -> None:
     if not isinstance(noise, AbstractNoise):
-        raise TypeError(f"got a {type(noise).__name__} where a noise is meant, such as `Minibatch(problem, 32)`.")
+        raise TypeError(
+            f"`noether_flow`: got a {type(noise).__name__} for `noise`; give a noise, such as `Minibatch(problem, 32)`."
+        )
     if not isinstance(symmetry, AbstractSymmetry):
-        raise TypeError(f"got a {type(symmetry).__name__} where a symmetry is meant, such as `Rescaling(...)`.")
+        raise TypeError(
+            f"`noether_flow`: got a {type(symmetry).__name__} for `symmetry`; give a symmetry, such as "
+            "`Rescaling(...)`."
+        )
     validate.finite_number("symmetry", "step_size", step_size)
     validate.finite_number("symmetry", "weight_decay", weight_decay)
 
@@ -123,20 +128,20 @@ def check_order(function: str, params: PyTree, name: str) -> None:
         )
 
 
-def refuse_broken(
+def check_symmetry(
     function: str, noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry, key: KeyLike | None
 ) -> None:
-    """Raises where the loss does not have the symmetry, and says by how much."""
-    symmetry.refuse(params)
+    """Raise where the loss does not have the symmetry; the message contains the violation."""
+    symmetry.check_params(params)
     problem = noise.problem
     leaves = jax.tree.leaves((params, problem))
     concrete = all(validate.concrete(leaf) for leaf in leaves if eqx.is_array(leaf))
     if not concrete or not isinstance(problem, AbstractSampled | Population):
         return
-    found = symmetry.check(problem, params, 0 if key is None else key)
-    if not found.holds:
+    violation = symmetry.check(problem, params, 0 if key is None else key)
+    if not violation.holds:
         raise ValueError(
-            f"`{function}`: the loss does not have the symmetry ({symmetry.describe(params)}): along the orbit it "
-            f"changes by {found.loss:.1e} of itself, and gradients have a part {found.gradient:.1e} along it; "
-            "`noether_flow(..., approximate=True)` gives the flow with the breaking term."
+            f"`{function}`: the loss does not have the symmetry ({symmetry.describe(params)}): along the orbit its "
+            f"relative change is {violation.loss:.1e}, and the relative gradient along the orbit is "
+            f"{violation.gradient:.1e}; `noether_flow(..., approximate=True)` gives the flow with the breaking term."
         )

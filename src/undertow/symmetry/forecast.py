@@ -1,4 +1,4 @@
-"""What to expect of training along the symmetries: how long to equilibrium, how sharp there, how large a step."""
+"""Forecast of training along symmetries: relaxation times, sharpness at equilibrium, and the largest step size."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -6,12 +6,12 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 import jax.flatten_util
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow import spectral
 from undertow._validate import KeyLike, Number
 from undertow.estimate import Estimate
 from undertow.noise.base import AbstractNoise
@@ -19,24 +19,24 @@ from undertow.problem import AbstractProblem, Population
 from undertow.symmetry import precision
 from undertow.symmetry.equilibrium import Equilibrium, equilibrium
 from undertow.symmetry.flow import check_order
-from undertow.symmetry.generators import AbstractSymmetry, DoubleRotation
+from undertow.symmetry.generators import AbstractSymmetry
 from undertow.symmetry.powers import powers
 
 __all__ = ["Forecast", "forecast", "largest_curvature", "relaxation_times", "times_of_sums", "trace_of_hessian"]
 
 
 class Forecast(eqx.Module):
-    """The equilibrium and what changes on the way there. Tuples have one entry a symmetry."""
+    """The noise equilibrium and the changes on the way to it. Tuples have one entry per symmetry."""
 
     equilibrium: Equilibrium
     relaxation: tuple[float, ...]
-    """Steps in which the slowest part of each charge comes nearer to equilibrium by a factor e."""
+    """The number of steps in which the slowest part of each charge approaches equilibrium by a factor e."""
     phase: Literal["fast", "slow"]
-    """fast: charges are at equilibrium while the loss still falls; slow: they drift after the loss has settled."""
+    """fast: charges reach equilibrium while the loss still falls; slow: they drift after the loss has converged."""
     sharpness: tuple[Estimate, Estimate]
     """Tr H now and at equilibrium."""
     largest_step: tuple[float, float]
-    """2/lambda_max(H), now and at equilibrium: above it even gradient descent diverges; noise needs a smaller one."""
+    """2/lambda_max(H), now and at equilibrium. Above it even gradient descent diverges; SGD needs a smaller step."""
 
 
 def forecast(
@@ -48,7 +48,7 @@ def forecast(
     weight_decay: Number = 0.0,
     key: KeyLike = 0,
 ) -> Forecast:
-    """Where training at this step size and batch size takes the charges, how fast, and what that does to sharpness.
+    """Return the equilibrium of the charges at this step size and batch size, the time to it, and the sharpness there.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
@@ -56,45 +56,45 @@ def forecast(
     >>> product = ut.Problem(lambda p, y: (p["u"] * p["w"] - y) ** 2, jnp.array([0.0, 2.0]))
     >>> balance = ut.Rescaling(lambda p: p["u"], lambda p: p["w"])
     >>> params = {"u": jnp.array(4.0), "w": jnp.array(0.25)}
-    >>> seen = forecast(ut.Minibatch(product, 1), params, balance, step_size=0.01)
-    >>> print(f"{seen.relaxation[0]:.0f} steps, {seen.phase}, steps up to {seen.largest_step[1]:.2f}")
+    >>> result = forecast(ut.Minibatch(product, 1), params, balance, step_size=0.01)
+    >>> print(f"{result.relaxation[0]:.0f} steps, {result.phase}, steps up to {result.largest_step[1]:.2f}")
     2500 steps, fast, steps up to 0.50
     """
     several = (symmetries,) if isinstance(symmetries, AbstractSymmetry) else tuple(symmetries)
     key = validate.as_key("forecast", key)
     noise, params = precision.widened((noise, params))
-    found = equilibrium(noise, params, several, step_size=step_size, weight_decay=weight_decay)
+    end = equilibrium(noise, params, several, step_size=step_size, weight_decay=weight_decay)
     problem = noise.problem.sample(key, 1024) if isinstance(noise.problem, Population) else noise.problem
-    times = [relaxation_times(noise, found.params, s, step_size=step_size, weight_decay=weight_decay) for s in several]
+    times = [relaxation_times(noise, end.params, s, step_size=step_size, weight_decay=weight_decay) for s in several]
     relaxation = tuple(float(t.max()) if t.size else np.inf for t in times)
     slowest = max((t for t in relaxation if np.isfinite(t)), default=np.inf) * float(step_size)
     loss, gradient = problem.loss(params), problem.gradient(params)
     falling = float(loss) / max(float(trees.dot(gradient, gradient)), 1e-300)
     bound = lambda p: 2 / max(largest_curvature(problem, p, key), 1e-300)
     return Forecast(
-        equilibrium=found,
+        equilibrium=end,
         relaxation=relaxation,
         phase="fast" if slowest < falling else "slow",
-        sharpness=(trace_of_hessian(problem, params, key), trace_of_hessian(problem, found.params, key)),
-        largest_step=(bound(params), bound(found.params)),
+        sharpness=(trace_of_hessian(problem, params, key), trace_of_hessian(problem, end.params, key)),
+        largest_step=(bound(params), bound(end.params)),
     )
 
 
 def relaxation_times(
     noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry, *, step_size: Number, weight_decay: Number = 0.0
 ) -> np.ndarray:
-    """The relaxation times of a symmetry's charges near an equilibrium `params`, in steps.
+    """Return the relaxation times of a symmetry's charges near an equilibrium `params`, in steps.
 
-    One over eta (2 lambda + eta (s_u + s_w)/(|u|^2 + |w|^2)), s the noise powers of one gradient; for GL(d) the
-    matrices take the place of the numbers (exactly so where they commute). Neurons without weights do not count, nor do
-    neurons without noise unless weight decay moves them.
+    One over eta (2 lambda + eta (s_u + s_w)/(|u|^2 + |w|^2)), s the noise powers of a stochastic gradient. For GL(d)
+    the numbers are matrices (exact where they commute). Neurons without weights are left out, and so are neurons without
+    noise unless weight decay moves them.
     """
-    check_order("relaxation_times", params, "symmetry")
     validate.finite_number("relaxation_times", "step_size", step_size, least=np.finfo(float).tiny)
+    check_order("relaxation_times", params, "symmetry")
     eta, decay = float(step_size), float(weight_decay)
     noise, params = precision.widened((noise, params))
     noise_sum, weight_sum = (np.asarray(x, np.float64) for x in _totals(noise, params, symmetry))
-    if isinstance(symmetry, DoubleRotation):
+    if noise_sum.ndim == 2:  # the charge of GL(d) is a matrix
         noise_sum, weight_sum = noise_sum[None], weight_sum[None]
     else:
         noise_sum, weight_sum = np.atleast_1d(np.abs(noise_sum)), np.atleast_1d(np.abs(weight_sum))
@@ -102,10 +102,11 @@ def relaxation_times(
 
 
 def times_of_sums(noise: np.ndarray, weight: np.ndarray, step_size: float, weight_decay: float) -> np.ndarray:
-    """Relaxation times in steps from the noise and the squared weights of both sides at an equilibrium, added up.
+    """Return relaxation times in steps from the sums over both sides of the noise and of the squared weights.
 
-    Numbers (k,), or blocks of matrices (k, d, d) whose rates are the eigenvalues of the one against the other.
-    Directions without weight are left out, and without weight decay also numbers without noise: nothing moves them.
+    The sums are taken at an equilibrium. They are numbers (k,), or blocks of matrices (k, d, d) whose rates are the
+    generalised eigenvalues. Directions without weight are left out, and without weight decay also numbers without
+    noise, because their charges do not move.
 
     >>> from undertow.symmetry.forecast import times_of_sums
     >>> times_of_sums(np.array([4.0, 0.0]), np.array([2.0, 1.0]), 0.1, 0.0)
@@ -120,7 +121,7 @@ def times_of_sums(noise: np.ndarray, weight: np.ndarray, step_size: float, weigh
         values, vectors = np.linalg.eigh(weight)
         kept = values > 1e-10 * np.maximum(values[:, -1:], 1e-300)
         half = vectors * np.where(kept, 1 / np.sqrt(np.where(kept, values, 1.0)), 0.0)[:, None]
-        # directions that no weight has come out as zeros, which sort first
+        # directions without weight give zeros, which sort first
         sorted_rates = np.sort(np.linalg.eigvalsh(half.swapaxes(1, 2) @ noise @ half), axis=1)
         rates = np.concatenate([row[n:] for row, n in zip(sorted_rates, (~kept).sum(1), strict=True)])
     with np.errstate(divide="ignore"):
@@ -129,9 +130,9 @@ def times_of_sums(noise: np.ndarray, weight: np.ndarray, step_size: float, weigh
 
 @eqx.filter_jit
 def _totals(noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry) -> tuple[Array, Array]:
-    found = powers(noise, params, symmetry)
+    noise_power = powers(noise, params, symmetry)
     plus, minus = symmetry.pair(params, params)
-    return found.plus + found.minus, plus + minus
+    return noise_power.plus + noise_power.minus, plus + minus
 
 
 def _hessian_product(problem: AbstractProblem, params: PyTree) -> Any:
@@ -139,24 +140,19 @@ def _hessian_product(problem: AbstractProblem, params: PyTree) -> Any:
 
 
 def trace_of_hessian(problem: AbstractProblem, params: PyTree, key: KeyLike, probes: int = 64) -> Estimate:
-    """Tr H by random signs, with its standard error."""
+    """Return Tr H, estimated with random signs, and its standard error."""
     probes = validate.positive_integer("trace_of_hessian", "probes", probes)
     return Estimate.of(_quadratics(problem, params, jax.random.split(validate.as_key("trace_of_hessian", key), probes)))
 
 
 @eqx.filter_jit
 def _quadratics(problem: AbstractProblem, params: PyTree, keys: Array) -> Array:
-    product = _hessian_product(problem, params)
-
-    def one(key: Array) -> Array:
-        signs = jax.tree.map(jnp.sign, trees.standard_normal(key, params))
-        return trees.dot(signs, product(signs))
-
-    return jax.lax.map(one, keys)
+    draw = lambda key: spectral.random_signs(key, params)
+    return spectral.quadratic_forms(draw, _hessian_product(problem, params), keys)
 
 
 def largest_curvature(problem: AbstractProblem, params: PyTree, key: KeyLike, steps: int = 40) -> float:
-    """The largest eigenvalue of the Hessian, by Lanczos steps (from below, to about a percent)."""
+    """Return the largest eigenvalue of the Hessian by Lanczos iteration (from below, to about one percent)."""
     return float(_lanczos(problem, params, validate.as_key("largest_curvature", key), min(steps, trees.count(params))))
 
 
@@ -165,23 +161,4 @@ def _lanczos(problem: AbstractProblem, params: PyTree, key: Array, steps: int) -
     flat, unravel = jax.flatten_util.ravel_pytree(params)
     product = _hessian_product(problem, params)
     start = jax.random.normal(key, flat.shape, flat.dtype)
-    start = start / jnp.linalg.norm(start)
-
-    def step(carry: tuple[Array, Array], k: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-        basis, v = carry
-        basis = basis.at[k].set(v)
-        image = trees.ravel(product(unravel(v)))
-        diagonal = jnp.vdot(v, image)
-        rest = image - basis.T @ (basis @ image)
-        rest = rest - basis.T @ (basis @ rest)  # twice is enough
-        size = jnp.linalg.norm(rest)
-        return (basis, rest / jnp.maximum(size, 1e-30)), (diagonal, size)
-
-    begin = (jnp.zeros((steps, flat.size), flat.dtype), start)
-    _, (diagonal, beside) = jax.lax.scan(step, begin, jnp.arange(steps))
-    # an invariant subspace ends the chain: what comes after it is not connected
-    linked = jnp.cumprod(beside[:-1] > 1e-5 * jnp.max(jnp.abs(diagonal)))
-    off = jnp.where(linked, beside[:-1], 0)
-    reached = jnp.concatenate([jnp.ones(1, bool), linked.astype(bool)])
-    matrix = jnp.diag(jnp.where(reached, diagonal, jnp.min(diagonal))) + jnp.diag(off, 1) + jnp.diag(off, -1)
-    return jnp.linalg.eigvalsh(matrix)[-1]
+    return spectral.lanczos_largest(lambda v: trees.ravel(product(unravel(v))), start, steps)

@@ -1,10 +1,11 @@
-"""How much noise pushes a charge up and how much down: Tr[Sigma A] in two halves, by the structure of the loss.
+"""Noise along the generators of a symmetry: Tr[Sigma A] as the difference of a positive and a negative half.
 
-Sigma is the covariance of one stochastic gradient, batch size included. Minibatch noise of a loss with dense layers
-takes the `taps`; any other noise answers by its covariance's `moment`.
+Sigma is the covariance of one stochastic gradient, batch size included. Minibatch noise of a loss with dense layers is
+computed with `taps`; any other noise with the `moment` of its covariance.
 """
 
 from collections.abc import Callable
+from functools import singledispatch
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -23,7 +24,7 @@ __all__ = ["Powers", "entry_powers", "mean_gradient", "powers", "route"]
 
 
 class Powers(NamedTuple):
-    """The noise along A > 0 and along A < 0, in the shape of the charge, and the standard error of their difference."""
+    """The noise along A > 0 and A < 0, in the shape of the charge, and the standard error of the difference."""
 
     plus: Array
     minus: Array
@@ -32,19 +33,19 @@ class Powers(NamedTuple):
 
 
 class _Recipe(NamedTuple):
-    """What to ask of the taps, and how to make the two halves of a charge's noise of the answers."""
+    """The requests to the taps, and the function that combines their values to the two halves of the noise."""
 
     requests: list[taps.Request]
     combine: Callable[[list[Array]], Pair]
 
 
 def powers(noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry) -> Powers:
-    """Tr[Sigma A] at params, as its positive and negative half."""
+    """Return Tr[Sigma A] at params as its positive and negative half."""
     sampled = isinstance(noise.problem, Population)
     total: Powers | None = None
     for part in _parts(noise.covariance(params)):
-        found = _powers_of(part, symmetry, params, sampled)
-        total = found if total is None else Powers(*(a + b for a, b in zip(total, found, strict=True)))
+        own = _powers_of(part, symmetry, params, sampled)
+        total = own if total is None else Powers(*(a + b for a, b in zip(total, own, strict=True)))
     assert total is not None
     return total
 
@@ -62,34 +63,34 @@ def _powers_of(part: AbstractCovariance, symmetry: AbstractSymmetry, params: PyT
     if recipe is None:
         plus, minus = part.moment(form)
     else:
-        found = taps.moments(part.problem, params, recipe.requests, recipe.combine)
-        away = form(found.gradient) if part.groups is None else part.between(form)
-        plus, minus = (part.amount * (second - first) for second, first in zip(found.value, away, strict=True))
-    # by per-sample gradients: the spread is that of centred gradients, which are not outer products
+        means = taps.moments(part.problem, params, recipe.requests, recipe.combine)
+        centre = form(means.gradient) if part.groups is None else part.between(form)
+        plus, minus = (part.amount * (second - first) for second, first in zip(means.value, centre, strict=True))
+    # per-sample gradients, because centred gradients are not outer products
     error = part.moment_error(lambda g: jnp.subtract(*form(g))) if sampled else jnp.zeros_like(plus)
     return Powers(plus, minus, error)
 
 
 def entry_powers(noise: AbstractNoise, params: PyTree) -> PyTree:
-    """The noise of every entry of params: the diagonal of Sigma, like params."""
+    """Return the noise of every entry of params: the diagonal of Sigma, like params."""
     square = lambda g: jax.tree.map(jnp.square, g)
     structure = jax.tree.structure(params)
     total = trees.zeros_like(params)
     for part in _parts(noise.covariance(params)):
         if isinstance(part, SampleCovariance):
             requests = [taps.Entries(k) for k in range(structure.num_leaves)]
-            found = taps.moments(part.problem, params, requests)
-            away = square(found.gradient) if part.groups is None else part.between(square)
-            second = jax.tree.unflatten(structure, found.value)
-            mine = trees.scale(part.amount, trees.subtract(second, away))
+            means = taps.moments(part.problem, params, requests)
+            centre = square(means.gradient) if part.groups is None else part.between(square)
+            second = jax.tree.unflatten(structure, means.value)
+            own = trees.scale(part.amount, trees.subtract(second, centre))
         else:
-            mine = part.moment(square)
-        total = trees.add(total, mine)
+            own = part.moment(square)
+        total = trees.add(total, own)
     return jax.tree.map(lambda x: jnp.maximum(x, 0), total)
 
 
 def mean_gradient(noise: AbstractNoise, params: PyTree) -> PyTree:
-    """The expected draw; of a `Population`, over the samples its covariance is estimated from."""
+    """Return the expected draw; for a `Population`, over the samples that its covariance is estimated from."""
     if isinstance(noise.problem, Population):
         (part,) = _parts(noise.covariance(params))
         assert isinstance(part, SampleCovariance)
@@ -98,43 +99,57 @@ def mean_gradient(noise: AbstractNoise, params: PyTree) -> PyTree:
 
 
 def route(noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry) -> str:
-    """How `powers` goes, in words: the routes of the leaves that the symmetry acts on."""
-    named = []
+    """Return the names of the routes that `powers` takes for the leaves that the symmetry acts on."""
+    names = []
     for part in _parts(noise.covariance(params)):
         recipe = _recipe(symmetry, params)
         if not isinstance(part, SampleCovariance):
-            named.append("covariance")
+            names.append("covariance")
         elif recipe is None:
-            named.append("per-sample gradients")
+            names.append("per-sample gradients")
         else:
-            ways = list(taps.routes(part.problem, params).items())
+            routes = list(taps.routes(part.problem, params).items())
             used = sorted({request.leaf for request in recipe.requests})
-            named.append(", ".join(f"{ways[leaf][0]} by {ways[leaf][1]}" for leaf in used))
-    return "; ".join(dict.fromkeys(named))
+            names.append(", ".join(f"{routes[leaf][0]} by {routes[leaf][1]}" for leaf in used))
+    return "; ".join(dict.fromkeys(names))
+
+
+Half = tuple[list[taps.Request], Callable[[list[Array]], Array]]
 
 
 def _recipe(symmetry: AbstractSymmetry, params: PyTree) -> _Recipe | None:
-    """How to get the two halves from the taps; None where the symmetry has no structure they know."""
-    if isinstance(symmetry, Rescaling):
-        plus = _sums(symmetry.outgoing, params, -1, symmetry.neurons)
-        minus = _sums(symmetry.incoming, params, 0, symmetry.neurons)
-    elif isinstance(symmetry, Scaling):
-        plus, minus = _sums(symmetry.where, params, 0, False), ([], lambda values: jnp.zeros(()))
-    elif isinstance(symmetry, DoubleRotation):
-        plus, minus = _gram(symmetry.left, params, -1), _gram(symmetry.right, params, 0)
-    else:
-        return None
+    """Return how the taps give the two halves; None where they do not know the structure of the symmetry."""
+    plus, minus = _halves(symmetry, params)
     if plus is None or minus is None:
         return None
     count = len(plus[0])
     return _Recipe(plus[0] + minus[0], lambda values: (plus[1](values[:count]), minus[1](values[count:])))
 
 
-Half = tuple[list[taps.Request], Callable[[list[Array]], Array]]
+@singledispatch
+def _halves(symmetry: AbstractSymmetry, params: PyTree) -> tuple[Half | None, Half | None]:
+    """Return the requests of the positive and of the negative half, None where there are none."""
+    return None, None
+
+
+@_halves.register(Rescaling)
+def _rescaling_halves(symmetry: Rescaling, params: PyTree) -> tuple[Half | None, Half | None]:
+    plus = _sums(symmetry.outgoing, params, -1, symmetry.neurons)
+    return plus, _sums(symmetry.incoming, params, 0, symmetry.neurons)
+
+
+@_halves.register(Scaling)
+def _scaling_halves(symmetry: Scaling, params: PyTree) -> tuple[Half | None, Half | None]:
+    return _sums(symmetry.where, params, 0, False), ([], lambda values: jnp.zeros(()))
+
+
+@_halves.register(DoubleRotation)
+def _rotation_halves(symmetry: DoubleRotation, params: PyTree) -> tuple[Half | None, Half | None]:
+    return _gram(symmetry.left, params, -1), _gram(symmetry.right, params, 0)
 
 
 def _sums(pick: selection.Pick, params: PyTree, axis: int, neurons: bool) -> Half | None:
-    """Sums of squares over picked entries, for each neuron or in all."""
+    """Return the requests for sums of squares over picked entries, for each neuron or over all."""
     pieces = selection.pieces(pick, params, axis)
     if pieces is None or any(piece.other is not None for piece in pieces):
         return None
@@ -157,11 +172,11 @@ def _gram(pick: selection.Pick, params: PyTree, axis: int) -> Half | None:
 
 @eqx.filter_jit
 def powers_now(noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry) -> Powers:
-    """`powers`, compiled."""
+    """Return `powers`, compiled."""
     return powers(noise, params, symmetry)
 
 
 @eqx.filter_jit
 def entry_powers_now(noise: AbstractNoise, params: PyTree) -> Any:
-    """`entry_powers`, compiled."""
+    """Return `entry_powers`, compiled."""
     return entry_powers(noise, params)

@@ -1,4 +1,4 @@
-"""The precision that symmetries are computed in: at least float32.
+"""The precision in which symmetries are computed: at least float32.
 
 In half precision rounding is so coarse that most directions look like symmetries.
 """
@@ -15,30 +15,30 @@ __all__ = ["coarsest", "rounding", "widened"]
 
 
 def widened(tree: PyTree) -> Any:
-    """A pytree (params, a problem, a noise) with half-precision arrays as float32, and all others as they are."""
+    """Return a pytree (params, a problem, a noise) with half-precision arrays converted to float32."""
     return jax.tree.map(lambda x: x.astype(jnp.float32) if eqx.is_array(x) and is_half(x.dtype) else x, tree)
 
 
 def is_half(dtype: Any) -> bool:
-    """Whether a type is a floating-point type of fewer than 32 bits."""
+    """Return whether a type is a floating-point type of fewer than 32 bits."""
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
 
 
 def rounding(params: PyTree) -> float:
-    """The machine epsilon of the coarsest leaf."""
+    """Return the machine epsilon of the coarsest leaf."""
     return max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(params))
 
 
 def coarsest(loss: Callable[[PyTree, PyTree], Any], params: PyTree, sample: PyTree) -> Any:
-    """The coarsest type that params pass through on their way to the loss: their own, or one the loss casts to."""
-    # the linearised loss has in it what depends on params, and nothing else
+    """Return the coarsest type between params and loss: a type of params, or one that the loss casts to."""
+    # the linearised loss contains only the operations that depend on params
     _, linear = jax.linearize(lambda p: loss(p, sample), params)
     types = [leaf.dtype for leaf in jax.tree.leaves(params)] + list(_types(jax.make_jaxpr(linear)(params).jaxpr))
     return max((t for t in types if jnp.issubdtype(t, jnp.floating)), key=lambda t: float(jnp.finfo(t).eps))
 
 
 def _types(jaxpr: Any) -> Iterator[Any]:
-    """The types of all values that a jaxpr computes, inner ones included."""
+    """Yield the types of all values that a jaxpr computes, inner ones included."""
     for equation in jaxpr.eqns:
         yield from (v.aval.dtype for v in equation.outvars if hasattr(v.aval, "dtype"))
         for parameter in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns")):

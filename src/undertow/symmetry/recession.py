@@ -1,12 +1,13 @@
 """Directions along which commuting symmetries have no finite equilibrium.
 
-Along commuting diagonal generators with amounts d the noise of an entry e goes like exp(-2 (A d)_e) and its weight
-penalty like exp(2 (A d)_e). Their sum is convex in d, and it has no minimum exactly where some d lets no term grow and
-one of them fall: (A d)_e >= 0 where entry e has noise, (A d)_e <= 0 where it has weight decay, not all of them zero.
-A linear programme finds such a direction or shows that there is none.
+Along commuting diagonal generators with amounts d the noise of an entry e scales like exp(-2 (A d)_e) and its weight
+penalty like exp(2 (A d)_e). Their sum is convex in d. It has no minimum exactly if there is a d along which no term
+grows and one of them falls: (A d)_e >= 0 where entry e has noise, (A d)_e <= 0 where it has weight decay, not all of
+them zero. A linear programme finds such a direction or proves that there is none.
 """
 
 import itertools
+from functools import singledispatch
 from typing import Any
 
 import jax
@@ -20,25 +21,34 @@ from undertow.symmetry.generators import AbstractDiagonal, AbstractSymmetry, Exp
 __all__ = ["directions_at_infinity", "is_diagonal"]
 
 ROUNDING = 1e-7
-"""Of the largest coefficient of a direction: what the linear programme leaves of a zero."""
+"""Coefficients of a direction below this, relative to the largest, are zeros of the linear programme."""
 
 
+@singledispatch
 def is_diagonal(symmetry: AbstractSymmetry) -> bool:
-    """Whether the generators are diagonal in the entries of params, so that they commute with all other such."""
-    return isinstance(symmetry, AbstractDiagonal) or (
-        isinstance(symmetry, Exponential) and not callable(symmetry.generator)
-    )
+    """Return whether the generators are diagonal in the entries of params, so that all such generators commute."""
+    return False
+
+
+@is_diagonal.register(AbstractDiagonal)
+def _family_is_diagonal(symmetry: AbstractDiagonal) -> bool:
+    return True
+
+
+@is_diagonal.register(Exponential)
+def _exponential_is_diagonal(symmetry: Exponential) -> bool:
+    return not callable(symmetry.generator)
 
 
 def directions_at_infinity(
     symmetries: tuple[AbstractSymmetry, ...], params: PyTree, noise: PyTree, weight_decay: float
 ) -> list[list[np.ndarray]]:
-    """Combinations of diagonal generators whose equilibrium is at infinity, with disjoint members.
+    """Return combinations of diagonal generators whose equilibrium is at infinity, with disjoint members.
 
-    `noise` is the noise power of every entry, like params. Each direction is one array of coefficients for every
-    symmetry, in the shape of its charge. First come generators that have no equilibrium by themselves, then
-    combinations of the rest with few members; what is in no direction has a finite equilibrium when the members of all
-    directions are held where they are.
+    `noise` is the noise power of every entry, like params. Each direction has one array of coefficients per symmetry,
+    in the shape of its charge. Generators that have no equilibrium by themselves are listed first, then combinations
+    of the rest with few members. With the members of all directions held fixed, all other generators have a finite
+    equilibrium.
     """
     from scipy.sparse import vstack
 
@@ -49,11 +59,11 @@ def directions_at_infinity(
     rows = _distinct(rows[np.diff(rows.indptr) > 0])
     if not rows.shape[0]:
         return []
-    found: list[np.ndarray] = []
+    directions: list[np.ndarray] = []
     free = np.ones(matrix.shape[1], bool)
     least, most = (np.asarray(extreme.todense()).ravel() for extreme in (rows.min(axis=0), rows.max(axis=0)))
     for column in np.flatnonzero((least < 0) != (most > 0)):
-        found.append(np.where(np.arange(free.size) == column, 1.0 if most[column] > 0 else -1.0, 0.0))
+        directions.append(np.where(np.arange(free.size) == column, 1.0 if most[column] > 0 else -1.0, 0.0))
         free[column] = False
     while free.any():
         direction = _direction(rows[:, np.flatnonzero(free)])
@@ -61,37 +71,50 @@ def directions_at_infinity(
             break
         whole = np.zeros(free.size)
         whole[free] = direction
-        found.append(whole)
+        directions.append(whole)
         free &= whole == 0
     ends = np.cumsum([int(np.prod(shape)) for shape in shapes])[:-1]
-    return [[part.reshape(s) for part, s in zip(np.split(whole, ends), shapes, strict=True)] for whole in found]
+    return [[part.reshape(s) for part, s in zip(np.split(whole, ends), shapes, strict=True)] for whole in directions]
 
 
 def _matrix(symmetries: tuple[AbstractSymmetry, ...], params: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
-    """The diagonals of all generators, (entries, generators), and the shapes of the charges."""
-    from scipy.sparse import csr_array, hstack
+    """Return the diagonals of all generators, (entries, generators), and the shapes of the charges."""
+    from scipy.sparse import hstack
 
-    blocks, shapes = [], []
-    for symmetry in symmetries:
-        shape = jax.eval_shape(symmetry.charge, params).shape
-        count = int(np.prod(shape))
-        if isinstance(symmetry, AbstractDiagonal):
-            # every entry has at most one generator of a family: its number, with the sign of the eigenvalue
-            numbered = symmetry.logs(params, jnp.arange(1.0, count + 1).reshape(shape))
-            codes = np.rint(np.asarray(trees.ravel(numbered), np.float64)).astype(int)
-            rows = np.flatnonzero(codes)
-            entries = (np.sign(codes[rows]).astype(float), (rows, np.abs(codes[rows]) - 1))
-            blocks.append(csr_array(entries, shape=(codes.size, count)))
-        else:
-            assert isinstance(symmetry, Exponential)
-            spread = jax.tree.map(lambda a, p: jnp.broadcast_to(jnp.asarray(a), p.shape), symmetry.generator, params)
-            blocks.append(csr_array(np.asarray(trees.ravel(spread), np.float64)[:, None]))
-        shapes.append(shape)
-    return hstack(blocks).tocsr(), shapes
+    shapes = [jax.eval_shape(symmetry.charge, params).shape for symmetry in symmetries]
+    return hstack([_diagonals(symmetry, params) for symmetry in symmetries]).tocsr(), shapes
+
+
+@singledispatch
+def _diagonals(symmetry: AbstractSymmetry, params: PyTree) -> Any:
+    """Return the diagonals of the generators of a symmetry as a sparse matrix (entries, generators)."""
+    raise TypeError(f"`{type(symmetry).__name__}`: the generators are not diagonal in the entries of params.")
+
+
+@_diagonals.register(AbstractDiagonal)
+def _family_diagonals(symmetry: AbstractDiagonal, params: PyTree) -> Any:
+    from scipy.sparse import csr_array
+
+    shape = jax.eval_shape(symmetry.charge, params).shape
+    count = int(np.prod(shape))
+    # every entry has at most one generator of a family: its number, with the sign of the eigenvalue
+    numbered = symmetry.logs(params, jnp.arange(1.0, count + 1).reshape(shape))
+    codes = np.rint(np.asarray(trees.ravel(numbered), np.float64)).astype(int)
+    rows = np.flatnonzero(codes)
+    entries = (np.sign(codes[rows]).astype(float), (rows, np.abs(codes[rows]) - 1))
+    return csr_array(entries, shape=(codes.size, count))
+
+
+@_diagonals.register(Exponential)
+def _exponential_diagonal(symmetry: Exponential, params: PyTree) -> Any:
+    from scipy.sparse import csr_array
+
+    spread = jax.tree.map(lambda a, p: jnp.broadcast_to(jnp.asarray(a), p.shape), symmetry.generator, params)
+    return csr_array(np.asarray(trees.ravel(spread), np.float64)[:, None])
 
 
 def _distinct(rows: Any) -> Any:
-    """Without repeated rows: entries on which all generators act alike."""
+    """Return the distinct rows. Entries on which all generators act alike have the same row."""
     rows.sort_indices()
     parts = [slice(a, b) for a, b in itertools.pairwise(rows.indptr)]
     keys = {(rows.indices[part].tobytes(), rows.data[part].tobytes()): k for k, part in enumerate(parts)}
@@ -99,7 +122,7 @@ def _distinct(rows: Any) -> Any:
 
 
 def _direction(rows: Any) -> np.ndarray | None:
-    """d with rows @ d >= 0 and not zero, of the smallest sum of |d| for its descent; None where there is none."""
+    """Return d with rows @ d >= 0 and not zero, of the smallest sum of |d| for its descent; None if there is none."""
     from scipy.optimize import linprog
     from scipy.sparse import hstack
 

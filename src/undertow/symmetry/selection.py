@@ -1,7 +1,7 @@
-"""Which entries of params a symmetry speaks of: a function that picks them, as in `equinox.tree_at`.
+"""Picks: functions that select the entries of params on which a symmetry acts, as in `equinox.tree_at`.
 
-A pick returns one array or a pytree of arrays made of entries of params: whole leaves, slices, transposes, reshapes. It
-is linear, so that its transpose writes back, and applied to the numbers of the entries it says where they lie.
+A pick returns one array or a pytree of arrays made of entries of params: whole leaves, slices, transposes, reshapes. A
+pick is linear, so its transpose writes values back. Applied to the numbers of the entries, it returns their positions.
 """
 
 from collections.abc import Callable
@@ -20,25 +20,25 @@ Pick = Callable[[PyTree], PyTree]
 
 
 def selected(pick: Pick, vector: PyTree) -> list[Array]:
-    """The picked arrays."""
+    """Return the picked arrays."""
     return jax.tree.leaves(pick(vector))
 
 
 def scatter(pick: Pick, like: PyTree, values: PyTree) -> PyTree:
-    """`values`, shaped like the picked arrays, in their places; zero elsewhere."""
+    """Return a tree with `values`, shaped like the picked arrays, at the picked entries and zero elsewhere."""
     picked, back = jax.vjp(pick, like)
     shaped = jax.tree.map(lambda x, v: jnp.broadcast_to(v, x.shape).astype(x.dtype), picked, values)
     return back(shaped)[0]
 
 
 def replace(pick: Pick, params: PyTree, values: PyTree) -> PyTree:
-    """params with the picked entries replaced."""
+    """Return params with the picked entries replaced."""
     where = scatter(pick, params, jax.tree.map(jnp.ones_like, pick(params)))
     return jax.tree.map(lambda w, new, old: jnp.where(w > 0, new, old), where, scatter(pick, params, values), params)
 
 
 def entries(pick: Pick, params: PyTree) -> list[np.ndarray]:
-    """The picked arrays as numbers of entries, counted through all leaves in order."""
+    """Return the picked arrays as numbers of entries, counted through all leaves in order."""
     leaves, structure = jax.tree.flatten(params)
     sizes = [int(np.prod(leaf.shape)) for leaf in leaves]
     starts = np.concatenate([[0], np.cumsum(sizes)])
@@ -49,21 +49,21 @@ def entries(pick: Pick, params: PyTree) -> list[np.ndarray]:
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """Entries of one matrix-shaped leaf: those at `own` along `axis` and `other` along the rest, in this order."""
+    """Entries of one leaf: those at the indices `own` along `axis` and `other` along the remaining axes."""
 
     leaf: int
     axis: int
     own: np.ndarray
     other: np.ndarray | None
-    """None: all of them."""
+    """None for all indices."""
 
 
 def pieces(pick: Pick, params: PyTree, axis: int) -> list[Piece] | None:
-    """The picked arrays as pieces of leaves, `axis` of each array running along `own`; None where they are not such."""
+    """Return the picked arrays as pieces of leaves, with `axis` of each array along `own`; None if impossible."""
     leaves = jax.tree.leaves(params)
     sizes = [int(np.prod(leaf.shape)) for leaf in leaves]
     starts = np.concatenate([[0], np.cumsum(sizes)])
-    found = []
+    collected = []
     for ids in entries(pick, params):
         if ids.ndim == 0:
             return None
@@ -74,12 +74,12 @@ def pieces(pick: Pick, params: PyTree, axis: int) -> list[Piece] | None:
         piece = _piece(local, index, tuple(leaves[index].shape))
         if piece is None:
             return None
-        found.append(piece)
-    return found
+        collected.append(piece)
+    return collected
 
 
 def _piece(local: np.ndarray, leaf: int, shape: tuple[int, ...]) -> Piece | None:
-    """Entry numbers (own, other) of a leaf as index sets along one axis and along all the others."""
+    """Return entry numbers (own, other) of a leaf as index sets along one axis and along all the others."""
     places = np.stack(np.unravel_index(local, shape))  # (dimensions, own, other)
     for axis in range(len(shape)):
         own = places[axis][:, 0]
@@ -94,7 +94,7 @@ def _piece(local: np.ndarray, leaf: int, shape: tuple[int, ...]) -> Piece | None
 
 
 def describe(pick: Pick, params: PyTree) -> str:
-    """The names of the leaves a pick takes from, as the paths in params."""
+    """Return the names of the leaves that a pick selects from, as paths in params."""
     names = trees.names(params)
     starts = np.cumsum([0, *(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(params))])[:-1]
     taken: list[str] = []

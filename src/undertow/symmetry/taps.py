@@ -1,9 +1,10 @@
-"""Noise powers of every weight matrix without per-sample gradients, read off the program of the loss itself.
+"""Noise powers of weight matrices without per-sample gradients, from the jaxpr of the loss.
 
-The gradient of one sample in the weights of a dense layer is b a', with a what the layer receives and b the derivative
-of the loss in what it puts out. So sums of squares of rows are b_i^2 |a|^2, and the like. To get a and b of any loss,
-its jaxpr is run with a zero (a *tap*) added to the result of each product with a weight leaf, and differentiated in the
-taps. A leaf that enters otherwise, or more than once, goes by per-sample gradients, a chunk of samples at a time.
+The gradient of one sample with respect to the weights of a dense layer is b a', with a the input of the layer and b the
+derivative of the loss with respect to its output. The sums of squares of its rows are b_i^2 |a|^2, and other moments
+follow in the same way. To compute a and b for any loss, its jaxpr is evaluated with a zero (a *tap*) added to the
+result of each product with a weight leaf, and differentiated with respect to the taps. A leaf that is used in another
+way, or more than once, is treated with per-sample gradients, a chunk of samples at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,46 +24,127 @@ from undertow.problem import AbstractSampled
 __all__ = ["Entries", "Gram", "Moments", "Request", "Squares", "moments", "routes"]
 
 INLINED = {"pjit", "jit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"}
-"""Primitives that are run from the inside when a weight enters them."""
+"""Primitives whose inner jaxpr is evaluated when one of their arguments is a weight."""
+
+
+class _Outer(NamedTuple):
+    """One sample's gradient in a tapped leaf: sum_t out_t in_t' with named axes."""
+
+    out: Array
+    into: Array
+    axes: tuple[int, ...]
+    """The axes of the leaf for the output and (flattened, in this order) for the inputs."""
+    shape: tuple[int, ...]
+    """The shape of the leaf."""
+
+    def sides(self, axis: int) -> tuple[Array, Array] | None:
+        """Return the factor along an axis of the leaf and the other factor; None where the axis is one of several."""
+        if axis == self.axes[0]:
+            return self.out, self.into
+        if len(self.shape) == 2:
+            return self.into, self.out
+        return None
+
+    def dense(self) -> Array:
+        """Return the gradient as an array of the leaf's shape."""
+        unordered = (self.out.T @ self.into).reshape([self.shape[axis] for axis in self.axes])
+        return jnp.transpose(unordered, [self.axes.index(k) for k in range(len(self.axes))])
+
+
+def _dense_is_smaller(own: Array, other: Array) -> bool:
+    """Return whether the gradient is smaller than its two factors, as for long sequences."""
+    positions, width, rest = own.shape[0], own.shape[1], other.shape[1]
+    return positions * (width + rest) > width * rest
 
 
 @dataclass(frozen=True)
 class Squares:
-    """Sums of squares of a leaf's gradient for each index along one axis."""
+    """A request for the sums of squares of a leaf's gradient for each index along one axis."""
 
     leaf: int
     axis: int
 
+    def of_array(self, gradient: Array) -> Array:
+        """Return the requested value for a gradient given as an array."""
+        return jnp.sum(_matrix(gradient, self.axis) ** 2, axis=1)
+
+    def of_outer(self, gradient: _Outer) -> Array:
+        """Return the requested value for a gradient given as an outer product."""
+        sides = gradient.sides(self.axis)
+        if sides is None:
+            return self.of_array(gradient.dense())
+        own, other = sides
+        if own.shape[0] == 1:
+            return jnp.sum(other**2) * own[0] ** 2
+        if _dense_is_smaller(own, other):
+            return jnp.sum((own.T @ other) ** 2, axis=1)
+        return jnp.sum(own * ((other @ other.T) @ own), axis=0)
+
 
 @dataclass(frozen=True, eq=False)
 class Gram:
-    """The matrix of inner products of a leaf's gradient along one axis, of the indices `own`, over those in `other`."""
+    """A request for the inner products of a leaf's gradient along one axis, of indices `own`, summed over `other`."""
 
     leaf: int
     axis: int
     own: np.ndarray
     other: np.ndarray | None
 
+    def of_array(self, gradient: Array) -> Array:
+        """Return the requested value for a gradient given as an array."""
+        matrix = _matrix(gradient, self.axis)
+        matrix = matrix[self.own] if self.other is None else matrix[self.own][:, self.other]
+        return matrix @ matrix.T
+
+    def of_outer(self, gradient: _Outer) -> Array:
+        """Return the requested value for a gradient given as an outer product."""
+        sides = gradient.sides(self.axis)
+        if sides is None:
+            return self.of_array(gradient.dense())
+        own, other = sides[0][:, self.own], sides[1]
+        other = other if self.other is None else other[:, self.other]
+        if own.shape[0] == 1:
+            return jnp.sum(other**2) * jnp.outer(own[0], own[0])
+        if _dense_is_smaller(own, other):
+            matrix = own.T @ other
+            return matrix @ matrix.T
+        return own.T @ (other @ other.T) @ own
+
 
 @dataclass(frozen=True)
 class Entries:
-    """The square of every entry of a leaf's gradient."""
+    """A request for the square of every entry of a leaf's gradient."""
 
     leaf: int
+
+    def of_array(self, gradient: Array) -> Array:
+        """Return the requested value for a gradient given as an array."""
+        return gradient**2
+
+    def of_outer(self, gradient: _Outer) -> Array:
+        """Return the requested value for a gradient given as an outer product."""
+        if gradient.out.shape[0] == 1:
+            return gradient._replace(out=gradient.out**2, into=gradient.into**2).dense()
+        return gradient.dense() ** 2
 
 
 Request = Squares | Gram | Entries
 
 
+def _matrix(gradient: Array, axis: int) -> Array:
+    """Return a gradient as a matrix whose rows are the indices along an axis."""
+    return jnp.moveaxis(gradient, axis, 0).reshape(gradient.shape[axis], -1)
+
+
 class Moments(NamedTuple):
-    """Means over samples: the gradient, and what was asked for."""
+    """Means over samples of the gradient and of the requested values."""
 
     gradient: PyTree
     value: PyTree
 
 
 class _Site(NamedTuple):
-    """One product with a weight leaf: where its axes went, and the shape of the tap."""
+    """One product with a weight leaf: the places of its axes, and the shape of the tap."""
 
     leaf: int
     shape: tuple[int, ...]
@@ -79,7 +161,7 @@ class _Alias(NamedTuple):
 
 
 class _Runner:
-    """Runs a jaxpr, adding taps at accepted leaves and keeping what the products received."""
+    """Evaluate a jaxpr, add taps at accepted leaves and record the inputs of their products."""
 
     def __init__(self, accepted: set[int] | None, taps: Sequence[Array] | None):
         self.accepted = accepted
@@ -140,14 +222,14 @@ class _Runner:
 
 
 def _bind(equation: Any, inputs: list) -> list:
-    found = equation.primitive.get_bind_params(equation.params)
-    functions, parameters = found if isinstance(found, tuple) else ([], found)  # older jax returns a pair
+    bound = equation.primitive.get_bind_params(equation.params)
+    functions, parameters = bound if isinstance(bound, tuple) else ([], bound)  # older versions of JAX return a pair
     outputs = equation.primitive.bind(*functions, *inputs, **parameters)
     return list(outputs) if equation.primitive.multiple_results else [outputs]
 
 
 def _dense(equation: Any, aliases: list, inputs: list) -> tuple[str, Array, tuple] | None:
-    """A matrix times something: which axis of the output and of the other operand belong to which axis of the leaf."""
+    """Return which axes of a weight matrix, of the other operand and of the output of a product correspond."""
     (contracting, batch) = equation.params["dimension_numbers"]
     if any(len(axes) for axes in batch):
         return None
@@ -163,7 +245,7 @@ def _dense(equation: Any, aliases: list, inputs: list) -> tuple[str, Array, tupl
 
 
 def _convolution(equation: Any, alias: _Alias, inputs: list) -> tuple[str, Array, tuple] | None:
-    """A convolution is a dense layer on patches of its input."""
+    """Return a convolution as a dense layer on patches of its input."""
     given = equation.params
     if (
         given["feature_group_count"] != 1
@@ -187,7 +269,7 @@ def _convolution(equation: Any, alias: _Alias, inputs: list) -> tuple[str, Array
 
 
 class _Plan(NamedTuple):
-    """How each leaf goes: the accepted sites in the order of running, and the leaves left for per-sample gradients."""
+    """The accepted sites in the order of evaluation, and the leaves that need per-sample gradients."""
 
     closed: Any
     sites: list[_Site]
@@ -213,25 +295,10 @@ def _plan(loss: Callable, params: PyTree, sample: PyTree) -> _Plan:
 
 
 def routes(problem: AbstractSampled, params: PyTree) -> dict[str, str]:
-    """How the noise of every leaf is computed: "taps" or "per-sample gradients"."""
+    """Return how the noise of every leaf is computed: "taps" or "per-sample gradients"."""
     plan = _plan(problem.sample_loss, params, trees.take(problem.data, 0))
-    way = lambda k: "per-sample gradients" if k in plan.others else "taps"
-    return {name: way(k) for k, name in enumerate(trees.names(params))}
-
-
-class _Outer(NamedTuple):
-    """One sample's gradient in a tapped leaf: sum_t out_t in_t' with named axes."""
-
-    out: Array
-    into: Array
-    axes: tuple[int, ...]
-    """Which axes of the leaf are the output and (flattened, in this order) the inputs."""
-    shape: tuple[int, ...]
-    """Of the leaf."""
-
-    @property
-    def out_axis(self) -> int:
-        return self.axes[0]
+    route = lambda k: "per-sample gradients" if k in plan.others else "taps"
+    return {name: route(k) for k, name in enumerate(trees.names(params))}
 
 
 def moments(
@@ -240,7 +307,7 @@ def moments(
     requests: Sequence[Request],
     combine: Callable[[list[Array]], PyTree] = lambda values: values,
 ) -> Moments:
-    """The means over samples (with their weights) of `combine` of what is requested of a sample's gradient."""
+    """Return the weighted means over samples of `combine` of the requested values of a sample's gradient."""
     leaves, structure = jax.tree.flatten(params)
     plan = _plan(problem.sample_loss, params, trees.take(problem.data, 0))
     accepted = {site.leaf for site in plan.sites}
@@ -257,13 +324,13 @@ def moments(
         return loss, runner.received
 
     def one(sample: PyTree) -> dict[int, Any]:
-        """The gradient of one sample in every leaf, as an array or as an outer product."""
+        """Return the gradient of one sample in every leaf, as an array or as an outer product."""
         derivative = jax.grad(tapped, argnums=(0, 1), has_aux=True)
         (taps, others), received = derivative(zeros, [leaves[k] for k in plan.others], sample)
-        found: dict[int, Any] = dict(zip(plan.others, others, strict=True))
+        gradients: dict[int, Any] = dict(zip(plan.others, others, strict=True))
         for site, tap, a in zip(plan.sites, taps, received, strict=True):
-            found[site.leaf] = _outer(site, tap, a)
-        return found
+            gradients[site.leaf] = _outer(site, tap, a)
+        return gradients
 
     def block(rows: tuple[PyTree, Array]) -> tuple[list[Array], PyTree]:
         samples, weights = rows
@@ -299,61 +366,22 @@ def _outer(site: _Site, tap: Array, received: Array) -> _Outer:
     return _Outer(out, into, axes, shape)
 
 
-def _dense_gradient(g: Any) -> Array:
-    """One sample's gradient as an array of the leaf's shape."""
-    if not isinstance(g, _Outer):
-        return g
-    unordered = (g.out.T @ g.into).reshape([g.shape[axis] for axis in g.axes])
-    return jnp.transpose(unordered, [g.axes.index(k) for k in range(len(g.axes))])
-
-
 def _mean(gradients: Any, weights: Float[Array, " samples"], leaf: Array) -> Array:
-    """sum_n weights_n g_n, by one product for an outer product."""
+    """Return sum_n weights_n g_n, by one matrix product for outer products."""
     if not isinstance(gradients, _Outer):
         return trees.weigh(weights, gradients)
     flat = gradients._replace(
         out=(gradients.out * weights.astype(gradients.out.dtype)[:, None, None]).reshape(-1, gradients.out.shape[-1]),
         into=gradients.into.reshape(-1, gradients.into.shape[-1]),
     )
-    return _dense_gradient(flat).astype(leaf.dtype)
+    return flat.dense().astype(leaf.dtype)
 
 
-def _value(request: Request, g: Any) -> Array:
-    """What is requested of one sample's gradient."""
-    if isinstance(request, Entries):
-        if isinstance(g, _Outer) and g.out.shape[0] == 1:
-            return _dense_gradient(g._replace(out=g.out**2, into=g.into**2))
-        return _dense_gradient(g) ** 2
-    short = isinstance(g, _Outer) and len(g.shape) == 2
-    if not (isinstance(g, _Outer) and (short or request.axis == g.out_axis)):
-        return _of_array(request, _dense_gradient(g))
-    own, other = (g.out, g.into) if request.axis == g.out_axis else (g.into, g.out)
-    if isinstance(request, Gram):
-        own = own[:, request.own]
-        other = other if request.other is None else other[:, request.other]
-    positions, width, rest = own.shape[0], own.shape[1], other.shape[1]
-    if positions == 1:
-        power = jnp.sum(other**2)
-        return power * (own[0] ** 2 if isinstance(request, Squares) else jnp.outer(own[0], own[0]))
-    if positions * (width + rest) > width * rest:  # long sequences: the gradient itself is smaller
-        matrix = own.T @ other
-        return jnp.sum(matrix**2, axis=1) if isinstance(request, Squares) else matrix @ matrix.T
-    inner = other @ other.T
-    if isinstance(request, Squares):
-        return jnp.sum(own * (inner @ own), axis=0)
-    return own.T @ inner @ own
-
-
-def _of_array(request: Squares | Gram, g: Array) -> Array:
-    """The same of a gradient that is there as an array."""
-    matrix = jnp.moveaxis(g, request.axis, 0).reshape(g.shape[request.axis], -1)
-    if isinstance(request, Squares):
-        return jnp.sum(matrix**2, axis=1)
-    matrix = matrix[request.own] if request.other is None else matrix[request.own][:, request.other]
-    return matrix @ matrix.T
+def _value(request: Request, gradient: Any) -> Array:
+    """Return the requested value for one sample's gradient."""
+    return request.of_outer(gradient) if isinstance(gradient, _Outer) else request.of_array(gradient)
 
 
 def value_of(request: Request, gradient: PyTree) -> Array:
-    """What is requested, of a gradient given as a pytree (the mean, say)."""
-    leaf = jax.tree.leaves(gradient)[request.leaf]
-    return leaf**2 if isinstance(request, Entries) else _of_array(request, leaf)
+    """Return the requested value for a gradient given as a pytree, for example the mean."""
+    return request.of_array(jax.tree.leaves(gradient)[request.leaf])

@@ -1,0 +1,69 @@
+"""Checks of the arguments of symmetries, and sums over picked entries."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree
+
+from undertow import _validate as validate
+from undertow.symmetry import selection
+from undertow.symmetry.selection import Pick
+
+__all__ = ["check_amount", "check_overlap", "check_pick", "largest_exponent", "picked_sums"]
+
+
+def largest_exponent(params: PyTree) -> float:
+    """Return the largest x for which exp(x) is finite in the types of all leaves."""
+    return min(float(np.log(float(jnp.finfo(leaf.dtype).max))) for leaf in jax.tree.leaves(params))
+
+
+def check_amount(function: str, amount: Any, params: PyTree, size: float = 1.0) -> None:
+    """Raise where an amount is not finite or exp(amount A) overflows, for A with eigenvalues up to `size`."""
+    if not validate.concrete(amount):
+        return
+    values = np.asarray(amount, np.float64)
+    call = f"`{function}.orbit(params, amount)`"
+    if not np.isfinite(values).all():
+        raise ValueError(f"{call}: `amount` is {values.ravel()[~np.isfinite(values.ravel())][0]}; give finite numbers.")
+    largest = float(np.linalg.norm(values, 2) if values.ndim == 2 else np.abs(values).max(initial=0))
+    if largest * size > largest_exponent(params):
+        bound = largest_exponent(params) / size
+        raise ValueError(
+            f"{call}: with `amount` {largest:.3g} exp(amount A) overflows; give amounts between -{bound:.3g} and "
+            f"{bound:.3g}."
+        )
+
+
+def check_pick(function: str, name: str, pick: Any) -> None:
+    """Raise where an argument is not a function that picks entries of params."""
+    if not callable(pick):
+        raise TypeError(
+            f"`{function}({name}=...)`: got a {type(pick).__name__}; give a function that picks entries of params, "
+            'such as `lambda p: p["w"]`.'
+        )
+
+
+def check_overlap(function: str, params: PyTree, **picks: Pick) -> None:
+    """Raise where a pick takes no entries of params, or one entry twice."""
+    taken = []
+    for name, pick in picks.items():
+        numbers = selection.entries(pick, params)
+        if not numbers or any(not np.issubdtype(x.dtype, np.integer) for x in numbers):
+            raise ValueError(f"`{function}({name}=...)` must pick entries of params as they are.")
+        taken += [x.ravel() for x in numbers]
+    if np.bincount(np.concatenate(taken)).max() > 1:
+        raise ValueError(f"`{function}`: an entry of params is picked twice, by {' and '.join(picks)}.")
+
+
+def picked_sums(pick: Pick, tree: PyTree, keep: int | None) -> Array:
+    """Return the sum of the picked entries: of all of them, or for each index of the axis `keep`."""
+
+    def one(x: Array) -> Array:
+        if keep is None:
+            return jnp.sum(x)
+        return jnp.sum(x, axis=tuple(k for k in range(x.ndim) if k != keep % x.ndim))
+
+    parts = [one(x) for x in selection.selected(pick, tree)]
+    return sum(parts[1:], parts[0])

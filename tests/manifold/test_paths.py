@@ -1,0 +1,72 @@
+"""Solutions on the manifold: exact flows, tolerances, and the checks of a recorder."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import undertow as ut
+from undertow.manifold.geometry import frame_at
+from undertow.manifold.paths import FLATTEST, FLATTEST_OF_FLOW, Recorder, flow
+
+HYPERBOLA = ut.Regression(lambda p, x: p[0] * p[1] * x, jnp.array([1.0]), jnp.array([1.0]))
+
+
+def recorder(point, observe=None):
+    frame = frame_at(HYPERBOLA, point)
+    return frame, Recorder(observe or {}, HYPERBOLA, jnp.max(frame.curvature), 1, True, frame.unravel)
+
+
+def solved(tolerance, gaps=(0.5, 0.25, 0.25)):
+    """The flow of label noise c = 1 on u v = 1, from u = 2."""
+    frame, record = recorder(jnp.array([2.0, 0.5]), {"p": lambda p: p})
+    noise = ut.LabelNoise(HYPERBOLA, 1.0)
+    return flow(noise, frame, jnp.asarray(gaps), 0.0, record, jnp.asarray(tolerance))
+
+
+def ode(time, steps=4000):
+    """The same flow by classical Runge-Kutta steps in u alone, v = 1/u."""
+    limit = ut.Limit(ut.LabelNoise(HYPERBOLA, 1.0))
+    amount = -float(limit.drift(jnp.array([2.0, 0.5]))[0])
+    # drift of u on the hyperbola: -(c/4) (P grad tr H)_u, (P grad)_u = 2 u (u^2 - v^2)/(u^2 + v^2)
+    shape = lambda u: u * (u**2 - u**-2) / (u**2 + u**-2)
+    c = amount / shape(2.0)
+    u, h = 2.0, time / steps
+    for _ in range(steps):
+        k1 = -c * shape(u)
+        k2 = -c * shape(u + h / 2 * k1)
+        k3 = -c * shape(u + h / 2 * k2)
+        k4 = -c * shape(u + h * k3)
+        u += h / 6 * (k1 + 2 * k2 + 2 * k3 + k4)
+    return u
+
+
+@pytest.mark.parametrize("tolerance", [1e-4, 1e-6, 1e-9])
+def test_the_flow_follows_its_tolerance(x64, tolerance):
+    end, records, lost = solved(tolerance)
+    assert np.isinf(float(lost))
+    assert abs(float(end[0]) - ode(1.0)) < 20 * tolerance
+    np.testing.assert_allclose(end[0] * end[1], 1.0, atol=1e-10)
+    assert records["p"].shape == (4, 2)
+    np.testing.assert_allclose(records["p"][0], [2.0, 0.5], atol=1e-12)
+    np.testing.assert_array_equal(records["p"][-1], end)
+
+
+def test_records_in_between_do_not_change_the_end(x64):
+    np.testing.assert_allclose(solved(1e-9)[0], solved(1e-9, (1.0,))[0], atol=1e-8)
+
+
+def test_a_recorder_measures_the_distance_to_the_manifold(x64):
+    """At (u, v) with u v = 1 + r the distance is |r|/|(v, u)| to first order."""
+    point = jnp.array([2.0, 0.5 + 1e-5])
+    _, record = recorder(jnp.array([2.0, 0.5]))
+    values, valid = record(point, FLATTEST)
+    np.testing.assert_allclose(values["distance"], 2e-5 / np.hypot(2.0, 0.5), rtol=1e-3)
+    assert bool(valid)
+
+
+@pytest.mark.parametrize("flattest", [FLATTEST, FLATTEST_OF_FLOW])
+def test_a_recorder_notices_lost_rank_and_points_off_the_manifold(x64, flattest):
+    _, record = recorder(jnp.array([2.0, 0.5]))
+    assert bool(record(jnp.array([1.0, 1.0]), flattest)[1])
+    assert not bool(record(jnp.array([0.0, 0.0]), flattest)[1])
+    assert not bool(record(jnp.array([2.0, 0.6]), flattest)[1])

@@ -1,0 +1,66 @@
+"""Noise along generators: Tr[Sigma A] against explicit covariances."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import undertow as ut
+from tests import kinds
+from tests.symmetry import nets
+from undertow.covariance import SampleCovariance
+from undertow.symmetry.powers import _powers_of, entry_powers, powers
+
+
+def double(tree):
+    return jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), tree)
+
+
+ONE_OF_EACH_COVARIANCE = [
+    "minibatch with replacement", "minibatch of a population", "label noise, subsets", "isotropic", "additive",
+    "batches inside environments", "matrix sensing", "Gaussian twin",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ONE_OF_EACH_COVARIANCE)
+def test_every_noise_has_its_powers(name, x64):
+    """Of a noise's dense covariance: sums of the diagonal, with signs."""
+    noise, params = kinds.KINDS[name](jnp.float64), kinds.point(name, jnp.float64)
+    half = jax.tree.map(lambda leaf: jnp.where(jnp.arange(leaf.size).reshape(leaf.shape) % 2 == 0, 1.0, -1.0), params)
+    symmetry = ut.Exponential(half)
+    sigma = noise.covariance(params)
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    from undertow import _trees as trees
+
+    unit = trees.elements(params)
+    dense = np.stack([np.asarray(trees.ravel(sigma.mv(unit(i)))) for i in range(size)])
+    found = powers(noise, params, symmetry)
+    expected = float((np.diag(dense) * np.asarray(trees.ravel(half))).sum())
+    np.testing.assert_allclose(found.plus - found.minus, expected, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(trees.ravel(entry_powers(noise, params)), np.diag(dense), rtol=1e-6, atol=1e-8)
+
+
+def test_group_means_are_taken_away_from_taps_too(x64):
+    """Batches inside environments: a structured symmetry against its dense covariance."""
+    params = double(nets.weights(U=(2, 3), W=(3, 2)))
+    problem = ut.Problem(nets.linear_net, double(nets.data(samples=12)))
+    noise = ut.Environments(problem, np.arange(12) % 3, size=2)
+    found = powers(noise, ut.Rescaling(lambda p: p["U"], lambda p: p["W"]), params)
+    diagonal = noise.covariance(params).moment(lambda g: jax.tree.map(jnp.square, g))
+    np.testing.assert_allclose(found.plus, jnp.sum(diagonal["U"]), rtol=1e-10)
+    np.testing.assert_allclose(found.minus, jnp.sum(diagonal["W"]), rtol=1e-10)
+
+
+def test_the_standard_error_of_few_samples_by_its_formula(x64):
+    """eta/2 times the standard error of the mean of (g - gbar)'A(g - gbar), with the unbiased variance."""
+    x, y = double(nets.data(samples=5))
+    params = double(nets.relu_params(3, 3))
+    problem = ut.Problem(nets.relu_net, (x, y))
+    covariance = SampleCovariance(problem, params, 5 / 4)
+    layer = nets.RELU_LAYERS[0]
+    error = _powers_of(covariance, layer, params, sampled=True).error
+    gradients = problem.sample_gradients(params)
+    centred = jax.tree.map(lambda g: g - g.mean(0, keepdims=True), gradients)
+    rows = [jax.tree.map(lambda c, i=i: c[i], centred) for i in range(5)]
+    each = np.stack([np.subtract(*layer.pair(g, g)) for g in rows])
+    np.testing.assert_allclose(error, 5 / 4 * each.std(axis=0, ddof=1) / np.sqrt(5), rtol=1e-10)
