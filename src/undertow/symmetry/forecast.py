@@ -86,8 +86,8 @@ def relaxation_times(
     """Return the relaxation times of a symmetry's charges near an equilibrium `params`, in steps.
 
     One over eta (2 lambda + eta (s_u + s_w)/(|u|^2 + |w|^2)), s the noise powers of a stochastic gradient. For GL(d)
-    the numbers are matrices (exact where they commute). Neurons without weights are left out, and so are neurons without
-    noise unless weight decay moves them.
+    the numbers are matrices (exact where they commute). Neurons without weights are left out, and so are neurons
+    without noise unless weight decay moves them.
     """
     validate.finite_number("relaxation_times", "step_size", step_size, least=np.finfo(float).tiny)
     check_order("relaxation_times", params, "symmetry")
