@@ -21,7 +21,7 @@ def test_echelon_form_keeps_the_row_space_and_has_unit_pivots():
     assert np.linalg.matrix_rank(np.vstack([rows, reduced]), tol=1e-9) == 3
 
 
-@pytest.mark.parametrize("unit", [1e-6, 1.0, 1e4])
+@pytest.mark.parametrize("unit", [1e-9, 1e-6, 1.0, 1e4, 1e8])
 def test_the_null_space_solves_its_equations_in_any_unit(unit):
     """Three equations for five unknowns of different sizes, and a column that is never used."""
     rng = np.random.default_rng(1)
@@ -29,8 +29,16 @@ def test_the_null_space_solves_its_equations_in_any_unit(unit):
     rows = rng.normal(size=(3, 6)) * scale
     vectors = null_space(rows, scale, 1e-12)
     assert vectors.shape == (2, 6)
+    np.testing.assert_allclose(vectors[:, :2], np.eye(2), atol=1e-12)
     np.testing.assert_allclose(rows @ vectors.T / (np.abs(rows) @ np.abs(vectors.T)), 0, atol=1e-10)
     np.testing.assert_array_equal(vectors[:, -1], 0)
+
+
+def test_columns_of_very_different_scales_keep_their_null_vectors():
+    """x0 = x1 and x2 = x3, where the columns of the two pairs differ by a factor of 1e7."""
+    rows = np.array([[1.0, -1.0, 0.0, 0.0], [0.0, 0.0, 1e7, -1e7]])
+    vectors = null_space(rows, np.array([1.0, 1.0, 1e7, 1e7]), 1e-12)
+    np.testing.assert_allclose(vectors, [[1, 1, 0, 0], [0, 0, 1, 1]], atol=1e-12)
 
 
 def test_without_any_scale_there_is_no_null_space():

@@ -16,10 +16,11 @@ def null_space(rows: np.ndarray, scale: np.ndarray, tolerance: float) -> np.ndar
     scaled = rows[:, used] / scale[used]
     _, values, right = np.linalg.svd(scaled, full_matrices=True)
     values = np.concatenate([values, np.zeros(right.shape[0] - values.size)])
-    null = right[values <= tolerance * 10 * np.sqrt(len(rows))] / scale[used]
-    full = np.zeros((len(null), rows.shape[1]))
-    full[:, used] = null
-    return echelon(full)
+    reduced = echelon(right[values <= tolerance * 10 * np.sqrt(len(rows))])
+    pivots = (reduced != 0).argmax(axis=1)
+    full = np.zeros((len(reduced), rows.shape[1]))
+    full[:, used] = reduced * scale[used][pivots][:, None] / scale[used]
+    return full
 
 
 def echelon(vectors: np.ndarray) -> np.ndarray:
@@ -32,18 +33,21 @@ def echelon(vectors: np.ndarray) -> np.ndarray:
      [0. 1. 1.]]
     """
     rows = vectors.copy()
+    size = np.abs(rows).max(initial=1e-300)  # of the given rows: a row that is divided by its pivot may become large
     pivot = 0
     for column in range(rows.shape[1]):
         if pivot == len(rows):
             break
         best = pivot + int(np.abs(rows[pivot:, column]).argmax())
-        if abs(rows[best, column]) < 1e-6 * max(np.abs(rows).max(), 1e-300):
+        if abs(rows[best, column]) < 1e-6 * size:
+            rows[pivot:, column] = 0
             continue
         rows[[pivot, best]] = rows[[best, pivot]]
         rows[pivot] /= rows[pivot, column]
         for other in range(len(rows)):
             if other != pivot:
                 rows[other] -= rows[other, column] * rows[pivot]
+                rows[other, column] = 0
         pivot += 1
     return rows[:pivot]
 
