@@ -33,16 +33,17 @@ ROOT = Path(__file__).parents[1]
 SOURCE = Path("src/undertow")
 EQUIVALENT = ROOT / "tests" / "mutants_equivalent.json"
 MODULES = (
-    "covariance/*.py", "estimate.py", "problem.py", "verification/criterion.py",
+    "covariance/*.py", "estimate.py", "problem.py", "spectral.py", "verification/criterion.py",
     "noise/*.py", "dynamics/*.py", "manifold/*.py", "symmetry/*.py",
+    "symmetry/generators/*.py",
     "sensing/advise.py", "sensing/bursts.py", "sensing/decomposition.py", "sensing/ensembles.py", "sensing/factors.py",
-    "sensing/growth.py", "sensing/laws.py", "sensing/matrix_sensing.py", "sensing/measurements.py",
+    "sensing/growth.py", "sensing/laws.py", "sensing/loss.py", "sensing/matrix_sensing.py", "sensing/measurements.py",
     "sensing/quadratic_net.py", "grouped/data.py", "grouped/flow.py", "grouped/invariance.py", "grouped/two_phase.py",
 )  # fmt: skip
 TESTS = (
     "tests/verification/test_criterion.py", "tests/dynamics", "tests/sensing", "tests/grouped", "tests/manifold",
     "tests/papers/zero_loss", "tests/papers/noise_equilibrium", "tests/noise", "tests/symmetry",
-    "tests/test_estimate.py", "tests/test_problem.py",
+    "tests/test_estimate.py", "tests/test_problem.py", "tests/test_spectral.py",
 )  # fmt: skip
 # Unions of types, decorators (jit changes no number) and classes of exceptions are not mathematics. Operators of bits
 # in place of arithmetic raise on floats: any test kills them, and they would flatter the rate. Comparisons are turned
