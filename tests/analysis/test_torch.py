@@ -1,5 +1,8 @@
 """`undertow analyze` on a torch model: the same table and page, and numbers that agree with JAX's."""
 
+import subprocess
+import sys
+
 import jax
 import jax.flatten_util
 import jax.numpy as jnp
@@ -43,6 +46,13 @@ def run(*arguments):
     with pytest.raises(SystemExit) as stopped:
         cli.main(["analyze", *map(str, arguments)])
     return stopped.value.code
+
+
+def test_either_package_can_be_imported_first():
+    for first, second in (("undertow.analysis.torch", "undertow.torch"), ("undertow.torch", "undertow.analysis.torch")):
+        code = f"import {first}, {second}, undertow; print(undertow.torch.analyze is undertow.analysis.torch.analyze)"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == "True"
 
 
 def test_a_file_of_ones_own(file, tmp_path, capsys):

@@ -34,7 +34,7 @@ def test_the_end_of_the_sweeps_is_the_minimum_of_the_cost(x64, decay):
     swept = sweep(CHAIN, params, noise, held, eta, jnp.asarray(decay), 1e-13, 1000)
     assert float(swept.unbalanced) < 1e-12
     amounts = jnp.stack(swept.amounts)
-    k = 4 * decay / 0.1
+    k = 2 * decay / 0.1
     slope = jax.grad(cost)(amounts, params, noise, k)
     np.testing.assert_allclose(slope, 0, atol=1e-10 * float(cost(amounts, params, noise, k)))
     for symmetry, amount in zip(CHAIN, swept.amounts, strict=True):

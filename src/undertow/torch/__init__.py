@@ -5,20 +5,22 @@ where gradient noise pushes no charge. `NoiseMonitor` measures the noise in a tr
 measured here; the equilibria are the closed forms of `undertow.symmetry`.
 """
 
-from typing import Never
+from typing import TYPE_CHECKING, Any
 
 try:
     from torch import nn as _nn  # noqa: F401
 except ImportError as error:
     raise ImportError("`undertow.torch` needs PyTorch: install it with `pip install 'undertow[torch]'`.") from error
 
-from undertow.analysis.torch import analyze
 from undertow.torch.census.axes import Axis, Symmetry
 from undertow.torch.census.census import Census, census
 from undertow.torch.data import EnvironmentBatchSampler, LabelNoise, PooledBatchSampler
 from undertow.torch.equilibrium.equilibrate import equilibrate
 from undertow.torch.equilibrium.result import Equilibrium
 from undertow.torch.monitor.monitor import NoiseMonitor
+
+if TYPE_CHECKING:
+    from undertow.analysis.torch import analyze
 
 __all__ = [
     "Axis",
@@ -42,6 +44,10 @@ _REPLACED = {
 }
 
 
-def __getattr__(name: str) -> Never:
+def __getattr__(name: str) -> Any:
+    if name == "analyze":  # `undertow.analysis` imports this package, so its function is loaded on first use
+        from undertow.analysis.torch import analyze
+
+        return analyze
     advice = f": {_REPLACED[name]}" if name in _REPLACED else ""
     raise AttributeError(f"module 'undertow.torch' has no attribute {name!r}{advice}.")
