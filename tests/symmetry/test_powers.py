@@ -45,7 +45,7 @@ def test_group_means_are_taken_away_from_taps_too(x64):
     params = double(nets.weights(U=(2, 3), W=(3, 2)))
     problem = ut.Problem(nets.linear_net, double(nets.data(samples=12)))
     noise = ut.Environments(problem, np.arange(12) % 3, size=2)
-    found = powers(noise, ut.Rescaling(lambda p: p["U"], lambda p: p["W"]), params)
+    found = powers(noise, params, ut.Rescaling(lambda p: p["U"], lambda p: p["W"]))
     diagonal = noise.covariance(params).moment(lambda g: jax.tree.map(jnp.square, g))
     np.testing.assert_allclose(found.plus, jnp.sum(diagonal["U"]), rtol=1e-10)
     np.testing.assert_allclose(found.minus, jnp.sum(diagonal["W"]), rtol=1e-10)

@@ -66,7 +66,7 @@ class GaussianPairs(eqx.Module):
     >>> from undertow.papers.noise_equilibrium.models.linear_nets import two_layer_loss, xavier
     >>> law = GaussianPairs(split_variance(4, 0.25), jnp.ones(4))
     >>> params = xavier(jax.random.key(0), inputs=4, hidden=6)
-    >>> estimate = law.population(two_layer_loss).loss(params)
+    >>> estimate = law.population(two_layer_loss).estimate_loss(params)
     >>> exact = law.mean_problem(two_layer_loss).loss(params)
     >>> print(law.input_variance, bool(abs(estimate.value - exact) < 5 * estimate.standard_error))
     [0.25 0.25 1.75 1.75] True
