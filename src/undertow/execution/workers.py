@@ -114,6 +114,7 @@ class Processes:
 
     def __init__(self, jobs: int, make: Callable[[int], Executor] = processes):
         self.slots, self.make = jobs, make
+        self._submitted: weakref.WeakSet[Future] = weakref.WeakSet()
         self.pool = make(jobs)
 
     @property
@@ -127,7 +128,9 @@ class Processes:
 
     def submit(self, work: Callable, task: object) -> Future:
         """Submit a task to the pool."""
-        return self.pool.submit(work, task)
+        future = self.pool.submit(work, task)
+        self._submitted.add(future)
+        return future
 
     def restart(self) -> None:
         """End all processes at once and start new ones."""
@@ -145,6 +148,9 @@ class Processes:
 
     def close(self) -> None:
         """End all processes, including those that are computing."""
+        if all(future.done() for future in self._submitted):
+            self.pool.shutdown()  # idle processes end by themselves and release their locks
+            return
         children = list((getattr(self.pool, "_processes", None) or {}).values())
         self.pool.shutdown(wait=False, cancel_futures=True)
         for child in children:
