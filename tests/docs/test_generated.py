@@ -85,7 +85,7 @@ def test_the_gallery_is_up_to_date():
     stored = gallery.results()
     assert set(stored) == set(claims)
     assert {file.stem for file in gallery.FOLDER.glob("*.svg")} == set(claims)
-    for name, result in found.items():
+    for name, result in stored.items():
         assert result.verdict == expected(name), name
         assert result.task.scale == "smoke", name
         assert result.task.parameters == claims[name].parameters("smoke"), name
