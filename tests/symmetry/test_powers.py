@@ -44,7 +44,7 @@ def test_group_means_are_taken_away_from_taps_too(x64):
     """Batches inside environments: a structured symmetry against its dense covariance."""
     params = double(nets.weights(U=(2, 3), W=(3, 2)))
     problem = ut.Problem(nets.linear_net, double(nets.data(samples=12)))
-    noise = ut.Environments(problem, np.arange(12) % 3, size=2)
+    noise = ut.Environments(problem, np.arange(12) % 3, batch_size=2)
     found = powers(noise, params, ut.Rescaling(lambda p: p["U"], lambda p: p["W"]))
     diagonal = noise.covariance(params).moment(lambda g: jax.tree.map(jnp.square, g))
     np.testing.assert_allclose(found.plus, jnp.sum(diagonal["U"]), rtol=1e-10)
