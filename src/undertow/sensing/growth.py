@@ -147,7 +147,7 @@ def scalar_map(
     alpha: float = 1e-3,
     floor: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the spurious signal q^2 after `steps` of q <- q (1 + eta (s - q^2)), and its maximum: (runs,) each.
+    """Return the spurious signal q^2 after `steps` of q <- q (1 + eta (s - q^2)), and its maximum, per run.
 
     The map approximates the full matrix problem, where other directions have little influence. `floor` adds a Gaussian
     of this size per step, which re-seeds the component as measurement noise does, and causes bursts.

@@ -90,7 +90,7 @@ def entry_powers(noise: AbstractNoise, params: PyTree) -> PyTree:
 
 
 def mean_gradient(noise: AbstractNoise, params: PyTree) -> PyTree:
-    """Return the expected draw; for a `Population`, over the samples that its covariance is estimated from."""
+    """Return the mean of the draws; a `Population` uses the samples from which its covariance is estimated."""
     if isinstance(noise.problem, Population):
         (part,) = _parts(noise.covariance(params))
         assert isinstance(part, SampleCovariance)

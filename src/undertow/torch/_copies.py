@@ -158,7 +158,7 @@ def norm_epsilon(model: nn.Module, value: float | None) -> Generator[None]:
 
 @torch.no_grad()
 def randomise(model: nn.Module, seed: int) -> None:
-    """Draw random weights: no bias is 0, no gain is 1, no factor is 0, and activations stay of moderate size."""
+    """Draw random weights that keep activations of moderate size, without zero biases or factors and unit gains."""
     generator = torch.Generator().manual_seed(seed)
     norms = {id(p) for m in model.modules() if _is_norm(m) for n, p in m.named_parameters(recurse=False) if n != "bias"}
     for parameter in model.parameters():

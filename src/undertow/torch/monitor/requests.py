@@ -18,7 +18,7 @@ _RequestKey = tuple[str, int, int, bytes]
 
 
 class StepMoments:
-    """Second moments of one step: of the samples, of the gradient and of the weights."""
+    """Second moments of one step, for the samples, the gradient and the weights."""
 
     def __init__(self, census: Census, requests: "Requests", parameters: Mapping[str, nn.Parameter], sums: BatchSums):
         wanted: dict[tuple, Tensor] = {}
