@@ -3,6 +3,8 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
+# Python keeps compiled modules, whatever the environment says: without them every process starts seconds later.
+export PYTHONDONTWRITEBYTECODE :=
 TORCH := src/undertow/torch src/undertow/analysis/torch.py tests/torch tests/analysis/test_torch.py
 QUICK := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
@@ -15,19 +17,19 @@ setup: .venv/.done ## a virtual environment in .venv with undertow and what its 
 
 .venv/.done: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
 .venv/.done-torch: .venv/.done
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,torch-test]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev,torch-test]'
 	@touch $@
 
 .venv/.done-bench: .venv/.done
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
 	@touch $@
 
 .venv/.done-docs: .venv/.done
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	@touch $@
 
 verify: setup ## run every claim at the smallest scale and write undertow-report/report.html

@@ -11,6 +11,7 @@ import ast
 import collections
 import concurrent.futures
 import hashlib
+import importlib.util
 import json
 import os
 import random
@@ -149,6 +150,7 @@ def environment(tree: Path, cache: Path) -> dict[str, str]:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
         "OMP_NUM_THREADS": "1",
+        "PYTHONDONTWRITEBYTECODE": "",  # each mutant is a process, and most of its start would be compiling modules
     }
 
 
@@ -223,6 +225,7 @@ def _coverage(file: Path, tree: Path) -> dict[str, dict[int, set[str]]]:
 def attempt(mutant: Mutant, tree: Path, suite: Suite, cache: Path) -> Outcome:
     """Run the tests on a tree with the mutant in it."""
     path = tree / mutant.module
+    bytecode = Path(importlib.util.cache_from_source(str(path)))
     code = path.read_text()
     changed = mutate_code(code, cosmic_ray.plugins.get_operator(mutant.operator)(), mutant.occurrence)
     before, after = _difference(code, changed)
@@ -230,6 +233,7 @@ def attempt(mutant: Mutant, tree: Path, suite: Suite, cache: Path) -> Outcome:
     began = time.perf_counter()
     try:
         path.write_text(changed)
+        bytecode.unlink(missing_ok=True)  # a mutant of the same size within the same second would not be noticed
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests]
         limit = 60 + 4 * sum(suite.times[test] for test in tests)  # a mutant may never end
         run = subprocess.run(
@@ -240,6 +244,7 @@ def attempt(mutant: Mutant, tree: Path, suite: Suite, cache: Path) -> Outcome:
         killed = True
     finally:
         path.write_text(code)
+        bytecode.unlink(missing_ok=True)
     return Outcome(mutant, killed, time.perf_counter() - began, before, after)
 
 
