@@ -20,6 +20,12 @@ def test_every_parameter_of_every_claim_has_its_meaning():
         assert set(meanings(type(claim.scales["smoke"]))) == set(claim.parameters("smoke"))
 
 
+def test_parameters_without_source_have_no_meanings():
+    namespace = {"__name__": "nowhere"}
+    exec("from dataclasses import dataclass\n@dataclass\nclass Sizes:\n    n: int = 3\n    'A number.'", namespace)
+    assert meanings(namespace["Sizes"]) == {}
+
+
 def test_flags_are_those_of_the_command_line():
     @dataclass(frozen=True)
     class Switches:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import equinox as eqx
@@ -10,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray
-from jaxtyping import Array, Key, PyTree
+from jaxtyping import Array, Float, Key, PyTree
 from scipy.stats import t as student
 
 from undertow import _trees as trees
@@ -90,11 +89,10 @@ def _measure(
     net = TanhNet.draw(
         net_key, inputs=parameters.inputs, hidden=parameters.hidden, n=parameters.samples, dtype=jnp.float64
     )
+    draw_direction = jax.jit(jax.vmap(lambda k: trees.standard_normal(k, net.params)))
+    directions = draw_direction(jax.random.split(direction_key, parameters.directions))
     checks, variances = [], {}
     for name, noise in build(net).items():
-        directions = [
-            trees.standard_normal(k, net.params) for k in jax.random.split(direction_key, parameters.directions)
-        ]
         predicted, groups = _variances(noise, net.params, directions, parameters.draws, draw_key)
         ratios = groups / predicted
         total = ratios.mean(axis=1)
@@ -109,8 +107,8 @@ def _measure(
             )
         )
         rival = rivals.get(name)
-        wrong = None if rival is None else _p_value(groups, _along(partial(rival, noise, net.params), directions))
-        test = f"largest |t| of {len(directions)} directions, Bonferroni"
+        wrong = None if rival is None else _p_value(groups, np.asarray(_along(rival, noise, net.params, directions)))
+        test = f"largest |t| of {parameters.directions} directions, Bonferroni"
         level = AtLevel(1e-4, test)
         checks.append(
             Check(
@@ -141,24 +139,29 @@ def _p_value(groups: np.ndarray, predicted: np.ndarray) -> float:
     return min(1.0, 2 * groups.shape[1] * float(student.sf(np.abs(z).max(), GROUPS - 1)))
 
 
-def _along(mv: Callable[[PyTree], PyTree], directions: list[PyTree]) -> np.ndarray:
-    """Return a'Σa for each direction a."""
-    return np.array([float(trees.dot(a, mv(a))) for a in directions])
+@eqx.filter_jit
+def _along(mv: Rival, noise: AbstractNoise, params: PyTree, directions: PyTree) -> Float[Array, " directions"]:
+    """Return a'Σa for each direction a; `mv(noise, params, a)` is Σa."""
+    return jax.lax.map(lambda a: trees.dot(a, mv(noise, params, a)), directions)
+
+
+def _covariance_mv(noise: AbstractNoise, params: PyTree, vector: PyTree) -> PyTree:
+    return noise.covariance(params).mv(vector)
 
 
 def _variances(
-    noise: AbstractNoise, params: PyTree, directions: list[PyTree], draws: int, key: Key[Array, ""]
+    noise: AbstractNoise, params: PyTree, directions: PyTree, draws: int, key: Key[Array, ""]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return a'Σa for each direction a, and the mean of (a.(g - E g))^2 in each group of draws (groups, directions)."""
-    sigma, mean = noise.covariance(params), noise.mean(params)
-    predicted = _along(sigma.mv, directions)
-    stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *directions)
+    predicted = np.asarray(_along(_covariance_mv, noise, params, directions))
 
     @eqx.filter_jit
     def group(noise: AbstractNoise, k: Key[Array, ""]) -> Array:
+        mean = noise.mean(params)
+
         def one(j: Key[Array, ""]) -> Array:
             deviation = trees.subtract(noise.draw(j, params), mean)
-            return jax.vmap(lambda a: trees.dot(a, deviation) ** 2)(stacked)
+            return jax.vmap(lambda a: trees.dot(a, deviation) ** 2)(directions)
 
         return jnp.mean(jax.vmap(one)(jax.random.split(k, draws // GROUPS)), axis=0)
 

@@ -12,7 +12,7 @@ __all__ = ["command", "meanings"]
 
 
 def meanings(parameters: type) -> dict[str, str]:
-    """Return the docstring under each field of a dataclass of parameters.
+    """Return the docstring under each field of a dataclass of parameters; nothing where its source cannot be read.
 
     >>> from undertow.verification.repeat import meanings
     >>> from undertow.verification import claims
@@ -20,7 +20,11 @@ def meanings(parameters: type) -> dict[str, str]:
     >>> meanings(type(claim.scales["smoke"]))["m"]
     'Measurements in a batch.'
     """
-    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(parameters))).body
+    try:
+        source = inspect.getsource(parameters)
+    except (OSError, TypeError):  # defined by exec, or the file is gone
+        return {}
+    (tree,) = ast.parse(textwrap.dedent(source)).body
     assert isinstance(tree, ast.ClassDef)
     sentences = {}
     for field, below in zip(tree.body, tree.body[1:], strict=False):

@@ -244,9 +244,15 @@ def _after(gradients: Array, kind: Kind, eta: Array, gamma: Array) -> Array:
     return jax.vmap(one)(gradients)
 
 
+@eqx.filter_jit
+def _gradient_rows(kind: Kind) -> Array:
+    """Return the gradient of each sample as a row."""
+    return jax.vmap(trees.ravel)(kind.problem.sample_gradients(kind.params))
+
+
 def _over_all_batches(kind: Kind, size: int, replace: bool, eta: float, gamma: float) -> np.ndarray:
     """Return the expected change of the charge: the mean over all possible batches, weighted by probability."""
-    rows = np.asarray(jax.vmap(trees.ravel)(kind.problem.sample_gradients(kind.params)))
+    rows = np.asarray(_gradient_rows(kind))
     choose = itertools.combinations_with_replacement if replace else itertools.combinations
     batches = np.array(list(choose(range(len(rows)), size)))
     if replace:

@@ -123,11 +123,17 @@ def condensed(problem: Problem) -> Problem:
 
 def _of_moment(loss: Loss, moment: Float[Array, "m m"], inputs: int) -> Problem:
     """Return m samples of (x, y) with the given second moment: the rows of its square root."""
+    return Problem(loss, _rows_of_root(moment, inputs))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _rows_of_root(moment: Float[Array, "m m"], inputs: int) -> tuple[Float[Array, "m x"], Float[Array, "m y"]]:
     values, vectors = jnp.linalg.eigh(moment)
     rows = (jnp.sqrt(jnp.maximum(values, 0) * values.size))[:, None] * vectors.T
-    return Problem(loss, (rows[:, :inputs], rows[:, inputs:]))
+    return rows[:, :inputs], rows[:, inputs:]
 
 
+@functools.partial(jax.jit, static_argnums=(1, 2, 5))
 def _two_layers(
     key: Key[Array, ""], inputs: int, hidden: int, variance_out: float, variance_in: float, dtype: DTypeLike
 ) -> dict[str, Array]:
@@ -154,6 +160,7 @@ def kaiming(key: Key[Array, ""], *, inputs: int, hidden: int, dtype: DTypeLike =
     return _two_layers(key, inputs, hidden, 1.0, 1 / inputs, dtype)
 
 
+@eqx.filter_jit
 def deep_start(
     key: Key[Array, ""], widths: Sequence[int], spread: float = 0.0, dtype: DTypeLike = jnp.float32
 ) -> tuple[Array, ...]:

@@ -1,5 +1,6 @@
 """The overparametrised linear model (zero_loss, section 6): f(u, v; z) = z.(u^2 - v^2), n equations, d unknowns."""
 
+from functools import partial
 from typing import Literal
 
 import equinox as eqx
@@ -53,11 +54,8 @@ class LinearModel(eqx.Module):
             validate.positive_integer("LinearModel.draw", name, value)
         if sparsity > d:
             raise ValueError(f"`LinearModel.draw(sparsity={sparsity})`: the truth has only {d} entries.")
-        inputs, signs = jax.random.split(key)
-        draw = jax.random.normal if law == "gaussian" else jax.random.rademacher
-        z = draw(inputs, (n, d)).astype(dtype)
-        truth = jnp.zeros(d, dtype).at[:sparsity].set(jax.random.rademacher(signs, (sparsity,), dtype=dtype))
-        return LinearModel(Regression(predict, z, z @ truth), truth)
+        z, y, truth = _draw(key, d, n, sparsity, law, dtype)
+        return LinearModel(Regression(predict, z, y), truth)
 
     def start(self, alpha: float) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
         """Return u = v = alpha, where w = 0; a large alpha is the kernel regime."""
@@ -68,6 +66,7 @@ class LinearModel(eqx.Module):
         """Return s_j = (4/n) sum_i z_ij^2; under label noise of strength delta u_j v_j decays at delta^2 s_j."""
         return 4 * jnp.mean(self.problem.inputs**2, axis=0)
 
+    @eqx.filter_jit
     def settle(self, params: PyTree, steps: int = 200) -> PyTree:
         """Return Phi(params), the end of gradient flow, from an exact n-dimensional convex problem instead of the flow.
 
@@ -114,3 +113,15 @@ class LinearModel(eqx.Module):
         """
         shrink = jnp.exp(-(strength**2) * self.rates() * slow_time / 2).astype(self.truth.dtype)
         return jax.tree.map(lambda leaf: shrink * leaf, params)
+
+
+@partial(jax.jit, static_argnums=(1, 2, 3, 4, 5))
+def _draw(
+    key: Key[Array, ""], d: int, n: int, sparsity: int, law: Literal["gaussian", "boolean"], dtype: DTypeLike
+) -> tuple[Float[Array, "n d"], Float[Array, " n"], Float[Array, " d"]]:
+    """Return inputs, targets and the truth."""
+    inputs, signs = jax.random.split(key)
+    draw = jax.random.normal if law == "gaussian" else jax.random.rademacher
+    z = draw(inputs, (n, d)).astype(dtype)
+    truth = jnp.zeros(d, dtype).at[:sparsity].set(jax.random.rademacher(signs, (sparsity,), dtype=dtype))
+    return z, z @ truth, truth

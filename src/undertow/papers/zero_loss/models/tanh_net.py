@@ -30,6 +30,7 @@ class TanhNet(eqx.Module):
     params: dict[str, Array]
 
     @staticmethod
+    @eqx.filter_jit
     def draw(key: Key[Array, ""], *, inputs: int, hidden: int, n: int, dtype: DTypeLike = jnp.float32) -> "TanhNet":
         """Draw inputs and labels from N(0, 1) and weights from N(0, 1/fan-in)."""
         k = jax.random.split(key, 4)
