@@ -137,7 +137,7 @@ class QuadraticNet(AbstractNoise):
         rank: int | None = None,
         spectrum: Numbers | None = None,
         pooled: bool = False,
-        rule: AbstractRule | None = None,
+        rule: object = None,
         radius: float | None = None,
         key: KeyLike | None = None,
         dtype: DTypeLike | None = None,
