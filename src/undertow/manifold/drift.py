@@ -12,8 +12,9 @@ shorter formulas for least squares hold where the residuals are zero, which the 
 (`Frame.least_squares`).
 """
 
+from collections.abc import Callable
 from functools import partial, singledispatch
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,7 @@ from jaxtyping import Array, Float, PyTree
 from undertow import _chunks as chunks
 from undertow import _trees as trees
 from undertow.covariance import AbstractCovariance, LabelCovariance, SampleCovariance, ScaledIdentity, Sum
-from undertow.manifold.geometry import Frame, jacobian
+from undertow.manifold.geometry import FiniteStep, Frame, jacobian
 from undertow.manifold.label import trace_gradient
 from undertow.manifold.minimum import frame_of_minimum, third
 from undertow.problem import AbstractProblem, Regression
@@ -66,7 +67,7 @@ def second_derivative(problem: AbstractProblem, params: PyTree, factor: PyTree) 
 
 
 def covariance_parts(
-    problem: AbstractProblem, frame: Frame, covariance: AbstractCovariance, finite_step: Any
+    problem: AbstractProblem, frame: Frame, covariance: AbstractCovariance, finite_step: FiniteStep
 ) -> tuple[Array, Array, Array]:
     """Return the parts of d2Phi[Sigma] as flat vectors, by the shortest formula for the type of covariance."""
     return _dispatch_parts(covariance, problem, frame, finite_step)
@@ -74,7 +75,7 @@ def covariance_parts(
 
 @singledispatch
 def _dispatch_parts(
-    covariance: AbstractCovariance, problem: AbstractProblem, frame: Frame, finite_step: Any
+    covariance: AbstractCovariance, problem: AbstractProblem, frame: Frame, finite_step: FiniteStep
 ) -> tuple[Array, Array, Array]:
     """Return the parts for a covariance without structure, by its factor."""
     columns = _flatten(covariance.factor())
@@ -87,21 +88,23 @@ _general_parts = _dispatch_parts.dispatch(object)
 
 
 @_dispatch_parts.register(Sum)
-def _sum_parts(covariance: Sum, problem: AbstractProblem, frame: Frame, finite_step: Any) -> tuple[Array, Array, Array]:
+def _sum_parts(
+    covariance: Sum, problem: AbstractProblem, frame: Frame, finite_step: FiniteStep
+) -> tuple[Array, Array, Array]:
     parts = [covariance_parts(problem, frame, part, finite_step) for part in covariance.parts]
     return tuple(sum(column[1:], column[0]) for column in zip(*parts, strict=True))
 
 
 @_dispatch_parts.register(ScaledIdentity)
 def _identity_parts(
-    covariance: ScaledIdentity, problem: AbstractProblem, frame: Frame, finite_step: Any
+    covariance: ScaledIdentity, problem: AbstractProblem, frame: Frame, finite_step: FiniteStep
 ) -> tuple[Array, Array, Array]:
     return _isotropic(problem, frame, covariance.variance, finite_step)
 
 
 @_dispatch_parts.register(LabelCovariance)
 def _label_parts(
-    covariance: LabelCovariance, problem: AbstractProblem, frame: Frame, finite_step: Any
+    covariance: LabelCovariance, problem: AbstractProblem, frame: Frame, finite_step: FiniteStep
 ) -> tuple[Array, Array, Array]:
     if not frame.least_squares:
         return _general_parts(covariance, problem, frame, finite_step)
@@ -111,7 +114,7 @@ def _label_parts(
 
 @_dispatch_parts.register(SampleCovariance)
 def _sample_parts(
-    covariance: SampleCovariance, problem: AbstractProblem, frame: Frame, finite_step: Any
+    covariance: SampleCovariance, problem: AbstractProblem, frame: Frame, finite_step: FiniteStep
 ) -> tuple[Array, Array, Array]:
     if not frame.least_squares:
         return _general_parts(covariance, problem, frame, finite_step)
@@ -120,7 +123,7 @@ def _sample_parts(
 
 
 def factor_parts(
-    problem: AbstractProblem, frame: Frame, factor: Float[Array, "D k"], finite_step: Any
+    problem: AbstractProblem, frame: Frame, factor: Float[Array, "D k"], finite_step: FiniteStep
 ) -> tuple[Array, Array, Array]:
     """Return the parts of d2Phi[B B'] for an explicit factor B."""
     along = frame.project(factor)
@@ -179,7 +182,7 @@ def _mixed(
     return -2 * frame.project(_sum_columns(lambda pair: along_two(pair[:size], pair[size:]), pairs))
 
 
-def _label_normal(problem: Regression, frame: Frame, amount: Array, finite_step: Any) -> Float[Array, " D"]:
+def _label_normal(problem: Regression, frame: Frame, amount: Array, finite_step: FiniteStep) -> Float[Array, " D"]:
     """Return the normal part for Sigma = c H: X = c/2 on the normal space, -P d3L[X] = -(c/2) P grad tr H.
 
     Here tr H = (1/n) |J|^2. With a finite step X = c/(2 - eta h) depends on the direction, and the general formula is
@@ -192,7 +195,9 @@ def _label_normal(problem: Regression, frame: Frame, amount: Array, finite_step:
     return -amount / 2 * frame.project(trace_gradient(problem, frame.point, frame.unravel, rows))
 
 
-def _isotropic(problem: AbstractProblem, frame: Frame, variance: Array, finite_step: Any) -> tuple[Array, Array, Array]:
+def _isotropic(
+    problem: AbstractProblem, frame: Frame, variance: Array, finite_step: FiniteStep
+) -> tuple[Array, Array, Array]:
     """Return the parts for Sigma = s I: tangent -s H^+ d3L[P], normal -(s/2) P grad ln |H|_+, mixed zero."""
     inner = frame.lyapunov(jnp.diag(jnp.where(frame.active, variance, 0)), finite_step)
     least_squares = frame.least_squares and isinstance(problem, Regression)
@@ -221,7 +226,7 @@ def _pull(problem: Regression, frame: Frame, cotangent: Array) -> Float[Array, "
     return jax.vjp(partial(_predictions, problem, frame), frame.point)[1](cotangent)[0]
 
 
-def _sum_columns(function: Any, columns: Float[Array, "m k"]) -> Array:
+def _sum_columns(function: Callable[[Array], Array], columns: Float[Array, "m k"]) -> Array:
     """Return sum_k function(column k), in bounded memory."""
     bytes_each = 8 * columns.shape[0] * columns.dtype.itemsize
     block = lambda rows: jnp.sum(jax.vmap(function)(rows), axis=0)

@@ -7,12 +7,13 @@ are computed from the dense Hessian.
 """
 
 from collections.abc import Callable
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import equinox as eqx
 import jax
 import jax.flatten_util
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from undertow import _chunks as chunks
@@ -24,6 +25,9 @@ __all__ = ["DENSE_LIMIT", "Frame", "frame_at", "interpolates", "jacobian", "off_
 
 DENSE_LIMIT = 4000
 """The largest number of parameters for which a D x D Hessian is formed."""
+
+FiniteStep = Float[Array, ""] | float
+"""The step size in the covariance across the manifold; the float 0.0 is the limit of small steps."""
 
 
 class Frame(eqx.Module):
@@ -78,7 +82,7 @@ class Frame(eqx.Module):
         """Return ln |H|_+, the sum of the logarithms of the nonzero curvatures."""
         return jnp.sum(jnp.where(self.active, jnp.log(jnp.where(self.active, self.curvature, 1)), 0))
 
-    def lyapunov(self, inner: Float[Array, "r r"], finite_step: Float[Array, ""] | float = 0.0) -> Float[Array, "r r"]:
+    def lyapunov(self, inner: Float[Array, "r r"], finite_step: FiniteStep = 0.0) -> Float[Array, "r r"]:
         """Return X with HX + XH - eta HXH = S on the normal space, S and X in the basis V; eta = 0 for small steps.
 
         This X times eta is the stationary covariance of SGD across the manifold.
@@ -89,7 +93,7 @@ class Frame(eqx.Module):
         return jnp.where(both, inner / jnp.where(both, sums, 1), 0)
 
 
-def threshold(dtype: Any) -> float:
+def threshold(dtype: np.dtype) -> float:
     """Return the size, relative to the largest, below which an eigenvalue of H or a singular value of J counts as zero.
 
     Near the manifold the curvatures along it are of the order of the distance, so the threshold is well above rounding.

@@ -7,7 +7,6 @@ Where the noise has no tangent part (label noise), this is a flow.
 
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -20,7 +19,7 @@ from undertow import _trees as trees
 from undertow import _validate as validate
 from undertow._validate import KeyLike, Number
 from undertow.manifold.drift import Parts, covariance_parts
-from undertow.manifold.geometry import Frame, row_route
+from undertow.manifold.geometry import FiniteStep, Frame, row_route
 from undertow.manifold.label import label_amount, label_drift
 from undertow.manifold.minimum import check_distance, frame_of_minimum
 from undertow.manifold.paths import Recorder, diffuse, diffuse_many, flow
@@ -95,7 +94,7 @@ class Limit(eqx.Module):
         _check_kinks(self, params)
         return self._parts("Limit.parts", params, eta)
 
-    def _parts(self, function: str, params: PyTree, eta: Any) -> Parts:
+    def _parts(self, function: str, params: PyTree, eta: FiniteStep) -> Parts:
         frame = frame_of_minimum(function, self.noise.problem, params)
         _check_stability(function, eta, frame)
         return Parts(*(frame.unravel(part) for part in _halved_parts(self.noise, frame, eta)))
@@ -173,7 +172,14 @@ class Limit(eqx.Module):
         )
 
     def _diffusion(
-        self, frame: Frame, gaps: Array, key: Any, seeds: int | None, eta: Any, recorder: Recorder, steps: int
+        self,
+        frame: Frame,
+        gaps: Array,
+        key: KeyLike | None,
+        seeds: int | None,
+        eta: FiniteStep,
+        recorder: Recorder,
+        steps: int,
     ) -> tuple[Array, PyTree, Array]:
         if key is None:
             raise ValueError("`Limit.solve`: the noise has a tangent part, so the limit is a diffusion; give `key=`.")
@@ -232,7 +238,7 @@ def _blank(values: np.ndarray, after: np.ndarray) -> np.ndarray:
     return values
 
 
-def _finite_step(value: Number | None) -> Any:
+def _finite_step(value: Number | None) -> FiniteStep:
     """Return the finite step as an array; None (the exact limit) as the float 0.0, which selects shorter formulas."""
     if value is None:
         return 0.0
@@ -240,7 +246,7 @@ def _finite_step(value: Number | None) -> Any:
     return jnp.asarray(value, jnp.result_type(float))
 
 
-def _check_stability(function: str, eta: Any, frame: Frame) -> None:
+def _check_stability(function: str, eta: FiniteStep, frame: Frame) -> None:
     """Raise where steps of this size diverge across the manifold, so that there is no stationary covariance."""
     if not isinstance(eta, float) and validate.concrete(eta) and validate.concrete(frame.point):
         largest = float(jnp.max(frame.curvature))
@@ -282,7 +288,7 @@ def _label(limit: Limit, params: PyTree) -> tuple[PyTree, Array, Array] | None:
 
 
 @eqx.filter_jit
-def _halved_parts(noise: AbstractNoise, frame: Frame, eta: Any) -> tuple[Array, Array, Array]:
+def _halved_parts(noise: AbstractNoise, frame: Frame, eta: FiniteStep) -> tuple[Array, Array, Array]:
     covariance = noise.covariance(frame.unravel(frame.point))
     tangent, normal, mixed = covariance_parts(noise.problem, frame, covariance, eta)
     return tangent / 2, normal / 2, mixed / 2

@@ -11,11 +11,11 @@ minimum whose fourth derivative in a direction without curvature is not zero.
 """
 
 import math
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from undertow import _trees as trees
@@ -75,12 +75,12 @@ def frame_of_minimum(function: str, problem: AbstractProblem, params: PyTree) ->
     return frame
 
 
-def farthest(dtype: Any) -> float:
+def farthest(dtype: np.dtype) -> float:
     """Return the largest distance of a point to the manifold, relative to 1 + |params|."""
     return 1e-4 if dtype == jnp.float64 else 1e-2
 
 
-def check_distance(function: str, far: Any, size: Any, dtype: Any) -> None:
+def check_distance(function: str, far: float | Array, size: float | Array, dtype: np.dtype) -> None:
     """Raise where a point of the given size is too far from the manifold, or where the distance is not finite."""
     if not math.isfinite(float(far)):
         raise ValueError(f"`{function}`: the loss, or one of its derivatives, is not finite at this point.")

@@ -4,7 +4,6 @@ Both use the rank of the Hessian at their start. The limit ends where a curvatur
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import diffrax
 import equinox as eqx
@@ -13,12 +12,13 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from undertow import _trees as trees
+from undertow.covariance import AbstractCovariance
 from undertow.manifold.drift import covariance_parts
-from undertow.manifold.geometry import Frame, frame_at, off_manifold
+from undertow.manifold.geometry import FiniteStep, Frame, frame_at, off_manifold
 from undertow.manifold.label import label_amount, label_drift, label_return
 from undertow.manifold.minimum import third
 from undertow.noise.base import AbstractNoise
-from undertow.problem import Regression
+from undertow.problem import AbstractProblem, Regression
 
 __all__ = ["Recorder", "diffuse", "diffuse_many", "flow"]
 
@@ -44,7 +44,7 @@ class Recorder(eqx.Module):
     """Record observations at a point, and check that the limit is valid there."""
 
     observe: dict[str, Callable]
-    problem: Any
+    problem: AbstractProblem
     steepest: Array
     """The largest curvature at the start, the scale of the other curvatures."""
     rank: int = eqx.field(static=True)
@@ -72,7 +72,7 @@ class Recorder(eqx.Module):
         double, single = flattest
         least = double if frame.point.dtype == jnp.float64 else single
         valid = (curvature[0] > least * self.steepest) & (off_manifold(self.problem, frame) <= ASTRAY * size)
-        if not self.least_squares:
+        if not (self.least_squares and isinstance(self.problem, Regression)):
             return valid
         residual = jnp.linalg.norm(self.problem.residuals(self.unravel(frame.point)))
         rows = jnp.sqrt(self.problem.size * jnp.sum(frame.curvature))
@@ -80,7 +80,7 @@ class Recorder(eqx.Module):
 
 
 def _velocity(
-    noise: AbstractNoise, start: Frame, eta: Any, recorder: Recorder
+    noise: AbstractNoise, start: Frame, eta: FiniteStep, recorder: Recorder
 ) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
     """Return the tangent drift at a flat point near the manifold, and the step back to the manifold from there."""
     problem, unravel = noise.problem, start.unravel
@@ -97,7 +97,7 @@ def _velocity(
     )
 
 
-def _tangent_drift(noise: AbstractNoise, frame: Frame, eta: Any) -> Array:
+def _tangent_drift(noise: AbstractNoise, frame: Frame, eta: FiniteStep) -> Array:
     _, normal, mixed = covariance_parts(noise.problem, frame, noise.covariance(frame.unravel(frame.point)), eta)
     return (normal + mixed) / 2
 
@@ -109,7 +109,7 @@ def _return(noise: AbstractNoise, frame: Frame) -> Array:
 
 @eqx.filter_jit
 def flow(
-    noise: AbstractNoise, frame: Frame, gaps: Array, eta: Any, recorder: Recorder, tolerance: Array
+    noise: AbstractNoise, frame: Frame, gaps: Array, eta: FiniteStep, recorder: Recorder, tolerance: Array
 ) -> tuple[Array, PyTree, Array]:
     """Take adaptive Tsit5 steps with a retraction after each step, and record after every gap.
 
@@ -159,7 +159,7 @@ def flow(
 
 
 def _diffuse(
-    noise: AbstractNoise, start: Frame, key: Array, gaps: Array, eta: Any, recorder: Recorder, steps: int
+    noise: AbstractNoise, start: Frame, key: Array, gaps: Array, eta: FiniteStep, recorder: Recorder, steps: int
 ) -> tuple[Array, PyTree, Array]:
     """Take Euler steps: a tangent increment and the tangent drift, then a retraction, which adds the curvature term.
 
@@ -170,7 +170,7 @@ def _diffuse(
     """
     each = max(1, -(-steps // gaps.shape[0]))
 
-    def longest_resolved(frame: Frame, covariance: Any, drift: Array) -> Array:
+    def longest_resolved(frame: Frame, covariance: AbstractCovariance, drift: Array) -> Array:
         """Return the longest step in which the smallest curvature is resolved."""
         least = jnp.argmin(jnp.where(frame.active, frame.curvature, jnp.inf))
         v, h = frame.normal[:, least], frame.curvature[least]
@@ -222,7 +222,7 @@ diffuse = eqx.filter_jit(_diffuse)
 
 @eqx.filter_jit
 def diffuse_many(
-    noise: AbstractNoise, start: Frame, keys: Array, gaps: Array, eta: Any, recorder: Recorder, steps: int
+    noise: AbstractNoise, start: Frame, keys: Array, gaps: Array, eta: FiniteStep, recorder: Recorder, steps: int
 ) -> tuple[Array, PyTree, Array]:
     """Return `diffuse` for many keys."""
     return jax.vmap(lambda k: _diffuse(noise, start, k, gaps, eta, recorder, steps))(keys)

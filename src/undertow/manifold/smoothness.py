@@ -1,9 +1,9 @@
 """Detection of kinks: operations in the jaxpr of a loss that are not twice differentiable."""
 
 from collections.abc import Iterator
-from typing import Any
 
 import jax
+import jax.extend.core as jex
 from jaxtyping import PyTree
 
 from undertow import _trees as trees
@@ -37,7 +37,7 @@ def kinks(problem: AbstractProblem, params: PyTree) -> list[str]:
     return sorted(set(_kinks(program.jaxpr)))
 
 
-def _kinks(jaxpr: Any, trusted: bool = False) -> Iterator[str]:
+def _kinks(jaxpr: jex.Jaxpr, trusted: bool = False) -> Iterator[str]:
     """Yield the kinks that affect the result; values that only pass through `stop_gradient` do not count."""
     alive = {id(v) for v in jaxpr.outvars}
     for equation in reversed(jaxpr.eqns):
@@ -48,7 +48,8 @@ def _kinks(jaxpr: Any, trusted: bool = False) -> Iterator[str]:
         if name in FUNCTIONS:
             yield name
             continue
-        floats = any(getattr(v.aval, "dtype", None) is not None and v.aval.dtype.kind == "f" for v in equation.invars)
+        types = (getattr(v.aval, "dtype", None) for v in equation.invars)
+        floats = any(dtype is not None and dtype.kind == "f" for dtype in types)
         if equation.primitive.name in PRIMITIVES and floats and not trusted:
             yield equation.primitive.name
         inside = trusted or equation.primitive.name.startswith("custom_jvp")

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Any
 
 import jax
 import numpy as np
@@ -12,7 +11,7 @@ from undertow._validate import KeyLike
 from undertow.grouped.data import moments_of
 from undertow.sensing.bursts import burst_exponent
 from undertow.sensing.growth import lyapunov, paper_window, scalar_map
-from undertow.sensing.laws import AbstractLaw, Table, as_law
+from undertow.sensing.laws import LawLike, Table, as_law
 from undertow.sensing.matrix_sensing import STABLE
 
 __all__ = ["Advice", "advise"]
@@ -53,7 +52,7 @@ class Advice:
 
 
 def advise(
-    law: AbstractLaw | Any,
+    law: LawLike | tuple,
     horizon: int = 10_000,
     *,
     alpha: float = 1e-3,
@@ -148,7 +147,7 @@ def _warnings(exponent: float, tail: float, last: int, window: tuple[float, floa
     return first, "The paper's own window of step sizes is empty for this law."
 
 
-def _advise_data(data: tuple[Any, Any, Any], horizon: int, **settings: Any) -> Advice:
+def _advise_data(data: tuple, horizon: int, *, alpha: float, key: KeyLike, runs: int) -> Advice:
     """Return advice in the units of one true signal, with step sizes converted to those of w = u^2 - v^2."""
     moments, _, names = moments_of("advise", *data)
     names = np.array([f"x{j}" for j in range(moments.cross.shape[1])]) if names is None else names
@@ -163,7 +162,7 @@ def _advise_data(data: tuple[Any, Any, Any], horizon: int, **settings: Any) -> A
     )
     if steady.all():
         return _no_window(kept, (math.nan, math.nan))
-    advice = advise(Table(2 * cross[:, ~steady] / unit, moments.shares), horizon, **settings)
+    advice = advise(Table(2 * cross[:, ~steady] / unit, moments.shares), horizon, alpha=alpha, key=key, runs=runs)
     window = advice.step_sizes
     return replace(
         advice,

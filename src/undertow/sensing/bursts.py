@@ -5,8 +5,6 @@ part is multiplied by 1 + eta (s - 1) per step, because the true signal in the s
 process, with power-law tails whose exponent solves E|1 + eta (s - 1)|^kappa = 1.
 """
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -17,8 +15,8 @@ from undertow import _validate as validate
 from undertow._validate import KeyLike, Number
 from undertow.dynamics.traced import run_traced
 from undertow.estimate import Estimate
-from undertow.sensing.growth import tail_exponent
-from undertow.sensing.laws import AbstractLaw, as_law
+from undertow.sensing.growth import PerDirection, tail_exponent
+from undertow.sensing.laws import LawLike, as_law
 from undertow.sensing.matrix_sensing import MatrixSensing
 
 __all__ = ["burst_exponent", "burst_probability"]
@@ -27,7 +25,7 @@ BLOCK = 32
 """The number of steps whose randomness is drawn at once."""
 
 
-def burst_exponent(law: AbstractLaw | Any, step_size: Number, *, signal: float = 1.0) -> Any:
+def burst_exponent(law: LawLike, step_size: Number, *, signal: float = 1.0) -> PerDirection:
     """Return kappa with E|1 + step_size (s - signal)|^kappa = 1: bursts q of a filtered signal have tails q^-kappa.
 
     `signal` is the eigenvalue of the invariant signal. If the mean of the law is equal to it, kappa is 1 for any spread

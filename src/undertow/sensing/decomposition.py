@@ -1,15 +1,15 @@
 """Decomposition of the learnt matrix into parts, and the paper's deterministic sequences for their growth."""
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple, overload
 
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float
 
 from undertow import _validate as validate
-from undertow.sensing.laws import AbstractLaw, as_law
+from undertow.sensing.laws import LawLike, as_law
 from undertow.sensing.matrix_sensing import MatrixSensing
 
 __all__ = ["Auxiliary", "Parts", "auxiliary", "decompose"]
@@ -34,7 +34,11 @@ class Parts(eqx.Module):
         return jnp.linalg.svd(self.invariant, compute_uv=False)
 
 
-def decompose(sensing: MatrixSensing, params: PyTree) -> Any:
+@overload
+def decompose(sensing: MatrixSensing, params: Array) -> Parts: ...
+@overload
+def decompose(sensing: MatrixSensing, params: dict[str, Array]) -> dict[str, Parts]: ...
+def decompose(sensing: MatrixSensing, params: Array | dict[str, Array]) -> Parts | dict[str, Parts]:
     """Return R, Q and E of U (heterogeneity, section 4); for {"U": U, "V": V} a dict with the parts of both.
 
     >>> import jax.numpy as jnp
@@ -91,7 +95,7 @@ def auxiliary(
     *,
     steps: int,
     alpha: float = 1e-3,
-    law: AbstractLaw | Any = 0.0,
+    law: LawLike = 0.0,
     delta: float = 0.0,
     ranks: int = 2,
 ) -> Auxiliary:

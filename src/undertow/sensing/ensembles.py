@@ -2,15 +2,16 @@
 
 import math
 from abc import abstractmethod
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from undertow._validate import KeyLike, as_key
+from undertow.sensing.laws import Numbers
 
 __all__ = ["AbstractEnsemble", "Correlated", "Full", "Goe", "MatrixNormal", "as_ensemble"]
 
@@ -34,7 +35,7 @@ class AbstractEnsemble(eqx.Module):
         """Return C M for any M; X is symmetric, so only the symmetric part of M counts."""
         return self.apply(_symmetric(matrix))
 
-    def draw(self, key: KeyLike, count: int, d: int, dtype: Any) -> Float[Array, "count d d"]:
+    def draw(self, key: KeyLike, count: int, d: int, dtype: DTypeLike) -> Float[Array, "count d d"]:
         """Return `count` independent measurement matrices."""
         normals = jax.random.normal(as_key("draw", key), (count, *self.normal_structure(d)), dtype)
         return jax.vmap(lambda z: self.sqrt_mv(z, d))(normals)
@@ -109,7 +110,7 @@ class MatrixNormal(AbstractEnsemble):
     columns: Float[Array, "d d"]
     """B."""
 
-    def __init__(self, rows: Any, columns: Any):
+    def __init__(self, rows: Numbers, columns: Numbers):
         self.rows, self.columns = jnp.asarray(rows), jnp.asarray(columns)
         for name, value in (("rows", self.rows), ("columns", self.columns)):
             if value.ndim != 2 or value.shape[0] != value.shape[1] or not np.isfinite(np.asarray(value)).all():
@@ -134,7 +135,7 @@ class MatrixNormal(AbstractEnsemble):
 
 
 class Correlated(AbstractEnsemble):
-    """Any Gaussian covariance: X = the symmetric part of sum_k z_k factor_k, factor of shape (k, d, d).
+    """A Gaussian law of any covariance: X = the symmetric part of sum_k z_k factor_k, factor of shape (k, d, d).
 
     >>> import jax.numpy as jnp
     >>> from undertow.sensing.ensembles import Correlated
@@ -145,7 +146,7 @@ class Correlated(AbstractEnsemble):
 
     factor: Float[Array, "k d d"]
 
-    def __init__(self, factor: Any):
+    def __init__(self, factor: Numbers):
         factor = jnp.asarray(factor)
         if factor.ndim != 3 or factor.shape[1] != factor.shape[2] or not np.isfinite(np.asarray(factor)).all():
             raise ValueError("`Correlated(factor)`: give finite numbers of shape (k, d, d).")
@@ -167,7 +168,7 @@ class Correlated(AbstractEnsemble):
             )
 
 
-def as_ensemble(function: str, ensemble: Any) -> AbstractEnsemble:
+def as_ensemble(function: str, ensemble: AbstractEnsemble | str) -> AbstractEnsemble:
     """Return an ensemble, given as an object or as one of the two names."""
     named = {"goe": Goe, "full": Full}
     if isinstance(ensemble, AbstractEnsemble):

@@ -6,8 +6,8 @@ re-seeded, it has bursts with a power-law tail whose exponent is the other root 
 """
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeGuard, overload
 
 import equinox as eqx
 import jax
@@ -18,16 +18,25 @@ from jaxtyping import Array, Float, Key
 from undertow import _validate as validate
 from undertow._validate import KeyLike, Number
 from undertow.estimate import Estimate
-from undertow.sensing.laws import AbstractLaw, as_law
+from undertow.sensing.laws import AbstractLaw, LawLike, Numbers, as_law
 
 __all__ = ["lyapunov", "paper_window", "phase_diagram", "scalar_map", "tail_exponent", "transition_spread"]
 
 Sampler = Callable[[Key[Array, ""], int], Array]
 
+PerDirection = Any
+"""A float for a law of one direction, an array with one number per direction otherwise."""
 
+
+@overload
 def lyapunov(
-    law: AbstractLaw | Sampler | Any, step_size: Number, *, key: KeyLike | None = None, samples: int = 100_000
-) -> Any:
+    law: LawLike, step_size: Number, *, key: KeyLike | None = None, samples: int = 100_000
+) -> PerDirection: ...
+@overload
+def lyapunov(law: Sampler, step_size: Number, *, key: KeyLike | None = None, samples: int = 100_000) -> Estimate: ...
+def lyapunov(
+    law: LawLike | Sampler, step_size: Number, *, key: KeyLike | None = None, samples: int = 100_000
+) -> PerDirection | Estimate:
     """Return E log|1 + step_size s|, the typical growth per step of a small component, one number per direction.
 
     The result is exact to rounding, also if the law has a density at s = -1/step_size. For a function draw(key, count)
@@ -40,18 +49,22 @@ def lyapunov(
     """
     validate.finite_number("lyapunov", "step_size", step_size)
     eta = float(step_size)
-    if not isinstance(law, AbstractLaw) and callable(law):
+    if _is_sampler(law):
         drawn = law(validate.as_key("lyapunov", 0 if key is None else key), samples)
         return Estimate.of(jnp.log(jnp.abs(1 + eta * drawn)))
     return _one_or_all(as_law("lyapunov", law).mean_log(eta))
 
 
-def _one_or_all(values: Float[np.ndarray, " k"]) -> Any:
+def _is_sampler(law: LawLike | Sampler) -> TypeGuard[Sampler]:
+    return not isinstance(law, AbstractLaw) and callable(law)
+
+
+def _one_or_all(values: Float[np.ndarray, " k"]) -> PerDirection:
     """Return a number if the law has one direction, the array otherwise."""
     return float(values[0]) if len(values) == 1 else values
 
 
-def tail_exponent(law: AbstractLaw | Any, step_size: Number) -> Any:
+def tail_exponent(law: LawLike, step_size: Number) -> PerDirection:
     """Return kappa > 0 with E|1 + step_size s|^kappa = 1: bursts of a re-seeded component have tails q^-kappa (Kesten).
 
     kappa is zero if the component grows (lambda >= 0), and infinite if it shrinks at every step.
@@ -99,7 +112,7 @@ def transition_spread(mean: float, step_size: float, *, steps: float | int = mat
     return math.sqrt(inside) / step_size if inside > 0 else 0.0
 
 
-def paper_window(law: AbstractLaw | Any) -> tuple[float, float]:
+def paper_window(law: LawLike) -> tuple[float, float]:
     """Return the step sizes of the paper's theorem, (24/M2, 1/(64 M1)); empty if the first is not below the second.
 
     M1 = max|s|, infinite for a Gaussian (so its window is empty), and M2 = Var s/(1 + |E s|), the least over directions
@@ -138,7 +151,7 @@ def _iterate(
 
 
 def scalar_map(
-    law: AbstractLaw | Any,
+    law: LawLike,
     step_size: Number,
     *,
     steps: int,
@@ -185,8 +198,8 @@ def _row(
 
 
 def phase_diagram(
-    means: Any, spreads: Any, step_size: Number, *, steps: int, key: KeyLike, runs: int = 256,
-    alpha: float = 1e-3, level: float = 0.1,
+    means: Numbers, spreads: Sequence[Number] | np.ndarray | Array, step_size: Number, *, steps: int, key: KeyLike,
+    runs: int = 256, alpha: float = 1e-3, level: float = 0.1,
 ) -> Float[np.ndarray, "spreads means"]:  # fmt: skip
     """Return the probability that a spurious signal of two-point law mean +- spread is below `level` after `steps`.
 

@@ -4,19 +4,23 @@ A law can be drawn from, and computes its mean, its covariance and the moments o
 """
 
 from abc import abstractmethod
-from typing import Any
+from collections.abc import Sequence
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from undertow import _validate as validate
-from undertow._validate import KeyLike, as_key
+from undertow._validate import KeyLike, Number, as_key
 from undertow.sensing import factors
 
 __all__ = ["AbstractLaw", "Gaussian", "Table", "Uniform", "two_point"]
+
+Numbers = Number | Sequence
+"""Types accepted for real numbers: one number, an array, or a sequence, nested for an array of several axes."""
 
 RARE = 1e-4
 """Values with a smaller probability are unlikely to occur within a few thousand steps."""
@@ -65,7 +69,7 @@ class AbstractLaw(eqx.Module):
         """Return the law of s_index alone."""
 
     @abstractmethod
-    def shifted(self, by: Any) -> "AbstractLaw":
+    def shifted(self, by: ArrayLike) -> "AbstractLaw":
         """Return the law of s + by."""
 
     def largest(self) -> float:
@@ -77,7 +81,7 @@ class AbstractLaw(eqx.Module):
         return float(np.abs(np.take_along_axis(values, first, axis=0)).max())
 
 
-def _vector(value: Any) -> Array:
+def _vector(value: Numbers) -> Array:
     return jnp.atleast_1d(jnp.asarray(value, jnp.result_type(float)))
 
 
@@ -104,7 +108,7 @@ class Table(AbstractLaw):
     values: Float[Array, "e k"]
     probabilities: Float[Array, " e"]
 
-    def __init__(self, values: Any, probabilities: Any = None):
+    def __init__(self, values: Numbers, probabilities: Numbers | None = None):
         values = jnp.asarray(values, jnp.result_type(float))
         values = values[:, None] if values.ndim == 1 else values
         if values.ndim != 2 or 0 in values.shape or not np.isfinite(np.asarray(values)).all():
@@ -131,7 +135,7 @@ class Table(AbstractLaw):
     def component(self, index: int) -> "Table":
         return Table(self.values[:, index], self.probabilities)
 
-    def shifted(self, by: Any) -> "Table":
+    def shifted(self, by: ArrayLike) -> "Table":
         return Table(self.values + by, self.probabilities)
 
     def covariance(self) -> Float[Array, "k k"]:
@@ -162,7 +166,7 @@ class Table(AbstractLaw):
         return np.asarray(self.values, np.float64)[positive], weights[positive] / weights[positive].sum()
 
 
-def two_point(mean: Any, spread: Any, directions: int = 1) -> Table:
+def two_point(mean: Numbers, spread: Numbers, directions: int = 1) -> Table:
     """Return the paper's law: mean - spread or mean + spread with equal probability. Directions vary together.
 
     >>> from undertow.sensing.laws import two_point
@@ -186,7 +190,7 @@ class Uniform(AbstractLaw):
     low: Float[Array, " k"]
     high: Float[Array, " k"]
 
-    def __init__(self, low: Any, high: Any):
+    def __init__(self, low: Numbers, high: Numbers):
         low, high = jnp.broadcast_arrays(_vector(low), _vector(high))
         _check_finite("Uniform", low=low, high=high)
         if not (np.asarray(low) <= np.asarray(high)).all():
@@ -205,7 +209,7 @@ class Uniform(AbstractLaw):
     def component(self, index: int) -> "Uniform":
         return Uniform(self.low[index], self.high[index])
 
-    def shifted(self, by: Any) -> "Uniform":
+    def shifted(self, by: ArrayLike) -> "Uniform":
         return Uniform(self.low + by, self.high + by)
 
     def mean(self) -> Float[Array, " k"]:
@@ -243,7 +247,7 @@ class Gaussian(AbstractLaw):
     centre: Float[Array, " k"]
     deviation: Float[Array, " k"]
 
-    def __init__(self, mean: Any, deviation: Any):
+    def __init__(self, mean: Numbers, deviation: Numbers):
         centre, deviation = jnp.broadcast_arrays(_vector(mean), _vector(deviation))
         _check_finite("Gaussian", mean=centre, deviation=deviation)
         if (np.asarray(deviation) < 0).any():
@@ -262,7 +266,7 @@ class Gaussian(AbstractLaw):
     def component(self, index: int) -> "Gaussian":
         return Gaussian(self.centre[index], self.deviation[index])
 
-    def shifted(self, by: Any) -> "Gaussian":
+    def shifted(self, by: ArrayLike) -> "Gaussian":
         return Gaussian(self.centre + by, self.deviation)
 
     def mean(self) -> Float[Array, " k"]:
@@ -293,7 +297,11 @@ class Gaussian(AbstractLaw):
         return step_size * np.stack([np.asarray(x, np.float64) for x in (self.centre, self.deviation)], axis=1)
 
 
-def as_law(function: str, law: Any) -> AbstractLaw:
+LawLike = AbstractLaw | Numbers
+"""Types accepted for a law: an object, or its finitely many values."""
+
+
+def as_law(function: str, law: object) -> AbstractLaw:
     """Return a law, given as an object or as its finitely many values."""
     if isinstance(law, AbstractLaw):
         return law

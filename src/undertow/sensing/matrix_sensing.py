@@ -9,12 +9,13 @@ step therefore costs one draw of X for any m, and no measurements are drawn.
 
 import warnings
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _validate as validate
@@ -22,7 +23,7 @@ from undertow._validate import KeyLike
 from undertow.covariance import Operator
 from undertow.noise.base import AbstractNoise
 from undertow.sensing.ensembles import AbstractEnsemble, as_ensemble
-from undertow.sensing.laws import AbstractLaw, Table, as_law
+from undertow.sensing.laws import AbstractLaw, LawLike, Numbers, Table, as_law
 from undertow.sensing.loss import SensingLoss, product, pull
 
 __all__ = ["STABLE", "MatrixSensing"]
@@ -73,15 +74,15 @@ class MatrixSensing(AbstractNoise):
         self,
         d: int,
         m: int,
-        law: AbstractLaw | Any,
+        law: LawLike,
         *,
         rank: int | None = None,
-        spectrum: Any = None,
+        spectrum: Numbers | None = None,
         spurious_rank: int | None = None,
         pooled: bool = False,
         ensemble: Literal["goe", "full"] | AbstractEnsemble = "goe",
         key: KeyLike | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ):
         d = validate.positive_integer("MatrixSensing", "d", d)
         self.m = validate.positive_integer("MatrixSensing", "m", m)
@@ -307,7 +308,7 @@ def _diagonal(directions: Array, matrix: Array) -> Array:
     return jnp.sum(directions * (matrix @ directions), axis=0)
 
 
-def _subspaces(d: int, rank: int, other: int, key: Any, dtype: Any) -> tuple[Array, Array]:
+def _subspaces(d: int, rank: int, other: int, key: KeyLike | None, dtype: DTypeLike) -> tuple[Array, Array]:
     """Return orthonormal U* and V*: coordinate axes, or random subspaces that need not be orthogonal to each other."""
     if key is None:
         eye = np.eye(d, dtype=dtype)
@@ -320,7 +321,7 @@ def _subspaces(d: int, rank: int, other: int, key: Any, dtype: Any) -> tuple[Arr
 
 
 @partial(jax.jit, static_argnums=(1, 2, 3))
-def _subspace(key: Array, d: int, rank: int, dtype: Any) -> Array:
+def _subspace(key: Array, d: int, rank: int, dtype: DTypeLike) -> Array:
     return jnp.linalg.qr(jax.random.normal(key, (d, rank), dtype))[0]
 
 
@@ -337,5 +338,5 @@ def _gram_root(loss: SensingLoss) -> Array:
 _multinomial = jax.jit(jax.random.multinomial)  # a long program, compiled once for calls outside `jit`
 
 
-def _chi_square(key: Array, degrees: int, shape: tuple[int, ...], dtype: Any) -> Array:
+def _chi_square(key: Array, degrees: int, shape: tuple[int, ...], dtype: DTypeLike) -> Array:
     return 2 * jax.random.gamma(key, degrees / 2, shape, dtype)

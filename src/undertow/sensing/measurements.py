@@ -1,7 +1,6 @@
 """Matrix sensing with explicit measurements: a user's own X and y, and fresh ones drawn in bounded memory."""
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -14,6 +13,7 @@ from undertow import _validate as validate
 from undertow.covariance import Operator
 from undertow.noise.base import AbstractNoise
 from undertow.problem import Problem
+from undertow.sensing.laws import Numbers
 from undertow.sensing.loss import SensingLoss, product, pull
 from undertow.sensing.matrix_sensing import MatrixSensing
 
@@ -32,7 +32,7 @@ def _rank_one_loss(params: PyTree, sample: tuple[Array, Array]) -> Float[Array, 
     return (predicted - y) ** 2 / 4
 
 
-def sensing_problem(measurements: Any, targets: Any) -> Problem:
+def sensing_problem(measurements: Numbers, targets: Numbers) -> Problem:
     """Return the problem of given measurements of a matrix: L(U) = 1/(4n) sum_i (<X_i, UU'> - y_i)^2.
 
     **Arguments:** `measurements` of shape (n, d, d), or (n, d) for the rank-one X_i = x_i x_i'; `targets` y of shape

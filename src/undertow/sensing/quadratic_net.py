@@ -10,19 +10,20 @@ wrong constants (heterogeneity, errata of Algorithm 4): `Shrunk` has the correct
 """
 
 from abc import abstractmethod
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _validate as validate
 from undertow._validate import KeyLike
 from undertow.covariance import Operator
 from undertow.noise.base import AbstractNoise
-from undertow.sensing.laws import AbstractLaw
+from undertow.sensing.laws import AbstractLaw, LawLike, Numbers
 from undertow.sensing.loss import SensingLoss
 from undertow.sensing.matrix_sensing import MatrixSensing
 from undertow.spectral import spectral_norm
@@ -131,15 +132,15 @@ class QuadraticNet(AbstractNoise):
         self,
         d: int,
         m: int,
-        law: AbstractLaw | Any,
+        law: LawLike,
         *,
         rank: int | None = None,
-        spectrum: Any = None,
+        spectrum: Numbers | None = None,
         pooled: bool = False,
-        rule: AbstractRule | Any = None,
+        rule: object = None,
         radius: float | None = None,
         key: KeyLike | None = None,
-        dtype: Any = None,
+        dtype: DTypeLike | None = None,
     ):
         if rule is not None and not isinstance(rule, AbstractRule):
             raise TypeError(f"`QuadraticNet(rule={rule!r})`: give a rule, such as `Shrunk(0.1)`.")

@@ -1,7 +1,7 @@
 """Equilibria of symmetries that do not commute: each is balanced in turn, and the noise is computed anew each time."""
 
 from functools import singledispatch
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -69,7 +69,7 @@ def _alternate(
     limits: Limits,
 ) -> _Ended:
     """Move each symmetry in turn to its own equilibrium, until all are balanced or one amount grows too large."""
-    amounts: list[Any] = [np.zeros(jax.eval_shape(s.charge, params).shape) for s in symmetries]
+    amounts: list[np.ndarray] = [np.zeros(jax.eval_shape(s.charge, params).shape) for s in symmetries]
     lost = [0] * len(symmetries)
     residuals, unbalanced, sweeps = [], np.inf, 0
     while sweeps < limits.sweeps:
@@ -108,7 +108,7 @@ class _Move(NamedTuple):
     """Infinite where the equilibrium is at infinity, NaN without noise."""
     removed: int
     """The number of directions at infinity."""
-    inside: Any
+    inside: np.ndarray | np.bool_
     """The directions that have an equilibrium: a projector for rotations, a mask of generators otherwise."""
 
 
@@ -228,7 +228,12 @@ def _root(
 
 @singledispatch
 def _residual(
-    symmetry: AbstractSymmetry, noise: AbstractNoise, params: PyTree, inside: Any, eta: Array, decay: Array
+    symmetry: AbstractSymmetry,
+    noise: AbstractNoise,
+    params: PyTree,
+    inside: np.ndarray | np.bool_,
+    eta: Array,
+    decay: Array,
 ) -> tuple[float, float]:
     """Return the largest relative flow along a symmetry, in all directions and in those that have an equilibrium."""
     up, down = _sides(symmetry, noise, params, eta, decay)
@@ -238,7 +243,7 @@ def _residual(
 
 @_residual.register(DoubleRotation)
 def _rotation_residual(
-    symmetry: DoubleRotation, noise: AbstractNoise, params: PyTree, inside: Any, eta: Array, decay: Array
+    symmetry: DoubleRotation, noise: AbstractNoise, params: PyTree, inside: np.ndarray, eta: Array, decay: Array
 ) -> tuple[float, float]:
     up, down = _sides(symmetry, noise, params, eta, decay)
     scale = np.abs(up).max() + np.abs(down).max()
@@ -248,7 +253,12 @@ def _rotation_residual(
 
 @_residual.register(Exponential)
 def _exponential_residual(
-    symmetry: Exponential, noise: AbstractNoise, params: PyTree, inside: Any, eta: Array, decay: Array
+    symmetry: Exponential,
+    noise: AbstractNoise,
+    params: PyTree,
+    inside: np.ndarray | np.bool_,
+    eta: Array,
+    decay: Array,
 ) -> tuple[float, float]:
     gap, slope, size = (float(x) for x in _pull(noise, symmetry, params, jnp.zeros((), eta.dtype), eta, decay))
     residual = abs(gap) * size / slope if slope > 0 else 0.0

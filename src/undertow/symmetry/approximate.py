@@ -9,7 +9,7 @@ one stochastic gradient, to first order in the step size eta:
     E[C] - C* = E[delta]'A theta* + 1/2 Tr[A X].
 """
 
-from typing import Any
+from collections.abc import Callable
 
 import equinox as eqx
 import jax
@@ -53,7 +53,12 @@ class Deviation(eqx.Module):
 
 
 def deviation(
-    noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry, breaking: Any, *, step_size: Number
+    noise: AbstractNoise,
+    params: PyTree,
+    symmetry: AbstractSymmetry,
+    breaking: Callable[[PyTree], Array],
+    *,
+    step_size: Number,
 ) -> Deviation:
     """Return the mean charge of SGD near a minimum, where all but one term of the loss has a symmetry.
 
@@ -112,7 +117,7 @@ def _minimum(noise: AbstractNoise, params: PyTree) -> tuple[PyTree, Array, Array
     flat, unravel = jax.flatten_util.ravel_pytree(params)
     loss = lambda v: noise.problem.loss(unravel(v))
 
-    def step(_: Any, v: Array) -> Array:
+    def step(_: Array, v: Array) -> Array:
         values, vectors = jnp.linalg.eigh(jax.hessian(loss)(v))
         # |curvature|, bounded away from zero, gives a descent direction at every point
         safe = jnp.maximum(jnp.abs(values), 1e-6 * jnp.max(jnp.abs(values)))
@@ -129,7 +134,11 @@ def _minimum(noise: AbstractNoise, params: PyTree) -> tuple[PyTree, Array, Array
 
 @eqx.filter_jit
 def _deviation(
-    noise: AbstractNoise, breaking: Any, symmetry: AbstractSymmetry, params: PyTree, eta: Array
+    noise: AbstractNoise,
+    breaking: Callable[[PyTree], Array],
+    symmetry: AbstractSymmetry,
+    params: PyTree,
+    eta: Array,
 ) -> Deviation:
     flat, unravel = jax.flatten_util.ravel_pytree(params)
     loss = lambda v: noise.problem.loss(unravel(v))

@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float
@@ -17,9 +17,12 @@ __all__ = [
     "rotation",
 ]
 
+Scalar = float | int | Array
+"""Types of a step size or a weight decay."""
+
 
 def rescaling_amount(
-    noise_out: Array, noise_in: Array, weight_out: Array, weight_in: Array, step_size: Any, weight_decay: Any
+    noise_out: Array, noise_in: Array, weight_out: Array, weight_in: Array, step_size: Scalar, weight_decay: Scalar
 ) -> Array:
     """Return the amount that moves neurons to equilibrium: exp(4 amount) = (s_u + k |w|^2)/(s_w + k |u|^2).
 
@@ -64,8 +67,8 @@ def rotation(
     right: Float[Array, "d n"],
     noise_left: Float[Array, "d d"],
     noise_right: Float[Array, "d d"],
-    step_size: Any,
-    weight_decay: Any,
+    step_size: Scalar,
+    weight_decay: Scalar,
     clear: float | None = None,
 ) -> Balance:
     """Return the equilibrium of GL(d) between two factors with noise moments E[G_U'G_U] and E[G_W G_W'].

@@ -1,6 +1,6 @@
 """Equilibria of commuting symmetries: diagonal families are balanced in turn until no family moves any more."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -139,7 +139,7 @@ def sweep(
     return Swept(moved, marked, [left for _, _, left in last], residual, count)
 
 
-def relative(up: Any, down: Any) -> Array:
+def relative(up: Array, down: Array) -> Array:
     """Return |up - down| over up + down, zero where both vanish."""
     total = up + down
     return jnp.where(total > 0, jnp.abs(up - down) / jnp.where(total > 0, total, 1), 0)

@@ -8,13 +8,12 @@ which this is so, and combinations of generators (`recession`), are held fixed, 
 
 import warnings
 from collections.abc import Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from undertow import _validate as validate
 from undertow._validate import KeyLike, Number
@@ -41,9 +40,9 @@ class Equilibrium(eqx.Module):
 
     params: PyTree
     """The params after the move along their orbit."""
-    amount: tuple[Any, ...]
+    amount: tuple[Array | np.ndarray, ...]
     """The amount of the move along each symmetry; infinite where there is no finite equilibrium (then not moved)."""
-    charge: tuple[Any, ...]
+    charge: tuple[Array | np.ndarray, ...]
     """The charges at the point."""
     residual: float
     """The largest of `residuals`."""

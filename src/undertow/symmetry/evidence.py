@@ -1,7 +1,6 @@
 """Gradients of single samples at random points around params: the evidence in which symmetries are searched."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,7 +56,9 @@ def gather_evidence(problem: AbstractSampled | Population, params: PyTree, key: 
     return Evidence(trees.names(params), leaves, grads, alive, eps**0.6)
 
 
-def _gradients_nearby(problem: Any, params: PyTree, keys: Array, data: PyTree) -> tuple[PyTree, PyTree]:
+def _gradients_nearby(
+    problem: AbstractSampled | Population, params: PyTree, keys: Array, data: PyTree
+) -> tuple[PyTree, PyTree]:
     """Return one random point for each key, and the gradient of one sample at each point."""
 
     def nearby(k: Array) -> PyTree:

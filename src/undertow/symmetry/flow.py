@@ -1,7 +1,5 @@
 """The Noether flow: the rate at which noise, weight decay and a broken symmetry change a charge."""
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -104,7 +102,7 @@ def _flow(
     }
 
 
-def _check_arguments(noise: Any, symmetry: Any, step_size: Any, weight_decay: Any) -> None:
+def _check_arguments(noise: object, symmetry: object, step_size: Number, weight_decay: Number) -> None:
     if not isinstance(noise, AbstractNoise):
         raise TypeError(
             f"`noether_flow`: got a {type(noise).__name__} for `noise`; give a noise, such as `Minibatch(problem, 32)`."

@@ -1,7 +1,7 @@
 """Forecast of training along symmetries: relaxation times, sharpness at equilibrium, and the largest step size."""
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import equinox as eqx
 import jax
@@ -135,7 +135,7 @@ def _totals(noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry) ->
     return noise_power.plus + noise_power.minus, plus + minus
 
 
-def _hessian_product(problem: AbstractProblem, params: PyTree) -> Any:
+def _hessian_product(problem: AbstractProblem, params: PyTree) -> Callable[[PyTree], PyTree]:
     return lambda v: jax.jvp(problem.gradient, (params,), (v,))[1]
 
 

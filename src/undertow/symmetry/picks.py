@@ -1,13 +1,11 @@
 """Picks of whole leaves, axes and index ranges, as hashable objects instead of lambda functions."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 __all__ = ["JointPick", "LeafPick", "pick_of"]
 
@@ -23,7 +21,7 @@ class LeafPick:
     last: int | None = None
     chosen: tuple[int, ...] | None = None
 
-    def __call__(self, tree: PyTree) -> Any:
+    def __call__(self, tree: PyTree) -> Array | np.ndarray:
         leaf = jax.tree.leaves(tree)[self.index]
         if self.axis is None:
             return leaf
@@ -41,10 +39,10 @@ class JointPick:
 
     picks: tuple[LeafPick, ...]
 
-    def __call__(self, tree: PyTree) -> Any:
+    def __call__(self, tree: PyTree) -> tuple[Array | np.ndarray, ...]:
         return tuple(pick(tree) for pick in self.picks)
 
 
-def pick_of(picks: list[LeafPick]) -> Callable[[PyTree], Any]:
+def pick_of(picks: list[LeafPick]) -> LeafPick | JointPick:
     """Return one pick for a list of leaf picks."""
     return picks[0] if len(picks) == 1 else JointPick(tuple(picks))

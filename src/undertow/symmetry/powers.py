@@ -6,7 +6,7 @@ computed with `taps`; any other noise with the `moment` of its covariance.
 
 from collections.abc import Callable
 from functools import singledispatch
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
@@ -177,6 +177,6 @@ def powers_now(noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry)
 
 
 @eqx.filter_jit
-def entry_powers_now(noise: AbstractNoise, params: PyTree) -> Any:
+def entry_powers_now(noise: AbstractNoise, params: PyTree) -> PyTree:
     """Return `entry_powers`, compiled."""
     return entry_powers(noise, params)

@@ -8,7 +8,7 @@ them zero. A linear programme finds such a direction or proves that there is non
 
 import itertools
 from functools import singledispatch
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,13 @@ from jaxtyping import PyTree
 
 from undertow import _trees as trees
 from undertow.symmetry.generators import AbstractDiagonal, AbstractSymmetry, Exponential
+
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+    Sparse = csr_array
+else:
+    Sparse = object  # scipy.sparse is imported where it is used, for the start-up time
 
 __all__ = ["directions_at_infinity", "is_diagonal"]
 
@@ -77,7 +84,7 @@ def directions_at_infinity(
     return [[part.reshape(s) for part, s in zip(np.split(whole, ends), shapes, strict=True)] for whole in directions]
 
 
-def _matrix(symmetries: tuple[AbstractSymmetry, ...], params: PyTree) -> tuple[Any, list[tuple[int, ...]]]:
+def _matrix(symmetries: tuple[AbstractSymmetry, ...], params: PyTree) -> tuple[Sparse, list[tuple[int, ...]]]:
     """Return the diagonals of all generators, (entries, generators), and the shapes of the charges."""
     from scipy.sparse import hstack
 
@@ -86,13 +93,13 @@ def _matrix(symmetries: tuple[AbstractSymmetry, ...], params: PyTree) -> tuple[A
 
 
 @singledispatch
-def _diagonals(symmetry: AbstractSymmetry, params: PyTree) -> Any:
+def _diagonals(symmetry: AbstractSymmetry, params: PyTree) -> Sparse:
     """Return the diagonals of the generators of a symmetry as a sparse matrix (entries, generators)."""
     raise TypeError(f"`{type(symmetry).__name__}`: the generators are not diagonal in the entries of params.")
 
 
 @_diagonals.register(AbstractDiagonal)
-def _family_diagonals(symmetry: AbstractDiagonal, params: PyTree) -> Any:
+def _family_diagonals(symmetry: AbstractDiagonal, params: PyTree) -> Sparse:
     from scipy.sparse import csr_array
 
     shape = jax.eval_shape(symmetry.charge, params).shape
@@ -106,14 +113,14 @@ def _family_diagonals(symmetry: AbstractDiagonal, params: PyTree) -> Any:
 
 
 @_diagonals.register(Exponential)
-def _exponential_diagonal(symmetry: Exponential, params: PyTree) -> Any:
+def _exponential_diagonal(symmetry: Exponential, params: PyTree) -> Sparse:
     from scipy.sparse import csr_array
 
     spread = jax.tree.map(lambda a, p: jnp.broadcast_to(jnp.asarray(a), p.shape), symmetry.generator, params)
     return csr_array(np.asarray(trees.ravel(spread), np.float64)[:, None])
 
 
-def _distinct(rows: Any) -> Any:
+def _distinct(rows: Sparse) -> Sparse:
     """Return the distinct rows. Entries on which all generators act alike have the same row."""
     rows.sort_indices()
     parts = [slice(a, b) for a, b in itertools.pairwise(rows.indptr)]
@@ -121,7 +128,7 @@ def _distinct(rows: Any) -> Any:
     return rows[np.array(sorted(keys.values()), int)]
 
 
-def _direction(rows: Any) -> np.ndarray | None:
+def _direction(rows: Sparse) -> np.ndarray | None:
     """Return d with rows @ d >= 0 and not zero, of the smallest sum of |d| for its descent; None if there is none."""
     from scipy.optimize import linprog
     from scipy.sparse import hstack

@@ -9,7 +9,7 @@ way, or more than once, is treated with per-sample gradients, a chunk of samples
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.extend.core as jex
@@ -148,7 +148,7 @@ class _Site(NamedTuple):
 
     leaf: int
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: np.dtype
     kind: str
     facts: tuple
 
@@ -170,7 +170,7 @@ class _Runner:
         self.received: list[Array] = []
         self.spoilt: set[int] = set()
 
-    def run(self, jaxpr: Any, consts: Sequence, args: Sequence, tags: Sequence[_Alias | None]) -> list:
+    def run(self, jaxpr: jex.Jaxpr, consts: Sequence, args: Sequence, tags: Sequence[_Alias | None]) -> list:
         values: dict = {}
         marks: dict = {}
         values |= dict(zip(jaxpr.constvars, consts, strict=True))
@@ -189,7 +189,7 @@ class _Runner:
                 self.spoilt.add(marks[atom].leaf)
         return [read(atom) for atom in jaxpr.outvars]
 
-    def _equation(self, equation: Any, inputs: list, aliases: list) -> tuple[list, _Alias | None]:
+    def _equation(self, equation: jex.JaxprEqn, inputs: list, aliases: list) -> tuple[list, _Alias | None]:
         name = equation.primitive.name
         tagged = [alias for alias in aliases if alias is not None]
         if tagged and name in INLINED:
@@ -221,14 +221,14 @@ class _Runner:
         return [out], None
 
 
-def _bind(equation: Any, inputs: list) -> list:
+def _bind(equation: jex.JaxprEqn, inputs: list) -> list:
     bound = equation.primitive.get_bind_params(equation.params)
     functions, parameters = bound if isinstance(bound, tuple) else ([], bound)  # older versions of JAX return a pair
     outputs = equation.primitive.bind(*functions, *inputs, **parameters)
     return list(outputs) if equation.primitive.multiple_results else [outputs]
 
 
-def _dense(equation: Any, aliases: list, inputs: list) -> tuple[str, Array, tuple] | None:
+def _dense(equation: jex.JaxprEqn, aliases: list, inputs: list) -> tuple[str, Array, tuple] | None:
     """Return which axes of a weight matrix, of the other operand and of the output of a product correspond."""
     (contracting, batch) = equation.params["dimension_numbers"]
     if any(len(axes) for axes in batch):
@@ -244,7 +244,7 @@ def _dense(equation: Any, aliases: list, inputs: list) -> tuple[str, Array, tupl
     return "dense", other, (alias.order[free], alias.order[inside], output_axis, across)
 
 
-def _convolution(equation: Any, alias: _Alias, inputs: list) -> tuple[str, Array, tuple] | None:
+def _convolution(equation: jex.JaxprEqn, alias: _Alias, inputs: list) -> tuple[str, Array, tuple] | None:
     """Return a convolution as a dense layer on patches of its input."""
     given = equation.params
     if (
@@ -271,7 +271,7 @@ def _convolution(equation: Any, alias: _Alias, inputs: list) -> tuple[str, Array
 class _Plan(NamedTuple):
     """The accepted sites in the order of evaluation, and the leaves that need per-sample gradients."""
 
-    closed: Any
+    closed: jex.ClosedJaxpr
     sites: list[_Site]
     others: list[int]
 
@@ -284,7 +284,7 @@ def _plan(loss: Callable, params: PyTree, sample: PyTree) -> _Plan:
     tags += [None] * (len(arguments) - len(leaves))
     runner = _Runner(None, None)
 
-    def trace(*values: Any) -> list:
+    def trace(*values: Array) -> list:
         return runner.run(closed.jaxpr, closed.consts, values, tags)
 
     jax.eval_shape(trace, *arguments)
@@ -323,11 +323,11 @@ def moments(
         (loss,) = runner.run(plan.closed.jaxpr, plan.closed.consts, [*values, *rest], tags + [None] * len(rest))
         return loss, runner.received
 
-    def one(sample: PyTree) -> dict[int, Any]:
+    def one(sample: PyTree) -> dict[int, Array | _Outer]:
         """Return the gradient of one sample in every leaf, as an array or as an outer product."""
         derivative = jax.grad(tapped, argnums=(0, 1), has_aux=True)
         (taps, others), received = derivative(zeros, [leaves[k] for k in plan.others], sample)
-        gradients: dict[int, Any] = dict(zip(plan.others, others, strict=True))
+        gradients: dict[int, Array | _Outer] = dict(zip(plan.others, others, strict=True))
         for site, tap, a in zip(plan.sites, taps, received, strict=True):
             gradients[site.leaf] = _outer(site, tap, a)
         return gradients
@@ -366,7 +366,7 @@ def _outer(site: _Site, tap: Array, received: Array) -> _Outer:
     return _Outer(out, into, axes, shape)
 
 
-def _mean(gradients: Any, weights: Float[Array, " samples"], leaf: Array) -> Array:
+def _mean(gradients: Array | _Outer, weights: Float[Array, " samples"], leaf: Array) -> Array:
     """Return sum_n weights_n g_n, by one matrix product for outer products."""
     if not isinstance(gradients, _Outer):
         return trees.weigh(weights, gradients)
@@ -377,7 +377,7 @@ def _mean(gradients: Any, weights: Float[Array, " samples"], leaf: Array) -> Arr
     return flat.dense().astype(leaf.dtype)
 
 
-def _value(request: Request, gradient: Any) -> Array:
+def _value(request: Request, gradient: Array | _Outer) -> Array:
     """Return the requested value for one sample's gradient."""
     return request.of_outer(gradient) if isinstance(gradient, _Outer) else request.of_array(gradient)
 

@@ -1,10 +1,9 @@
 """Checks of the arguments of symmetries, and sums over picked entries."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
 
 from undertow import _validate as validate
@@ -19,7 +18,7 @@ def largest_exponent(params: PyTree) -> float:
     return min(float(np.log(float(jnp.finfo(leaf.dtype).max))) for leaf in jax.tree.leaves(params))
 
 
-def check_amount(function: str, amount: Any, params: PyTree, size: float = 1.0) -> None:
+def check_amount(function: str, amount: ArrayLike, params: PyTree, size: float = 1.0) -> None:
     """Raise where an amount is not finite or exp(amount A) overflows, for A with eigenvalues up to `size`."""
     if not validate.concrete(amount):
         return
@@ -36,7 +35,7 @@ def check_amount(function: str, amount: Any, params: PyTree, size: float = 1.0) 
         )
 
 
-def check_pick(function: str, name: str, pick: Any) -> None:
+def check_pick(function: str, name: str, pick: object) -> None:
     """Raise where an argument is not a function that picks entries of params."""
     if not callable(pick):
         raise TypeError(

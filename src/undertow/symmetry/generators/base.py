@@ -6,16 +6,16 @@ factors) has an array of charges, one for each generator.
 """
 
 from abc import abstractmethod
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
-from undertow._validate import KeyLike
+from undertow._validate import KeyLike, Number
 from undertow.problem import AbstractSampled, Population
 from undertow.symmetry import precision
 from undertow.symmetry.generators._checks import check_amount
@@ -55,7 +55,7 @@ class AbstractSymmetry(eqx.Module):
         """Return the positive and the negative part of a'A b, in the shape of the charge."""
 
     @abstractmethod
-    def orbit(self, params: PyTree, amount: Any) -> PyTree:
+    def orbit(self, params: PyTree, amount: ArrayLike) -> PyTree:
         """Return exp(amount A) params; for a family, `amount` has the shape of the charge (or is one number for all).
 
         An amount that is not finite, or so large that exp(amount A) overflows in the type of params, raises an error.
@@ -85,7 +85,13 @@ class AbstractSymmetry(eqx.Module):
         return (plus - minus) / 2
 
     def change(
-        self, params: PyTree, gradient: PyTree, *, step_size: Any, weight_decay: Any = 0.0, momentum: Any = 0.0
+        self,
+        params: PyTree,
+        gradient: PyTree,
+        *,
+        step_size: float | int | Array,
+        weight_decay: float | int | Array = 0.0,
+        momentum: Number = 0.0,
     ) -> Float[Array, "..."]:
         """Return the exact change of the charge in one step of SGD with this stochastic gradient.
 
@@ -115,7 +121,7 @@ class AbstractSymmetry(eqx.Module):
         return Violation(float(loss), float(gradient), precision.rounding(params) ** 0.5)
 
 
-def _subset(problem: AbstractSampled, key: Key[Array, ""], samples: int) -> Any:
+def _subset(problem: AbstractSampled, key: Key[Array, ""], samples: int) -> AbstractSampled:
     """Return the problem with at most `samples` of its samples."""
     if problem.size <= samples:
         return problem
@@ -125,7 +131,7 @@ def _subset(problem: AbstractSampled, key: Key[Array, ""], samples: int) -> Any:
 
 
 @eqx.filter_jit
-def _violation(symmetry: AbstractSymmetry, problem: Any, params: PyTree, key: Array) -> Pair:
+def _violation(symmetry: AbstractSymmetry, problem: AbstractSampled, params: PyTree, key: Array) -> Pair:
     before = problem.losses(params)
     shape = jax.eval_shape(symmetry.charge, params)
     drawn = 0.3 * jax.random.normal(key, (3, *shape.shape), before.dtype)
@@ -154,13 +160,13 @@ class AbstractDiagonal(AbstractSymmetry):
         """Return the sums of a tree's entries where A is 1, and where it is -1."""
 
     @abstractmethod
-    def logs(self, like: PyTree, amount: Any) -> PyTree:
+    def logs(self, like: PyTree, amount: ArrayLike) -> PyTree:
         """Return the diagonal of amount A, like params."""
 
     def pair(self, a: PyTree, b: PyTree) -> Pair:
         return self.sums(jax.tree.map(jnp.multiply, a, b))
 
-    def orbit(self, params: PyTree, amount: Any) -> PyTree:
+    def orbit(self, params: PyTree, amount: ArrayLike) -> PyTree:
         self.check_params(params)
         check_amount(type(self).__name__, amount, params)
         return jax.tree.map(lambda p, log: p * jnp.exp(log), params, self.logs(params, amount))

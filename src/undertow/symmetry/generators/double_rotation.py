@@ -1,9 +1,8 @@
 """The group GL(d) between two factors of a product."""
 
-from typing import Any
-
 import equinox as eqx
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PyTree
 
 from undertow import _validate as validate
@@ -55,7 +54,7 @@ class DoubleRotation(AbstractSymmetry):
         (ua, wa), (ub, wb) = self.factors(a), self.factors(b)
         return ua.T @ ub, wb @ wa.T
 
-    def orbit(self, params: PyTree, amount: Any) -> PyTree:
+    def orbit(self, params: PyTree, amount: ArrayLike) -> PyTree:
         self.check_params(params)
         u, w = self.factors(params)
         amount = jnp.asarray(amount, u.dtype)

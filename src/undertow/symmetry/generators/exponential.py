@@ -1,11 +1,11 @@
 """A general symmetric generator, given as a linear map or as a diagonal."""
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PyTree
 
 from undertow import _trees as trees
@@ -21,7 +21,7 @@ POWER_STEPS = 19
 
 
 class Exponential(AbstractSymmetry):
-    """Any symmetric generator A: a function v -> A v of vectors like params, or its diagonal as a pytree like params.
+    """A symmetric generator A: a function v -> A v of vectors like params, or its diagonal as a pytree like params.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
@@ -47,7 +47,7 @@ class Exponential(AbstractSymmetry):
         value = trees.dot(a, self.apply(b))
         return value, jnp.zeros_like(value)
 
-    def orbit(self, params: PyTree, amount: Any) -> PyTree:
+    def orbit(self, params: PyTree, amount: ArrayLike) -> PyTree:
         self.check_params(params)
         leaves = [leaf for leaf in jax.tree.leaves((params, self.generator)) if eqx.is_array(leaf)]
         size = float(_largest(self, params)) if all(map(validate.concrete, leaves)) else 0.0
@@ -107,7 +107,7 @@ def _exponential(symmetry: Exponential, vector: PyTree, amount: Array) -> PyTree
     within = length <= largest_exponent(vector)  # false for NaN
     count = jnp.ceil(2 * jnp.where(within, length, 0)) + 1  # twice: the power iteration finds the norm from below
 
-    def step(_: Any, v: PyTree) -> PyTree:
+    def step(_: Array, v: PyTree) -> PyTree:
         def term(carry: tuple[PyTree, PyTree], k: Array) -> tuple[tuple[PyTree, PyTree], None]:
             total, last = carry
             last = trees.scale(amount / (count * k), symmetry.apply(last))

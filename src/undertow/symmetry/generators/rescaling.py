@@ -1,10 +1,9 @@
 """Rescaling symmetries of neurons: outgoing weights grow by the factor by which incoming weights shrink."""
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from undertow import _trees as trees
@@ -51,7 +50,7 @@ class Rescaling(AbstractDiagonal):
             self.incoming, tree, 0 if self.neurons else None
         )
 
-    def logs(self, like: PyTree, amount: Any) -> PyTree:
+    def logs(self, like: PyTree, amount: ArrayLike) -> PyTree:
         amount = jnp.asarray(amount)
         first = lambda x: amount.reshape(amount.shape + (1,) * (x.ndim - amount.ndim))
         up = selection.scatter(self.outgoing, like, jax.tree.map(lambda x: amount, self.outgoing(like)))

@@ -1,10 +1,9 @@
 """Scale invariance: the generator A = I on a part of params."""
 
-from typing import Any
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from undertow import _validate as validate
@@ -40,7 +39,7 @@ class Scaling(AbstractDiagonal):
         plus = picked_sums(self.where, tree, None)
         return plus, jnp.zeros_like(plus)
 
-    def logs(self, like: PyTree, amount: Any) -> PyTree:
+    def logs(self, like: PyTree, amount: ArrayLike) -> PyTree:
         return selection.scatter(self.where, like, jax.tree.map(lambda x: jnp.asarray(amount), self.where(like)))
 
     def check_params(self, params: PyTree) -> None:
