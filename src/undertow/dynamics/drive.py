@@ -143,7 +143,7 @@ def _make_spec(
     without_velocity = validate.concrete(momentum) and float(momentum) == 0.0
     return engine.SGDSpec(
         noise=noise,
-        step_size=jnp.asarray(eta, floats) if isinstance(eta, float) else eta,
+        step_size=jnp.asarray(eta, floats) if isinstance(eta, float | int) else eta,
         momentum=None if without_velocity else jnp.asarray(momentum, floats),
         weight_decay=jnp.asarray(weight_decay, floats),
         observe=observe,

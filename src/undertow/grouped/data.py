@@ -239,7 +239,7 @@ def remember_names(model: object, names: np.ndarray | None) -> None:
 def predict_linear(
     function: str, X: ArrayLike, coef: Float[np.ndarray, " d"], intercept: float, names_at_fit: np.ndarray | None
 ) -> Float[np.ndarray, " rows"]:
-    """Return X.coef + intercept, for rows with the columns of the fit, whose names are `names_at_fit` (None: no names)."""
+    """Return X.coef + intercept, for rows with the columns of the fit; without names, `names_at_fit` is None."""
     values, names = check_rows(function, X)
     if values.shape[1] != len(coef):
         raise ValueError(

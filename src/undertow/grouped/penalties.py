@@ -24,11 +24,11 @@ __all__ = ["IRM", "GroupDRO", "VREx", "irm_penalty", "smooth_max", "vrex_penalty
 
 Scalar = Float[Array, ""]
 
-Tensor = Any
+ArrayOfLibrary = Any
 """An array or a number of NumPy, JAX or PyTorch, which have no type in common."""
 
 
-def vrex_penalty(risks: Tensor, weights: Tensor) -> Tensor:
+def vrex_penalty(risks: ArrayOfLibrary, weights: ArrayOfLibrary) -> ArrayOfLibrary:
     """Return the variance of the risks over environments, sum_e w_e (R_e - R)^2 (V-REx; Krueger et al. 2021).
 
     Arrays may be of NumPy, JAX or PyTorch.
@@ -42,7 +42,7 @@ def vrex_penalty(risks: Tensor, weights: Tensor) -> Tensor:
     return (weights * (risks - mean) ** 2).sum()
 
 
-def irm_penalty(slopes: Tensor, weights: Tensor) -> Tensor:
+def irm_penalty(slopes: ArrayOfLibrary, weights: ArrayOfLibrary) -> ArrayOfLibrary:
     """Return sum_e w_e slope_e^2, slope_e = d/ds R_e(s f) at s = 1, f the predictions (IRMv1; Arjovsky et al. 2019).
 
     The penalty is zero if scaling all predictions improves no environment. Arrays may be of NumPy, JAX or PyTorch.
@@ -55,7 +55,7 @@ def irm_penalty(slopes: Tensor, weights: Tensor) -> Tensor:
     return (weights * slopes**2).sum()
 
 
-def worst_case_weights(risks: Tensor, weights: Tensor, sharpness: Tensor) -> Tensor:
+def worst_case_weights(risks: ArrayOfLibrary, weights: ArrayOfLibrary, sharpness: ArrayOfLibrary) -> ArrayOfLibrary:
     """Return q_e ~ w_e exp(sharpness R_e), the exponentiated weights of GroupDRO and the gradient of `smooth_max`.
 
     Arrays may be of NumPy, JAX or PyTorch.
