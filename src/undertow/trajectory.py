@@ -8,8 +8,6 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from undertow._validate import Number
-
 if TYPE_CHECKING:
     import xarray
 
@@ -17,6 +15,9 @@ __all__ = ["ProgressReport", "Resumable", "Trajectory"]
 
 ProgressReport = Callable[[int, int], object] | bool | None
 """A callback `report(done, total)`; None shows a bar on a terminal after two seconds, False nothing."""
+
+Duration = float | int | np.generic | np.ndarray | jax.Array
+"""Types accepted for a length of time."""
 
 Variable = tuple[tuple[str, ...], np.ndarray]
 """The dimensions and the values of a variable of xarray."""
@@ -26,7 +27,7 @@ Variable = tuple[tuple[str, ...], np.ndarray]
 class Resumable(Protocol):
     """The state of a run that can be continued."""
 
-    def resume(self, steps: int | None, time: Number | None, progress: ProgressReport) -> "Trajectory": ...
+    def resume(self, steps: int | None, time: Duration | None, progress: ProgressReport) -> "Trajectory": ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +72,7 @@ class Trajectory:
         self,
         *,
         steps: int | None = None,
-        time: Number | None = None,
+        time: Duration | None = None,
         progress: ProgressReport = None,
     ) -> "Trajectory":
         """Continue a run of `descend` by `steps`, or one of `diffuse` by `time`, and return the whole run.
