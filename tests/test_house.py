@@ -227,7 +227,6 @@ START_UP = {
     "figures/heatmap.py": "matplotlib",
     "figures/style.py": "matplotlib",
     "figures/words.py": "matplotlib",
-    "grouped/data.py": "scikit-learn",
     "grouped/hetero_regressor.py": "pandas",
     "grouped/invariance.py": "scipy.special",
     "grouped/invariant_regressor.py": "pandas",

@@ -4,7 +4,7 @@ Importing it imports nothing heavy: each public name loads its module on first u
 """
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from undertow.dynamics.descend import descend
@@ -106,7 +106,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "claims":
         raise AttributeError("`undertow.claims` is now `undertow.verification.claims`: import it from there.")
     if name not in _HOME:

@@ -6,11 +6,11 @@ params, a D x k matrix).
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.flatten_util
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Key, PyTree, Shaped
 
 from undertow._validate import Number
@@ -62,7 +62,7 @@ def dot(a: PyTree, b: PyTree) -> Float[Array, ""]:
     return sum(parts[1:], parts[0])
 
 
-def take(stacked: PyTree, index: Any) -> PyTree:
+def take(stacked: PyTree, index: int | np.integer | np.ndarray | Array) -> PyTree:
     """Return entry `index` (or entries, for an array of them) along the leading axis of every leaf, in range."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf).at[index].get(mode="promise_in_bounds"), stacked)
 
@@ -102,7 +102,7 @@ def names(tree: PyTree) -> list[str]:
 def floats_bytes(tree: PyTree) -> int:
     """Return the memory of a tree of arrays (or of their shapes) in bytes. A random key counts as its two words."""
 
-    def size(leaf: Any) -> int:
+    def size(leaf: Array | np.ndarray | np.generic | jax.ShapeDtypeStruct) -> int:
         itemsize = 8 if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else jnp.dtype(leaf.dtype).itemsize
         return math.prod(leaf.shape) * itemsize
 

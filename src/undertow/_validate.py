@@ -4,18 +4,20 @@ import functools
 import math
 from collections.abc import Callable
 from numbers import Integral, Real
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import NoReturn, ParamSpec, TypeVar
 
 import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
+from numpy.typing import ArrayLike
 
 __all__ = [
     "KeyLike",
     "Number",
     "RenamedAttribute",
+    "as_float",
     "as_key",
     "concrete",
     "finite_number",
@@ -43,7 +45,7 @@ SUM_TOLERANCE = 1e-5
 """The largest distance from 1 of a sum of probabilities; half precision is allowed its rounding error."""
 
 
-def quote(function: str, **arguments: Any) -> str:
+def quote(function: str, **arguments: object) -> str:
     """Return the call as the user wrote it: quote("LabelNoise", batch_size=64) is "`LabelNoise(batch_size=64)`"."""
     return f"`{function}({', '.join(f'{name}={value}' for name, value in arguments.items())})`"
 
@@ -99,12 +101,12 @@ class RenamedAttribute:
         raise AttributeError(f"`{self.old}` is called `{self.new}` now.")
 
 
-def concrete(value: Any) -> bool:
+def concrete(value: object) -> bool:
     """Return whether a value is known: False for tracers, inside jit, vmap and grad."""
     return not isinstance(value, jax.core.Tracer)
 
 
-def as_key(function: str, key: Any) -> Array:
+def as_key(function: str, key: object) -> Array:
     """Return `key` as a key of JAX: a whole number n is `jax.random.key(n)`, raw key data are wrapped.
 
     >>> import jax
@@ -119,7 +121,7 @@ def as_key(function: str, key: Any) -> Array:
     return key if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else jax.random.wrap_key_data(key)
 
 
-def positive_integer(function: str, name: str, value: Any) -> int:
+def positive_integer(function: str, name: str, value: object) -> int:
     """Return `value` as an int of at least 1."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{quote(function, **{name: repr(value)})}: `{name}` must be a whole number of at least 1.")
@@ -128,20 +130,25 @@ def positive_integer(function: str, name: str, value: Any) -> int:
     return int(value)
 
 
-def finite_number(function: str, name: str, value: Any, *, least: float = 0.0, below: float = math.inf) -> None:
+def finite_number(function: str, name: str, value: object, *, least: float = 0.0, below: float = math.inf) -> None:
     """Raise unless `value` is a finite real scalar with least <= value < below. Tracers pass."""
-    if not concrete(value):
-        return
-    scalar = isinstance(value, Real) or (isinstance(value, Array | np.ndarray | np.generic) and value.ndim == 0)
-    if isinstance(value, bool) or not scalar:
+    if concrete(value):
+        as_float(function, name, value, least=least, below=below)
+
+
+def as_float(function: str, name: str, value: object, *, least: float = 0.0, below: float = math.inf) -> float:
+    """Return `value`, a finite real scalar with least <= value < below, in double precision."""
+    is_number = isinstance(value, Real | Array | np.ndarray | np.generic) and not isinstance(value, bool)
+    if not is_number or (not isinstance(value, Real) and value.ndim != 0):
         raise TypeError(f"{quote(function, **{name: repr(value)})}: `{name}` must be a number.")
     number = float(value)
     if not math.isfinite(number) or number < least or number >= below:
         bound = f"at least {least:g}" + (f" and below {below:g}" if below < math.inf else "")
         raise ValueError(f"{quote(function, **{name: value})}: `{name}` must be a finite number, {bound}.")
+    return number
 
 
-def real_array(function: str, name: str, value: Any) -> np.ndarray:
+def real_array(function: str, name: str, value: ArrayLike | None) -> np.ndarray:
     """Return `value` as an array of doubles; raise for masks, imaginary parts, dates and text."""
     parts = value if isinstance(value, list | tuple) else (value,)
     if any(np.ma.is_masked(part) for part in parts):
@@ -201,14 +208,14 @@ def sample_axis(function: str, **data: PyTree) -> int:
     return size
 
 
-def probabilities(function: str, name: str, values: Any, count: int) -> Array:
+def probabilities(function: str, name: str, values: ArrayLike, count: int) -> Array:
     """Return `values` as `count` finite numbers of at least 0 that sum to 1, normalised to remove rounding.
 
     Tracers are returned unchanged after a check of their shape.
     """
     if np.shape(values) != (count,):
         raise ValueError(f"`{function}`: `{name}` has shape {np.shape(values)}; give {count} numbers, one each.")
-    if not concrete(values):
+    if isinstance(values, jax.core.Tracer):
         return values
     array = np.asarray(values)
     floating = jnp.issubdtype(array.dtype, jnp.floating)
@@ -247,7 +254,7 @@ def group_labels(function: str, labels: np.ndarray) -> np.ndarray:
     return counts
 
 
-def group_shares(function: str, weights: Any, environments: int) -> np.ndarray:
+def group_shares(function: str, weights: ArrayLike, environments: int) -> np.ndarray:
     """Return the probability of each environment: positive, with the sum 1."""
     shares = np.asarray(weights, float)
     if shares.shape != (environments,):

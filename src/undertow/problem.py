@@ -6,13 +6,14 @@ closed-form geometry), `Population` a loss with fresh data at every step.
 
 from abc import abstractmethod
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
+from numpy.typing import ArrayLike
 
 from undertow import _chunks as chunks
 from undertow import _trees as trees
@@ -63,7 +64,7 @@ class AbstractSampled(AbstractProblem):
             return self.weights
         return jnp.full((self.size,), 1 / self.size)
 
-    def reweight(self, weights: Any) -> "AbstractSampled":
+    def reweight(self, weights: ArrayLike) -> "AbstractSampled":
         """Return the same problem with the loss sum_i weights_i l_i.
 
         The weights are probabilities, one for each sample: finite, at least 0, with the sum 1. They replace those of an
@@ -126,11 +127,11 @@ class AbstractSampled(AbstractProblem):
 
         return chunks.map_samples(one, self.data, self.chunk(params))
 
-    def quadratic(self, params: PyTree, form: Callable[[PyTree], Any]) -> Any:
+    def quadratic(self, params: PyTree, form: Callable[[PyTree], PyTree]) -> PyTree:
         """Return sum_i p_i form(grad l_i), for a scalar (or array) function of one gradient, in bounded memory."""
         self._check_shapes(params)
 
-        def block(rows: tuple[PyTree, Array]) -> Any:
+        def block(rows: tuple[PyTree, Array]) -> PyTree:
             data, weights = rows
             values = jax.vmap(lambda s: form(self.sample_gradient(params, s)))(data)
             return trees.weigh(weights, values)
@@ -170,11 +171,11 @@ def batch_gradient(loss: Callable[[PyTree, PyTree], Scalar], params: PyTree, bat
 
 
 @eqx.filter_jit
-def _loss_of(problem: AbstractProblem, params: PyTree) -> Any:
+def _loss_of(problem: AbstractProblem, params: PyTree) -> Array:
     return problem.loss(params)
 
 
-def _check_scalar(name: str, value: Any) -> None:
+def _check_scalar(name: str, value: PyTree) -> None:
     shape = getattr(value, "shape", None)
     if shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
         returned = f"shape {shape}, dtype {value.dtype}" if hasattr(value, "dtype") else type(value).__name__
@@ -243,7 +244,7 @@ class Regression(AbstractSampled):
     data: tuple[PyTree, Array]
     weights: Float[Array, " samples"] | None
 
-    def __init__(self, predict: Callable[[PyTree, PyTree], Array], inputs: PyTree, targets: Any):
+    def __init__(self, predict: Callable[[PyTree, PyTree], Array], inputs: PyTree, targets: Array | np.ndarray):
         if not callable(predict):
             kind = type(predict).__name__
             raise TypeError(f"`Regression(predict, ...)`: `predict` is a {kind}; give predict(params, x).")
@@ -357,15 +358,15 @@ class Population(AbstractProblem):
         error = jax.tree.map(lambda x: jnp.sqrt(x / jnp.asarray(samples - 1, x.dtype)), second)
         return Estimate(mean, error, samples)
 
-    def loss(self, params: PyTree, **_: Any) -> NoReturn:
+    def loss(self, params: PyTree, **_: object) -> NoReturn:
         """Raise: the loss is an expectation. See `estimate_loss`."""
         raise TypeError(_unknown("loss", "estimate_loss(params, key=..., samples=...)"))
 
-    def gradient(self, params: PyTree, **_: Any) -> NoReturn:
+    def gradient(self, params: PyTree, **_: object) -> NoReturn:
         """Raise: the gradient is an expectation. See `estimate_gradient`."""
         raise TypeError(_unknown("gradient", "estimate_gradient(params, key=..., samples=...)"))
 
-    def covariance(self, params: PyTree, **_: Any) -> NoReturn:
+    def covariance(self, params: PyTree, **_: object) -> NoReturn:
         """Raise: a covariance belongs to a noise. See `Minibatch.covariance`."""
         raise TypeError(
             "`Population.covariance`: the covariance is that of a noise now; write "

@@ -1,8 +1,8 @@
 """The result of a run: one type for experiments (`descend`, `diffuse`) and theory (`Limit.solve`)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -11,16 +11,23 @@ from jaxtyping import PyTree
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["Resumable", "Trajectory"]
+__all__ = ["ProgressReport", "Resumable", "Trajectory"]
+
+ProgressReport = Callable[[int, int], object] | bool | None
+"""A callback `report(done, total)`; None shows a bar on a terminal after two seconds, False nothing."""
+
+Duration = float | int | np.generic | np.ndarray | jax.Array
+"""Types accepted for a length of time."""
+
+Variable = tuple[tuple[str, ...], np.ndarray]
+"""The dimensions and the values of a variable of xarray."""
 
 
 @runtime_checkable
 class Resumable(Protocol):
     """The state of a run that can be continued."""
 
-    def resume(
-        self, steps: int | None, time: Any, progress: Callable[[int, int], Any] | bool | None
-    ) -> "Trajectory": ...
+    def resume(self, steps: int | None, time: Duration | None, progress: ProgressReport) -> "Trajectory": ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +63,7 @@ class Trajectory:
     """Which of the three coordinates labels the times in `to_xarray`."""
     interrupted: bool = False
     """Whether Ctrl-C ended the run early; `resume` continues it."""
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, str | float | None] = field(default_factory=dict)
     """How the run was made: function, noise, step size, steps, block length, lane width, wall seconds."""
     continuation: Resumable | None = field(default=None, repr=False)
     """The state from which `resume` continues; None where a trajectory cannot be continued."""
@@ -65,8 +72,8 @@ class Trajectory:
         self,
         *,
         steps: int | None = None,
-        time: Any = None,
-        progress: Callable[[int, int], Any] | bool | None = None,
+        time: Duration | None = None,
+        progress: ProgressReport = None,
     ) -> "Trajectory":
         """Continue a run of `descend` by `steps`, or one of `diffuse` by `time`, and return the whole run.
 
@@ -83,7 +90,7 @@ class Trajectory:
             raise TypeError(f"`run.resume`: a run made by `{self.facts.get('made_by')}` cannot be continued.")
         return self.continuation.resume(steps, time, progress)
 
-    def select(self, times: Any) -> "Trajectory":
+    def select(self, times: int | slice | Sequence[int] | np.ndarray) -> "Trajectory":
         """Return the trajectory with only the observations at the given positions along its times axis."""
         axis = 0 if self.seeds is None else 1
         index = np.atleast_1d(np.arange(len(self.step))[times])
@@ -112,7 +119,7 @@ class Trajectory:
 
         seed_dims = () if self.seeds is None else ("seed",)
         times = (self.clock,)
-        variables: dict[str, Any] = {}
+        variables: dict[str, Variable] = {}
         taken = {"step", "time", "slow_time", "seed", "diverged", "diverged_at"}
         _add_leaves(variables, taken, "params", self.params, seed_dims)
         taken.add("params")
@@ -120,14 +127,18 @@ class Trajectory:
             _add_leaves(variables, taken, name, values, (*seed_dims, *times))
         variables["diverged"] = (seed_dims, np.asarray(self.diverged))
         variables["diverged_at"] = (seed_dims, np.asarray(self.diverged_at))
-        coordinates: dict[str, Any] = {name: (times, getattr(self, name)) for name in ("step", "time", "slow_time")}
+        coordinates: dict[str, Variable | np.ndarray] = {
+            name: (times, getattr(self, name)) for name in ("step", "time", "slow_time")
+        }
         if self.seeds is not None:
             coordinates["seed"] = np.arange(self.seeds)
         facts = {name: value for name, value in self.facts.items() if value is not None}
         return xarray.Dataset(variables, coords=coordinates, attrs=facts)
 
 
-def _add_leaves(variables: dict[str, Any], taken: set[str], name: str, tree: PyTree, leading: tuple[str, ...]) -> None:
+def _add_leaves(
+    variables: dict[str, Variable], taken: set[str], name: str, tree: PyTree, leading: tuple[str, ...]
+) -> None:
     """Add one variable per leaf, with dimensions named after it; names in `taken` are not used again."""
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         parts = [str(getattr(k, "key", getattr(k, "name", getattr(k, "idx", k)))) for k in path]

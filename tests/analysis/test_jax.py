@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 import undertow as ut
-from undertow import cli
+from tests.cli.calls import call
+from undertow.analysis import jax as jax_analysis
 from undertow.analysis.jax import analyze
+from undertow.symmetry.equilibrium import VanishingNoiseError
 
 FILE = """
 import jax, jax.numpy as jnp
@@ -28,23 +30,11 @@ nothing = 3
 """
 
 
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text(FILE)
-    return path
-
-
-def run(*arguments):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["analyze", *map(str, arguments)])
-    return stopped.value.code
-
-
 @pytest.mark.parametrize("name", ["problem", pytest.param("make", marks=pytest.mark.slow)])
 def test_a_file_of_ones_own(name, file, tmp_path, capsys):
-    assert run(f"{file}:{name}", "--out", tmp_path / "out", "--step-size", 0.02, "--batch-size", 4) == 0
-    shown = capsys.readouterr().out
+    settings = ("--out", tmp_path / "out", "--step-size", 0.02, "--batch-size", 4)
+    status, shown, _ = call(capsys, "analyze", f"{file}:{name}", *settings)
+    assert status == 0
     assert "relaxes in about" in shown.replace("\n", " ")
     page = (tmp_path / "out" / "analysis.html").read_text()
     assert "rescaling of 4 neurons, bias, in against out" in page
@@ -77,9 +67,10 @@ BAD = {
 def test_mistakes_are_sentences(what, file, tmp_path, monkeypatch, capsys):
     (tmp_path / "broken.py").write_text("x = y\n")
     monkeypatch.chdir(tmp_path)
-    call, sentence = BAD[what]
-    assert run(*call.split(), "--out", tmp_path / "out") == 2
-    assert sentence in capsys.readouterr().err
+    line, sentence = BAD[what]
+    status, _, complaint = call(capsys, "analyze", *line.split(), "--out", tmp_path / "out")
+    assert status == 2
+    assert sentence in complaint
 
 
 def test_a_model_without_symmetries_says_so():
@@ -89,6 +80,28 @@ def test_a_model_without_symmetries_says_so():
     assert found.rows == ()
     assert found.sentences[0].startswith("No exponential symmetry was found")
     assert found.sharpness[0] > 0
+
+
+def test_noise_that_vanishes_is_recognised_by_the_type_of_the_error(monkeypatch):
+    """The text of the error is for the reader only."""
+    x = jax.random.normal(jax.random.key(0), (8, 2))
+    problem = ut.Problem(lambda p, s: (p["out"] @ jax.nn.relu(p["in"] @ s) - s[0]) ** 2, x)
+    params = {"in": jnp.ones((3, 2)), "out": jnp.full(3, 0.1)}
+
+    def raise_error(error):
+        def forecast(*args, **kwargs):
+            raise error
+
+        monkeypatch.setattr(jax_analysis, "forecast", forecast)
+
+    raise_error(VanishingNoiseError("another text"))
+    analysis = analyze(problem, params)
+    assert analysis.symmetries
+    assert analysis.forecast is None
+    assert analysis.sentences[0].startswith("The noise vanishes along the symmetries")
+    raise_error(ValueError("the noise vanishes along the symmetry"))
+    with pytest.raises(ValueError, match="vanishes along the symmetry"):
+        analyze(problem, params)
 
 
 def test_a_regression_at_zero_loss_is_told_its_drift(x64):

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 import undertow as ut
+from tests.cli.calls import call
 from tests.torch.zoo import KNOWN, adapter, language, tokens
-from undertow import cli
 from undertow.analysis.jax import analyze as analyze_problem
 from undertow.analysis.torch import take_batches
 from undertow.torch import analyze
@@ -35,19 +35,6 @@ def make():
 """
 
 
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "mine.py"
-    path.write_text(FILE)
-    return path
-
-
-def run(*arguments):
-    with pytest.raises(SystemExit) as stopped:
-        cli.main(["analyze", *map(str, arguments)])
-    return stopped.value.code
-
-
 def test_either_package_can_be_imported_first():
     for first, second in (("undertow.analysis.torch", "undertow.torch"), ("undertow.torch", "undertow.analysis.torch")):
         code = f"import {first}, {second}, undertow; print(undertow.torch.analyze is undertow.analysis.torch.analyze)"
@@ -56,8 +43,10 @@ def test_either_package_can_be_imported_first():
 
 
 def test_a_file_of_ones_own(file, tmp_path, capsys):
-    assert run(f"{file}:task", "--out", tmp_path / "out", "--step-size", 0.02, "--batch-size", 4) == 0
-    shown = capsys.readouterr().out.replace("\n", " ")
+    settings = ("--out", tmp_path / "out", "--step-size", 0.02, "--batch-size", 4)
+    status, shown, _ = call(capsys, "analyze", f"{file}:task", *settings)
+    assert status == 0
+    shown = shown.replace("\n", " ")
     assert "25 parameters" not in shown
     assert "31 parameters" in shown
     assert "largest step gradient descent survives goes from" in shown
@@ -85,8 +74,9 @@ def refuse_another_function(file, saved):
 
 
 def test_a_model_alone_is_refused(file, tmp_path, capsys):
-    assert run(f"{file}:model", "--out", tmp_path / "out") != 0
-    assert "(model, loss, data)" in capsys.readouterr().err.replace("\n", " ")
+    status, _, complaint = call(capsys, "analyze", f"{file}:model", "--out", tmp_path / "out")
+    assert status != 0
+    assert "(model, loss, data)" in complaint.replace("\n", " ")
 
 
 def test_the_same_row_as_for_jax():
@@ -138,9 +128,17 @@ def test_a_fresh_adapter_never_balances():
     assert any("no finite equilibrium" in sentence for sentence in found.sentences)
 
 
+def test_the_old_name_of_the_report_says_the_new_one():
+    with pytest.raises(TypeError, match="called `report` now"):
+        analyze(nn.Linear(1, 1), [torch.zeros(1, 1)] * 2, lambda model, x: model(x).sum(), tell=print)
+
+
 def test_a_model_without_symmetries():
     torch.manual_seed(0)
-    found = analyze(KNOWN["tanh"].build(), [torch.randn(6, 5) for _ in range(4)], KNOWN["tanh"].loss)
+    stages = []
+    batches = [torch.randn(6, 5) for _ in range(4)]
+    found = analyze(KNOWN["tanh"].build(), batches, KNOWN["tanh"].loss, report=stages.append)
+    assert stages == ["searching symmetries", "computing noise and equilibrium", "measuring sharpness"]
     assert found.rows == ()
     assert "No exact symmetry" in found.sentences[0]
 

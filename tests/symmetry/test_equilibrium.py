@@ -8,7 +8,7 @@ import pytest
 import undertow as ut
 from tests.symmetry import nets
 from undertow.symmetry import closed_forms
-from undertow.symmetry.equilibrium import NoFiniteEquilibrium
+from undertow.symmetry.equilibrium import NoFiniteEquilibrium, VanishingNoiseError
 
 ETA = 0.02
 
@@ -308,7 +308,7 @@ def test_no_noise_at_all_is_an_error(x64):
     problem = ut.Problem(nets.linear_net, (x, x @ params["W"].T @ params["U"].T))  # interpolated
     rescaling = ut.Rescaling(lambda p: p["U"], lambda p: p["W"])
     for symmetry in (rescaling, nets.FACTORS):
-        with pytest.raises(ValueError, match="every point of its orbit is an equilibrium"):
+        with pytest.raises(VanishingNoiseError, match="every point of its orbit is an equilibrium"):
             ut.equilibrium(ut.Minibatch(problem, 2), params, symmetry, step_size=ETA)
 
 

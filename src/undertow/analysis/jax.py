@@ -20,7 +20,7 @@ from undertow.noise.label import LabelNoise
 from undertow.noise.minibatch import Minibatch
 from undertow.problem import AbstractProblem, AbstractSampled, Population, Regression
 from undertow.symmetry import precision
-from undertow.symmetry.equilibrium import NoFiniteEquilibrium
+from undertow.symmetry.equilibrium import NoFiniteEquilibrium, VanishingNoiseError
 from undertow.symmetry.flow import noether_flow
 from undertow.symmetry.forecast import Forecast, forecast, largest_curvature, relaxation_times, trace_of_hessian
 from undertow.symmetry.generators import AbstractSymmetry
@@ -125,10 +125,8 @@ def _forecast(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", NoFiniteEquilibrium)  # the advice covers it
             return forecast(noise, params, symmetries, step_size=step_size, weight_decay=weight_decay, key=key)
-    except ValueError as error:
-        if "vanishes along the symmetry" in str(error):
-            return None
-        raise
+    except VanishingNoiseError:
+        return None
 
 
 def _row(

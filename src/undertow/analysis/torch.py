@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from undertow._validate import renamed_arguments
 from undertow.analysis.result import Analysis, Row
 from undertow.estimate import Estimate
 from undertow.symmetry import equilibrium as jax_equilibrium
@@ -55,6 +56,7 @@ def take_batches(batches: Batches, batch_size: int, seed: int) -> list[Batch]:
     return taken
 
 
+@renamed_arguments("analyze", tell="report")
 def analyze(
     model: nn.Module,
     batches: Batches,
@@ -64,7 +66,7 @@ def analyze(
     weight_decay: float = 0.0,
     batch_size: int = 32,
     seed: int = 0,
-    tell: Callable[[str], object] = lambda stage: None,
+    report: Callable[[str], object] = lambda stage: None,
 ) -> Analysis:
     """Return the symmetries of a PyTorch model, where SGD moves their charges, and advice in sentences.
 
@@ -75,7 +77,7 @@ def analyze(
     - `batches`: a `Dataset`, or batches as `loss(model, batch)` takes them.
     - `step_size`, `weight_decay`: those of `torch.optim.SGD`.
     - `batch_size`: the batch size of training, where `batches` is a `Dataset`.
-    - `tell`: a callback that receives the name of each stage when it starts.
+    - `report`: a callback that receives the name of each stage when it starts.
 
     >>> import torch
     >>> from undertow.torch import analyze
@@ -93,14 +95,14 @@ def analyze(
         )
     model = unwrap(model)
     batches = take_batches(batches, batch_size, seed)
-    tell("searching symmetries")
+    report("searching symmetries")
     symmetries = census(model, batches[0], loss, seed=seed)
-    tell("computing noise and equilibrium")
+    report("computing noise and equilibrium")
     twin = copy.deepcopy(model)
     moved = equilibrate(twin, batches, loss, symmetries, step_size=step_size, weight_decay=weight_decay, seed=seed)
     moments = [_charge_moments(net, batches, loss, moved, step_size, weight_decay, seed) for net in (model, twin)]
     rows = tuple(_row(*given, step_size, weight_decay) for given in zip(moved.moved, *moments, strict=True))
-    tell("measuring sharpness")
+    report("measuring sharpness")
     sharpness = [trace_of_hessian(net, batches, loss, seed) for net in ((model, twin) if rows else (model,))]
     value, squared_gradient = _mean_loss(model, batches, loss, seed)
     steps = [step.value for step in moved.largest_step]

@@ -2,25 +2,29 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
-from undertow._validate import Number, finite_number, quote
+from undertow._validate import Number, as_float, finite_number, quote
 
-__all__ = ["check_step_size", "clocks", "steps_of_time"]
+__all__ = ["Schedule", "StepSize", "check_step_size", "clocks", "steps_of_time"]
 
 SPAN = 2**16
 
+Schedule = Callable[[Array], Number]
+"""A step size eta(step)."""
 
-def check_step_size(function: str, step_size: Any) -> Any:
-    """Return a number as an array and a schedule as it is; raise for other step sizes."""
-    if callable(step_size):
-        return step_size
-    finite_number(function, "step_size", step_size)
-    return jnp.asarray(step_size, jnp.result_type(float))
+StepSize = Number | Schedule
+"""Types accepted for a step size."""
+
+
+def check_step_size(function: str, step_size: StepSize | None) -> float | Schedule:
+    """Return a number in double precision and a schedule as it is; raise for other step sizes."""
+    return cast("Schedule", step_size) if callable(step_size) else as_float(function, "step_size", step_size)
 
 
 def steps_of_time(function: str, time: Number, dt: float) -> int:
@@ -31,7 +35,7 @@ def steps_of_time(function: str, time: Number, dt: float) -> int:
     return max(1, math.ceil(float(time) / dt - 1e-6))
 
 
-def clocks(function: str, step_size: Any, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def clocks(function: str, step_size: float | Schedule, steps: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return time and slow_time after each of the given (increasing) numbers of steps."""
     if not callable(step_size):
         eta = float(step_size)

@@ -1,14 +1,14 @@
 """SGD, theta+ = theta - step_size * g, for millions of steps and many seeds."""
 
 from collections.abc import Callable
-from typing import Any
 
 from jaxtyping import PyTree
 
-from undertow._validate import KeyLike
+from undertow._validate import KeyLike, Number
 from undertow.dynamics import drive
+from undertow.dynamics.clock import StepSize
 from undertow.noise.base import AbstractNoise
-from undertow.trajectory import Trajectory
+from undertow.trajectory import ProgressReport, Trajectory
 
 __all__ = ["descend"]
 
@@ -17,16 +17,16 @@ def descend(
     noise: AbstractNoise,
     params: PyTree | Callable = None,
     *,
-    step_size: Any = None,
+    step_size: StepSize | None = None,
     steps: int,
     key: KeyLike | None = None,
     observe: dict[str, Callable[[PyTree], PyTree]] | None = None,
     average: dict[str, Callable[[PyTree], PyTree]] | None = None,
     every: int | None = None,
     seeds: int | None = None,
-    momentum: Any = 0.0,
-    weight_decay: Any = 0.0,
-    progress: Callable[[int, int], Any] | bool | None = None,
+    momentum: Number = 0.0,
+    weight_decay: Number = 0.0,
+    progress: ProgressReport = None,
     lane_width: int | None = None,
 ) -> Trajectory:
     """Run SGD: theta+ = (1 - eta lambda) theta - eta g, with g a draw of the noise at theta.

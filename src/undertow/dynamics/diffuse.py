@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _trees as trees
@@ -13,10 +13,10 @@ from undertow import _validate as validate
 from undertow._validate import KeyLike, Number
 from undertow.covariance import Projected
 from undertow.dynamics import drive
-from undertow.dynamics.clock import steps_of_time
+from undertow.dynamics.clock import StepSize, steps_of_time
 from undertow.noise.base import AbstractNoise, normals, normals_now
 from undertow.problem import AbstractProblem, Population
-from undertow.trajectory import Trajectory
+from undertow.trajectory import ProgressReport, Trajectory
 
 __all__ = ["Gaussian", "diffuse"]
 
@@ -72,16 +72,16 @@ def diffuse(
     noise: AbstractNoise,
     params: PyTree | Callable = None,
     *,
-    step_size: Any = None,
+    step_size: StepSize | None = None,
     time: Number,
     key: KeyLike | None = None,
     observe: dict[str, Callable[[PyTree], PyTree]] | None = None,
     average: dict[str, Callable[[PyTree], PyTree]] | None = None,
     every: int | None = None,
     seeds: int | None = None,
-    weight_decay: Any = 0.0,
+    weight_decay: Number = 0.0,
     substeps: int = 4,
-    progress: Callable[[int, int], Any] | bool | None = None,
+    progress: ProgressReport = None,
     lane_width: int | None = None,
 ) -> Trajectory:
     """Solve d theta = -(grad L + lambda theta) dt + sqrt(step_size) Sigma(theta)^(1/2) dW up to `time`.
@@ -104,7 +104,7 @@ def diffuse(
     validate.finite_number("diffuse", "time", time)
     if callable(step_size):
         raise TypeError("`diffuse`: `step_size` is a schedule; an SDE has one noise level: give a number.")
-    validate.finite_number("diffuse", "step_size", step_size)
+    eta = validate.as_float("diffuse", "step_size", step_size)
     if isinstance(getattr(noise, "problem", None), Population):
         raise TypeError(
             "`diffuse`: the drift of a `Population` is only known by Monte Carlo; fix a data set with "
@@ -113,12 +113,12 @@ def diffuse(
     if not isinstance(noise, AbstractNoise):
         raise TypeError(f"`diffuse(noise, ...)`: got a {type(noise).__name__}; give a noise.")
     substeps = validate.positive_integer("diffuse", "substeps", substeps)
-    steps = steps_of_time("diffuse", time, float(step_size) / substeps)
+    steps = steps_of_time("diffuse", time, eta / substeps)
     run = drive.start_run(
         "diffuse",
         Gaussian(noise, jnp.sqrt(jnp.asarray(substeps, jnp.result_type(float)))),
         params,
-        step_size=step_size / substeps,
+        step_size=np.asarray(step_size) / substeps,
         key=key,
         observe=observe,
         average=average,

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Literal, cast
 
 import equinox as eqx
 import jax
@@ -19,11 +19,11 @@ from undertow import _validate as validate
 from undertow._progress import Progress
 from undertow._validate import KeyLike, Number
 from undertow.dynamics import engine
-from undertow.dynamics.clock import check_step_size, clocks, steps_of_time
+from undertow.dynamics.clock import Schedule, StepSize, check_step_size, clocks, steps_of_time
 from undertow.dynamics.gather import Record, gather, join_lanes, stack_chunks
 from undertow.dynamics.lanes import ChunkPlan, LaneThreads, lane_width, power_of_two
 from undertow.noise.base import AbstractNoise
-from undertow.trajectory import Trajectory
+from undertow.trajectory import ProgressReport, Trajectory
 
 __all__ = ["Continuation", "advance_run", "start_run"]
 
@@ -31,8 +31,6 @@ OBSERVATION_BYTES = 16 * 2**20
 MOST_OBSERVATIONS = 8192
 START = 2**32 - 1
 """The number folded into a seed's key for its start; block numbers never reach it."""
-
-ProgressReport = Callable[[int, int], Any] | bool | None
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +40,7 @@ class Continuation:
     function: str
     """The public function that started the run, for error messages: `descend` or `diffuse`."""
     spec: engine.SGDSpec
-    step_size: Any
+    step_size: float | Schedule
     """The step size as it was given: a number in double precision, or the schedule."""
     lanes: tuple[engine.State, ...]
     step: int
@@ -64,7 +62,7 @@ class Continuation:
         if length is None or other is not None:
             raise TypeError(f"`run.resume`: the run was made by `{self.function}`; give `{name}=` and nothing else.")
         if self.clock == "time":
-            steps = steps_of_time("run.resume", length, self.step_size)
+            steps = steps_of_time("run.resume", length, cast("float", self.step_size))  # an SDE has no schedule
         return advance_run(self, steps, progress, stacklevel=4)
 
 
@@ -73,14 +71,14 @@ def start_run(
     noise: AbstractNoise,
     params: PyTree | Callable,
     *,
-    step_size: Any,
+    step_size: StepSize | None,
     key: KeyLike | None,
     observe: dict[str, Callable] | None,
     average: dict[str, Callable] | None,
     every: int | None,
     seeds: int | None,
-    momentum: Any,
-    weight_decay: Any,
+    momentum: Number,
+    weight_decay: Number,
     lanes_of: int | None,
 ) -> Continuation:
     """Check the arguments of a run and return the run at step 0; `lanes_of` is the `lane_width` that was asked for."""
@@ -96,10 +94,11 @@ def start_run(
     init = _as_init(function, params)
     first_key = engine.seed_keys(key, jnp.asarray(0))
     sample = init(jax.random.fold_in(first_key, START))
-    spec = _check_spec(function, noise, step_size, momentum, weight_decay, observe, average)
+    eta = check_step_size(function, step_size)
+    spec = _make_spec(function, noise, eta, momentum, weight_decay, observe, average)
     noise.check(sample)
-    if not callable(step_size):
-        noise.check_step_size(float(step_size))
+    if not callable(eta):
+        noise.check_step_size(eta)
     block = engine.block_length(noise, sample)
     shapes = jax.eval_shape(
         lambda p: ({name: f(p) for name, f in spec.observe.items()}, engine.averages(spec, p)), sample
@@ -114,7 +113,7 @@ def start_run(
     return Continuation(
         function=function,
         spec=spec,
-        step_size=step_size if callable(step_size) else float(step_size),
+        step_size=eta,
         lanes=lanes,
         step=0,
         block=block,
@@ -125,16 +124,15 @@ def start_run(
     )
 
 
-def _check_spec(
+def _make_spec(
     function: str,
     noise: AbstractNoise,
-    step_size: Any,
-    momentum: Any,
-    weight_decay: Any,
+    eta: float | Schedule,
+    momentum: Number,
+    weight_decay: Number,
     observe: dict[str, Callable] | None,
     average: dict[str, Callable] | None,
 ) -> engine.SGDSpec:
-    eta = check_step_size(function, step_size)
     validate.finite_number(function, "momentum", momentum, below=1.0)
     validate.finite_number(function, "weight_decay", weight_decay)
     observe, average = dict(observe or {}), dict(average or {})
@@ -145,7 +143,7 @@ def _check_spec(
     without_velocity = validate.concrete(momentum) and float(momentum) == 0.0
     return engine.SGDSpec(
         noise=noise,
-        step_size=eta,
+        step_size=jnp.asarray(eta, floats) if isinstance(eta, float | int) else eta,
         momentum=None if without_velocity else jnp.asarray(momentum, floats),
         weight_decay=jnp.asarray(weight_decay, floats),
         observe=observe,
@@ -153,7 +151,7 @@ def _check_spec(
     )
 
 
-def advance_run(run: Continuation, steps: Any, progress: ProgressReport, stacklevel: int = 3) -> Trajectory:
+def advance_run(run: Continuation, steps: int | None, progress: ProgressReport, stacklevel: int = 3) -> Trajectory:
     """Run `steps` more steps and return the whole run so far. `stacklevel` is that of the warning after Ctrl-C."""
     goal = run.step + validate.positive_integer(run.function, "steps", steps)
     if goal >= engine.NEVER:

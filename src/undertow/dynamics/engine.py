@@ -10,14 +10,14 @@ can be cut at any step and observed at any steps without changing a bit.
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from undertow import _trees as trees
+from undertow.dynamics.clock import Schedule
 from undertow.noise.base import AbstractNoise
 
 __all__ = ["NEVER", "SGDSpec", "State", "advance", "averages", "block_length", "first_nonfinite", "seed_keys", "start"]
@@ -36,7 +36,7 @@ class SGDSpec(eqx.Module):
     theta+ = theta - eta v. Numbers are traced arrays; `momentum=None` is SGD without a velocity."""
 
     noise: AbstractNoise
-    step_size: Float[Array, ""] | Callable[[Array], Array]
+    step_size: Float[Array, ""] | Schedule
     momentum: Float[Array, ""] | None
     weight_decay: Float[Array, ""]
     observe: dict[str, Observable]
@@ -268,7 +268,7 @@ def _extend(means: PyTree, window: Array, sums: PyTree, length: Array) -> tuple[
     return jax.tree.map(joined, means, sums), total
 
 
-def _finite(params: PyTree) -> Any:
+def _finite(params: PyTree) -> Bool[Array, ""]:
     flags = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(params)]
     return jnp.all(jnp.stack(flags))
 

@@ -1,7 +1,5 @@
 """Observations and final params of all lanes of a run, put together on the host."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -38,8 +36,12 @@ def join_lanes(lanes: list[PyTree], steps: list[int], before: Record, seeds: int
 
 
 def gather(
-    lanes: tuple[engine.State, ...], nonfinite: list[np.ndarray], steps: np.ndarray, observed: Any, seeds: int | None
-) -> tuple[PyTree, np.ndarray, np.ndarray, Any]:
+    lanes: tuple[engine.State, ...],
+    nonfinite: list[np.ndarray],
+    steps: np.ndarray,
+    observed: dict[str, PyTree],
+    seeds: int | None,
+) -> tuple[PyTree, np.ndarray, np.ndarray, dict[str, PyTree]]:
     """Return params, diverged, diverged_at (in steps of the engine) and the observations, NaN after divergence.
 
     `nonfinite` has the first non-finite step of every trajectory of each lane, NEVER or more where there is none.

@@ -1,13 +1,13 @@
 """Phi, the limit of gradient flow."""
 
-from typing import Any
+from collections.abc import Callable
 
 import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.scipy.sparse.linalg
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
@@ -99,7 +99,7 @@ def _lowest_curvature(problem: AbstractProblem, params: PyTree) -> Float[Array, 
     return (1.05 * largest - shifted) / largest
 
 
-def _strongest(apply: Any, like: PyTree) -> Float[Array, ""]:
+def _strongest(apply: Callable[[PyTree], PyTree], like: PyTree) -> Float[Array, ""]:
     """Return the eigenvalue of the largest size of a symmetric operator, by power iteration from a fixed start."""
     start = trees.standard_normal(jax.random.key(0), jax.lax.stop_gradient(like))
     v = spectral.power_iteration(apply, spectral.unit(start), POWER_STEPS)
@@ -115,7 +115,7 @@ def _flow(
 ) -> PyTree:
     """Follow gradient flow until |grad L| <= target, or max_steps."""
 
-    def arrived(t: Any, y: PyTree, args: Any, **_: Any) -> Any:
+    def arrived(t: Number, y: PyTree, args: PyTree, **_: object) -> Bool[Array, ""]:
         return _norm(problem.gradient(y)) <= target
 
     solution = diffrax.diffeqsolve(

@@ -7,10 +7,10 @@ depend on the number of rows. The test of invariance needs fourth moments and ma
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
+from numpy.typing import ArrayLike
 
 from undertow import _validate as validate
 from undertow._progress import Progress
@@ -130,7 +130,7 @@ def _column(names: np.ndarray | None, index: int) -> str:
     return f"column {index}" if names is None else f"column {str(names[index])!r}"
 
 
-def _names(X: Any) -> np.ndarray | None:
+def _names(X: ArrayLike) -> np.ndarray | None:
     """Return the names of the columns, if all are strings."""
     columns = getattr(X, "columns", None)
     if columns is None or not all(isinstance(name, str) for name in columns):
@@ -138,7 +138,7 @@ def _names(X: Any) -> np.ndarray | None:
     return np.asarray(columns, object)
 
 
-def check_rows(function: str, X: Any) -> tuple[Float[np.ndarray, "rows d"], np.ndarray | None]:
+def check_rows(function: str, X: ArrayLike) -> tuple[Float[np.ndarray, "rows d"], np.ndarray | None]:
     """Return X as finite numbers of shape (rows, columns), and the names of its columns."""
     names = _names(X)
     values = validate.real_array(function, "X", X)
@@ -153,7 +153,7 @@ def check_rows(function: str, X: Any) -> tuple[Float[np.ndarray, "rows d"], np.n
     return values, names
 
 
-def _read_groups(function: str, groups: Any, rows: int) -> tuple[np.ndarray, Int[np.ndarray, " rows"]]:
+def _read_groups(function: str, groups: ArrayLike | None, rows: int) -> tuple[np.ndarray, Int[np.ndarray, " rows"]]:
     """Return the names of the groups, and the number of each row's group."""
     if groups is None:
         raise ValueError(f"`{function}`: `groups` is not given; give the environment of each row, such as its site.")
@@ -184,7 +184,9 @@ def _read_groups(function: str, groups: Any, rows: int) -> tuple[np.ndarray, Int
     return names, numbers
 
 
-def moments_of(function: str, X: Any, y: Any, groups: Any) -> tuple[Moments, np.ndarray, np.ndarray | None]:
+def moments_of(
+    function: str, X: ArrayLike, y: ArrayLike | None, groups: ArrayLike | None
+) -> tuple[Moments, np.ndarray, np.ndarray | None]:
     """Return the moments of checked data, the names of its groups, and the names of its columns if they have names.
 
     >>> import numpy as np
@@ -225,34 +227,32 @@ def moments_of(function: str, X: Any, y: Any, groups: Any) -> tuple[Moments, np.
     return Moments(joint, sizes, mean, scale, parts), names, columns
 
 
-def remember_names(model: Any, names: np.ndarray | None) -> None:
+def remember_names(model: object, names: np.ndarray | None) -> None:
     """Set `feature_names_in_`, or delete that of an earlier fit, as scikit-learn does."""
+    attributes = vars(model)
     if names is not None:
-        model.feature_names_in_ = names
-    elif hasattr(model, "feature_names_in_"):
-        del model.feature_names_in_
+        attributes["feature_names_in_"] = names
+    else:
+        attributes.pop("feature_names_in_", None)
 
 
-def predict_linear(model: Any, X: Any) -> Float[np.ndarray, " rows"]:
-    """Return X.coef_ + intercept_ of a fitted model, for rows with the columns it was fitted on."""
-    from sklearn.utils.validation import check_is_fitted
-
-    check_is_fitted(model)
-    function = f"{type(model).__name__}.predict"
+def predict_linear(
+    function: str, X: ArrayLike, coef: Float[np.ndarray, " d"], intercept: float, names_at_fit: np.ndarray | None
+) -> Float[np.ndarray, " rows"]:
+    """Return X.coef + intercept, for rows with the columns of the fit; without names, `names_at_fit` is None."""
     values, names = check_rows(function, X)
-    if values.shape[1] != model.n_features_in_:
+    if values.shape[1] != len(coef):
         raise ValueError(
-            f"`{function}`: `X` has {values.shape[1]} columns, the model was fitted on {model.n_features_in_}; give "
-            "the same columns."
+            f"`{function}`: `X` has {values.shape[1]} columns, the model was fitted on {len(coef)}; give the same "
+            "columns."
         )
-    known = getattr(model, "feature_names_in_", None)
-    if names is not None and known is not None and list(names) != list(known):
-        first = next(j for j, (a, b) in enumerate(zip(names, known, strict=True)) if a != b)
+    if names is not None and names_at_fit is not None and list(names) != list(names_at_fit):
+        first = next(j for j, (a, b) in enumerate(zip(names, names_at_fit, strict=True)) if a != b)
         raise ValueError(
-            f"`{function}`: column {first} of `X` is {names[first]!r}, at fit it was {known[first]!r}; "
+            f"`{function}`: column {first} of `X` is {names[first]!r}, at fit it was {names_at_fit[first]!r}; "
             "give the same columns in the same order."
         )
-    return values @ model.coef_ + model.intercept_
+    return values @ coef + intercept
 
 
 @dataclass(frozen=True)

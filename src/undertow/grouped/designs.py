@@ -7,10 +7,10 @@ a cause.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
+from numpy.typing import ArrayLike
 
 from undertow import _validate as validate
 
@@ -35,12 +35,12 @@ class GroupedDesign:
     tests: tuple[tuple[Float[np.ndarray, "n d"], Float[np.ndarray, " n"]], ...]
     """X and y of each test environment."""
 
-    def error(self, coef: Any) -> float:
+    def error(self, coef: ArrayLike) -> float:
         """Return |w - w*| / |w*|, with every coefficient in units of its column's pooled standard deviation."""
         scale = self.X.std(0)
         return float(np.linalg.norm((np.asarray(coef) - self.truth) * scale) / np.linalg.norm(self.truth * scale))
 
-    def risk(self, coef: Any, intercept: float = 0.0) -> float:
+    def risk(self, coef: ArrayLike, intercept: float = 0.0) -> float:
         """Return the largest mean squared error over the test environments, relative to that of w*."""
         mse = lambda w, b: max(float(np.mean((y - X @ w - b) ** 2)) for X, y in self.tests)
         return mse(np.asarray(coef), intercept) / mse(self.truth, 0.0)
@@ -52,10 +52,10 @@ class _Environment:
 
     strength: np.ndarray
     scale: float = 1.0
-    mean: Any = 0.0
+    mean: float | np.ndarray = 0.0
     noise: float = 1.0
     child_noise: float = 1.0
-    child_mean: Any = 0.0
+    child_mean: float | np.ndarray = 0.0
 
 
 def _signs(rng: np.random.Generator, environments: int, q: int) -> np.ndarray:
@@ -68,7 +68,7 @@ def _spread(rng: np.random.Generator, mean: float, spread: float, environments: 
     return mean + _signs(rng, environments, q) * spread * rng.uniform(0.8, 1.2, (environments, q))
 
 
-def _far(q: int, **changes: Any) -> list[_Environment]:
+def _far(q: int, **changes: float) -> list[_Environment]:
     return [_Environment(np.full(q, a), **changes) for a in FAR]
 
 

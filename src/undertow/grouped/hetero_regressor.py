@@ -3,10 +3,11 @@
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Float
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
@@ -14,6 +15,9 @@ from undertow import _validate as validate
 from undertow.grouped import data as grouped
 from undertow.grouped.data import PRESENT, Bootstrap, Moments
 from undertow.grouped.two_phase import Phases, growth_phases
+
+if TYPE_CHECKING:
+    import pandas
 
 __all__ = ["HeteroRegressor"]
 
@@ -76,7 +80,7 @@ class HeteroRegressor(RegressorMixin, BaseEstimator):
         self.seeds = seeds
         self.random_state = random_state
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> "HeteroRegressor":
+    def fit(self, X: ArrayLike, y: ArrayLike | None, groups: ArrayLike | None = None) -> "HeteroRegressor":
         """Fit rows X of shape (rows, columns) to y; `groups` has a label (number or text) for every row."""
         self._check_settings()
         moments, self.groups_, names = grouped.moments_of("HeteroRegressor.fit", X, y, groups)
@@ -104,9 +108,11 @@ class HeteroRegressor(RegressorMixin, BaseEstimator):
         self.diagnosis_ = _diagnose(moments, w, pooled, runs, phases, labels)
         return self
 
-    def predict(self, X: Any) -> Float[np.ndarray, " rows"]:
+    def predict(self, X: ArrayLike) -> Float[np.ndarray, " rows"]:
         """Return X.coef_ + intercept_."""
-        return grouped.predict_linear(self, X)
+        check_is_fitted(self)
+        names_at_fit = getattr(self, "feature_names_in_", None)
+        return grouped.predict_linear("HeteroRegressor.predict", X, self.coef_, self.intercept_, names_at_fit)
 
     def report(self) -> str:
         """Return a summary of the runs, and for each variable the reason why it is present or absent."""
@@ -121,7 +127,9 @@ class HeteroRegressor(RegressorMixin, BaseEstimator):
         lines = [f"  {name:<{width}}  {why}" for name, why in zip(table["variable"], table["why"], strict=True)]
         return "\n".join([head, *lines])
 
-    def bootstrap(self, X: Any, y: Any, groups: Any = None, *, repeats: int = 200, seed: int = 0) -> Bootstrap:
+    def bootstrap(
+        self, X: ArrayLike, y: ArrayLike | None, groups: ArrayLike | None = None, *, repeats: int = 200, seed: int = 0
+    ) -> Bootstrap:
         """Fit data sets of groups drawn with replacement, for intervals of the coefficients.
 
         The rules for step size and steps are applied to each draw anew; draws in which every run diverges are counted
@@ -136,7 +144,7 @@ class HeteroRegressor(RegressorMixin, BaseEstimator):
 
         return grouped.bootstrap("HeteroRegressor.bootstrap", moments, estimate, repeats, seed)
 
-    def _run(self, moments: Moments, seed: Any) -> "_Runs":
+    def _run(self, moments: Moments, seed: int | list[int]) -> "_Runs":
         step_size = _safe_step_size(moments) if self.step_size is None else float(self.step_size)
         alpha = float(self.alpha)
         needed = math.log(1 / alpha) / (2 * step_size * WEAKEST)
@@ -253,7 +261,7 @@ def _pooled(moments: Moments, step_size: float, steps: int, alpha: float) -> Flo
 
 def _diagnose(
     moments: Moments, w: np.ndarray, pooled: np.ndarray, runs: _Runs, phases: Phases, names: list[str]
-) -> Any:
+) -> "pandas.DataFrame":
     """Return a table with one row per variable, for the larger (or predicted larger) one of u and v."""
     import pandas
 

@@ -2,10 +2,10 @@
 
 import itertools
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
+from numpy.typing import ArrayLike
 
 from undertow import _validate as validate
 from undertow.grouped.data import Moments, moments_of
@@ -34,7 +34,7 @@ class SubsetSearch:
     intercept: float | None
 
 
-def icp(X: Any, y: Any, groups: Any = None, *, level: float = 0.05) -> SubsetSearch:
+def icp(X: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None, *, level: float = 0.05) -> SubsetSearch:
     """Test every subset of the columns of X (at most 2^14 subsets) for invariance, by `invariance_test`.
 
     `parents` is often empty: a cause whose law is the same in all groups can be left out without breaking invariance.
@@ -57,7 +57,7 @@ def icp(X: Any, y: Any, groups: Any = None, *, level: float = 0.05) -> SubsetSea
     return all_subsets(moments, np.arange(columns), level)
 
 
-def all_subsets(moments: Moments, candidates: Any, level: float) -> SubsetSearch:
+def all_subsets(moments: Moments, candidates: Int[np.ndarray, " k"], level: float) -> SubsetSearch:
     """Return the result of the search over subsets of the columns `candidates`."""
     accepted: list[tuple[int, ...]] = []
     best: tuple[float, tuple[int, ...], InvariantFit] | None = None

@@ -3,17 +3,22 @@
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jaxtyping import Bool, Float
+from numpy.typing import ArrayLike
 from sklearn.base import BaseEstimator, RegressorMixin
+from sklearn.utils.validation import check_is_fitted
 
 from undertow import _validate as validate
 from undertow.grouped import data as grouped
 from undertow.grouped.data import PRESENT, Bootstrap, Moments
 from undertow.grouped.flow import heterogeneity_flow
 from undertow.grouped.invariance import InvariantFit, invariance_test
+
+if TYPE_CHECKING:
+    import pandas
 
 __all__ = ["InvariantRegressor"]
 
@@ -51,7 +56,7 @@ class InvariantRegressor(RegressorMixin, BaseEstimator):
         self.level = level
         self.alpha = alpha
 
-    def fit(self, X: Any, y: Any, groups: Any = None) -> "InvariantRegressor":
+    def fit(self, X: ArrayLike, y: ArrayLike | None, groups: ArrayLike | None = None) -> "InvariantRegressor":
         """Fit rows X of shape (rows, columns) to y; `groups` has a label (number or text) for every row."""
         self._check_settings()
         moments, self.groups_, names = grouped.moments_of("InvariantRegressor.fit", X, y, groups)
@@ -78,11 +83,15 @@ class InvariantRegressor(RegressorMixin, BaseEstimator):
         self.support_, self.p_value_, self.rho_ = best.support, best.fit.p_value, best.rho
         return self
 
-    def predict(self, X: Any) -> Float[np.ndarray, " rows"]:
+    def predict(self, X: ArrayLike) -> Float[np.ndarray, " rows"]:
         """Return X.coef_ + intercept_."""
-        return grouped.predict_linear(self, X)
+        check_is_fitted(self)
+        names_at_fit = getattr(self, "feature_names_in_", None)
+        return grouped.predict_linear("InvariantRegressor.predict", X, self.coef_, self.intercept_, names_at_fit)
 
-    def bootstrap(self, X: Any, y: Any, groups: Any = None, *, repeats: int = 200, seed: int = 0) -> Bootstrap:
+    def bootstrap(
+        self, X: ArrayLike, y: ArrayLike | None, groups: ArrayLike | None = None, *, repeats: int = 200, seed: int = 0
+    ) -> Bootstrap:
         """Fit data sets of groups drawn with replacement, for intervals that include the choice of the support.
 
         A draw in which no model passes contributes its pooled coefficients, as in `fit`. With few groups the
@@ -133,7 +142,7 @@ def _best(candidates: list[_Candidate], level: float) -> _Candidate | None:
     return min(passing, key=lambda candidate: candidate.fit.risk, default=None)
 
 
-def _table(candidates: list[_Candidate]) -> Any:
+def _table(candidates: list[_Candidate]) -> "pandas.DataFrame":
     import pandas
 
     return pandas.DataFrame(

@@ -24,8 +24,11 @@ __all__ = ["IRM", "GroupDRO", "VREx", "irm_penalty", "smooth_max", "vrex_penalty
 
 Scalar = Float[Array, ""]
 
+ArrayOfLibrary = Any
+"""An array or a number of NumPy, JAX or PyTorch, which have no type in common."""
 
-def vrex_penalty(risks: Any, weights: Any) -> Any:
+
+def vrex_penalty(risks: ArrayOfLibrary, weights: ArrayOfLibrary) -> ArrayOfLibrary:
     """Return the variance of the risks over environments, sum_e w_e (R_e - R)^2 (V-REx; Krueger et al. 2021).
 
     Arrays may be of NumPy, JAX or PyTorch.
@@ -39,7 +42,7 @@ def vrex_penalty(risks: Any, weights: Any) -> Any:
     return (weights * (risks - mean) ** 2).sum()
 
 
-def irm_penalty(slopes: Any, weights: Any) -> Any:
+def irm_penalty(slopes: ArrayOfLibrary, weights: ArrayOfLibrary) -> ArrayOfLibrary:
     """Return sum_e w_e slope_e^2, slope_e = d/ds R_e(s f) at s = 1, f the predictions (IRMv1; Arjovsky et al. 2019).
 
     The penalty is zero if scaling all predictions improves no environment. Arrays may be of NumPy, JAX or PyTorch.
@@ -52,7 +55,7 @@ def irm_penalty(slopes: Any, weights: Any) -> Any:
     return (weights * slopes**2).sum()
 
 
-def worst_case_weights(risks: Any, weights: Any, sharpness: Any) -> Any:
+def worst_case_weights(risks: ArrayOfLibrary, weights: ArrayOfLibrary, sharpness: ArrayOfLibrary) -> ArrayOfLibrary:
     """Return q_e ~ w_e exp(sharpness R_e), the exponentiated weights of GroupDRO and the gradient of `smooth_max`.
 
     Arrays may be of NumPy, JAX or PyTorch.
@@ -66,7 +69,7 @@ def worst_case_weights(risks: Any, weights: Any, sharpness: Any) -> Any:
     return grown / grown.sum()
 
 
-def smooth_max(risks: Float[Array, " e"], weights: Float[Array, " e"], sharpness: Any) -> Scalar:
+def smooth_max(risks: Float[Array, " e"], weights: Float[Array, " e"], sharpness: float | Float[Array, ""]) -> Scalar:
     """Return log(sum_e w_e exp(sharpness R_e))/sharpness, which is between the mean and the largest risk.
 
     It is the largest value of <q, R> - KL(q | w)/sharpness over all weights q, and at most log(1/min w)/sharpness below
@@ -81,7 +84,7 @@ def smooth_max(risks: Float[Array, " e"], weights: Float[Array, " e"], sharpness
     return jax.nn.logsumexp(sharpness * risks + jnp.log(weights)) / sharpness
 
 
-def _environments(function: str, environments: Any) -> Environments:
+def _environments(function: str, environments: object) -> Environments:
     if not isinstance(environments, Environments):
         raise TypeError(
             f"`{function}(environments)`: got a {type(environments).__name__}; give `Environments(problem, groups)`."

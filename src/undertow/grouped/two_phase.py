@@ -13,7 +13,6 @@ M > 3 m. If all s_ej have one sign, no step size filters the variable.
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -115,7 +114,7 @@ def _moment_loss(params: PyTree, sample: PyTree) -> Float[Array, ""]:
     return jnp.vdot(w, second @ w) / 2 - jnp.vdot(cross, w) + power / 2
 
 
-def moment_noise(moments: Moments, dtype: Any = None) -> Environments:
+def moment_noise(moments: Moments, dtype: np.dtype | type | None = None) -> Environments:
     """Return the noise of one environment per step on half the mean squared error of w = u^2 - v^2, for `descend`.
 
     Params are (u, v). The samples of its problem are the groups, because a step depends only on their moments.

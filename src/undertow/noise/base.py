@@ -1,7 +1,6 @@
 """The protocol of a noise: randomness drawn in blocks, the gradient for one slice of it, and a covariance."""
 
 from abc import abstractmethod
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -69,5 +68,5 @@ def normals_now(slice: PyTree, like: PyTree) -> PyTree:
     return trees.standard_normal(slice, like) if _is_key(slice) else slice
 
 
-def _is_key(value: Any) -> bool:
+def _is_key(value: object) -> bool:
     return isinstance(value, jax.Array) and jnp.issubdtype(value.dtype, jax.dtypes.prng_key)

@@ -1,13 +1,13 @@
 """HeteroSGD: every batch is drawn from one environment."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
+from numpy.typing import ArrayLike
 
 from undertow import _chunks as chunks
 from undertow import _trees as trees
@@ -51,8 +51,8 @@ class Environments(AbstractNoise):
     def __init__(
         self,
         problem: AbstractSampled,
-        groups: Any,
-        weights: Any = None,
+        groups: ArrayLike,
+        weights: ArrayLike | None = None,
         batch_size: int | None = None,
     ):
         if not isinstance(problem, AbstractSampled):
@@ -77,7 +77,9 @@ class Environments(AbstractNoise):
 
     @staticmethod
     @renamed_arguments("Environments.of", size="batch_size")
-    def of(problems: Sequence[AbstractSampled], weights: Any = None, batch_size: int | None = None) -> "Environments":
+    def of(
+        problems: Sequence[AbstractSampled], weights: ArrayLike | None = None, batch_size: int | None = None
+    ) -> "Environments":
         """Return environments made of one problem each; all must have the same loss and samples of the same shapes.
 
         >>> import jax.numpy as jnp
@@ -184,7 +186,7 @@ def _rest(problem: AbstractSampled) -> tuple:
     return type(problem), tuple(fields.items())
 
 
-def _labels(groups: Any, samples: int) -> tuple[np.ndarray, np.ndarray]:
+def _labels(groups: ArrayLike, samples: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the checked labels and the number of samples of each environment."""
     labels = np.asanyarray(groups)
     if labels.shape != (samples,):

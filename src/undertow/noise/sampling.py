@@ -1,10 +1,10 @@
 """Random batches of sample indices: with replacement, by weight, or as a subset."""
 
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from undertow._validate import positive_integer, quote
@@ -67,7 +67,7 @@ def uniform(key: Key[Array, ""], total: int, shape: tuple[int, ...]) -> Int[Arra
     return ((upper * total + ((lower * total) >> 16)) >> 16).astype(jnp.int32)
 
 
-def signs(key: Key[Array, ""], shape: tuple[int, ...], dtype: Any) -> Float[Array, "..."]:
+def signs(key: Key[Array, ""], shape: tuple[int, ...], dtype: np.dtype | type) -> Float[Array, "..."]:
     """Return independent +-1 with equal probability, 32 of them from one word."""
     size = math.prod(shape)
     words = jax.random.bits(key, (-(-size // 32), 1), jnp.uint32)

@@ -24,11 +24,15 @@ from undertow.symmetry.commuting import Limits, Solved, solve_commuting
 from undertow.symmetry.flow import check_order, check_symmetry
 from undertow.symmetry.generators import AbstractDiagonal, AbstractSymmetry
 
-__all__ = ["Equilibrium", "NoFiniteEquilibrium", "equilibrium"]
+__all__ = ["Equilibrium", "NoFiniteEquilibrium", "VanishingNoiseError", "equilibrium"]
 
 
 class NoFiniteEquilibrium(UserWarning):
     """A symmetry given to `equilibrium` has its equilibrium at infinity."""
+
+
+class VanishingNoiseError(ValueError):
+    """The noise vanishes along a symmetry given to `equilibrium`, so every point of its orbit is an equilibrium."""
 
 
 class Equilibrium(eqx.Module):
@@ -189,7 +193,7 @@ def _check_noise(noise: AbstractNoise, symmetries: tuple, result: Equilibrium) -
     """Raise where a symmetry has no noise at all: then every point of its orbit is an equilibrium."""
     for symmetry, dead, charge in zip(symmetries, result.excluded, result.charge, strict=True):
         if dead and len(dead) == np.size(charge):
-            raise ValueError(
+            raise VanishingNoiseError(
                 f"`equilibrium`: {type(noise).__name__} noise vanishes along the symmetry "
                 f"({symmetry.describe(result.params)}) and there is no weight decay, so every point of its orbit is an "
                 "equilibrium; at interpolation minibatch noise is zero: start earlier, or give weight_decay > 0."
