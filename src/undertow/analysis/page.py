@@ -60,5 +60,5 @@ def write_params(analysis: Analysis, out: Path) -> Path | None:
     params = analysis.forecast.equilibrium.params
     buffer = io.BytesIO()
     arrays = dict(zip(trees.names(params), map(np.asarray, jax.tree.leaves(params)), strict=True))
-    np.savez(buffer, **arrays)  # ty: ignore[invalid-argument-type]
+    np.savez(buffer, **arrays)
     return store.write_bytes(Path(out) / "equilibrium.npz", buffer.getvalue())
