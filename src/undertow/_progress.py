@@ -3,7 +3,11 @@
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
 
 __all__ = ["Progress"]
 
@@ -16,14 +20,14 @@ class Progress:
     `report=None` shows the bar where stderr is a terminal, `report=False` shows nothing.
     """
 
-    def __init__(self, what: str, total: int, report: Callable[[int, int], Any] | bool | None):
+    def __init__(self, what: str, total: int, report: Callable[[int, int], object] | bool | None):
         self.what = what
         self.total = total
         self.callback = report if callable(report) else None
         self.visible = report is True or (report is None and sys.stderr.isatty())
         self.began = time.monotonic()
-        self.bar: Any = None
-        self.task: Any = None
+        self.bar: Bar | None = None
+        self.task: TaskID | None = None
 
     def __enter__(self) -> "Progress":
         return self
@@ -38,7 +42,7 @@ class Progress:
             self.callback(done, self.total)
         elif self.visible and self.bar is None and time.monotonic() - self.began > PATIENCE_SECONDS:
             self._show()
-        if self.bar is not None:
+        if self.bar is not None and self.task is not None:
             self.bar.update(self.task, completed=done)
 
     def _show(self) -> None:

@@ -3,6 +3,7 @@
 import pytest
 
 from undertow.execution.registry import Registry, UserFileError, claims, collect, diagrams, load_file
+from undertow.verification.errata import Erratum
 
 
 def test_experiments_load_on_first_use():
@@ -35,7 +36,7 @@ def test_the_packs_have_claims_and_one_diagram_each():
 
 
 def test_lists_of_the_packs_are_joined_in_their_order():
-    papers = [erratum.paper for erratum in collect("errata", "ERRATA")]
+    papers = [erratum.paper for erratum in collect("errata", "ERRATA", Erratum)]
     assert list(dict.fromkeys(papers)) == ["heterogeneity", "zero_loss", "noise_equilibrium"]
 
 

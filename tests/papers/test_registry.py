@@ -46,8 +46,9 @@ def test_unknown_claims_name_the_nearest():
 
 
 def test_a_claim_needs_every_scale():
+    parameters = CLAIMS[0].scales["smoke"]
     with pytest.raises(ValueError, match="smoke, default, full"):
-        Claim("x", "zero_loss", "", "", "", {"smoke": 1}, lambda p, k: None, lambda m, p: None)
+        Claim("x", "zero_loss", "", "", "", {"smoke": parameters}, lambda p, k: None, lambda m, p: None)
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 import io
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -60,6 +59,6 @@ def write_params(analysis: Analysis, out: Path) -> Path | None:
         return None
     params = analysis.forecast.equilibrium.params
     buffer = io.BytesIO()
-    arrays: Any = dict(zip(trees.names(params), map(np.asarray, jax.tree.leaves(params)), strict=True))
+    arrays = dict(zip(trees.names(params), map(np.asarray, jax.tree.leaves(params)), strict=True))
     np.savez(buffer, **arrays)
     return store.write_bytes(Path(out) / "equilibrium.npz", buffer.getvalue())

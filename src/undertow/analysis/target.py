@@ -1,10 +1,9 @@
 """Load what a user asks `undertow analyze FILE.py:OBJECT` to analyse."""
 
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxtyping import PyTree
 
@@ -14,6 +13,9 @@ from undertow.problem import AbstractProblem
 
 if TYPE_CHECKING:
     from torch import nn
+
+    from undertow.analysis.torch import Batches
+    from undertow.torch._copies import Loss
 
 __all__ = ["JaxTarget", "TorchTarget", "load"]
 
@@ -31,8 +33,8 @@ class TorchTarget:
     """A PyTorch model with its loss(model, batch) and data: a `Dataset`, or batches."""
 
     model: "nn.Module"
-    loss: Callable[..., Any]
-    data: Any
+    loss: "Loss"
+    data: "Batches"
 
 
 def load(target: str, params_name: str) -> JaxTarget | TorchTarget:
@@ -76,7 +78,7 @@ def load(target: str, params_name: str) -> JaxTarget | TorchTarget:
     return JaxTarget(value, getattr(module, params_name))
 
 
-def _is_torch_model(value: Any) -> bool:
+def _is_torch_model(value: object) -> bool:
     """Return whether a value is a PyTorch model, without importing torch: whoever has a model has imported it."""
     torch = sys.modules.get("torch")
     return torch is not None and hasattr(torch, "nn") and isinstance(value, torch.nn.Module)

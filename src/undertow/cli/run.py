@@ -2,12 +2,15 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 import tyro
 
 from undertow.cli._status import SUCCESS, SURPRISE, complain
 from undertow.cli.verify import run_and_report
+
+if TYPE_CHECKING:
+    from undertow.execution.provenance import Parameters
 
 __all__ = ["PhaseDiagram", "Run", "run"]
 
@@ -50,6 +53,13 @@ class Settings:
     """The folder for the data, the figure and the report."""
 
 
+class _Arguments(Protocol):
+    """The arguments of `undertow run EXPERIMENT`."""
+
+    parameters: "Parameters"
+    settings: Settings
+
+
 def run(arguments: list[str]) -> int:
     """`undertow run EXPERIMENT [--parameter value ...]`: a claim's experiment with the user's own parameters."""
     from undertow.verification import claims
@@ -71,11 +81,12 @@ def run(arguments: list[str]) -> int:
     scale = _option(rest, "--scale") or "smoke"
     if scale not in claim.scales:
         return complain(f"--scale {scale}: choose one of {', '.join(claim.scales)}.")
-    default: Any = claim.scales[scale]
+    default = claim.scales[scale]
     fields = [("parameters", type(default), default), ("settings", Settings, Settings())]
-    both: Any = dataclasses.make_dataclass("Experiment", fields)
+    both = dataclasses.make_dataclass("Experiment", fields)
     omit = (tyro.conf.OmitArgPrefixes,)
-    chosen: Any = tyro.cli(both, prog=f"undertow run {name}", description=claim.statement, args=rest, config=omit)
+    parsed = tyro.cli(both, prog=f"undertow run {name}", description=claim.statement, args=rest, config=omit)
+    chosen = cast("_Arguments", parsed)
     settings = chosen.settings
     from undertow.execution import store
     from undertow.verification.runner import task_of

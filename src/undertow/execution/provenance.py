@@ -4,19 +4,27 @@ import hashlib
 import json
 import platform
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field
+from dataclasses import Field, asdict, dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
+from typing import ClassVar, Protocol, runtime_checkable
 
 import undertow
 from undertow.execution.sources import installed_sources
 from undertow.execution.store import JSONObject
 
-__all__ = ["Parameter", "Provenance", "fingerprint", "provenance"]
+__all__ = ["Parameter", "Parameters", "Provenance", "fingerprint", "provenance"]
 
 PACKAGES = ("jax", "jaxlib", "equinox", "numpy", "scipy", "xarray", "zarr")
 Parameter = bool | int | float | str
 """The value of a parameter of an experiment."""
+
+
+@runtime_checkable
+class Parameters(Protocol):
+    """All parameters of an experiment: an instance of a dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field]]
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,15 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
 
+from undertow.execution.provenance import Parameter, Parameters
 from undertow.execution.sweeps.diagram import Diagram
 
-__all__ = ["Registry", "UserFileError", "claims", "collect", "diagrams", "load_file"]
+if TYPE_CHECKING:
+    from jaxtyping import Array, Key
+
+__all__ = ["AbstractClaim", "Registry", "UserFileError", "claims", "collect", "diagrams", "load_file"]
 
 PACKS = ("undertow.papers.heterogeneity", "undertow.papers.zero_loss", "undertow.papers.noise_equilibrium")
 
@@ -26,6 +30,28 @@ T = TypeVar("T")
 
 class UserFileError(Exception):
     """A user's file, or the object named in it, cannot be used; the message says why."""
+
+
+@runtime_checkable
+class AbstractClaim(Protocol):
+    """A claim, as far as running its experiment needs; `undertow.verification.Claim` is not imported here."""
+
+    id: str
+    COLUMNS: ClassVar[tuple[str, ...]]
+    VERDICTS: ClassVar[tuple[str, ...]]
+
+    @property
+    def scales(self) -> Mapping[str, Parameters]:
+        """The parameters of the experiment at each scale."""
+        ...
+
+    def parameters(self, scale: str) -> dict[str, Parameter]:
+        """Return the parameters at a scale, as plain values."""
+        ...
+
+    def columns(self, parameters: Parameters, key: "Key[Array, '']") -> dict[str, list[float]]:
+        """Run the experiment and return one column of numbers per name in `COLUMNS`."""
+        ...
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -64,8 +90,8 @@ class Registry(Mapping[str, T], Generic[T]):
         return f"there is no {self.kind} {name!r}; {hint}"
 
 
-def _load_claims() -> dict[str, Any]:
-    by_id: dict[str, Any] = {}
+def _load_claims() -> dict[str, AbstractClaim]:
+    by_id: dict[str, AbstractClaim] = {}
     for pack in PACKS:
         paper = pack.rpartition(".")[2]
         package = importlib.import_module(f"{pack}.claims")
@@ -85,15 +111,19 @@ def _load_diagrams() -> dict[str, Diagram]:
     return {diagram.id: diagram for diagram in loaded}
 
 
-claims: Registry[Any] = Registry("claim", _load_claims)
-"""All claims by id. They are of the type `undertow.verification.Claim`, which this package does not import."""
+claims: Registry[AbstractClaim] = Registry("claim", _load_claims)
+"""All claims by id, of the type `undertow.verification.Claim`."""
 diagrams: Registry[Diagram] = Registry("phase diagram", _load_diagrams)
 """All phase diagrams by id."""
 
 
-def collect(module: str, name: str) -> tuple[Any, ...]:
-    """Join the tuples that the packs have under one name, such as `ERRATA` of their modules `errata`."""
-    return tuple(item for pack in PACKS for item in getattr(importlib.import_module(f"{pack}.{module}"), name))
+def collect(module: str, name: str, kind: type[T]) -> tuple[T, ...]:
+    """Join the tuples of one kind that the packs have under one name, such as `ERRATA` of their modules `errata`."""
+    items = tuple(item for pack in PACKS for item in getattr(importlib.import_module(f"{pack}.{module}"), name))
+    for item in items:
+        if not isinstance(item, kind):
+            raise TypeError(f"`{name}` of a module `{module}` holds {item!r}; give a {kind.__name__}.")
+    return items
 
 
 def load_file(file: Path) -> ModuleType:

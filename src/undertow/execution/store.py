@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import xarray
+    from zarr.abc.buffer import Buffer
 
 __all__ = [
     "FORMAT",
@@ -163,7 +164,7 @@ def _encoded(dataset: "xarray.Dataset") -> dict[str, bytes]:
     """Return the files of a zarr folder, made in memory: threads of zarr must not write to a temporary folder."""
     import zarr.storage
 
-    files: dict[str, Any] = {}
+    files: "dict[str, Buffer]" = {}
     dataset.to_zarr(zarr.storage.MemoryStore(files), mode="w", zarr_format=2, consolidated=True)
     return {name: buffer.to_bytes() for name, buffer in sorted(files.items())}
 

@@ -4,7 +4,7 @@ import html
 import io
 import math
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from undertow.figures.style import applied
@@ -68,7 +68,7 @@ def tidy(figure: "Figure") -> None:
     """Move legends above their panels, where they hide nothing, and choose tick labels that do not overlap."""
     with applied():
         for axes in figure.axes:
-            _tidy_ticks(axes)
+            _tidy_ticks(figure, axes)
         legends = [axes for axes in figure.axes if axes.get_legend() is not None]
         if legends:
             _lay_out(figure)
@@ -77,14 +77,13 @@ def tidy(figure: "Figure") -> None:
             _share_legend(figure, legends[0])
         else:
             for axes in legends:
-                _lift_legend(axes)
+                _lift_legend(figure, axes)
 
 
-def _tidy_ticks(axes: "Axes") -> None:
+def _tidy_ticks(figure: "Figure", axes: "Axes") -> None:
     """Label powers of ten on logarithmic axes, and numbers between them only where there are few decades."""
     from matplotlib.ticker import AutoLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-    figure: Any = axes.figure
     size = axes.get_position().size * figure.get_size_inches()
     for axis, limits, room, least in (
         (axes.xaxis, axes.get_xlim(), size[0], 3.2),
@@ -122,18 +121,19 @@ def _power(value: float, _: object = None) -> str:
 def _share_legend(figure: "Figure", axes: "Axes") -> None:
     """Move the one legend of several panels above them all."""
     handles, names = axes.get_legend_handles_labels()
-    legend: Any = axes.get_legend()
+    legend = axes.get_legend()
+    assert legend is not None
     legend.remove()
     figure.legend(handles, names, loc="outside upper left", ncols=min(len(names), 6))
 
 
-def _lift_legend(axes: "Axes") -> None:
+def _lift_legend(figure: "Figure", axes: "Axes") -> None:
     """Move the legend above the panel, in as many columns as fit, and the title above the legend."""
-    legend: Any = axes.get_legend()
+    legend = axes.get_legend()
+    assert legend is not None
     handles, names = axes.get_legend_handles_labels()
     if not handles:
         return
-    figure: Any = axes.figure
     point = figure.dpi / 72
     widths = [text.get_window_extent().width / point + 34 for text in legend.get_texts()]
     room = axes.get_window_extent().width / point

@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.typing import RcKeyType
 
 __all__ = ["COLOURS", "Values", "applied", "new_figure", "points", "some", "theory"]
 
@@ -28,7 +29,7 @@ COLOURS = {"blue": "#2166ac", "red": "#b2182b", "green": "#1b7837", "purple": "#
 
 INK, GRID = "#1c1c1c", "#e4e4e0"
 
-STYLE: Any = {
+STYLE: "dict[RcKeyType, object]" = {
     "figure.dpi": 110,
     "figure.facecolor": "white",
     "savefig.facecolor": "white",
@@ -81,9 +82,10 @@ def new_figure(panels: int = 1, *, width: float = 5.2, height: float = 3.4) -> "
     return figure, axes
 
 
-def some(values: Any, most: int = 200) -> Any:
+def some(values: Values, most: int = 200) -> np.ndarray:
     """Return at most `most` entries of the first axis, evenly spread: more marks only make larger files."""
-    return values[:: -(-len(values) // most)] if len(values) else values
+    array = np.asarray(values)
+    return array[:: -(-len(array) // most)] if len(array) else array
 
 
 def theory(axes: "Axes", x: Values, y: Values, label: str, colour: str = "grey") -> None:

@@ -1,11 +1,14 @@
 """The description of a figure in words, computed from the figure, for screen readers and captions."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
+    from matplotlib.collections import QuadMesh
+    from matplotlib.container import ErrorbarContainer
     from matplotlib.figure import Figure
 
 __all__ = ["describe"]
@@ -46,14 +49,17 @@ def _panel(axes: "Axes") -> str:
     return " ".join(f"{sentence}." for sentence in [title, *sentences] if sentence)
 
 
-def _series(name: str, handle: Any) -> str:
+def _series(name: str, handle: "Artist | ErrorbarContainer") -> str:
     """Describe a labelled line or set of points: their number, the first and the last."""
+    from matplotlib.container import ErrorbarContainer
+    from matplotlib.lines import Line2D
+
     line, intervals = handle, False
-    if not hasattr(line, "get_xydata"):  # an errorbar is a container: its line, its caps, its bars
-        parts = getattr(handle, "lines", None)
-        if parts is None:
-            return name
-        line, intervals = parts[0], bool(parts[2])
+    if isinstance(handle, ErrorbarContainer):
+        line, _, bars = handle.lines
+        intervals = bool(bars)
+    if not isinstance(line, Line2D):
+        return name
     data = np.asarray(line.get_xydata(), float)
     data = data[np.isfinite(data).all(axis=1)]
     if not len(data):
@@ -68,8 +74,10 @@ def _series(name: str, handle: Any) -> str:
     return f"{name}, {kind}: {place}"
 
 
-def _map(mesh: Any) -> str:
-    values = np.ma.masked_invalid(mesh.get_array())
+def _map(mesh: "QuadMesh") -> str:
+    array = mesh.get_array()
+    assert array is not None
+    values = np.ma.masked_invalid(array)
     name = mesh.colorbar.ax.get_ylabel() if mesh.colorbar is not None else "values"
-    rows, columns = mesh.get_coordinates().shape[0] - 1, mesh.get_coordinates().shape[1] - 1
+    rows, columns = (size - 1 for size in np.shape(mesh.get_coordinates())[:2])
     return f"{name}, a heat map of {columns} by {rows} cells: {values.min():.4g} to {values.max():.4g}"

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Draws", "Rival", "covariance_claim"]
 
-Rival = Callable[[Any, PyTree, PyTree], PyTree]
+Rival = Callable[..., PyTree]
 """The covariance that an alternative states, as a function of noise, params and the vector it multiplies."""
 
 GROUPS = 50

@@ -5,7 +5,7 @@ where gradient noise pushes no charge. `NoiseMonitor` measures the noise in a tr
 measured here; the equilibria are the closed forms of `undertow.symmetry`.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 try:
     from torch import nn as _nn  # noqa: F401
@@ -44,7 +44,7 @@ _REPLACED = {
 }
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "analyze":  # `undertow.analysis` imports this package, so its function is loaded on first use
         from undertow.analysis.torch import analyze
 

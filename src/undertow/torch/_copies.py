@@ -45,8 +45,8 @@ class DoublePrecision(TorchFunctionMode):
     """Replace casts to lower precision inside a model (common in norms and softmax) by casts to double precision."""
 
     def __torch_function__(
-        self, function: Callable, types: Sequence[type], args: tuple = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self, function: Callable, types: Sequence[type], args: tuple = (), kwargs: dict[str, object] | None = None
+    ) -> object:
         widened = lambda x: _corresponding_dtype(x, torch.float64)
         args = tuple(widened(a) if isinstance(a, torch.dtype) else a for a in args)
         kwargs = {k: widened(v) if isinstance(v, torch.dtype) else v for k, v in (kwargs or {}).items()}
@@ -215,7 +215,7 @@ def forward(model: nn.Module, batch: Batch, loss: Loss, seed: int | None = None)
 def _run(model: nn.Module, batch: Batch, loss: Loss, seed: int | None) -> tuple[Tensor, list[Tensor]]:
     if seed is not None:
         seed_all(seed)
-    outputs: list[Any] = []
+    outputs: list[object] = []
     handle = model.register_forward_hook(lambda module, args, out: outputs.append(out))
     try:
         value = loss(model, batch)
@@ -283,7 +283,7 @@ def _modules_in_traceback(error: RuntimeError, model: nn.Module) -> list[nn.Modu
     return passed
 
 
-def _output_tensors(out: Any) -> list[Tensor]:
+def _output_tensors(out: object) -> list[Tensor]:
     """Return the floating-point tensors of a model's output; complex ones as pairs of real numbers."""
     if isinstance(out, Tensor):
         if out.is_complex():

@@ -3,7 +3,6 @@
 import random
 from collections.abc import Generator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,16 +11,13 @@ from torch import Tensor, nn
 __all__ = ["full_precision", "isolated"]
 
 
-def _precision_settings() -> list[Any]:
-    """Return the backends that may round float32 to 10 bits or fewer in products, too few for a proof on outputs."""
-    cuda, cudnn, host = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
-    return [cuda.matmul, cudnn.conv, cudnn.rnn, host.matmul, host.conv, host.rnn]
-
-
 @contextmanager
 def full_precision() -> Generator[None]:
     """Compute products with all digits of their dtype (no TF32) inside the context."""
-    original = [(setting, setting.fp32_precision) for setting in _precision_settings()]
+    cuda, cudnn, host = torch.backends.cuda, torch.backends.cudnn, torch.backends.mkldnn
+    # these may round float32 to 10 bits or fewer in products, too few for a proof on outputs
+    settings = [cuda.matmul, cudnn.conv, cudnn.rnn, host.matmul, host.conv, host.rnn]
+    original = [(setting, setting.fp32_precision) for setting in settings]
     try:
         for setting, _ in original:
             setting.fp32_precision = "ieee"

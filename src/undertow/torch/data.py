@@ -8,7 +8,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 import torch
@@ -19,6 +19,26 @@ from torch.utils.data import Sampler, get_worker_info
 from undertow._validate import group_labels, group_shares, positive_integer, quote
 
 __all__ = ["AbstractBatchSampler", "EnvironmentBatchSampler", "LabelNoise", "PooledBatchSampler"]
+
+
+class SamplerConfiguration(TypedDict):
+    """The arguments of a sampler, which the state it resumes from must repeat."""
+
+    sampler: str
+    batch_size: int
+    seed: int
+    groups: str
+    """A hash of the environments of all samples."""
+    weights: list[float] | None
+    shuffle: bool
+    drop_last: bool
+
+
+class SamplerState(SamplerConfiguration):
+    """The state of a sampler between two batches."""
+
+    epoch: int
+    position: int
 
 
 class AbstractBatchSampler(Sampler, ABC):
@@ -91,7 +111,7 @@ class AbstractBatchSampler(Sampler, ABC):
             yield batch
         self.epoch, self._position = self.epoch + 1, 0
 
-    def _configuration(self) -> dict[str, Any]:
+    def _configuration(self) -> SamplerConfiguration:
         digest = hashlib.sha256(self.groups.astype(np.int64).tobytes()).hexdigest()[:16]
         weights = None if self.weights is None else self.weights.tolist()
         return {
@@ -99,7 +119,7 @@ class AbstractBatchSampler(Sampler, ABC):
             "weights": weights, "shuffle": self.shuffle, "drop_last": self.drop_last,
         }  # fmt: skip
 
-    def state_dict(self, done: int | None = None) -> dict[str, Any]:
+    def state_dict(self, done: int | None = None) -> SamplerState:
         """Return the state to resume from. `done`: batches of the last epoch that your loop has finished.
 
         They are counted from the start of the epoch, also in an epoch that was resumed. Without `done` it is the
@@ -107,7 +127,7 @@ class AbstractBatchSampler(Sampler, ABC):
         Between epochs leave it out.
         """
         if done is None:
-            return self._configuration() | {"epoch": self.epoch, "position": self._position}
+            return {**self._configuration(), "epoch": self.epoch, "position": self._position}
         if not 0 <= done <= len(self):
             raise ValueError(f"`state_dict(done={done})`: an epoch has {len(self)} batches.")
         if done == 0 and self.epoch > self._started_epoch:
@@ -115,12 +135,12 @@ class AbstractBatchSampler(Sampler, ABC):
                 f"`state_dict(done=0)`: all batches of epoch {self._started_epoch} were requested, and it is not known "
                 "whether your loop is before or after them; between epochs leave `done` out, else finish a batch first."
             )
-        return self._configuration() | {"epoch": self._started_epoch, "position": done}
+        return {**self._configuration(), "epoch": self._started_epoch, "position": done}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: SamplerState) -> None:
         """Resume from a state: the next iteration gives the remaining batches of its epoch."""
         for key, value in self._configuration().items():
-            if key not in state or state[key] != value:
+            if key not in state or state.get(key) != value:
                 raise ValueError(
                     f"`load_state_dict`: the state has {key} = {state.get(key)!r} and this sampler {value!r}; build it "
                     "as it was built when the state was saved."
@@ -299,11 +319,11 @@ class LabelNoise:
         shift = torch.randint(1, self.classes, targets.shape, generator=generator) * flipped
         return ((wide + shift.to(wide)) % self.classes).to(targets.dtype)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Return the state of the random generator."""
         return {"generator": self._generator.get_state()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Resume from a state: the noise continues as in an uninterrupted run."""
         self._generator.set_state(state["generator"])
 

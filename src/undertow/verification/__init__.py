@@ -1,8 +1,10 @@
 """Claims, criteria, the runner and the report."""
 
-from undertow.execution.registry import Registry, claims
+from typing import cast
+
+from undertow.execution import registry
 from undertow.verification.claim import Claim
 
 __all__ = ["Claim", "claims"]
 
-claims: Registry[Claim]
+claims = cast("registry.Registry[Claim]", registry.claims)

@@ -4,9 +4,9 @@ import dataclasses
 import typing
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
-from undertow.execution.provenance import Parameter
+from undertow.execution.provenance import Parameter, Parameters
 from undertow.figures.compare import compare
 from undertow.verification.criterion import Check, Verdict, judge
 
@@ -25,6 +25,8 @@ Scale = Literal["smoke", "default", "full"]
 PAPERS: tuple[Paper, ...] = ("heterogeneity", "zero_loss", "noise_equilibrium")
 SCALES: tuple[Scale, ...] = ("smoke", "default", "full")
 
+P = TypeVar("P", bound=Parameters)
+
 
 @dataclass(frozen=True)
 class Measurement:
@@ -37,18 +39,18 @@ class Measurement:
     note: str = ""
 
 
-def draw_checks(measurement: Measurement, parameters: Any) -> "Figure":
+def draw_checks(measurement: Measurement, parameters: object) -> "Figure":
     """Draw every check beside its prediction: the figure of claims that define none of their own."""
     return compare(measurement.checks)
 
 
-def draw_checks_on_log_axis(measurement: Measurement, parameters: Any) -> "Figure":
+def draw_checks_on_log_axis(measurement: Measurement, parameters: object) -> "Figure":
     """Draw every check beside its prediction on a logarithmic axis, for errors of any order of magnitude."""
     return compare(measurement.checks, log=True)
 
 
 @dataclass(frozen=True)
-class Claim:
+class Claim(Generic[P]):
     """A statement of a paper with the experiment that tests it.
 
     `alternative` names the nearest plausible statement that the experiment rejects; its checks carry the value that
@@ -67,9 +69,9 @@ class Claim:
     place: str
     statement: str
     equation: str
-    scales: dict[Scale, Any]
-    measure: "Callable[[Any, Key[Array, '']], Measurement]"
-    draw: "Callable[[Measurement, Any], Figure]" = draw_checks
+    scales: dict[Scale, P]
+    measure: "Callable[[P, Key[Array, '']], Measurement]"
+    draw: "Callable[[Measurement, P], Figure]" = draw_checks
     alternative: str = ""
     """The nearest plausible statement that would make the claim false, which its checks must be able to reject."""
     accelerated: bool = field(default=False, compare=False)
@@ -89,7 +91,7 @@ class Claim:
         """Return the parameters at a scale, as plain values."""
         return dataclasses.asdict(self.scales[scale])
 
-    def columns(self, parameters: Any, key: "Key[Array, '']") -> dict[str, list[float]]:
+    def columns(self, parameters: P, key: "Key[Array, '']") -> dict[str, list[float]]:
         """Run the experiment and return one column of numbers per name in `COLUMNS`, with an entry for each check.
 
         A verdict is its index in `VERDICTS`.

@@ -41,13 +41,13 @@ class Addition:
 @cache
 def coverage() -> tuple[Entry, ...]:
     """Return every result of the papers, in their order."""
-    return collect("coverage", "COVERAGE")
+    return collect("coverage", "COVERAGE", Entry)
 
 
 @cache
 def additions() -> tuple[Addition, ...]:
     """Return the claims that no sentence of a paper makes."""
-    return collect("coverage", "BEYOND")
+    return collect("coverage", "BEYOND", Addition)
 
 
 def of(claim: str) -> tuple[Entry, ...]:

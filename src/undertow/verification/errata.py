@@ -29,7 +29,7 @@ def errata() -> tuple[Erratum, ...]:
     >>> errata()[0].place
     'Eq. (2) against Eq. (3)'
     """
-    return collect("errata", "ERRATA")
+    return collect("errata", "ERRATA", Erratum)
 
 
 def expected(claim_id: str) -> Verdict:

@@ -3,13 +3,18 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
+    import jax
     import xarray
     from matplotlib.figure import Figure
 
-__all__ = ["Diagram", "fixed", "means"]
+__all__ = ["Diagram", "Grid", "fixed", "means"]
+
+Grid = dict[str, list[int] | dict[str, list[float | int]]]
+"""Axes by name: a list of values, or `linear` or `log` with [low, high, count]."""
+Number = TypeVar("Number", int, float)
 
 
 @dataclass(frozen=True)
@@ -21,8 +26,8 @@ class Diagram:
     """
 
     id: str
-    run: Callable[..., dict[str, Any]]
-    axes: Callable[[int], dict[str, Any]]
+    run: "Callable[..., dict[str, jax.Array]]"
+    axes: Callable[[int], Grid]
     points: int
     seeds: int
     shown: tuple[str, str]
@@ -34,7 +39,7 @@ class Diagram:
         return all(data.sizes.get(name, 0) > 1 for name in self.shown) and bool((data["done"] == 1).any())
 
 
-def fixed(data: "xarray.Dataset", name: str, usual: Any) -> Any:
+def fixed(data: "xarray.Dataset", name: str, usual: Number) -> Number:
     """Return the value of a parameter that is the same at every point, or `usual`."""
     return json.loads(data.attrs.get("parameters", "{}")).get(name, usual)
 

@@ -8,28 +8,29 @@ import difflib
 import inspect
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from undertow.execution.provenance import Parameter
-from undertow.execution.registry import UserFileError, claims, diagrams, load_file
+from undertow.execution.registry import AbstractClaim, UserFileError, claims, diagrams, load_file
 from undertow.execution.store import JSONObject
 from undertow.execution.sweeps.spec import SpecError
 
 if TYPE_CHECKING:
     import jax
+    from numpy.typing import ArrayLike
 
 __all__ = ["Experiment", "find", "fit_value", "fitted"]
 
-KINDS = {float: "float", int: "int", bool: "bool", str: "str"}
+KINDS: dict[object, str] = {float: "float", int: "int", bool: "bool", str: "str"}
 
 
 @dataclass(frozen=True)
 class Experiment:
     """A function of a key and parameters, with the kinds of the parameters."""
 
-    call: "Callable[[jax.Array, Mapping[str, Parameter | jax.Array]], dict[str, Any]]"
+    call: "Callable[[jax.Array, Mapping[str, Parameter | jax.Array]], Mapping[str, ArrayLike]]"
     """The outputs, arrays of any library by name."""
     kinds: dict[str, str]
     """`float` (traced), `int`, `bool` or `str` (static) for every parameter; `any` where the function does not say."""
@@ -79,7 +80,7 @@ def of_function(function: Callable) -> Experiment:
     empty = inspect.Parameter.empty
     kinds = {p.name: _kind(hints.get(p.name, None if p.default is empty else type(p.default))) for p in rest}
 
-    def call(key: "jax.Array", parameters: "Mapping[str, Parameter | jax.Array]") -> dict[str, Any]:
+    def call(key: "jax.Array", parameters: "Mapping[str, Parameter | jax.Array]") -> "Mapping[str, ArrayLike]":
         returned = function(key, **parameters)
         outputs = dict(returned) if isinstance(returned, Mapping) else {"value": returned}
         if not outputs:
@@ -89,19 +90,18 @@ def of_function(function: Callable) -> Experiment:
     return Experiment(call, kinds, tuple(p.name for p in rest if p.default is empty), batched=True)
 
 
-def _kind(hint: Any) -> str:
+def _kind(hint: object) -> str:
     """Return the kind of an annotation; a union with float, such as `float | Array`, is a float."""
     return "float" if float in typing.get_args(hint) else KINDS.get(hint, "any")
 
 
-def _of_claim(claim: Any, scale: str) -> Experiment:
+def _of_claim(claim: AbstractClaim, scale: str) -> Experiment:
     if scale not in claim.scales:
         raise SpecError(f"scale = {scale!r}: choose one of {', '.join(claim.scales)}.")
-    usual = claim.parameters(scale)
-    kind = type(claim.scales[scale])
+    usual = claim.scales[scale]
     return Experiment(
-        lambda key, parameters: claim.columns(kind(**usual | parameters), key),
-        {name: _kind(type(value)) for name, value in usual.items()},
+        lambda key, parameters: claim.columns(replace(usual, **parameters), key),
+        {name: _kind(type(value)) for name, value in claim.parameters(scale).items()},
         (),
         batched=False,
         dimensions=dict.fromkeys(claim.COLUMNS, ("check",)),

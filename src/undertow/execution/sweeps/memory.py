@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     import jax
@@ -45,10 +45,10 @@ def peak_bytes(jaxpr: "Jaxpr") -> int:
     return most
 
 
-def _inner_programs(parameters: dict[str, Any]) -> "Iterator[Jaxpr]":
+def _inner_programs(parameters: dict[str, object]) -> "Iterator[Jaxpr]":
     """Yield the programs among the parameters of an equation, such as the body of a scan."""
     for value in parameters.values():
         for item in value if isinstance(value, tuple | list) else [value]:
             inner = getattr(item, "jaxpr", item)
             if hasattr(inner, "eqns"):
-                yield inner
+                yield cast("Jaxpr", inner)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from undertow.execution.provenance import Parameter
 from undertow.execution.store import JSONObject
@@ -17,7 +17,7 @@ __all__ = ["BlockResult", "BlockTask", "Description", "ExperimentReference", "Pl
 class ExperimentReference:
     """An experiment as a worker looks it up."""
 
-    experiment: str | Callable[..., Any]
+    experiment: str | Callable[..., object]
     """A claim, a phase diagram, FILE.py:FUNCTION, or the function itself."""
     digest: str
     """A hash of the user's code: a worker with another version of the file raises an error."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,6 +25,7 @@ from undertow.execution.sweeps.spec import Spec
 
 if TYPE_CHECKING:
     import xarray
+    from zarr.abc.buffer import Buffer
 
 __all__ = ["DONE", "FAILED", "Output", "Results", "folder_of", "read_folder"]
 
@@ -263,19 +264,19 @@ def _flush_written(name: str) -> None:
         os.close(handle)
 
 
-def _empty(spec: Spec, tiling: Tiling, outputs: dict[str, Output], facts: Mapping[str, Any]) -> dict[str, bytes]:
+def _empty(spec: Spec, tiling: Tiling, outputs: dict[str, Output], facts: Mapping[str, object]) -> dict[str, bytes]:
     """Return the files of a dataset without data. Chunks are uncompressed: the bytes of their numbers."""
     import xarray
     import zarr
     import zarr.storage
 
-    coordinates: dict[str, Any] = {"seed": ("seed", np.arange(spec.seeds))}
+    coordinates: dict[str, tuple[str, np.ndarray]] = {"seed": ("seed", np.arange(spec.seeds))}
     for axis in spec.axes:
         if list(axis.values) != [axis.name]:
             coordinates[axis.name] = (axis.name, np.arange(axis.size))
         for parameter, values in axis.values.items():
             coordinates[parameter] = (axis.name, np.asarray(values))
-    files: dict[str, Any] = {}
+    files: "dict[str, Buffer]" = {}
     memory = zarr.storage.MemoryStore(files)
     xarray.Dataset(coords=coordinates, attrs=dict(facts)).to_zarr(memory, mode="w", zarr_format=2, consolidated=False)
     group = zarr.open_group(memory, mode="a", zarr_format=2)

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Protocol, TypeGuard, runtime_checkable
 
 import numpy as np
 
@@ -32,6 +32,24 @@ FIELDS = ("experiment", "axes", "parameters", "seeds", "seed", "scale", "show", 
 
 class SpecError(StoreError, ValueError):
     """The specification of a sweep is wrong."""
+
+
+@runtime_checkable
+class SupportsToList(Protocol):
+    """An array of any library."""
+
+    def tolist(self) -> object:
+        """Return the array as Python numbers in nested lists."""
+        ...
+
+
+@runtime_checkable
+class SupportsItem(Protocol):
+    """A scalar of any library."""
+
+    def item(self) -> object:
+        """Return the scalar as a Python number."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -265,9 +283,9 @@ def _together(name: str, values: dict[str, tuple[Parameter, ...]]) -> Axis:
     return Axis(name, values)
 
 
-def _values(name: str, given: Any) -> tuple[Parameter, ...]:
+def _values(name: str, given: object) -> tuple[Parameter, ...]:
     """Return the values of a list or a range."""
-    given = given.tolist() if hasattr(given, "tolist") else given
+    given = given.tolist() if isinstance(given, SupportsToList) else given
     if isinstance(given, list | tuple | range):
         if not given:
             raise SpecError(f"axes.{name}: there are no values.")
@@ -332,8 +350,8 @@ def _count(where: str, count: object, *, least: int) -> int:
     return int(count)
 
 
-def _value(name: str, value: Any) -> Parameter:
-    value = value.item() if hasattr(value, "item") else value
+def _value(name: str, value: object) -> Parameter:
+    value = value.item() if isinstance(value, SupportsItem) else value
     if not isinstance(value, bool | int | float | str):
         raise SpecError(f"{name} = {value!r}: give numbers, text or flags.")
     if isinstance(value, float) and not math.isfinite(value):

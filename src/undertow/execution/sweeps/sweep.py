@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from undertow.execution import store
 from undertow.execution.provenance import fingerprint
@@ -34,9 +34,9 @@ CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os
 
 def sweep(
     experiment: str | Callable,
-    axes: Mapping[str, Any],
+    axes: Mapping[str, object],
     *,
-    parameters: Mapping[str, Any] | None = None,
+    parameters: Mapping[str, object] | None = None,
     seeds: int = 1,
     seed: int = 0,
     scale: str = "smoke",

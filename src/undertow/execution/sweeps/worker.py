@@ -1,7 +1,7 @@
 """Run the blocks of a sweep in a worker.
 
 An experiment that traces with its float parameters and its key as tracers runs as one vmapped program per block; whole
-numbers, text and flags are static. Any other experiment runs one run at a time.
+numbers, text and flags are static. Other experiments run one run at a time.
 """
 
 import atexit

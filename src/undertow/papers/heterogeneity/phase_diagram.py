@@ -5,7 +5,7 @@ Lyapunov exponent lambda = E log|1 + eta s| (`undertow.sensing.growth.transition
 """
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -15,7 +15,7 @@ from jaxtyping import Array, Key
 
 from undertow._validate import Number
 from undertow.dynamics.traced import run_traced
-from undertow.execution.sweeps.diagram import Diagram, fixed, means
+from undertow.execution.sweeps.diagram import Diagram, Grid, fixed, means
 from undertow.figures import heatmap, style
 from undertow.sensing.growth import transition_spread
 from undertow.sensing.laws import two_point
@@ -71,7 +71,7 @@ def run(
     return {"filtered": filtered, **kept}
 
 
-def _axes(points: int) -> dict[str, Any]:
+def _axes(points: int) -> Grid:
     return {
         "step_size": {"log": [0.01, 0.1, points]},
         "spread": {"linear": [0.5, 9.0, points]},

@@ -9,7 +9,7 @@ half of the runs still stay finite at about 2.3 times that step size from an unb
 the equilibrium (measured), as in the catapult phase of gradient descent (Lewkowycz et al. 2020).
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jaxtyping import Array, Key
 
 from undertow._validate import Number
 from undertow.dynamics.traced import run_traced
-from undertow.execution.sweeps.diagram import Diagram, fixed, means
+from undertow.execution.sweeps.diagram import Diagram, Grid, fixed, means
 from undertow.figures import heatmap, style
 from undertow.noise.minibatch import Minibatch
 from undertow.papers.noise_equilibrium.models.linear_nets import GaussianPairs, fan_in, two_layer_loss
@@ -79,7 +79,7 @@ def _lives(params: dict[str, Array], step_size: Array, key: Array, batch: int, s
     return (~end.diverged).astype(jnp.float32)
 
 
-def _axes(points: int) -> dict[str, Any]:
+def _axes(points: int) -> Grid:
     return {"step_size": {"log": [0.002, 0.5, points]}, "imbalance": {"log": [1.0, 10.0, points]}}
 
 

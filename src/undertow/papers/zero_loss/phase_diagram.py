@@ -7,7 +7,7 @@ McCoy and Tropp 2014).
 """
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from undertow._validate import Number
-from undertow.execution.sweeps.diagram import Diagram, fixed, means
+from undertow.execution.sweeps.diagram import Diagram, Grid, fixed, means
 from undertow.figures import heatmap, style
 from undertow.papers.zero_loss.models.linear import LinearModel, predict
 from undertow.problem import Regression
@@ -79,7 +79,7 @@ def run(
     return {"recovered": recovered, "error": error}
 
 
-def _axes(points: int) -> dict[str, Any]:
+def _axes(points: int) -> Grid:
     equations = sorted({round(float(n)) for n in np.linspace(6, MOST, points)})
     sparsities = sorted({round(float(k)) for k in np.linspace(1, min(points, 19), points)})
     return {"n": equations, "sparsity": sparsities}

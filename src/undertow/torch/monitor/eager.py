@@ -1,7 +1,7 @@
 """Eager execution while hooks are attached: compiled code does not run hooks."""
 
 import sys
-from typing import Any
+from contextlib import AbstractContextManager
 
 import torch
 
@@ -13,7 +13,7 @@ class _EagerMode:
 
     def __init__(self) -> None:
         self.users = 0
-        self._stance: Any = None
+        self._stance: AbstractContextManager[None] | None = None
 
     def acquire(self) -> None:
         """Add a user."""

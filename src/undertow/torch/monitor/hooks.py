@@ -8,7 +8,6 @@ import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +51,7 @@ def _record_errors(hook: Callable[..., None]) -> Callable[..., None]:
     """Record hook errors instead of raising them inside the user's forward or backward pass."""
 
     @functools.wraps(hook)
-    def wrapped(self: "GradientRecorder", *args: Any) -> None:
+    def wrapped(self: "GradientRecorder", *args: object) -> None:
         try:
             hook(self, *args)
         except Exception as error:
@@ -153,7 +152,7 @@ class GradientRecorder:
         return result
 
     @_record_errors
-    def _before_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+    def _before_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, object]) -> None:
         """Start a forward pass of the model. Earlier passes that left no gradient do not count."""
         if self._replaying or not torch.is_grad_enabled() or _in_backward():
             return
@@ -165,7 +164,9 @@ class GradientRecorder:
         self._samples = sizes[0] if sizes else None
 
     @_record_errors
-    def _after_forward(self, site: Site, module: nn.Module, args: tuple, kwargs: dict[str, Any], output: Any) -> None:
+    def _after_forward(
+        self, site: Site, module: nn.Module, args: tuple, kwargs: dict[str, object], output: object
+    ) -> None:
         """Record a call of a site, and register hooks on its outputs."""
         ignored = not torch.is_grad_enabled() or _in_backward() or torch._C._are_functorch_transforms_active()
         if self._replaying or ignored:

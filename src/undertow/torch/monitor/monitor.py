@@ -5,7 +5,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -33,6 +33,8 @@ __all__ = ["COLUMNS", "NoiseMonitor", "Reading"]
 
 _SettingsOf = Callable[[str], SGDSettings | str]
 """Settings of a parameter by its name, or why the theory does not apply."""
+StepArguments = tuple[tuple, dict[str, object]]
+"""The positional and the keyword arguments of the `step()` of an optimiser."""
 
 
 class NoiseMonitor:
@@ -132,9 +134,11 @@ class NoiseMonitor:
         self._recorder.attach()
         weak_self = weakref.ref(self)  # the global registry of optimiser hooks must not keep a monitor alive
 
-        def before_step(*args: Any) -> Any:
+        def before_step(
+            optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, object]
+        ) -> StepArguments | None:
             monitor = weak_self()
-            return None if monitor is None else monitor._before_step(*args)
+            return None if monitor is None else monitor._before_step(optimizer, args, kwargs)
 
         handle = register_optimizer_step_pre_hook(before_step)
         self._release = weakref.finalize(self, _release, handle, self._recorder)
@@ -172,7 +176,9 @@ class NoiseMonitor:
         settings = SGDSettings(float(step_size), float(weight_decay), float(momentum))
         self._end_step(lambda name: settings)
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, Any]) -> Any:
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, object]
+    ) -> StepArguments | None:
         if optimizer not in self._uses_our_parameters:
             ours = set(map(id, self._recorder.parameters.values()))
             self._uses_our_parameters[optimizer] = any(
@@ -181,7 +187,7 @@ class NoiseMonitor:
         if not self._uses_our_parameters[optimizer] or not self._leads(optimizer):
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if closure is None or not self._recorder.attached:
+        if not callable(closure) or not self._recorder.attached:
             self._end_step(self._settings)
             return None
         return (args[0], self._ending_step(closure)), {k: v for k, v in kwargs.items() if k != "closure"}
@@ -198,11 +204,11 @@ class NoiseMonitor:
             return True
         return leader is optimizer
 
-    def _ending_step(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+    def _ending_step(self, closure: Callable[..., object]) -> Callable[[], object]:
         """Return a closure that ends the step after its first evaluation."""
         waiting = True
 
-        def evaluate() -> Any:
+        def evaluate() -> object:
             nonlocal waiting
             value = closure()
             if waiting:

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +17,7 @@ MAX_BYTES = 2**31
 
 
 def replayed_gradients(
-    module: nn.Module, args: tuple, kwargs: dict[str, Any], back: Sequence[Tensor | None], samples: int,
+    module: nn.Module, args: tuple, kwargs: dict[str, object], back: Sequence[Tensor | None], samples: int,
     batch_axis: int, leaves: Sequence[str], precision: AbstractContextManager,
 ) -> dict[str, Dense]:  # fmt: skip
     """Return per-sample gradients of any module, by vmap of its own backward pass over the samples.

@@ -4,7 +4,6 @@ import contextlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -44,7 +43,7 @@ class Call:
 
     site: Site
     args: tuple
-    kwargs: dict[str, Any]
+    kwargs: dict[str, object]
     outputs: int
     samples: int
     step: int
@@ -72,7 +71,7 @@ def depends_on_parameters_only(x: Tensor, parameters: dict[int, nn.Parameter]) -
     """Return whether a tensor is certainly computed from these parameters alone, and without copies per sample."""
     if x.grad_fn is None:
         return id(x) in parameters
-    nodes: list[Any] = [x.grad_fn]
+    nodes: list[torch.autograd.graph.Node | None] = [x.grad_fn]
     for followed, node in enumerate(nodes):
         if followed == MAX_NODES or node is None:  # None: a tensor that needs no gradient, such as the batch
             return False

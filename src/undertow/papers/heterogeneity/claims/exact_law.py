@@ -1,7 +1,7 @@
 """The law of the draws of `MatrixSensing`, compared with explicit measurements for several ensembles."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
 import equinox as eqx
 import jax
@@ -14,7 +14,7 @@ from scipy.stats import ks_2samp
 from undertow import _trees as trees
 from undertow.estimate import standard_error
 from undertow.figures.compare import compare
-from undertow.sensing.ensembles import Correlated, MatrixNormal
+from undertow.sensing.ensembles import AbstractEnsemble, Correlated, MatrixNormal
 from undertow.sensing.laws import AbstractLaw, Table, Uniform
 from undertow.sensing.matrix_sensing import MatrixSensing
 from undertow.verification.claim import Claim, Measurement
@@ -23,7 +23,9 @@ from undertow.verification.criterion import AtLevel, Check, Within
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ENSEMBLES: Any = ("goe", "full")
+Ensemble = Literal["goe", "full"] | AbstractEnsemble
+
+ENSEMBLES: tuple[Ensemble, ...] = ("goe", "full")
 BLOCK = 2000
 """Number of draws computed at once."""
 
@@ -49,8 +51,8 @@ def _kinds(parameters: Draws) -> dict[str, MatrixSensing]:
     d, (first, second) = parameters.d, jax.random.split(jax.random.key(3))
     some = Correlated(jax.random.normal(first, (3 * d, d, d), jnp.float32) / d)
     rows, columns = jnp.eye(d)[None] + jax.random.normal(second, (2, d, d), jnp.float32) / d
-    settings = [(f"{name}, {which}", law, which) for name, law in (("table", table), ("density", density))
-                for which in ENSEMBLES]  # fmt: skip
+    laws: dict[str, AbstractLaw] = {"table": table, "density": density}
+    settings = [(f"{name}, {which}", law, which) for name, law in laws.items() for which in ENSEMBLES]
     settings += [
         ("entries off the diagonal, any covariance", filled, some),
         ("entries off the diagonal, correlated rows and columns", filled, MatrixNormal(rows, columns)),

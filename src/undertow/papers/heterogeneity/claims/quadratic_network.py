@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ from jaxtyping import Array, Key
 
 from undertow.papers.heterogeneity._runs import ends
 from undertow.sensing.laws import two_point
-from undertow.sensing.quadratic_net import Printed, QuadraticNet, Shrunk
+from undertow.sensing.quadratic_net import AbstractRule, Printed, QuadraticNet, Shrunk
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Below, Check, Within
@@ -61,8 +60,10 @@ def _measure_net(parameters: Net, key: Key[Array, ""]) -> Measurement:
     p = parameters
     law = two_point(1.0, p.spread)
 
-    def run(index: int, steps: int, seeds: int, **settings: Any) -> tuple[dict[str, np.ndarray], int]:
-        net = QuadraticNet(p.d, p.m, law, dtype=jnp.float32, **settings)
+    def run(
+        index: int, steps: int, seeds: int, rule: AbstractRule, pooled: bool = False
+    ) -> tuple[dict[str, np.ndarray], int]:
+        net = QuadraticNet(p.d, p.m, law, dtype=jnp.float32, rule=rule, pooled=pooled)
         return ends(net, p.step_size, steps, seeds, jax.random.fold_in(key, index))
 
     hetero, diverged = run(0, p.steps, p.seeds, rule=Shrunk(p.step_size))

@@ -1,8 +1,9 @@
 """Two linear layers: SGD aligns W Gamma_W W' with U'Gamma_U U, not WW' with U'U; gradient descent aligns neither."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -93,17 +94,15 @@ def _measure(parameters: Alignment, key: Key[Array, ""]) -> Measurement:
     draw, run_key = jax.random.split(key)
     law = GaussianPairs(split_variance(p.inputs, PHI), jnp.ones(p.inputs, jnp.float32))
     problem = law.population(two_layer_loss).sample(draw, p.samples)
-    common: dict[str, Any] = {
-        "step_size": p.step_size, "key": run_key, "seeds": p.seeds, "lane_width": p.seeds, "progress": False,
-        "observe": _observables(problem),
-    }  # fmt: skip
     init = lambda k: xavier(k, inputs=p.inputs, hidden=p.hidden)
+    simulate = functools.partial(
+        descend, params=init, step_size=p.step_size, key=run_key, seeds=p.seeds, lane_width=p.seeds, progress=False,
+        observe=_observables(problem),
+    )  # fmt: skip
     # the loss of a linear network depends on second moments only, so fewer samples give the same gradient descent
     runs = {
-        "SGD": descend(Minibatch(problem, p.batch), init, steps=p.steps, every=p.steps // LOOKS, **common),
-        "GD": descend(
-            noiseless(condensed(problem)), init, steps=p.descent_steps, every=p.descent_steps // LOOKS, **common
-        ),
+        "SGD": simulate(Minibatch(problem, p.batch), steps=p.steps, every=p.steps // LOOKS),
+        "GD": simulate(noiseless(condensed(problem)), steps=p.descent_steps, every=p.descent_steps // LOOKS),
     }
     balanced, equal = _closed_forms(problem, p.hidden)
     late = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, SupportsFloat
 
 import jax
 import jax.numpy as jnp
@@ -134,7 +134,7 @@ def _all(parameters: Pulled, key: Key[Array, ""]) -> dict[str, list[Averages]]:
     }
 
 
-def _ratio(values: np.ndarray, unit: Any) -> tuple[float, float]:
+def _ratio(values: np.ndarray, unit: SupportsFloat) -> tuple[float, float]:
     each = values / float(unit)
     return float(each.mean()), float(standard_error(each))
 

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import equinox as eqx
 import jax
@@ -92,16 +92,16 @@ def _charge(p: PyTree) -> Array:
     return (jnp.sum(p[0] ** 2) - jnp.sum(p[1] ** 2)) / 2
 
 
-def _squares(charge: Any) -> tuple[Any, Any]:
+def _squares(charge: float) -> tuple[float, float]:
     """Return |u|^2 and |w|^2 at the minimum with this charge; their product is 1."""
     half = np.sqrt(charge**2 + 1)
     return half + charge, half - charge
 
 
-def _speed(charge: Any) -> Any:
+def _speed(charge: np.ndarray) -> np.ndarray:
     """Return dC/dt in units of sigma^2, at the minimum: Tr[Sigma A] = 4 (Tr Sigma_eps |w|^2 - Tr Sigma_x |u|^2)."""
-    u, w = _squares(charge)
-    return 4 * (OUTPUTS * w - INPUTS * u)
+    half = np.sqrt(charge**2 + 1)
+    return 4 * (OUTPUTS * (half - charge) - INPUTS * (half + charge))
 
 
 END = float((np.sqrt(OUTPUTS / INPUTS) - np.sqrt(INPUTS / OUTPUTS)) / 2)

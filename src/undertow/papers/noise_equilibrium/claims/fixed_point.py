@@ -1,8 +1,10 @@
 """The fixed point on every orbit: the flow falls and the charge rises along it, and SGD converges to it."""
 
+import functools
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -126,7 +128,13 @@ def _measure_theorem(parameters: Orbits, key: Key[Array, ""]) -> Measurement:
                 if gamma == 0 and isinstance(symmetry, Scaling):
                     continue  # the equilibrium is at infinity, see `equilibrium-at-infinity`
 
-                def flow(amount: float, a: Any = values, s: Any = powers, t: Any = squares, g: float = gamma) -> float:
+                def flow(
+                    amount: float,
+                    a: np.ndarray = values,
+                    s: np.ndarray = powers,
+                    t: np.ndarray = squares,
+                    g: float = gamma,
+                ) -> float:
                     noise_part = eta / 2 * np.exp(-2 * amount * a) * s
                     return float(np.sum(a * (noise_part - 2 * g * np.exp(2 * amount * a) * t)))
 
@@ -244,8 +252,8 @@ def _start(key: Key[Array, ""]) -> tuple[Array, Array]:
     return scales[0] * factors[0], scales[1] * factors[1]
 
 
-OUTER = {"left": lambda p: p[0] @ p[0].T, "right": lambda p: p[1].T @ p[1]}
-CHARGE = {"charge": lambda p: (p[0].T @ p[0] - p[1] @ p[1].T) / 2}
+OUTER: dict[str, Callable[[PyTree], PyTree]] = {"left": lambda p: p[0] @ p[0].T, "right": lambda p: p[1].T @ p[1]}
+CHARGE: dict[str, Callable[[PyTree], PyTree]] = {"charge": lambda p: (p[0].T @ p[0] - p[1] @ p[1].T) / 2}
 
 
 def _measure_starts(parameters: Starts, key: Key[Array, ""]) -> Measurement:
@@ -257,13 +265,13 @@ def _measure_starts(parameters: Starts, key: Key[Array, ""]) -> Measurement:
     least = min(float(np.linalg.eigvalsh(m)[0]) for m in moments)
     relaxation = round(parameters.size / (4 * parameters.step_size**2 * least))
     steps = round(parameters.relaxations * relaxation)
-    common: dict[str, Any] = {
-        "step_size": parameters.step_size, "every": relaxation, "key": jax.random.fold_in(key, 1),
-        "average": OUTER | CHARGE, "seeds": parameters.seeds, "lane_width": parameters.seeds, "progress": False,
-    }  # fmt: skip
-    sgd = descend(Minibatch(task.population(), parameters.size), _start, steps=steps, **common)
+    simulate = functools.partial(
+        descend, params=_start, step_size=parameters.step_size, every=relaxation, key=jax.random.fold_in(key, 1),
+        average=OUTER | CHARGE, seeds=parameters.seeds, lane_width=parameters.seeds, progress=False,
+    )  # fmt: skip
+    sgd = simulate(Minibatch(task.population(), parameters.size), steps=steps)
     # gradient descent has converged long before
-    gd = descend(Minibatch(task.expected(), 1, replace=False), _start, steps=steps // 4, **common)
+    gd = simulate(Minibatch(task.expected(), 1, replace=False), steps=steps // 4)
     distance = lambda a, b, name: np.linalg.norm(a - b, axis=(-2, -1)) / np.linalg.norm(ends[name])
     # in logarithms, because gradient descent ends at distances of different orders of magnitude
     last = lambda run, name: np.log(distance(run.observed[name][:, -1], ends[name], name) / NEAR)

@@ -3,7 +3,7 @@
 import itertools
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import equinox as eqx
 import jax
@@ -144,7 +144,7 @@ def _conserved(
     """Return the largest change of a charge along gradient flow, over |params|^2, by a Runge-Kutta method."""
     h = FLOW_TIME / steps
 
-    def step(_: Any, p: PyTree) -> PyTree:
+    def step(_: object, p: PyTree) -> PyTree:
         def stage(carry: tuple[PyTree, PyTree], numbers: Array) -> tuple[tuple[PyTree, PyTree], None]:
             last, total = carry
             slope = problem.gradient(trees.add(p, trees.scale(-h * numbers[0], last)))

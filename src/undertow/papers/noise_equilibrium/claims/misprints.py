@@ -1,7 +1,7 @@
 """Misprints of the paper that a measurement decides: constant factors, a time scale, signs in a proof."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -199,7 +199,7 @@ def _neuron_charge(p: PyTree) -> Array:
     return (jnp.sum(p[0] ** 2) - jnp.sum(p[1] ** 2)) / 2
 
 
-def _flow(time: Any, charge: Any, rate: float) -> Any:
+def _flow(time: float, charge: np.ndarray, rate: float) -> np.ndarray:
     """Return dC/dt at the minimum: rate (Tr Sigma_eps |w|^2 - Tr Sigma_x |u|^2), with |u| |w| fixed."""
     half = np.sqrt(charge**2 + STRENGTH**2)
     return rate * (OUTPUTS * (half - charge) - INPUTS * (half + charge))

@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import equinox as eqx
 import jax
@@ -71,9 +71,9 @@ class _End(NamedTuple):
     diverged: int
 
 
-def ratio_theory(phi: Any) -> Any:
+def ratio_theory(phi: float) -> float:
     """Return |U|^2/|W|^2 at the equilibrium of the minimum: |U|^2 = Tr Sx^1/2, |W|^2 = Tr Sx^-1/2 (Tr Sx = n)."""
-    return np.sqrt(phi * (2 - phi))
+    return float(np.sqrt(phi * (2 - phi)))
 
 
 def _unless_isotropic(phi: float, ratio: float) -> float | None:
@@ -81,9 +81,9 @@ def _unless_isotropic(phi: float, ratio: float) -> float | None:
     return None if phi == 1 else float(ratio / ratio_theory(phi))
 
 
-def sharpness_theory(phi: Any) -> Any:
+def sharpness_theory(phi: float) -> float:
     """Return Tr H/(4 n^2) there: Tr H = 2 (n Tr[W Sx W'] + |U|^2 Tr Sx), and both traces are n times this number."""
-    return (np.sqrt(phi) + np.sqrt(2 - phi)) / 2
+    return float((np.sqrt(phi) + np.sqrt(2 - phi)) / 2)
 
 
 class _Observables(eqx.Module):
@@ -201,12 +201,12 @@ def _draw(measurement: Measurement, parameters: Online) -> "Figure":
     figure, (left, right) = style.new_figure(2, width=4.2)
     data = measurement.data
     grid = np.linspace(0.05, 1.95, 100)
-    style.theory(left, grid, ratio_theory(grid), "√(φ(2 − φ))")
+    style.theory(left, grid, [ratio_theory(phi) for phi in grid], "√(φ(2 − φ))")
     for name, label, colour in (("ratio", "SGD", "blue"), ("decayed", "GD with weight decay", "red")):
         style.points(left, data.phi, data[name].sel(part="mean"), data[name].sel(part="error"), label, colour)
     left.set(xlabel="variance φ of half of the inputs", ylabel="|U|²/|W|²")
     left.legend()
-    style.theory(right, grid, sharpness_theory(grid), "(√φ + √(2 − φ))/2")
+    style.theory(right, grid, [sharpness_theory(phi) for phi in grid], "(√φ + √(2 − φ))/2")
     style.points(right, data.phi, data.sharpness.sel(part="mean"), data.sharpness.sel(part="error"), "SGD")
     right.set(xlabel="variance φ of half of the inputs", ylabel="Tr H/(4n²)")
     right.legend()

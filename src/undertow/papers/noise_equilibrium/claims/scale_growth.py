@@ -1,7 +1,8 @@
 """The growth of scale-invariant weights: gradients are orthogonal to them, so every step increases their norm."""
 
+import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -75,24 +76,21 @@ def _measure(parameters: Growth, key: Key[Array, ""]) -> Measurement:
     d, dtype = parameters.inputs, jnp.float64
     data = LinearData.draw(draw, samples=parameters.samples, d=d, dtype=dtype)
     init = lambda k: start(k, hidden=parameters.hidden, square=SQUARE, d=d, dtype=dtype)
-    common: dict[str, Any] = {
-        "step_size": parameters.step_size, "steps": parameters.steps, "key": run_key, "progress": False,
-    }  # fmt: skip
+    simulate = functools.partial(
+        descend, params=init, step_size=parameters.step_size, steps=parameters.steps, key=run_key, progress=False
+    )
     checks, norms, diverged = [], {}, 0
     for name in "AB":
         problem = data.problem(NormalisedLoss(name))
         noise = Minibatch(problem, parameters.batch)
-        sgd = descend(
-            noise, init, observe={"layers": _layers}, every=1, seeds=parameters.seeds, lane_width=parameters.seeds,
-            **common,
+        sgd = simulate(noise, observe={"layers": _layers}, every=1, seeds=parameters.seeds, lane_width=parameters.seeds)
+        few = simulate(
+            noise, observe={"power": _Power(problem, parameters.batch)}, every=parameters.steps // LOOKS,
+            seeds=parameters.seeds, lane_width=parameters.seeds,
         )  # fmt: skip
-        few = descend(
-            noise, init, observe={"power": _Power(problem, parameters.batch)}, every=parameters.steps // LOOKS,
-            seeds=parameters.seeds, lane_width=parameters.seeds, **common,
-        )  # fmt: skip
-        descent = descend(
-            noiseless(problem), init, observe={"layers": _layers}, every=parameters.steps // LOOKS,
-            seeds=parameters.descent_seeds, lane_width=parameters.descent_seeds, **common,
+        descent = simulate(
+            noiseless(problem), observe={"layers": _layers}, every=parameters.steps // LOOKS,
+            seeds=parameters.descent_seeds, lane_width=parameters.descent_seeds,
         )  # fmt: skip
         checks += _checks(name, parameters, sgd.observed["layers"], few, descent.observed["layers"])
         norms[f"sgd_{name}"] = (("seed", "step", "layer"), sgd.observed["layers"][:, :: parameters.steps // LOOKS])

@@ -1,12 +1,13 @@
 """The weak order of the SDE approximation of SGD: the error of an expectation is proportional to the step size."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax.numpy as jnp
 import numpy as np
 import xarray
-from jaxtyping import Array, Key
+from jaxtyping import Array, Key, PyTree
 from scipy.linalg import expm
 
 from undertow.dynamics.descend import descend
@@ -69,10 +70,13 @@ def sgd_second_moment(step_size: float) -> float:
 def _measure(parameters: WeakOrder, key: Key[Array, ""]) -> Measurement:
     noise = Minibatch(Regression(lambda w, x: w * x, jnp.asarray(INPUTS), jnp.asarray(TARGETS)), 1)
     start = jnp.asarray(START)
-    common: dict[str, Any] = {"key": key, "observe": {"square": jnp.square}, "lane_width": LANE, "progress": False}
+    observe: dict[str, Callable[[PyTree], PyTree]] = {"square": jnp.square}
     moments, errors = [], []
     for eta in STEP_SIZES:
-        run = descend(noise, start, step_size=eta, steps=round(TIME / eta), seeds=parameters.seeds, **common)
+        run = descend(
+            noise, start, step_size=eta, steps=round(TIME / eta), seeds=parameters.seeds, key=key, observe=observe,
+            lane_width=LANE, progress=False,
+        )  # fmt: skip
         moments.append(run.observed["square"][:, -1].mean())
         errors.append(standard_error(run.observed["square"][:, -1], ddof=0))
     sde = np.array([sde_second_moment(eta) for eta in STEP_SIZES])
@@ -83,7 +87,7 @@ def _measure(parameters: WeakOrder, key: Key[Array, ""]) -> Measurement:
 
     solved = diffuse(
         noise, start, step_size=STEP_SIZES[0], time=TIME, substeps=parameters.substeps,
-        seeds=max(2 * LANE, parameters.seeds // 5), **common,
+        seeds=max(2 * LANE, parameters.seeds // 5), key=key, observe=observe, lane_width=LANE, progress=False,
     )  # fmt: skip
     simulated = solved.observed["square"][:, -1]
     sde_error = float(standard_error(simulated, ddof=0))

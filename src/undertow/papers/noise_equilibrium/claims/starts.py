@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +32,7 @@ class Widths:
     """Variance of y - x for a network with d = n/2 hidden units; x has variance 1."""
 
 
-def _variances(n: int, d: Any) -> dict[str, tuple[Any, Any]]:
+def _variances(n: int, d: int | np.ndarray) -> dict[str, tuple[float | np.ndarray, float | np.ndarray]]:
     """Return the variances of U and of W for each initialisation."""
     return {
         "variances 1 and 1/n": (1.0, 1 / n),
@@ -71,7 +71,7 @@ def _measure(parameters: Widths, key: Key[Array, ""]) -> Measurement:
     for d in widths:
         # y = x + noise, both white: U = W' = I is balanced, and SGD ends at a rotation of this point
         end = float(hessian_trace({"U": jnp.eye(n, int(d)), "W": jnp.eye(int(d), n)}, jnp.ones(n)))
-        for name, (of_u, of_w) in _variances(n, d).items():
+        for name, (of_u, of_w) in _variances(n, int(d)).items():
             u, w = (rng.standard_normal((parameters.draws, n * d)) * np.sqrt(v) for v in (of_u, of_w))
             # Tr H of the white data: n |W|^2 + |U|^2 n, twice
             ratios[name].append(statistics.mean(2 * n * ((u**2).sum(1) + (w**2).sum(1)) / end))

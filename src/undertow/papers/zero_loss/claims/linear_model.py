@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -177,7 +177,7 @@ def _measure_recovery(parameters: DataSets, key: Key[Array, ""]) -> Measurement:
     for n in sizes:
         draw = lambda k, n=n: LinearModel.draw(k, d=parameters.d, n=n, sparsity=parameters.sparsity, dtype=jnp.float64)
 
-        def errors(k: Key[Array, ""], draw: Any = draw) -> tuple[Array, Array]:
+        def errors(k: Key[Array, ""], draw: Callable[[Key[Array, ""]], LinearModel] = draw) -> tuple[Array, Array]:
             model = draw(k)
             size = jnp.sum(model.truth**2)
             relative = lambda p: model.error(p) ** 2 / size

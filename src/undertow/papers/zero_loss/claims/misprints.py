@@ -1,14 +1,14 @@
 """Misprints of the paper that a measurement decides: a projector, a starting point, a gradient, a constant."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray
-from jaxtyping import Array, Key
+from jaxtyping import Array, Key, PyTree
 
 from undertow import _trees as trees
 from undertow.dynamics.descend import descend
@@ -18,6 +18,7 @@ from undertow.manifold.limit import Limit
 from undertow.noise.label import LabelNoise
 from undertow.papers.zero_loss.claims.derivatives import STEP, end_of, metric, parts_at, second_difference
 from undertow.papers.zero_loss.models.linear import LinearModel, predict
+from undertow.problem import Regression
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Check, Within
 
@@ -120,17 +121,19 @@ def _measure_constant(parameters: Draws, key: Key[Array, ""]) -> Measurement:
         model = LinearModel.draw(k, d=parameters.d, n=parameters.n, sparsity=2, dtype=jnp.float64)
         z = model.problem.inputs
         values, vectors = jnp.linalg.eigh(z @ z.T)
-        problem = model.problem.__class__(predict, z, vectors[:, 0])
+        problem = Regression(predict, z, vectors[:, 0])
         product = parameters.alpha**2 * values[0]
 
-        def constant(x: Any, task: Any = problem, product: Any = product) -> Array:
+        def constant(x: PyTree, task: Regression = problem, product: Array = product) -> Array:
             gradient = trees.ravel(task.gradient(x))
             return parameters.n * jnp.vdot(gradient, gradient) / (product * task.loss(x))
 
         start = model.start(parameters.alpha)
         least.append(float(constant(start)))
 
-        def step(x: Any, _: None, task: Any = problem, constant: Any = constant) -> tuple[Any, Array]:
+        def step(
+            x: PyTree, _: None, task: Regression = problem, constant: Callable[[PyTree], Array] = constant
+        ) -> tuple[PyTree, Array]:
             x = trees.add(x, trees.scale(-1e-3, task.gradient(x)))
             return x, constant(x)
 

@@ -1,7 +1,7 @@
 """The k-phase motor: its angular speed, the finite-step correction, and momentum."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -137,7 +137,7 @@ def _draw(measurement: Measurement, parameters: Turning) -> "Figure":
     return figure
 
 
-SCALES: dict[Scale, Any] = {"smoke": Turning(128), "default": Turning(2000), "full": Turning(20_000)}
+SCALES: dict[Scale, Turning] = {"smoke": Turning(128), "default": Turning(2000), "full": Turning(20_000)}
 
 CLAIMS = (
     Claim(

@@ -3,7 +3,6 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -112,7 +111,7 @@ class _Square(eqx.Module):
         """Return the constraint, which is zero on the manifold."""
         return x[0] ** 2 + 2 * x[1] ** 2 + jnp.sin(self.shape @ x) - 1
 
-    def __call__(self, x: Array, _: Any) -> Array:
+    def __call__(self, x: Array, _: object) -> Array:
         return self.constraint(x) ** 2 / 2
 
 
@@ -121,7 +120,7 @@ class _Weighted(eqx.Module):
 
     plain: _Square
 
-    def __call__(self, x: Array, _: Any) -> Array:
+    def __call__(self, x: Array, _: object) -> Array:
         return jnp.exp(x[0] + x[2] / 2) * self.plain.constraint(x) ** 2
 
 
@@ -162,7 +161,7 @@ def _measure_shape(parameters: Networks, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, len(tangent), note=note)
 
 
-SCALES: dict[Scale, Any] = {"smoke": Networks(3), "default": Networks(10), "full": Networks(50)}
+SCALES: dict[Scale, Networks] = {"smoke": Networks(3), "default": Networks(10), "full": Networks(50)}
 
 CLAIMS = (
     Claim(

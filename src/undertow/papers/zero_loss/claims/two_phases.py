@@ -1,13 +1,14 @@
 """The two phases of SGD: along gradient flow to the manifold in 1/eta steps, then along it in 1/eta^2 steps."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import xarray
-from jaxtyping import Array, Key
+from jaxtyping import Array, Key, PyTree
 
 from undertow.dynamics.descend import descend
 from undertow.estimate import standard_error
@@ -45,13 +46,14 @@ def _itself(x: Array) -> Array:
 def _measure(parameters: Phases, key: Key[Array, ""]) -> Measurement:
     start, noise = jnp.array([2.0, 0.0], jnp.float32), Isotropic(circle(), 1.0)
     along, across, turned, turned_error = [], [], [], []
+    observe: dict[str, Callable[[PyTree], PyTree]] = {"x": _itself}
     for index, eta in enumerate(STEP_SIZES):
-        common: dict[str, Any] = {
-            "step_size": eta, "key": jax.random.fold_in(key, index), "observe": {"x": _itself},
-            "seeds": parameters.seeds, "progress": False, "lane_width": lanes(128),
-        }  # fmt: skip
-        first = descend(noise, start, steps=round(FIRST_TIME / eta), **common).observed["x"][:, -1]
-        second = descend(noise, start, steps=round(parameters.slow_time / eta**2), **common).observed["x"][:, -1]
+        simulate = functools.partial(
+            descend, noise, start, step_size=eta, key=jax.random.fold_in(key, index), observe=observe,
+            seeds=parameters.seeds, progress=False, lane_width=lanes(128),
+        )  # fmt: skip
+        first = simulate(steps=round(FIRST_TIME / eta)).observed["x"][:, -1]
+        second = simulate(steps=round(parameters.slow_time / eta**2)).observed["x"][:, -1]
         along.append(((first - np.array([_radius(), 0.0])) ** 2).sum(1))
         radius = np.linalg.norm(second, axis=1)
         across.append((radius - 1) ** 2)

@@ -1,7 +1,6 @@
 """Small examples in the plane and the motor, whose limiting diffusions have closed forms."""
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from undertow.problem import Problem
 __all__ = ["circle", "ellipse", "isotropic_ellipse", "metric", "mixed_circle", "motor", "motor_angle"]
 
 
-def _alone(loss: Callable[[Array, Any], Array]) -> Problem:
+def _alone(loss: Callable[[Array, object], Array]) -> Problem:
     """Return the problem of a loss without data."""
     return Problem(loss, jnp.zeros(1))
 
@@ -54,7 +53,7 @@ class _Motor(eqx.Module):
     def curvatures(self, x: Array) -> Float[Array, " k"]:
         return 2 + self.directions @ x[:2]
 
-    def __call__(self, x: Array, _: Any) -> Float[Array, ""]:
+    def __call__(self, x: Array, _: object) -> Float[Array, ""]:
         return (jnp.sum(x[:2] ** 2) - 1) ** 2 / 8 + jnp.sum(self.curvatures(x) * x[2:] ** 2) / 2
 
 
@@ -95,7 +94,7 @@ def motor_angle(x: Float[Array, "... D"]) -> Float[Array, "..."]:
 def metric() -> Problem:
     """Return L = g'M(x)g/2 with two constraints g in five dimensions and a metric M that varies along the manifold."""
 
-    def loss(x: Array, _: Any) -> Float[Array, ""]:
+    def loss(x: Array, _: object) -> Float[Array, ""]:
         g = jnp.stack([x[0] ** 2 + x[1] ** 2 + 0.5 * x[2] - 1, x[3] - jnp.sin(x[0]) * x[4]])
         m = jnp.array([[2.0, 0.3], [0.3, 1.0]]) + 0.3 * jnp.cos(x[2]) * jnp.array([[1.0, 0.0], [0.0, -0.5]])
         return g @ m @ g / 2
