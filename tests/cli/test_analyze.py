@@ -5,7 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import undertow as ut
+from tests.analysis.analyses import analysis_of
 from undertow import cli
+from undertow.analysis.target import JaxTarget
+
+PROBLEM = ut.Problem(lambda p, s: (p - s) ** 2, jnp.zeros(3))
 
 FILE = """
 import jax, jax.numpy as jnp
@@ -78,3 +83,39 @@ def test_mistakes_are_sentences(what, file, tmp_path, monkeypatch, capsys):
     call, sentence = BAD[what]
     assert run(*call.split(), "--out", tmp_path / "out") == 2
     assert sentence in capsys.readouterr().err
+
+
+def test_the_analysis_gets_the_options_and_the_pages_are_named(tmp_path, monkeypatch, capsys):
+    """Without the numerics: the options reach `analyze`, stages go to stderr, and the files are printed."""
+    calls = []
+
+    def analyze(noise, params, *, report, **options):
+        report("looking for symmetries")
+        calls.append((noise, params, options))
+        return analysis_of()
+
+    monkeypatch.setattr("undertow.analysis.jax.analyze", analyze)
+    monkeypatch.setattr("undertow.analysis.target.load", lambda target, params: JaxTarget(PROBLEM, (target, params)))
+    options = "--step-size 0.5 --weight-decay 0.25 --batch-size 3 --seed 7 --params weights"
+    assert run("größe.py:problem", *options.split(), "--out", tmp_path / "out") == 0
+    ((noise, params, given),) = calls
+    assert noise is PROBLEM
+    assert params == ("größe.py:problem", "weights")
+    assert given == {"step_size": 0.5, "weight_decay": 0.25, "batch_size": 3, "key": 7}
+    out, err = capsys.readouterr()
+    assert err == "looking for symmetries ...\n"
+    assert out.splitlines()[-1] == f"Page: {tmp_path / 'out' / 'analysis.html'}"
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["analysis.html"]
+
+
+@pytest.mark.parametrize(
+    "option",
+    ["--step-size nan", "--step-size -0.1", "--step-size inf", "--batch-size 0", "--batch-size -3",
+     "--weight-decay nan", "--weight-decay inf"],
+)  # fmt: skip
+def test_options_that_are_no_positive_numbers_are_reported_before_anything_is_loaded(option, tmp_path, capsys):
+    assert run("nowhere.py:problem", *option.split(), "--out", tmp_path / "out") == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"undertow: {option.split()[0]} ")
+    assert len(err.splitlines()) == 1
+    assert not (tmp_path / "out").exists()

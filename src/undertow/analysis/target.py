@@ -58,7 +58,7 @@ def load(target: str, params_name: str) -> JaxTarget | TorchTarget:
             "Dataset or batches."
         )
     if callable(value) and not isinstance(value, AbstractNoise | AbstractProblem):
-        value = value()
+        value = _call(target, value)
     if isinstance(value, tuple) and len(value) == 3 and _is_torch_model(value[0]):
         return TorchTarget(*value)
     if isinstance(value, tuple) and len(value) == 2:
@@ -74,6 +74,14 @@ def load(target: str, params_name: str) -> JaxTarget | TorchTarget:
             "(problem, params)."
         )
     return JaxTarget(value, getattr(module, params_name))
+
+
+def _call(target: str, function: Callable[[], Any]) -> Any:
+    """Return what a function of the user's file returns; report an error in it like one in the file."""
+    try:
+        return function()
+    except Exception as error:
+        raise UserFileError(f"{target} cannot be run: {type(error).__name__}: {error}") from error
 
 
 def _is_torch_model(value: Any) -> bool:
