@@ -72,4 +72,5 @@ def _map(mesh: Any) -> str:
     values = np.ma.masked_invalid(mesh.get_array())
     name = mesh.colorbar.ax.get_ylabel() if mesh.colorbar is not None else "values"
     rows, columns = mesh.get_coordinates().shape[0] - 1, mesh.get_coordinates().shape[1] - 1
-    return f"{name}, a heat map of {columns} by {rows} cells: {values.min():.4g} to {values.max():.4g}"
+    shown = f"{values.min():.4g} to {values.max():.4g}" if values.count() else "no finite values"
+    return f"{name}, a heat map of {columns} by {rows} cells: {shown}"

@@ -61,9 +61,7 @@ def test_on_processors_there_are_sixteen_blocks_or_four_per_worker(slots, width)
 
 
 def test_an_accelerator_computes_everything_at_once_if_half_its_memory_holds_it():
-    width = lambda run_bytes: width_for(
-        1000, batched=True, run_bytes=run_bytes, memory=2**20, platform="gpu", slots=1
-    )
+    width = lambda run_bytes: width_for(1000, batched=True, run_bytes=run_bytes, memory=2**20, platform="gpu", slots=1)
     assert width(0) == 1000
     assert width(2**12) == 2**19 // 2**12
     assert width(2**30) == 1

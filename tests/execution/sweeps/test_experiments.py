@@ -153,7 +153,7 @@ def test_kinds_come_from_annotations_then_from_defaults():
 
 
 def test_annotations_that_cannot_be_resolved_leave_the_defaults():
-    def function(key, *, a: "Missing" = 1.0, b: "Missing"):  # noqa: F821
+    def function(key, *, a: "Missing" = 1.0, b: "Missing"):
         return a
 
     assert of_function(function).kinds == {"a": "float", "b": "any"}

@@ -71,7 +71,9 @@ class Device:
 
 
 @pytest.mark.parametrize(
-    ("statistics", "memory"), [({"bytes_limit": 123}, 123), ({}, 2**33), (None, 2**33)], ids=["stated", "silent", "none"]
+    ("statistics", "memory"),
+    [({"bytes_limit": 123}, 123), ({}, 2**33), (None, 2**33)],
+    ids=["stated", "silent", "none"],
 )
 def test_an_accelerator_says_how_much_memory_it_has(as_a_user, statistics, memory):
     assert device_memory(Device("gpu", statistics)) == memory
