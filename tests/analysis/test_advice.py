@@ -93,3 +93,7 @@ def test_the_drift_lowers_the_trace_at_four_times_its_square():
     (sentence,) = advice(analysis_of(row_of(), drift=0.5))
     assert "at speed 0.5 in slow time" in sentence
     assert "lowering Tr H at the rate 1;" in sentence
+
+
+def test_a_norm_with_an_equilibrium_does_not_grow_without_bound():
+    assert advice(analysis_of(row_of(), symmetries=(SCALING,))) == []
