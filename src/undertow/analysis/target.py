@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from jaxtyping import PyTree
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 __all__ = ["JaxTarget", "TorchTarget", "load"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ def load(target: str, params_name: str) -> JaxTarget | TorchTarget:
     return JaxTarget(value, getattr(module, params_name))
 
 
-def _call(target: str, function: Callable[[], Any]) -> Any:
+def _call(target: str, function: Callable[[], T]) -> T:
     """Return what a function of the user's file returns; report an error in it like one in the file."""
     try:
         return function()

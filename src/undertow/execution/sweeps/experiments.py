@@ -95,7 +95,7 @@ def _arguments(function: Callable) -> list[inspect.Parameter]:
         return []
 
 
-def _hints(function: Callable) -> dict[str, Any]:
+def _hints(function: Callable) -> dict[str, object]:
     """Return the annotations of a function; `functools.partial` has those of the function that it calls."""
     while isinstance(function, functools.partial):
         function = function.func
