@@ -1,76 +1,13 @@
-"""`undertow analyze`: a file of one's own, as a table, a page, params at equilibrium and sentences."""
+"""The analysis of a JAX problem: rows, sharpness, drift and advice."""
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 import undertow as ut
-from tests.cli.calls import call
 from undertow.analysis import jax as jax_analysis
 from undertow.analysis.jax import analyze
 from undertow.symmetry.equilibrium import VanishingNoiseError
-
-FILE = """
-import jax, jax.numpy as jnp
-import undertow as ut
-
-x = jax.random.normal(jax.random.key(0), (60, 3))
-
-def loss(p, sample):
-    return (p["out"] @ jax.nn.relu(p["in"] @ sample + p["bias"]) - jnp.sin(sample[0])) ** 2
-
-problem = ut.Problem(loss, x)
-noise = ut.Minibatch(problem, 4)
-params = {"in": jnp.ones((4, 3)) + 0.3 * x[:4], "bias": jnp.zeros(4), "out": jnp.full(4, 0.05)}
-both = (noise, params)
-def make():
-    return both
-nothing = 3
-"""
-
-
-@pytest.mark.parametrize("name", ["problem", pytest.param("make", marks=pytest.mark.slow)])
-def test_a_file_of_ones_own(name, file, tmp_path, capsys):
-    settings = ("--out", tmp_path / "out", "--step-size", 0.02, "--batch-size", 4)
-    status, shown, _ = call(capsys, "analyze", f"{file}:{name}", *settings)
-    assert status == 0
-    assert "relaxes in about" in shown.replace("\n", " ")
-    page = (tmp_path / "out" / "analysis.html").read_text()
-    assert "rescaling of 4 neurons, bias, in against out" in page
-    assert "in by taps" in page
-    with np.load(tmp_path / "out" / "equilibrium.npz") as arrays:
-        saved = dict(arrays)
-    assert set(saved) == {"in", "bias", "out"}
-    # the same function as before
-    inputs = jax.random.normal(jax.random.key(5), (20, 3))
-    first = jax.random.normal(jax.random.key(0), (60, 3))[:4]
-    before = {"in": jnp.ones((4, 3)) + 0.3 * first, "out": jnp.full(4, 0.05)}
-    value = lambda p, x: p["out"] @ jax.nn.relu(p["in"] @ x)
-    for x in inputs:
-        np.testing.assert_allclose(value({k: jnp.asarray(saved[k]) for k in saved}, x), value(before, x), rtol=1e-4)
-
-
-BAD = {
-    "no object named": ("mine.py", "name an object of the file"),
-    "no such file": ("nowhere.py:problem", "there is no such file"),
-    "no such object": ("mine.py:nope", "has no object 'nope'"),
-    "something else": ("mine.py:nothing", "give a problem, a noise"),
-    "no params": ("mine.py:problem --params weights", "has no variable 'weights'"),
-    "a broken file": ("broken.py:x", "cannot be run: NameError"),
-    "a negative decay": ("mine.py:problem --weight-decay -1", "give 0 or more"),
-    "a step of zero": ("mine.py:problem --step-size 0", "above 0"),
-}
-
-
-@pytest.mark.parametrize("what", BAD)
-def test_mistakes_are_sentences(what, file, tmp_path, monkeypatch, capsys):
-    (tmp_path / "broken.py").write_text("x = y\n")
-    monkeypatch.chdir(tmp_path)
-    line, sentence = BAD[what]
-    status, _, complaint = call(capsys, "analyze", *line.split(), "--out", tmp_path / "out")
-    assert status == 2
-    assert sentence in complaint
 
 
 def test_a_model_without_symmetries_says_so():

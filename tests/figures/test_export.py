@@ -1,28 +1,14 @@
 """Figures as files: nothing clipped, nothing hidden, the same bytes every time."""
 
-import re
 import xml.etree.ElementTree as ET
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from undertow.figures import export, style, words
-from undertow.figures.inline import inline, words_of
-
-LABELS = ("the theory of a thing", "an experiment", "another, with a longer name", "a fourth")
-
-
-def curve(x=(1.0, 2.0, 3.0), panels=1, **more):
-    figure, panels = style.new_figure(panels, **more)
-    for axes in panels:
-        style.theory(axes, x, np.square(x), LABELS[0])
-        for k, label in enumerate(LABELS[1:]):
-            style.points(axes, x, np.square(x) + k, [0.1] * len(x), label)
-        axes.set_xlabel("step size η")
-        axes.set_ylabel("|w − w*|² & <more>")
-        axes.legend()
-    return figure
+from tests.figures.curves import LABELS, curve
+from undertow.figures import export, words
+from undertow.figures.inline import words_of
 
 
 @pytest.mark.parametrize(("panels", "width"), [(1, 5.2), (1, 3.0), (2, 4.2)])
@@ -90,41 +76,3 @@ def test_svg_keeps_text_as_text_and_tells_what_it_shows():
     assert {*LABELS, "step size η", "|w − w*|² & <more>"} <= texts
     assert words_of(svg) == words.describe(curve())
     assert "the theory of a thing, a line: 1 at 1 to 9 at 3" in words_of(svg)
-
-
-def test_words_count_points_and_name_what_has_none():
-    figure, (axes,) = style.new_figure()
-    style.points(axes, [0, 1], [np.nan, np.nan], None, "lost")
-    style.points(axes, [0, 1], [np.nan, 2.0], None, "half")
-    style.theory(axes, [0, 1], [3, 3], "flat")
-    axes.axhspan(0, 1, label="band")
-    assert words.describe(figure) == "flat, a line: 3 throughout. band. lost: no finite values. half, 1 point: 2 at 1."
-    two = curve(panels=2)
-    assert words.describe(two).startswith("Panel 1: ")
-    assert "Panel 2: " in words.describe(two)
-
-
-def test_inlined_figures_share_a_page():
-    """Two figures with equal insides: every reference resolves within its own figure, no id comes twice."""
-    svg = export.to_svg(curve())
-    name = 'it is <second> & quoted: "'
-    page = f"<div>{inline(svg, 'a', 'first')}{inline(svg, 'b', name)}</div>"
-    root = ET.fromstring(page)
-    ids = [node.get("id") for node in root.iter() if node.get("id")]
-    assert len(ids) == len(set(ids)) > 2
-    used = re.findall(r"url\(#([^)]+)\)", page) + re.findall(r'href="#([^"]+)"', page)
-    assert used
-    assert set(used) == set(ids)
-    first, second = root
-    assert second.get("aria-label") == name
-    assert first.get("role") == "img"
-    for leak in ("<style", "<metadata", "xlink", "<?xml", "http:"):
-        assert leak not in page
-
-
-def test_inlined_figures_take_the_colours_of_the_page():
-    page = inline(export.to_svg(curve()), "a", "")
-    assert "stroke: var(--figure-blue, #2166ac)" in page
-    assert "fill: currentColor" in page
-    assert not re.findall(r": (#2166ac|#1c1c1c|#000000|#ffffff)", page)
-    assert "fill: #ffffff" in export.to_svg(curve())  # on its own it brings its paper along

@@ -3,7 +3,6 @@
 import dataclasses
 import html
 import re
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -96,8 +95,3 @@ def test_numbers_that_are_none_are_shown(tmp_path, value):
 
 def test_no_results_is_a_page_too(tmp_path):
     assert "0 of 0 verdicts" in text_of(build_report(tmp_path, []))
-
-
-def test_style_and_script_travel_with_the_package():
-    for name in ("page.css", "page.js"):
-        assert files("undertow.figures").joinpath(name).is_file()

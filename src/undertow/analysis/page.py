@@ -34,7 +34,8 @@ def print_table(analysis: Analysis) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    console = Console(highlight=False)
+    # names have indices in brackets, which are not markup
+    console = Console(highlight=False, markup=False, emoji=False)
     console.print(f"{analysis.parameters:,} parameters, loss {analysis.loss:.4g}, step size {analysis.step_size:g}")
     if analysis.rows:
         table = Table(*HEADINGS)
@@ -42,7 +43,7 @@ def print_table(analysis: Analysis) -> None:
             table.add_row(*_cells(row))
         console.print(table)
     for sentence in analysis.sentences:
-        console.print(f"- {sentence}", markup=False)
+        console.print(f"- {sentence}")
 
 
 def write_page(analysis: Analysis, target: str, out: Path) -> Path:

@@ -1,9 +1,10 @@
 """Load what a user asks `undertow analyze FILE.py:OBJECT` to analyse."""
 
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from jaxtyping import PyTree
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from undertow.torch._copies import Loss
 
 __all__ = ["JaxTarget", "TorchTarget", "load"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ def load(target: str, params_name: str) -> JaxTarget | TorchTarget:
             "Dataset or batches."
         )
     if callable(value) and not isinstance(value, AbstractNoise | AbstractProblem):
-        value = value()
+        value = _call(target, value)
     if isinstance(value, tuple) and len(value) == 3 and _is_torch_model(value[0]):
         return TorchTarget(*value)
     if isinstance(value, tuple) and len(value) == 2:
@@ -76,6 +79,14 @@ def load(target: str, params_name: str) -> JaxTarget | TorchTarget:
             "(problem, params)."
         )
     return JaxTarget(value, getattr(module, params_name))
+
+
+def _call(target: str, function: Callable[[], T]) -> T:
+    """Return what a function of the user's file returns; report an error in it like one in the file."""
+    try:
+        return function()
+    except Exception as error:
+        raise UserFileError(f"{target} cannot be run: {type(error).__name__}: {error}") from error
 
 
 def _is_torch_model(value: object) -> bool:

@@ -1,6 +1,7 @@
 """`undertow analyze`: analyse a user's own problem."""
 
 import dataclasses
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -46,10 +47,10 @@ def analyze(command: Analyze) -> int:
     from undertow.execution.registry import UserFileError
 
     for name, value in (("--step-size", command.step_size), ("--batch-size", command.batch_size)):
-        if not value > 0:
-            return complain(f"{name} {value}: give a number above 0.")
-    if command.weight_decay < 0:
-        return complain(f"--weight-decay {command.weight_decay}: give 0 or more.")
+        if not 0 < value < math.inf:
+            return complain(f"{name} {value}: give a finite number above 0.")
+    if not 0 <= command.weight_decay < math.inf:
+        return complain(f"--weight-decay {command.weight_decay}: give 0 or more, a finite number.")
     out = store.writable_folder(command.out)
     try:
         analysis = _analysis(command)

@@ -80,4 +80,5 @@ def _map(mesh: "QuadMesh") -> str:
     values = np.ma.masked_invalid(array)
     name = mesh.colorbar.ax.get_ylabel() if mesh.colorbar is not None else "values"
     rows, columns = (size - 1 for size in np.shape(mesh.get_coordinates())[:2])
-    return f"{name}, a heat map of {columns} by {rows} cells: {values.min():.4g} to {values.max():.4g}"
+    shown = f"{values.min():.4g} to {values.max():.4g}" if values.count() else "no finite values"
+    return f"{name}, a heat map of {columns} by {rows} cells: {shown}"

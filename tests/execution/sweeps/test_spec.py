@@ -6,8 +6,6 @@ import math
 import numpy as np
 import pytest
 
-from undertow.execution.sweeps.blocks import Tiling, width_for
-from undertow.execution.sweeps.experiments import fitted
 from undertow.execution.sweeps.spec import SpecError, as_spec, check_outputs, point_words, read_spec
 
 
@@ -118,39 +116,6 @@ def test_a_file(tmp_path):
         read_spec(tmp_path / "none.toml")
 
 
-def test_values_fit_their_parameters():
-    kinds = {"eta": "float", "n": "int", "flag": "bool", "word": "str"}
-    assert fitted(kinds, (), {"eta": 1, "n": 2.0}) == {"eta": 1.0, "n": 2}
-    for given, sentence in (
-        ({"n": 2.5}, "a whole number"), ({"eta": "a"}, "a number"), ({"flag": 1}, "true or false"),
-        ({"word": 1}, "text"), ({"etta": 1}, "did you mean eta"),
-    ):  # fmt: skip
-        with pytest.raises(SpecError, match=sentence):
-            fitted(kinds, (), given)
-    with pytest.raises(SpecError, match="no value and no default"):
-        fitted(kinds, ("n",), {"eta": 1.0})
-
-
 def test_words_tell_points_apart():
     points = [{"a": a, "b": b} for a in np.linspace(0, 1, 60).tolist() for b in range(60)]
     assert len({point_words(point) for point in points}) == len(points)
-
-
-@pytest.mark.parametrize("width", [1, 7, 12, 60, 10_000])
-def test_tiles_cover_the_grid_once(width):
-    tiling = Tiling.of((3, 5, 12), together=(False, True, True), width=width)
-    assert tiling.width <= width
-    count = np.zeros(tiling.shape, int)
-    for block in tiling.blocks():
-        count[tiling.region(block)] += 1
-    assert (count == 1).all()
-    assert tiling.tile[0] == 1
-    assert len(tiling.blocks()) == tiling.count
-
-
-def test_blocks_fit_the_memory():
-    for run_bytes in (10, 10**6, 10**12):
-        for platform in ("cpu", "gpu"):
-            width = width_for(5000, batched=True, run_bytes=run_bytes, memory=2**34, platform=platform, slots=2)
-            assert width == 1 or width * run_bytes <= 2**33
-            assert 1 <= width <= 5000

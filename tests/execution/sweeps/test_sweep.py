@@ -1,121 +1,23 @@
-"""Sweeps give what each point gives alone, keep what is finished, and say what went wrong."""
+"""Sweeps keep finished runs, are addressed by their code and settings, and report mistakes of the user."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
-import warnings
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import xarray
 
 import undertow as ut
-from tests.execution.sweeps.functions import (
-    brittle,
-    empty,
-    empty_alone,
-    picky,
-    ragged,
-    shadowed,
-    vector,
-    vector_alone,
-    walk,
-    widening,
-)
-from undertow.execution.sweeps import blocks, drive, sweep
-from undertow.execution.sweeps.spec import SpecError, as_spec, point_words
-from undertow.execution.workers import InProcess
+from tests.execution.sweeps.functions import walk
+from undertow.execution.sweeps import sweep
+from undertow.execution.sweeps.spec import SpecError, as_spec
 
 FILE = str(Path(__file__).with_name("functions.py"))
-AXES = {"step_size": {"log": [0.1, 10.0, 5]}, "steps": [10, 15]}
-
-
-def key_of(point: dict, seed: int, root: int = 0):
-    key = jax.random.key(root)
-    for word in (*point_words(point), seed):
-        key = jax.random.fold_in(key, word)
-    return key
-
-
-def test_a_batched_sweep_gives_what_each_point_gives_alone(tmp_path):
-    data = ut.sweep(walk, AXES, parameters={"drift": 0.2}, seeds=6, out=tmp_path)
-    assert data.end.dims == ("step_size", "steps", "seed")
-    assert data.path.dims == ("step_size", "steps", "seed", "path_0")
-    assert (data.done == 1).all()
-    for i, j, k in ((0, 0, 0), (3, 1, 5), (4, 0, 2)):
-        step_size, steps = float(data.step_size[i]), int(data.steps[j])
-        key = key_of({"step_size": step_size, "steps": steps, "drift": 0.2}, k)
-        alone = walk(key, step_size=step_size, steps=steps, drift=0.2)
-        here = data.isel(step_size=i, steps=j, seed=k)
-        np.testing.assert_allclose(here.end, alone["end"], rtol=1e-5)
-        np.testing.assert_allclose(here.path, alone["path"], rtol=1e-5)
-        assert bool(here.high) == bool(alone["high"])
-
-
-def test_randomness_does_not_depend_on_the_blocks(tmp_path, monkeypatch):
-    """Other widths, another grid around the same points: equal to rounding."""
-    usual = ut.sweep(walk, {"step_size": [0.5, 1.0, 2.0]}, seeds=8, out=tmp_path / "a")
-    monkeypatch.setattr(blocks, "FEWEST", 2)
-    wide = ut.sweep(walk, {"step_size": [0.5, 1.0, 2.0]}, seeds=8, out=tmp_path / "b")
-    other = ut.sweep(walk, {"step_size": [2.0, 3.0, 0.5]}, seeds=4, out=tmp_path / "c")
-    np.testing.assert_allclose(usual.end, wide.end, rtol=1e-5)
-    np.testing.assert_allclose(other.sel(step_size=0.5).end, usual.sel(step_size=0.5).end[:4], rtol=1e-5)
-    again = ut.sweep(walk, {"step_size": [0.5, 1.0, 2.0]}, seeds=8, seed=1, out=tmp_path / "a")
-    assert not np.isclose(again.end, usual.end).any()
-
-
-def test_what_does_not_trace_runs_one_by_one_and_failures_are_told(tmp_path):
-    data = ut.sweep(picky, {"n": [1, 2, 3, 4], "flavour": ["sweet", "sour"]}, seeds=2, out=tmp_path)
-    np.testing.assert_array_equal(data.value.sel(n=2, flavour="sour"), 6.0)
-    assert np.isnan(data.value.sel(n=3)).all()
-    assert (data.done.sel(n=3) == 2).all()
-    assert (data.done.sel(n=[1, 2, 4]) == 1).all()
-    folder = Path(data.attrs["folder"])
-    assert json.loads((folder / "failures.json").read_text())["failures"] == {"ArithmeticError: three is too many": 4}
-    told = sweep.status(folder)
-    assert "12 of 16 runs done, 4 failed; not running" in told[0]
-    assert "4 failed: ArithmeticError: three is too many" in told[1]
-    shapes = ut.sweep(ragged, {"n": [2, 3]}, out=tmp_path)
-    assert shapes.done.values.ravel().tolist() == [1, 2]
-    assert "shapes" in next(iter(json.loads((Path(shapes.folder) / "failures.json").read_text())["failures"]))
-
-
-def test_of_a_batch_only_the_runs_that_raise_fail(tmp_path):
-    data = ut.sweep(brittle, {"x": [1.0, 2.0, 4.0]}, seeds=2, out=tmp_path)
-    assert data.done.values.tolist() == [[1, 1], [1, 1], [2, 2]]
-    np.testing.assert_array_equal(data.value.sel(x=[1.0, 2.0]), [[2.0, 2.0], [4.0, 4.0]])
-    (sentence,) = json.loads((Path(data.attrs["folder"]) / "failures.json").read_text())["failures"]
-    assert "x is too large" in sentence
-
-
-def test_no_point_is_rounded_to_the_precision_of_another(tmp_path):
-    data = ut.sweep(widening, {"a": [0.0, 1.0]}, out=tmp_path)
-    assert data.value.values.ravel().tolist() == [1.0, 1e300]
-    assert (data.done == 1).all()
-
-
-@pytest.mark.parametrize(
-    ("function", "axis", "sentence"),
-    [
-        (vector, "value_0", "dimension 'value_0' of the output 'value' is also a name of the sweep"),
-        (vector_alone, "value_0", "dimension 'value_0' of the output 'value' is also a name of the sweep"),
-        (shadowed, "a", "dimension 'value_0' of the output 'value' is also an output"),
-        (empty, "a", "returns no outputs"),
-        (empty_alone, "a", "returns no outputs"),
-    ],
-)
-def test_outputs_that_the_results_cannot_hold_are_told(tmp_path, function, axis, sentence):
-    """Of a function that traces before anything runs; of another after its first block."""
-    with pytest.raises(SpecError, match=sentence):
-        ut.sweep(function, {axis: [1.0, 2.0]}, out=tmp_path)
-    assert not list(tmp_path.glob("*/results.zarr"))
-    assert len(list(tmp_path.glob("*/plan.json"))) == function.__name__.endswith("_alone")
 
 
 def test_a_time_limit_needs_other_processes(tmp_path):
@@ -154,26 +56,6 @@ def test_ctrl_c_keeps_what_is_finished_and_says_so(tmp_path):
     assert done() == 120
 
 
-def test_the_dataset_opens_without_a_warning(tmp_path):
-    data = ut.sweep(walk, {"pair": {"zip": {"step_size": [0.1, 0.2], "drift": [1.0, 2.0]}}}, seeds=3, out=tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = xarray.open_zarr(Path(data.folder) / "results.zarr")
-    assert found.sizes["pair"] == 2
-    np.testing.assert_array_equal(found.drift, [1.0, 2.0])
-    assert found.drift.dims == ("pair",)
-    assert (Path(data.folder) / "figure.svg").is_file() or found.end.isnull().any()
-
-
-def test_a_changed_specification_starts_beside_the_old_one(tmp_path):
-    first = ut.sweep(walk, {"step_size": [0.5, 1.0]}, out=tmp_path)
-    second = ut.sweep(walk, {"step_size": [0.5, 1.5]}, out=tmp_path)
-    third = ut.sweep(walk, {"step_size": [0.5, 1.0]}, out=tmp_path)
-    assert first.folder == third.folder != second.folder
-    assert len(list(tmp_path.glob("walk-*"))) == 2
-    assert len(sweep.status(tmp_path)) == 2
-
-
 @pytest.mark.parametrize(
     ("experiment", "axes", "sentence"),
     [
@@ -186,20 +68,6 @@ def test_mistakes_are_sentences(tmp_path, experiment, axes, sentence):
     with pytest.raises(SpecError, match=sentence):
         sweep.run_spec(as_spec(experiment, axes), tmp_path, jobs=1, quiet=True)
     assert not list(tmp_path.glob("*/results.zarr"))
-
-
-@pytest.mark.slow
-def test_a_claim_is_an_experiment(tmp_path):
-    """Its checks, as a sweep records them, are those of the claim itself."""
-    job = sweep._job(as_spec("sensing-factor-two", {"d": [2, 3]}), tmp_path, None)
-    with jax.enable_x64(True):
-        state = drive.run(job, InProcess)
-    assert state.done == 2
-    data = xarray.open_zarr(job.folder / "results.zarr").load()
-    assert data.measured.dims == ("d", "seed", "check")
-    np.testing.assert_allclose(data.measured.isel(check=0), 2.0, rtol=1e-6)
-    verdict = json.loads((job.folder / "results.zarr" / ".zattrs").read_text())["verdicts"]
-    assert verdict[int(data.verdict[0, 0, 0])] == "corrected"
 
 
 def seen_by_jax(key, *, a: float):

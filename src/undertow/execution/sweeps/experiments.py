@@ -5,6 +5,7 @@ a dict of arrays.
 """
 
 import difflib
+import functools
 import inspect
 import typing
 from collections.abc import Callable, Mapping
@@ -68,15 +69,12 @@ def find(experiment: str | Callable, scale: str) -> Experiment:
 
 def of_function(function: Callable) -> Experiment:
     """Return the experiment of a function f(key, *, parameters...)."""
-    given = list(inspect.signature(function).parameters.values())
+    given = _arguments(function)
     rest = given[1:]
     if not given or given[0].name != "key" or any(p.kind is not inspect.Parameter.KEYWORD_ONLY for p in rest):
         name = getattr(function, "__name__", "the function")
         raise SpecError(f"{name}: write it as {name}(key, *, parameters...).")
-    try:
-        hints = typing.get_type_hints(function)
-    except NameError:  # annotations that exist for a type checker alone
-        hints = {}
+    hints = _hints(function)
     empty = inspect.Parameter.empty
     kinds = {p.name: _kind(hints.get(p.name, None if p.default is empty else type(p.default))) for p in rest}
 
@@ -88,6 +86,24 @@ def of_function(function: Callable) -> Experiment:
         return outputs
 
     return Experiment(call, kinds, tuple(p.name for p in rest if p.default is empty), batched=True)
+
+
+def _arguments(function: Callable) -> list[inspect.Parameter]:
+    """Return the arguments of a function; none where Python does not know them, as of some functions written in C."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except ValueError:
+        return []
+
+
+def _hints(function: Callable) -> dict[str, object]:
+    """Return the annotations of a function; `functools.partial` has those of the function that it calls."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    try:
+        return typing.get_type_hints(function)
+    except (NameError, TypeError):  # annotations that exist for a type checker alone, or an object without any
+        return {}
 
 
 def _kind(hint: object) -> str:

@@ -31,6 +31,8 @@ __all__ = ["DONE", "FAILED", "Output", "Results", "folder_of", "read_folder"]
 
 TO_DO, DONE, FAILED = 0, 1, 2
 SPEC, PLAN, DATA = "sweep.json", "plan.json", "results.zarr"
+DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError)
+"""The errors of reading a file that is missing, is not JSON, or is JSON of another structure."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def read_folder(folder: Path) -> tuple[Spec, "Results | None"]:
         stored = json.loads((folder / SPEC).read_text())
         newer = stored["undertow_format"] > store.FORMAT
         spec = None if newer else Spec.from_json(stored)
-    except (OSError, ValueError, KeyError, TypeError):
+    except DAMAGE:
         raise store.StoreError(f"{folder}: there is no sweep here (no readable {SPEC}).") from None
     if spec is None:
         raise store.NewerFormatError(f"{folder}: written by a newer undertow; upgrade undertow.")
@@ -87,7 +89,7 @@ def read_plan(folder: Path) -> Plan | None:
         return None
     try:
         return Plan.from_json(json.loads(path.read_text()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except DAMAGE:
         raise store.StoreError(f"{path}: damaged, it cannot be read; delete {folder} and run again.") from None
 
 
@@ -115,7 +117,7 @@ class Results:
             outputs = {n: Output(tuple(o[0]), o[1], tuple(o[2])) for n, o in json.loads(described).items()}
             shape = json.loads((path / "done" / ".zarray").read_text())
             whole = tuple(shape["shape"]) == tiling.shape and tuple(shape["chunks"]) == tiling.tile
-        except (OSError, ValueError, KeyError, TypeError):
+        except DAMAGE:
             whole = False
         if not whole:
             raise store.StoreError(f"{path}: damaged, it cannot be read; delete {folder} and run again.")
