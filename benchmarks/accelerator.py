@@ -36,7 +36,7 @@ def sensing_rate(seeds: int, d: int = 100, steps: int = 400) -> float:
     """Trajectory-steps a second of matrix sensing by its exact law."""
     sensing = ut.MatrixSensing(d, 8000, two_point(1.0, 5.0), dtype=jnp.float32)
     run = lambda: ut.descend(sensing, sensing.start(1e-3), step_size=0.05, steps=steps, key=0, seeds=seeds,
-                             observe={"seen": sensing.measure}, progress=False)  # fmt: skip
+                             observe={"measured": sensing.measure}, progress=False)  # fmt: skip
     return seeds * steps / median_seconds(run)
 
 

@@ -31,7 +31,7 @@ def sweep(values: int = 14, seeds: int = 50, steps: int = 200) -> float:
     for index in range(values):
         sensing = ut.MatrixSensing(D, M, two_point(1.0, 1.0 + index * 9 / (values - 1)), dtype=jnp.float32)
         ut.descend(sensing, sensing.start(1e-3), step_size=ETA, steps=steps, key=index, seeds=seeds,
-                   observe={"seen": sensing.measure}, progress=False)  # fmt: skip
+                   observe={"measured": sensing.measure}, progress=False)  # fmt: skip
     return time.perf_counter() - began
 
 
