@@ -69,14 +69,14 @@ ELSEWHERE = {
 
 MEANINGS = {
     "figure_3_seconds": "Figure 3 of the paper, 14 spreads with 50 seeds each, compilation included",
-    "sensing_steps_a_second": "matrix sensing, d = 100, steps per second over all seeds",
+    "sensing_steps_per_second": "matrix sensing, d = 100, steps per second over all seeds",
     "diagram_seconds": "HeteroSGD at d = 40, 20 x 20 points of 50 seeds, with an empty compilation cache",
     "diagram_compiled_seconds": "the same with compiled programs",
     "MiB_large_drift": "memory at the largest drift",
     "MiB_up_to_a_tenth": "memory after a tenth of the run",
     "MiB_after": "memory at the end of the run",
     "relative_difference": "relative difference between the two methods",
-    "seconds_a_block": "overhead per block",
+    "seconds_per_block": "overhead per block",
     "resume_1000_blocks_seconds": "reading a finished sweep of 1,000 blocks",
     "scalar_map_10000_points_seconds": "10,000 points of the scalar map",
     "hetero_20x20x50_seconds": "HeteroSGD at d = 40, 20 x 20 points of 50 seeds",
