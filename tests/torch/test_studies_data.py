@@ -66,10 +66,10 @@ def test_an_optimum_at_the_end_of_a_grid_is_reported_with_its_gain():
     score[:, 4, 0, 3] = 1.0
     gains = colours.at_the_ends(score + 0.01 * generator.normal(size=score.shape))
     assert set(gains) == {"largest step size", "largest steps"}
-    assert all(colours_page.word(gain) == "better" for gain in gains.values())
+    assert all(colours_page.verdict(gain) == "better" for gain in gains.values())
     score[:, 2, 0, 1] = 1.0  # an inner value is as good
     ties = colours.at_the_ends(score + 0.01 * generator.normal(size=score.shape))
-    assert all(colours_page.word(gain) == "no difference" for gain in ties.values())
+    assert all(colours_page.verdict(gain) == "no difference" for gain in ties.values())
     score[:, 1, 0, 0] = 2.0  # a run that does not train is not an end of the grid
     assert colours.at_the_ends(score) == {}
 
@@ -91,7 +91,9 @@ def test_sharpness_is_the_trace_of_the_hessian_and_the_return_ends_at_zero_loss(
 
 @pytest.mark.slow
 def test_sgd_with_label_noise_follows_the_flow():
-    settings = label_noise.Settings(seeds=1, runs=64, images=4, hidden=(4, 3), time=1.0, looks=2, step_sizes=(0.05,))
+    settings = label_noise.Settings(
+        seeds=1, runs=64, images=4, hidden=(4, 3), time=1.0, num_saves=2, step_sizes=(0.05,)
+    )
     (start,) = label_noise.measure(settings)["starts"]
     assert start["trace"][-1] < start["trace"][0]
     (sgd,) = start["sgd"]
