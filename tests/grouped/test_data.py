@@ -61,7 +61,7 @@ MISTAKES = {
     "y of another length": (lambda e: e().fit(X, Y[1:], GROUPS), r"`y` has shape \(59,\) and `X` 60 rows"),
     "y with two columns": (lambda e: e().fit(X, X[:, :2], GROUPS), r"`y` has shape \(60, 2\)"),
     "text in X": (lambda e: e().fit(X.astype(str).astype(object) + "a", Y, GROUPS), "not a number"),
-    "text in y": (lambda e: e().fit(X, GROUPS, GROUPS), "`y` holds what is not a number"),
+    "text in y": (lambda e: e().fit(X, GROUPS, GROUPS), "`y` has entries that are not numbers"),
     "a masked X": (lambda e: e().fit(masked(X, (3, 1)), Y, GROUPS), "`X` has masked entries; drop those"),
     "a list of masked rows": (lambda e: e().fit(list(masked(X, (3, 1))), Y, GROUPS), "`X` has masked entries"),
     "a masked y": (lambda e: e().fit(X, masked(Y, 3), GROUPS), "`y` has masked entries"),
@@ -72,7 +72,7 @@ MISTAKES = {
     "complex rows": (lambda e: e().fit([list(row) for row in X + 1j], Y, GROUPS), "`X` is complex"),
     "a complex object": (lambda e: e().fit(frame().astype(object) + np.complex128(1j), Y, GROUPS), "`X` is complex"),
     "complex y": (lambda e: e().fit(X, Y + 1j, GROUPS), "`y` is complex"),
-    "dates in X": (lambda e: e().fit(X.astype("M8[D]"), Y, GROUPS), "`X` holds what is not a number"),
+    "dates in X": (lambda e: e().fit(X.astype("M8[D]"), Y, GROUPS), "`X` has entries that are not numbers"),
     "prediction with masked values": (lambda e: fitted(e).predict(masked(X, (0, 0))), "`X` has masked entries"),
     "prediction with complex values": (lambda e: fitted(e).predict(X + 1j), "`X` is complex"),
     "units too far apart": (

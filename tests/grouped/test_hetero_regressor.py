@@ -81,13 +81,13 @@ def test_children_that_change_sign_are_filtered_and_explained():
     assert design.error(model.coef_) < 0.1
     assert design.error(model.coef_) < design.error(model.pooled_coef_)
     table = model.diagnosis_
-    assert list(table["lived"]) == list(design.truth != 0)
+    assert list(table["present"]) == list(design.truth != 0)
     assert not np.isnan(table["predicted_log"]).any()
     assert np.corrcoef(table["predicted_log"], table["simulated_log"])[0, 1] > 0.97
     report = model.report()
     assert len(report.splitlines()) == 31
-    assert "filtered: the groups pull it both ways" in report
-    assert "lives" in report
+    assert "filtered: its gradient has different signs in the groups" in report
+    assert "present" in report
 
 
 def test_the_reasons_why_a_variable_is_small():
@@ -96,13 +96,13 @@ def test_the_reasons_why_a_variable_is_small():
     assert why(0.1, -0.02, -9.0).startswith("filtered")
     assert why(-0.1, 0.0, -9.0).startswith("filtered")
     assert why(0.1, -0.005, -9.0).startswith("starved")
-    assert why(0.1, 0.1, -9.0).startswith("not there yet")
+    assert why(0.1, 0.1, -9.0).startswith("late")
 
 
 def test_a_child_of_constant_sign_is_kept():
     design, _ = data("consistent", seed=3)
     model = ut.HeteroRegressor().fit(design.X, design.y, design.groups)
-    assert model.diagnosis_["lived"][design.children].all()
+    assert model.diagnosis_["present"][design.children].all()
 
 
 def test_diverged_runs_are_counted():

@@ -240,6 +240,6 @@ def test_a_move_that_changes_the_outputs_is_undone():
     symmetries = census(model, batches[0], loss)
     model[1], model[3] = nn.Tanh(), nn.Tanh()
     before = [p.detach().clone() for p in model.parameters()]
-    with pytest.raises(RuntimeError, match="the model is as it was"):
+    with pytest.raises(RuntimeError, match="the model was restored"):
         equilibrate(model, batches, loss, symmetries, step_size=0.1)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
