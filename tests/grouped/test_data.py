@@ -60,7 +60,7 @@ MISTAKES = {
     "a missing y": (lambda e: e().fit(X, changed(Y, 5, np.nan), GROUPS), "`y` has missing"),
     "y of another length": (lambda e: e().fit(X, Y[1:], GROUPS), r"`y` has shape \(59,\) and `X` 60 rows"),
     "y with two columns": (lambda e: e().fit(X, X[:, :2], GROUPS), r"`y` has shape \(60, 2\)"),
-    "text in X": (lambda e: e().fit(X.astype(str).astype(object) + "a", Y, GROUPS), "not a number"),
+    "text in X": (lambda e: e().fit(X.astype(str).astype(object) + "a", Y, GROUPS), "not numbers"),
     "text in y": (lambda e: e().fit(X, GROUPS, GROUPS), "`y` has entries that are not numbers"),
     "a masked X": (lambda e: e().fit(masked(X, (3, 1)), Y, GROUPS), "`X` has masked entries; drop those"),
     "a list of masked rows": (lambda e: e().fit(list(masked(X, (3, 1))), Y, GROUPS), "`X` has masked entries"),

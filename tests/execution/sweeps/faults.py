@@ -246,10 +246,10 @@ def write_table(path: Path, rows: dict[str, list[tuple[str, int, int]]], count: 
     lines = [
         "# Faults",
         "",
-        f"`make faults` injected {count} faults at random times (seed {seed}) into sweeps of 18 blocks on two processes. "
-        "After each fault the same command continued the sweep. Four conditions were checked each time: plain "
-        "`xarray.open_zarr` reads the right number wherever `done` is 1 and no wrong number elsewhere; no finished "
-        "block ran again; no block ran twice after the fault; all blocks were complete at the end.",
+        f"`make faults` injected {count} faults at random times (seed {seed}) into sweeps of 18 blocks on two "
+        "processes. After each fault the same command continued the sweep. Four conditions were checked each time: "
+        "plain `xarray.open_zarr` reads the right number wherever `done` is 1 and no wrong number elsewhere; no "
+        "finished block ran again; no block ran twice after the fault; all blocks were complete at the end.",
         "",
         "| fault | times | passed | blocks kept (least, median, most) | blocks run after it (median) | message |",
         "|---|---:|---:|---:|---:|---|",
@@ -268,8 +268,8 @@ def write_table(path: Path, rows: dict[str, list[tuple[str, int, int]]], count: 
         )
     lines += [
         "",
-        'A full disk is simulated: from a random flush on, each flush truncates its file to half and fails with "no space '
-        'left". "Killed" is `kill -9`. Workers and schedulers of Dask are killed in `tests/execution/sweeps/'
+        "A full disk is simulated: from a random flush on, each flush truncates its file to half and fails with "
+        '"no space left". "Killed" is `kill -9`. Workers and schedulers of Dask are killed in `tests/execution/sweeps/'
         "test_cluster.py`.",
         "",
     ]
