@@ -1,4 +1,4 @@
-"""Load what a user asks `undertow analyze FILE.py:OBJECT` to analyse."""
+"""Load the object that `undertow analyze FILE.py:OBJECT` analyses."""
 
 import sys
 from collections.abc import Callable

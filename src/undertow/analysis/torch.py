@@ -64,9 +64,9 @@ def analyze(
     weight_decay: float = 0.0,
     batch_size: int = 32,
     seed: int = 0,
-    tell: Callable[[str], object] = lambda stage: None,
+    report: Callable[[str], object] = lambda stage: None,
 ) -> Analysis:
-    """Return the symmetries of a PyTorch model, where SGD moves their charges, and advice in sentences.
+    """Return the symmetries of a PyTorch model, the equilibrium of their charges under SGD, and advice.
 
     The model is not changed; a copy is moved to the equilibrium.
 
@@ -75,7 +75,7 @@ def analyze(
     - `batches`: a `Dataset`, or batches as `loss(model, batch)` takes them.
     - `step_size`, `weight_decay`: those of `torch.optim.SGD`.
     - `batch_size`: the batch size of training, where `batches` is a `Dataset`.
-    - `tell`: a callback that receives the name of each stage when it starts.
+    - `report`: a callback that receives the name of each stage when it starts.
 
     >>> import torch
     >>> from undertow.torch import analyze
@@ -93,14 +93,14 @@ def analyze(
         )
     model = unwrap(model)
     batches = take_batches(batches, batch_size, seed)
-    tell("searching symmetries")
+    report("searching symmetries")
     symmetries = census(model, batches[0], loss, seed=seed)
-    tell("computing noise and equilibrium")
+    report("computing noise and equilibrium")
     twin = copy.deepcopy(model)
     moved = equilibrate(twin, batches, loss, symmetries, step_size=step_size, weight_decay=weight_decay, seed=seed)
     moments = [_charge_moments(net, batches, loss, moved, step_size, weight_decay, seed) for net in (model, twin)]
-    rows = tuple(_row(*given, step_size, weight_decay) for given in zip(moved.moved, *moments, strict=True))
-    tell("measuring sharpness")
+    rows = tuple(_row(*parts, step_size, weight_decay) for parts in zip(moved.moved, *moments, strict=True))
+    report("measuring sharpness")
     sharpness = [trace_of_hessian(net, batches, loss, seed) for net in ((model, twin) if rows else (model,))]
     value, squared_gradient = _mean_loss(model, batches, loss, seed)
     steps = [step.value for step in moved.largest_step]
@@ -254,7 +254,7 @@ def _sentences(
         sentences.append(
             f"At equilibrium Tr H {change} from {text(sharpness[0])} to {text(sharpness[1])}, lambda_max goes from "
             f"{text(curvature[0])} to {text(curvature[1])}, the noise power of a batch from {text(noise[0])} to "
-            f"{text(noise[1])} (measured on {batches} batches); the largest step gradient descent survives goes from "
+            f"{text(noise[1])} (measured on {batches} batches); the largest stable step of gradient descent goes from "
             f"{steps[0].value:.3g} to {steps[1].value:.3g}."
         )
     if rows and noise[1].value < 0.8 * noise[0].value:

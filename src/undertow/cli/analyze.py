@@ -74,7 +74,7 @@ def _analysis(command: Analyze) -> "Analysis":
 
         return torch.analyze(
             target.model, target.data, target.loss, step_size=command.step_size, weight_decay=command.weight_decay,
-            batch_size=command.batch_size, seed=command.seed, tell=report,
+            batch_size=command.batch_size, seed=command.seed, report=report,
         )  # fmt: skip
     return jax.analyze(
         target.noise, target.params, step_size=command.step_size, weight_decay=command.weight_decay,

@@ -29,11 +29,11 @@ TITLES = {
 VERDICTS = {
     "error": "the experiment could not be run",
     "fails": "the data reject the claim",
-    "inconclusive": "more seeds are needed to tell",
+    "inconclusive": "more seeds are needed to decide",
     "corrected": "the data reject what the paper prints and agree with the correction",
     "holds": "the data agree with the claim",
 }
-"""The worst first, which is also how the table sorts them."""
+"""The verdicts from worst to best, the order in which the table sorts them."""
 
 
 @dataclass(frozen=True)

@@ -22,5 +22,5 @@ def test_the_mean_square_of_a_residual_is_constant_at_the_boundary():
 
 def test_the_teleport_keeps_the_function_and_lowers_the_stiffness():
     result = jax.jit(partial(stability.run, steps=5))(jax.random.key(0), step_size=0.001, imbalance=5.0)
-    assert result["lives"] == result["lives_teleported"] == 1
+    assert result["finite"] == result["finite_teleported"] == 1
     assert result["stiffness_teleported"] < result["stiffness"] / 3

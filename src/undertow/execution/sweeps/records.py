@@ -38,7 +38,7 @@ class DescriptionRequest:
 
 @dataclass(frozen=True)
 class Description:
-    """What the driver must know of an experiment before it cuts the grid."""
+    """The properties of an experiment that the driver needs to divide the grid into blocks."""
 
     kinds: dict[str, str]
     """`float` (traced), `int`, `bool` or `str` (static) for every parameter; `any` where the function does not say."""

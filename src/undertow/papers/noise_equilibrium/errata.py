@@ -127,7 +127,7 @@ ERRATA: tuple[Erratum, ...] = (
         paper="noise_equilibrium",
         place="Section 5.2, after Eq. (15), Kaiming",
         printed="the variances are 1 in U and 1/d_x in W, and a net with d = d_x = d_y starts as sharp as it ends",
-        right="with variance 1 in U it starts (d + 1)/2 times sharper; what is said holds for variance 1/d in U",
+        right="with variance 1 in U it starts (d + 1)/2 times sharper; the statement holds for variance 1/d in U",
         claim="sharpness-of-starts",
     ),
     Erratum(
