@@ -77,6 +77,6 @@ def load(target: str, params_name: str) -> JaxTarget | TorchTarget:
 
 
 def _is_torch_model(value: Any) -> bool:
-    """Return whether a value is a PyTorch model, without importing torch: whoever has a model has imported it."""
+    """Return whether a value is a PyTorch model, without importing torch: if there is a model, torch is imported."""
     torch = sys.modules.get("torch")
     return torch is not None and hasattr(torch, "nn") and isinstance(value, torch.nn.Module)

@@ -1,4 +1,4 @@
-"""A hash of a user's code: a function that computes something else is another sweep.
+"""A hash of a user's code, under which the results of a sweep are stored.
 
 The hash of a function covers its bytecode and constants, its defaults and annotations, and the values that it takes
 from its module and from enclosing functions: functions in turn, numbers, text, arrays, and lists, tuples, dicts and

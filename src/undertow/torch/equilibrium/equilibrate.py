@@ -143,7 +143,7 @@ def _move_and_measure(
     if not change <= CHANGE_RTOL:
         raise RuntimeError(
             f"`equilibrate`: the outputs changed by {change:.1e}, more than rounding explains; the model was restored. "
-            "Is the census of this very model? `model.double()` gives more digits."
+            "Check that the census is that of this model. `model.double()` gives more digits."
         )
     if not after.cost.value <= before.cost.value * (1 + CHANGE_RTOL):
         costs = f"from {format_estimate(before.cost)} to {format_estimate(after.cost)}"
