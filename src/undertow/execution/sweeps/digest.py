@@ -88,7 +88,7 @@ class _Facts:
     def once(self, value: object, facts_of: Callable[..., tuple]) -> tuple:
         """Return the facts of a value the first time, and its number afterwards; this ends cycles."""
         if id(value) in self.occurred:
-            return "occurred", self.occurred[id(value)][0]
+            return "met", self.occurred[id(value)][0]
         self.occurred[id(value)] = len(self.occurred), value
         return facts_of(value)
 
