@@ -3,17 +3,17 @@
 PYTHON ?= python3
 BIN := .venv/bin
 WORKERS ?= 2
-# Python keeps compiled modules, whatever the environment says: without them every process starts seconds later.
+# Write bytecode even if the environment disables it: without bytecode every process starts seconds later.
 export PYTHONDONTWRITEBYTECODE :=
 TORCH := src/undertow/torch src/undertow/analysis/torch.py tests/torch tests/analysis/test_torch.py
 QUICK := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 .PHONY: help setup verify check lint types test test-torch test-torch-all test-report test-all browser faults mutants bench docs gallery clean
 
-help: ## this list
+help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-setup: .venv/.done ## a virtual environment in .venv with undertow and what its tests need
+setup: .venv/.done ## create a virtual environment in .venv with undertow and its test tools
 
 .venv/.done: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
@@ -44,16 +44,16 @@ lint: setup
 types: setup
 	$(BIN)/ty check
 
-test: check ## lint, types, fast tests and the examples in docstrings (code compiled in a hurry: half the time)
+test: check ## lint, types, fast tests and examples in docstrings (compiled with fewer optimisations, which halves the time)
 	$(QUICK) $(BIN)/python -m pytest -q -n $(WORKERS) $(TORCH:%=--ignore=%) -m 'not slow and not browser and not docs'
 
-test-torch: .venv/.done-torch ## the PyTorch bridge, on models of transformers and PEFT with random weights
+test-torch: .venv/.done-torch ## test the PyTorch bridge on models of transformers and PEFT with random weights
 	OMP_NUM_THREADS=1 $(QUICK) $(BIN)/python -m pytest -q -n $(WORKERS) -m 'not slow' $(TORCH)
 
-test-torch-all: .venv/.done-torch ## the same with its slow tests: every census for five seeds
+test-torch-all: .venv/.done-torch ## test-torch with the slow tests: every census for five seeds
 	OMP_NUM_THREADS=1 $(QUICK) $(BIN)/python -m pytest -q -n $(WORKERS) $(TORCH)
 
-test-report: setup browser ## report.html in a real browser: by mouse and keyboard, on a phone, in the dark, on paper
+test-report: setup browser ## test report.html in Chromium: mouse, keyboard, phone, dark scheme, print
 	$(BIN)/python -m pytest -q -m browser tests/verification
 
 browser:
@@ -64,29 +64,29 @@ browser:
 	  echo "make test-report needs Chromium: install it (Debian: apt-get install chromium) and run this again." >&2; exit 1; \
 	fi
 
-test-all: check ## the same with the slow tests, and the code compiled as users have it
+test-all: check ## test with the slow tests and default compilation
 	$(BIN)/python -m pytest -q -n $(WORKERS) $(TORCH:%=--ignore=%) -m 'not browser and not docs'
 
-faults: setup ## 200 faults at random times in sweeps: kills, full disks, tasks that raise or hang; writes docs/faults.md
+faults: setup ## inject 200 faults into sweeps (kills, full disks, tasks that raise or hang) and write docs/faults.md
 	@rm -rf .faults
 	$(BIN)/python -m tests.execution.sweeps.faults .faults 200 0 docs/faults.md
 	@rm -rf .faults
 
-mutants: setup ## 320 small changes of the numerical modules, each of which a fast test must notice; writes docs/mutants.md
+mutants: setup ## mutation testing: run the fast tests on 320 small changes of the source and write docs/mutants.md
 	$(QUICK) $(BIN)/python tests/mutants.py --workers $(WORKERS)
 
-bench: .venv/.done-bench ## speed against numba, NumPy and PyTorch, written to benchmarks/results
+bench: .venv/.done-bench ## measure the speed against numba, NumPy and PyTorch and write benchmarks/results
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.readme
 
-docs: .venv/.done-docs browser ## runs every code block of the documentation and builds it in site/, without a warning
+docs: .venv/.done-docs browser ## run every code block of the documentation and build it in site/
 	$(QUICK) $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m docs tests/docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "site/index.html"
 
-gallery: verify ## runs every claim at the smallest scale and puts the figures into docs/gallery
+gallery: verify ## run every claim at the smallest scale and write the figures to docs/gallery
 	$(BIN)/python -m docs.gallery undertow-report
 
-clean: ## removes .venv and what tools left behind
+clean: ## remove .venv and the caches of tools
 	rm -rf .venv .pytest_cache .ruff_cache .hypothesis site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,6 +1,6 @@
-"""`make bench`: all benchmarks, or the ones named on the command line, each in a process of its own.
+"""Run all benchmarks, or those named on the command line, each in its own process (`make bench`).
 
-What one benchmark sets, such as double precision, and the memory that it takes do not reach the others.
+Settings of one benchmark, such as double precision, and its memory do not affect the others.
 """
 
 import importlib
@@ -30,13 +30,13 @@ Row = tuple[str, str, str]
 
 
 def run_alone(name: str, rows: Path) -> None:
-    """Runs one benchmark in this process and writes its rows to a file. A name with a dot is a module's."""
+    """Run one benchmark in this process and write its rows to a file. A name with a dot is the name of a module."""
     module = importlib.import_module(name if "." in name else f"benchmarks.{name}")
     rows.write_text(json.dumps(module.main()))
 
 
 def run_each(names: list[str]) -> tuple[list[Row], list[str]]:
-    """Runs each benchmark in a process of its own; returns their rows, and the names of those that failed."""
+    """Run each benchmark in its own process. Return the rows, and the names of the benchmarks that failed."""
     rows: list[Row] = []
     failed = []
     with tempfile.TemporaryDirectory() as folder:
@@ -55,8 +55,8 @@ def main() -> None:
     rows, failed = run_each(sys.argv[1:] or ALL)
     width = max((len(row[0]) for row in rows), default=0)
     print()
-    for what, value, remark in rows:
-        print(f"{what:<{width}}  {value:>10}  {remark}")
+    for label, value, remark in rows:
+        print(f"{label:<{width}}  {value:>10}  {remark}")
     if failed:
         sys.exit(f"failed: {', '.join(failed)}")
 

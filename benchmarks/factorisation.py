@@ -61,9 +61,9 @@ def torch_loop(steps: int) -> Any:
 def main() -> list[tuple[str, str, str]]:
     times = interleaved({"torch": (torch_loop(500), 500), "undertow": (undertow_loop(2000), 2000 * SEEDS)})
     ratio = times["torch"] / times["undertow"]
-    save("factorisation", {"seconds_a_trajectory_step": times, "ratios": {"torch / 16 seeds": ratio}})
+    save("factorisation", {"seconds_per_trajectory_step": times, "ratios": {"torch / 16 seeds": ratio}})
     return [
-        ("factorisation: torch", in_words(times["torch"]), "a step"),
-        ("factorisation: undertow, 16 seeds", in_words(times["undertow"]), "a trajectory-step"),
+        ("factorisation: torch", in_words(times["torch"]), "per step"),
+        ("factorisation: undertow, 16 seeds", in_words(times["undertow"]), "per trajectory and step"),
         ("factorisation: torch / 16 seeds", f"{ratio:.3g}x", ">= 10"),
     ]

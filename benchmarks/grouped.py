@@ -1,4 +1,4 @@
-"""Grouped regression data: nine designs, all methods, losses as visible as wins. Writes docs/grouped-benchmark.md."""
+"""Grouped regression data: the errors of all methods on nine designs. Writes docs/grouped-benchmark.md."""
 
 import json
 import time
@@ -32,7 +32,7 @@ Fit = tuple[np.ndarray, float]
 
 
 def quadratics(beta: jax.Array, second: jax.Array, cross: jax.Array, power: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Half the mean squared error in each group, and its slope in a scale on the predictions."""
+    """Return half the mean squared error of each group, and its derivative in a scale on the predictions."""
     energy, overlap = jnp.einsum("i,eij,j->e", beta, second, beta), cross @ beta
     return energy / 2 - overlap + power / 2, energy - overlap
 
@@ -57,7 +57,7 @@ LOSSES = {
 
 
 def penalised(loss: str, strength: float, moments: Moments) -> Fit:
-    """The minimum of a loss of the groups' risks, from the least-squares solution, with an intercept."""
+    """Minimise a loss of the risks of the groups from the least-squares solution, with an intercept."""
     joint = moments.joint
     data = tuple(jnp.asarray(x) for x in (moments.shares, joint[:, :-1, :-1], joint[:, :-1, -1], joint[:, -1, -1]))
 
@@ -71,12 +71,12 @@ def penalised(loss: str, strength: float, moments: Moments) -> Fit:
 
 
 def screened(moments: Moments) -> Fit:
-    """All subsets of the columns with the largest ridge coefficients; least squares where none passes."""
+    """Test all subsets of the columns with the largest ridge coefficients; use least squares if no subset passes."""
     candidates = np.argsort(-np.abs(moments.ridge(0.02)))[:SCREENED]
-    found = all_subsets(moments, candidates, 0.05)
-    if found.coef is None or found.intercept is None:
+    result = all_subsets(moments, candidates, 0.05)
+    if result.coef is None or result.intercept is None:
         return moments.original(moments.least_squares())
-    return found.coef, found.intercept
+    return result.coef, result.intercept
 
 
 def oracle(design: GroupedDesign) -> Fit:
@@ -89,24 +89,24 @@ def oracle(design: GroupedDesign) -> Fit:
 
 
 def fits(design: GroupedDesign) -> tuple[dict[str, Fit], dict[str, float], bool]:
-    """Coefficients and intercept of every method, the seconds they took, and whether a model was invariant."""
+    """Return coefficients and intercept of every method, its seconds, and whether a model was invariant."""
     X, y, groups = design.X, design.y, design.groups
     moments, _, _ = moments_of("benchmark", X, y, groups)
-    found: dict[str, Fit] = {}
+    solutions: dict[str, Fit] = {}
     seconds: dict[str, float] = {}
 
     def add(name: str, method: Callable[[], Any]) -> Any:
         began = time.perf_counter()
         result = method()
         seconds[name] = time.perf_counter() - began
-        found[name] = result if isinstance(result, tuple) else (result.coef_, result.intercept_)
+        solutions[name] = result if isinstance(result, tuple) else (result.coef_, result.intercept_)
         return result
 
     add("least squares", lambda: moments.original(moments.least_squares()))
     add("ridge", lambda: RidgeCV(np.geomspace(1e-2, 1e4, 13)).fit(X, y))
     add("lasso", lambda: LassoCV(cv=5, alphas=30).fit(X, y))
     hetero = add("HeteroRegressor", lambda: ut.HeteroRegressor().fit(X, y, groups))
-    found["pooled u^2 - v^2"] = (hetero.pooled_coef_, hetero.pooled_intercept_)
+    solutions["pooled u^2 - v^2"] = (hetero.pooled_coef_, hetero.pooled_intercept_)
     invariant = add("InvariantRegressor", lambda: ut.InvariantRegressor().fit(X, y, groups))
     for penalty in PENALTIES:
         add(f"IRM {penalty:g}", lambda p=penalty: penalised("irm", p, moments))
@@ -114,18 +114,18 @@ def fits(design: GroupedDesign) -> tuple[dict[str, Fit], dict[str, float], bool]
     add("GroupDRO", lambda: penalised("dro", SHARPNESS, moments))
     add("ICP (screened)", lambda: screened(moments))
     add("oracle", lambda: oracle(design))
-    return found, seconds, invariant.invariant_
+    return solutions, seconds, invariant.invariant_
 
 
 def interval(values: np.ndarray) -> list[float]:
-    """The median with a 95% bootstrap interval."""
+    """Return the median with a 95% bootstrap interval."""
     drawn = np.random.default_rng(0).choice(values, (2000, len(values)))
     low, high = np.quantile(np.median(drawn, axis=1), [0.025, 0.975])
     return [float(np.median(values)), float(low), float(high)]
 
 
 def in_hindsight(table: dict[str, Any], name: str) -> dict[str, Any]:
-    """Of the penalties of one method, the one with the smallest median error in this design."""
+    """Return the row of the penalty with the smallest median error in this design."""
     best = min(PENALTIES, key=lambda p: table[f"{name} {p:g}"]["error"][0])
     return table[f"{name} {best:g}"] | {"penalty": best}
 
@@ -147,9 +147,9 @@ def measure() -> dict[str, Any]:
             design = grouped_design(name, seed)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                found, seconds, passed = fits(design)
+                solutions, seconds, passed = fits(design)
             accepted.append(passed)
-            for method, (coef, intercept) in found.items():
+            for method, (coef, intercept) in solutions.items():
                 rows.setdefault(method, []).append((design.error(coef), design.risk(coef, intercept)))
             for method, value in seconds.items():
                 times.setdefault(method.rstrip(" 01"), []).append(value)
@@ -162,7 +162,7 @@ def measure() -> dict[str, Any]:
         table["IRM"], table["V-REx"] = in_hindsight(table, "IRM"), in_hindsight(table, "V-REx")
         results["designs"][name] = table
         results["accepted"][name] = float(np.mean(accepted))
-    results["seconds_a_fit"] = {method: float(np.median(values)) for method, values in times.items()}
+    results["seconds_per_fit"] = {method: float(np.median(values)) for method, values in times.items()}
     large = grouped_design("flip", FIRST_SEED, d=60, causes=8, children=8)
     began = time.perf_counter()
     ut.InvariantRegressor().fit(large.X, large.y, large.groups)
@@ -176,7 +176,7 @@ def number(x: float) -> str:
 
 
 def cell(table: dict[str, Any], method: str, what: str, *, ends: bool = True) -> str:
-    """A median, bold where no other method but the oracle shows a smaller one, and its interval."""
+    """Return a median with its interval, in bold if only the oracle has a smaller one."""
     middle, low, high = map(number, table[method][what])
     least = number(min(table[m][what][0] for m in METHODS if m != "oracle"))
     shown = f"**{middle}**" if middle == least and method != "oracle" else middle
@@ -184,35 +184,38 @@ def cell(table: dict[str, Any], method: str, what: str, *, ends: bool = True) ->
 
 
 def page(results: dict[str, Any]) -> str:
-    """The text with its tables."""
+    """Return the text of the page."""
     designs = results["designs"]
     lines = [
         "# Grouped regression data: a benchmark",
         "",
         "Written by `python -m benchmarks grouped` from `benchmarks/results/grouped.json`; do not edit by hand.",
         "",
-        f"Nine designs with a known answer (`undertow.grouped.designs`), {results['seeds']} data sets each: 30",
-        "columns, five groups of 1,000 rows. *Error* is |w - w\\*|/|w\\*| in units of the columns' deviations. *Risk*",
-        "is the largest mean squared error over test environments beyond the training range, divided by that of w\\*.",
-        "Medians with 95% bootstrap intervals over the data sets; the best of a column is bold, the oracle (least",
-        "squares on the causes alone) aside.",
+        f"Nine designs with known coefficients w\\* (`undertow.grouped.designs`), {results['seeds']} data sets each,",
+        "with 30 columns and five groups of 1,000 rows. *Error* is |w - w\\*|/|w\\*| in units of the standard",
+        "deviations of the columns. *Risk* is the largest mean squared error over test environments beyond the",
+        "training range, divided by that of w\\*. The tables show medians with 95% bootstrap intervals over the data",
+        "sets. The best value of a column is bold, apart from the oracle (least squares on the causes alone).",
         "",
-        "## What works and what does not",
+        "## Summary",
         "",
-        "- `InvariantRegressor` is built for children of y whose effect differs between groups. Read its row beside",
-        f"  that of ICP: trying all subsets of {SCREENED} screened columns with the same test is a strong reference.",
-        "- It fails on some data sets, as the last columns show. Where means shift it mostly proposes no model that",
-        "  passes, though one exists, which ICP finds; then it returns least squares, with a warning.",
-        "  A model passes in: " + ", ".join(f"{name} {share:.0%}" for name, share in results["accepted"].items()) + ".",
-        "- `HeteroRegressor`, SGD with one group a step, helps where the effect of a child changes sign (flip) and",
-        "  not much elsewhere. The pooled u^2 - v^2 beside it stops as early and sees no groups: part of what both",
-        "  win is early stopping.",
-        "- IRM and V-REx have their penalty chosen in hindsight, the best of "
+        "- `InvariantRegressor` is designed for children of y whose effect differs between groups. Compare its row",
+        f"  with that of ICP, which applies the same test to all subsets of {SCREENED} screened columns.",
+        "- `InvariantRegressor` fails on some data sets, as the last columns show. If the means shift between groups,",
+        "  it mostly finds no model that passes the test, although ICP finds one. It then returns least squares with",
+        "  a warning. Share of data sets in which a model passes: "
+        + ", ".join(f"{name} {share:.0%}" for name, share in results["accepted"].items())
+        + ".",
+        "- `HeteroRegressor`, SGD with one group per step, helps where the effect of a child changes sign (flip) and",
+        '  hardly in other designs. The row "pooled u^2 - v^2" stops at the same time and uses no groups: part of the',
+        "  gain of both is early stopping.",
+        "- The penalties of IRM and V-REx were chosen in hindsight: the best of "
         + ", ".join(f"{p:g}" for p in PENALTIES)
         + " by median error",
-        "  in each design. No user can do that, and another optimiser may do better than L-BFGS from least squares.",
-        "- All models here are linear, and the data synthetic, with children of the kind these methods look for.",
-        "  Nothing follows for networks or for real data. A model that passes a test of invariance need not be causal.",
+        "  in each design. A user cannot choose in this way. Another optimiser may be better than L-BFGS from least",
+        "  squares.",
+        "- All models are linear and all data synthetic, with children of the kind for which these methods are made.",
+        "  The results do not extend to networks or real data. An invariant model need not be causal.",
         "",
         "## Median errors",
         "",
@@ -230,10 +233,10 @@ def page(results: dict[str, Any]) -> str:
             error, risk = cell(table, method, "error"), cell(table, method, "risk")
             lines.append(f"| {label} | {error} | {risk} | {row['below_0.1']:.2f} |")
     lines += invariance.lines(results["test"])
-    seconds = results["seconds_a_fit"]
+    seconds = results["seconds_per_fit"]
     lines += [
         "",
-        "## Time of a fit",
+        "## Time per fit",
         "",
         ", ".join(f"{m} {in_words(seconds[m])}" for m in METHODS if m in seconds)
         + f". `InvariantRegressor` with 60 columns: {in_words(results['seconds_at_d_60'])}.",

@@ -1,4 +1,4 @@
-"""Timing side by side: interleaved rounds in one process, medians, ratios; and the memory of a process."""
+"""Timing in interleaved rounds, and the peak memory of a process."""
 
 import json
 import platform
@@ -12,18 +12,18 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 
 
-def interleaved(contestants: dict[str, tuple[Callable[[], Any], float]], rounds: int = 7) -> dict[str, float]:
-    """Median seconds a unit of work for each contestant: (function, units of work it does in one call).
+def interleaved(programs: dict[str, tuple[Callable[[], Any], float]], rounds: int = 7) -> dict[str, float]:
+    """Return the median seconds per unit of work of each program, given as (function, units of work per call).
 
-    Every round runs each contestant once, so that what the machine does meanwhile hits all of them alike. One call
-    before the first round is not counted: it compiles.
+    Every round calls each program once, so that other load on the machine affects all of them equally. One call
+    before the first round compiles and is not counted.
     """
-    times: dict[str, list[float]] = {name: [] for name in contestants}
-    for name, (function, _) in contestants.items():
+    times: dict[str, list[float]] = {name: [] for name in programs}
+    for name, (function, _) in programs.items():
         print(f"  warming up {name}", flush=True)
         function()
     for _ in range(rounds):
-        for name, (function, units) in contestants.items():
+        for name, (function, units) in programs.items():
             began = time.perf_counter()
             function()
             times[name].append((time.perf_counter() - began) / units)
@@ -31,10 +31,9 @@ def interleaved(contestants: dict[str, tuple[Callable[[], Any], float]], rounds:
 
 
 def peak_mebibytes() -> float:
-    """The most memory that this process has had.
+    """Return the peak memory of this process in MiB.
 
-    Linux's own count of it starts anew with a program; that of `getrusage` starts with the memory of the process which
-    started this one.
+    VmHWM of Linux starts at zero with a new program. `getrusage` starts with the memory of the parent process.
     """
     status = Path("/proc/self/status")
     if status.is_file():
@@ -47,7 +46,7 @@ def peak_mebibytes() -> float:
 
 
 def in_words(seconds: float) -> str:
-    """A time with three digits and a unit."""
+    """Return a time with three digits and a unit."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"
@@ -55,7 +54,7 @@ def in_words(seconds: float) -> str:
 
 
 def save(name: str, facts: dict[str, Any]) -> None:
-    """Writes one benchmark's numbers, with the versions that made them."""
+    """Write the numbers of a benchmark with the versions of Python and JAX and the device."""
     import jax
 
     facts = facts | {"python": platform.python_version(), "jax": jax.__version__, "device": str(jax.devices()[0])}

@@ -1,4 +1,4 @@
-"""How often the test of invariance rejects a true model and a wrong one, beside a test that assumes simpler noise."""
+"""Rejection rates of the test of invariance, and of a test that assumes homoscedastic noise, by model and noise."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ SLOPES = np.array([1.0, 0.5, 0.0, -0.5])
 Shape = Callable[[np.ndarray, int], Any]
 NOISES: dict[str, Shape] = {
     "1": lambda x, e: 1.0,
-    "its own in each group": lambda x, e: (0.2, 1.0, 5.0, 2.0, 0.5)[e],
+    "constant within each group": lambda x, e: (0.2, 1.0, 5.0, 2.0, 0.5)[e],
     "sqrt(1 + x^2)": lambda x, e: np.sqrt(1 + x**2),
     "abs(x)": lambda x, e: np.abs(x),
     "abs(x) in one group, else 1": lambda x, e: np.abs(x) if e == 0 else 1.0,
@@ -27,60 +27,61 @@ NOISES: dict[str, Shape] = {
     "abs(x), skewed noise": lambda x, e: np.abs(x),
     "abs(x), x with heavy tails": lambda x, e: np.abs(x),
 }
-"""Standard deviation of the noise in group e, as a function of the first column in its group's own units."""
+"""Standard deviation of the noise in group e, as a function of the first column in the units of its group."""
 
 
 def assuming_independence(moments: Moments, support: np.ndarray) -> float:
-    """The p-value of sum_e (n_e/R_e) E_e[z r]' E_e[z z']^-1 E_e[z r], chi-squared if noise does not depend on x."""
+    """Return the p-value of sum_e (n_e/R_e) E_e[z r]' E_e[z z']^-1 E_e[z r], assuming noise independent of x."""
     fit = invariance_test(moments, support)
     chosen = np.concatenate([[0], 1 + np.flatnonzero(support)])
     beta = np.concatenate([[fit.intercept], fit.coef[support]])
     statistic = 0.0
     for e, size in enumerate(moments.sizes):
         second, cross = moments.joint[e][np.ix_(chosen, chosen)], moments.joint[e][chosen, -1]
-        left = cross - second @ beta
+        moment = cross - second @ beta
         noise = moments.power[e] - 2 * cross @ beta + beta @ second @ beta
-        statistic += size / noise * left @ np.linalg.solve(second, left)
+        statistic += size / noise * moment @ np.linalg.solve(second, moment)
     return float(chi2.sf(statistic, (len(moments.sizes) - 1) * len(chosen)))
 
 
 def rejected(moments: Moments, support: np.ndarray) -> tuple[bool, bool]:
-    """By the test, and by the one that assumes independence."""
+    """Return whether the test rejects, and whether the test that assumes independence rejects."""
     return invariance_test(moments, support).p_value < LEVEL, assuming_independence(moments, support) < LEVEL
 
 
 def true_model(rng: np.random.Generator, noise: str, n: int) -> Moments:
-    """Four columns with their own law in each group, and the same linear model in all."""
+    """Return the moments of four columns whose distribution differs between groups, under one linear model."""
     xs, ys = [], []
     for e in range(GROUPS):
-        own = rng.standard_t(5, (n, 4)) if noise.endswith("tails") else rng.standard_normal((n, 4))
+        x = rng.standard_t(5, (n, 4)) if noise.endswith("tails") else rng.standard_normal((n, 4))
         error = rng.exponential(size=n) - 1 if noise.endswith("skewed noise") else rng.standard_normal(n)
-        xs.append(e % 2 + (1 + e % 3) * own)
-        ys.append(xs[-1] @ SLOPES + 3 + NOISES[noise](own[:, 0], e) * error)
+        xs.append(e % 2 + (1 + e % 3) * x)
+        ys.append(xs[-1] @ SLOPES + 3 + NOISES[noise](x[:, 0], e) * error)
     return moments_of("benchmark", np.concatenate(xs), np.concatenate(ys), np.repeat(np.arange(GROUPS), n))[0]
 
 
 def size(noise: str, n: int) -> list[float]:
-    """The share of true models that each test rejects."""
+    """Return the share of true models that each test rejects."""
     rng = np.random.default_rng([n, list(NOISES).index(noise)])
     every = [rejected(true_model(rng, noise, n), np.ones(4, bool)) for _ in range(TRUE_MODELS)]
     return np.mean(every, axis=0).tolist()
 
 
 def power(name: str, n: int) -> dict[str, list[float]]:
-    """The share of data sets of a design in which each test rejects the causes, one child more, and all columns."""
-    found: dict[str, list[tuple[bool, bool]]] = {"causes": [], "child": [], "all": []}
+    """Return the share of data sets in which each test rejects the causes, these and one child, and all columns."""
+    flags: dict[str, list[tuple[bool, bool]]] = {"causes": [], "child": [], "all": []}
     for seed in range(DATA_SETS):
         design = grouped_design(name, seed, n=n)
         moments = moments_of("benchmark", design.X, design.y, design.groups)[0]
         causes = design.truth != 0
         first = np.arange(len(causes)) == np.flatnonzero(design.children)[0]
         for kind, support in (("causes", causes), ("child", causes | first), ("all", np.ones(len(causes), bool))):
-            found[kind].append(rejected(moments, support))
-    return {kind: np.mean(flags, axis=0).tolist() for kind, flags in found.items()}
+            flags[kind].append(rejected(moments, support))
+    return {kind: np.mean(pairs, axis=0).tolist() for kind, pairs in flags.items()}
 
 
 def measure() -> dict[str, Any]:
+    """Return the rejection rates of all settings."""
     print("  the test of invariance", flush=True)
     return {
         "size": {noise: {n: size(noise, n) for n in (50, 200, 1000)} for noise in NOISES},
@@ -89,35 +90,36 @@ def measure() -> dict[str, Any]:
 
 
 def lines(results: dict[str, Any]) -> list[str]:
-    """The section of the page; results are those of `measure` after a round trip through JSON."""
+    """Return the lines of the section; `results` are those of `measure` as read from JSON."""
     shares = lambda pair: f"{pair[0]:.1%} ({pair[1]:.1%})"
-    told = [
+    text = [
         "",
         "## The test of invariance",
         "",
-        f"Share of data sets in which the test at level {LEVEL:.0%} rejects. In brackets: a test that assumes noise",
-        "independent of x, with one level in each group.",
+        f"Share of data sets in which the test at level {LEVEL:.0%} rejects. In brackets: the share of a test that",
+        "assumes noise independent of x, with one standard deviation per group.",
         "",
-        f"**A true model**, four columns in five groups, {TRUE_MODELS:,} data sets (standard error .7% at 5%), by the",
-        "standard deviation of the noise:",
+        f"**A true model**, with four columns in five groups, {TRUE_MODELS:,} data sets (standard error .7% at 5%).",
+        "The rows are standard deviations of the noise:",
         "",
-        "| noise | 50 rows a group | 200 rows | 1,000 rows |",
+        "| noise | 50 rows per group | 200 rows | 1,000 rows |",
         "|---|---|---|---|",
     ]
     for noise, by_rows in results["size"].items():
-        told.append(f"| {noise} | " + " | ".join(shares(pair) for pair in by_rows.values()) + " |")
-    told += [
+        text.append(f"| {noise} | " + " | ".join(shares(pair) for pair in by_rows.values()) + " |")
+    text += [
         "",
-        "In small groups the test rejects less often than its level: each group adds at most as much to the statistic",
-        "as it has rows.",
+        "In small groups the test rejects less often than its level: the contribution of a group to the",
+        "statistic is at most its number of rows.",
         "",
-        f"**The designs**, 100 rows in each of five groups, {DATA_SETS} data sets. The causes alone are the true",
-        "model; with one child of y they are not, nor are all 30 columns, except in iid. Allowing for any noise costs",
-        "power where there are few rows for each condition: here 100 for the 31 of all columns.",
+        f"**The designs**, 100 rows in each of five groups, {DATA_SETS} data sets. The causes alone are a true",
+        "model. The causes with one child of y, and all 30 columns, are wrong models, except in iid. A test that",
+        "allows any noise loses power if there are few rows per condition: here 100 rows for the 31 conditions of",
+        "all columns.",
         "",
         "| design | causes | causes and a child | all columns |",
         "|---|---|---|---|",
     ]
     for name, by_support in results["power"].items():
-        told.append(f"| {name} | " + " | ".join(shares(pair) for pair in by_support.values()) + " |")
-    return told
+        text.append(f"| {name} | " + " | ".join(shares(pair) for pair in by_support.values()) + " |")
+    return text

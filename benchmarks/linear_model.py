@@ -1,7 +1,7 @@
-"""Label-noise SGD on the overparametrised linear model f_i = z_i.(u^2 - v^2), d=100, n=40, one sample a step.
+"""Label-noise SGD on the overparametrised linear model f_i = z_i.(u^2 - v^2), d=100, n=40, one sample per step.
 
-undertow differentiates a generic loss; the numba and NumPy loops have the gradient written by hand and draw their own
-randomness; PyTorch runs its autograd.
+undertow differentiates a generic loss. The numba and NumPy loops have the gradient written by hand and draw random
+numbers themselves. PyTorch uses autograd.
 """
 
 from typing import Any
@@ -128,7 +128,7 @@ def main() -> list[tuple[str, str, str]]:
         "numpy / one trajectory": times["numpy"] / one,
         "numpy / 64 seeds": times["numpy"] / many,
     }
-    save("linear_model", {"seconds_a_trajectory_step": times, "ratios": ratios})
-    rows = [("linear model: " + name, in_words(value), "a trajectory-step") for name, value in times.items()]
+    save("linear_model", {"seconds_per_trajectory_step": times, "ratios": ratios})
+    rows = [("linear model: " + name, in_words(value), "per trajectory and step") for name, value in times.items()]
     bars = {"64 seeds / numba": "<= 2", "one trajectory / numba": "<= 3.5", "torch / 64 seeds": ">= 300"}
     return rows + [("linear model: " + name, f"{value:.3g}x", bars.get(name, "")) for name, value in ratios.items()]

@@ -1,4 +1,4 @@
-"""The limiting drift and flow: matrix-free against dense, the flow against SGD that reaches the same end."""
+"""The limiting drift and flow: matrix-free against dense, and the flow against SGD up to the same slow time."""
 
 import subprocess
 import sys
@@ -18,14 +18,14 @@ from undertow.papers.zero_loss.models.tanh_net import TanhNet
 
 
 def settled_net(inputs: int, hidden: int, n: int, dtype: Any = jnp.float64) -> tuple[ut.Regression, dict]:
-    """A tanh network whose labels are its own predictions: zero loss at its own params, without settling."""
+    """Return a tanh network whose labels are its own predictions, so that its params have zero loss."""
     net = TanhNet.draw(jax.random.key(0), inputs=inputs, hidden=hidden, n=n, dtype=dtype)
     problem = ut.Regression(net.problem.predict, net.problem.inputs, net.problem.predictions(net.params))
     return problem, net.params
 
 
 def dense_drift(problem: ut.Regression, params: dict) -> Callable[[], None]:
-    """The same drift as one would write it from the formula: the Hessian and all its derivatives, D x D x D numbers."""
+    """Return the same drift from the dense Hessian and its D x D x D derivative."""
     flat, unravel = jax.flatten_util.ravel_pytree(params)
 
     @jax.jit
@@ -58,7 +58,7 @@ LARGE = "import benchmarks.manifold as m; m.large_drift_alone()"
 
 
 def large_drift_alone() -> None:
-    """One label drift at D = 20,000; prints the most memory this process had, in MiB."""
+    """Compute one label drift at D = 20,000 and print the peak memory of this process in MiB."""
     jax.config.update("jax_enable_x64", True)
     large, large_params = settled_net(inputs=99, hidden=200, n=20)
     drift_of(ut.LabelNoise(large, 1.0), large_params)()
@@ -66,7 +66,7 @@ def large_drift_alone() -> None:
 
 
 def peak_of_large_drift() -> float:
-    """The same in a process of its own, so that nothing else counts."""
+    """Return the peak memory of the large drift, measured in its own process."""
     done = subprocess.run([sys.executable, "-c", LARGE], capture_output=True, text=True, check=True)
     return float(done.stdout.split()[-1])
 

@@ -1,8 +1,8 @@
-"""Where gradient descent with weight decay ends at each precision: at equal norms of both layers of a linear net.
+"""The norms of both layers of a linear net after gradient descent with weight decay, at each precision.
 
-|U|^2/|W|^2 is 1 there. A GPU multiplies float32 matrices in TF32, with eleven bits, unless JAX is told otherwise by
-`jax.config.update("jax_default_matmul_precision", "highest")`; a charge that weight decay moves by parts in ten
-thousand a step notices.
+The exact limit of |U|^2/|W|^2 is 1. A GPU multiplies float32 matrices in TF32, with eleven bits, unless
+`jax.config.update("jax_default_matmul_precision", "highest")` is set. This rounding affects a charge that weight decay
+changes by a relative 1e-4 per step.
 
 Not part of `make bench`: run `python -m benchmarks precision` on a machine with a GPU.
 """
@@ -19,21 +19,21 @@ from benchmarks.harness import save
 from undertow.noise.additive import noiseless
 from undertow.papers.noise_equilibrium.models.linear_nets import GaussianPairs, fan_in, split_variance, two_layer_loss
 
-WAYS = {
+PRECISIONS = {
     "float32": ("float32", "default"),
     "float32, highest": ("float32", "highest"),
     "float64": ("float64", "default"),
 }
-"""Of numbers and of their products."""
+"""The dtype and the precision of matrix products, by label."""
 
 
 def norms(params: Any) -> Any:
-    """|U|^2/|W|^2."""
+    """Return |U|^2/|W|^2."""
     return jnp.sum(params["U"] ** 2) / jnp.sum(params["W"] ** 2)
 
 
 def end(dtype: str, precision: str, *, inputs: int = 100, hidden: int = 2000, steps: int = 60_000) -> np.ndarray:
-    """The ratio of the norms after so many steps, for each of 8 seeds."""
+    """Return the ratio of the norms after `steps` steps, for each of 8 seeds."""
     law = GaussianPairs(split_variance(inputs, 1.0, dtype), jnp.ones(inputs, dtype))
     start = partial(fan_in, inputs=inputs, hidden=hidden, dtype=dtype)
     with jax.default_matmul_precision(precision):
@@ -45,13 +45,13 @@ def end(dtype: str, precision: str, *, inputs: int = 100, hidden: int = 2000, st
 
 
 def main(**sizes: int) -> list[tuple[str, str, str]]:
-    found = {}
+    ratios = {}
     with jax.enable_x64(True):
-        for way, (dtype, precision) in WAYS.items():
-            found[way] = float(end(dtype, precision, **sizes).mean())
-            print(f"  {way}: {found[way]:.5f}", flush=True)
+        for label, (dtype, precision) in PRECISIONS.items():
+            ratios[label] = float(end(dtype, precision, **sizes).mean())
+            print(f"  {label}: {ratios[label]:.5f}", flush=True)
     device = jax.devices()[0]
     if device.platform != "cpu" and not sizes:
-        short = {way: round(1 - value, 5) for way, value in found.items()}
-        save("precision_gpu", {"1 - |U|^2/|W|^2, to five digits": short, "kind": device.device_kind})
-    return [(f"|U|^2/|W|^2, {way}", f"{value:.5f}", "1 is right") for way, value in found.items()]
+        deviations = {label: round(1 - value, 5) for label, value in ratios.items()}
+        save("precision_gpu", {"1 - |U|^2/|W|^2, to five digits": deviations, "kind": device.device_kind})
+    return [(f"|U|^2/|W|^2, {label}", f"{value:.5f}", "exact limit: 1") for label, value in ratios.items()]

@@ -1,4 +1,4 @@
-"""The README's speed section, written from the measured results: `make bench` puts it in place."""
+"""Write the speed section of the README from the measured results (part of `make bench`)."""
 
 import json
 from pathlib import Path
@@ -11,11 +11,13 @@ BEGIN, END = "<!-- speed: written by make bench -->\n", "<!-- end of speed -->\n
 
 
 def read(name: str) -> dict[str, Any]:
+    """Return the stored results of a benchmark."""
     return json.loads((RESULTS / f"{name}.json").read_text())
 
 
 def section() -> str:
-    times = read("linear_model")["seconds_a_trajectory_step"]
+    """Return the text of the section."""
+    times = read("linear_model")["seconds_per_trajectory_step"]
     many = times["undertow, 64 seeds"]
     labels = {
         "undertow, 64 seeds": "undertow, 64 seeds",
@@ -30,26 +32,27 @@ def section() -> str:
     growth = memory["MiB_after"] - memory["MiB_up_to_a_tenth"]
     taps = read("symmetry")["ratios"]
     gpu = read("accelerator_gpu")
-    rate = f"{gpu['trajectory_steps_a_second']['65536']:.1e}".replace("e+0", "e")
+    rate = f"{gpu['trajectory_steps_per_second']['65536']:.1e}".replace("e+0", "e")
     return "\n".join(
         [
-            "| | time a trajectory-step | times undertow's |",
+            "| | time per trajectory and step | relative to undertow, 64 seeds |",
             "|---|---|---|",
             *(row.replace("e+03 |", "e3 |") for row in rows),
             "",
-            f"Matrix factorisation (30 x 40 x 30, batches of 10, 16 seeds): {factor:.0f} times faster a step than "
+            f"Matrix factorisation (30 x 40 x 30, batches of 10, 16 seeds): {factor:.0f} times faster per step than "
             "PyTorch.",
             "The noise of every neuron of a 784-512-10 network at batch 1,024 costs "
-            f"{taps['taps / gradient']:.2f} times a plain gradient, {taps['vmap(grad) / taps']:.0f} times less than by",
+            f"{taps['taps / gradient']:.2f} times a plain gradient, {taps['vmap(grad) / taps']:.0f} times less than",
             "per-sample gradients.",
-            f"A run of 1e7 steps grows by {growth:.0f} MiB after its first tenth. On one {gpu['kind']}, 65,536 seeds",
-            f"run at {rate} trajectory-steps a second (`python -m benchmarks accelerator`).",
+            f"The memory of a run of 1e7 steps grows by {growth:.0f} MiB after its first tenth. On one {gpu['kind']},",
+            f"65,536 seeds run at {rate} steps per second, summed over seeds (`python -m benchmarks accelerator`).",
             "",
         ]
     )
 
 
 def main() -> None:
+    """Replace the section in the README."""
     text = README.read_text()
     head, rest = text.split(BEGIN)
     _, tail = rest.split(END)

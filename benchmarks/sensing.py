@@ -1,4 +1,4 @@
-"""Matrix sensing at d = 100, m = 8,000: a step by the exact law, from fresh measurements, and from a reused batch."""
+"""Matrix sensing at d = 100, m = 8,000: a step by the exact law, with fresh measurements, and with a reused batch."""
 
 import time
 
@@ -19,19 +19,19 @@ D, M, ETA = 100, 8000, 0.05
 def reused_step(
     u: Float[Array, "d d"], x: Float[Array, "m dd"], sensing: ut.MatrixSensing, sizes: Float[Array, " k"]
 ) -> Float[Array, "d d"]:
-    """One step with measurements that are kept: the usual loop of such experiments."""
+    """Take one step with a fixed batch of measurements, as experiments without the exact law do."""
     target = sensing.problem.residual(u) - sensing.problem.spurious(sizes)
     g = ((x @ target.ravel()) @ x).reshape(u.shape) / x.shape[0]
     return u - ETA * (g @ u)
 
 
 def sweep(values: int = 14, seeds: int = 50, steps: int = 200) -> float:
-    """Seconds for the experiment of Figure 3, compilation included."""
+    """Return the seconds of the experiment of Figure 3, including compilation."""
     began = time.perf_counter()
     for index in range(values):
         sensing = ut.MatrixSensing(D, M, two_point(1.0, 1.0 + index * 9 / (values - 1)), dtype=jnp.float32)
         ut.descend(sensing, sensing.start(1e-3), step_size=ETA, steps=steps, key=index, seeds=seeds,
-                   observe={"seen": sensing.measure}, progress=False)  # fmt: skip
+                   observe={"measured": sensing.measure}, progress=False)  # fmt: skip
     return time.perf_counter() - began
 
 
@@ -61,7 +61,7 @@ def main() -> list[tuple[str, str, str]]:
     fast = times["exact law, 32 seeds"]
     ratios = {"fresh / exact": times["fresh measurements"] / fast, "reused / exact": times["reused batch"] / fast}
     seconds = sweep()
-    save("sensing", {"seconds_a_step": times, "ratios": ratios, "figure_3_seconds": seconds})
+    save("sensing", {"seconds_per_step": times, "ratios": ratios, "figure_3_seconds": seconds})
     rows = [("sensing: " + name, in_words(value), "") for name, value in times.items()]
     rows += [("sensing: fresh measurements / exact law", f"{ratios['fresh / exact']:.4g}x", ">= 1000")]
     rows += [("sensing: reused batch / exact law", f"{ratios['reused / exact']:.3g}x", ">= 200")]

@@ -1,4 +1,4 @@
-"""Sweeps: what the machinery costs a block, how fast a finished sweep is found again, and two sweeps of real size."""
+"""Sweeps: the overhead per block, the time to read a finished sweep, and two sweeps of realistic size."""
 
 import shutil
 import sys
@@ -13,12 +13,12 @@ from benchmarks.harness import in_words, save
 
 BLOCKS = 1000
 DIAGRAM = {"step_size": {"log": [0.01, 0.1, 20]}, "spread": {"linear": [0.5, 9.0, 20]}}
-"""HeteroSGD at d = 40, where it filters and where not; with SEEDS runs a point."""
+"""Axes of HeteroSGD at d = 40 on both sides of the filtering transition, with SEEDS runs per point."""
 SEEDS = 50
 
 
 def scalar(key, *, step_size: float, spread: float, mean: float = 1.0, steps: int = 200, runs: int = 64):
-    """The share of `runs` runs of the scalar map of undertow.sensing.growth that filter the spurious signal."""
+    """Return the share of `runs` runs of the scalar map of undertow.sensing.growth that filter the spurious signal."""
     import equinox as eqx
     import jax
     import jax.numpy as jnp
@@ -36,7 +36,7 @@ def scalar(key, *, step_size: float, spread: float, mean: float = 1.0, steps: in
 
 
 def describe_nothing(request: dict) -> dict:
-    """An experiment of no work."""
+    """Return the description of an experiment that does no work."""
     return {
         "kinds": {"a": "float"}, "needed": (), "dimensions": {}, "attributes": {}, "platform": "cpu", "device": "",
         "memory": 2**30, "batched": True, "run_bytes": 2**27, "why": "",
@@ -44,7 +44,7 @@ def describe_nothing(request: dict) -> dict:
 
 
 def work_nothing(task: dict) -> dict:
-    """A block that costs nothing but its way here and back."""
+    """Return the result of a block without any work, so that only the overhead is measured."""
     values = np.zeros(len(task["seeds"]))
     return {"values": {"x": values, "y": values}, "errors": {}, "seconds": 0.0, "run_seconds": 0.0, "worker": "",
             "compiled": (0, 0.0)}  # fmt: skip
@@ -56,8 +56,8 @@ def light_pool(jobs: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"))
 
 
-def machinery(folder: Path) -> tuple[float, float]:
-    """Seconds a block of no work, and seconds to find out that a sweep of BLOCKS blocks is finished."""
+def overhead(folder: Path) -> tuple[float, float]:
+    """Return the seconds per block without work, and the seconds to read a finished sweep of BLOCKS blocks."""
     from undertow.execution.sweeps import drive
     from undertow.execution.sweeps.spec import as_spec
     from undertow.execution.workers import Processes
@@ -65,19 +65,19 @@ def machinery(folder: Path) -> tuple[float, float]:
     spec = as_spec("nothing.py:f", {"a": {"linear": [0.0, 1.0, BLOCKS]}}, seeds=2)
     job = drive.Job(spec, "nothing", "", folder, describe_nothing, work_nothing)
     engine = Processes(2, light_pool)
-    engine.submit(describe_nothing, {}).result()  # the processes are there
+    engine.submit(describe_nothing, {}).result()  # wait until the processes have started
     began = time.perf_counter()
     drive.run(job, lambda: engine)
-    each = (time.perf_counter() - began) / BLOCKS
+    per_block = (time.perf_counter() - began) / BLOCKS
     began = time.perf_counter()
     state = drive.run(job, lambda: engine)
-    again = time.perf_counter() - began
+    reading = time.perf_counter() - began
     assert (state.reused, state.blocks) == (2 * BLOCKS, BLOCKS)
-    return each, again
+    return per_block, reading
 
 
 def timed_sweep(experiment: str, axes: dict, seeds: int, folder: Path) -> tuple[float, float, object]:
-    """Seconds of a whole sweep from nothing, those that its blocks computed, and how it went."""
+    """Return the seconds of a sweep with an empty cache, the seconds of its blocks, and its final state."""
     from undertow.execution.sweeps.spec import as_spec
     from undertow.execution.sweeps.sweep import run_spec
 
@@ -89,25 +89,26 @@ def timed_sweep(experiment: str, axes: dict, seeds: int, folder: Path) -> tuple[
 def main() -> list[tuple[str, str, str]]:
     folder = Path(tempfile.mkdtemp())
     try:
-        each, again = machinery(folder / "nothing")
+        per_block, reading = overhead(folder / "nothing")
         axes = {"step_size": {"log": [0.01, 0.1, 100]}, "spread": {"linear": [0.5, 9.0, 100]}}
         points, _, _ = timed_sweep(f"{Path(__file__).resolve()}:scalar", axes, 1, folder)
         diagram, worked, state = timed_sweep("hetero", DIAGRAM, SEEDS, folder)
     finally:
         shutil.rmtree(folder)
     assert state.done == 20_000
-    share = state.blocks * each / diagram
+    share = state.blocks * per_block / diagram
     facts = {
-        "seconds_a_block": each, "resume_1000_blocks_seconds": again, "scalar_map_10000_points_seconds": points,
+        "seconds_per_block": per_block, "resume_1000_blocks_seconds": reading,
+        "scalar_map_10000_points_seconds": points,
         "hetero_20x20x50_seconds": diagram, "hetero_block_seconds": worked, "hetero_blocks": state.blocks,
         "machinery_share": share, "compilations": state.compilations[0], "compile_seconds": state.compilations[1],
     }  # fmt: skip
     save("sweeps", facts)
     return [
-        ("sweep: machinery a block", in_words(each), f"{BLOCKS} blocks of no work, two processes"),
-        ("sweep: a finished one found again", in_words(again), f"{BLOCKS} blocks"),
-        ("sweep: 10,000 points of the scalar map", in_words(points), "64 runs each, from nothing, two processes"),
-        ("sweep: HeteroSGD, 20 x 20 x 50, d = 40", in_words(diagram), f"machinery {share:.1%} of it"),
+        ("sweep: overhead per block", in_words(per_block), f"{BLOCKS} blocks without work, two processes"),
+        ("sweep: reading a finished sweep", in_words(reading), f"{BLOCKS} blocks"),
+        ("sweep: 10,000 points of the scalar map", in_words(points), "64 runs each, empty cache, two processes"),
+        ("sweep: HeteroSGD, 20 x 20 x 50, d = 40", in_words(diagram), f"overhead {share:.1%} of it"),
     ]
 
 

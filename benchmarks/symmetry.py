@@ -1,4 +1,4 @@
-"""Tr[Sigma A] for every neuron of a 784-512-10 network at batch 1,024: taps against a gradient and per-sample ones."""
+"""Tr[Sigma A] of every neuron of a 784-512-10 network at batch 1,024: taps against per-sample gradients."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ def main() -> list[tuple[str, str, str]]:
 
     @eqx.filter_jit
     def per_sample(problem: ut.Problem, p: dict) -> Any:
-        """vmap(grad), then the sums of squares."""
+        """Return the noise from sums of squares of vmap(grad)."""
         each = jax.vmap(jax.grad(loss), in_axes=(None, 0))(p, problem.data)
         mean = jax.tree.map(lambda g: jnp.mean(g, axis=0), each)
         second = jax.tree.map(lambda x: jnp.mean(x, axis=0), jax.vmap(lambda g: neurons.pair(g, g))(each))

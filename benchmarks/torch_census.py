@@ -2,7 +2,7 @@
 
     python -m benchmarks.torch_census
 
-Each runs in a process of its own, so that its peak of memory is its own.
+Each runs in its own process, so that its peak memory can be measured.
 """
 
 import json
@@ -29,7 +29,7 @@ def llama() -> Any:
     return LlamaForCausalLM(config)
 
 
-def measure(what: str) -> dict[str, Any]:
+def measure(task: str) -> dict[str, Any]:
     import torch
 
     from undertow.torch import census, equilibrate
@@ -44,14 +44,14 @@ def measure(what: str) -> dict[str, Any]:
     facts: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters()), "torch": torch.__version__}
     batch = draw(1, 16)
     began, used = time.perf_counter(), time.process_time()
-    found = census(model, batch, loss)
-    if what == "equilibrate":
+    symmetries = census(model, batch, loss)
+    if task == "equilibrate":
         batches = [draw(2, 32) for _ in range(BATCHES)]
         began, used = time.perf_counter(), time.process_time()
-        done = equilibrate(model, batches, loss, found, step_size=0.1)
+        done = equilibrate(model, batches, loss, symmetries, step_size=0.1)
         facts |= {"change": done.change, "imbalance": done.imbalance, "noise": [e.value for e in done.noise]}
     else:
-        facts |= {"symmetries": len(found), "approximate": len(found.approximate)}
+        facts |= {"symmetries": len(symmetries), "approximate": len(symmetries.approximate)}
     wall, cpu = time.perf_counter() - began, time.process_time() - used
     return facts | {
         "seconds": wall, "cpu_seconds": cpu, "gibibytes": peak_mebibytes() / 2**10, "threads": torch.get_num_threads(),
@@ -60,10 +60,10 @@ def measure(what: str) -> dict[str, Any]:
 
 def main() -> list[tuple[str, str, str]]:
     facts = {}
-    for what in ("census", "equilibrate"):
-        command = [sys.executable, "-m", "benchmarks.torch_census", what]
+    for task in ("census", "equilibrate"):
+        command = [sys.executable, "-m", "benchmarks.torch_census", task]
         shown = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-        facts[what] = json.loads(shown.splitlines()[-1])
+        facts[task] = json.loads(shown.splitlines()[-1])
     save("torch_census", facts)
     search, move = facts["census"], facts["equilibrate"]
     return [
@@ -76,10 +76,10 @@ def main() -> list[tuple[str, str, str]]:
         ("census: peak memory", f"{search['gibibytes']:.2f} GiB", f"< {GIBIBYTES:g} GiB"),
         ("census: symmetries, exact", str(search["symmetries"]), "51"),
         ("census: symmetries, approximate", str(search["approximate"]), "1"),
-        (f"equilibrium of it, {BATCHES} batches of 64 tokens", in_words(move["seconds"]), ""),
+        (f"equilibrium of the same Llama, {BATCHES} batches of 64 tokens", in_words(move["seconds"]), ""),
         ("equilibrium: CPU time", in_words(move["cpu_seconds"]), ""),
         ("equilibrium: peak memory", f"{move['gibibytes']:.2f} GiB", ""),
-        ("equilibrium: outputs", f"{move['change']:.0e}", "< 1e-5"),
+        ("equilibrium: change of outputs", f"{move['change']:.0e}", "< 1e-5"),
     ]
 
 

@@ -1,9 +1,10 @@
-"""On a GPU: the monitor against per-sample gradients of two networks; census, equilibrium and undo of four.
+"""The monitor on two networks, and census, equilibrium and undo on four networks, on a GPU.
 
     python -m benchmarks.torch_cuda
 
-The noise of the monitor has the rounding of the model, so that it is tested in full precision. For the others TF32 is
-switched on, as in much training: the proofs must not depend on it. With `cpu` as an argument all runs on the CPU.
+The noise of the monitor has the rounding of the model, so that the monitor is tested in full precision. The others run
+with TF32, which is common in training: the proofs must not depend on it. With the argument `cpu` everything runs on the
+CPU.
 """
 
 import copy
@@ -76,10 +77,10 @@ def one(torch: Any, make: Callable, device: str) -> dict[str, Any]:
 
     def timed(work: Callable) -> tuple[Any, float]:
         began = time.perf_counter()
-        found = work()
+        result = work()
         if device == "cuda":
             torch.cuda.synchronize()
-        return found, time.perf_counter() - began
+        return result, time.perf_counter() - began
 
     torch.manual_seed(0)
     model, draw, loss = make(torch, device)
@@ -89,17 +90,17 @@ def one(torch: Any, make: Callable, device: str) -> dict[str, Any]:
     optimizer.zero_grad()
     state = lambda: [t.clone() for p in model.parameters() for t in (p.detach(), optimizer.state[p]["momentum_buffer"])]
     before = state()
-    found, searched = timed(lambda: census(model, draw(), loss))
+    symmetries, searched = timed(lambda: census(model, draw(), loss))
     untouched = all(map(torch.equal, before, state()))
     batches = [draw() for _ in range(BATCHES)]
-    done, moved = timed(lambda: equilibrate(model, batches, loss, found, step_size=0.1, optimizer=optimizer))
+    done, moved = timed(lambda: equilibrate(model, batches, loss, symmetries, step_size=0.1, optimizer=optimizer))
     done.undo()
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
-        "exact": [f"{r.kind} {r.size}/{r.block}" for r in found],
-        "approximate": len(found.approximate),
-        "unclear": list(found.unclear),
-        "worst_proof": max((r.change for r in found), default=0.0),
+        "exact": [f"{r.kind} {r.size}/{r.block}" for r in symmetries],
+        "approximate": len(symmetries.approximate),
+        "unclear": list(symmetries.unclear),
+        "worst_proof": max((r.change for r in symmetries), default=0.0),
         "untouched": untouched,
         "seconds_census": searched,
         "seconds_equilibrate": moved,
@@ -111,7 +112,7 @@ def one(torch: Any, make: Callable, device: str) -> dict[str, Any]:
     }
 
 
-def watched(torch: Any, make: Callable, device: str) -> dict[str, Any]:
+def monitored(torch: Any, make: Callable, device: str) -> dict[str, Any]:
     """Return the error of the monitor relative to per-sample gradients, and its cost at every step."""
     from undertow.torch import census
 
@@ -119,16 +120,16 @@ def watched(torch: Any, make: Callable, device: str) -> dict[str, Any]:
     net.to(device)
     batch = tuple(x.to(device) for x in batch) if isinstance(batch, tuple) else batch.to(device)
     small = tuple(x[:4] for x in batch) if isinstance(batch, tuple) else batch[:2, :9]
-    found = census(net, small, loss)
-    build = lambda every: Trained(torch, net, batch, loss, found, every)
+    symmetries = census(net, small, loss)
+    build = lambda every: Trained(torch, net, batch, loss, symmetries, every)
     times = ratios({"plain": build(None), "every step": build(1)}, 20, 9)
     return {
-        "symmetries": len(found),
+        "symmetries": len(symmetries),
         "seconds_plain": statistics.median(times["plain"]),
         "ratio": against(times, "every step"),
         "every_50": idle(build, 50, 9),
-        "error_single": worst(torch, net, batch, loss, found),
-        "error_double": worst(torch, copy.deepcopy(net).double(), double(batch), loss, found),
+        "error_single": worst(torch, net, batch, loss, symmetries),
+        "error_double": worst(torch, copy.deepcopy(net).double(), double(batch), loss, symmetries),
     }
 
 
@@ -138,25 +139,33 @@ def main(device: str = "cuda") -> list[tuple[str, str, str]]:
     facts: dict[str, Any] = {"torch": torch.__version__}
     rows = []
     for make in (mlp, transformer):
-        found = watched(torch, make, device)
-        facts[f"monitor, {make.__name__}"] = found
-        errors = f"{found['error_single']:.0e} in single precision, {found['error_double']:.0e} in double"
+        result = monitored(torch, make, device)
+        facts[f"monitor, {make.__name__}"] = result
+        errors = f"{result['error_single']:.0e} in single precision, {result['error_double']:.0e} in double"
         rows += [
-            (f"{make.__name__}: watched at every step", f"{found['ratio']:.2f} x", f"error {errors}"),
-            (f"{make.__name__}: watched at every 50 steps", f"{found['every_50']:+.1%}", ""),
+            (f"{make.__name__}: monitored at every step", f"{result['ratio']:.2f} x", f"error {errors}"),
+            (f"{make.__name__}: monitored at every 50 steps", f"{result['every_50']:+.1%}", ""),
         ]
-        print(make.__name__, found, flush=True)
+        print(make.__name__, result, flush=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.set_float32_matmul_precision("high")
     for make in (network, convolutions, attention, llama):
-        found = one(torch, make, device)
-        facts[make.__name__] = found
+        result = one(torch, make, device)
+        facts[make.__name__] = result
         rows += [
-            (f"{make.__name__}: census", in_words(found["seconds_census"]), f"worst proof {found['worst_proof']:.0e}"),
-            (f"{make.__name__}: equilibrate", in_words(found["seconds_equilibrate"]), f"outputs {found['change']:.0e}"),
+            (
+                f"{make.__name__}: census",
+                in_words(result["seconds_census"]),
+                f"worst proof {result['worst_proof']:.0e}",
+            ),
+            (
+                f"{make.__name__}: equilibrate",
+                in_words(result["seconds_equilibrate"]),
+                f"outputs {result['change']:.0e}",
+            ),
         ]
-        print(make.__name__, found, flush=True)
+        print(make.__name__, result, flush=True)
     if device == "cuda":
         facts["kind"] = torch.cuda.get_device_name()
         save("torch_cuda", facts)

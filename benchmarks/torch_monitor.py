@@ -87,12 +87,12 @@ def clock(torch: Any, device: Any) -> Callable[[], float]:
 class Trained:
     """A copy of a model in training, with or without a monitor; `steps(n)` continues it."""
 
-    def __init__(self, torch: Any, model: Any, batch: Any, loss: Callable, found: Any, every: int | None):
+    def __init__(self, torch: Any, model: Any, batch: Any, loss: Callable, symmetries: Any, every: int | None):
         from undertow.torch import NoiseMonitor
 
         self.model, self.batch, self.loss = copy.deepcopy(model), batch, loss
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
-        self.monitor = None if every is None else NoiseMonitor(self.model, found, every=every)
+        self.monitor = None if every is None else NoiseMonitor(self.model, symmetries, every=every)
         self.clock = clock(torch, next(model.parameters()).device)
 
     def steps(self, count: int) -> float:
@@ -126,18 +126,18 @@ def oracle(torch: Any, model: Any, batch: Any, loss: Callable) -> Callable[[], d
     params = {name: p.detach() for name, p in model.named_parameters()}
 
     def one(p: dict, sample: Any) -> Any:
-        whole = tuple(x[None] for x in sample) if isinstance(sample, tuple) else sample[None]
-        return loss(lambda x: torch.func.functional_call(model, p, (x,)), whole)
+        batch_of_one = tuple(x[None] for x in sample) if isinstance(sample, tuple) else sample[None]
+        return loss(lambda x: torch.func.functional_call(model, p, (x,)), batch_of_one)
 
     return lambda: torch.vmap(torch.func.grad(one), in_dims=(None, 0), chunk_size=64)(params, batch)
 
 
-def worst(torch: Any, model: Any, batch: Any, loss: Callable, found: Any, *, exact: bool = False) -> float:
-    """The largest error of the noise of a generator relative to the largest on its side, against vmap(grad).
+def worst(torch: Any, model: Any, batch: Any, loss: Callable, symmetries: Any, *, exact: bool = False) -> float:
+    """Return the largest error of the noise of a generator, relative to the largest noise on its side.
 
-    That of the model in its own precision, or in double precision (`exact`).
+    The reference is vmap(grad) in the precision of the model, or in double precision (`exact`).
     """
-    run = Trained(torch, model, batch, loss, found, 1)
+    run = Trained(torch, model, batch, loss, symmetries, 1)
     run.steps(1)
     run.monitor.close()
     with warnings.catch_warnings():  # attention has no rule for vmap
@@ -160,8 +160,8 @@ def double(batch: Any) -> Any:
 def _noise(gradients: Any, axis: Any, block: int) -> Any:
     """Return the covariance of the mean of N gradients, along an axis."""
     count = len(gradients)
-    away = gradients - gradients.mean(0)
-    rows = away.movedim(axis.axis + 1, 1).reshape(count, axis.length, -1)[:, axis.index]
+    centred = gradients - gradients.mean(0)
+    rows = centred.movedim(axis.axis + 1, 1).reshape(count, axis.length, -1)[:, axis.index]
     rows = rows.permute(1, 0, 2, 3).reshape(axis.size // block, block, -1)
     total = rows @ rows.mT / (count * (count - 1))
     return total[:, 0, 0] if block == 1 else total
@@ -169,14 +169,14 @@ def _noise(gradients: Any, axis: Any, block: int) -> Any:
 
 def idle(build: Callable, count: int, rounds: int) -> float:
     """Return the relative cost of a monitor that measures every 50 steps, with 50 steps per round."""
-    times = ratios({"plain": build(None), "watched": build(EVERY)}, count, rounds)
-    return against(times, "watched") - 1
+    times = ratios({"plain": build(None), "monitored": build(EVERY)}, count, rounds)
+    return against(times, "monitored") - 1
 
 
 def cost_between_measurements(build: Callable, count: int, rounds: int) -> float:
     """Return the relative cost of a monitor between measurements."""
-    times = ratios({"plain": build(None), "watched": build(10**9)}, count, rounds)
-    return against(times, "watched") - 1
+    times = ratios({"plain": build(None), "monitored": build(10**9)}, count, rounds)
+    return against(times, "monitored") - 1
 
 
 def main() -> list[tuple[str, str, str]]:
@@ -184,14 +184,14 @@ def main() -> list[tuple[str, str, str]]:
 
     from undertow.torch import census
 
-    torch.set_num_threads(1)  # two threads wait for each other on a busy machine
+    torch.set_num_threads(1)  # two threads wait for each other if other processes run
     rows, facts = [], {"torch": torch.__version__}
     for make, bar, count, rounds in ((mlp, MLP_RATIO, 20, 15), (transformer, TRANSFORMER_RATIO, 2, 9)):
         name, (net, batch, loss) = make.__name__, make(torch)
         small = tuple(x[:4] for x in batch) if isinstance(batch, tuple) else batch[:2, :9]
-        found = census(net, small, loss)
-        build = lambda every, net=net, batch=batch, loss=loss, found=found: Trained(
-            torch, net, batch, loss, found, every
+        symmetries = census(net, small, loss)
+        build = lambda every, net=net, batch=batch, loss=loss, symmetries=symmetries: Trained(
+            torch, net, batch, loss, symmetries, every
         )
         runs = {"plain": build(None), "every step": build(1)}
         times = ratios(runs, count, rounds)
@@ -199,21 +199,21 @@ def main() -> list[tuple[str, str, str]]:
         algorithms = [f"{name}: {key[0]} x {key[1]}" for key, name in runs["every step"].monitor.algorithms.items()]
         between = cost_between_measurements(build, count, rounds)
         share = idle(build, EVERY, 9 if make is mlp else 3)
-        exact = worst(torch, copy.deepcopy(net).double(), double(batch), loss, found)
-        single = worst(torch, net, batch, loss, found)
-        rounded = worst(torch, net, batch, loss, found, exact=True)
+        exact = worst(torch, copy.deepcopy(net).double(), double(batch), loss, symmetries)
+        single = worst(torch, net, batch, loss, symmetries)
+        rounded = worst(torch, net, batch, loss, symmetries, exact=True)
         rows += [
-            (f"{name}: a plain step", in_words(plain), ""),
-            (f"{name}: watched at every step, {len(found)} symmetries", f"{ratio:.2f} x", f"<= {bar:g} x"),
+            (f"{name}: plain step", in_words(plain), ""),
+            (f"{name}: monitored at every step, {len(symmetries)} symmetries", f"{ratio:.2f} x", f"<= {bar:g} x"),
             (f"{name}: between measurements", f"{between:+.1%}", ""),
-            (f"{name}: watched at every {EVERY} steps", f"{share:+.1%}", f"< {IDLE:.0%}"),
+            (f"{name}: monitored at every {EVERY} steps", f"{share:+.1%}", f"< {IDLE:.0%}"),
             (f"{name}: error of the noise, in double precision", f"{exact:.1e}", f"<= {EXACT:g}"),
             (f"{name}: error of the noise, in single precision", f"{single:.1e}", f"<= {EXACT:g}"),
             (f"{name}: single precision against double", f"{rounded:.1e}", ""),
         ]
         facts[name] = {
             "plain": plain, "ratio": ratio, "between": between, "every_50": share, "error": exact,
-            "error_single": single, "single_against_double": rounded, "symmetries": len(found),
+            "error_single": single, "single_against_double": rounded, "symmetries": len(symmetries),
             "algorithms": algorithms,
         }  # fmt: skip
         if make is mlp:
@@ -223,8 +223,10 @@ def main() -> list[tuple[str, str, str]]:
                 slow()
                 spent.append(time.process_time() - began)
             extra = plain * (ratio - 1)
-            times_dearer = statistics.median(spent[1:]) / extra
-            rows.append(("mlp: vmap(grad) over the monitor's extra", f"{times_dearer:.0f} x", f">= {CHEAPER:g} x"))
+            cost_ratio = statistics.median(spent[1:]) / extra
+            rows.append(
+                ("mlp: time of vmap(grad) / extra time of the monitor", f"{cost_ratio:.0f} x", f">= {CHEAPER:g} x")
+            )
             facts[name] |= {"vmap": statistics.median(spent[1:]), "extra": extra}
     net, batch, loss = transformer(torch, smooth=True)
     rounded = worst(torch, net, batch, loss, census(net, batch[:2, :9], loss), exact=True)

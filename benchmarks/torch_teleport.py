@@ -2,9 +2,9 @@
 
     python -m benchmarks.torch_teleport
 
-Noise power and largest stable step (two over the curvature at the start) after over before; the largest step size, in
-powers of 4, that 50 steps of SGD survive (they end below 1.5 times the first loss), after over before; and the loss
-after 100 steps at one small step size less that without the move.
+Four quantities are measured: the ratio after/before of the noise power; the ratio of the largest stable step (two over
+the curvature at the start); the ratio of the largest step size, in powers of 4, at which 50 steps of SGD end below 1.5
+times the first loss; and the difference that the move makes to the loss after 100 steps at one small step size.
 """
 
 import copy
@@ -17,7 +17,7 @@ from benchmarks.harness import save
 
 SEEDS, STEPS, BATCHES = 6, 100, 16
 LADDER = [4.0**k for k in range(6)]
-"""Multiples of the small step size at which survival is tested."""
+"""Multiples of the small step size that are tried."""
 
 
 def network(torch: Any) -> tuple[Any, Callable, Callable, float]:
@@ -56,12 +56,12 @@ def lora(torch: Any) -> tuple[Any, Callable, Callable, float]:
         model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj", "down_proj"]))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "lora_B" in name:  # warm: at B = 0 there is no finite equilibrium
+            if "lora_B" in name:  # not zero, because at B = 0 there is no finite equilibrium
                 parameter.normal_(std=0.02)
     return model, draw, loss, 0.1
 
 
-def imbalanced(torch: Any, model: Any, found: Any, seed: int) -> Any:
+def imbalanced(torch: Any, model: Any, symmetries: Any, seed: int) -> Any:
     """Return a copy with every symmetry moved by factors of up to exp(2)."""
     from undertow.torch._copies import trainable
     from undertow.torch.census.axes import move
@@ -70,13 +70,13 @@ def imbalanced(torch: Any, model: Any, found: Any, seed: int) -> Any:
     params = trainable(other)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for symmetry in found:
+        for symmetry in symmetries:
             factor = torch.exp(4 * torch.rand(symmetry.size, generator=generator, dtype=torch.float64) - 2)
             transform = factor
             if symmetry.block > 1:
                 transform = torch.diag_embed(factor.reshape(-1, symmetry.block))
-            kept = {name: params[name].detach().double() for name in symmetry.parameters}
-            for name, value in move(kept, symmetry, transform).items():
+            tensors = {name: params[name].detach().double() for name in symmetry.parameters}
+            for name, value in move(tensors, symmetry, transform).items():
                 params[name].copy_(value)
     return other
 
@@ -94,10 +94,11 @@ def trained(torch: Any, model: Any, loss: Callable, draws: list, step_size: floa
     return statistics.fmean(values[-10:])
 
 
-def survived(torch: Any, model: Any, loss: Callable, draws: list, step_size: float) -> float:
-    """Return the largest step size of the ladder up to which every run survives, the smallest if none does.
+def largest_trainable(torch: Any, model: Any, loss: Callable, draws: list, step_size: float) -> float:
+    """Return the largest step size of the ladder up to which all runs succeed, or the smallest step size.
 
-    A run survives that ends below 1.5 times the first loss: slow ones count, as an adapter's first steps are.
+    A run succeeds if it ends below 1.5 times the first loss. Slow runs succeed, because the first steps of an adapter
+    are slow.
     """
     with torch.no_grad():
         first = float(loss(model, draws[0]))
@@ -115,14 +116,14 @@ def one(torch: Any, make: Callable, start: str, seed: int) -> dict[str, float]:
 
     torch.manual_seed(seed)
     model, draw, loss, step_size = make(torch)
-    found = census(model, draw(), loss, seed=seed)
+    symmetries = census(model, draw(), loss, seed=seed)
     if start == "imbalanced":
-        model = imbalanced(torch, model, found, seed)
+        model = imbalanced(torch, model, symmetries, seed)
     moved = copy.deepcopy(model)
-    done = equilibrate(moved, [draw() for _ in range(BATCHES)], loss, found, step_size=step_size)
+    done = equilibrate(moved, [draw() for _ in range(BATCHES)], loss, symmetries, step_size=step_size)
     draws = [draw() for _ in range(STEPS)]
     steps = done.largest_step
-    after, before = (survived(torch, net, loss, draws[:50], step_size) for net in (moved, model))
+    after, before = (largest_trainable(torch, net, loss, draws[:50], step_size) for net in (moved, model))
     return {
         "noise": done.noise[1].value / done.noise[0].value,
         "step": steps[1].value / steps[0].value,
@@ -141,10 +142,10 @@ def main() -> list[tuple[str, str, str]]:
             runs = [one(torch, make, start, seed) for seed in range(SEEDS)]
             facts[f"{make.__name__}, {start}"] = runs
             spread = {key: [run[key] for run in runs] for key in runs[0]}
-            said = ", ".join(
+            summary = ", ".join(
                 f"{key} {statistics.fmean(v):.3g} ± {statistics.stdev(v) / SEEDS**0.5:.1g}" for key, v in spread.items()
             )
-            rows.append((f"teleport of {make.__name__}, {start} start", said, ""))
+            rows.append((f"teleport of {make.__name__}, {start} start", summary, ""))
             print(rows[-1], flush=True)
     save("torch_teleport", facts)
     return rows

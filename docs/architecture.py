@@ -1,4 +1,4 @@
-"""Draw which folder of undertow imports which: `python -m docs.architecture`.
+"""Draw the graph of imports between the folders of undertow: `python -m docs.architecture`.
 
 The imports are read from the source. The command writes `docs/images/architecture.svg`, the edges beside it
 (`architecture.json`) and the table of `docs/architecture.md`. Run it after a change of the imports.
@@ -139,7 +139,7 @@ def draw(graph: Edges) -> str:
         for part, (x, y) in place.items()
     }  # fmt: skip
     for home, target, kind in reduced(graph):
-        # of two parts that import each other, the import inside a function bends, so that both arrows are seen
+        # if two parts import each other, the import inside a function bends, so that both arrows are visible
         bend = 0.25 if kind == "function" and place[home][1] < place[target][1] else 0.0
         style = {"arrowstyle": "-|>", "color": COLOURS["grey"], "linewidth": 0.9, "shrinkA": 0, "shrinkB": 0,
                  "linestyle": "--" if kind == "function" else "-", "connectionstyle": f"arc3,rad={bend}",
@@ -172,7 +172,7 @@ def _improved(place: dict[str, Place], edges: list[tuple[str, str]], rows: list[
         improving = False
         for row in rows:
             for part, x in itertools.product(row, range(SLOTS)):
-                other = next((p for p in row if place[p][0] == x), part)  # the two change places
+                other = next((p for p in row if place[p][0] == x), part)  # the two are swapped
                 trial = place | {part: (float(x), place[part][1])} | ({other: place[part]} if other != part else {})
                 if (lower := _cost(trial, edges)) < cost - 1e-9:
                     place, cost, improving = trial, lower, True

@@ -225,7 +225,7 @@ def coverage() -> str:
         "claims at the end go beyond the papers.",
     ]
     for paper in PAPERS:
-        rows = ["| result | what it says | claims, or the reason |", "|---|---|---|"]
+        rows = ["| result | statement | claims, or the reason |", "|---|---|---|"]
         for entry in table.coverage():
             if entry.paper == paper:
                 checked = ", ".join(link(claim) for claim in entry.claims)
@@ -233,7 +233,7 @@ def coverage() -> str:
                 rows.append(f"| {words(entry.result)} | {words(entry.says)} | {last} |")
         parts += [f"## {TITLES[paper]}", "\n".join(rows)]
     rows = [f"| {link(addition.claim)} | {words(addition.adds)} |" for addition in table.additions()]
-    parts += ["## Beyond the papers", "\n".join(["| claim | what it adds |", "|---|---|", *rows])]
+    parts += ["## Beyond the papers", "\n".join(["| claim | addition |", "|---|---|", *rows])]
     return "\n\n".join(parts) + "\n"
 
 

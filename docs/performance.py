@@ -18,7 +18,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 
 
 def performance() -> str:
-    """Return the page with every file of benchmarks/results and what its benchmark measures."""
+    """Return the page with the numbers of every file of benchmarks/results and a description of its benchmark."""
     parts = [
         "# Performance",
         "Made from `benchmarks/results`. `make bench` runs all benchmarks except those for accelerators. Each runs in "
@@ -62,21 +62,21 @@ HEADS = {
 """Titles of the benchmarks, in the order of the page; others follow."""
 
 ELSEWHERE = {
-    "torch_monitor": "Results: [what the monitor costs](monitor.md#what-it-costs).",
-    "torch_teleport": "Results: [what to expect of the move](torch.md#what-to-expect).",
+    "torch_monitor": "Results: [the cost of the monitor](monitor.md#cost).",
+    "torch_teleport": "Results: [the effects of the move](torch.md#expected-effects).",
 }
 """Benchmarks whose results are shown on another page."""
 
 MEANINGS = {
     "figure_3_seconds": "Figure 3 of the paper, 14 spreads with 50 seeds each, compilation included",
-    "sensing_steps_a_second": "matrix sensing, d = 100, steps per second over all seeds",
+    "sensing_steps_per_second": "matrix sensing, d = 100, steps per second over all seeds",
     "diagram_seconds": "HeteroSGD at d = 40, 20 x 20 points of 50 seeds, with an empty compilation cache",
     "diagram_compiled_seconds": "the same with compiled programs",
     "MiB_large_drift": "memory at the largest drift",
-    "MiB_up_to_a_tenth": "memory after a tenth of the run",
+    "MiB_up_to_a_tenth": "memory up to a tenth of the run",
     "MiB_after": "memory at the end of the run",
     "relative_difference": "relative difference between the two methods",
-    "seconds_a_block": "overhead per block",
+    "seconds_per_block": "overhead per block",
     "resume_1000_blocks_seconds": "reading a finished sweep of 1,000 blocks",
     "scalar_map_10000_points_seconds": "10,000 points of the scalar map",
     "hetero_20x20x50_seconds": "HeteroSGD at d = 40, 20 x 20 points of 50 seeds",
@@ -134,7 +134,9 @@ def _grouped(facts: dict[str, Any]) -> str:
     designs = facts["designs"]
     methods = list(dict.fromkeys(method for rows in designs.values() for method in rows if method != "passes"))
     best = [method for method in methods if any(other.startswith(f"{method} 1") for other in methods)]
-    methods = [m for m in methods if not any(m.startswith(f"{one} 1") for one in best)]  # of several strengths the best
+    methods = [
+        m for m in methods if not any(m.startswith(f"{one} 1") for one in best)
+    ]  # only the best of several strengths
     head = "| median error | " + " | ".join(designs) + " |\n|---|" + "---|" * len(designs)
     rows = [f"| {words(method)} | " + " | ".join(_error(designs[d].get(method)) for d in designs) + " |"
             for method in methods]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Your own network: where will label noise take it, how flat does it get? The limit beside 1e5 steps of real SGD."""
+"""Predict how label noise flattens a network, and compare the limiting flow with 1e5 steps of SGD."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ jax.config.update("jax_enable_x64", True)
 
 
 def network(p, x):
-    """Any function of params and one input."""
+    """Return the prediction for one input; any function of params and one input works."""
     return p["outer"] @ jnp.tanh(p["inner"] @ x + p["bias"])
 
 
@@ -25,7 +25,7 @@ noise = ut.LabelNoise(task, strength=0.5)
 
 
 def sharpness(p):
-    """tr H at zero loss: the mean squared gradient of the predictions."""
+    """Return tr H at zero loss, the mean squared gradient of the predictions."""
     rows = jax.vmap(jax.grad(network), in_axes=(None, 0))(p, inputs)
     return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(rows)) / 8
 

@@ -82,7 +82,7 @@ def prepare(settings: Settings) -> dict[str, np.ndarray]:
 
     digits = load_digits()
     images, large = digits.data / 16.0, np.where(digits.target >= 5, 1, -1)
-    found: dict[str, list] = {}
+    columns: dict[str, list] = {}
     for seed in range(settings.seeds):
         generator = np.random.default_rng([7, seed])
         order = generator.permutation(len(large))
@@ -107,9 +107,9 @@ def prepare(settings: Settings) -> dict[str, np.ndarray]:
             batches = [batch for epoch in range(epochs) for batch in sampler.batches(epoch)]
             parts[f"batches_{name}"] = np.array(batches[: settings.steps])
         for key, value in parts.items():
-            found.setdefault(key, []).append(value)
+            columns.setdefault(key, []).append(value)
     small = lambda a: a.astype(np.float32 if a.dtype.kind == "f" else np.int16)
-    return {key: small(np.stack(values)) for key, values in found.items()}
+    return {key: small(np.stack(values)) for key, values in columns.items()}
 
 
 # training
@@ -150,7 +150,9 @@ def objective(
     else:
         penalty = vrex_penalty(risks, weights)
     now = strength * on
-    return (risks.mean() + now * penalty) / jnp.maximum(now, 1.0)  # a large penalty must not make a large step
+    return (risks.mean() + now * penalty) / jnp.maximum(
+        now, 1.0
+    )  # divided, so that a large penalty does not give a large step
 
 
 def accuracies(params: dict[str, jax.Array], data: dict[str, jax.Array]) -> jax.Array:
@@ -192,13 +194,13 @@ def train(
     inputs = data["x"].shape[-1] + 1
     each = lambda f, *of: jax.vmap(f)(*of) if side_by_side else jax.lax.map(lambda one: f(*one), of)
 
-    looks = settings.steps // settings.every
-    on = (jnp.arange(settings.steps) >= settings.annealed).astype(jnp.float32).reshape(looks, -1)
+    evaluations = settings.steps // settings.every
+    on = (jnp.arange(settings.steps) >= settings.annealed).astype(jnp.float32).reshape(evaluations, -1)
 
     def one_seed(data: dict[str, jax.Array], batches: jax.Array, key: jax.Array) -> jax.Array:
         begin = start(model, key, inputs, settings.hidden)
         painted = jnp.concatenate([data["x"], data["tint"] * data["colour"][:, None]], axis=1)
-        drawn = (batches.reshape(looks, settings.every, -1) if method in BATCHED else None, on)
+        drawn = (batches.reshape(evaluations, settings.every, -1) if method in BATCHED else None, on)
 
         def one_run(scale: jax.Array, eta: jax.Array, strength: jax.Array) -> jax.Array:
             def step(params: Any, drawn: tuple) -> tuple[Any, None]:
@@ -207,12 +209,12 @@ def train(
                 slope = jax.grad(partial(objective, method))(params, x, y, strength, on)
                 return jax.tree.map(lambda p, g: p - eta * g, params, slope), None
 
-            def look(params: Any, drawn: Any) -> tuple[Any, jax.Array]:
+            def evaluate(params: Any, drawn: Any) -> tuple[Any, jax.Array]:
                 params, _ = jax.lax.scan(step, params, drawn)
                 return params, accuracies(params, data)
 
             params = jax.tree.map(lambda p: scale * p, begin)
-            later = jax.lax.scan(look, params, drawn)[1]
+            later = jax.lax.scan(evaluate, params, drawn)[1]
             return jnp.concatenate([accuracies(params, data)[None], later])
 
         return each(one_run, scale, step_size, strength)
@@ -230,7 +232,7 @@ def run_all(
     plain = {k: v for k, v in arrays.items() if not k.startswith("colour")}
     networks = [name for name in MODELS if name != "diagonal"]
     side_by_side = device().platform != "cpu"
-    found: dict[str, np.ndarray] = {}
+    accuracies_by_run: dict[str, np.ndarray] = {}
     for method, (step_sizes, strengths) in grids.items():
         kind = "one environment" if method == "one environment" else "pooled"
         batches = jnp.asarray(prepared[f"batches_{kind}"], jnp.int32)
@@ -243,14 +245,16 @@ def run_all(
                     "tint": tint, "colour": arrays[f"colour_{design}"],
                     "colour_validation": arrays[f"colour_validation_{design}"],
                 }  # fmt: skip
-                seen = np.asarray(train(method, model, settings, side_by_side, data, batches, keys, *columns))
-                seen = seen.reshape(settings.seeds, len(names), len(step_sizes), len(strengths), *seen.shape[2:])
+                accuracy = np.asarray(train(method, model, settings, side_by_side, data, batches, keys, *columns))
+                accuracy = accuracy.reshape(
+                    settings.seeds, len(names), len(step_sizes), len(strengths), *accuracy.shape[2:]
+                )
                 for k, name in enumerate(names):
-                    found[f"{design}/{name}/{method}"] = seen[:, k].astype(np.float16)
+                    accuracies_by_run[f"{design}/{name}/{method}"] = accuracy[:, k].astype(np.float16)
                 print(f"{time.perf_counter() - start_time:7.1f} s  {method}, {model}, {design}", flush=True)
-    found["seconds"] = np.array(time.perf_counter() - start_time)
-    found["device"] = np.array(device().device_kind)
-    return found
+    accuracies_by_run["seconds"] = np.array(time.perf_counter() - start_time)
+    accuracies_by_run["device"] = np.array(device().device_kind)
+    return accuracies_by_run
 
 
 # results
@@ -266,16 +270,16 @@ RULES = {
 ORACLES = {"neutral": 0.5, "oracle": REVERSED}
 
 
-def in_environment(seen: np.ndarray, agreement: float, half: int) -> np.ndarray:
+def in_environment(accuracy: np.ndarray, agreement: float, half: int) -> np.ndarray:
     """Return the test accuracy for a given agreement of colour and label, on one half of the test images."""
-    return agreement * seen[..., 2 + 2 * half] + (1 - agreement) * seen[..., 3 + 2 * half]
+    return agreement * accuracy[..., 2 + 2 * half] + (1 - agreement) * accuracy[..., 3 + 2 * half]
 
 
-def scores(seen: np.ndarray, rule: str) -> np.ndarray:
+def scores(accuracy: np.ndarray, rule: str) -> np.ndarray:
     """Return the score that a rule maximises, for every seed and setting."""
     if rule in ORACLES:
-        return in_environment(seen, ORACLES[rule], 0)
-    return seen[..., :2].mean(axis=-1) if rule == "validation" else seen[..., :2].min(axis=-1)
+        return in_environment(accuracy, ORACLES[rule], 0)
+    return accuracy[..., :2].mean(axis=-1) if rule == "validation" else accuracy[..., :2].min(axis=-1)
 
 
 def choose(score: np.ndarray, rule: str) -> np.ndarray:
@@ -291,32 +295,32 @@ def at_the_ends(score: np.ndarray) -> dict[str, tuple[float, float]]:
 
     The gain is the mean over seeds with half its 95 % interval. The start, at 0 steps, does not count as an end.
     """
-    mean, found = score.mean(axis=0), {}
+    mean, gains = score.mean(axis=0), {}
     best = np.unravel_index(mean.argmax(), mean.shape)
     for axis, (name, at, size) in enumerate(zip(("step size", "strength", "steps"), best, mean.shape, strict=True)):
         if size < 3 or at not in (0, size - 1) or (name == "steps" and at == 0):
             continue
-        kept = np.arange(0 if name == "steps" else 1, size - 1)
-        inside = np.take(score, kept, axis=axis + 1)
+        inner = np.arange(0 if name == "steps" else 1, size - 1)
+        inside = np.take(score, inner, axis=axis + 1)
         second = np.unravel_index(inside.mean(axis=0).argmax(), inside.shape[1:])
         gain = results.interval(list(score[(slice(None), *best)] - inside[(slice(None), *second)]))
-        found[f"{'least' if at == 0 else 'largest'} {name}"] = gain
-    return found
+        gains[f"{'least' if at == 0 else 'largest'} {name}"] = gain
+    return gains
 
 
-def judged(
-    seen: np.ndarray, rule: str, agreement: tuple[float, float], strengths: tuple, etas: tuple
+def evaluate_rule(
+    accuracy: np.ndarray, rule: str, agreement: tuple[float, float], strengths: tuple, etas: tuple
 ) -> dict[str, Any]:
-    """Return accuracies at the choices of a rule, the setting that is best on average, and the ends where it lies."""
-    score = scores(seen, rule)
+    """Return accuracies at the choices of a rule, the best setting on average, and its ends of the grid."""
+    score = scores(accuracy, rule)
     at = choose(score, rule)
-    taken = seen[np.arange(len(seen)), at[:, 0], at[:, 1], at[:, 2]]
+    taken = accuracy[np.arange(len(accuracy)), at[:, 0], at[:, 1], at[:, 2]]
     mean = score.mean(axis=0)
     middle = np.unravel_index(mean.argmax(), mean.shape)
     return {
         "reversed": in_environment(taken, REVERSED, 1), "training": in_environment(taken, float(np.mean(agreement)), 1),
         "neutral": in_environment(taken, 0.5, 1), "step_size": etas[middle[0]], "strength": strengths[middle[1]],
-        "look": int(middle[2]), "ends": at_the_ends(score),
+        "evaluation": int(middle[2]), "ends": at_the_ends(score),
     }  # fmt: skip
 
 
@@ -324,22 +328,24 @@ def summarise(
     settings: Settings, runs: dict[str, np.ndarray], grids: dict[str, tuple[tuple, tuple]] = GRIDS
 ) -> dict[str, Any]:
     """Return the numbers for the page."""
-    found: dict[str, Any] = {"settings": asdict(settings), "grids": grids, "chosen": {}, "curves": {}, "count": 0}
-    found |= {"device": str(runs["device"]), "seconds": float(runs["seconds"]), "diverged": 0}
+    summary: dict[str, Any] = {"settings": asdict(settings), "grids": grids, "chosen": {}, "curves": {}, "count": 0}
+    summary |= {"device": str(runs["device"]), "seconds": float(runs["seconds"]), "diverged": 0}
     for design, agreement in DESIGNS.items():
         for model in MODELS:
             for method, (etas, strengths) in grids.items():
-                seen = runs[f"{design}/{model}/{method}"].astype(float)
-                found["count"] += int(np.prod(seen.shape[:3]))
-                found["diverged"] += int((seen[..., -1, :2] == 0).all(axis=-1).sum())
-                place = found["chosen"].setdefault(design, {}).setdefault(model, {})
-                place[method] = {rule: judged(seen, rule, agreement, strengths, etas) for rule in RULES}
-                if len(strengths) == 1:  # at every step size, the look with the best validation accuracy of that seed
-                    looks = seen[..., 0, :, :2].mean(axis=-1).argmax(axis=-1)
-                    taken = np.take_along_axis(seen[:, :, 0], looks[:, :, None, None], axis=2)[:, :, 0]
+                accuracy = runs[f"{design}/{model}/{method}"].astype(float)
+                summary["count"] += int(np.prod(accuracy.shape[:3]))
+                summary["diverged"] += int((accuracy[..., -1, :2] == 0).all(axis=-1).sum())
+                place = summary["chosen"].setdefault(design, {}).setdefault(model, {})
+                place[method] = {rule: evaluate_rule(accuracy, rule, agreement, strengths, etas) for rule in RULES}
+                if (
+                    len(strengths) == 1
+                ):  # at every step size, the evaluation with the best validation accuracy of that seed
+                    evaluations = accuracy[..., 0, :, :2].mean(axis=-1).argmax(axis=-1)
+                    taken = np.take_along_axis(accuracy[:, :, 0], evaluations[:, :, None, None], axis=2)[:, :, 0]
                     curve = np.where(taken.any(axis=-1), in_environment(taken, REVERSED, 1), np.nan)
-                    found["curves"].setdefault(design, {}).setdefault(model, {})[method] = curve
-    return found
+                    summary["curves"].setdefault(design, {}).setdefault(model, {})[method] = curve
+    return summary
 
 
 def _load(path: Path) -> dict[str, np.ndarray]:
@@ -352,17 +358,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.colours", description=__doc__)
     parser.add_argument("--prepare", type=Path, help="only write data and batches to this file (.npz)")
     parser.add_argument("--train", type=Path, help="only train, on the data of this file; needs --runs")
-    parser.add_argument("--runs", type=Path, help="where the runs are (.npz): written by --train, read without it")
-    given = parser.parse_args()
+    parser.add_argument("--runs", type=Path, help="file of the runs (.npz), written with --train and read without it")
+    options = parser.parse_args()
     settings = Settings()
-    if given.prepare:
-        np.savez_compressed(given.prepare, **prepare(settings))  # ty: ignore
-    elif given.train:
-        np.savez_compressed(given.runs, **run_all(settings, _load(given.train)))  # ty: ignore
+    if options.prepare:
+        np.savez_compressed(options.prepare, **prepare(settings))  # ty: ignore
+    elif options.train:
+        np.savez_compressed(options.runs, **run_all(settings, _load(options.train)))  # ty: ignore
     else:
         from studies.colours_page import figures, page
 
-        runs = _load(given.runs) if given.runs else run_all(settings, prepare(settings))
+        runs = _load(options.runs) if options.runs else run_all(settings, prepare(settings))
         results.save(NAME, summarise(settings, runs))
         results.publish(NAME, page, figures)
 

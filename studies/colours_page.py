@@ -22,34 +22,34 @@ def difference(one: list[float], other: list[float]) -> tuple[float, float]:
     return results.interval(list(np.subtract(one, other)))
 
 
-def word(change: tuple[float, float]) -> str:
+def verdict(change: tuple[float, float]) -> str:
     """Return whether a difference is better, worse or not significant, by its interval."""
     mean, half = change
     return "no difference" if abs(mean) <= half else "better" if mean > 0 else "worse"
 
 
-def figures(found: dict[str, Any]) -> "dict[str, Figure]":
+def figures(facts: dict[str, Any]) -> "dict[str, Figure]":
     """Return the figures: accuracy with reversed colour by step size for both kinds of batches, and of all methods."""
     from undertow.figures import style
 
     drawn = {}
-    for design, models in found["curves"].items():
+    for design, models in facts["curves"].items():
         figure, panels = style.new_figure(len(models), width=3.1, height=3.0)
         for axes, (model, methods) in zip(panels, models.items(), strict=True):
             for method, colour, marker in (("pooled", "blue", "o"), ("one environment", "red", "s")):
                 columns = list(zip(*methods[method], strict=True))
-                kept = [k for k, column in enumerate(columns) if None not in column]  # the largest steps diverge
-                mean, half = np.transpose([results.interval(columns[k]) for k in kept])
-                etas = np.array(found["grids"][method][0])[kept] * (1.0 if method == "pooled" else 1.08)
+                finite = [k for k, column in enumerate(columns) if None not in column]  # the largest steps diverge
+                mean, half = np.transpose([results.interval(columns[k]) for k in finite])
+                etas = np.array(facts["grids"][method][0])[finite] * (1.0 if method == "pooled" else 1.08)
                 style.points(axes, etas, mean, [half, half], method, colour, marker)
-            axes.axhline(0.5, color=style.COLOURS["grey"], lw=1, ls=":", label="coin")
-            axes.axhline(1 - FLIPS, color=style.COLOURS["green"], lw=1, ls="--", label="no colour used, at best")
+            axes.axhline(0.5, color=style.COLOURS["grey"], lw=1, ls=":", label="random guessing")
+            axes.axhline(1 - FLIPS, color=style.COLOURS["green"], lw=1, ls="--", label="upper bound without colour")
             axes.set(xscale="log", xlabel="step size", title=model, ylim=(0, 0.85))
         panels[0].set(ylabel="accuracy, colour reversed")
         panels[0].legend()
         drawn[f"colours-{design}"] = figure
-    figure, panels = style.new_figure(len(found["chosen"]), width=4.6, height=3.2)
-    for axes, (design, models) in zip(panels, found["chosen"].items(), strict=True):
+    figure, panels = style.new_figure(len(facts["chosen"]), width=4.6, height=3.2)
+    for axes, (design, models) in zip(panels, facts["chosen"].items(), strict=True):
         methods = next(iter(models.values()))
         place = np.arange(len(methods))
         for k, (rule, colour, marker) in enumerate(
@@ -57,29 +57,29 @@ def figures(found: dict[str, Any]) -> "dict[str, Figure]":
         ):
             mean, half = np.transpose([results.interval(methods[m][rule]["reversed"]) for m in methods])
             style.points(axes, place + 0.2 * k - 0.2, mean, [half, half], f"chosen by {rule}", colour, marker)
-        axes.axhline(0.5, color=style.COLOURS["grey"], lw=1, ls=":", label="coin")
+        axes.axhline(0.5, color=style.COLOURS["grey"], lw=1, ls=":", label="random guessing")
         axes.set_xticks(place, [m.replace(" ", "\n", 1) for m in methods], fontsize=7.5)
         axes.set(title=f"{design} colours, network, default start", ylim=(0, 0.85))
     panels[0].set(ylabel="accuracy, colour reversed")
-    panels[0].legend()
+    panels[1].legend()
     drawn["colours-methods"] = figure
     return drawn
 
 
-def _differences(found: dict[str, Any], design: str) -> list[list[str]]:
+def _differences(facts: dict[str, Any], design: str) -> list[list[str]]:
     rows = []
-    for model, methods in found["chosen"][design].items():
+    for model, methods in facts["chosen"][design].items():
         row = [model]
         for rule in RULES:
             change = difference(methods["one environment"][rule]["reversed"], methods["pooled"][rule]["reversed"])
-            row.append(f"{change[0]:+.3f} ± {change[1]:.3f} ({word(change)})")
+            row.append(f"{change[0]:+.3f} ± {change[1]:.3f} ({verdict(change)})")
         rows.append(row)
     return rows
 
 
-def _table(found: dict[str, Any], design: str, model: str) -> str:
+def _table(facts: dict[str, Any], design: str, model: str) -> str:
     rows = []
-    for method, rules in found["chosen"][design][model].items():
+    for method, rules in facts["chosen"][design][model].items():
         rows.append([method, *(cell(rules[rule]["reversed"]) for rule in RULES), cell(rules["validation"]["training"])])
     return results.table(["", *(f"reversed, by {rule}" for rule in RULES), "training mix, by validation"], rows)
 
@@ -87,7 +87,7 @@ def _table(found: dict[str, Any], design: str, model: str) -> str:
 def _end(gain: tuple[float, float]) -> str:
     """Return the gain of a setting at an end of the grid over those inside, in bold if it is significant."""
     text = f"{gain[0]:+.4f} ± {gain[1]:.4f}"
-    return f"**{text}**" if word(gain) == "better" else text
+    return f"**{text}**" if verdict(gain) == "better" else text
 
 
 def _gains(rule: dict[str, Any]) -> dict[str, tuple[float, float]]:
@@ -95,23 +95,23 @@ def _gains(rule: dict[str, Any]) -> dict[str, tuple[float, float]]:
     return {end: gain for end, gain in rule["ends"].items() if gain[0] > 0}
 
 
-def ends(found: dict[str, Any]) -> tuple[int, int]:
+def ends(facts: dict[str, Any]) -> tuple[int, int]:
     """Return the number of ends of grids with chosen settings, and at how many of them the gain is significant."""
-    methods = [method for models in found["chosen"].values() for model in models.values() for method in model.values()]
+    methods = [method for models in facts["chosen"].values() for model in models.values() for method in model.values()]
     gains = [gain for method in methods for rule in method.values() for gain in _gains(rule).values()]
-    return len(gains), sum(word(gain) == "better" for gain in gains)
+    return len(gains), sum(verdict(gain) == "better" for gain in gains)
 
 
-def _settings(found: dict[str, Any]) -> str:
-    rows, every = [], found["settings"]["every"]
-    for design, models in found["chosen"].items():
+def _settings(facts: dict[str, Any]) -> str:
+    rows, every = [], facts["settings"]["every"]
+    for design, models in facts["chosen"].items():
         for model, methods in models.items():
             for method, rules in methods.items():
                 row = [design, model, method]
                 for rule in ("validation", "neutral", "oracle"):
                     here = rules[rule]
-                    strength = "" if len(found["grids"][method][1]) == 1 else f", strength {here['strength']:g}"
-                    steps = every * here["look"]
+                    strength = "" if len(facts["grids"][method][1]) == 1 else f", strength {here['strength']:g}"
+                    steps = every * here["evaluation"]
                     ends = [f"{end}, {_end(gain)}" for end, gain in _gains(here).items()]
                     at = f"step {here['step_size']:g}{strength}, {steps} steps" if steps else "not trained"
                     row.append(at + (f" ({'; '.join(ends)})" if ends else ""))
@@ -119,20 +119,20 @@ def _settings(found: dict[str, Any]) -> str:
     return results.table(["colours", "model", "method", "by validation", "by neutral", "by oracle"], rows)
 
 
-def _findings(found: dict[str, Any]) -> str:
+def _findings(facts: dict[str, Any]) -> str:
     """Return the findings as sentences made from the numbers."""
     lines = ["## Findings", ""]
-    for design, models in found["chosen"].items():
+    for design, models in facts["chosen"].items():
         pair = lambda model, rule, of=models: difference(
             of[model]["one environment"][rule]["reversed"], of[model]["pooled"][rule]["reversed"]
         )
         changes = {(model, rule): pair(model, rule) for model in models for rule in RULES}
-        words = [word(change) for change in changes.values()]
-        better = [f"{m} by {r} ({c[0]:+.3f} ± {c[1]:.3f})" for (m, r), c in changes.items() if word(c) == "better"]
+        verdicts = [verdict(change) for change in changes.values()]
+        better = [f"{m} by {r} ({c[0]:+.3f} ± {c[1]:.3f})" for (m, r), c in changes.items() if verdict(c) == "better"]
         lines.append(
             f"- *{design}*: compared with pooled batches, batches of one environment make no difference in "
-            f"{words.count('no difference')} of {len(words)} comparisons (models times rules), are better in "
-            f"{words.count('better')} and worse in {words.count('worse')}"
+            f"{verdicts.count('no difference')} of {len(verdicts)} comparisons (models times rules), are better in "
+            f"{verdicts.count('better')} and worse in {verdicts.count('worse')}"
             + (f": {'; '.join(better)}." if better else ".")
         )
         for rule in ("validation", "neutral"):
@@ -172,19 +172,19 @@ def _findings(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def page(found: dict[str, Any]) -> str:
+def page(facts: dict[str, Any]) -> str:
     """Return the page, with all numbers from the results."""
-    s, chosen = found["settings"], found["chosen"]
+    s, chosen = facts["settings"], facts["chosen"]
     listed = lambda values: ", ".join(f"{value:g}" for value in values)
-    grid = listed(found["grids"]["pooled"][0])
-    strengths = "; ".join(f"{m} {listed(v)}" for m, (_, v) in found["grids"].items() if len(v) > 1)
+    grid = listed(facts["grids"]["pooled"][0])
+    strengths = "; ".join(f"{m} {listed(v)}" for m, (_, v) in facts["grids"].items() if len(v) > 1)
     agreement = " and ".join(f"*{d}* {a[0]:g}/{a[1]:g}" for d, a in DESIGNS.items())
     default = next(iter(MODELS))
-    at_ends, beyond = ends(found)
+    at_ends, beyond = ends(facts)
     parts = [
         "# Coloured digits: batches of one environment and other invariant methods",
         "Written by `python -m studies.colours` from `studies/results/colours.json`; do not edit by hand. "
-        f"{found['count']:,} runs ({found['diverged']:,} diverged) in {found['seconds']:.0f} s on {found['device']}.",
+        f"{facts['count']:,} runs ({facts['diverged']:,} diverged) in {facts['seconds']:.0f} s on {facts['device']}.",
         f"Scikit-learn's digits, 8 x 8 pixels; the label is whether a digit is 5 or more, and {FLIPS:.0%} of the "
         "labels are flipped. One more feature, the colour (+-1), agrees with the flipped label with a probability that "
         f"differs between the two training environments: {agreement}. In the test environment it agrees with "
@@ -200,24 +200,25 @@ def page(found: dict[str, Any]) -> str:
         "step, as *pooled, all data* does; the penalty of the first two acts after "
         f"{s['annealed']} steps. {s['seeds']} seeds, each with its own split, flips, colours, start and batches; means "
         "with 95 % intervals.",
-        "## Rules for the choice of a model\n\n" + "\n".join(f"- *{rule}*: {what}." for rule, what in RULES.items()),
+        "## Rules for the choice of a model\n\n"
+        + "\n".join(f"- *{rule}*: {meaning}." for rule, meaning in RULES.items()),
         "Step size, strength of the penalty and number of steps are chosen (evaluated at the start and every "
-        f"{s['every']} steps), from the step sizes {grid} (with a penalty from {found['grids']['IRM'][0][0]:g} on) "
+        f"{s['every']} steps), from the step sizes {grid} (with a penalty from {facts['grids']['IRM'][0][0]:g} on) "
         f"and the "
         f"strengths: {strengths}. "
         f"Validation has {s['validation']} images for each environment.",
-        _findings(found),
+        _findings(facts),
     ]
     for design in chosen:
         parts += [
             f"## {design.capitalize()} colours: {DESIGNS[design][0]:g}/{DESIGNS[design][1]:g}",
             "Accuracy with the colour reversed, one environment minus pooled, paired by seed:",
-            results.table(["model", *(f"by {rule}" for rule in RULES)], _differences(found, design)),
+            results.table(["model", *(f"by {rule}" for rule in RULES)], _differences(facts, design)),
             f"![Accuracy with reversed colour by step size, {design} colours](colours-{design}.svg)",
             "At each step size every seed stops where its validation accuracy is best.",
         ]
         for model in chosen[design]:
-            parts += [f"### {model}", _table(found, design, model)]
+            parts += [f"### {model}", _table(facts, design, model)]
     parts += [
         "## All methods at the default start",
         f"![Accuracy with reversed colour of all methods, {default}](colours-methods.svg)",
@@ -233,9 +234,9 @@ def page(found: dict[str, Any]) -> str:
         )
         + "The least strength is nearly the same as *pooled, all data*. With the largest strength of V-REx only the "
         "penalty acts, and that of GroupDRO minimises the larger risk up to "
-        f"{np.log(2) / found['grids']['GroupDRO'][1][-1]:.1g}. Under validation, many small steps are equivalent to "
+        f"{np.log(2) / facts['grids']['GroupDRO'][1][-1]:.1g}. Under validation, many small steps are equivalent to "
         "fewer larger ones. *Not trained* is the start: under the oracle random guessing is better than the use of the "
         "colour.",
-        _settings(found),
+        _settings(facts),
     ]
     return "\n\n".join(parts) + "\n"

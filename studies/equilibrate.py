@@ -143,8 +143,8 @@ def imbalanced(net: nn.Module, census: "Census", seed: int) -> nn.Module:
             drawn = torch.rand(symmetry.size, generator=generator, dtype=torch.float64)
             factor = torch.exp(FACTOR * (2 * drawn - 1))
             transform = factor if symmetry.block == 1 else torch.diag_embed(factor.reshape(-1, symmetry.block))
-            kept = {name: params[name].detach().double() for name in symmetry.parameters}
-            for name, value in move(kept, symmetry, transform).items():
+            tensors = {name: params[name].detach().double() for name in symmetry.parameters}
+            for name, value in move(tensors, symmetry, transform).items():
                 params[name].copy_(value)
     return other
 
@@ -238,18 +238,19 @@ def start_losses(mine: Task, point: dict[str, Tensor], scale: Scale, device: tor
 
 
 def losses(
-    mine: Task, points: dict[str, dict[str, Tensor]], wanted: list[tuple[Case, int]], adaptive: float, scale: Scale,
+    mine: Task, points: dict[str, dict[str, Tensor]], settings: list[tuple[Case, int]], adaptive: float, scale: Scale,
     device: torch.device,
 ) -> Tensor:  # fmt: skip
-    """Return the mean loss over the last tenth of training, (wanted, seeds), for all wanted cases at once."""
+    """Return the mean loss over the last tenth of training, (settings, seeds), for all settings at once."""
     seeds = scale.seeds
     order = _order(mine, seeds).to(device)
     params = {
-        name: torch.cat([points[case.point][name] for case, _ in wanted]).to(device) for name in points[CASES[0].point]
+        name: torch.cat([points[case.point][name] for case, _ in settings]).to(device)
+        for name in points[CASES[0].point]
     }
     rows = [
         {"step_size": 2.0**k, "adaptive": adaptive, "warm_up": scale.warm_up * mine.steps * case.warm_up}
-        for case, k in wanted
+        for case, k in settings
         for _ in range(seeds)
     ]
     recipe = Recipe.of(rows, device=device)
@@ -258,13 +259,13 @@ def losses(
     total, none = torch.zeros(len(rows), device=device), torch.zeros(len(rows), device=device)
 
     def gradient(values: dict[str, Tensor], t: Tensor) -> dict[str, Tensor]:
-        index = order.index_select(0, t)[0].repeat(len(wanted), 1)
-        found, answer = gradients(net, cross_entropy, values, mine.batch(index))
-        total.add_(torch.where(t >= mine.steps - tenth, found, none))
-        return answer
+        index = order.index_select(0, t)[0].repeat(len(settings), 1)
+        current, slopes = gradients(net, cross_entropy, values, mine.batch(index))
+        total.add_(torch.where(t >= mine.steps - tenth, current, none))
+        return slopes
 
     train(params, recipe, gradient, mine.steps)
-    return (total / tenth).reshape(len(wanted), seeds).cpu()
+    return (total / tenth).reshape(len(settings), seeds).cpu()
 
 
 class Line(NamedTuple):
@@ -288,7 +289,7 @@ class Line(NamedTuple):
 
     @property
     def largest(self) -> np.ndarray:
-        """Largest exponent up to which every run from the best one on is useful, for each seed."""
+        """For each seed, the largest exponent such that all runs from the best exponent up to it are useful."""
         return self.exponents[self.best] - 1 + self.useful[self.best :].cumprod(0).sum(0)
 
     def beyond(self) -> list[int]:
@@ -307,13 +308,13 @@ def lines(
     """Return every case over its extended grid, and the number of extensions."""
     recorded: dict[Case, dict[int, np.ndarray]] = {case: {} for case in CASES}
     low, high = GRIDS[optimiser]
-    wanted = [(case, k) for case in CASES for k in range(low, high + 1)]
+    settings = [(case, k) for case in CASES for k in range(low, high + 1)]
     at_once = max(1, scale.together // scale.seeds)
     start = start_losses(mine, points["default"], scale, device)
     cases: dict[Case, Line] = {}
     for round_ in range(scale.rounds + 1):
-        for begin in range(0, len(wanted), at_once):
-            part = wanted[begin : begin + at_once]
+        for begin in range(0, len(settings), at_once):
+            part = settings[begin : begin + at_once]
             last = losses(mine, points, part, OPTIMISERS[optimiser], scale, device).numpy()
             for (case, k), row in zip(part, last, strict=True):
                 recorded[case][k] = np.where(np.isfinite(row), row, np.inf)
@@ -321,16 +322,16 @@ def lines(
             case: Line(sorted(rows), np.stack([rows[k] for k in sorted(rows)]), start)
             for case, rows in recorded.items()
         }
-        wanted = [(case, k) for case, line in cases.items() for k in line.beyond()]
-        if not wanted:
+        settings = [(case, k) for case, line in cases.items() for k in line.beyond()]
+        if not settings:
             return cases, round_
-        print(f"  {optimiser}: {len(wanted)} more step sizes", flush=True)
+        print(f"  {optimiser}: {len(settings)} more step sizes", flush=True)
     return cases, scale.rounds + 1
 
 
-def network(name: str, scale: Scale, device: torch.device, kept: Path | None = None) -> dict[str, Any]:
-    """Run one network. `kept`: a folder with stored starts, or None to compute them."""
-    file = None if kept is None else kept / f"{name.replace(' ', '_')}.pt"
+def network(name: str, scale: Scale, device: torch.device, stored: Path | None = None) -> dict[str, Any]:
+    """Run one network. `stored` is a folder with starts, or None to compute them."""
+    file = None if stored is None else stored / f"{name.replace(' ', '_')}.pt"
     made = starts(name, scale) if file is None else torch.load(file, weights_only=True)
     mine = task(name, scale, device, made["base"])
     facts: dict[str, Any] = {
@@ -341,23 +342,23 @@ def network(name: str, scale: Scale, device: torch.device, kept: Path | None = N
     }
     for optimiser in OPTIMISERS:
         start_time = time.perf_counter()
-        found, rounds = lines(mine, made["params"], optimiser, scale, device)
-        facts["start"] = found[CASES[0]].start
+        by_case, rounds = lines(mine, made["params"], optimiser, scale, device)
+        facts["start"] = by_case[CASES[0]].start
         facts["optimisers"][optimiser] = {
             "rounds": rounds,
             "cases": {
                 case.name: {"exponents": line.exponents, "losses": line.losses, "open": bool(line.beyond())}
-                for case, line in found.items()
+                for case, line in by_case.items()
             },
         }
         print(f"{name}, {optimiser}: {time.perf_counter() - start_time:.0f} s", flush=True)
     return facts
 
 
-def study(scale: Scale, device: torch.device, kept: Path | None = None) -> dict[str, Any]:
+def study(scale: Scale, device: torch.device, stored: Path | None = None) -> dict[str, Any]:
     """Run all networks."""
     start_time = time.perf_counter()
-    networks = {name: network(name, scale, device, kept) for name in NETWORKS}
+    networks = {name: network(name, scale, device, stored) for name in NETWORKS}
     return {"made": made_by(device, time.perf_counter() - start_time), "scale": asdict(scale), "networks": networks}
 
 
@@ -366,18 +367,22 @@ def main() -> None:
     from studies.equilibrate_page import figures, page
 
     parser = argparse.ArgumentParser(prog="python -m studies.equilibrate", description=__doc__)
-    parser.add_argument("--draw", action="store_true", help="figures and page from the JSON that is there")
+    parser.add_argument(
+        "--draw", action="store_true", help="only draw the figures and write the page, from the stored results"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--starts", type=Path, help="only make the starts, on the CPU, and keep them in this folder")
+    parser.add_argument(
+        "--starts", type=Path, help="only compute the starts, on the CPU, and store them in this folder"
+    )
     parser.add_argument("--from-starts", type=Path, help="train from the starts in this folder")
-    given = parser.parse_args()
-    if given.starts is not None:
-        given.starts.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args()
+    if options.starts is not None:
+        options.starts.mkdir(parents=True, exist_ok=True)
         for name in NETWORKS:
-            torch.save(starts(name, Scale()), given.starts / f"{name.replace(' ', '_')}.pt")
+            torch.save(starts(name, Scale()), options.starts / f"{name.replace(' ', '_')}.pt")
         return
-    if not given.draw:
-        save("equilibrate", study(Scale(), torch.device(given.device), given.from_starts))
+    if not options.draw:
+        save("equilibrate", study(Scale(), torch.device(options.device), options.from_starts))
     publish("equilibrate", page, figures)
 
 

@@ -16,8 +16,8 @@ __all__ = ["figures", "page"]
 
 def _line(facts: dict[str, Any], optimiser: str, case: Case) -> Line:
     mine = facts["optimisers"][optimiser]["cases"][case.name]
-    found = np.array([[np.inf if v is None else v for v in row] for row in mine["losses"]])
-    return Line(mine["exponents"], found, np.array(facts["start"]))
+    losses = np.array([[np.inf if v is None else v for v in row] for row in mine["losses"]])
+    return Line(mine["exponents"], losses, np.array(facts["start"]))
 
 
 class Compared(NamedTuple):
@@ -58,7 +58,7 @@ def _pm(pair: tuple[float, float], signed: bool = True) -> str:
     return f"{mean:{'+' if signed else ''}.{digits}f} ± {half:.{digits}f}"
 
 
-def _sure(pair: tuple[float, float]) -> int:
+def _significant_sign(pair: tuple[float, float]) -> int:
     """Return -1 or 1 if the interval excludes zero, else 0."""
     return 0 if not abs(pair[0]) > pair[1] else int(math.copysign(1, pair[0]))
 
@@ -68,17 +68,17 @@ def _main_table(networks: dict[str, Any], start: str) -> str:
     for network, facts in networks.items():
         for optimiser in facts["optimisers"]:
             for warm_up in (False, True):
-                found = _compared(facts, optimiser, start, warm_up)
-                losses_ = [_pm(interval(line.losses[line.best]), signed=False) for line in found]
-                sizes = [f"2^{line.exponents[line.best]}" for line in found]
-                mark = {-1: "better", 0: "no difference", 1: "worse"}[_sure(found.difference)]
+                compared = _compared(facts, optimiser, start, warm_up)
+                losses_ = [_pm(interval(line.losses[line.best]), signed=False) for line in compared]
+                sizes = [f"2^{line.exponents[line.best]}" for line in compared]
+                mark = {-1: "better", 0: "no difference", 1: "worse"}[_significant_sign(compared.difference)]
                 rows.append([
                     network, optimiser, "yes" if warm_up else "no", f"{losses_[0]} at {sizes[0]}",
-                    f"{losses_[1]} at {sizes[1]}", f"{_pm(found.difference)}: {mark}", _pm(found.same),
-                    _pm(found.doublings),
+                    f"{losses_[1]} at {sizes[1]}", f"{_pm(compared.difference)}: {mark}", _pm(compared.same),
+                    _pm(compared.doublings),
                 ])  # fmt: skip
     head = [
-        "network", "optimiser", "warm-up", "loss as it is", "loss moved", "difference, best step sizes",
+        "network", "optimiser", "warm-up", "loss, not moved", "loss, moved", "difference, best step sizes",
         "difference, same step size", "doublings of the largest useful step",
     ]  # fmt: skip
     return table(head, rows)
@@ -101,8 +101,8 @@ def _warm_table(networks: dict[str, Any]) -> str:
                     _pm(interval(value[True, False] - value[False, True])),
                 ])  # fmt: skip
     head = [
-        "network", "optimiser", "start", "warm-up, as it is", "warm-up, moved",
-        "moved without warm-up less not moved with it",
+        "network", "optimiser", "start", "warm-up, not moved", "warm-up, moved",
+        "moved without warm-up minus not moved with warm-up",
     ]  # fmt: skip
     return table(head, rows)
 
@@ -119,7 +119,7 @@ def _moves_table(networks: dict[str, Any]) -> str:
                 str(int(sum(column("infinite")))),
             ])  # fmt: skip
     head = [
-        "network", "parameters that train", "start", "noise power, after/before", "largest curvature, after/before",
+        "network", "trainable parameters", "start", "noise power, after/before", "largest curvature, after/before",
         "outputs changed by at most", "directions without a finite equilibrium, all seeds",
     ]  # fmt: skip
     return table(head, rows)
@@ -127,15 +127,15 @@ def _moves_table(networks: dict[str, Any]) -> str:
 
 def _tally(networks: dict[str, Any], start: str, optimiser: str) -> str:
     """Return the counts of better and worse comparisons as a sentence."""
-    found = {
+    compared = {
         (network, warm_up): _compared(facts, optimiser, start, warm_up)
         for network, facts in networks.items()
         for warm_up in (False, True)
     }
-    count = lambda sign, of: sum(_sure(of(c)) == sign for c in found.values())
+    count = lambda sign, of: sum(_significant_sign(of(c)) == sign for c in compared.values())
     loss, steps = (lambda c: c.difference), (lambda c: c.doublings)
     return (
-        f"of {len(found)} comparisons (networks, with and without warm-up) the best loss is better in "
+        f"of {len(compared)} comparisons (networks, with and without warm-up) the best loss is better in "
         f"{count(-1, loss)}, worse in {count(1, loss)}, without a clear difference in {count(0, loss)}; the largest "
         f"useful step is larger in {count(1, steps)}, smaller in {count(-1, steps)}"
     )
@@ -161,7 +161,7 @@ def _conclusions(networks: dict[str, Any]) -> str:
         for plain, warm in zip(*both, strict=True)
     ]
     fall = 1 / min(np.mean([m["noise"] for m in facts["moves"][s]]) for facts in networks.values() for s in STARTS)
-    helped = sum(_sure(gain) < 0 for gain in gains)
+    helped = sum(_significant_sign(gain) < 0 for gain in gains)
     return f"""The expectation from tiny models was that the move helps imbalanced starts and only those.
 
 - **Imbalanced starts, SGD: refuted for the loss, confirmed in part for step sizes.** Larger steps become useful for
@@ -171,14 +171,15 @@ def _conclusions(networks: dict[str, Any]) -> str:
   {loss("ReLU network", "SGD", "imbalanced")} for the ReLU network and {loss("transformer", "SGD", "imbalanced")} for
   the transformer, both against the move. Adapters show no clear difference, {loss("adapters", "SGD", "imbalanced")};
   an earlier run with another base network had a small gain for them, which did not repeat.
-- **Imbalanced starts, Adam: expected was no effect, one was found.** The transformer ends better,
+- **Imbalanced starts, Adam: an effect was observed, although none was expected.** The transformer ends better,
   {loss("transformer", "Adam", "imbalanced")}; the ReLU network does not
   ({loss("ReLU network", "Adam", "imbalanced")}).
 - **Default starts: the move gains nothing.** Under SGD the transformer ends worse,
   {loss("transformer", "SGD", "default")} and {loss("transformer", "SGD", "default", True)} with warm-up. Without
-  warm-up it bears larger steps ({room("transformer", "default")} doublings), which do not improve the loss.
+  warm-up it tolerates larger steps ({room("transformer", "default")} doublings), which do not improve the loss.
 - **As a replacement of warm-up: not decided.** Warm-up itself improved {helped} of {len(gains)} cases clearly.
-- Noise power falls by up to {fall:.0f} times (below), curvature nearly as much, and neither predicts any of this.
+- Noise power falls by a factor of up to {fall:.0f} (see below), and curvature falls nearly as much. Neither predicts
+  these results.
 
 Of {4 * len(networks) * 2} intervals at 95 % about one excludes zero by chance. The effect of the move on adapters at
 their best step sizes is below 0.3 % of the loss everywhere. In summary, do not equilibrate for a better loss. It may
@@ -188,7 +189,7 @@ help if the start is known to be imbalanced and the step size cannot be tuned do
 def page(facts: dict[str, Any]) -> str:
     """Return the page of the study, from its results."""
     networks, scale, made = facts["networks"], facts["scale"], facts["made"]
-    left = [
+    open_grids = [
         f"{network}, {optimiser}, {case}"
         for network, mine in networks.items()
         for optimiser, of in mine["optimisers"].items()
@@ -197,8 +198,8 @@ def page(facts: dict[str, Any]) -> str:
     ]
     edges = (
         "Every grid was extended until its best step size was inside and its largest one not useful for any seed."
-        if not left
-        else f"Grids that are still too short: {'; '.join(left)}."
+        if not open_grids
+        else f"Grids that are still too short: {'; '.join(open_grids)}."
     )
     tallies = "\n".join(
         f"- **{start.capitalize()} start, {optimiser}**: {_tally(networks, start, optimiser)}."
@@ -212,7 +213,7 @@ training improve? Generated by `python -m studies.equilibrate` on {made["device"
 {made["torch"]}, {scale["seeds"]} seeds), with the starts computed on the CPU. All numbers of this page come from
 `studies/results/equilibrate.json`; with `--draw` the command writes the page from this file. Intervals are 95 %, by
 Student's t over seeds, paired where two cases are compared. A case is called "better" or "worse" if the interval
-excludes zero. Another CPU rounds differently and gives another base network and other starts, and other digits.
+excludes zero. Another CPU rounds differently, and gives another base network, other starts and slightly other numbers.
 
 {tallies}
 
@@ -243,7 +244,7 @@ start.
 ## Warm-up
 
 Differences of the loss at the best step sizes. The first two columns are with warm-up minus without, negative where
-warm-up helps. The last column asks if the move can replace a warm-up; it is negative if the move does better.
+warm-up helps. The last column compares the move with a warm-up; it is negative if the move is better.
 
 {_warm_table(networks)}
 
@@ -258,21 +259,21 @@ At B = 0 an adapter has no finite equilibrium and nothing is moved. Adapters the
 
 - ReLU network: 64-{scale["width"]}-{scale["width"]}-10 on scikit-learn's digits, minibatches of {scale["batch"]},
   {networks["ReLU network"]["steps"]} steps.
-- Transformer: {scale["layers"]} layers, width {scale["text_width"]}, 4 heads, ReLU, LayerNorm before;
+- Transformer: {scale["layers"]} layers, width {scale["text_width"]}, 4 heads, ReLU, pre-norm;
   {scale["text_batch"]} windows of {scale["tokens"]} words from a text generated by a probabilistic grammar,
   {networks["transformer"]["steps"]} steps.
-- Adapters: rank {scale["rank"]} beside queries, values and the last layer of each block of such a transformer, which
+- Adapters: rank {scale["rank"]}, added to queries, values and the last layer of each block of such a transformer, which
   was trained on the text for {scale["base_steps"]} steps of Adam. They train on a text with other word frequencies.
   All seeds share one base network.
 - Warm-up: the step size rises in proportion over the first {scale["warm_up"]:.0%} of the steps. No momentum, no
   weight decay, no other schedule.
-- The best step size has the least mean loss over seeds, every seed finite; it is chosen and judged on the same seeds.
-  A step size is useful for a seed if it reduces the loss by at least half as much as the best one. {edges}
+- The best step size has the least mean loss over seeds, every seed finite. It is chosen and evaluated on the same
+  seeds. A step size is useful for a seed if it reduces the loss by at least half as much as the best one. {edges}
 - The equilibrium is computed from {scale["noise_batches"]} minibatches at the start. Adam trains from the same starts,
   with an empty state.
-- Parameters: more than 10 times those of `python -m benchmarks.torch_teleport` ([PyTorch models](../torch.md)), which
-  found that steps of up to 12 times the size survive after the move. There a run survives if it ends below 1.5 times
-  its first loss. Nearly all step sizes here would, hence the stricter criterion.
+- The networks have more than 10 times the parameters of those of `python -m benchmarks.torch_teleport` ([PyTorch
+  models](../torch.md)), where step sizes up to 12 times larger succeed after the move. There a run succeeds if it ends
+  below 1.5 times its first loss. Nearly all runs of this study do, so that it uses a stricter criterion.
 - Losses are training losses after one fixed number of steps. Longer training and test sets are not covered.
 """
 
@@ -281,7 +282,7 @@ def figures(facts: dict[str, Any]) -> "dict[str, Figure]":
     """Return the figures of the loss over step sizes, one panel per network."""
     from undertow.figures.style import COLOURS, new_figure
 
-    found = {}
+    drawn = {}
     for optimiser in OPTIMISERS:
         for start in STARTS:
             figure, panels = new_figure(len(facts["networks"]), width=4.2, height=3.3)
@@ -289,11 +290,11 @@ def figures(facts: dict[str, Any]) -> "dict[str, Figure]":
                 for moved, colour in ((False, "grey"), (True, "blue")):
                     for warm_up, style in ((False, "-"), (True, "--")):
                         line = _line(mine, optimiser, Case(start, moved, warm_up))
-                        kept = np.isfinite(line.losses).all(1) & (line.losses.mean(1) < line.start.mean())
-                        x, y = 2.0 ** np.array(line.exponents)[kept], line.losses[kept]
+                        trained = np.isfinite(line.losses).all(1) & (line.losses.mean(1) < line.start.mean())
+                        x, y = 2.0 ** np.array(line.exponents)[trained], line.losses[trained]
                         axes.errorbar(
                             x, y.mean(1), yerr=[interval(row)[1] for row in y], ls=style, color=COLOURS[colour],
-                            label=f"{'moved' if moved else 'as it is'}{', warm-up' if warm_up else ''}", lw=1.2,
+                            label=f"{'moved' if moved else 'not moved'}{', warm-up' if warm_up else ''}", lw=1.2,
                             marker="o", markersize=2.5, capsize=1.5,
                         )  # fmt: skip
                 top, low = (
@@ -305,8 +306,8 @@ def figures(facts: dict[str, Any]) -> "dict[str, Figure]":
                 axes.set_title(f"{network}, {start} start")
                 axes.set_xlabel("step size")
             panels[0].set_ylabel(f"loss, {optimiser}")
-            found[f"equilibrate-{optimiser.lower()}-{start}"] = figure
-    return found
+            drawn[f"equilibrate-{optimiser.lower()}-{start}"] = figure
+    return drawn
 
 
 def _all(facts: dict[str, Any], optimiser: str) -> list[Line]:

@@ -3,7 +3,7 @@
     python -m studies.flow
 
 A step of SGD with step size eta and minibatch gradient G changes the charge C = theta'A theta/2 of a symmetry by
-eta^2/2 G'A G and nothing else: its term of first order vanishes. So the expected change at theta is
+eta^2/2 G'A G, because the term of first order vanishes. So the expected change at theta is
 eta^2/2 E[G'A G | theta] = eta^2/2 (Tr A Sigma + g'A g), with Sigma the noise and g the mean gradient. Both parts are
 estimated without bias from new minibatches at every step, which the training does not use. The cumulative sum of
 measured minus predicted changes is then a martingale, and the root of its sum of squares is its standard error.
@@ -38,7 +38,7 @@ RECIPES: dict[str, dict[str, float]] = {
 EXACT = ("SGD", "SGD, small steps", "SGD, weight decay")
 """Recipes for which the expected change of a step is known."""
 ROUNDING = 1e-10
-"""Standard errors below this, relative to the charge, are rounding: neurons that no sample reaches have no noise."""
+"""Standard errors below this, relative to the charge, are rounding: neurons that no sample activates have no noise."""
 KINDS = {"GL": "OV", "gain against readers": "norm gains"}
 """Shorter names of some symmetries."""
 
@@ -101,7 +101,7 @@ class Charges:
         self.matrix = torch.as_tensor(np.stack([*single, *(row for _, row in rows), *kinds])).to(first)
 
     def form(self, one: dict[str, Tensor], two: dict[str, Tensor]) -> Tensor:
-        """Return one'A two/2 for every charge: (runs, charges). With the parameters in both places it is the charge."""
+        """Return one'A two/2 for every charge: (runs, charges). It is the charge if both are the parameters."""
         product = {name: one[name] * two[name] for name in {name for name, _ in self.keys}}
         sums = []
         for name, axis in self.keys:
@@ -225,12 +225,12 @@ def _facts(charges: Charges, sums: dict[str, np.ndarray], start: np.ndarray, los
     count, wide = charges.generators, len(charges.symmetries)
     single, symmetry, kind = slice(0, count), slice(count, count + wide), slice(count + wide, None)
     total = {name: value.sum(0) for name, value in sums.items()}
-    left = total["measured"] - total["change"]
+    residual = total["measured"] - total["change"]
     error = np.sqrt(total["squares"])
     seeds = len(start)
     noisy = (error > ROUNDING * (1 + np.abs(start)))[:, single]
-    scores = (left / np.where(error > 0, error, np.inf))[:, single][noisy]
-    together = left.sum(0) / np.where(error.any(0), np.sqrt(total["squares"].sum(0)), np.inf)
+    scores = (residual / np.where(error > 0, error, np.inf))[:, single][noisy]
+    together = residual.sum(0) / np.where(error.any(0), np.sqrt(total["squares"].sum(0)), np.inf)
     flat = lambda name: total[name][:, single].reshape(-1)
     slope = float(flat("measured") @ flat("change") / (flat("change") @ flat("change")))
     size = np.abs(total["measured"][:, kind]).mean()
@@ -242,13 +242,13 @@ def _facts(charges: Charges, sums: dict[str, np.ndarray], start: np.ndarray, los
             name: np.cumsum(sums[name][..., kind], 0).mean(1).T for name in ("measured", "change", "flow", "first")
         },
         "spread": (np.cumsum(sums["measured"][..., kind], 0).std(1, ddof=1) / seeds**0.5).T,
-        "residual": left[:, kind].mean(0),
+        "residual": residual[:, kind].mean(0),
         "residual_error": np.sqrt(total["squares"][:, kind].sum(0)) / seeds,
         "z_kinds": together[kind],
         "z_symmetries": together[symmetry],
         "z_generators_rms": float(np.sqrt((scores**2).mean())),
         "z_generators_largest": float(np.abs(scores).max()),
-        "silent": int((~noisy).sum()),
+        "without_noise": int((~noisy).sum()),
         "slope_generators": slope,
         "correlation_generators": float(np.corrcoef(flat("measured"), flat("change"))[0, 1]),
         "correlation_flow": float(np.corrcoef(flat("measured"), flat("flow"))[0, 1]),
@@ -279,9 +279,9 @@ def main() -> None:
         "--draw", action="store_true", help="only draw the figures and write the page, from the stored results"
     )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    given = parser.parse_args()
-    if not given.draw:
-        save("flow", study(Scale(), torch.device(given.device)))
+    options = parser.parse_args()
+    if not options.draw:
+        save("flow", study(Scale(), torch.device(options.device)))
     publish("flow", page, figures)
 
 

@@ -37,9 +37,9 @@ def _exact_table(networks: dict[str, Any]) -> str:
     rows = []
     for recipe in EXACT:
         for network, kind, facts, k in _rows(networks, recipe):
-            left = f"{facts['residual'][k]:+.1e} ± {facts['residual_error'][k]:.1e}"
+            residual = f"{facts['residual'][k]:+.1e} ± {facts['residual_error'][k]:.1e}"
             rows.append([
-                recipe, network, kind, number(_sum(facts, "measured", k)), number(_sum(facts, "change", k)), left,
+                recipe, network, kind, number(_sum(facts, "measured", k)), number(_sum(facts, "change", k)), residual,
                 f"{facts['z_kinds'][k]:+.1f}", _share(facts, "flow", k), _share(facts, "flow", k, 1),
             ])  # fmt: skip
     head = [
@@ -56,8 +56,8 @@ def _single_table(networks: dict[str, Any]) -> str:
             mine = facts["recipes"][recipe]
             rows.append([
                 recipe, network, number(mine["slope_generators"], 4), number(mine["correlation_generators"], 4),
-                number(mine["z_generators_rms"], 3), number(mine["z_generators_largest"], 2), str(mine["silent"]),
-                number(mine["correlation_flow"], 3),
+                number(mine["z_generators_rms"], 3), number(mine["z_generators_largest"], 2),
+                str(mine["without_noise"]), number(mine["correlation_flow"], 3),
             ])  # fmt: skip
     head = [
         "recipe", "network", "slope", "correlation", "rms of (measured − predicted)/s.e.", "largest", "without noise",

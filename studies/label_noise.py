@@ -48,7 +48,7 @@ class Settings:
     """Gauss-Newton steps from each saved point of SGD back to the manifold."""
     time: float = 20.0
     """Slow time, steps * step_size^2."""
-    looks: int = 10
+    num_saves: int = 10
     """Number of saved points."""
     step_sizes: tuple[float, ...] = (0.16, 0.08, 0.04, 0.02, 0.01, 0.005)
     """Each is half of the one before, so that the excess can be extrapolated."""
@@ -64,9 +64,9 @@ def digits() -> tuple[np.ndarray, np.ndarray]:
     """Return all images, centred and of mean square length 1, and their labels."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    images = found.data / 16.0 - found.data.mean(axis=0) / 16.0
-    return images / np.sqrt(np.mean(np.sum(images**2, axis=1))), np.where(found.target >= 5, 1.0, -1.0)
+    data = load_digits()
+    images = data.data / 16.0 - data.data.mean(axis=0) / 16.0
+    return images / np.sqrt(np.mean(np.sum(images**2, axis=1))), np.where(data.target >= 5, 1.0, -1.0)
 
 
 def begin(settings: Settings, seed: int) -> tuple[ut.Regression, PyTree, np.ndarray]:
@@ -111,10 +111,10 @@ def single(tree: PyTree) -> PyTree:
 
 
 def right(params: PyTree, rest: np.ndarray) -> Array:
-    """Return the share of the other images whose sign is right."""
+    """Return the share of the other images whose label is predicted with the right sign."""
     images, labels = digits()
-    found = jax.vmap(lambda x: predict(params, x))(jnp.asarray(images[rest]))
-    return jnp.mean(found * jnp.asarray(labels[rest]) > 0)
+    outputs = jax.vmap(lambda x: predict(params, x))(jnp.asarray(images[rest]))
+    return jnp.mean(outputs * jnp.asarray(labels[rest]) > 0)
 
 
 @partial(jax.jit, static_argnames=("returns",))
@@ -135,47 +135,47 @@ def one_start(settings: Settings, seed: int) -> dict[str, Any]:
     problem, params, rest = begin(settings, seed)
     start = ut.settle(problem, params, tolerance=1e-8)
     noise = ut.LabelNoise(problem, settings.strength)
-    flow = ut.Limit(noise).solve(start, slow_time=settings.time, num_saves=settings.looks, observe=OBSERVED)
-    way = np.asarray(flow.observed["point"])
+    flow = ut.Limit(noise).solve(start, slow_time=settings.time, num_saves=settings.num_saves, observe=OBSERVED)
+    path = np.asarray(flow.observed["point"])
     _, unravel = jax.flatten_util.ravel_pytree(start)
     traces = lambda points: np.asarray(_traces(problem.inputs, jax.vmap(unravel)(jnp.asarray(points, float))))
     spectra = [_spectrum(problem.inputs, p) for p in (start, flow.params)]
-    found: dict[str, Any] = {
-        "trace": traces(way),
+    facts: dict[str, Any] = {
+        "trace": traces(path),
         "curvatures": [[float(values[0]), float(values[-1])] for values, _ in spectra],
         "largest_single": float(spectra[0][1]),
         "right": [float(right(p, rest)) for p in (start, flow.params)],
-        "length": float(np.linalg.norm(way[-1] - way[0])),
+        "length": float(np.linalg.norm(path[-1] - path[0])),
         "sgd": [],
     }
     small = ut.Regression(predict, *single((problem.inputs, problem.targets)))
-    forward = (way[-1] - way[0]) / found["length"] ** 2
+    forward = (path[-1] - path[0]) / facts["length"] ** 2
     for index, eta in enumerate(settings.step_sizes):
         steps = round(settings.time / eta**2)
         run = ut.descend(
             ut.LabelNoise(small, settings.strength), single(start), step_size=eta, steps=steps, seeds=settings.runs,
-            key=jax.random.fold_in(jax.random.key(100 + seed), index), every=steps // settings.looks, progress=False,
-            observe=OBSERVED,
+            key=jax.random.fold_in(jax.random.key(100 + seed), index), every=steps // settings.num_saves,
+            progress=False, observe=OBSERVED,
         )  # fmt: skip
-        alive = ~np.asarray(run.diverged)
-        seen: dict[str, Any] = {"steps": steps, "diverged": int((~alive).sum())}
-        if alive.any():
-            where = np.asarray(run.observed["point"], float)[alive]  # runs, looks, parameters
+        finite = ~np.asarray(run.diverged)
+        measured: dict[str, Any] = {"steps": steps, "diverged": int((~finite).sum())}
+        if finite.any():
+            where = np.asarray(run.observed["point"], float)[finite]  # runs, saves, parameters
             stacked = jax.vmap(unravel)(jnp.asarray(where.reshape(-1, where.shape[-1])))
-            seen["trace"] = traces(where.reshape(-1, where.shape[-1])).reshape(where.shape[:2]).mean(axis=0)
-            ends, left = _back(problem.data, stacked, settings.returns)
+            measured["trace"] = traces(where.reshape(-1, where.shape[-1])).reshape(where.shape[:2]).mean(axis=0)
+            ends, loss = _back(problem.data, stacked, settings.returns)
             points = np.asarray(jax.vmap(trees.ravel)(ends)).reshape(where.shape)
-            good = (np.asarray(left) < 1e-12).reshape(where.shape[:2]).all(axis=1)
-            seen["returned"] = int(good.sum())
+            good = (np.asarray(loss) < 1e-12).reshape(where.shape[:2]).all(axis=1)
+            measured["returned"] = int(good.sum())
             if good.any():
                 points, last = points[good], points[good][:, -1]
                 flat = points.reshape(-1, points.shape[-1])
-                seen["returned_trace"] = traces(flat).reshape(points.shape[:2]).mean(axis=0)
-                seen["progress"] = ((points - way[0]) @ forward).mean(axis=0)
-                seen["off"] = float(np.linalg.norm(last.mean(axis=0) - way[-1]) / found["length"])
-                seen["right"] = float(np.mean([right(unravel(jnp.asarray(end)), rest) for end in last]))
-        found["sgd"].append(seen)
-    return found
+                measured["returned_trace"] = traces(flat).reshape(points.shape[:2]).mean(axis=0)
+                measured["progress"] = ((points - path[0]) @ forward).mean(axis=0)
+                measured["off"] = float(np.linalg.norm(last.mean(axis=0) - path[-1]) / facts["length"])
+                measured["right"] = float(np.mean([right(unravel(jnp.asarray(end)), rest) for end in last]))
+        facts["sgd"].append(measured)
+    return facts
 
 
 def without_noise(settings: Settings) -> float:
@@ -192,35 +192,35 @@ def without_noise(settings: Settings) -> float:
 def measure(settings: Settings) -> dict[str, Any]:
     """Run all starts."""
     start_time = time.perf_counter()
-    found: dict[str, Any] = {"settings": asdict(settings), "starts": []}
+    facts: dict[str, Any] = {"settings": asdict(settings), "starts": []}
     with jax.enable_x64(True):
         for seed in range(settings.seeds):
-            found["starts"].append(one_start(settings, seed))
+            facts["starts"].append(one_start(settings, seed))
             print(f"{time.perf_counter() - start_time:7.1f} s  start {seed}", flush=True)
-        found["moved_without_noise"] = without_noise(settings)
-    return found | {
+        facts["moved_without_noise"] = without_noise(settings)
+    return facts | {
         "device": f"{platform.machine()} CPU", "jax": jax.__version__, "seconds": time.perf_counter() - start_time,
     }  # fmt: skip
 
 
-def _column(found: dict[str, Any], index: int, name: str) -> list[Any]:
-    """Return a number (or a path) of every start at one step size, where it is known."""
-    return [start["sgd"][index][name] for start in found["starts"] if start["sgd"][index].get(name) is not None]
+def _column(facts: dict[str, Any], index: int, name: str) -> list[Any]:
+    """Return a number (or a path) of every start at one step size, leaving out starts without it."""
+    return [start["sgd"][index][name] for start in facts["starts"] if start["sgd"][index].get(name) is not None]
 
 
-def _ratios(found: dict[str, Any], index: int) -> list[float]:
+def _ratios(facts: dict[str, Any], index: int) -> list[float]:
     """Return tr H at the end of SGD, projected to the manifold, divided by that of the flow, for each start."""
-    pairs = [(s["sgd"][index].get("returned_trace"), s["trace"]) for s in found["starts"]]
+    pairs = [(s["sgd"][index].get("returned_trace"), s["trace"]) for s in facts["starts"]]
     return [mine[-1] / flow[-1] for mine, flow in pairs if mine is not None]
 
 
-def _progress(found: dict[str, Any], index: int) -> list[float]:
-    return [path[-1] for path in _column(found, index, "progress")]
+def _progress(facts: dict[str, Any], index: int) -> list[float]:
+    return [path[-1] for path in _column(facts, index, "progress")]
 
 
-def _path_gap(found: dict[str, Any], index: int) -> list[float]:
+def _path_gap(facts: dict[str, Any], index: int) -> list[float]:
     """Return the largest relative difference of tr H between SGD and the flow over all points, by start."""
-    pairs = [(s["sgd"][index].get("returned_trace"), s["trace"]) for s in found["starts"]]
+    pairs = [(s["sgd"][index].get("returned_trace"), s["trace"]) for s in facts["starts"]]
     return [float(np.max(np.abs(np.array(mine) / np.array(flow) - 1))) for mine, flow in pairs if mine is not None]
 
 
@@ -232,38 +232,38 @@ def _cell(values: list[float], digits: int = 3) -> str:
 
 
 def extrapolated(values: list[list[float]]) -> tuple[float, float]:
-    """Return twice the value at the least step size minus that at its double: the excess of first order cancels."""
+    """Extrapolate to step size 0: twice the value at the smallest step size minus that at its double."""
     return results.interval(list(2 * np.array(values[-1]) - np.array(values[-2])))
 
 
-def figures(found: dict[str, Any]) -> "dict[str, Figure]":
+def figures(facts: dict[str, Any]) -> "dict[str, Figure]":
     """Return the figure: the sharpness of SGD and of the flow over time, and their ratio by step size."""
-    settings, starts = found["settings"], found["starts"]
+    settings, starts = facts["settings"], facts["starts"]
     etas = np.array(settings["step_sizes"])
     figure, (path, ends) = style.new_figure(2)
-    clock = np.linspace(0, settings["time"], settings["looks"] + 1)
+    clock = np.linspace(0, settings["time"], settings["num_saves"] + 1)
     style.theory(path, clock, np.mean([start["trace"] for start in starts], axis=0), "limiting flow")
-    kept = [k for k in range(len(etas)) if len(_ratios(found, k)) == len(starts)]
-    for k, colour, marker in zip(kept[-4:], ("purple", "red", "green", "blue"), "v^so", strict=False):
-        columns = np.transpose(_column(found, k, "returned_trace"))
+    shown = [k for k in range(len(etas)) if len(_ratios(facts, k)) == len(starts)]
+    for k, colour, marker in zip(shown[-4:], ("purple", "red", "green", "blue"), "v^so", strict=False):
+        columns = np.transpose(_column(facts, k, "returned_trace"))
         mean, half = np.transpose([results.interval(column) for column in columns])
         style.points(path, clock[1:], mean[1:], [half[1:], half[1:]], f"SGD, step {etas[k]:g}", colour, marker)
     path.set(xlabel="slow time, steps x step size²", ylabel="tr H", yscale="log")
     path.legend()
     for name, values, colour, marker in (
-        ("tr H over the flow's", [_ratios(found, k) for k in kept], "blue", "o"),
-        ("progress", [_progress(found, k) for k in kept], "red", "s"),
+        ("tr H divided by that of the flow", [_ratios(facts, k) for k in shown], "blue", "o"),
+        ("progress", [_progress(facts, k) for k in shown], "red", "s"),
     ):
         mean, half = np.transpose([results.interval(column) for column in values])
-        style.points(ends, etas[kept], mean, [half, half], name, colour, marker)
+        style.points(ends, etas[shown], mean, [half, half], name, colour, marker)
     ends.axhline(1.0, color=style.COLOURS["grey"], label="limiting flow")
     ends.set(xlabel="step size", ylabel="at the end", xscale="log")
     ends.legend()
     return {NAME: figure}
 
 
-def _rows(found: dict[str, Any]) -> list[list[str]]:
-    s, starts = found["settings"], found["starts"]
+def _rows(facts: dict[str, Any]) -> list[list[str]]:
+    s, starts = facts["settings"], facts["starts"]
     rows = []
     for k, eta in enumerate(s["step_sizes"]):
         lost = sum(start["sgd"][k]["diverged"] for start in starts)
@@ -271,55 +271,55 @@ def _rows(found: dict[str, Any]) -> list[list[str]]:
         rows.append([
             f"{eta:g}", f"{starts[0]['sgd'][k]['steps']:,}",
             f"{np.mean([start['largest_single'] for start in starts]) * eta:.2g}", f"{lost}", f"{back}",
-            _cell([t[-1] for t in _column(found, k, "trace")]),
+            _cell([t[-1] for t in _column(facts, k, "trace")]),
             *(_cell(values) for values in (
-                _ratios(found, k), _path_gap(found, k), _progress(found, k), _column(found, k, "off"),
+                _ratios(facts, k), _path_gap(facts, k), _progress(facts, k), _column(facts, k, "off"),
             )),
         ])  # fmt: skip
     return rows
 
 
-def page(found: dict[str, Any]) -> str:
+def page(facts: dict[str, Any]) -> str:
     """Return the page, with all numbers from the results."""
-    s, starts = found["settings"], found["starts"]
+    s, starts = facts["settings"], facts["starts"]
     wide, narrow = s["hidden"]
     before, after = [start["trace"][0] for start in starts], [start["trace"][-1] for start in starts]
     head = [
         "step size", "steps", "times the largest sample curvature", "diverged", "projected", "tr H of SGD",
         "projected tr H divided by that of the flow", "largest difference", "progress", "distance",
     ]  # fmt: skip
-    ratio = extrapolated([_ratios(found, k) for k in (-2, -1)])
-    progress = extrapolated([_progress(found, k) for k in (-2, -1)])
+    ratio = extrapolated([_ratios(facts, k) for k in (-2, -1)])
+    progress = extrapolated([_progress(facts, k) for k in (-2, -1)])
     holds = lambda pair: "agrees with" if abs(pair[0] - 1) <= pair[1] else "differs from"
     least, last = s["step_sizes"][-1], len(s["step_sizes"]) - 1
     total = len(starts) * s["runs"]
     small = [float(np.median([start["curvatures"][k][0] for start in starts])) for k in (0, 1)]
     findings = [
         f"The flow predicts that tr H falls from {_cell(before, 2)} to {_cell(after, 2)}, and SGD follows it: at step "
-        f"size {least:g} its tr H is {_cell(_ratios(found, last))} times that of the flow at the end; the largest "
-        f"relative difference on the path is {_cell(_path_gap(found, last))}, averaged over the starts.",
+        f"size {least:g} its tr H is {_cell(_ratios(facts, last))} times that of the flow at the end; the largest "
+        f"relative difference on the path is {_cell(_path_gap(facts, last))}, averaged over the starts.",
         f"Extrapolated to step size 0 from the last two step sizes, tr H is {ratio[0]:.3f} ± {ratio[1]:.3f} times "
         f"that of the flow, which {holds(ratio)} 1, and progress {progress[0]:.3f} ± {progress[1]:.3f}, which "
         f"{holds(progress)} "
         "1.",
-        _large(found),
+        _large(facts),
         "One reason why steps must be small: in a direction across the manifold with curvature h SGD relaxes within "
         f"a slow time of step size/h. The smallest h changes along the flow from {small[0]:.2g} to {small[1]:.2g} "
         f"(medians over the starts). At step size {least:g} this is a time of {least / small[1]:.2g}; the whole "
         f"run has {s['time']:g}.",
         f"The flow predicts the sharpness better than the point: at step size {least:g} the mean of the {s['runs']} "
-        f"runs ends at a distance of {_cell(_column(found, last, 'off'))} path lengths from the end of the flow.",
+        f"runs ends at a distance of {_cell(_column(facts, last, 'off'))} path lengths from the end of the flow.",
         f"Without label noise SGD does not move: the distance after 10,000 steps is "
-        f"{found['moved_without_noise']:.1g}.",
+        f"{facts['moved_without_noise']:.1g}.",
         "Generalisation: of the digits that were not fitted "
         f"{_cell([start['right'][0] for start in starts])} have the right sign at the start, "
         f"{_cell([start['right'][1] for start in starts])} at the end of the flow and "
-        f"{_cell(_column(found, last, 'right'))} at the end of SGD at step size {least:g}.",
+        f"{_cell(_column(facts, last, 'right'))} at the end of SGD at step size {least:g}.",
     ]
     parts = [
         "# Label noise on a network that fits digits: SGD and the limiting flow",
         "Written by `python -m studies.label_noise` from `studies/results/label-noise.json`; do not edit by hand. "
-        f"{found['seconds']:.0f} s on one core ({found['device']}, JAX {found['jax']}).",
+        f"{facts['seconds']:.0f} s on one core ({facts['device']}, JAX {facts['jax']}).",
         f"A tanh network 64-{wide}-{narrow}-1 fits {s['images']} of scikit-learn's digits exactly (label +1 from 5 on, "
         "-1 below; squared loss). From this point of zero loss SGD uses one image per step and adds "
         f"+-{s['strength']:g} to its label, until the slow time steps x step size² is {s['time']:g}. It is compared "
@@ -331,7 +331,7 @@ def page(found: dict[str, Any]) -> str:
         "## Findings",
         "\n".join(f"- {finding}" for finding in findings),
         "## Results by step size",
-        results.table(head, _rows(found)),
+        results.table(head, _rows(facts)),
         f"*Diverged* and *projected* count runs, of {total}. SGD is never exactly on the manifold. It is projected by "
         f"{s['returns']} Gauss-Newton steps x - J^+ r, which end where gradient flow would, up to second order in the "
         "distance; gradient flow itself is too slow from some of these points. *Largest difference* is the relative "
@@ -348,13 +348,13 @@ def page(found: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _large(found: dict[str, Any]) -> str:
+def _large(facts: dict[str, Any]) -> str:
     """Return a sentence on large steps."""
-    etas, starts = found["settings"]["step_sizes"], found["starts"]
-    runs = found["settings"]["runs"]
+    etas, starts = facts["settings"]["step_sizes"], facts["starts"]
+    runs = facts["settings"]["runs"]
     lost = [eta for k, eta in enumerate(etas) if all(s["sgd"][k]["diverged"] == runs for s in starts)]
-    kept = [k for k in range(len(etas)) if len(_ratios(found, k)) > 1]
-    ratios = ", ".join(f"{_cell(_ratios(found, k), 2)} at {etas[k]:g}" for k in kept)
+    shown = [k for k in range(len(etas)) if len(_ratios(facts, k)) > 1]
+    ratios = ", ".join(f"{_cell(_ratios(facts, k), 2)} at {etas[k]:g}" for k in shown)
     diverged = f"At step size {', '.join(f'{e:g}' for e in lost)} every run diverges. " if lost else ""
     return f"{diverged}At large steps SGD stays sharper than the flow; tr H divided by that of the flow: {ratios}."
 
@@ -362,7 +362,9 @@ def _large(found: dict[str, Any]) -> str:
 def main() -> None:
     """Run the study and write results, figure and page; with `--page` only figure and page."""
     parser = argparse.ArgumentParser(prog="python -m studies.label_noise", description=__doc__)
-    parser.add_argument("--page", action="store_true", help="only draw and write the page, from results that exist")
+    parser.add_argument(
+        "--page", action="store_true", help="only draw the figure and write the page, from the stored results"
+    )
     if not parser.parse_args().page:
         results.save(NAME, measure(Settings()))
     results.publish(NAME, page, figures)

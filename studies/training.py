@@ -74,7 +74,9 @@ class Transformer(nn.Module):
     def forward(self, ids: Tensor) -> Tensor:
         """Map integers (samples, tokens) to logits (samples, tokens, words)."""
         words = torch.arange(self.words.num_embeddings, device=ids.device)
-        chosen = (ids[..., None] == words).to(self.words.weight)  # as a product: runs have their own embeddings
+        chosen = (ids[..., None] == words).to(
+            self.words.weight
+        )  # a matrix product, because every run has its own embedding
         x = chosen @ self.words.weight + self.places.weight
         for layer in self.layers:
             x = layer(x)
@@ -114,7 +116,7 @@ def digits() -> tuple[Tensor, Tensor]:
 
 
 SINGULAR, PLURAL, ADJECTIVES, VERBS = 6, 6, 5, 5
-"""Nouns of both numbers, adjectives, and verbs that come in both numbers."""
+"""Numbers of singular and plural nouns, of adjectives, and of verbs (each in singular and plural)."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +137,8 @@ def grammar(sentences: int, seed: int, tilt: float = 1.0) -> Text:
     """Return sentences of a small probabilistic grammar.
 
     sentence -> phrase verb [phrase] stop; phrase -> article [adjective] noun [that verb phrase]; verbs agree with the
-    noun before the clause, which may be far away. Word k of a kind is drawn with weight (k + 1)^-tilt; a negative tilt
-    gives other word frequencies.
+    noun before the clause, which may be several words earlier. Word k of a kind is drawn with weight
+    (k + 1)^-tilt; a negative tilt gives other word frequencies.
     """
     rng = np.random.default_rng(seed)
     stop, that, articles = 0, 1, (2, 3)
@@ -212,7 +214,7 @@ class Recipe:
 
 
 def repeat(step: Callable[[], None], count: int, device: torch.device) -> None:
-    """Run a step `count` times. On a GPU it is captured: it may only use tensors that stay in place."""
+    """Run a step `count` times. On a GPU it is captured as a graph and may only use tensors at fixed addresses."""
     if device.type != "cuda" or count <= BEFORE_CAPTURE:
         for _ in range(count):
             step()
@@ -248,8 +250,8 @@ def train(
     adaptive = bool(recipe.adaptive.any())
     squares = {name: torch.zeros_like(p) for name, p in params.items()} if adaptive else {}
     each = lambda numbers, p: numbers.reshape(-1, *(1,) * (p.ndim - 1))
-    kept = torch.where(recipe.adaptive, torch.full_like(recipe.momentum, BETA), recipe.momentum)
-    new = torch.where(recipe.adaptive, torch.full_like(kept, 1 - BETA), torch.ones_like(kept))
+    beta = torch.where(recipe.adaptive, torch.full_like(recipe.momentum, BETA), recipe.momentum)
+    weight = torch.where(recipe.adaptive, torch.full_like(beta, 1 - BETA), torch.ones_like(beta))
 
     def step() -> None:
         current = gradient(params, t)
@@ -262,7 +264,7 @@ def train(
         for name, p in params.items():
             g = current[name] + each(recipe.weight_decay, p) * p
             v = velocity[name]
-            v.mul_(each(kept, p)).add_(each(new, p) * g)
+            v.mul_(each(beta, p)).add_(each(weight, p) * g)
             direction = v
             if adaptive:
                 s = squares[name]

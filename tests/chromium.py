@@ -1,4 +1,4 @@
-"""A tab of a headless Chromium, driven over its DevTools protocol through two pipes: no driver, no package."""
+"""A tab of a headless Chromium, controlled with the DevTools protocol through two pipes."""
 
 import base64
 import itertools
@@ -21,7 +21,7 @@ SECONDS = 30
 
 
 class Tab:
-    """One page. `run` is JavaScript and its value; `send` is any command; `events` is what the browser said."""
+    """One page. `run` evaluates JavaScript, `send` sends a command, and `events` holds the events of the browser."""
 
     def __init__(self) -> None:
         browser = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -78,16 +78,16 @@ class Tab:
                 raise TimeoutError(f"the browser did not answer {waiting_for} within {SECONDS} seconds")
             chunk = os.read(self.of, 1 << 20)
             if not chunk:
-                raise OSError(f"the browser went away during {waiting_for}")
+                raise OSError(f"the browser closed its pipe during {waiting_for}")
             self.buffer += chunk
         message, _, self.buffer = self.buffer.partition(b"\0")
-        found = json.loads(message)
-        if "method" in found:
-            self.events.append(found)
-        return found
+        answer = json.loads(message)
+        if "method" in answer:
+            self.events.append(answer)
+        return answer
 
     def run(self, script: str) -> Any:
-        """The value of a JavaScript expression; promises are awaited, exceptions raised."""
+        """Return the value of a JavaScript expression; await promises and raise exceptions."""
         answer = self.send(
             "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True, userGesture=True
         )
@@ -97,7 +97,7 @@ class Tab:
         return answer["result"].get("value")
 
     def open(self, path: Path, *, script: bool = True) -> None:
-        """Loads a file as a fresh page, on a wide light screen unless told otherwise afterwards."""
+        """Load a file as a new page, on a wide screen with the light scheme."""
         self.media()
         self.screen(1200, 900)
         self.send("Emulation.setScriptExecutionDisabled", value=not script)
@@ -117,7 +117,7 @@ class Tab:
         self.send("Emulation.setEmulatedMedia", media=kind, features=features)
 
     def click(self, selector: str) -> None:
-        """A real click in the middle of an element."""
+        """Click in the middle of an element."""
         x, y = self.run(
             "((e) => { e.scrollIntoView({block: 'center'}); const b = e.getBoundingClientRect();"
             f"return [b.x + b.width / 2, b.y + b.height / 2]; }})(document.querySelector({json.dumps(selector)}))"
@@ -126,7 +126,7 @@ class Tab:
             self.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
     def press(self, key: str, *, shift: bool = False) -> None:
-        """A real key: Tab, Enter, a space, an arrow, or a letter."""
+        """Press a key: Tab, Enter, a space, an arrow, or a letter."""
         codes = {"Tab": 9, "Enter": 13, " ": 32, "ArrowDown": 40, "ArrowUp": 38}
         text = {"Enter": "\r"}.get(key, key if len(key) == 1 else "")
         facts = {"key": key, "windowsVirtualKeyCode": codes.get(key, ord(key[0].upper())), "modifiers": 8 * shift}

@@ -1,6 +1,6 @@
-"""One small example of every kind of noise, for the tests that all of them must pass.
+"""One small example of every kind of noise, for the tests that apply to all noises.
 
-A new noise is added here; `test_protocol.py` fails until it is.
+`test_protocol.py` fails until a new noise is added here.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ SAMPLES, INPUTS = 7, 3
 
 
 def regression(outputs: int | None = None, dtype=jnp.float32) -> ut.Regression:
-    """A two-layer tanh net on noisy data, away from zero loss; params from `params`."""
+    """Return a two-layer tanh net on noisy data, away from zero loss; params from `params`."""
     keys = jax.random.split(jax.random.key(11), 2)
     inputs = jax.random.normal(keys[0], (SAMPLES, INPUTS), dtype)
     shape = (SAMPLES,) if outputs is None else (SAMPLES, outputs)
@@ -40,7 +40,7 @@ def params(outputs: int | None = None, dtype=jnp.float32) -> dict:
 
 
 def problem(dtype=jnp.float32) -> ut.Problem:
-    """The same net with an absolute-value-like loss: nothing quadratic about it."""
+    """Return the same net with a smooth absolute value as the loss, which is not quadratic."""
     net = regression(dtype=dtype)
     return ut.Problem(lambda p, s: jnp.sqrt(1 + (net.predict(p, s[0]) - s[1]) ** 2), net.data)
 
@@ -56,18 +56,18 @@ def population(dtype=jnp.float32) -> ut.Population:
 
 
 def factor(p: dict) -> dict:
-    """A factor with three columns that depends on params."""
+    """Return a factor with three columns that depends on params."""
     return jax.tree.map(lambda leaf: jnp.stack([leaf, jnp.ones_like(leaf), jnp.sin(3 * leaf)], axis=-1), p)
 
 
 def sensing(dtype=jnp.float32, law=None, **settings) -> ut.MatrixSensing:
-    """Four by four, with two spurious directions that vary together."""
+    """Return matrix sensing of size 4 x 4 with two correlated spurious directions."""
     law = laws.Table([[-1.0, 0.5], [2.0, 1.0], [0.5, -2.0]], [0.2, 0.5, 0.3]) if law is None else law
     return ut.MatrixSensing(4, 6, law, key=jax.random.key(2), dtype=dtype, **settings)
 
 
 def point(kind: str, dtype=jnp.float32) -> Any:
-    """Params for a kind of noise."""
+    """Return params for a kind of noise."""
     if kind.startswith(("matrix sensing", "quadratic net")):
         return jax.random.normal(jax.random.key(13), (4, 3), dtype) / 2
     return params(dtype=dtype)

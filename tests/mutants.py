@@ -1,9 +1,9 @@
-"""`make mutants`: break the numerical modules in small ways and see whether a fast test notices.
+"""Mutation testing of the numerical modules (`make mutants`): apply small changes and run the fast tests on each.
 
-cosmic-ray finds the places and makes the changes (an operator, a comparison, a number). A seeded sample of them is
-tried, one by one: the tests that execute the changed line run first, fastest first, until one fails. What was tried
-and what survived is written to docs/mutants.md. A survivor is a hole in the tests, or a change that changes nothing;
-EQUIVALENT lists the latter with the reason.
+cosmic-ray makes the changes (an operator, a comparison, a number). A seeded sample of them is tried one by one: the
+tests that execute the changed line run first, in the order of their duration, until one fails. The results are written
+to docs/mutants.md. A mutant that survives shows a missing test or is equivalent to the original code; EQUIVALENT lists
+the equivalent ones with the reason.
 """
 
 import argparse
@@ -46,17 +46,17 @@ TESTS = (
     "tests/papers/zero_loss", "tests/papers/noise_equilibrium", "tests/noise", "tests/symmetry",
     "tests/test_estimate.py", "tests/test_problem.py", "tests/test_spectral.py",
 )  # fmt: skip
-# Unions of types, decorators (jit changes no number) and classes of exceptions are not mathematics. Operators of bits
-# in place of arithmetic raise on floats: any test kills them, and they would flatter the rate. Comparisons are turned
-# round or negated; whether equality is included matters for no float.
+# Unions of types, decorators (jit changes no number) and classes of exceptions are not mathematics. Bit operators in
+# place of arithmetic raise on floats, so that any test kills them and they would inflate the rate. Comparisons are only
+# reversed or negated, because for floats it does not matter whether equality is included.
 LEFT_OUT = re.compile(
     r"Operator_(Bit|[LR]Shift|Mod)|_(Bit(Or|And|Xor)|[LR]Shift|Mod|FloorDiv|Is|IsNot)$|Decorator|Exception"
     r"|Comparison.*_(Eq_(?!NotEq)|NotEq_(?!Eq)|Lt_(LtE|Eq|NotEq)|LtE_(Lt|Eq|NotEq)|Gt_(GtE|Eq|NotEq)|GtE_(Gt|Eq|NotEq))"
 )
 CHECKS = re.compile(r"warn|error_if|validate\.|finite_number")
-"""Calls that only look at input."""
+"""Calls that only validate input."""
 LONGEST = 15.0
-"""Seconds of tests that a mutant gets, by their times without it; those of its own folder get twice as many."""
+"""The limit on the duration of the tests per mutant, in seconds; the tests of its own folder have twice this limit."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a mutant."""
+    """The result of the tests on a mutant."""
 
     mutant: Mutant
     killed: bool
@@ -82,16 +82,16 @@ class Outcome:
 
 
 def modules() -> list[Path]:
-    """The files that are mutated."""
-    found = {path for pattern in MODULES for path in (ROOT / SOURCE).glob(pattern)}
-    return sorted(path.relative_to(ROOT) for path in found if path.name != "__init__.py")
+    """Return the files that are mutated."""
+    paths = {path for pattern in MODULES for path in (ROOT / SOURCE).glob(pattern)}
+    return sorted(path.relative_to(ROOT) for path in paths if path.name != "__init__.py")
 
 
 def mutants(path: Path) -> list[Mutant]:
-    """Every change of a module, less those of types, messages and what only looks at input."""
+    """Return all mutants of a module, apart from changes of types, messages and validation of input."""
     code = (ROOT / path).read_text()
     outside, nodes = _not_mathematics(code), list(ast_nodes(get_ast(code)))
-    found = []
+    result = []
     for name in sorted(cosmic_ray.plugins.operator_names()):
         operator = cosmic_ray.plugins.get_operator(name)
         if LEFT_OUT.search(name) or operator.arguments():
@@ -99,12 +99,12 @@ def mutants(path: Path) -> list[Mutant]:
         places = (place for node in nodes for place in operator().mutation_positions(node))
         for occurrence, ((first, _), (last, _)) in enumerate(places):
             if not any(line in outside for line in range(first, last + 1)):
-                found.append(Mutant(str(path), name, occurrence, first, last))
-    return found
+                result.append(Mutant(str(path), name, occurrence, first, last))
+    return result
 
 
 def _not_mathematics(code: str) -> set[int]:
-    """Lines of annotations, decorators, raised errors, warnings, checks of input and named constants."""
+    """Return the lines of annotations, decorators, raised errors, warnings, checks of input and named constants."""
     lines: set[int] = set()
     add = lambda node: lines.update(range(node.lineno, node.end_lineno + 1))
     tree = ast.parse(code)
@@ -132,17 +132,17 @@ def _not_mathematics(code: str) -> set[int]:
 
 
 def sample(every: dict[Path, list[Mutant]], count: int, seed: int) -> list[Mutant]:
-    """A share of the mutants of each module, the same for the same seed and source."""
+    """Return a share of the mutants of each module, which depends on the seed and the source only."""
     total = sum(map(len, every.values()))
     chosen = []
-    for path, found in every.items():
-        share = min(len(found), max(2, round(count * len(found) / total)))
-        chosen += random.Random(f"{seed} {path}").sample(found, share)
+    for path, candidates in every.items():
+        share = min(len(candidates), max(2, round(count * len(candidates) / total)))
+        chosen += random.Random(f"{seed} {path}").sample(candidates, share)
     return chosen
 
 
 def environment(tree: Path, cache: Path) -> dict[str, str]:
-    """The variables of a test run in a copy of the tree: what is compiled is shared between runs."""
+    """Return the environment variables of a test run in a copy of the tree; all runs share a compilation cache."""
     return os.environ | {
         "PYTHONPATH": os.pathsep.join([str(tree / "src"), str(tree), *filter(None, [os.environ.get("PYTHONPATH")])]),
         "JAX_PLATFORMS": "cpu",
@@ -150,12 +150,12 @@ def environment(tree: Path, cache: Path) -> dict[str, str]:
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
         "OMP_NUM_THREADS": "1",
-        "PYTHONDONTWRITEBYTECODE": "",  # each mutant is a process, and most of its start would be compiling modules
+        "PYTHONDONTWRITEBYTECODE": "",  # without bytecode each process would compile all modules
     }
 
 
 def copy(folder: Path) -> Path:
-    """A copy of what the tests need."""
+    """Copy the files that the tests need, and return the folder."""
     for name in ("src", "tests"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("conftest.py", "pyproject.toml"):
@@ -164,10 +164,10 @@ def copy(folder: Path) -> Path:
 
 
 class Suite:
-    """The tests, their times, and which of them execute a line."""
+    """The tests, their durations, and the lines that each of them executes."""
 
     def __init__(self, tree: Path, cache: Path, workers: int):
-        """Run all of them once, with the coverage of each."""
+        """Run all tests once and measure the coverage of each."""
         plain = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow"]
         report = ["--cov=undertow", "--cov-context=test", "--cov-report=", f"--junitxml={tree / 'times.xml'}"]
         run = subprocess.run(
@@ -177,7 +177,7 @@ class Suite:
         self.times: dict[str, float] = {}
         failed = []
         for case in ElementTree.parse(tree / "times.xml").iter("testcase"):
-            parts = case.attrib["classname"].split(".")  # folders, a file, and the class where the test is in one
+            parts = case.attrib["classname"].split(".")  # folders, a file, and the class of the test if it has one
             depth = next(k for k in range(len(parts), 0, -1) if (tree / Path(*parts[:k])).with_suffix(".py").is_file())
             test = "::".join(["/".join(parts[:depth]) + ".py", *parts[depth:], case.attrib["name"]])
             if len(case):
@@ -187,19 +187,19 @@ class Suite:
         if len(failed) > 0.02 * len(self.times):
             raise SystemExit(f"{len(failed)} tests fail without any mutant:\n{run.stdout[-3000:]}")
         for test in failed:
-            print(f"not used, it fails without any mutant: {test}", flush=True)
+            print(f"left out, because it fails without any mutant: {test}", flush=True)
         self.tests = _coverage(tree / ".coverage", tree)
 
     def chosen(self, mutant: Mutant) -> list[str]:
-        """The tests that execute the mutant's lines, those of its folder first, then others of its module."""
+        """Return the tests that execute the lines of the mutant (its folder first), then other tests of its module."""
         lines = self.tests.get(mutant.module, {})
         on = {test for line in range(mutant.first, mutant.last + 1) for test in lines.get(line, ())}
-        near = {test for tests in lines.values() for test in tests} - on
+        same_module = {test for tests in lines.values() for test in tests} - on
         folder = f"tests/{Path(mutant.module).relative_to(SOURCE).parent}/".replace("/./", "/")
         home = {test for test in on if test.startswith(folder)}
         chosen: list[str] = []
         spent = 0.0
-        for group, limit in ((home, 2 * LONGEST), (on - home, LONGEST), (near, LONGEST)):
+        for group, limit in ((home, 2 * LONGEST), (on - home, LONGEST), (same_module, LONGEST)):
             for test in sorted(group & self.times.keys(), key=self.times.__getitem__):
                 if spent + self.times[test] > limit and len(chosen) > 3:
                     break
@@ -209,21 +209,21 @@ class Suite:
 
 
 def _coverage(file: Path, tree: Path) -> dict[str, dict[int, set[str]]]:
-    """Module, line -> tests, from the database of coverage."""
+    """Return the tests by module and line, from the database of coverage."""
     from coverage import CoverageData
 
     data = CoverageData(str(file))
     data.read()
-    found: dict[str, dict[int, set[str]]] = {}
+    covering: dict[str, dict[int, set[str]]] = {}
     for measured in data.measured_files():
         lines = data.contexts_by_lineno(measured)
         name = str(Path(measured).resolve().relative_to(tree.resolve()))
-        found[name] = {line: {c.split("|")[0] for c in contexts if c} for line, contexts in lines.items()}
-    return found
+        covering[name] = {line: {c.split("|")[0] for c in contexts if c} for line, contexts in lines.items()}
+    return covering
 
 
 def attempt(mutant: Mutant, tree: Path, suite: Suite, cache: Path) -> Outcome:
-    """Run the tests on a tree with the mutant in it."""
+    """Run the tests on a copy of the tree with the mutant."""
     path = tree / mutant.module
     bytecode = Path(importlib.util.cache_from_source(str(path)))
     code = path.read_text()
@@ -233,9 +233,9 @@ def attempt(mutant: Mutant, tree: Path, suite: Suite, cache: Path) -> Outcome:
     began = time.perf_counter()
     try:
         path.write_text(changed)
-        bytecode.unlink(missing_ok=True)  # a mutant of the same size within the same second would not be noticed
+        bytecode.unlink(missing_ok=True)  # bytecode of a file of the same size and second would count as current
         command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", *tests]
-        limit = 60 + 4 * sum(suite.times[test] for test in tests)  # a mutant may never end
+        limit = 60 + 4 * sum(suite.times[test] for test in tests)  # a mutant may run forever
         run = subprocess.run(
             command, cwd=tree, env=environment(tree, cache), capture_output=True, text=True, timeout=limit
         )
@@ -249,7 +249,7 @@ def attempt(mutant: Mutant, tree: Path, suite: Suite, cache: Path) -> Outcome:
 
 
 def _difference(code: str, changed: str) -> tuple[str, str]:
-    """The first line that differs, before and after."""
+    """Return the first line that differs, before and after."""
     for old, new in zip(code.splitlines(), changed.splitlines(), strict=False):
         if old != new:
             return old.strip(), new.strip()
@@ -257,52 +257,53 @@ def _difference(code: str, changed: str) -> tuple[str, str]:
 
 
 class Memory:
-    """Mutants killed before, kept until their module changes: a test that kills one is not taken away."""
+    """A file of the mutants killed by earlier runs. An entry is valid until its module changes."""
 
     def __init__(self, path: Path):
         self.path = path
         self.killed: set[str] = set(json.loads(path.read_text())) if path.is_file() else set()
 
     def name(self, mutant: Mutant) -> str:
-        """What is changed, and the module it is changed in."""
+        """Return the identifier of a mutant: the change and a hash of its module."""
         code = (ROOT / mutant.module).read_bytes()
         return f"{mutant.module} {mutant.operator} {mutant.occurrence} {hashlib.sha256(code).hexdigest()[:16]}"
 
     def keep(self, outcome: Outcome) -> None:
-        """Write a killed mutant down."""
+        """Add a killed mutant to the file."""
         if outcome.killed:
             self.killed.add(self.name(outcome.mutant))
             self.path.write_text(json.dumps(sorted(self.killed), indent=0))
 
 
 def reasons() -> dict[tuple[str, str, str], str]:
-    """Why a survivor changes nothing, by module and by the line before and after."""
+    """Return the reason why a mutant is equivalent, by module and by the line before and after."""
     listed = json.loads(EQUIVALENT.read_text()) if EQUIVALENT.is_file() else []
     return {(entry["module"], entry["before"], entry["after"]): entry["reason"] for entry in listed}
 
 
 def page(outcomes: list[Outcome], settings: argparse.Namespace, seconds: float, total: int) -> str:
-    """docs/mutants.md."""
+    """Return the text of docs/mutants.md."""
     killed = sum(outcome.killed for outcome in outcomes)
     rows = collections.defaultdict(lambda: [0, 0])
     for outcome in outcomes:
         rows[outcome.mutant.module][0] += 1
         rows[outcome.mutant.module][1] += outcome.killed
     listed = "\n".join(f"| `{name}` | {count} | {dead} |" for name, (count, dead) in sorted(rows.items()))
-    known, survivors = reasons(), []
+    explained, survivors = reasons(), []
     for outcome in sorted(outcomes, key=lambda o: (o.mutant.module, o.mutant.first)):
         if not outcome.killed:
-            why = known.get((outcome.mutant.module, outcome.before, outcome.after), "**not explained**")
+            why = explained.get((outcome.mutant.module, outcome.before, outcome.after), "**not explained**")
             place = f"`{outcome.mutant.module}:{outcome.mutant.first}`"
             cells = (f"`` {text.replace('|', chr(92) + '|')} ``" for text in (outcome.before, outcome.after))
             survivors.append(f"| {place} | {' | '.join(cells)} | {why} |")
     table = "\n".join(survivors) or "| none | | | |"
     return f"""# Mutation testing
 
-A mutant is a small change of the source: another operator, another comparison, a number one larger or smaller. A test
-suite that does not notice it has a hole. `make mutants` tries a seeded sample of the mutants of the numerical modules,
-which [cosmic-ray](https://cosmic-ray.readthedocs.io) makes, against the fast tests. Lines that only check
-input or raise errors are left out, and so are named constants of a module (sizes of blocks, limits of iterations).
+A mutant is a small change of the source: another operator, another comparison, or a number that is one larger or
+smaller. If no test fails on a mutant, a test is missing. `make mutants` runs the fast tests on a seeded sample of the
+mutants of the numerical modules, which [cosmic-ray](https://cosmic-ray.readthedocs.io) generates. Lines that only
+validate input or raise errors are left out, and so are named constants of a module (sizes of blocks, limits of
+iterations).
 
 **{killed} of {len(outcomes)} mutants were killed ({killed / len(outcomes):.1%})**, of {total:,} possible ones, with
 seed {settings.seed}, in {seconds / 60:.0f} minutes with {settings.workers} processes (the mutants alone:
@@ -314,7 +315,7 @@ seed {settings.seed}, in {seconds / 60:.0f} minutes with {settings.workers} proc
 
 ## Survivors
 
-| place | line | mutant | why it changes nothing |
+| place | line | mutant | why it is equivalent |
 |---|---|---|---|
 {table}
 """
@@ -323,11 +324,13 @@ seed {settings.seed}, in {seconds / 60:.0f} minutes with {settings.workers} proc
 def main() -> None:
     """Try the sample and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--count", type=int, default=320, help="mutants to try")
-    parser.add_argument("--seed", type=int, default=0, help="of the sample")
-    parser.add_argument("--workers", type=int, default=2, help="test runs at once")
+    parser.add_argument("--count", type=int, default=320, help="number of mutants to try")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the sample")
+    parser.add_argument("--workers", type=int, default=2, help="number of parallel test runs")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "mutants.md", help="the page to write")
-    parser.add_argument("--memory", type=Path, default=ROOT / ".mutants.json", help="what was killed before")
+    parser.add_argument(
+        "--memory", type=Path, default=ROOT / ".mutants.json", help="file of the mutants killed by earlier runs"
+    )
     settings = parser.parse_args()
     began = time.perf_counter()
     every = {path: mutants(path) for path in modules()}
@@ -349,18 +352,18 @@ def main() -> None:
                 trees.put(tree)
 
         memory = Memory(settings.memory)
-        known = [mutant for mutant in chosen if memory.name(mutant) in memory.killed]
-        outcomes = [Outcome(mutant, True, 0.0, "", "") for mutant in known]
-        print(f"{len(known)} were killed before and their modules are the same", flush=True)
+        remembered = [mutant for mutant in chosen if memory.name(mutant) in memory.killed]
+        outcomes = [Outcome(mutant, True, 0.0, "", "") for mutant in remembered]
+        print(f"{len(remembered)} were killed by an earlier run and their modules have not changed", flush=True)
         with concurrent.futures.ThreadPoolExecutor(settings.workers) as pool:
-            tried = [pool.submit(one, mutant) for mutant in chosen if mutant not in known]
+            tried = [pool.submit(one, mutant) for mutant in chosen if mutant not in remembered]
             for future in concurrent.futures.as_completed(tried):
                 outcome = future.result()
                 outcomes.append(outcome)
                 memory.keep(outcome)
                 where = f"{outcome.mutant.module}:{outcome.mutant.first}"
-                said = "killed  " if outcome.killed else "SURVIVED"
-                print(f"{len(outcomes):4d} {said} {outcome.seconds:5.1f} s  {where}", flush=True)
+                status = "killed  " if outcome.killed else "SURVIVED"
+                print(f"{len(outcomes):4d} {status} {outcome.seconds:5.1f} s  {where}", flush=True)
                 if not outcome.killed:
                     print(f"       - {outcome.before}\n       + {outcome.after}", flush=True)
     settings.out.write_text(page(outcomes, settings, time.perf_counter() - began, total))

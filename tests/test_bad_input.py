@@ -1,4 +1,4 @@
-"""Every mistake is one clear sentence that names the argument and says what to do."""
+"""The message for invalid input is one sentence that names the argument and says what to do."""
 
 import equinox as eqx
 import jax
@@ -36,7 +36,7 @@ MISTAKES = {
     "an array without a sample axis": (lambda: ut.Problem(quadratic, jnp.array(3.0)), "leading sample axis"),
     "no data": (lambda: ut.Problem(quadratic, {}), "no data"),
     "empty data": (lambda: ut.Problem(quadratic, jnp.zeros((0, 2))), "empty"),
-    "a loss that is no function": (lambda: ut.Problem(X, quadratic), "give loss"),
+    "a loss that is not a function": (lambda: ut.Problem(X, quadratic), "give loss"),
     "targets of three axes": (lambda: ut.Regression(quadratic, X, jnp.zeros((3, 2, 2))), r"\(n, q\)"),
     "a population without functions": (lambda: ut.Population(quadratic, 3), "two functions"),
     "integer params": (lambda: run(params={"w": jnp.arange(3)}), r"params\['w'\]` has dtype int32.*astype"),
@@ -140,7 +140,7 @@ MISTAKES = {
         lambda: ut.Additive(problem(), lambda p: p).covariance(POINT),
         r"shape \(2, 3\) where params have \(2, 3\); give \(2, 3, 'k'\)",
     ),
-    "a factor that is no pytree like params": (
+    "a factor that is not a pytree like params": (
         lambda: run(noise=ut.Additive(problem(), lambda p: jnp.ones((8, 2)))),
         "a pytree like params",
     ),
@@ -176,7 +176,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistake(mistake, as_a_user):
+def test_invalid_input_raises(mistake, as_a_user):
     call, message = MISTAKES[mistake]
     with pytest.raises((ValueError, TypeError, AttributeError), match=message) as caught:
         call()

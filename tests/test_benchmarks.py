@@ -1,4 +1,4 @@
-"""A benchmark gives the same alone and after others: `python -m benchmarks` runs each in a process of its own."""
+"""`python -m benchmarks` runs each benchmark in its own process, so that benchmarks do not affect each other."""
 
 import json
 import os
@@ -12,14 +12,14 @@ import sys
 import numpy as np
 from benchmarks.harness import peak_mebibytes
 
-kept = []
+arrays = []
 
 
 def main():
     import jax
 
     jax.config.update("jax_enable_x64", True)
-    kept.append(np.ones(400 * 2**17))  # 400 MiB
+    arrays.append(np.ones(400 * 2**17))  # 400 MiB
     return [("greedy", f"{peak_mebibytes():.0f}", "MiB")]
 """
 TINY = """
@@ -48,29 +48,29 @@ def benchmarks(folder: Path, *names: str) -> subprocess.CompletedProcess:
     return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_what_a_benchmark_sets_and_takes_does_not_reach_the_next(tmp_path):
+def test_settings_and_memory_of_a_benchmark_do_not_affect_the_next(tmp_path):
     (tmp_path / "small").mkdir()
     for name, text in {"greedy": GREEDY, "tiny": TINY, "failing": FAILING}.items():
         (tmp_path / "small" / f"{name}.py").write_text(text)
     alone = benchmarks(tmp_path, "small.tiny")
     assert alone.returncode == 0, alone.stderr
-    whole = benchmarks(tmp_path, "small.greedy", "small.failing", "small.tiny")
-    assert whole.returncode == 1
-    assert "failed: small.failing" in whole.stderr
-    assert "ArithmeticError: no" in whole.stderr
+    run = benchmarks(tmp_path, "small.greedy", "small.failing", "small.tiny")
+    assert run.returncode == 1
+    assert "failed: small.failing" in run.stderr
+    assert "ArithmeticError: no" in run.stderr
     first, second = map(json.loads, (tmp_path / "small" / "facts.jsonl").read_text().splitlines())
-    rows = [line.split() for line in whole.stdout.splitlines()]
+    rows = [line.split() for line in run.stdout.splitlines()]
     greedy = next(float(row[1]) for row in rows if row[:1] == ["greedy"] and len(row) > 1)
-    assert greedy > 400  # so that there is something to reach the next
+    assert greedy > 400  # otherwise there would be nothing that could affect the next benchmark
     assert first["double"] is second["double"] is False
     assert abs(second["peak"] - first["peak"]) < 50
 
 
-def test_the_peak_is_that_of_the_process_itself(tmp_path):
-    """Not of the one that started it, which getrusage counts in."""
+def test_the_peak_memory_excludes_the_parent_process(tmp_path):
+    """`getrusage` would include the memory of the process that started this one."""
     code = (
         "import subprocess, sys\n"
-        "kept = b'x' * (300 * 2**20)\n"
+        "memory = b'x' * (300 * 2**20)\n"
         "child = 'from benchmarks.harness import peak_mebibytes; print(peak_mebibytes())'\n"
         "print(subprocess.run([sys.executable, '-c', child], capture_output=True, text=True).stdout)\n"
         "from benchmarks.harness import peak_mebibytes; print(peak_mebibytes())"

@@ -1,4 +1,4 @@
-"""Intervals cover what they say, for few samples and for shares near 0 and 1."""
+"""Coverage of confidence intervals, for few samples and for shares near 0 and 1."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -28,7 +28,7 @@ def test_intervals_of_shares_cover_at_least_95_percent(probability):
 
 @pytest.mark.parametrize("trials", [5, 64, 1000])
 def test_four_standard_errors_of_a_share_cover_like_four_sigmas(trials):
-    """Also for probabilities so small that often no trial succeeds, where the binomial formula says 0."""
+    """The coverage holds for probabilities so small that often no trial succeeds and the binomial formula gives 0."""
     counts = np.arange(trials + 1)
     errors = share_error(counts, trials)
     for probability in np.geomspace(1e-4, 0.5, 40):
@@ -41,7 +41,7 @@ def test_the_error_of_a_share_is_binomial_for_many_trials_and_never_zero():
     assert share_error(0, 50) == share_error(50, 50) > 1 / 50
 
 
-def test_shares_of_a_batch_of_quantities():
+def test_shares_of_several_quantities_at_once():
     flags = np.array([[True, False], [True, False], [False, False], [True, False]])
     estimate = Estimate.share({"a": flags})
     assert estimate.value["a"].tolist() == [0.75, 0.0]
@@ -58,14 +58,14 @@ def test_one_sample_has_no_standard_error():
     assert np.isnan(estimate.standard_error)
 
 
-def test_quantiles_of_few_and_many():
+def test_quantiles_for_few_and_many_samples():
     assert t_quantile(0.975, 1) == np.inf
     assert t_quantile(0.975, 5) == pytest.approx(stats.t.ppf(0.975, 4))
     with pytest.raises(ValueError, match="level=95"):
         Estimate.of(jnp.ones(3)).interval(95.0)
 
 
-def test_standard_error_is_that_of_scipy():
+def test_the_standard_error_equals_that_of_scipy():
     values = np.random.default_rng(0).normal(size=(7, 5))
     assert np.allclose(standard_error(values), stats.sem(values))
     assert np.allclose(standard_error(values, axis=1), stats.sem(values, axis=1))
@@ -73,6 +73,6 @@ def test_standard_error_is_that_of_scipy():
     assert np.isclose(float(standard_error([1.0, 3.0])), 1.0)
 
 
-def test_standard_error_is_that_of_an_estimate():
+def test_the_standard_error_equals_that_of_an_estimate():
     values = jnp.asarray(np.random.default_rng(1).normal(size=20))
     assert np.isclose(float(standard_error(values)), float(Estimate.of(values).standard_error))

@@ -1,4 +1,4 @@
-"""The examples run as they are, and show what they say."""
+"""The examples run without changes and print the results that their docstrings state."""
 
 import functools
 import re
@@ -11,22 +11,22 @@ EXAMPLES = {path.stem: path for path in sorted((Path(__file__).parent.parent / "
 
 @functools.cache
 def output(name: str) -> str:
-    """What an example prints; warnings are errors."""
+    """Return the output of an example; warnings are errors."""
     run = subprocess.run([sys.executable, "-W", "error", str(EXAMPLES[name])], capture_output=True, text=True)
     assert run.returncode == 0, run.stderr
     return run.stdout
 
 
-def test_every_example_has_its_test():
+def test_every_example_has_a_test():
     source = Path(__file__).read_text()
     assert all(f'output("{name}")' in source for name in EXAMPLES)
 
 
 def test_the_teleport_allows_larger_steps():
     out = output("teleport")
-    found = re.search(r"loss ([\d.]+) before, ([\d.]+) after", out)
-    assert found
-    assert abs(float(found[1]) - float(found[2])) < 1e-3 * float(found[1])
+    losses = re.search(r"loss ([\d.]+) before, ([\d.]+) after", out)
+    assert losses
+    assert abs(float(losses[1]) - float(losses[2])) < 1e-3 * float(losses[1])
     rows = [line for line in out.splitlines() if re.match(r"\s+0\.\d", line)]
     largest = [max(float(r.split()[0]) for r in rows if "8/8" in r[12:][20 * k : 20 * k + 20]) for k in (0, 1)]
     assert largest[1] >= 4 * largest[0]

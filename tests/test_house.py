@@ -16,7 +16,7 @@ import undertow as ut
 
 SOURCE = Path(ut.__file__).parent
 
-# what each part may import from undertow; a part is a folder, or a file at the top
+# the imports from undertow that each part may have; a part is a folder, or a file at the top
 GROUND = {"_validate", "_trees", "_chunks", "_progress", "_device", "estimate", "trajectory", "spectral"}
 NOISE = GROUND | {"problem", "covariance", "noise"}
 MATHEMATICS = NOISE | {"dynamics", "manifold", "symmetry", "sensing", "grouped"}
@@ -46,9 +46,9 @@ MAY_IMPORT = {
     "cli": {"execution", "verification", "analysis"},
     "__main__": {"cli"},
 }
-# the version number, which lives at the top
+# the version number, which is defined at the top
 TOP = {"__version__"}
-# imports inside functions of parts that may not be imported at the top: none
+# allowed imports inside functions of parts that may not be imported at the top: none
 LATE: set[tuple[str, str]] = set()
 # packages whose `__init__` re-exports a public name of a part above them
 FACADES = {("torch/__init__.py", "analysis")}
@@ -59,24 +59,24 @@ def part(module: str) -> str:
 
 
 def imports(path: Path) -> list[tuple[str, bool]]:
-    """The parts of undertow a file imports, and whether at the top of the file."""
+    """Return the parts of undertow that a file imports, and whether at the top of the file."""
     tree = ast.parse(path.read_text())
     top = set(map(id, tree.body))
-    found = []
+    targets = []
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("undertow"):
             assert node.level == 0, f"{path}: relative import"
             if node.module == "undertow":
-                found += [(alias.name, id(node) in top) for alias in node.names]
+                targets += [(alias.name, id(node) in top) for alias in node.names]
             else:
-                found.append((part(node.module), id(node) in top))
+                targets.append((part(node.module), id(node) in top))
         elif isinstance(node, ast.Import):
-            found += [(part(a.name), id(node) in top) for a in node.names if a.name.startswith("undertow.")]
-    return found
+            targets += [(part(a.name), id(node) in top) for a in node.names if a.name.startswith("undertow.")]
+    return targets
 
 
 @pytest.mark.parametrize("path", sorted(SOURCE.rglob("*.py")), ids=lambda p: str(p.relative_to(SOURCE)))
-def test_imports_go_one_way(path):
+def test_imports_between_parts_are_allowed(path):
     relative = path.relative_to(SOURCE)
     home = relative.parts[0].removesuffix(".py")
     if home == "__init__":
@@ -88,7 +88,7 @@ def test_imports_go_one_way(path):
         assert allowed, f"{relative} imports undertow.{target}"
 
 
-def test_import_is_light():
+def test_importing_undertow_loads_no_heavy_package():
     code = "import sys, undertow; print(sorted(m for m in sys.modules if m.split('.')[0] in sys.argv[1:]))"
     heavy = ["jax", "numpy", "xarray", "matplotlib", "diffrax", "rich", "equinox"]
     out = subprocess.run([sys.executable, "-c", code, *heavy], capture_output=True, text=True, check=True).stdout
@@ -243,7 +243,7 @@ START_UP = {
     "verification/live.py": "rich",
     "verification/measure.py": "jax: the parent process of the workers does not need it",
 }
-"""Files with imports inside functions, and what takes long to import, or is an extra."""
+"""Files with imports inside functions, and the packages that are slow to import or optional."""
 
 
 def has_late_imports(path: Path) -> bool:
@@ -257,7 +257,7 @@ def test_imports_inside_functions_are_for_start_up_time():
 
 
 def test_help_imports_nothing_heavy():
-    """What takes long to import is not needed to print a help text."""
+    """Packages that are slow to import are not needed to print a help text."""
     code = (
         "import contextlib, io, sys\n"
         "from undertow.cli import main\n"
@@ -270,7 +270,7 @@ def test_help_imports_nothing_heavy():
     assert out.strip() == "[]"
 
 
-def test_templates_and_styles_travel_with_the_package():
+def test_templates_and_styles_are_part_of_the_package():
     """Hatch packs every file under src/undertow; a template that is not beside its module would be missing."""
     for name in ("verification/templates/report.html", "analysis/templates/analysis.html",
                  "figures/templates/page.html", "figures/page.css", "figures/page.js"):  # fmt: skip

@@ -1,4 +1,4 @@
-"""A whole number and a key are the same to every function that takes `key`."""
+"""Every function with an argument `key` treats an integer like the key made from it."""
 
 import jax
 import jax.numpy as jnp
@@ -46,13 +46,13 @@ CALLS = {
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_a_whole_number_is_its_key(name):
+def test_an_integer_gives_the_same_result_as_its_key(name):
     by_number, by_key = CALLS[name](3), CALLS[name](jax.random.key(3))
     for a, b in zip(jax.tree.leaves(by_number), jax.tree.leaves(by_key), strict=True):
         np.testing.assert_array_equal(a, b)
 
 
-def test_keys_of_both_kinds_and_numbers_of_numpy():
+def test_keys_of_both_kinds_and_integers_of_numpy():
     assert as_key("f", jax.random.PRNGKey(5)) == jax.random.key(5)
     assert as_key("f", np.int64(5)) == jax.random.key(5)
     for wrong in (None, 1.5, True, "7"):

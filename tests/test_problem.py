@@ -62,12 +62,12 @@ def test_results_do_not_depend_on_the_chunking(chunk, seed):
             task.quadratic(point, lambda g: trees.dot(g, g)),
         )
 
-    whole = everything()
+    unchunked = everything()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(chunks, "BUDGET_BYTES", chunk * each)
         assert task.chunk(point) == chunk
         parts = everything()
-    for a, b in zip(jax.tree.leaves(whole), jax.tree.leaves(parts), strict=True):
+    for a, b in zip(jax.tree.leaves(unchunked), jax.tree.leaves(parts), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=1e-6)
 
 
@@ -83,7 +83,7 @@ def test_sums_over_samples_agree_with_sample_gradients(x64):
 
 
 def test_peak_memory_of_chunked_gradients_is_bounded():
-    """Many samples of a wide model: the sum over samples must not hold n gradients at once."""
+    """For many samples of a wide model, the sum over samples must not store n gradients at once."""
     wide, many = 50_000, 20_000
     task = ut.Problem(lambda w, x: jnp.sum(jnp.sin(w * x)), jnp.linspace(0.0, 1.0, many))
     gradient = jax.jit(lambda w: task.combine(w, task.probabilities))
@@ -91,7 +91,7 @@ def test_peak_memory_of_chunked_gradients_is_bounded():
     assert analysis.temp_size_in_bytes < 6 * chunks.BUDGET_BYTES < 4 * wide * many
 
 
-def test_reweighting(x64):
+def test_reweighted_losses_and_gradients(x64):
     task, point = problem(jnp.float64), params(dtype=jnp.float64)
     weights = jnp.arange(1.0, 8.0) / 28
     shifted = task.reweight(weights)
@@ -118,13 +118,13 @@ def test_population_estimates_cover_the_truth(x64):
 
     z = np.asarray(jax.vmap(deviations)(jax.random.split(jax.random.key(0), 2000)))
     inside = np.mean(np.abs(z) < 1.96, axis=1)
-    # 95 % nominal; 2,000 trials have a standard error of .005, and a variance's estimate is skewed at n = 400
+    # 95 % nominal; 2,000 trials have a standard error of .005, and the estimate of a variance is skewed at n = 400
     assert np.all(inside > 0.925), inside
     assert np.all(inside < 0.97), inside
 
 
-def test_population_errors_are_those_of_few_samples(x64):
-    """With five draws, n and n - 1 are far apart: against scipy's standard error and numpy's covariance."""
+def test_population_errors_use_the_unbiased_variance(x64):
+    """With five draws n and n - 1 differ clearly; compared with scipy's standard error and numpy's covariance."""
     law, w = ut.Population(lambda w, x: w @ x, lambda key: jax.random.normal(key, (2,)) ** 3), jnp.array([5.0, -2.0])
     key = jax.random.key(4)
     x = np.asarray(law.sample(key, 5).data)  # the gradients
@@ -138,7 +138,7 @@ def test_population_errors_are_those_of_few_samples(x64):
         law.estimate_loss(w, key=key, samples=5).standard_error, sem(x @ np.asarray(w)), rtol=1e-12
     )
     np.testing.assert_allclose(jax.vmap(sigma.mv)(jnp.eye(2)), np.cov(x.T), rtol=1e-12)
-    squares = 5 / 4 * np.sum((x - x.mean(0)) ** 2, axis=1)  # their mean is the trace
+    squares = 5 / 4 * np.sum((x - x.mean(0)) ** 2, axis=1)  # the mean of these values is the trace
     np.testing.assert_allclose(sigma.trace(), squares.mean(), rtol=1e-12)
     np.testing.assert_allclose(sigma.trace_error(), sem(squares), rtol=1e-12)
 
@@ -156,13 +156,13 @@ def test_population_errors_are_those_of_few_samples(x64):
         ([0.0] * 7, r"`weights` must sum to 1, not to 0"),
     ],
 )
-def test_weights_that_are_no_probabilities_are_refused(weights, sentence, as_a_user):
+def test_weights_that_are_not_probabilities_raise(weights, sentence, as_a_user):
     for form in (jnp.asarray, np.asarray, lambda x: x):
         with pytest.raises(ValueError, match=sentence):
             problem().reweight(form(weights))
 
 
-def test_weights_of_other_types(as_a_user):
+def test_accepted_and_rejected_types_of_weights(as_a_user):
     task, point = problem(), params()
     one = task.reweight([0, 0, 1, 0, 0, 0, 0])
     np.testing.assert_allclose(one.loss(point), task.losses(point)[2], rtol=1e-6)
@@ -174,7 +174,7 @@ def test_weights_of_other_types(as_a_user):
     np.testing.assert_allclose(traced, task.loss(point), rtol=1e-6)
 
 
-def test_population_repeats_itself_without_a_key():
+def test_a_population_without_a_key_gives_the_same_estimate_again():
     law, point = population(), params()
     assert law.estimate_loss(point).value == law.estimate_loss(point).value
     assert law.estimate_loss(point).value != law.estimate_loss(point, key=jax.random.key(5)).value
@@ -193,7 +193,7 @@ def test_params_may_be_any_pytree_of_floats():
     assert jax.tree.structure(run.params) == jax.tree.structure(point)
 
 
-def test_data_become_arrays_once():
+def test_data_are_converted_to_arrays_once():
     """NumPy data are copied to the device when the problem is made, not in every call."""
     problem = ut.Problem(lambda w, s: w * s["x"] + s["y"], {"x": np.ones(3, np.float32), "y": jnp.zeros(3)})
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(problem.data))

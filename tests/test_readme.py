@@ -1,4 +1,4 @@
-"""The README says what is true: its Python runs, its commands exist, its numbers are the measured ones."""
+"""The Python of the README runs, its commands exist, and its numbers are the measured ones."""
 
 import re
 import subprocess
@@ -16,7 +16,7 @@ def blocks() -> list[str]:
     return re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
 
 
-def test_python_prints_what_it_says():
+def test_the_python_blocks_print_the_output_shown():
     (code,) = blocks()
     lines = [line for line in code.splitlines() if line.strip()]
     assert len(lines) <= 12
@@ -47,7 +47,7 @@ def test_public_names_shown_exist():
         assert hasattr(ut, name), name
 
 
-def test_speed_is_the_measured_speed():
+def test_the_stated_speed_is_the_measured_speed():
     from benchmarks.readme import section
 
     assert section() in TEXT

@@ -9,7 +9,7 @@ from undertow import spectral
 
 
 def symmetric(seed, size):
-    """A random symmetric matrix."""
+    """Return a random symmetric matrix."""
     matrix = jax.random.normal(jax.random.key(seed), (size, size))
     return (matrix + matrix.T) / 2
 

@@ -11,7 +11,7 @@ NOISE = ut.Minibatch(problem(), 2)
 KEY = jax.random.key(7)
 
 
-def test_facts_and_xarray():
+def test_a_dataset_has_the_values_and_metadata_of_a_run():
     run = ut.descend(
         NOISE, params(), step_size=0.02, steps=2500, key=KEY, every=500, seeds=3,
         observe={"flat": trees.ravel, "tree": lambda p: p},
@@ -33,7 +33,7 @@ def test_facts_and_xarray():
 
 
 def test_no_observable_is_lost_in_xarray():
-    """Names that the dataset has for itself, names with dots, and names of dimensions."""
+    """Names reserved by the dataset, names with dots, and names of dimensions."""
     names = ["params", "params.inner", "diverged", "diverged_at", "step", "time", "slow_time", "seed", "flat", "flat_0"]
     observe = {name: lambda p, i=i: i + trees.ravel(p)[0] for i, name in enumerate(names)}
     observe |= {"flat": trees.ravel, "tree": lambda p: {"leaf": 50 + p["inner"][0, 0]}}
@@ -41,8 +41,8 @@ def test_no_observable_is_lost_in_xarray():
     run = ut.descend(NOISE, params(), step_size=0.02, steps=4, key=KEY, every=2, seeds=3, observe=observe)
     for seeds, data in ((3, run.to_xarray()), (None, _alone(observe).to_xarray())):
         lead = () if seeds is None else ("seed",)
-        found = [v.values for v in data.data_vars.values() if v.dims == (*lead, "step")]
-        offsets = sorted(round(float(np.ravel(v)[0] - np.ravel(run.observed["params"])[0])) for v in found)
+        recorded = [v.values for v in data.data_vars.values() if v.dims == (*lead, "step")]
+        offsets = sorted(round(float(np.ravel(v)[0] - np.ravel(run.observed["params"])[0])) for v in recorded)
         assert offsets == sorted({*range(len(names)), 50, 60} - {names.index("flat")})
         assert data["flat"].dims == (*lead, "step", "flat_0")
         assert data["params.inner"].dims == (*lead, "params.inner_0", "params.inner_1")

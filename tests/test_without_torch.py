@@ -1,10 +1,10 @@
-"""PyTorch is an extra: without it undertow works, and its bridge says what to install."""
+"""Without PyTorch, an optional dependency, `undertow.torch` raises an error with the command to install it."""
 
 import subprocess
 import sys
 
 
-def test_without_torch_the_bridge_says_what_to_install():
+def test_the_error_without_torch_gives_the_command_to_install_it():
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "import undertow; undertow.Problem\n"

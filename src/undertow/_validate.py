@@ -163,7 +163,9 @@ def real_array(function: str, name: str, value: ArrayLike | None) -> np.ndarray:
     except (TypeError, ValueError) as error:
         if str(error).startswith(f"`{function}`"):
             raise
-    raise TypeError(f"`{function}`: `{name}` holds what is not a number; encode text and dates as numbers.") from None
+    raise TypeError(
+        f"`{function}`: `{name}` has entries that are not numbers; encode text and dates as numbers."
+    ) from None
 
 
 def params_of_floats(function: str, params: PyTree) -> None:

@@ -49,7 +49,7 @@ def test_a_file_of_ones_own(file, tmp_path, capsys):
     shown = shown.replace("\n", " ")
     assert "25 parameters" not in shown
     assert "31 parameters" in shown
-    assert "largest step gradient descent survives goes from" in shown
+    assert "largest stable step of gradient descent goes from" in shown
     assert "At equilibrium Tr H" in shown
     assert "lambda_max" in shown
     page = (tmp_path / "out" / "analysis.html").read_text()

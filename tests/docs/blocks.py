@@ -1,4 +1,4 @@
-"""Run the Python blocks of a page one after the other in one namespace, and collect what each block prints.
+"""Run the Python blocks of a page one after the other in one namespace, and collect the output of each block.
 
 `python tests/docs/blocks.py PAGE` prints the outputs of the blocks as JSON.
 """
@@ -19,7 +19,7 @@ def blocks(text: str) -> list[tuple[str, str | None]]:
 
 
 def outputs(text: str, name: str) -> list[str]:
-    """Return what each block of a page prints."""
+    """Return the output of each block of a page."""
     namespace = {"__name__": "__main__"}
     printed = []
     for number, (code, _) in enumerate(blocks(text)):

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory) -> Path:
-    """The site, built with warnings as errors."""
+    """Return the folder of the site, built with warnings as errors."""
     out = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
     env = os.environ | {"NO_MKDOCS_2_WARNING": "1"}

@@ -1,4 +1,4 @@
-"""The import graph of docs/architecture.md: it shows the imports of the code, by layers, and misses no edge."""
+"""The import graph of docs/architecture.md shows all imports between the parts of the code."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def test_every_part_is_described_on_the_page():
         assert f"`{part}/`" in page or f"`{part}.py`" in page, part
 
 
-def test_imports_are_told_apart(monkeypatch, tmp_path):
+def test_kinds_of_imports_are_distinguished(monkeypatch, tmp_path):
     """A module-level import, one inside a function, one for type checkers only, and a re-export."""
     for file, text in {
         "upper/__init__.py": "from undertow.lower.a import f\n",
@@ -52,7 +52,7 @@ def test_imports_are_told_apart(monkeypatch, tmp_path):
     assert architecture.layers(graph) == {ground: 0, "other": 0, "upper": 1, "lower": 2}
 
 
-def test_reduction_keeps_what_can_be_reached():
+def test_the_transitive_reduction_keeps_reachability():
     graph = {"a": {"b": "module", "c": "module"}, "b": {"c": "module"}, "c": {"b": "function"}}
     assert architecture.layers(graph) == {"c": 0, "b": 1, "a": 2}
     assert architecture.reduced(graph) == [("a", "b", "module"), ("b", "c", "module"), ("c", "b", "function")]

@@ -1,4 +1,4 @@
-"""Every Python block of the documentation runs without a warning and prints what the page shows.
+"""Every Python block of the documentation runs without a warning and prints the output shown.
 
 The block of the README runs in tests/test_readme.py.
 """
@@ -24,7 +24,7 @@ WITH_CODE = [page for page in PAGES[1:] if blocks(page.read_text())]
 
 
 @pytest.mark.parametrize("page", WITH_CODE, ids=lambda page: str(page.relative_to(ROOT)))
-def test_blocks_print_what_the_page_shows(page, tmp_path):
+def test_blocks_print_the_output_shown(page, tmp_path):
     command = [sys.executable, "-W", "error", str(Path(__file__).parent / "blocks.py"), str(page)]
     run = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=os.environ)
     assert run.returncode == 0, run.stderr
@@ -32,13 +32,13 @@ def test_blocks_print_what_the_page_shows(page, tmp_path):
         assert printed == (shown or ""), f"{page.name}, block {number + 1}"
 
 
-def test_a_wrong_output_is_noticed():
+def test_a_wrong_output_is_detected():
     page = "```python\nprint(1)\n```\n\n```text\n2\n```\n\nand\n\n```python\nx = 1\n```\n"
     assert blocks(page) == [("print(1)\n", "2\n"), ("x = 1\n", None)]
 
 
-def test_the_pages_have_code():
-    """The pattern finds as many blocks as a plain count does."""
+def test_the_pattern_matches_every_block():
+    """The pattern matches as many blocks as a plain count."""
     for page in PAGES:
         assert len(blocks(page.read_text())) == page.read_text().count("\n```python\n")
     assert len(WITH_CODE) >= 10

@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md names files that exist; the hooks and the hosted workflow run what it says."""
+"""CONTRIBUTING.md names files that exist, and the hooks and the hosted workflow run the checks it lists."""
 
 import re
 from pathlib import Path
@@ -19,7 +19,7 @@ def test_every_path_that_is_named_exists(page):
         assert path.count("PAPER") or (ROOT / path).exists(), path
 
 
-def test_the_hosted_workflow_runs_what_the_gate_runs():
+def test_the_hosted_workflow_runs_the_same_commands_as_the_gate():
     workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "test.yml").read_text())
     job = workflow["jobs"]["test"]
     assert job["strategy"]["matrix"]["python-version"] == ["3.11", "3.12", "3.13"]

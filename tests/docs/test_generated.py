@@ -36,7 +36,7 @@ def test_the_reference_has_every_public_name():
     assert all(f"[`ut.{name}`]" in contents for name in ut.__all__)
 
 
-def test_the_reference_shows_whole_docstrings():
+def test_the_reference_shows_complete_docstrings():
     """Every example of a public docstring is on its page verbatim."""
     text = "\n".join(text for place, text in made().items() if place.startswith("api/"))
     for name in ut.__all__:
@@ -44,7 +44,7 @@ def test_the_reference_shows_whole_docstrings():
         assert all(line in text for line in lines), name
 
 
-def test_signatures_are_the_real_ones():
+def test_signatures_have_the_arguments_of_the_code():
     """A signature block parses, and has the argument names that Python reports."""
     for name in ("descend", "equilibrium", "advise", "find_symmetries", "Minibatch", "LabelNoise", "HeteroRegressor"):
         thing = getattr(ut, name)
@@ -57,7 +57,7 @@ def test_signatures_are_the_real_ones():
         assert shown == list(inspect.signature(thing).parameters)
 
 
-def test_names_beside_the_public_ones_exist():
+def test_names_of_submodules_in_the_reference_exist():
     """The files are read and not imported, because the documentation is also built without PyTorch."""
     for page in reference.PAGES.values():
         for path in page.more:
@@ -69,7 +69,7 @@ def test_names_beside_the_public_ones_exist():
             assert name in ast.literal_eval(shown[1]), path
 
 
-def test_every_claim_and_every_erratum_has_its_place():
+def test_every_claim_and_every_erratum_is_on_a_page():
     shown = set().union(*(headings(made()[f"gallery/{paper}.md"]) for paper in gallery_papers()))
     assert shown == set(claims)
     assert made()["errata.md"].count("In print\n:") == len(errata())
@@ -95,17 +95,17 @@ def test_the_gallery_stays_small():
     assert sum(file.stat().st_size for file in gallery.FOLDER.iterdir()) < 2_000_000
 
 
-def test_the_full_report_is_whole():
-    found = {result.claim: result for result in full.results()}
+def test_the_full_report_has_every_claim():
+    results = {result.claim: result for result in full.results()}
     report = (full.FOLDER / "report.html").read_text()
-    assert set(found) == set(claims)
-    for name, result in found.items():
+    assert set(results) == set(claims)
+    for name, result in results.items():
         assert result.task.scale == "full", name
         assert result.verdict == expected(name) or f"`{name}`" in full.made().remark, name
         assert f'id="{name}"' in report, name
         assert f"(report.html#{name})" in made()["full/index.md"], name
-    assert found["filtering-by-spread"].task.parameters["seeds"] >= 1000
-    assert found["norm-ratio-settings"].task.parameters["hidden"] == 2000
+    assert results["filtering-by-spread"].task.parameters["seeds"] >= 1000
+    assert results["norm-ratio-settings"].task.parameters["hidden"] == 2000
     assert len(report) < 6_000_000
 
 
@@ -115,7 +115,7 @@ SVG = """<?xml version="1.0"?><svg width="72pt" height="36pt" viewBox="0 0 72 36
  y="2" style="fill: #b2182b"/><use xlink:href="#mark" x="3" y="4" style="fill: #b2182b"/></g></g></svg>"""
 
 
-def test_compact_figures_say_the_same():
+def test_compact_figures_have_the_same_content():
     small = gallery.compact(SVG)
     assert len(small) < len(SVG)
     tree = xml.etree.ElementTree.fromstring(small)
@@ -155,7 +155,7 @@ def test_changelog_and_citation_are_the_files():
         ("|x|^2 [S]", "&#124;x&#124;<sup>2</sup> &#91;S&#93;"),
     ],
 )
-def test_words_keep_code_and_set_mathematics(text, shown):
+def test_text_keeps_code_and_typesets_mathematics(text, shown):
     assert setting.words(text) == shown
 
 
@@ -179,5 +179,5 @@ def test_experiments_and_flags_exist():
                     continue
                 claim = claims[call[2]]
                 fields = {f.name.replace("_", "-") for f in dataclasses.fields(claim.scales["smoke"])}
-                given = set(re.findall(r"--([a-z-]+)", call[3])) if call[1] == "run" else set()
-                assert given <= fields | {"help", "scale", "seed", "out"}, line
+                flags = set(re.findall(r"--([a-z-]+)", call[3])) if call[1] == "run" else set()
+                assert flags <= fields | {"help", "scale", "seed", "out"}, line

@@ -1,4 +1,4 @@
-"""The site opened from a disk in a real browser: no network, no errors, on wide and narrow screens, in the dark."""
+"""The site opened from disk in a browser: no network access, no errors, wide and narrow screens, dark scheme."""
 
 import json
 import time
@@ -26,9 +26,9 @@ def events(tab: Tab, method: str) -> list[str]:
 @pytest.mark.parametrize("place", PLACES)
 def test_pages_need_no_network_and_fit_their_screen(tab, site, place):
     tab.open(site / f"{place}.html")
-    asked = [json.loads(event)["request"]["url"] for event in events(tab, "Network.requestWillBeSent")]
-    assert asked
-    assert all(url.startswith(("file:", "data:", "about:")) for url in asked)
+    requested = [json.loads(event)["request"]["url"] for event in events(tab, "Network.requestWillBeSent")]
+    assert requested
+    assert all(url.startswith(("file:", "data:", "about:")) for url in requested)
     assert not events(tab, "Runtime.exceptionThrown") + events(tab, "Log.entryAdded")
     for width in (1300, 390):
         tab.screen(width, 900)
@@ -46,7 +46,7 @@ def test_the_dark_scheme_is_dark(tab, site):
     assert tab.run("getComputedStyle(document.body).getPropertyValue('--figure-blue')").strip()
 
 
-def test_search_works_from_a_disk(tab, site):
+def test_search_works_from_disk(tab, site):
     tab.open(site / "index.html")
     tab.click(".md-search__input")
     tab.send("Input.insertText", text="teleport")

@@ -1,4 +1,4 @@
-"""The built site loads nothing from other servers, all its links exist, and search works from a disk."""
+"""The built site loads nothing from other servers, all its links exist, and search works from disk."""
 
 import html.parser
 from pathlib import Path
@@ -34,7 +34,7 @@ def pages(site: Path) -> dict[Path, Page]:
     return {file.resolve(): Page(file.read_text()) for file in site.rglob("*.html") if file.name != "404.html"}
 
 
-def test_nothing_comes_from_elsewhere(site):
+def test_nothing_is_loaded_from_other_servers(site):
     for file, page in pages(site).items():
         for address in page.loads:
             assert not urlsplit(address).netloc, f"{file.name} loads {address}"
@@ -43,7 +43,7 @@ def test_nothing_comes_from_elsewhere(site):
         assert "url(http" not in style.read_text().replace("url(https://fonts", "url(http"), style.name
 
 
-def test_every_link_leads_somewhere(site):
+def test_every_link_has_a_target(site):
     by_file = pages(site)
     for file, page in by_file.items():
         for address in page.links:
@@ -57,7 +57,7 @@ def test_every_link_leads_somewhere(site):
                 assert unquote(parts.fragment) in by_file[target].places, f"{file.name}: {address}"
 
 
-def test_search_has_its_index_for_a_disk(site):
+def test_search_has_an_index_that_loads_from_disk(site):
     assert (site / "search" / "search_index.js").read_text().startswith("var __index")
     assert "teleport" in (site / "search" / "search_index.js").read_text()
     first = next(iter(pages(site).values()))

@@ -1,4 +1,4 @@
-"""Grouped data: what is refused and how, and moments against the rows they stand for."""
+"""Validation of grouped data, and moments per group against the rows."""
 
 import itertools
 
@@ -60,8 +60,8 @@ MISTAKES = {
     "a missing y": (lambda e: e().fit(X, changed(Y, 5, np.nan), GROUPS), "`y` has missing"),
     "y of another length": (lambda e: e().fit(X, Y[1:], GROUPS), r"`y` has shape \(59,\) and `X` 60 rows"),
     "y with two columns": (lambda e: e().fit(X, X[:, :2], GROUPS), r"`y` has shape \(60, 2\)"),
-    "text in X": (lambda e: e().fit(X.astype(str).astype(object) + "a", Y, GROUPS), "not a number"),
-    "text in y": (lambda e: e().fit(X, GROUPS, GROUPS), "`y` holds what is not a number"),
+    "text in X": (lambda e: e().fit(X.astype(str).astype(object) + "a", Y, GROUPS), "not numbers"),
+    "text in y": (lambda e: e().fit(X, GROUPS, GROUPS), "`y` has entries that are not numbers"),
     "a masked X": (lambda e: e().fit(masked(X, (3, 1)), Y, GROUPS), "`X` has masked entries; drop those"),
     "a list of masked rows": (lambda e: e().fit(list(masked(X, (3, 1))), Y, GROUPS), "`X` has masked entries"),
     "a masked y": (lambda e: e().fit(X, masked(Y, 3), GROUPS), "`y` has masked entries"),
@@ -72,7 +72,7 @@ MISTAKES = {
     "complex rows": (lambda e: e().fit([list(row) for row in X + 1j], Y, GROUPS), "`X` is complex"),
     "a complex object": (lambda e: e().fit(frame().astype(object) + np.complex128(1j), Y, GROUPS), "`X` is complex"),
     "complex y": (lambda e: e().fit(X, Y + 1j, GROUPS), "`y` is complex"),
-    "dates in X": (lambda e: e().fit(X.astype("M8[D]"), Y, GROUPS), "`X` holds what is not a number"),
+    "dates in X": (lambda e: e().fit(X.astype("M8[D]"), Y, GROUPS), "`X` has entries that are not numbers"),
     "prediction with masked values": (lambda e: fitted(e).predict(masked(X, (0, 0))), "`X` has masked entries"),
     "prediction with complex values": (lambda e: fitted(e).predict(X + 1j), "`X` is complex"),
     "units too far apart": (
@@ -100,7 +100,7 @@ def fitted(estimator):
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistake(mistake, estimator, as_a_user):
+def test_invalid_input_raises(mistake, estimator, as_a_user):
     call, message = MISTAKES[mistake]
     with pytest.raises((ValueError, TypeError), match=message) as caught:
         call(estimator)
@@ -109,7 +109,7 @@ def test_mistake(mistake, estimator, as_a_user):
 
 
 @pytest.mark.parametrize("function", [icp, lambda X, y, groups: ut.advise((X, y, groups))])
-def test_masks_and_imaginary_parts_are_refused_by_functions_too(function):
+def test_functions_reject_masked_and_complex_input(function):
     with pytest.raises(ValueError, match="`X` has masked entries"):
         function(masked(X, (3, 1)), Y, GROUPS)
     with pytest.raises(TypeError, match="`y` is complex"):
@@ -117,7 +117,7 @@ def test_masks_and_imaginary_parts_are_refused_by_functions_too(function):
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_a_mask_that_hides_nothing_is_no_mask(estimator):
+def test_an_empty_mask_is_accepted(estimator):
     hidden = estimator().fit(np.ma.array(X), np.ma.array(Y), np.ma.array(GROUPS))
     np.testing.assert_array_equal(hidden.coef_, fitted(estimator).coef_)
 
@@ -128,7 +128,7 @@ def test_a_mask_that_hides_nothing_is_no_mask(estimator):
     [(1.0, 1e200), (1.0, 1e-200), (1e200, 1.0), (1e-200, 1.0), (1e200, 1e200), (1e-200, 1e-200), (1e120, 1e-120)],
 )
 def test_units_of_any_size(estimator, unit_x, unit_y):
-    """y times b and column j times a_j multiply coefficient j by b/a_j; what is found is the same."""
+    """Scaling y by b and column j by a_j multiplies coefficient j by b/a_j and changes no decision."""
     units = np.array([unit_x, 1.0, unit_x])
     base, moved = fitted(estimator), estimator().fit(X * units, Y * unit_y, GROUPS)
     np.testing.assert_allclose(moved.coef_ * (units / unit_y), base.coef_, rtol=1e-9)
@@ -141,7 +141,7 @@ def test_units_of_any_size(estimator, unit_x, unit_y):
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)
 def test_shifts_move_the_intercept_only(estimator):
-    """Shifts 10^5 standard deviations long leave about 10 digits."""
+    """With shifts of 10^5 standard deviations about 10 digits remain."""
     base = fitted(estimator)
     moved = estimator().fit(X + np.array([3e5, -3e5, 0.0]), Y - 3e5, GROUPS)
     np.testing.assert_allclose(moved.coef_, base.coef_, rtol=1e-7, atol=1e-10)
@@ -150,19 +150,19 @@ def test_shifts_move_the_intercept_only(estimator):
 
 
 @pytest.mark.parametrize("value", [0.0, -0.1, np.nan, np.inf, "large"])
-def test_a_bad_step_size(value, as_a_user):
+def test_an_invalid_step_size_raises(value, as_a_user):
     with pytest.raises((ValueError, TypeError), match="`step_size` must be"):
         ut.HeteroRegressor(step_size=value).fit(X, Y, GROUPS)
 
 
-def test_a_step_size_that_needs_too_many_steps(as_a_user):
+def test_a_step_size_that_needs_too_many_steps_raises(as_a_user):
     with pytest.raises(
         ValueError, match=r"step_size=1e-12\)`: the default number of steps would be 1\.73e\+13; use a la"
     ):
         ut.HeteroRegressor(step_size=1e-12).fit(X, Y, GROUPS)
 
 
-def test_names_of_columns_are_kept_and_forgotten():
+def test_column_names_are_stored_and_cleared_by_the_next_fit():
     model = ut.InvariantRegressor().fit(frame(), pandas.Series(Y), pandas.Series(GROUPS))
     assert list(model.feature_names_in_) == ["age", "dose", "weight"]
     np.testing.assert_allclose(model.predict(frame()), model.predict(X))
@@ -174,65 +174,67 @@ def moments():
     return moments_of("fit", X, Y, GROUPS)[0]
 
 
-def test_moments_are_those_of_the_rows():
-    found = moments()
+def test_moments_equal_those_of_the_rows():
+    statistics = moments()
     x, y = (X - X.mean(0)) / X.std(0), (Y - Y.mean()) / Y.std()
     w = np.array([0.3, -0.2, 0.5])
     for e, name in enumerate(["north", "south", "west"]):
         rows = name == GROUPS
-        np.testing.assert_allclose(found.second[e], x[rows].T @ x[rows] / rows.sum(), atol=1e-12)
-        np.testing.assert_allclose(found.cross[e], x[rows].T @ y[rows] / rows.sum(), atol=1e-12)
-        np.testing.assert_allclose(found.gradients(w)[e], x[rows].T @ (x[rows] @ w - y[rows]) / rows.sum(), atol=1e-12)
-        np.testing.assert_allclose(found.power[e], np.mean(y[rows] ** 2))
-    np.testing.assert_allclose(np.diag(found.pooled_second), 1.0)
-    coef, intercept = found.original(found.least_squares())
+        np.testing.assert_allclose(statistics.second[e], x[rows].T @ x[rows] / rows.sum(), atol=1e-12)
+        np.testing.assert_allclose(statistics.cross[e], x[rows].T @ y[rows] / rows.sum(), atol=1e-12)
+        np.testing.assert_allclose(
+            statistics.gradients(w)[e], x[rows].T @ (x[rows] @ w - y[rows]) / rows.sum(), atol=1e-12
+        )
+        np.testing.assert_allclose(statistics.power[e], np.mean(y[rows] ** 2))
+    np.testing.assert_allclose(np.diag(statistics.pooled_second), 1.0)
+    coef, intercept = statistics.original(statistics.least_squares())
     design = np.concatenate([np.ones((60, 1)), X], axis=1)
     np.testing.assert_allclose([intercept, *coef], np.linalg.lstsq(design, Y, rcond=None)[0], atol=1e-9)
 
 
-def test_taking_groups_is_taking_their_rows():
+def test_moments_of_drawn_groups_equal_those_of_their_rows():
     """Moments of drawn groups, against moments of the rows of those groups under new names."""
     drawn = [2, 0, 2]
     rows = [np.flatnonzero(np.unique(GROUPS)[e] == GROUPS) for e in drawn]
     labels = np.repeat(["a", "b", "c"], [len(r) for r in rows])
     direct = moments_of("fit", X[np.concatenate(rows)], Y[np.concatenate(rows)], labels)[0]
-    taken = moments().take(np.array(drawn))
-    np.testing.assert_array_equal(taken.sizes, [30, 10, 30])  # the group drawn twice is two groups
+    selected = moments().take(np.array(drawn))
+    np.testing.assert_array_equal(selected.sizes, [30, 10, 30])  # the group drawn twice is two groups
     for name in ("joint", "mean", "scale"):
-        np.testing.assert_allclose(getattr(taken, name), getattr(direct, name), atol=1e-10)
-    for one, other in zip(taken.rows, direct.rows, strict=True):
+        np.testing.assert_allclose(getattr(selected, name), getattr(direct, name), atol=1e-10)
+    for one, other in zip(selected.rows, direct.rows, strict=True):
         np.testing.assert_allclose(one, other, atol=1e-10)
 
 
-def test_the_bootstrap_draws_as_many_groups_and_counts_failures():
+def test_the_bootstrap_draws_as_many_groups_as_there_are_and_counts_failures():
     base = moments()
-    seen: list[Moments] = []
+    samples: list[Moments] = []
 
     def estimate(drawn, repeat):
-        seen.append(drawn)
+        samples.append(drawn)
         return drawn.original(np.full(3, np.nan) if repeat % 2 else drawn.least_squares())
 
     with pytest.warns(UserWarning, match="3 groups are few"):
-        found = bootstrap("bootstrap", base, estimate, 40, 0)
-    assert found.failed == 20
-    assert len(found.coef) == 20
-    assert all(len(drawn.sizes) == 3 for drawn in seen)
-    low, high = found.interval(0.9)
-    assert ((low < found.coef.mean(0)) & (found.coef.mean(0) < high)).all()
-    assert "20 failed" in str(found)
+        result = bootstrap("bootstrap", base, estimate, 40, 0)
+    assert result.failed == 20
+    assert len(result.coef) == 20
+    assert all(len(drawn.sizes) == 3 for drawn in samples)
+    low, high = result.interval(0.9)
+    assert ((low < result.coef.mean(0)) & (result.coef.mean(0) < high)).all()
+    assert "20 failed" in str(result)
 
 
 @pytest.mark.parametrize(
     ("level", "low", "high"), [(0.95, 2.5, 97.5), (0.9, 5.0, 95.0), (0.5, 25.0, 75.0), (0.0, 50, 50)]
 )
-def test_the_interval_has_its_share_of_draws_and_equal_tails(level, low, high):
+def test_the_interval_has_the_stated_level_and_equal_tails(level, low, high):
     """The draws 0, 1, .., 100 in any order are their own percentiles."""
     draws = np.random.default_rng(0).permutation(101).astype(float)
-    found = Bootstrap(np.stack([draws, 3 * draws - 7], axis=1), draws, groups=12, failed=0)
-    np.testing.assert_allclose(found.interval(level), [[low, 3 * low - 7], [high, 3 * high - 7]], atol=1e-9)
+    result = Bootstrap(np.stack([draws, 3 * draws - 7], axis=1), draws, groups=12, failed=0)
+    np.testing.assert_allclose(result.interval(level), [[low, 3 * low - 7], [high, 3 * high - 7]], atol=1e-9)
     if level == 0.95:
-        np.testing.assert_array_equal(found.interval(), found.interval(0.95))
-        assert "[ 2.5,  97.5]" in str(found)
+        np.testing.assert_array_equal(result.interval(), result.interval(0.95))
+        assert "[ 2.5,  97.5]" in str(result)
 
 
 def test_groups_are_drawn_uniformly_with_replacement():
@@ -241,17 +243,17 @@ def test_groups_are_drawn_uniformly_with_replacement():
     every = [base.take(np.array(draw)) for draw in itertools.product(range(3), repeat=3)]
     slopes = np.array([drawn.original(drawn.least_squares())[0][0] for drawn in every])
     with pytest.warns(UserWarning, match="3 groups are few"):
-        found = bootstrap("b", base, lambda drawn, _: drawn.original(drawn.least_squares()), 2700, 1)
+        result = bootstrap("b", base, lambda drawn, _: drawn.original(drawn.least_squares()), 2700, 1)
     values, counts = np.unique(slopes.round(9), return_counts=True)
-    seen = np.array([np.isclose(found.coef[:, 0], value, rtol=0, atol=2e-9).sum() for value in values])
-    assert seen.sum() == 2700
+    frequencies = np.array([np.isclose(result.coef[:, 0], value, rtol=0, atol=2e-9).sum() for value in values])
+    assert frequencies.sum() == 2700
     expected = 100 * counts
     # Pearson's statistic has mean 9 and standard deviation 4.2 for ten different fits
-    assert np.sum((seen - expected) ** 2 / expected) < 9 + 5 * 4.2
+    assert np.sum((frequencies - expected) ** 2 / expected) < 9 + 5 * 4.2
     assert len(values) == 10
 
 
-def test_coverage_of_the_interval():
+def test_the_interval_has_the_stated_coverage():
     """A slope that is N(1, 1) in each of 25 groups, no other noise: the interval of level .8 covers 1 in .8 of cases.
 
     Over 200 data sets the share has standard deviation .028; percentile intervals of 25 values cover slightly less.

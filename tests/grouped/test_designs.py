@@ -1,4 +1,4 @@
-"""The designs for grouped data have the laws they state."""
+"""The designs for grouped data have the distributions that their docstrings state."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,7 @@ LARGE = 20_000
 
 
 @pytest.mark.parametrize("name", DESIGNS)
-def test_every_design_is_what_it_says(name):
+def test_every_design_has_its_stated_distribution(name):
     """The truth leaves a residual that is uncorrelated with the causes in every environment, but not with children."""
     design = grouped_design(name, 5, n=LARGE, d=12)
     assert design.X.shape == (5 * LARGE, 12)
@@ -29,8 +29,8 @@ def test_every_design_is_what_it_says(name):
     assert design.error(design.truth) == 0
     assert design.risk(design.truth) == 1
     assert design.risk(np.zeros(12)) > 1
-    again = grouped_design(name, np.random.default_rng(5), n=LARGE, d=12)
-    np.testing.assert_array_equal(again.X, design.X)
+    repeated = grouped_design(name, np.random.default_rng(5), n=LARGE, d=12)
+    np.testing.assert_array_equal(repeated.X, design.X)
 
 
 def slopes(design):
@@ -48,7 +48,7 @@ def test_signs_are_balanced(name, mean, spread):
     away = (slopes(grouped_design(name, 2, n=LARGE)) - mean) / spread
     assert (np.abs(away) > 0.75).all()
     assert (np.abs(away) < 1.25).all()
-    assert (np.abs(np.sign(away).sum(0)) == 1).all()  # three of one, two of the other
+    assert (np.abs(np.sign(away).sum(0)) == 1).all()  # three of one sign, two of the other
 
 
 def test_scales_of_the_chain_and_noises_of_children():
@@ -56,30 +56,30 @@ def test_scales_of_the_chain_and_noises_of_children():
     scale = [chain.X[chain.groups == e, :4].std() for e in range(5)]
     np.testing.assert_allclose(scale, np.geomspace(0.2, 5, 5), rtol=0.05)
     noisy = grouped_design("child noise", 1, n=LARGE)
-    left = [np.std((noisy.X[:, 4] - noisy.y)[noisy.groups == e]) for e in range(5)]
-    np.testing.assert_allclose(left, np.geomspace(0.3, 3, 5), rtol=0.05)
+    deviations = [np.std((noisy.X[:, 4] - noisy.y)[noisy.groups == e]) for e in range(5)]
+    np.testing.assert_allclose(deviations, np.geomspace(0.3, 3, 5), rtol=0.05)
     np.testing.assert_allclose(
         np.std(chain.y - chain.X @ chain.truth), np.sqrt(np.mean(np.geomspace(0.04, 25, 5))), rtol=0.05
     )
 
 
-def test_risk_is_that_of_the_worst_test_environment():
+def test_the_risk_is_the_maximum_over_test_environments():
     design = grouped_design("flip with covariate shift", 6, n=LARGE, d=12)
     wrong = design.truth + 0.3
     errors = [[np.mean((y - X @ w - b) ** 2) for X, y in design.tests] for w, b in ((wrong, 0.5), (design.truth, 0.0))]
     np.testing.assert_allclose(design.risk(wrong, 0.5), max(errors[0]) / max(errors[1]))
-    for X, _ in design.tests:  # causes twice as wide, shifted by one
+    for X, _ in design.tests:  # causes with twice the standard deviation and a mean of one
         np.testing.assert_allclose([X[:, :4].std(), X[:, :4].mean()], [2.0, 1.0], atol=0.1)
 
 
-def test_causes_and_irrelevant_columns_are_correlated_as_stated():
+def test_causes_and_irrelevant_columns_have_the_stated_correlation():
     design = grouped_design("iid", 4, n=LARGE)
     r = np.corrcoef(design.X.T)
     np.testing.assert_allclose(r[:4, :4], 0.3 ** np.abs(np.subtract.outer(np.arange(4), np.arange(4))), atol=0.02)
     np.testing.assert_allclose(np.abs(r[7:, :4]).max(1), 0.4, atol=0.02)
 
 
-def test_mistakes():
+def test_invalid_input_raises():
     with pytest.raises(ValueError, match="choose one of flip"):
         grouped_design("flop")
     with pytest.raises(ValueError, match="at least 7 columns"):

@@ -1,4 +1,4 @@
-"""The heterogeneity flow against its recipe on rows, and its penalty against what it estimates."""
+"""The heterogeneity flow against the same algorithm on rows, and its threshold."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,10 @@ def data(seed=0):
 
 
 def by_rows(X, y, groups, rho, warm, steps, alpha, ramp):
-    """The recipe, one penalty at a time: slopes of the residual on each column alone, less their squared errors."""
+    """Return the coefficients by the algorithm on rows, for one penalty `rho`.
+
+    The penalty uses the slopes of the residual on each column alone, less their squared standard errors.
+    """
     x, t = (X - X.mean(0)) / X.std(0), (y - y.mean()) / y.std()
     second, cross = x.T @ x / len(t), x.T @ t / len(t)
     ridge = np.linalg.solve(second + 0.02 * np.eye(3), cross)
@@ -33,33 +36,33 @@ def by_rows(X, y, groups, rho, warm, steps, alpha, ramp):
     if warm:
         u, v = np.maximum(np.sqrt(np.maximum(ridge, 0)), alpha), np.maximum(np.sqrt(np.maximum(-ridge, 0)), alpha)
     for step in range(steps):
-        left = t - x @ (u**2 - v**2)
+        residual = t - x @ (u**2 - v**2)
         slopes, squares = [], []
         for e in range(3):
-            own, r = x[groups == e], left[groups == e]
-            energy = np.sum(own**2, axis=0)
-            slopes.append(own.T @ r / energy)
+            rows, r = x[groups == e], residual[groups == e]
+            energy = np.sum(rows**2, axis=0)
+            slopes.append(rows.T @ r / energy)
             squares.append(np.mean(r**2) / energy)
         spread = np.maximum(np.var(slopes, axis=0, ddof=1) - np.mean(squares, axis=0), 0.0)
         growing = min(1.0, eta * step / ramp) if warm else 1.0
-        kept = np.exp(-np.minimum(2 * eta * rho * growing * spread, 0.5))
-        pull = 2 * eta * x.T @ left / len(t)
+        shrinkage = np.exp(-np.minimum(2 * eta * rho * growing * spread, 0.5))
+        pull = 2 * eta * x.T @ residual / len(t)
         assert (np.abs(pull) < 0.9).all()
-        u, v = np.maximum(u * (1 + pull) * kept, alpha), np.maximum(v * (1 - pull) * kept, alpha)
+        u, v = np.maximum(u * (1 + pull) * shrinkage, alpha), np.maximum(v * (1 - pull) * shrinkage, alpha)
     return u**2 - v**2
 
 
 @pytest.mark.parametrize("steps", [1, 2, 7])
 @pytest.mark.parametrize("alpha", [1e-3, 0.3])
-def test_the_flow_follows_its_recipe(steps, alpha, monkeypatch):
+def test_the_flow_equals_the_algorithm_on_rows(steps, alpha, monkeypatch):
     X, y, groups = data()
     moments = moments_of("fit", X, y, groups)[0]
     monkeypatch.setattr(flow, "TIME", (steps - 0.5) * step_size(moments, moments.ridge(0.02)))
     monkeypatch.setattr(flow, "RAMP", 0.8)
     rho, warm = np.array([0.0, 0.3, 2.0, 50.0] * 2), np.repeat([False, True], 4)
-    found = heterogeneity_flow(moments, rho, warm, alpha=alpha)
+    coefficients = heterogeneity_flow(moments, rho, warm, alpha=alpha)
     exact = [by_rows(X, y, groups, r, h, steps, alpha, 0.8) for r, h in zip(rho, warm, strict=True)]
-    np.testing.assert_allclose(found, exact, rtol=1e-9, atol=1e-14)
+    np.testing.assert_allclose(coefficients, exact, rtol=1e-9, atol=1e-14)
 
 
 def test_step_size_is_stable_at_the_start_and_at_the_end():
@@ -75,7 +78,7 @@ def test_step_size_is_stable_at_the_start_and_at_the_end():
 
 
 def test_without_heterogeneity_the_flow_is_least_squares():
-    """rho = 0: the end of gradient flow on u^2 - v^2, which is least squares for what has had time to grow."""
+    """At rho = 0 gradient flow on u^2 - v^2 ends at least squares for all coefficients that had time to grow."""
     rng = np.random.default_rng(4)
     X = rng.normal(size=(3000, 3))
     y = X @ np.array([1.0, -0.7, 0.5]) + 0.5 * rng.normal(size=3000)
@@ -84,8 +87,8 @@ def test_without_heterogeneity_the_flow_is_least_squares():
     np.testing.assert_allclose(w, np.stack([moments.least_squares()] * 2), atol=1e-6)
 
 
-def test_the_threshold_of_the_flow():
-    """One column alone: it stays small iff |gbar| < rho V at w = 0, V the stated variance."""
+def test_a_coefficient_stays_small_below_the_threshold():
+    """A single column stays small iff |gbar| < rho V at w = 0, where V is the stated variance."""
     rng = np.random.default_rng(5)
     x = rng.normal(size=(4000, 1))
     groups = np.repeat([0, 1, 2, 3], 1000)

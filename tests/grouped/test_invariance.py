@@ -13,7 +13,7 @@ from undertow.grouped.invariance import invariance_test
 
 
 def even(x):
-    """Noise that does not depend on x."""
+    """Return ones: noise that does not depend on x."""
     return np.ones(len(x))
 
 
@@ -26,7 +26,7 @@ def steep(x):
 
 
 def rows(rng, noises, n=200, slope=(1.0, -0.5), shape=even):
-    """Groups with their own law of x and noise level, and the same linear model; `shape` is the noise's own of x."""
+    """Return groups of one linear model with different x and noise levels; `shape` maps x to the scale of the noise."""
     parts = []
     for e, noise in enumerate(noises):
         x = rng.normal(e % 2, 1 + e % 3, (n, 2))
@@ -57,30 +57,30 @@ def test_the_refit_is_generalised_least_squares():
 
 
 def test_the_statistic_is_that_of_two_step_gmm():
-    """On rows: W the inverse covariance of all conditions, c' (W - W M (M' W M)^-1 M' W) c over stacked groups."""
+    """On rows, with W the inverse covariance of all conditions, c' (W - W M (M' W M)^-1 M' W) c over stacked groups."""
     X, y, groups = (a[:470] for a in rows(np.random.default_rng(1), [0.3, 1.0, 4.0], shape=bent))
     moments = moments_of("fit", X, y, groups)[0]
     fit = invariance_test(moments, np.array([True, True]))
     coef, intercept = moments.original(fit.coef, fit.intercept)
     design = np.concatenate([np.ones((len(y), 1)), X], axis=1)
-    left = y - design @ np.array([intercept, *coef])
+    residual = y - design @ np.array([intercept, *coef])
     slopes, weight = np.zeros((9, 3)), np.zeros((9, 9))
     target = np.zeros(9)
     for e in range(3):
         z, block = design[groups == e], slice(3 * e, 3 * e + 3)
         slopes[block], target[block] = z.T @ z, z.T @ y[groups == e]
         weight[block, block] = np.linalg.inv(
-            sum(r**2 * np.outer(a, a) for a, r in zip(z, left[groups == e], strict=True))
+            sum(r**2 * np.outer(a, a) for a, r in zip(z, residual[groups == e], strict=True))
         )
     inner = np.linalg.inv(slopes.T @ weight @ slopes)
-    whole = weight - weight @ slopes @ inner @ slopes.T @ weight
-    np.testing.assert_allclose(fit.statistic, target @ whole @ target, rtol=1e-6)
+    form = weight - weight @ slopes @ inner @ slopes.T @ weight
+    np.testing.assert_allclose(fit.statistic, target @ form @ target, rtol=1e-6)
     np.testing.assert_allclose(fit.p_value, stats.chi2.sf(fit.statistic, 6))
 
 
 @pytest.mark.parametrize("shape", [even, bent, steep])
 def test_the_level_of_the_test_with_unequal_noise(shape):
-    """Rejections at 5% over 400 data sets: binomial, so within 4 standard deviations (1.1% each) of 5%.
+    """The share of rejections in 400 data sets is within 4 binomial standard deviations (1.1% each) of 5%.
 
     A test that takes the noise as independent of x rejects 24% (bent) and 54% (steep) of these.
     """
@@ -94,7 +94,7 @@ def test_the_level_of_the_test_with_unequal_noise(shape):
 
 @pytest.mark.parametrize("shape", [even, bent])
 def test_the_power_of_the_test(shape):
-    """One slope of two larger by .5 in one group of four: rejected in more than 9 of 10 data sets."""
+    """With one of two slopes larger by .5 in one of four groups, more than 9 of 10 data sets are rejected."""
     rng = np.random.default_rng(8)
     rejected = []
     for _ in range(100):
@@ -104,7 +104,7 @@ def test_the_power_of_the_test(shape):
     assert np.mean(rejected) > 0.9
 
 
-def test_a_model_that_differs_is_rejected():
+def test_a_model_that_differs_between_groups_is_rejected():
     rng = np.random.default_rng(2)
     X, y, groups = rows(rng, [1.0, 1.0, 1.0])
     y = y + 0.5 * (groups == 1) * X[:, 0]
@@ -120,18 +120,18 @@ def test_small_groups_lose_degrees_of_freedom():
     assert invariance_test(moments_of("fit", X, y, groups)[0], np.array([True, True])).freedom == 3 + 2 - 3
 
 
-def test_a_column_given_twice_counts_once():
-    """Twice the same column: as many conditions, and coefficients, as without the copy."""
+def test_a_duplicate_column_does_not_change_the_test():
+    """A duplicate adds neither a condition nor a coefficient."""
     X, y, groups = rows(np.random.default_rng(3), [1.0, 2.0, 1.0])
-    once = invariance_test(moments_of("fit", X, y, groups)[0], np.array([True, True]))
+    single = invariance_test(moments_of("fit", X, y, groups)[0], np.array([True, True]))
     doubled = np.concatenate([X, X[:, :1]], axis=1)
     twice = invariance_test(moments_of("fit", doubled, y, groups)[0], np.array([True, True, True]))
-    assert twice.freedom == once.freedom
-    np.testing.assert_allclose(twice.p_value, once.p_value, rtol=1e-6)
+    assert twice.freedom == single.freedom
+    np.testing.assert_allclose(twice.p_value, single.p_value, rtol=1e-6)
 
 
-def test_a_model_without_noise_passes():
-    """The residuals are rounding errors: no evidence against the model, whatever their pattern."""
+def test_a_model_without_noise_is_accepted():
+    """The residuals are rounding errors, which are no evidence against the model."""
     X, _, groups = rows(np.random.default_rng(3), [1.0, 2.0, 1.0])
     model = ut.InvariantRegressor().fit(X, 2 * X[:, 0] - 1, groups)
     assert model.invariant_
@@ -139,8 +139,8 @@ def test_a_model_without_noise_passes():
     np.testing.assert_allclose([*model.coef_, model.intercept_], [2.0, 0.0, -1.0], atol=1e-9)
 
 
-def test_what_cannot_be_tested_is_not_invariant():
-    """Two groups of two rows have four conditions: five coefficients satisfy them all."""
+def test_a_model_without_degrees_of_freedom_is_not_called_invariant():
+    """Two groups of two rows have four conditions, which five coefficients satisfy exactly."""
     rng = np.random.default_rng(3)
     X, groups = rng.normal(size=(4, 4)), np.array([0, 0, 1, 1])
     y = X @ np.ones(4) + rng.normal(size=4)

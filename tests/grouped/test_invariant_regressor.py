@@ -1,4 +1,4 @@
-"""The invariance test has its level, the flow its threshold, and the estimator finds the truth where it should."""
+"""The invariant regressor: its level, its fallback, and recovery of the true coefficients."""
 
 import warnings
 
@@ -12,8 +12,8 @@ from undertow.grouped.designs import grouped_design
 from undertow.grouped.invariance import InvariantFit
 
 
-def test_nothing_invariant():
-    """Every variable has another effect in every group: pooled least squares, said aloud."""
+def test_without_an_invariant_model_pooled_least_squares_is_returned_with_a_warning():
+    """Every variable has a different effect in every group."""
     rng = np.random.default_rng(6)
     X, groups = rng.normal(size=(3000, 3)), np.repeat([0, 1, 2], 1000)
     y = np.sum(X * rng.normal(size=(3, 3))[groups], axis=1) + 3.0 * groups + 0.1 * rng.normal(size=3000)
@@ -33,7 +33,7 @@ def fit(name, seed, **sizes):
         return design, ut.InvariantRegressor().fit(design.X, design.y, design.groups)
 
 
-def test_what_it_keeps_and_reports():
+def test_fitted_attributes_and_report():
     design, model = fit("flip", 11)
     assert model.invariant_
     assert model.p_value_ > 0.05
@@ -50,9 +50,9 @@ def test_what_it_keeps_and_reports():
 
 
 def test_noise_that_depends_on_a_cause():
-    """y = x0 - .8 x1 + 1.2 |x0| noise, a child of y that changes its sign: the causes are found in 16 of 20 data sets.
+    """y = x0 - .8 x1 + 1.2 |x0| noise, a child of y that changes sign: the causes are selected in 16 of 20 data sets.
 
-    With a test that assumes noise independent of x the true model is often rejected, and they are found in half.
+    A test that assumes noise independent of x often rejects the true model and selects the causes in half of them.
     """
     truth, right = np.array([1.0, -0.8, 0.0, 0.0, 0.0]), 0
     for seed in range(20):
@@ -68,24 +68,24 @@ def test_noise_that_depends_on_a_cause():
     assert right >= 16
 
 
-def test_the_level_decides_what_passes():
-    """Of p = .03, .07 and .2, with the larger p the larger risk, each level keeps the least risk above it."""
-    found = [
+def test_the_candidate_of_least_risk_above_the_level_is_chosen():
+    """The p-values are .03, .07 and .2, and the risk grows with the p-value."""
+    candidates = [
         module._Candidate(rho, False, np.array([True]), InvariantFit(np.ones(1), 0.0, 1.0, 1, p, risk))
         for rho, p, risk in ((1.0, 0.03, 0.1), (2.0, 0.07, 0.2), (3.0, 0.2, 0.3), (4.0, np.nan, 0.0))
     ]
-    chosen = [module._best(found, level) for level in (0.02, 0.05, 0.1, 0.5)]
+    chosen = [module._best(candidates, level) for level in (0.02, 0.05, 0.1, 0.5)]
     assert [best and best.rho for best in chosen] == [1.0, 2.0, 3.0, None]
 
 
-def test_units_do_not_matter():
+def test_results_do_not_depend_on_units():
     design, model = fit("mild", 2)
     moved = ut.InvariantRegressor().fit(design.X * 1e4 - 3, 1e-3 * design.y + 10, design.groups.astype(str))
     np.testing.assert_allclose(moved.coef_, model.coef_ * 1e-7, rtol=1e-5, atol=1e-15)
     np.testing.assert_allclose(moved.predict(design.X * 1e4 - 3), 1e-3 * model.predict(design.X) + 10, rtol=1e-6)
 
 
-def test_conventions_and_bootstrap():
+def test_scikit_learn_conventions_and_bootstrap():
     design, model = fit("flip", 1, n=300, d=10)
     assert clone(model).get_params() == {"level": 0.05, "alpha": 1e-3}
     assert model.score(design.X, design.y) > 0.3
@@ -100,7 +100,7 @@ BOUNDS = {"flip": 0.05, "mild": 0.05, "chain": 0.05, "iid": 0.05, "consistent": 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BOUNDS)
-def test_the_truth_is_found(name):
+def test_the_true_coefficients_are_recovered(name):
     errors = []
     for seed in range(9000, 9020):
         design, model = fit(name, seed)
@@ -109,6 +109,6 @@ def test_the_truth_is_found(name):
 
 
 @pytest.mark.slow
-def test_mean_shifts_are_mostly_refused():
-    """Where it fails, it says so: the designs with shifted means are accepted at most 5 times in 20."""
+def test_designs_with_shifted_means_are_mostly_reported_as_not_invariant():
+    """A model is accepted for at most 5 of 20 data sets."""
     assert sum(fit("shift", seed)[1].invariant_ for seed in range(9000, 9020)) <= 5

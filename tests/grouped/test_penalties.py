@@ -1,4 +1,4 @@
-"""IRM, V-REx and GroupDRO: formulas by hand, gradients by finite differences, and what they do."""
+"""IRM, V-REx and GroupDRO: formulas by hand, gradients by finite differences, and minimisers."""
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +24,7 @@ def test_formulas_by_hand():
     np.testing.assert_allclose(smooth_max(jnp.asarray(RISKS), jnp.asarray(SHARES), 0.7), exact, rtol=1e-6)
 
 
-def test_the_smooth_maximum(x64):
+def test_properties_of_the_smooth_maximum(x64):
     """Its gradient is the exponentiated weights; it lies between mean and maximum, within log(1/w)/sharpness of it."""
     risks, weights = jnp.asarray(RISKS), jnp.asarray(SHARES)
     for sharpness in (0.01, 1.0, 30.0, 1e4):
@@ -97,8 +97,8 @@ def test_a_scaled_loss_gives_the_slopes_of_a_regression(x64):
     np.testing.assert_allclose(by_hand.slopes(point), IRM(ut.Environments(net, GROUPS), 1.0).slopes(point))
 
 
-def test_descend_and_settle_take_them(x64):
-    """Two groups with means 0 and 4 and 3 to 1 rows: the penalties move the answer from 1 to the middle, 2."""
+def test_descend_and_settle_minimise_penalised_losses(x64):
+    """Two groups with means 0 and 4 and 3 to 1 rows: the penalties move the minimiser from 1 towards 2."""
     data = jnp.array([0.0, 0.0, 0.0, 4.0])
     environments = ut.Environments(ut.Problem(lambda w, x: (w - x) ** 2 / 2, data), jnp.array([0, 0, 0, 1]))
     robust = GroupDRO(environments, 10.0)
@@ -120,6 +120,6 @@ def test_descend_and_settle_take_them(x64):
         (lambda: GroupDRO(ut.Environments(problem(), GROUPS), 0.0), "`sharpness` must be"),
     ],
 )
-def test_mistakes(call, message, as_a_user):
+def test_invalid_input_raises(call, message, as_a_user):
     with pytest.raises((ValueError, TypeError), match=message):
         call()

@@ -1,4 +1,4 @@
-"""Three unlike losses with a manifold of minimisers, a point on it, and a factor: for tests of d2Phi."""
+"""Three losses with a manifold of minimisers, a point on it, and a factor, for tests of d2Phi."""
 
 from functools import cache
 
@@ -23,7 +23,7 @@ def tanh_net():
 
 
 def metric():
-    """1/2 g'M(x)g with two constraints g and a metric M that changes along the manifold: no least squares."""
+    """1/2 g'M(x)g with two constraints g and a metric M that changes along the manifold; not a least-squares loss."""
 
     def loss(x, _):
         g = jnp.stack([x[0] ** 2 + x[1] ** 2 + 0.5 * x[2] - 1, x[3] - jnp.sin(x[0]) * x[4]])

@@ -1,4 +1,4 @@
-"""The second derivative of Phi, against finite differences of an independently integrated Phi and against itself."""
+"""The second derivative of Phi, against finite differences of an independently integrated Phi and by its symmetries."""
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from undertow.manifold.geometry import frame_at
 
 
 def phi_by_scipy(problem, unravel):
-    """Gradient flow by another integrator (scipy's DOP853), to where the loss no longer falls."""
+    """Return the end of gradient flow by another integrator (scipy's DOP853)."""
     gradient = jax.jit(lambda x: flat(problem.gradient(unravel(x))))
 
     def phi(x):
@@ -50,40 +50,40 @@ def test_matrix_free_against_dense(name, x64):
 
 @settings(max_examples=8, deadline=None)
 @given(seed=st.integers(0, 10**6), scale=st.floats(0.1, 3.0))
-def test_linear_in_the_covariance_and_in_its_spaces(seed, scale):
-    """d2Phi is linear in BB'; the tangent part is normal to the manifold, the other two lie in it."""
+def test_d2phi_is_linear_in_the_covariance_and_its_parts_lie_in_their_spaces(seed, scale):
+    """d2Phi is linear in BB'. The tangent part is normal to the manifold; the other two parts are tangent to it."""
     with jax.enable_x64(True):
         problem, point = LOSSES["metric"]()
         b = factor(point, columns=2, seed=seed)
-        whole = ut.second_derivative(problem, point, scale * b)
+        derivative = ut.second_derivative(problem, point, scale * b)
         columns = [ut.second_derivative(problem, point, b[:, k : k + 1]) for k in range(2)]
-        for part, one, two in zip(whole, *columns, strict=True):
-            np.testing.assert_allclose(part, scale**2 * (one + two), rtol=1e-9, atol=1e-9)
+        for part, first, second in zip(derivative, *columns, strict=True):
+            np.testing.assert_allclose(part, scale**2 * (first + second), rtol=1e-9, atol=1e-9)
         frame = frame_at(problem, point)
-        np.testing.assert_allclose(frame.project(whole.tangent), 0, atol=1e-9)
-        np.testing.assert_allclose(frame.project(whole.normal), whole.normal, atol=1e-9)
-        np.testing.assert_allclose(frame.project(whole.mixed), whole.mixed, atol=1e-9)
+        np.testing.assert_allclose(frame.project(derivative.tangent), 0, atol=1e-9)
+        np.testing.assert_allclose(frame.project(derivative.normal), derivative.normal, atol=1e-9)
+        np.testing.assert_allclose(frame.project(derivative.mixed), derivative.mixed, atol=1e-9)
 
 
-def test_a_rotation_of_the_factor_changes_nothing(x64):
+def test_d2phi_does_not_depend_on_a_rotation_of_the_factor(x64):
     problem, point = LOSSES["metric"]()
     b = factor(point, columns=3)
     turn = np.linalg.qr(np.random.default_rng(0).normal(size=(3, 3)))[0]
-    one, other = ut.second_derivative(problem, point, b), ut.second_derivative(problem, point, b @ turn)
-    np.testing.assert_allclose(one.total, other.total, atol=1e-10)
+    plain, rotated = ut.second_derivative(problem, point, b), ut.second_derivative(problem, point, b @ turn)
+    np.testing.assert_allclose(plain.total, rotated.total, atol=1e-10)
 
 
-def test_tangent_and_mixed_parts_know_the_manifold_only(x64):
+def test_tangent_and_mixed_parts_depend_on_the_manifold_only(x64):
     """Lemma C.7, extended: another loss with the same minimisers changes the normal part alone."""
     constraint = lambda x: x[0] ** 2 + 2 * x[1] ** 2 + jnp.sin(x[2]) - 1
     plain = ut.Problem(lambda x, _: constraint(x) ** 2 / 2, jnp.zeros(1))
     weighted = ut.Problem(lambda x, _: jnp.exp(x[0] + 0.5 * x[2]) * constraint(x) ** 2, jnp.zeros(1))
     point = ut.settle(plain, jnp.array([0.5, 0.5, 0.1]), tolerance=1e-12)
     b = factor(point)
-    one, other = ut.second_derivative(plain, point, b), ut.second_derivative(weighted, point, b)
-    np.testing.assert_allclose(one.tangent, other.tangent, atol=1e-9)
-    np.testing.assert_allclose(one.mixed, other.mixed, atol=1e-9)
-    assert np.linalg.norm(one.normal - other.normal) > 0.05
+    first, second = ut.second_derivative(plain, point, b), ut.second_derivative(weighted, point, b)
+    np.testing.assert_allclose(first.tangent, second.tangent, atol=1e-9)
+    np.testing.assert_allclose(first.mixed, second.mixed, atol=1e-9)
+    assert np.linalg.norm(first.normal - second.normal) > 0.05
 
 
 def test_label_noise_drift_is_a_quarter_of_the_gradient_of_the_trace(x64):
@@ -98,8 +98,8 @@ def test_label_noise_drift_is_a_quarter_of_the_gradient_of_the_trace(x64):
         np.testing.assert_allclose(drift, -0.25 * 0.49 * against, atol=1e-6 * np.linalg.norm(against))
 
 
-def test_isotropic_noise(x64):
-    """Normal part -1/4 P grad ln |H|_+, tangent part -1/2 H^+ d3L[P]: by the general way, column by column."""
+def test_the_drift_of_isotropic_noise(x64):
+    """Normal part -1/4 P grad ln |H|_+, tangent part -1/2 H^+ d3L[P], against the general formula by columns."""
     for name in LOSSES:
         problem, point = LOSSES[name]()
         frame = frame_at(problem, point)

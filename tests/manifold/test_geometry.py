@@ -11,7 +11,7 @@ from undertow.manifold.geometry import frame_at
 
 
 def dense(problem):
-    """The same problem without its least-squares structure."""
+    """Return the same problem without its least-squares structure."""
     return ut.Problem(problem.sample_loss, problem.data)
 
 
@@ -27,7 +27,7 @@ def test_matrix_free_against_dense(name, x64):
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_against_the_hessian(name, x64):
+def test_the_frame_against_the_dense_hessian(name, x64):
     problem, point = LOSSES[name]()
     frame = frame_at(problem, point)
     hessian = np.asarray(jax.hessian(lambda x: problem.loss(frame.unravel(x)))(frame.point))
@@ -42,7 +42,7 @@ def test_against_the_hessian(name, x64):
 
 @pytest.mark.parametrize("eta", [0.0, 0.3])
 @pytest.mark.parametrize("name", LOSSES)
-def test_lyapunov_equations(name, eta, x64):
+def test_solutions_satisfy_the_lyapunov_equation(name, eta, x64):
     problem, point = LOSSES[name]()
     frame = frame_at(problem, point)
     b = np.random.default_rng(0).normal(size=(frame.normal.shape[1], 3)) * np.asarray(frame.active)[:, None]
@@ -60,7 +60,7 @@ def test_the_projector_is_the_derivative_of_phi(x64):
         np.testing.assert_allclose(flat(pushed), frame.project(flat(v)), atol=1e-6)
 
 
-def test_the_derivative_off_the_manifold(x64):
+def test_the_derivative_of_phi_off_the_manifold(x64):
     problem, point = LOSSES["metric"]()
     off = point + 0.05 * jax.random.normal(jax.random.key(1), point.shape, jnp.float64)
     v = jax.random.normal(jax.random.key(2), point.shape, jnp.float64)

@@ -22,11 +22,11 @@ def point(request, x64):
 
 
 def trace(problem, unravel):
-    """tr H = |J|^2/n at zero residuals."""
+    """Return tr H = |J|^2/n at zero residuals."""
     return lambda x: float(jnp.sum(jacobian(problem, unravel(x)) ** 2)) / problem.size
 
 
-def test_the_gradient_of_the_trace_by_central_differences(point):
+def test_the_gradient_of_the_trace_equals_central_differences(point):
     problem, x, unravel = point
     gradient = trace_gradient(problem, x, unravel, jacobian(problem, unravel(x)))
     direction = jax.random.normal(jax.random.key(0), x.shape, x.dtype)
@@ -35,18 +35,18 @@ def test_the_gradient_of_the_trace_by_central_differences(point):
     np.testing.assert_allclose(jnp.vdot(gradient, direction), expected, rtol=1e-6)
 
 
-def test_the_drift_is_tangent_and_that_of_the_frame(point):
+def test_the_drift_is_tangent_and_equals_that_of_the_frame(point):
     problem, x, unravel = point
     frame = frame_at(problem, unravel(x))
-    drift, far = label_drift(problem, x, unravel, jnp.asarray(0.8))
-    assert float(far) < 1e-8
+    drift, distance = label_drift(problem, x, unravel, jnp.asarray(0.8))
+    assert float(distance) < 1e-8
     rows = jacobian(problem, unravel(x))
     np.testing.assert_allclose(rows @ drift, 0, atol=1e-10 * float(jnp.linalg.norm(rows) * jnp.linalg.norm(drift)))
     expected = -0.2 * frame.project(trace_gradient(problem, x, unravel, rows))
     np.testing.assert_allclose(drift, expected, atol=1e-9 * float(jnp.linalg.norm(expected)))
 
 
-def test_returns_converge_quadratically(point):
+def test_the_return_to_the_manifold_converges_quadratically(point):
     """Each Gauss-Newton step squares the residuals, up to a constant."""
     problem, x, unravel = point
     off = x + 1e-2 * jax.random.normal(jax.random.key(1), x.shape, x.dtype)
@@ -57,14 +57,14 @@ def test_returns_converge_quadratically(point):
     assert size(second) < max(20 * size(first) ** 2, 1e-12)
 
 
-def test_dependent_rows_have_no_distance(x64):
-    """Two equal equations: JJ' is singular."""
+def test_the_distance_is_nan_for_dependent_rows(x64):
+    """JJ' is singular for two equal equations."""
     twice = ut.Regression(lambda p, x: p[0] * p[1] * x, jnp.array([1.0, 1.0]), jnp.array([1.0, 1.0]))
     x = jnp.array([2.0, 0.5, 0.0])
     assert np.isnan(float(label_drift(twice, x, lambda v: v, jnp.asarray(1.0))[1]))
 
 
-def test_the_amount_is_that_of_label_noise_alone(x64):
+def test_label_amount_is_none_for_other_noises(x64):
     problem, params = LOSSES["linear model"]()
     amount = lambda noise: label_amount(noise.covariance(params), problem)
     assert amount(ut.LabelNoise(problem, 0.5)) is not None

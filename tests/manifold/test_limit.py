@@ -1,4 +1,4 @@
-"""The limiting diffusion against exact solutions, against SGD, and its mistakes."""
+"""The limiting diffusion against exact solutions and SGD, and its error messages."""
 
 import jax
 import jax.numpy as jnp
@@ -38,7 +38,7 @@ def test_the_flow_against_its_exact_solution(x64):
 
 
 def test_the_generic_flow_equals_the_fast_one(x64):
-    """The same label noise through its explicit factor, so that nothing recognises it."""
+    """The same label noise is given by its explicit factor, so that the general algorithm is used."""
     model = LinearModel.draw(jax.random.key(0), d=8, n=4, sparsity=2, dtype=jnp.float64)
     start = model.settle(model.start(1.0))
     labels = lambda p: ut.LabelNoise(model.problem, 0.8).covariance(p).parts[0].factor()
@@ -72,14 +72,14 @@ def test_isotropic_noise_on_the_ellipse(x64):
     assert abs(late.mean() - 2) < 4.5 * late.std() / np.sqrt(2000) + 0.02
 
 
-def test_the_motor_turns(x64):
+def test_the_motor_rotates(x64):
     start = jnp.array([1.0, 0.0, 0.0, 0.0, 0.0])
     path = ut.Limit(curves.motor(3)).solve(start, slow_time=4.0, num_saves=4, observe={"angle": curves.motor_angle})
     np.testing.assert_allclose(path.observed["angle"], path.slow_time * 3 / 8, atol=1e-4)
 
 
-def test_finite_steps_speed_the_motor_up_as_sgd_does(x64):
-    """SGD turns faster than the limit by O(step_size); finite_step predicts it, on average over a turn."""
+def test_finite_steps_increase_the_speed_of_the_motor_as_in_sgd(x64):
+    """SGD rotates faster than the limit by O(step_size); `finite_step` predicts the mean difference over a turn."""
     eta, time = 0.1, 8.0
     at = lambda angle: jnp.array([np.cos(angle), np.sin(angle), 0.0, 0.0, 0.0])
     run = ut.descend(
@@ -109,8 +109,8 @@ def test_minibatch_noise_vanishes_at_interpolation(x64):
     assert path.facts["motion"] == "none"
 
 
-def test_noise_along_the_manifold_that_begins_on_the_way(x64):
-    """A flow by its start, a diffusion from there on: not solved as a flow."""
+def test_a_flow_with_tangent_noise_at_its_end_raises(x64):
+    """The noise has no tangent part at the start, but has one later."""
     ellipse, start = curves.ellipse(), jnp.array([2 * np.cos(1.0), np.sin(1.0)])
 
     def factor(x):
@@ -131,7 +131,7 @@ def test_solving_again_compiles_nothing(x64):
     assert compiled == []
 
 
-def test_kinks_are_refused_unless_known(x64):
+def test_kinks_raise_unless_piecewise_is_given(x64):
     x = jax.random.normal(jax.random.key(0), (3, 4), jnp.float64)
     params = {"inner": jax.random.normal(jax.random.key(1), (6, 4), jnp.float64), "outer": jnp.ones(6)}
     for name, activation in {"relu": jax.nn.relu, "leaky_relu": jax.nn.leaky_relu, "abs": jnp.abs}.items():
@@ -148,7 +148,7 @@ def test_kinks_are_refused_unless_known(x64):
         assert kinks(task, params) == []
 
 
-def test_a_flow_into_a_crossing_is_an_error(x64):
+def test_a_flow_into_a_crossing_raises(x64):
     # u v = 0, two lines that cross: on v = 0 the flow is u = exp(-t/2), into the crossing, where H vanishes
     crossing = ut.Regression(lambda p, z: p[0] * p[1] * z, jnp.array([1.0]), jnp.array([0.0]))
     limit = ut.Limit(ut.LabelNoise(crossing))
@@ -189,7 +189,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_mistakes(mistake, as_a_user, x64):
+def test_invalid_input_raises(mistake, as_a_user, x64):
     problem, point = LOSSES["linear model"]()
     call, message = MISTAKES[mistake]
     with pytest.raises((ValueError, TypeError), match=message):
@@ -197,11 +197,11 @@ def test_mistakes(mistake, as_a_user, x64):
 
 
 def test_the_parts_are_half_of_those_of_the_second_derivative(x64):
-    """Of noise with a tangent, a normal and a mixed part, on a circle whose curvature across it changes along it."""
+    """The noise has a tangent, a normal and a mixed part, and the normal curvature changes along the circle."""
     problem = ut.Problem(lambda x, _: (1 + x[0] / 2) * (jnp.sum(x**2) - 1) ** 2 / 8, jnp.zeros(1))
     point, columns = jnp.array([0.6, 0.8]), jnp.array([[1.0, 0.3], [0.2, 0.7]])
     parts = ut.Limit(ut.Additive(problem, lambda _: columns)).parts(point)
     twice = ut.second_derivative(problem, point, columns)
-    for part, whole in zip(parts, twice, strict=True):
-        assert np.linalg.norm(whole) > 1e-2
-        np.testing.assert_allclose(part, whole / 2, rtol=1e-9, atol=1e-12)
+    for part, derivative in zip(parts, twice, strict=True):
+        assert np.linalg.norm(derivative) > 1e-2
+        np.testing.assert_allclose(part, derivative / 2, rtol=1e-9, atol=1e-12)

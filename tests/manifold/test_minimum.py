@@ -1,4 +1,4 @@
-"""Points that are on no smooth manifold of minimisers, and paths that reach one."""
+"""Points that are not on a smooth manifold of minimisers, and paths that reach such a point."""
 
 import jax
 import jax.numpy as jnp
@@ -39,13 +39,13 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_points_that_are_refused(name, x64):
+def test_points_without_a_manifold_of_minimisers_raise(name, x64):
     problem, message = REFUSED[name]
     with pytest.raises(ValueError, match="`Limit.drift`.*" + message):
         ut.Limit(ut.Isotropic(problem)).drift(jnp.zeros(3))
 
 
-def test_every_question_refuses_them(x64):
+def test_every_function_raises_at_such_points(x64):
     crossing, origin = REFUSED["two lines that cross"][0], jnp.zeros(2)
     limit = ut.Limit(ut.Isotropic(crossing))
     with pytest.raises(ValueError, match=r"`Limit\.parts`.*Hessian is zero"):
@@ -61,7 +61,7 @@ def test_every_question_refuses_them(x64):
 
 @pytest.mark.parametrize("distance", [0.0, 1e-9, 1e-7, 1e-6, 1e-5])
 def test_a_point_a_little_off_the_manifold(distance, x64):
-    """There the Hessian has a curvature of the size of the distance along the circle, which is not one across it."""
+    """Off the circle the tangent curvature is of the size of the distance and must not count as normal curvature."""
     drift = ut.Limit(ut.Isotropic(curves.circle())).drift(jnp.array([1 + distance, 0.0]))
     np.testing.assert_allclose(drift, [-0.5, 0.0], atol=1e-6)
 
@@ -75,10 +75,10 @@ def test_single_precision_after_settling():
 
 @pytest.mark.parametrize("kind", ["problem", pytest.param("regression", marks=pytest.mark.slow)])
 def test_absorption_at_a_crossing(kind, x64):
-    """On (u v)^2/2 under isotropic noise u is a Bessel process of dimension 0: absorbed by t with chance exp(-1/2t).
+    """On (u v)^2/2 with isotropic noise u is a Bessel process of dimension 0: P(absorbed by t) = exp(-1/2t).
 
-    At two times, each within 4 standard errors: a right solver fails once in 8,000 keys. Runs that jump across the
-    crossing are never absorbed.
+    The share at two times is within 4 standard errors; a correct solver fails for one of 8,000 keys. A solver whose
+    runs jump across the crossing absorbs none of them.
     """
     crossing = alone(lambda x: (x[0] * x[1]) ** 2 / 2)
     if kind == "regression":
@@ -99,7 +99,7 @@ def test_absorption_at_a_crossing(kind, x64):
         expected = np.exp(-1 / (2 * time))
         absorbed = np.mean(path.diverged & (path.diverged_at <= time))
         assert abs(absorbed - expected) < 4 * np.sqrt(expected * (1 - expected) / seeds)
-    # NaN from the absorption on, and only there; no path has jumped across
+    # NaN after the absorption only; no path has jumped across
     u, dead = path.observed["u"], path.slow_time >= np.where(path.diverged, path.diverged_at, np.inf)[:, None]
     np.testing.assert_array_equal(np.isnan(u), dead)
     assert np.all(u[~dead] > 0)
@@ -108,7 +108,7 @@ def test_absorption_at_a_crossing(kind, x64):
     assert np.all(np.abs(path.params[path.diverged][:, 0]) < 1e-3)
 
 
-def test_a_single_run_stops_at_the_crossing_as_well(x64):
+def test_a_single_run_stops_at_the_crossing(x64):
     crossing = alone(lambda x: (x[0] * x[1]) ** 2 / 2)
     with pytest.warns(UserWarning, match="1 of 1 runs stop .* the first at slow time "):
         path = ut.Limit(ut.Isotropic(crossing)).solve(
@@ -125,11 +125,11 @@ def test_a_single_run_stops_at_the_crossing_as_well(x64):
     assert "diverged_at" in path.to_xarray()
 
 
-def test_mixed_noise_turns_the_solved_diffusion(x64):
-    """sigma = t + rho n on the circle: the angle is a Brownian motion with drift -rho, by the mixed part alone.
+def test_mixed_noise_adds_a_drift_to_the_angle(x64):
+    """sigma = t + rho n on the circle: the mixed part gives the Brownian motion of the angle the drift -rho.
 
-    E exp(i angle) = exp(i t/2 - t/2) at rho = -1/2. Both coordinates within 4 standard errors: a right solver fails
-    once in 8,000 keys. Without the mixed part E sin(angle) is 0, 10 standard errors away.
+    E exp(i angle) = exp(i t/2 - t/2) at rho = -1/2. Both coordinates are within 4 standard errors; a correct
+    solver fails for one of 8,000 keys. Without the mixed part E sin(angle) is 0, 10 standard errors away.
     """
     path = ut.Limit(curves.mixed_circle(-0.5)).solve(
         jnp.array([1.0, 0.0]),
@@ -148,8 +148,8 @@ def test_mixed_noise_turns_the_solved_diffusion(x64):
     assert not path.diverged.any()
 
 
-def test_a_distance_counts_against_the_size_of_the_params(x64):
-    """5e-6 off at a distance of 1,000 from the origin is exact to 5e-9: a curvature of 1e-5 is told from zero."""
+def test_the_distance_is_relative_to_the_size_of_the_params(x64):
+    """5e-6 off the manifold at |params| = 1,000 is exact to 5e-9, so that a curvature of 1e-5 is distinct from zero."""
     valley = alone(lambda x: ((x[0] - 1000) ** 2 + 1e-5 * x[1] ** 2) / 2 + 0 * x[2])
     frame = frame_of_minimum("f", valley, jnp.array([1000 + 5e-6, 0.0, 0.0]))
     assert int(frame.rank) == 2

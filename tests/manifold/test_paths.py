@@ -17,14 +17,14 @@ def recorder(point, observe=None):
 
 
 def solved(tolerance, gaps=(0.5, 0.25, 0.25)):
-    """The flow of label noise c = 1 on u v = 1, from u = 2."""
+    """Return the flow of label noise c = 1 on u v = 1, from u = 2."""
     frame, record = recorder(jnp.array([2.0, 0.5]), {"p": lambda p: p})
     noise = ut.LabelNoise(HYPERBOLA, 1.0)
     return flow(noise, frame, jnp.asarray(gaps), 0.0, record, jnp.asarray(tolerance))
 
 
 def ode(time, steps=4000):
-    """The same flow by classical Runge-Kutta steps in u alone, v = 1/u."""
+    """Return the same flow by classical Runge-Kutta steps in u alone, with v = 1/u."""
     limit = ut.Limit(ut.LabelNoise(HYPERBOLA, 1.0))
     amount = -float(limit.drift(jnp.array([2.0, 0.5]))[0])
     # drift of u on the hyperbola: -(c/4) (P grad tr H)_u, (P grad)_u = 2 u (u^2 - v^2)/(u^2 + v^2)
@@ -41,7 +41,7 @@ def ode(time, steps=4000):
 
 
 @pytest.mark.parametrize("tolerance", [1e-4, 1e-6, 1e-9])
-def test_the_flow_follows_its_tolerance(x64, tolerance):
+def test_the_error_of_the_flow_follows_its_tolerance(x64, tolerance):
     end, records, lost = solved(tolerance)
     assert np.isinf(float(lost))
     assert abs(float(end[0]) - ode(1.0)) < 20 * tolerance
@@ -51,7 +51,7 @@ def test_the_flow_follows_its_tolerance(x64, tolerance):
     np.testing.assert_array_equal(records["p"][-1], end)
 
 
-def test_records_in_between_do_not_change_the_end(x64):
+def test_the_number_of_saves_does_not_change_the_end(x64):
     np.testing.assert_allclose(solved(1e-9)[0], solved(1e-9, (1.0,))[0], atol=1e-8)
 
 
@@ -65,7 +65,7 @@ def test_a_recorder_measures_the_distance_to_the_manifold(x64):
 
 
 @pytest.mark.parametrize("flattest", [FLATTEST, FLATTEST_OF_FLOW])
-def test_a_recorder_notices_lost_rank_and_points_off_the_manifold(x64, flattest):
+def test_a_recorder_detects_lost_rank_and_points_off_the_manifold(x64, flattest):
     _, record = recorder(jnp.array([2.0, 0.5]))
     assert bool(record(jnp.array([1.0, 1.0]), flattest)[1])
     assert not bool(record(jnp.array([0.0, 0.0]), flattest)[1])

@@ -1,4 +1,4 @@
-"""The limit of a regression that does not fit all of its data: the residuals count, in the Hessian and in the noise."""
+"""The limit of a regression with residuals, which contribute to the Hessian and to the noise."""
 
 import jax
 import jax.numpy as jnp
@@ -15,13 +15,13 @@ DRIFT = -3.75 / 4.25 / 2 * np.array([2.0, -0.5, 0.0])  # -1/2 P (u, v), of label
 
 
 def products(targets):
-    """u v = mean of the targets at the minimum: fewer or more samples than the three parameters."""
+    """Return a regression whose minimum has u v = mean of the targets, with fewer or more samples than parameters."""
     return ut.Regression(lambda p, x: p[0] * p[1] * x + 0 * p[2], jnp.ones(len(targets)), jnp.asarray(targets))
 
 
 @pytest.mark.parametrize("targets", [[0.0, 2.0], [0.0, 2.0, 0.0, 2.0, 0.0, 2.0]], ids=["wide", "tall"])
 def test_residuals_of_one_act_as_label_noise_of_one(targets, x64):
-    """Residuals +-1 make the gradients +-(v, u), which is what labels disturbed by +-1 do at zero loss."""
+    """Residuals +-1 give the gradients +-(v, u), as label noise +-1 does at zero loss."""
     problem, point = products(targets), jnp.asarray(POINT)
     minibatch = ut.Limit(ut.Minibatch(problem, 1))
     np.testing.assert_allclose(minibatch.drift(point), DRIFT, atol=1e-9)
@@ -34,8 +34,8 @@ def test_residuals_of_one_act_as_label_noise_of_one(targets, x64):
     assert path.facts["motion"] == "flow"
 
 
-def test_equations_that_say_the_same_at_zero_residuals(x64):
-    """Two equal samples, both fitted: dependent rows of J, and the same manifold as with one of them."""
+def test_duplicate_equations_at_zero_residuals_give_the_same_limit(x64):
+    """Two equal samples give dependent rows of J and the same manifold as one of them."""
     point = jnp.asarray(POINT)
     noise = ut.LabelNoise(products([1.0, 1.0]), 1.0)
     np.testing.assert_allclose(ut.Limit(noise).drift(point), DRIFT, atol=1e-9)
@@ -46,7 +46,7 @@ def test_equations_that_say_the_same_at_zero_residuals(x64):
 
 
 def linear_net(samples, weights=None):
-    """W2 W1 x with two outputs, at the least-squares solution of more equations than W2 W1 can fit."""
+    """Return W2 W1 x with two outputs at the least-squares solution of more equations than W2 W1 can fit."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(samples, 2)), rng.normal(size=(samples, 2))
     root = np.ones((samples, 1)) if weights is None else np.sqrt(weights)[:, None]
@@ -58,7 +58,7 @@ def linear_net(samples, weights=None):
 
 
 def tanh_products():
-    """tanh of two products, three samples: sum_i r_i f_i'' is not zero, so that the Hessian is not J'J/n."""
+    """Return tanh of two products on three samples: sum_i r_i f_i'' is not zero, so that the Hessian is not J'J/n."""
     x, y = jnp.array([[1.0, 0.3], [-0.4, 1.2], [0.8, 0.9]]), jnp.array([0.7, -0.2, 0.4])
     fit = lambda s: jnp.tanh(x @ s) - y
     s = jnp.array([0.3, 0.2])
@@ -83,14 +83,14 @@ SETTINGS = {
 
 
 def covariance_by_hand(noise, problem, params):
-    """From every sample's gradient, one at a time."""
+    """Return the covariance from the gradients of the samples, one at a time."""
     p = np.asarray(problem.probabilities)
     per_sample = [flat(jax.grad(problem.sample_loss)(params, (x, y))) for x, y in zip(*problem.data, strict=True)]
     g = np.asarray(per_sample)
     centred = g - p @ g
     sigma = (centred * p[:, None]).T @ centred
     if isinstance(noise, ut.Environments):
-        return sigma  # one sample of an environment drawn in proportion to its samples: one sample of all
+        return sigma  # environments are drawn in proportion to their samples, so that every sample is equally likely
     if not noise.replace:
         sigma *= (len(p) - noise.batch_size) / (len(p) - 1)
     if isinstance(noise, ut.LabelNoise):
@@ -113,29 +113,29 @@ def test_against_the_same_loss_without_its_structure(name, x64):
     plain = plain if problem.weights is None else plain.reweight(problem.weights)
     columns = jax.vmap(frame_at(plain, params).unravel, in_axes=1, out_axes=-1)(jnp.asarray(root))
     expected = ut.second_derivative(plain, params, columns)
-    found = ut.Limit(noise).parts(params)
-    for mine, theirs in zip(found, expected, strict=True):
+    parts = ut.Limit(noise).parts(params)
+    for mine, theirs in zip(parts, expected, strict=True):
         np.testing.assert_allclose(flat(mine), flat(theirs) / 2, atol=1e-9)
     total = flat(expected.total) / 2
     assert np.linalg.norm(total) > 1e-3
     np.testing.assert_allclose(flat(ut.Limit(noise).drift(params)), total, atol=1e-9)
-    same = ut.second_derivative(problem, params, columns)
-    np.testing.assert_allclose(flat(same.total), flat(expected.total), atol=1e-9)
+    derivative = ut.second_derivative(problem, params, columns)
+    np.testing.assert_allclose(flat(derivative.total), flat(expected.total), atol=1e-9)
 
 
 def test_phi_and_its_second_derivative_off_interpolation(x64):
-    """Second differences of where gradient flow ends."""
+    """The second derivative equals second differences of the end of gradient flow."""
     problem, point = tanh_products()
     step, h = jnp.array([0.3, -0.7, 0.5, 0.2]), 1e-2
-    there, back = (ut.settle(problem, point + sign * h * step, tolerance=1e-12) for sign in (1, -1))
+    forward, backward = (ut.settle(problem, point + sign * h * step, tolerance=1e-12) for sign in (1, -1))
     formula = ut.second_derivative(problem, point, step[:, None]).total
-    np.testing.assert_allclose((there + back - 2 * point) / h**2, formula, atol=2e-3)
+    np.testing.assert_allclose((forward + backward - 2 * point) / h**2, formula, atol=2e-3)
     pushed = jax.jvp(lambda p: ut.settle(problem, p), (point,), (step,))[1]
     np.testing.assert_allclose(pushed, frame_at(problem, point).project(step), atol=1e-6)
 
 
-def test_the_residuals_decide_and_not_the_distance(x64):
-    """A point beside the manifold of a fit has residuals that a step takes away; noise in the labels has not."""
+def test_residuals_off_the_manifold_of_a_fit_are_not_taken_for_noise(x64):
+    """A Newton step removes the residuals of a point off the manifold of a fit, but not those of noisy labels."""
     problem, point = LOSSES["linear model"]()
     assert interpolates(problem, jax.tree.map(lambda leaf: leaf + 1e-5, point))
     assert not interpolates(products([0.0, 2.0]), jnp.asarray(POINT))
@@ -144,7 +144,7 @@ def test_the_residuals_decide_and_not_the_distance(x64):
 
 
 def test_inside_jit_residuals_that_are_not_zero_give_nan(x64):
-    """There the route cannot depend on them; a zero would be wrong."""
+    """Inside jit the algorithm cannot depend on the residuals, and a zero would be wrong."""
     point = jnp.asarray(POINT)
     inside = lambda targets: jax.jit(lambda p: ut.Limit(ut.Minibatch(products(targets), 1)).drift(p))(point)
     assert np.isnan(inside([0.0, 2.0])).all()
@@ -152,7 +152,7 @@ def test_inside_jit_residuals_that_are_not_zero_give_nan(x64):
 
 
 def test_the_parts_of_label_noise_are_half_of_the_second_derivative(x64):
-    """Through the rows of J as an explicit factor, which no shorter way recognises."""
+    """The rows of J are given as an explicit factor, so that the general algorithm is used."""
     problem, point = LOSSES["tanh network"]()
     rows = jax.vmap(lambda x: problem.rows(point, x))(problem.inputs)
     factor = jax.tree.map(lambda leaf: 0.7 * jnp.moveaxis(leaf[:, 0], 0, -1) / problem.size**0.5, rows)
@@ -166,7 +166,7 @@ def test_the_parts_of_label_noise_are_half_of_the_second_derivative(x64):
 
 
 def test_a_point_a_little_off_a_manifold_with_residuals(x64):
-    """Newton's method goes there, and the curvatures are those of the Hessian, not of J'J/n without the residuals."""
+    """Newton's method reaches the manifold, and the curvatures are those of the Hessian and not of J'J/n."""
     problem, point = tanh_products()
     frame = frame_of_minimum("f", problem, point + 1e-5 * jnp.array([0.3, -0.7, 0.5, 0.2]))
     exact = np.linalg.eigvalsh(jax.hessian(problem.loss)(point))
@@ -176,7 +176,7 @@ def test_a_point_a_little_off_a_manifold_with_residuals(x64):
     assert int(frame.rank) == 2
 
 
-def test_the_unit_of_the_params_does_not_matter_to_a_flow(x64):
+def test_a_flow_does_not_depend_on_the_unit_of_the_params(x64):
     """u v = c^2 with unit label noise: u^2 - v^2 = 3.75 c^2 exp(-t) whatever c is."""
     c = 1e8
     problem = ut.Regression(lambda p, x: p[0] * p[1] * x, jnp.ones(1), jnp.array([c**2]))

@@ -1,4 +1,4 @@
-"""Every claim names an alternative, and fails where that is planted."""
+"""Every claim names an alternative and fails under a patch that makes the alternative true."""
 
 import jax
 import pytest
@@ -13,11 +13,11 @@ PLANTS = plants()
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.id)
 def test_every_claim_names_its_alternative(claim):
-    assert len(claim.alternative) > 20, "say in a sentence what the experiment must be able to reject"
+    assert len(claim.alternative) > 20, "state in one sentence what the experiment must be able to reject"
     assert claim.id in PLANTS
 
 
-def test_no_plant_without_a_claim():
+def test_every_plant_belongs_to_a_claim():
     assert set(PLANTS) <= set(claims)
 
 
@@ -29,7 +29,7 @@ def test_every_plant_replaces_an_existing_name(claim):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.id)
-def test_a_planted_alternative_fails(claim, x64):
+def test_a_claim_fails_under_its_alternative(claim, x64):
     with PLANTS[claim.id]():
         measurement = claim.measure(claim.scales["smoke"], jax.random.key(7))
     verdict, _ = overall(measurement)
@@ -38,7 +38,7 @@ def test_a_planted_alternative_fails(claim, x64):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.id)
-def test_a_check_carries_the_value_of_the_alternative(claim, x64):
-    """Some check of every claim says what the alternative predicts, so that the report can state its power."""
+def test_every_claim_has_a_check_with_the_value_of_the_alternative(claim, x64):
+    """The report needs the prediction of the alternative to state the power of a check."""
     measurement = claim.measure(claim.scales["smoke"], jax.random.key(8))
     assert any(check.alternative is not None for check in measurement.checks)

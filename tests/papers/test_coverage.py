@@ -1,4 +1,4 @@
-"""The table of what is checked: complete, without repetition, in step with the registry and the errata."""
+"""The table of results and their claims: complete, without repetition, consistent with the registry and the errata."""
 
 import re
 
@@ -13,7 +13,7 @@ def test_every_claim_named_exists():
     assert named <= set(claims)
 
 
-def test_every_claim_has_a_place():
+def test_every_claim_is_in_the_table():
     covered = {claim for entry in coverage() for claim in entry.claims}
     beyond = [addition.claim for addition in additions()]
     assert len(beyond) == len(set(beyond))
@@ -21,7 +21,7 @@ def test_every_claim_has_a_place():
     assert set(claims) == covered | set(beyond)
 
 
-def test_no_result_stands_twice():
+def test_no_result_is_listed_twice():
     results = [(entry.paper, entry.result) for entry in coverage()]
     assert len(results) == len(set(results))
 
@@ -33,21 +33,21 @@ def test_every_result_has_claims_or_a_reason():
         assert entry.says.endswith(".")
 
 
-def test_papers_come_in_their_order():
+def test_papers_are_in_order():
     papers = [entry.paper for entry in coverage()]
     assert list(dict.fromkeys(papers)) == list(PAPERS)
     assert papers == sorted(papers, key=PAPERS.index)
 
 
 def numbers(text, kind):
-    """The numbers of results of a kind in a heading: of "Lemmas 1 to 4" 1, 2, 3, 4."""
-    found = set()
+    """Return the numbers of results of a kind in a heading: 1, 2, 3, 4 for "Lemmas 1 to 4"."""
+    result = set()
     for run in re.findall(
         rf"{kind}s?:? ((?:[A-E]\.)?\d+(?:\.\d+)?(?:(?:, | and | to )(?:[A-E]\.)?\d+(?:\.\d+)?)*)", text
     ):
         for head, low, high in re.findall(r"((?:[A-E]\.|\d+\.)?)(\d+)(?: to (?:[A-E]\.|\d+\.)?(\d+))?", run):
-            found |= {f"{head}{n}" for n in range(int(low), int(high or low) + 1)}
-    return found
+            result |= {f"{head}{n}" for n in range(int(low), int(high or low) + 1)}
+    return result
 
 
 def heads(kind):
@@ -59,7 +59,7 @@ def run(head, first, last):
 
 
 def test_every_theorem_lemma_and_figure_has_an_entry():
-    """The papers number them without gaps: how far each kind goes is read off the papers."""
+    """The papers number their results without gaps; the last number of each kind is from the papers."""
     theorems, lemmas, figures = heads("Theorem"), heads("Lemma"), heads("Figure")
     assert theorems["heterogeneity"] == run("", 1, 8)
     assert lemmas["heterogeneity"] == run("", 1, 20)
@@ -80,12 +80,12 @@ def test_every_theorem_lemma_and_figure_has_an_entry():
 def test_every_numbered_equation_has_an_entry():
     last = {"heterogeneity": 127, "zero_loss": 69, "noise_equilibrium": 132}
     for paper in PAPERS:
-        found = set()
+        covered = set()
         for entry in coverage():
             if entry.paper == paper:
                 for first, end in re.findall(r"\((\d+)\)(?:-\((\d+)\))?", entry.result):
-                    found |= set(range(int(first), int(end or first) + 1))
-        assert found == set(range(1, last[paper] + 1)), paper
+                    covered |= set(range(int(first), int(end or first) + 1))
+        assert covered == set(range(1, last[paper] + 1)), paper
 
 
 def test_an_erratum_is_decided_by_a_claim_that_covers_a_result_of_its_paper():

@@ -7,7 +7,7 @@ from undertow.execution.sweeps.spec import as_spec
 
 
 @pytest.mark.parametrize("name", diagrams)
-def test_usual_grids_are_specifications(name):
+def test_default_grids_are_valid_specifications(name):
     diagram = diagrams[name]
     spec = as_spec(name, diagram.axes(5), seeds=2)
     assert spec.points == 25

@@ -1,4 +1,4 @@
-"""The claims as a set: complete, consistent with the errata, the same criterion at every scale."""
+"""The set of claims: complete, consistent with the errata, with the same criterion at every scale."""
 
 import dataclasses
 
@@ -39,7 +39,7 @@ def test_parameters_are_documented_plain_values(claim):
     assert source.count('"""') == 2 * (1 + len(dataclasses.fields(kind))), f"{kind.__name__}: a sentence for each field"
 
 
-def test_unknown_claims_name_the_nearest():
+def test_the_error_for_an_unknown_claim_suggests_the_nearest():
     with pytest.raises(KeyError, match="did you mean label-noise-escapes"):
         claims["label-noise-escape"]
     assert "undertow list" in claims.unknown("qqqqqqq")
@@ -54,7 +54,7 @@ def test_a_claim_needs_every_scale():
 @pytest.mark.slow
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.id)
 def test_verdict_at_smoke_scale_with_other_randomness(claim, x64):
-    """The report uses seed 0; another one must not change a verdict."""
+    """The report uses seed 0; another seed must not change a verdict."""
     measurement = claim.measure(claim.scales["smoke"], jax.random.key(1234))
     verdict, _ = overall(measurement)
     assert verdict == expected(claim.id)

@@ -13,56 +13,58 @@ from undertow.sensing.isometry import rip
 from undertow.sensing.laws import two_point
 
 
-def test_the_parts_make_up_the_whole(x64):
+def test_the_parts_sum_to_the_matrix(x64):
     sensing = ut.MatrixSensing(7, 10, [[0.5, 1.0], [-1.0, 2.0]], spectrum=[1.0, 0.5])
     u = jax.random.normal(jax.random.key(0), (7, 5))
     parts = decompose(sensing, u)
     v = sensing.problem.directions
     np.testing.assert_allclose(sensing.truth @ parts.invariant.T + v @ parts.spurious.T + parts.rest, u, atol=1e-12)
     np.testing.assert_allclose(sensing.truth.T @ parts.rest, 0, atol=1e-12)
-    seen = sensing.measure(u)
-    np.testing.assert_allclose(parts.recovered.mean(), seen["true"])
-    np.testing.assert_allclose(parts.leaked.mean(), seen["spurious"])
-    np.testing.assert_allclose(jnp.linalg.norm(parts.rest), seen["rest"])
+    measured = sensing.measure(u)
+    np.testing.assert_allclose(parts.recovered.mean(), measured["true"])
+    np.testing.assert_allclose(parts.leaked.mean(), measured["spurious"])
+    np.testing.assert_allclose(jnp.linalg.norm(parts.rest), measured["rest"])
     np.testing.assert_allclose(jnp.sum(parts.singular_values() ** 2), jnp.sum(parts.invariant**2))
-    both = decompose(sensing, {"U": u, "V": 2 * u})
-    np.testing.assert_allclose(both["V"].leaked, 4 * both["U"].leaked)
+    signed = decompose(sensing, {"U": u, "V": 2 * u})
+    np.testing.assert_allclose(signed["V"].leaked, 4 * signed["U"].leaked)
 
 
-def test_the_true_signal_grows_as_told():
-    """Without spurious signals and measurement noise a run follows R_t; the envelopes hold it as Lemma 5 says."""
-    told = auxiliary(0.1, steps=100, law=two_point(1.0, 4.0), delta=0.01)
+def test_the_true_signal_follows_the_predicted_growth():
+    """Without spurious signals and measurement noise a run follows R_t within the envelopes of Lemma 5."""
+    sequences = auxiliary(0.1, steps=100, law=two_point(1.0, 4.0), delta=0.01)
     u = jnp.array([[1e-3]])
     for t in range(60):
-        np.testing.assert_allclose(u[0, 0], told.growth[t], rtol=1e-4)
+        np.testing.assert_allclose(u[0, 0], sequences.growth[t], rtol=1e-4)
         u = u - 0.1 * (u @ u.T - 1) @ u
-    early = told.growth < 1 / 3
-    assert (told.lower[early] >= 5 / 6 * told.growth[early]).all()
-    assert (told.upper[early] <= 7 / 6 * told.growth[early]).all()
-    np.testing.assert_allclose(told.line, np.maximum(1e-3, 40 * 5 * 0.01 * np.sqrt(2) * told.growth), rtol=1e-6)
+    early = sequences.growth < 1 / 3
+    assert (sequences.lower[early] >= 5 / 6 * sequences.growth[early]).all()
+    assert (sequences.upper[early] <= 7 / 6 * sequences.growth[early]).all()
+    np.testing.assert_allclose(
+        sequences.line, np.maximum(1e-3, 40 * 5 * 0.01 * np.sqrt(2) * sequences.growth), rtol=1e-6
+    )
     # the closed form of the logistic flow, of which the recursion is the Euler scheme
     fine = auxiliary(1e-3, steps=8000)
     time = 1e-3 * np.arange(8001)
     exact = 1 / np.sqrt(1 + (1e6 - 1) * np.exp(-2 * time))
     np.testing.assert_allclose(fine.growth, exact, rtol=6e-3)
     with pytest.raises(ValueError, match="take more of them"):
-        told.reaches(1.5)
+        sequences.reaches(1.5)
 
 
-def test_the_envelopes_while_everything_is_small():
-    """There all is linear: upper + lower = 2 alpha (1 + eta)^t, the upper one faster by eta/(32 log(1/alpha))."""
+def test_the_envelopes_in_the_linear_regime():
+    """upper + lower = 2 alpha (1 + eta)^t, and the upper rate is larger by eta/(32 log(1/alpha))."""
     eta, alpha, t = 0.1, 1e-6, np.arange(51)
-    found = auxiliary(eta, steps=50, alpha=alpha)
+    sequences = auxiliary(eta, steps=50, alpha=alpha)
     upper = alpha * (1 + eta + eta / (32 * np.log(1 / alpha))) ** t
-    np.testing.assert_allclose(found.upper, upper, rtol=1e-6)
-    np.testing.assert_allclose(found.lower, 2 * alpha * (1 + eta) ** t - upper, rtol=1e-6)
+    np.testing.assert_allclose(sequences.upper, upper, rtol=1e-6)
+    np.testing.assert_allclose(sequences.lower, 2 * alpha * (1 + eta) ** t - upper, rtol=1e-6)
 
 
 def test_the_first_step_above_a_size():
-    found = auxiliary(0.1, steps=150)
+    sequences = auxiliary(0.1, steps=150)
     for square in (0.2, 0.5, 0.95):
-        step = found.reaches(square)
-        assert found.growth[step - 1] ** 2 < square <= found.growth[step] ** 2
+        step = sequences.reaches(square)
+        assert sequences.growth[step - 1] ** 2 < square <= sequences.growth[step] ** 2
 
 
 BAD = {
@@ -96,8 +98,8 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_bad_input_is_explained(what, as_a_user):
-    call, said = BAD[what]
-    with pytest.raises((ValueError, TypeError), match=said):
+@pytest.mark.parametrize("case", BAD)
+def test_invalid_input_raises(case, as_a_user):
+    call, message = BAD[case]
+    with pytest.raises((ValueError, TypeError), match=message):
         call()

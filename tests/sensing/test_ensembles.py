@@ -18,11 +18,11 @@ ENSEMBLES = _ensembles()
 
 
 @pytest.mark.parametrize(("ensemble", "d"), [*((name, 4) for name in ENSEMBLES), ("goe", 5), ("goe", 1)])
-def test_an_ensemble_has_the_covariance_it_says(ensemble, d, x64):
-    made = as_ensemble("test", ENSEMBLES[ensemble])
-    white = jnp.zeros(made.normal_structure(d))
-    jacobian = jax.jacobian(lambda w: made.sqrt_mv(w.reshape(white.shape), d).ravel())(white.ravel())
+def test_an_ensemble_has_the_stated_covariance(ensemble, d, x64):
+    law = as_ensemble("test", ENSEMBLES[ensemble])
+    white = jnp.zeros(law.normal_structure(d))
+    jacobian = jax.jacobian(lambda w: law.sqrt_mv(w.reshape(white.shape), d).ravel())(white.ravel())
     matrix = jax.random.normal(jax.random.key(0), (d, d))
-    np.testing.assert_allclose(made.transform(matrix).ravel(), jacobian @ (jacobian.T @ matrix.ravel()), atol=1e-10)
+    np.testing.assert_allclose(law.transform(matrix).ravel(), jacobian @ (jacobian.T @ matrix.ravel()), atol=1e-10)
     even = matrix + matrix.T
-    np.testing.assert_allclose(made.apply(even), made.transform(even), atol=1e-10)
+    np.testing.assert_allclose(law.apply(even), law.transform(even), atol=1e-10)

@@ -17,7 +17,7 @@ from undertow.sensing.factors import (
 
 
 def numbers(count=40):
-    """Means, sizes and powers of random laws of x: about half of them cover the singularity at x = -1."""
+    """Return means, sizes and powers of random laws of x, about half of which cover the singularity at x = -1."""
     rng = np.random.default_rng(0)
     means = rng.choice([-1.0, 1.0], count) * 10 ** rng.uniform(-3, 1, count)
     return zip(means, 10 ** rng.uniform(-1.3, 1, count), 10 ** rng.uniform(-3, 1.5, count), strict=True)
@@ -26,7 +26,7 @@ def numbers(count=40):
 def test_the_log_moment_of_a_gaussian_is_its_confluent_hypergeometric_function():
     """E|N(c, s^2)|^k = s^k 2^(k/2) Gamma((k+1)/2)/sqrt(pi) 1F1(-k/2; 1/2; -c^2/(2 s^2)), Kummer transformed."""
     for mean, deviation, power in numbers():
-        z = min(((1 + mean) / deviation) ** 2 / 2, 600.0)  # beyond it exp(z) overflows in the reference
+        z = min(((1 + mean) / deviation) ** 2 / 2, 600.0)  # beyond this value exp(z) overflows in the reference
         deviation = abs(1 + mean) / math.sqrt(2 * z)
         exact = power * math.log(deviation * math.sqrt(2)) + gammaln((power + 1) / 2) - math.log(math.pi) / 2
         exact += math.log(hyp1f1((power + 1) / 2, 0.5, z)) - z
@@ -42,7 +42,7 @@ def test_the_mean_log_of_a_gaussian_is_an_integral_of_dawsons_function():
         np.testing.assert_allclose(gaussian_mean_log(mean, deviation), exact, atol=1e-11)
 
 
-def test_uniform_factors_against_quadrature_that_is_told_the_singularity():
+def test_uniform_factors_against_quadrature_split_at_the_singularity():
     for mean, half, power in numbers():
         low, high = mean - half, mean + half
         integral = lambda f, low=low, high=high: (
@@ -55,7 +55,7 @@ def test_uniform_factors_against_quadrature_that_is_told_the_singularity():
 
 
 @pytest.mark.parametrize("size", [1e-3, 1e-6, 1e-9])
-def test_small_steps_do_not_cancel(size):
+def test_small_steps_lose_no_digits_to_cancellation(size):
     """To second order E log(1 + x) = E x - E x^2/2, and log E(1 + x)^k = k E x + (k(k-1) E x^2 - k^2 (E x)^2)/2."""
     mean, deviation = -0.4, 0.7
     half = math.sqrt(3) * deviation
@@ -63,16 +63,16 @@ def test_small_steps_do_not_cancel(size):
     expected = mean * size - second * size**2 / 2
     power = 1.6  # any fixed power: the third order is far below the tolerance
     moment = power * mean * size + (power * (power - 1) * second - (power * mean) ** 2) * size**2 / 2
-    for found in (
+    for value in (
         gaussian_mean_log(mean * size, deviation * size),
         uniform_mean_log((mean - half) * size, (mean + half) * size),
     ):
-        np.testing.assert_allclose(found, expected, rtol=3 * size**2 + 1e-8)
-    for found in (
+        np.testing.assert_allclose(value, expected, rtol=3 * size**2 + 1e-8)
+    for value in (
         gaussian_log_moment(mean * size, deviation * size, power),
         uniform_log_moment((mean - half) * size, (mean + half) * size, power),
     ):
-        np.testing.assert_allclose(found, moment, rtol=3 * size**2 + 1e-6)
+        np.testing.assert_allclose(value, moment, rtol=3 * size**2 + 1e-6)
 
 
 def test_large_powers_do_not_overflow():
@@ -82,7 +82,7 @@ def test_large_powers_do_not_overflow():
     np.testing.assert_allclose(uniform_log_moment(-5.0, 1.0, power) / power, math.log(4), rtol=1e-5)
 
 
-def test_laws_without_width():
+def test_laws_of_width_zero():
     assert log_factor(-1.0) == -math.inf
     for x in (-3.0, -0.5, 0.25):
         exact = math.log(abs(1 + x))

@@ -29,7 +29,7 @@ def test_the_exponent_against_monte_carlo(name):
     assert abs(ut.lyapunov(law, ETA) - drawn.mean()) < 5 * error
 
 
-def test_a_sampler_carries_its_error():
+def test_the_exponent_of_a_sampler_has_a_standard_error():
     estimate = ut.lyapunov(lambda key, count: 1 + 8 * jnp.sign(jax.random.normal(key, (count,))), ETA)
     assert abs(float(estimate.value) - ut.lyapunov(two_point(1.0, 8.0), ETA)) < 5 * float(estimate.standard_error)
 
@@ -61,13 +61,15 @@ def kappa_by_quad(mean, deviation, eta):
 
 
 def test_the_tail_exponent_of_gaussians_that_cross_the_singularity():
-    """Three laws with known answers, then random ones."""
+    """Three laws with known exponents, then random laws."""
     for mean, deviation, eta, kappa in ((0.5, 8.0, 0.15, 0.192), (0.5, 8.0, 0.1345, 0.294), (0.5, 6.0, 0.2, 0.163)):
         np.testing.assert_allclose(ut.tail_exponent(Gaussian(mean, deviation), eta), kappa, atol=5e-4)
     rng = np.random.default_rng(1)
     for _ in range(12):
         eta, mean = 10 ** rng.uniform(-1.5, 0), rng.uniform(-1, 0.3)
-        deviation = rng.uniform(0.5, 1.4) / eta  # the factor 1 + eta s changes sign within two deviations or so
+        deviation = (
+            rng.uniform(0.5, 1.4) / eta
+        )  # the factor 1 + eta s changes sign within about two standard deviations
         law = Gaussian(mean, deviation)
         exact = kappa_by_quad(float(law.centre[0]), float(law.deviation[0]), eta)
         np.testing.assert_allclose(ut.tail_exponent(law, eta), exact, rtol=1e-5)
@@ -102,7 +104,7 @@ def test_several_directions_have_several_tail_exponents():
     assert ut.tail_exponent([-10.0, 1.0], 0.1) == pytest.approx(np.log(2) / np.log(1.1))  # a factor of exactly 0
 
 
-def test_extremes_of_the_tail_exponent():
+def test_the_tail_exponent_is_zero_or_infinite_at_the_extremes():
     assert ut.tail_exponent(two_point(1.0, 0.5), ETA) == 0
     assert ut.tail_exponent(two_point(-1.0, 0.5), ETA) == np.inf
 
@@ -115,27 +117,27 @@ def test_where_the_exponent_changes_sign():
     np.testing.assert_allclose(1e-3 * np.exp(200 * ut.lyapunov(two_point(1.0, later), ETA)), 1, rtol=1e-5)
 
 
-@pytest.mark.slow  # a claim measures the same
-def test_the_scalar_map_tells_the_full_problem():
-    """The share of runs that are rid of the spurious signal, at three heterogeneities."""
+@pytest.mark.slow  # a claim measures the same quantity
+def test_the_scalar_map_predicts_the_full_problem():
+    """The share of runs that filter the spurious signal, at three heterogeneities."""
     for spread in (1.0, 4.0, 8.0):
         law = two_point(1.0, spread)
         sensing = ut.MatrixSensing(20, 8000, law)
         run = ut.descend(sensing, sensing.start(1e-3), step_size=ETA, steps=200, key=0, seeds=128, lane_width=128,
-                         observe={"seen": sensing.measure}, progress=False)  # fmt: skip
-        share = (run.observed["seen"]["spurious"][:, -1] < 0.1).mean()
+                         observe={"measured": sensing.measure}, progress=False)  # fmt: skip
+        share = (run.observed["measured"]["spurious"][:, -1] < 0.1).mean()
         end, _ = scalar_map(law, ETA, steps=200, key=1, runs=5000)
         assert abs(share - (end < 0.1).mean()) < 0.2
 
 
-def test_noise_reseeds_what_was_filtered():
+def test_a_noise_floor_regenerates_a_filtered_signal():
     _, calm = scalar_map(two_point(1.0, 8.0), ETA, steps=3000, key=0, runs=300)
     _, kicked = scalar_map(two_point(1.0, 8.0), ETA, steps=3000, key=0, runs=300, floor=1e-3)
     assert (kicked > 0.5).mean() > (calm > 0.5).mean() + 0.3
 
 
 def test_the_scalar_map_of_one_environment_is_a_recursion():
-    """q <- q (1 + eta (s - q^2)) from above and below: the end, and the largest value on the way with the start."""
+    """q <- q (1 + eta (s - q^2)) from above and below: the final and the largest value, the start included."""
     for alpha in (0.9, 1e-2):
         q, top = alpha, alpha**2
         for _ in range(60):
@@ -147,13 +149,13 @@ def test_the_scalar_map_of_one_environment_is_a_recursion():
 
 
 def test_a_floor_adds_a_random_walk():
-    """Without a signal E q^2 = alpha^2 + steps floor^2, q so small that q^3 does not matter."""
+    """Without a signal E q^2 = alpha^2 + steps floor^2, with q so small that q^3 is negligible."""
     end, _ = scalar_map([0.0], 0.1, steps=50, key=0, runs=4000, alpha=1e-4, floor=1e-3)
     assert abs(end.mean() - 50e-6) < 5 * end.std() / np.sqrt(len(end))
 
 
 def test_a_phase_diagram_without_spread_is_a_recursion():
-    """q^2 goes to the mean: all runs are below a level that is a little above it, none below one a little below."""
+    """q^2 converges to the mean: all runs end below a level just above it, and none below a level just below it."""
     for level, share in ((0.39, 0), (0.41, 1)):
         assert phase_diagram([0.4], [0.0], 0.1, steps=400, key=0, runs=32, level=level) == share
     first, second = phase_diagram([1.0], [3.5, 3.5], ETA, steps=200, key=0, runs=1024).ravel()
@@ -161,7 +163,7 @@ def test_a_phase_diagram_without_spread_is_a_recursion():
     assert abs(first - second) < 5 * np.sqrt(2 * 0.25 / 1024)
 
 
-def test_a_phase_diagram_has_the_transition_in_it():
+def test_a_phase_diagram_shows_the_transition():
     spreads = np.array([1.0, 3.5, 9.0])
     share = phase_diagram([0.5, 1.0], spreads, ETA, steps=200, key=0, runs=1000)
     assert share.shape == (3, 2)
@@ -179,15 +181,15 @@ def test_the_window_of_the_paper_is_empty_up_to_a_spread_of_three_thousand():
 
 
 BAD = {
-    "a law that is none": (lambda: ut.lyapunov({"a": 1}, ETA), "give a law"),
+    "a law of the wrong type": (lambda: ut.lyapunov({"a": 1}, ETA), "give a law"),
     "a negative step": (lambda: ut.lyapunov([1.0], -0.1), r"lyapunov\(step_size=-0.1\)`: `step_size` must be"),
     "a negative step of the tail": (lambda: ut.tail_exponent([1.0], -0.1), r"tail_exponent\(step_size=-0.1\)"),
     "a negative step of bursts": (lambda: burst_exponent([1.0], -0.1), r"burst_exponent\(step_size=-0.1\)"),
-    "a signal that is no number": (lambda: burst_exponent([1.0], 0.1, signal=np.nan), r"burst_exponent\(signal=nan\)"),
+    "a NaN signal": (lambda: burst_exponent([1.0], 0.1, signal=np.nan), r"burst_exponent\(signal=nan\)"),
     "infinite values": (lambda: Table([1.0, np.inf]), "finite numbers"),
     "infinite variance": (lambda: Gaussian(0.0, np.inf), "finite variance"),
     "probabilities that do not sum to one": (lambda: Table([1.0, 2.0], [0.2, 0.2]), "sum to 1"),
-    "an interval the wrong way": (lambda: Uniform(1.0, 0.0), "must not be above"),
+    "an interval with its ends swapped": (lambda: Uniform(1.0, 0.0), "must not be above"),
     "a negative deviation": (lambda: Gaussian(0.0, -1.0), "at least 0"),
     "no measurements": (lambda: ut.MatrixSensing(5, 0, [1.0]), "`m` must be at least 1"),
     "a start of zero": (lambda: ut.MatrixSensing(5, 1, [1.0]).start(0.0), "`alpha` must be"),
@@ -200,8 +202,8 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_bad_input_is_explained(what, as_a_user):
-    call, sentence = BAD[what]
-    with pytest.raises((ValueError, TypeError), match=sentence):
+@pytest.mark.parametrize("case", BAD)
+def test_invalid_input_raises(case, as_a_user):
+    call, message = BAD[case]
+    with pytest.raises((ValueError, TypeError), match=message):
         call()

@@ -9,35 +9,35 @@ from undertow.sensing.isometry import _climb, rip
 
 
 def test_the_isometry_constant_of_each_rank_along_an_indefinite_matrix(x64):
-    """Gain 1.6 along B = diag(1, -1, 0)/sqrt(2), 1 elsewhere: delta is 0.6 for rank 2, 0.3 for rank 1, where B is not.
+    """The gain is 1.6 along B = diag(1, -1, 0)/sqrt(2) and 1 elsewhere: delta is 0.6 for rank 2 and 0.3 for rank 1.
 
-    For a unit v, <vv', B>^2 = (v_1^2 - v_2^2)^2/2 is at most 1/2. Half of each X is hidden in its lower triangle.
+    For a unit v, <vv', B>^2 = (v_1^2 - v_2^2)^2/2 is at most 1/2. Half of each X is in its lower triangle.
     """
     units = [np.diag([1.0, -1.0, 0.0]), np.diag([1.0, 1.0, 0.0]), np.diag([0.0, 0.0, np.sqrt(2.0)])]
     for i, j in zip(*np.triu_indices(3, 1), strict=True):
         units.append(np.zeros((3, 3)))
-        units[-1][i, j] = 2.0  # of X only the symmetric part counts
+        units[-1][i, j] = 2.0  # only the symmetric part of X counts
     gains = np.array([1.6, 1, 1, 1, 1, 1])
     x = jnp.asarray(np.stack([np.sqrt(g * 6 / 2) * b for g, b in zip(gains, units, strict=True)]))
     for rank, delta in ((1, 0.3), (2, 0.6)):
-        found = rip(x, rank)
-        np.testing.assert_allclose([found.least, found.most], [delta, 0.6], atol=1e-6)
-    # fewer measurements than dimensions are blind to some matrix, which deviates by 1
+        bounds = rip(x, rank)
+        np.testing.assert_allclose([bounds.least, bounds.most], [delta, 0.6], atol=1e-6)
+    # fewer measurements than dimensions vanish on some matrix, whose deviation is 1
     assert rip(x[:4] / 2, 1).most == 1
 
 
-def test_the_spread_of_ascents_is_that_to_their_median(x64):
-    """Two local maxima, 0.9 with the larger basin and 0.3: most ascents agree, though not all."""
+def test_the_spread_of_ascents_is_the_distance_to_their_median(x64):
+    """There are two local maxima, 0.9 with the larger basin and 0.3, so that most but not all ascents agree."""
     units = [np.diag([1.0, 0.0]), np.diag([0.0, 1.0]), np.array([[0.0, 1.0], [1.0, 0.0]]) / np.sqrt(2)]
     x = jnp.asarray(np.stack([np.sqrt(g * 3) * b for g, b in zip((1.9, 1.3, 1.0), units, strict=True)]))
     ends = np.sort(np.asarray(_climb(x, jax.random.split(jax.random.key(0), 16), 1, 1.0, 60)))
     np.testing.assert_allclose(ends[[0, -1]], [0.3, 0.9], atol=1e-6)
-    found = rip(x, 1, starts=16)
-    np.testing.assert_allclose(found.least, 0.9, atol=1e-6)
-    np.testing.assert_allclose(found.spread, 0, atol=1e-6)
+    bounds = rip(x, 1, starts=16)
+    np.testing.assert_allclose(bounds.least, 0.9, atol=1e-6)
+    np.testing.assert_allclose(bounds.spread, 0, atol=1e-6)
 
 
-def test_the_isometry_constant_of_measurements_with_a_known_one(x64):
+def test_the_isometry_constant_of_an_orthonormal_basis(x64):
     """X_i = a_i sqrt(D) E_i over an orthonormal basis of symmetric matrices: the constant is known for every rank."""
     d = 4
     basis = [np.outer(e, e) for e in np.eye(d)]
@@ -48,16 +48,16 @@ def test_the_isometry_constant_of_measurements_with_a_known_one(x64):
     size = np.ones(len(basis))
     size[0], size[1] = 1.3, 0.5  # along two matrices of rank one
     x = jnp.asarray(np.stack([np.sqrt(s * len(basis)) * b for s, b in zip(size, basis, strict=True)]))
-    found = rip(x, 1)
-    np.testing.assert_allclose([found.least, found.most], 0.5, atol=1e-6)
+    bounds = rip(x, 1)
+    np.testing.assert_allclose([bounds.least, bounds.most], 0.5, atol=1e-6)
 
 
-def test_the_isometry_constant_is_in_the_bracket_and_falls_with_m():
+def test_the_isometry_constant_is_within_its_bounds_and_falls_with_m():
     for rank in (1, 3):
         few, many = (rip(Goe().draw(jax.random.key(0), m, 6, jnp.float32), rank) for m in (200, 5000))
         assert 0 < many.least <= many.most < few.least <= few.most
         assert many.spread >= 0
-    # no random matrix of the rank deviates more than the one found
+    # no random matrix of this rank deviates more
     x = Goe().draw(jax.random.key(0), 200, 6, jnp.float32)
     drawn = jax.random.normal(jax.random.key(1), (5000, 6, 1))
     units = drawn @ jnp.swapaxes(drawn, 1, 2)

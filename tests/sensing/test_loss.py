@@ -8,7 +8,7 @@ import undertow as ut
 from undertow.sensing.laws import Table
 
 
-def test_the_loss_and_its_gradient(x64):
+def test_the_loss_and_its_gradient_equal_the_formulas(x64):
     law = Table([[-1.0, 0.5], [2.0, 1.0]], [0.25, 0.75])
     sensing = ut.MatrixSensing(5, 10, law, spectrum=[1.0, 0.5], key=jax.random.key(0))
     for point in (jnp.eye(5) * 0.3, {"U": jnp.eye(5) * 0.3, "V": 0.2 * jnp.ones((5, 2))}):

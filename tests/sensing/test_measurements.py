@@ -8,8 +8,8 @@ import undertow as ut
 from undertow import _chunks as chunks
 
 
-def test_your_own_measurements(x64):
-    """The gradient of given X, y against the formula; rank-one ones are the same as their matrices; environments."""
+def test_measurements_given_by_the_user(x64):
+    """The gradient for X and y against the formula, for matrices, for rank-one vectors and with environments."""
     x = jax.random.normal(jax.random.key(0), (30, 4))
     full = jnp.einsum("ni,nj->nij", x, x)
     y = jax.random.normal(jax.random.key(1), (30,))
@@ -18,8 +18,8 @@ def test_your_own_measurements(x64):
         g = jnp.einsum("n,nij->ij", jnp.einsum("nij,ij->n", full, shape) - y, full) / 30
         by_hand = {"U": g @ point["U"], "V": -g @ point["V"]} if isinstance(point, dict) else g @ point
         for measurements in (x, full):
-            found = ut.sensing_problem(measurements, y).gradient(point)
-            for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(by_hand), strict=True):
+            gradient = ut.sensing_problem(measurements, y).gradient(point)
+            for a, b in zip(jax.tree.leaves(gradient), jax.tree.leaves(by_hand), strict=True):
                 np.testing.assert_allclose(a, b, atol=1e-9)
     groups = np.arange(30) % 3
     noise = ut.Environments(ut.sensing_problem(full, y), groups)
@@ -30,12 +30,12 @@ def test_your_own_measurements(x64):
 
 
 def test_the_memory_of_measurements_is_bounded(monkeypatch, x64):
-    """Chunks of a few samples give the same gradient as all at once."""
+    """Chunks of a few samples give the same gradient as all samples at once."""
     x = jax.random.normal(jax.random.key(0), (101, 3, 3))
     noise = ut.Environments(ut.sensing_problem(x, x[:, 0, 0]), np.arange(101) % 2)
     point = 0.5 * jnp.eye(3)
-    whole = noise.problem.gradient(point), noise.environment_gradient(point, jnp.asarray(0))
+    unchunked = noise.problem.gradient(point), noise.environment_gradient(point, jnp.asarray(0))
     monkeypatch.setattr(chunks, "BUDGET_BYTES", 1500)
     assert noise.problem.chunk(point) < 20
-    parts = noise.problem.gradient(point), noise.environment_gradient(point, jnp.asarray(0))
-    np.testing.assert_allclose(parts, whole, atol=1e-12)
+    chunked = noise.problem.gradient(point), noise.environment_gradient(point, jnp.asarray(0))
+    np.testing.assert_allclose(chunked, unchunked, atol=1e-12)

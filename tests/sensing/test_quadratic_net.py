@@ -20,8 +20,8 @@ def point():
     return jax.random.normal(jax.random.key(13), (4, 3), jnp.float64) / 2
 
 
-def test_the_moment_that_the_rules_rest_on(x64):
-    """E[<xx', D> xx'] = 2 D + tr(D) I, each entry within five of its standard errors."""
+def test_the_fourth_moment_behind_the_update_rules(x64):
+    """E[<xx', D> xx'] = 2 D + tr(D) I, each entry within five standard errors."""
     half = np.random.default_rng(0).normal(size=(3, 3))
     d = half + half.T
     x = np.random.default_rng(1).normal(size=(400_000, 3))
@@ -29,12 +29,12 @@ def test_the_moment_that_the_rules_rest_on(x64):
     error = products.std(0) / np.sqrt(len(x))
     z = (products.mean(0) - 2 * d - np.trace(d) * np.eye(3)) / error
     assert np.abs(z).max() < 5
-    assert np.abs((products.mean(0) - 2 * d) / error).max() > 5  # without the trace the test sees it
+    assert np.abs((products.mean(0) - 2 * d) / error).max() > 5  # the test detects a formula without the trace
 
 
 @pytest.mark.parametrize("pooled", [False, True])
 @pytest.mark.parametrize("radius", [None, 2.0])
-def test_updates_are_those_of_plain_numpy(pooled, radius, x64):
+def test_updates_equal_those_in_numpy(pooled, radius, x64):
     eta, u = 0.1, np.asarray(point())
     base = small(pooled, radius=radius)
     x, sizes = jax.tree.map(lambda leaf: np.asarray(leaf[0]), base.randomness(jax.random.key(5), 1))
@@ -60,7 +60,7 @@ def test_updates_are_those_of_plain_numpy(pooled, radius, x64):
         np.testing.assert_allclose(u - eta * np.asarray(direction), want, rtol=1e-9, atol=1e-12)
 
 
-def test_the_printed_gradient_is_that_of_the_modified_loss(x64):
+def test_the_printed_gradient_is_the_gradient_of_the_modified_loss(x64):
     net, u = small(rule=Printed(0.1)), point()
     x, sizes = jax.tree.map(lambda leaf: leaf[0], net.randomness(jax.random.key(5), 1))
     targets = jnp.einsum("mi,ij,mj->m", x, net.problem.signal + net.problem.spurious(sizes[0]), x)
@@ -77,7 +77,7 @@ def test_the_printed_gradient_is_that_of_the_modified_loss(x64):
         pytest.param(True, TABLE, id="pooled, table", marks=pytest.mark.slow),
     ],
 )
-def test_the_unbiased_rule_has_the_mean_and_the_covariance(pooled, law, x64):
+def test_the_unbiased_rule_has_the_stated_mean_and_covariance(pooled, law, x64):
     net, u = small(pooled, law=law), point()
     keys = jax.random.split(jax.random.key(0), 30_000)
     draws = np.asarray(jax.jit(jax.vmap(lambda k: net.draw(k, u).ravel()))(keys))
@@ -86,14 +86,14 @@ def test_the_unbiased_rule_has_the_mean_and_the_covariance(pooled, law, x64):
     sigma = net.covariance(u)
     factor = np.asarray(sigma.factor()).reshape(12, -1)
     for v in np.random.default_rng(3).normal(size=(6, 12)):
-        told = v @ np.asarray(sigma.mv(jnp.asarray(v.reshape(4, 3)))).ravel()
-        np.testing.assert_allclose(((v @ factor) ** 2).sum(), told, rtol=1e-9)
+        variance = v @ np.asarray(sigma.mv(jnp.asarray(v.reshape(4, 3)))).ravel()
+        np.testing.assert_allclose(((v @ factor) ** 2).sum(), variance, rtol=1e-9)
         squares = ((draws - mean) @ v) ** 2
-        assert abs(squares.mean() - told) < 5 * squares.std() / np.sqrt(len(draws))
+        assert abs(squares.mean() - variance) < 5 * squares.std() / np.sqrt(len(draws))
 
 
 @pytest.mark.parametrize("pooled", [False, True])
-def test_the_covariance_is_that_of_an_exact_quadrature(pooled, x64):
+def test_the_covariance_equals_an_exact_quadrature(pooled, x64):
     """A step is a polynomial of degree 4 in x: five Gauss-Hermite points in each direction integrate its square."""
     d, m, law = 3, 6, Table([[-1.0], [2.0], [0.5]], [0.2, 0.5, 0.3])
     net = QuadraticNet(d, m, law, pooled=pooled, key=jax.random.key(2), dtype=jnp.float64)
@@ -102,8 +102,8 @@ def test_the_covariance_is_that_of_an_exact_quadrature(pooled, x64):
     x = np.stack(np.meshgrid(*[points] * d), axis=-1).reshape(-1, d)
     weight = np.prod(np.stack(np.meshgrid(*[weights] * d), axis=-1).reshape(-1, d), axis=1)
     weight = weight / weight.sum()
-    one = jax.jit(jax.vmap(lambda x, s: net.gradient(u, (x[None], s[None])).ravel(), in_axes=(0, None)))
-    draws = [np.asarray(one(jnp.asarray(x), s)) for s in law.values]
+    gradients = jax.jit(jax.vmap(lambda x, s: net.gradient(u, (x[None], s[None])).ravel(), in_axes=(0, None)))
+    draws = [np.asarray(gradients(jnp.asarray(x), s)) for s in law.values]
     shares = np.asarray(law.probabilities)
     means = [weight @ g for g in draws]
     mean = sum(p * g for p, g in zip(shares, means, strict=True))
@@ -114,13 +114,13 @@ def test_the_covariance_is_that_of_an_exact_quadrature(pooled, x64):
     between = sum(p * np.outer(c - mean, c - mean) for p, c in zip(shares, means, strict=True))
     exact = spread([mean] * 3) / m if pooled else spread(means) / m + between
     sigma = net.covariance(u)
-    found = jax.jit(jax.vmap(lambda e: sigma.mv(e.reshape(u.shape)).ravel()))(jnp.eye(u.size))
-    np.testing.assert_allclose(found, exact, atol=1e-9)
+    covariance = jax.jit(jax.vmap(lambda e: sigma.mv(e.reshape(u.shape)).ravel()))(jnp.eye(u.size))
+    np.testing.assert_allclose(covariance, exact, atol=1e-9)
 
 
 @pytest.mark.slow
-def test_it_filters_one_environment_a_step_and_not_pooled():
-    found = {}
+def test_sgd_filters_with_one_environment_per_step_and_not_with_pooled_batches():
+    runs = {}
     for name, pooled, rule in (
         ("one", False, Shrunk(0.1)),
         ("pooled", True, Shrunk(0.1)),
@@ -134,17 +134,17 @@ def test_it_filters_one_environment_a_step_and_not_pooled():
             steps=100,
             key=1,
             seeds=16,
-            observe={"seen": net.measure},
+            observe={"measured": net.measure},
             progress=False,
         )
-        found[name] = run
-    errors = {name: np.median(run.observed["seen"]["to_invariant"][:, -1]) for name, run in found.items()}
+        runs[name] = run
+    errors = {name: np.median(run.observed["measured"]["to_invariant"][:, -1]) for name, run in runs.items()}
     assert errors["one"] < 0.15
     assert errors["pooled"] > 0.7
-    assert found["printed"].diverged.mean() > 0.9
+    assert runs["printed"].diverged.mean() > 0.9
 
 
-def test_bad_input():
+def test_invalid_input_raises():
     with pytest.raises(TypeError, match="Shrunk"):
         QuadraticNet(4, 6, two_point(1.0, 5.0), rule=0.1)
     with pytest.raises(ValueError, match="radius"):

@@ -1,4 +1,4 @@
-"""Losses with known symmetries: (loss, params, symmetries, how many generators there are)."""
+"""Losses with known symmetries: (loss, params, number of independent generators)."""
 
 import jax
 import jax.numpy as jnp
@@ -74,7 +74,7 @@ def leaky(h):
     return jax.nn.leaky_relu(h, 0.1)
 
 
-# name: (loss, params, how many independent generators it has)
+# name: (loss, params, number of independent generators)
 ARCHITECTURES = {
     "two-layer linear": (linear_net, weights(U=(2, 2), W=(2, 2)), 3),
     "three-layer linear": (lambda p, s: square(p["A"] @ (p["B"] @ (p["C"] @ s[0])), s[1]),

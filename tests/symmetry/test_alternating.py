@@ -1,4 +1,4 @@
-"""The alternation over symmetries that do not commute: when it stops, and its residuals."""
+"""The alternation over symmetries that do not commute: stopping criteria and residuals."""
 
 import jax
 import jax.numpy as jnp
@@ -19,15 +19,15 @@ def double(tree):
 
 
 def two_products():
-    """Two rescalings of a linear pair, with its noise."""
+    """Return two rescalings of a linear pair, with its noise."""
     noise = ut.Minibatch(ut.Problem(nets.linear_net, double(nets.data())), 4)
     params = double(nets.weights(U=(2, 2), W=(2, 2), unused=(2,)))
     return noise, params, ut.Rescaling(lambda p: p["U"], lambda p: p["W"])
 
 
 @pytest.mark.parametrize(("move", "sweeps"), [(1.0, 6), (-1.0, 6), (20.0, 2), (-20.0, 2), (np.inf, 6)])
-def test_alternation_ends_in_balance_or_far_away(x64, monkeypatch, move, sweeps):
-    """A flow that falls tenfold with every sweep is below 1e-5 after six; an amount over 30 is far."""
+def test_the_alternation_ends_in_balance_or_at_infinity(x64, monkeypatch, move, sweeps):
+    """A flow that falls tenfold per sweep is below 1e-5 after six sweeps; an amount over 30 counts as infinite."""
     noise, params, symmetry = two_products()
     calls = []
     monkeypatch.setattr(alternating, "_balance", lambda s, n, p, *_: (p, np.asarray(move), 0, np.asarray(True)))
@@ -44,15 +44,15 @@ def test_alternation_ends_in_balance_or_far_away(x64, monkeypatch, move, sweeps)
 def test_the_flow_along_a_direction_without_noise_is_zero(x64):
     noise, params, _ = two_products()
     swap = ut.Exponential(lambda v: {"U": 0 * v["U"], "W": 0 * v["W"], "unused": v["unused"][::-1]})
-    left = alternating._residual(swap, noise, params, np.asarray(False), jnp.array(ETA), jnp.array(0.0))
-    assert left == (0.0, 0.0)
+    residual = alternating._residual(swap, noise, params, np.asarray(False), jnp.array(ETA), jnp.array(0.0))
+    assert residual == (0.0, 0.0)
 
 
 def test_a_relative_flow_is_at_most_one(x64, monkeypatch):
-    """Rounding may leave a noise power a little below zero on either side."""
+    """Rounding may make the noise power of either side slightly negative."""
     noise, params, symmetry = two_products()
     for sides in ((-1e-18, 2e-18), (2e-18, -1e-18)):
         rounded = Powers(*map(jnp.asarray, sides), jnp.zeros(()))
         monkeypatch.setattr(alternating, "powers_now", lambda *_, rounded=rounded: rounded)
-        left = alternating._residual(symmetry, noise, params, np.asarray(True), jnp.array(ETA), jnp.array(0.0))
-        assert left == (1.0, 1.0)
+        residual = alternating._residual(symmetry, noise, params, np.asarray(True), jnp.array(ETA), jnp.array(0.0))
+        assert residual == (1.0, 1.0)

@@ -1,4 +1,4 @@
-"""Where SGD holds a charge whose symmetry is broken: a case solved exactly, an identity, a simulation."""
+"""Stationary charges of broken symmetries: a closed form, an identity and a simulation."""
 
 import jax
 import jax.flatten_util
@@ -19,8 +19,8 @@ def pull_to(home, strength):
 
 
 @pytest.mark.parametrize("strength", [0.5, 4.0])
-def test_a_case_that_is_solved_exactly(x64, strength):
-    """l = z u w with z = +-s, pulled by h: SGD is linear in params, so its stationary moments are known.
+def test_the_shift_of_a_linear_recursion_is_exact_to_first_order(x64, strength):
+    """For l = z u w with z = +-s and a quadratic term of curvature h, SGD is linear and its moments are known.
 
     u+ = a u + (1 - a) u0 - eta z w with a = 1 - eta h, and the same for w, give
     E[u^2 - w^2] = (u0^2 - w0^2) (1 - a^2)/(1 - a^2 + eta^2 s^2), while E[u] = u0 exactly.
@@ -30,32 +30,32 @@ def test_a_case_that_is_solved_exactly(x64, strength):
     problem = ut.Problem(lambda p, z: z * p[0] * p[1] + pull(p), jnp.array([s, -s]))
     errors = []
     for eta in (0.01, 0.005):
-        found = deviation(ut.Minibatch(problem, 1), jnp.asarray(HOME), BALANCE, pull, step_size=eta)
-        kept = (1 - eta * strength) ** 2
+        result = deviation(ut.Minibatch(problem, 1), jnp.asarray(HOME), BALANCE, pull, step_size=eta)
+        decay = (1 - eta * strength) ** 2
         charge = (HOME[0] ** 2 - HOME[1] ** 2) / 2
-        exact = charge * (1 - kept) / (1 - kept + eta**2 * s**2) - charge
-        np.testing.assert_allclose(found.charge, charge)
-        np.testing.assert_allclose(found.drift, 0, atol=1e-12)
-        np.testing.assert_allclose(found.printed, 2 * found.shift)
-        errors.append(float(found.shift) / exact - 1)
-    np.testing.assert_allclose(errors[0] / errors[1], 2, rtol=0.05)  # of the order of the step size
+        exact = charge * (1 - decay) / (1 - decay + eta**2 * s**2) - charge
+        np.testing.assert_allclose(result.charge, charge)
+        np.testing.assert_allclose(result.drift, 0, atol=1e-12)
+        np.testing.assert_allclose(result.printed, 2 * result.shift)
+        errors.append(float(result.shift) / exact - 1)
+    np.testing.assert_allclose(errors[0] / errors[1], 2, rtol=0.05)  # the error is of the order of the step size
     assert abs(errors[1]) < 0.02
 
 
-def test_one_noisy_direction(x64):
+def test_the_corrections_for_one_noisy_direction(x64):
     """The corrections of Eq. (21) and (23) are 1 - h/n'Hn and 1 - h/(2 n'Hn) where one direction n is noisy."""
     strength = 8.0
     pull = pull_to(HOME, strength)
     problem = ut.Problem(lambda p, y: (p[0] * p[1] - y) ** 2 + pull(p), jnp.array([0.0, 2.0]))
-    found = deviation(ut.Minibatch(problem, 1), jnp.asarray(HOME), BALANCE, pull, step_size=0.01)
+    result = deviation(ut.Minibatch(problem, 1), jnp.asarray(HOME), BALANCE, pull, step_size=0.01)
     stiff = 2 * np.sum(HOME**2) + strength
-    np.testing.assert_allclose(found.params, HOME, rtol=1e-10)
-    np.testing.assert_allclose(found.balance, found.push * (1 - strength / stiff), rtol=1e-9)
-    np.testing.assert_allclose(found.shift, found.printed * (1 - strength / (2 * stiff)), rtol=1e-9)
+    np.testing.assert_allclose(result.params, HOME, rtol=1e-10)
+    np.testing.assert_allclose(result.balance, result.push * (1 - strength / stiff), rtol=1e-9)
+    np.testing.assert_allclose(result.shift, result.printed * (1 - strength / (2 * stiff)), rtol=1e-9)
 
 
 def net(key):
-    """Two factors on data, and a term without any symmetry."""
+    """Return a loss of two factors on data, plus a term without any symmetry."""
     keys = jax.random.split(key, 4)
     x, y = jax.random.normal(keys[0], (20, 3)), jax.random.normal(keys[1], (20, 2))
     params = {"U": jax.random.normal(keys[2], (2, 2)), "W": jax.random.normal(keys[3], (2, 3))}
@@ -80,14 +80,16 @@ SYMMETRIES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("symmetry", SYMMETRIES.values(), ids=SYMMETRIES.keys())
-def test_noether_s_way_agrees(x64, symmetry):
-    """E[delta] comes from the third derivatives of the whole loss; along H A params the symmetry fixes it too:
-    E[delta]'H A params = eta/2 Tr[Sigma A] - Tr[b'' A X] - 1/2 b'''[A params, X] for the breaking term b alone."""
+def test_the_balance_equals_that_of_the_noether_identity(x64, symmetry):
+    """The mean displacement E[delta], from third derivatives of the loss, against the identity of the symmetry.
+
+    E[delta]'H A params = eta/2 Tr[Sigma A] - Tr[b'' A X] - 1/2 b'''[A params, X] uses the breaking term b alone.
+    """
     problem, breaking, params = net(jax.random.key(3))
     noise, eta = ut.Minibatch(problem, 2), 0.02
-    found = deviation(noise, params, symmetry, breaking, step_size=eta)
-    flat, unravel = jax.flatten_util.ravel_pytree(found.params)
-    rows = jax.vmap(lambda g: jax.flatten_util.ravel_pytree(g)[0])(problem.sample_gradients(found.params))
+    result = deviation(noise, params, symmetry, breaking, step_size=eta)
+    flat, unravel = jax.flatten_util.ravel_pytree(result.params)
+    rows = jax.vmap(lambda g: jax.flatten_util.ravel_pytree(g)[0])(problem.sample_gradients(result.params))
     sigma = jnp.cov(rows.T, bias=True) / 2
     hessian = jax.hessian(lambda v: problem.loss(unravel(v)))(flat)
     spread = jnp.asarray(solve_continuous_lyapunov(np.asarray(hessian), eta * np.asarray(sigma)))
@@ -96,25 +98,25 @@ def test_noether_s_way_agrees(x64, symmetry):
     charge = lambda v: symmetry.charge(unravel(v))
     along, generators = jax.jacobian(charge)(flat), jax.hessian(charge)(flat)
     trace = lambda matrix: jnp.tensordot(generators, matrix, axes=2)
-    np.testing.assert_allclose(found.push, eta / 2 * trace(sigma), rtol=1e-9)
-    np.testing.assert_allclose(found.spread, trace(spread) / 2, rtol=1e-7, atol=1e-12)
-    expected = found.push - trace(jax.hessian(soft)(flat) @ spread) - along @ bend / 2
-    np.testing.assert_allclose(found.balance, expected, rtol=1e-7, atol=1e-12)
-    np.testing.assert_allclose(found.shift, found.drift + found.spread)
-    assert found.shift.shape == symmetry.charge(params).shape
+    np.testing.assert_allclose(result.push, eta / 2 * trace(sigma), rtol=1e-9)
+    np.testing.assert_allclose(result.spread, trace(spread) / 2, rtol=1e-7, atol=1e-12)
+    expected = result.push - trace(jax.hessian(soft)(flat) @ spread) - along @ bend / 2
+    np.testing.assert_allclose(result.balance, expected, rtol=1e-7, atol=1e-12)
+    np.testing.assert_allclose(result.shift, result.drift + result.spread)
+    assert result.shift.shape == symmetry.charge(params).shape
 
 
-def test_sgd_goes_there(x64):
-    """A breaking term that is not quadratic, with its own minimum elsewhere."""
+def test_sgd_has_the_predicted_mean_charge(x64):
+    """The breaking term is not quadratic, and its minimum is at another point."""
     pull = lambda p: jnp.sum((p - jnp.asarray([1.8, 0.8], p.dtype)) ** 2) + jnp.sum(p**4) / 20
     labels = jnp.array([0.0, 2.0, 0.5, 1.5])
-    whole = lambda dtype: ut.Problem(lambda p, y: (p[0] * p[1] - y) ** 2 + pull(p), labels.astype(dtype))
+    problem = lambda dtype: ut.Problem(lambda p, y: (p[0] * p[1] - y) ** 2 + pull(p), labels.astype(dtype))
     eta, seeds = 0.005, 1024
-    theory = deviation(ut.Minibatch(whole(jnp.float64), 1), jnp.asarray(HOME), BALANCE, pull, step_size=eta)
+    theory = deviation(ut.Minibatch(problem(jnp.float64), 1), jnp.asarray(HOME), BALANCE, pull, step_size=eta)
     charge = lambda p: (p[0] ** 2 - p[1] ** 2) / 2 - theory.charge.astype(jnp.float32)
     run = ut.descend(
-        ut.Minibatch(whole(jnp.float32), 1), theory.params.astype(jnp.float32), step_size=eta, steps=20_000, every=4000,
-        key=0, average={"charge": charge}, seeds=seeds, lane_width=seeds, progress=False,
+        ut.Minibatch(problem(jnp.float32), 1), theory.params.astype(jnp.float32), step_size=eta, steps=20_000,
+        every=4000, key=0, average={"charge": charge}, seeds=seeds, lane_width=seeds, progress=False,
     )  # fmt: skip
     ratio = run.observed["charge"][:, 2:].mean(axis=1) / float(theory.shift)
     error = ratio.std() / np.sqrt(seeds)
@@ -123,36 +125,36 @@ def test_sgd_goes_there(x64):
     assert abs(ratio.mean() - float(theory.printed / theory.shift)) > 0.05 + 4 * error
 
 
-class TestRefuses:
-    def test_a_population(self, as_a_user):
+class TestInvalidInput:
+    def test_a_population_raises(self, as_a_user):
         population = ut.Population(lambda p, y: (p[0] * p[1] - y) ** 2, jax.random.normal)
         with pytest.raises(TypeError, match="fix a data set"):
             deviation(ut.Minibatch(population, 1), jnp.ones(2), BALANCE, jnp.sum, step_size=0.1)
 
-    def test_a_minimum_that_is_not_isolated(self, as_a_user):
+    def test_a_minimum_that_is_not_isolated_raises(self, as_a_user):
         problem = ut.Problem(lambda p, y: (p[0] * p[1] - y) ** 2, jnp.array([0.0, 2.0]))
         with pytest.raises(ValueError, match="isolated"):
             deviation(ut.Minibatch(problem, 1), jnp.ones(2), BALANCE, lambda p: 0 * jnp.sum(p), step_size=0.1)
 
-    def test_a_point_without_a_minimum(self, as_a_user):
+    def test_a_loss_without_a_minimum_raises(self, as_a_user):
         problem = ut.Problem(lambda p, y: (p[0] * p[1] - y) ** 2 + p[0], jnp.array([0.0, 2.0]))
         with pytest.raises(ValueError, match=r"no minimum|isolated"):
             deviation(ut.Minibatch(problem, 1), jnp.ones(2), BALANCE, lambda p: p[0], step_size=0.1)
 
-    def test_what_is_no_noise(self, as_a_user):
+    def test_an_argument_that_is_not_a_noise_raises(self, as_a_user):
         with pytest.raises(TypeError, match="give a noise"):
             deviation(jnp.ones(2), jnp.ones(2), BALANCE, jnp.sum, step_size=0.1)
 
-    def test_a_breaking_term_that_is_no_function(self, as_a_user):
+    def test_a_breaking_term_that_is_not_a_function_raises(self, as_a_user):
         problem = ut.Problem(lambda p, y: (p[0] * p[1] - y) ** 2, jnp.array([0.0, 2.0]))
         with pytest.raises(TypeError, match="a function of params"):
             deviation(ut.Minibatch(problem, 1), jnp.ones(2), BALANCE, 2.0, step_size=0.1)
 
 
 def test_newton_leaves_the_origin(x64):
-    """|w - 1|^2 from w = 0, where steps in units of |w| would have no length."""
+    """Minimise |w - 1|^2 + |w - 1|^4 from w = 0, where steps relative to |w| would have length zero."""
     noise = ut.Isotropic(ut.Problem(lambda w, _: jnp.sum((w - 1) ** 2) + jnp.sum((w - 1) ** 4), jnp.zeros(1)))
-    found, gradient, least = _minimum(noise, jnp.zeros(3))
-    np.testing.assert_allclose(found, 1.0, atol=1e-6)
+    point, gradient, least = _minimum(noise, jnp.zeros(3))
+    np.testing.assert_allclose(point, 1.0, atol=1e-6)
     assert gradient < 1e-8
     np.testing.assert_allclose(least, 1.0, atol=1e-6)

@@ -15,7 +15,7 @@ def drawn(samples=40, inputs=6):
     return jax.random.normal(jax.random.key(5), (samples, inputs), jnp.float64)
 
 
-def test_some_neurons_of_a_layer_and_a_kernel_with_three_axes(x64):
+def test_rescaling_of_some_neurons_with_a_kernel_of_three_axes(x64):
     """Neurons 0 and 2 are ReLU, neuron 1 is tanh; the outgoing weights have their index in the middle."""
 
     def loss(p, x):
@@ -24,16 +24,16 @@ def test_some_neurons_of_a_layer_and_a_kernel_with_three_axes(x64):
         return jnp.sum((jnp.einsum("ahb,h->ab", p["out"], hidden) - 1) ** 2)
 
     params = {"in": normal(0, 3, 6), "out": normal(1, 2, 3, 3)}
-    (found,) = ut.find_symmetries(ut.Problem(loss, drawn()), params)
-    assert found.describe(params) == "rescaling of 2 neurons, in against out"
-    moved = found.orbit(params, jnp.array([1.0, 2.0]))
+    (symmetry,) = ut.find_symmetries(ut.Problem(loss, drawn()), params)
+    assert symmetry.describe(params) == "rescaling of 2 neurons, in against out"
+    moved = symmetry.orbit(params, jnp.array([1.0, 2.0]))
     factor = jnp.exp(jnp.array([1.0, 0.0, 2.0]))
     np.testing.assert_allclose(moved["in"], params["in"] / factor[:, None], rtol=1e-12)
     np.testing.assert_allclose(moved["out"], params["out"] * factor[None, :, None], rtol=1e-12)
 
 
-def test_rows_that_are_normalised_scale_one_by_one(x64):
-    """Beside a vector that is normalised as a whole."""
+def test_normalised_rows_have_one_scaling_each(x64):
+    """A vector that is normalised as a whole has one scaling."""
 
     def loss(p, x):
         rows = p["rows"] / jnp.linalg.norm(p["rows"], axis=1, keepdims=True)
@@ -51,14 +51,14 @@ def test_rows_that_are_normalised_scale_one_by_one(x64):
     np.testing.assert_array_equal(moved["rows"], params["rows"])
 
 
-def test_what_comes_in_and_what_goes_out(x64):
-    """Rows come in and columns go out; where one side has two leaves, that one comes in."""
+def test_the_order_of_incoming_and_outgoing_weights(x64):
+    """Rows are incoming and columns outgoing weights; a side with two leaves is the incoming one."""
     x = drawn()
     one = lambda p, x: jnp.sum((p["a"] @ jax.nn.relu(p["z"] @ x) - 1) ** 2)
     params = {"a": normal(0, 2, 5), "z": normal(1, 5, 6)}
-    (found,) = ut.find_symmetries(ut.Problem(one, x), params)
-    assert found.describe(params) == "rescaling of 5 neurons, z against a"
+    (symmetry,) = ut.find_symmetries(ut.Problem(one, x), params)
+    assert symmetry.describe(params) == "rescaling of 5 neurons, z against a"
     two = lambda p, x: (p["a"] @ jax.nn.relu(p["y"] @ x[:3] + p["z"] @ x[3:]) - 1) ** 2
     params = {"a": normal(0, 5), "y": normal(1, 5, 3), "z": normal(2, 5, 3)}
-    (found,) = ut.find_symmetries(ut.Problem(two, x), params)
-    assert found.describe(params) == "rescaling of 5 neurons, y, z against a"
+    (symmetry,) = ut.find_symmetries(ut.Problem(two, x), params)
+    assert symmetry.describe(params) == "rescaling of 5 neurons, y, z against a"

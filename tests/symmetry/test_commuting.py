@@ -12,14 +12,14 @@ CHAIN = (ut.Rescaling(lambda p: p["b"], lambda p: p["a"]), ut.Rescaling(lambda p
 
 
 def chain():
-    """Three factors with two rescalings that share the middle one, and the noise of every entry."""
+    """Return three factors with two rescalings that share the middle one, and the noise of every entry."""
     params = {"a": jnp.array([1.0, -2.0]), "b": jnp.array([0.5, 0.3]), "c": jnp.array([3.0])}
     noise = {"a": jnp.array([0.1, 0.4]), "b": jnp.array([2.0, 0.2]), "c": jnp.array([0.7])}
     return params, noise
 
 
 def cost(amounts, params, noise, k):
-    """sum of noise exp(-2 A d) + k |params exp(A d)|^2, whose minimum is the equilibrium."""
+    """Return the sum of noise exp(-2 A d) + k |params exp(A d)|^2, whose minimum is the equilibrium."""
     logs = {"a": -amounts[0], "b": amounts[0] - amounts[1], "c": amounts[1]}
     terms = [jnp.sum(noise[n] * jnp.exp(-2 * logs[n]) + k * params[n] ** 2 * jnp.exp(2 * logs[n])) for n in params]
     return sum(terms)
@@ -49,12 +49,12 @@ def test_held_generators_stay_and_the_others_are_balanced(x64):
     swept = sweep(CHAIN, params, noise, held, jnp.asarray(0.1), jnp.asarray(0.0), 1e-13, 100)
     assert float(swept.amounts[0]) == 0
     np.testing.assert_array_equal(swept.params["a"], params["a"])
-    # exp(4 amount) = s_c/s_b for the one that moves
+    # exp(4 amount) = s_c/s_b for the generator that moves
     np.testing.assert_allclose(swept.amounts[1], np.log(0.7 / 2.2) / 4, rtol=1e-12)
     assert float(swept.residuals[0]) > 0.01
 
 
-def test_one_sided_noise_is_infinite_and_no_noise_is_nan(x64):
+def test_the_amount_is_infinite_for_one_sided_noise_and_nan_without_noise(x64):
     params, noise = chain()
     noise = noise | {"b": jnp.zeros(2), "c": jnp.zeros(1)}
     held = [np.zeros((), bool)] * 2
@@ -64,7 +64,7 @@ def test_one_sided_noise_is_infinite_and_no_noise_is_nan(x64):
     np.testing.assert_array_equal(swept.params["a"], params["a"])
 
 
-def test_relative_differences():
+def test_relative_differences_equal_the_formula():
     up, down = jnp.array([1.0, 3.0, 0.0]), jnp.array([1.0, 0.0, 0.0])
     np.testing.assert_array_equal(relative(up, down), [0.0, 1.0, 0.0])
 
@@ -78,5 +78,5 @@ def test_members_of_directions_are_held():
 
 
 @pytest.mark.parametrize(("residual", "missed"), [(1e-9, False), (1e-6, False), (1e-3, True), (np.nan, True)])
-def test_a_residual_is_missed_above_both_limits(residual, missed):
+def test_a_residual_counts_as_missed_above_both_limits(residual, missed):
     assert Limits(tolerance=1e-8, rounding=1e-5, sweeps=1).missed_by(residual) == missed

@@ -1,4 +1,4 @@
-"""Noise equilibria: closed forms against each other, against the flow, and what has none."""
+"""Noise equilibria: closed forms against each other and the flow, and symmetries without an equilibrium."""
 
 import jax
 import jax.numpy as jnp
@@ -32,19 +32,19 @@ def relu(x64):
 @pytest.mark.parametrize("decay", [0.0, 0.4])
 def test_rotations_balance_and_change_nothing_else(factors, decay):
     noise, params = factors
-    found = ut.equilibrium(noise, params, nets.FACTORS, step_size=ETA, weight_decay=decay)
-    assert found.residual <= 1e-10
-    np.testing.assert_allclose(found.params["U"] @ found.params["W"], params["U"] @ params["W"], atol=1e-12)
-    np.testing.assert_allclose(noise.problem.loss(found.params), noise.problem.loss(params), rtol=1e-12)
-    flow = ut.noether_flow(noise, found.params, nets.FACTORS, step_size=ETA, weight_decay=decay)
+    result = ut.equilibrium(noise, params, nets.FACTORS, step_size=ETA, weight_decay=decay)
+    assert result.residual <= 1e-10
+    np.testing.assert_allclose(result.params["U"] @ result.params["W"], params["U"] @ params["W"], atol=1e-12)
+    np.testing.assert_allclose(noise.problem.loss(result.params), noise.problem.loss(params), rtol=1e-12)
+    flow = ut.noether_flow(noise, result.params, nets.FACTORS, step_size=ETA, weight_decay=decay)
     before = ut.noether_flow(noise, params, nets.FACTORS, step_size=ETA, weight_decay=decay)
     assert np.abs(flow.rate).max() < 1e-10 * np.abs(before.rate).max()
-    moved = nets.FACTORS.orbit(params, found.amount[0])
-    np.testing.assert_allclose(moved["U"], found.params["U"], atol=1e-10)
+    moved = nets.FACTORS.orbit(params, result.amount[0])
+    np.testing.assert_allclose(moved["U"], result.params["U"], atol=1e-10)
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.6])
-def test_two_layer_linear_nets_by_the_svd(factors, decay):
+def test_two_layer_linear_nets_satisfy_the_balance_equation(factors, decay):
     """At the global minimum the residual does not depend on the factors: W Gamma_W W' = U' Gamma_U U."""
     noise, _ = factors
     x, y = noise.problem.data
@@ -57,34 +57,34 @@ def test_two_layer_linear_nets_by_the_svd(factors, decay):
     u, w = closed_forms.balanced_factors(least, gamma_u, gamma_w, 4)
     np.testing.assert_allclose(u @ w, least, atol=1e-12)
     np.testing.assert_allclose(w @ gamma_w @ w.T, u.T @ gamma_u @ u, atol=1e-10)
-    found = ut.equilibrium(noise, start, nets.FACTORS, step_size=ETA, weight_decay=decay).params
-    np.testing.assert_allclose(found["U"] @ found["U"].T, u @ u.T, atol=1e-9)
-    np.testing.assert_allclose(found["W"].T @ found["W"], w.T @ w, atol=1e-9)
+    balanced = ut.equilibrium(noise, start, nets.FACTORS, step_size=ETA, weight_decay=decay).params
+    np.testing.assert_allclose(balanced["U"] @ balanced["U"].T, u @ u.T, atol=1e-9)
+    np.testing.assert_allclose(balanced["W"].T @ balanced["W"], w.T @ w, atol=1e-9)
 
 
-def test_directions_that_do_not_reach_the_product_die_out(x64):
+def test_directions_that_do_not_affect_the_product_become_zero(x64):
     x, y = double(nets.data(samples=40, inputs=4, outputs=2))
     noise = ut.Minibatch(ut.Problem(nets.linear_net, (x, y)), 4)
     params = double(nets.weights(U=(2, 6), W=(6, 4)))
-    found = ut.equilibrium(noise, params, nets.FACTORS, step_size=ETA)
-    assert found.infinite == (4,)
-    assert found.residual < 1e-10
-    np.testing.assert_allclose(found.params["U"] @ found.params["W"], params["U"] @ params["W"], atol=1e-12)
-    assert np.linalg.matrix_rank(found.params["W"], tol=1e-10) == 2
+    result = ut.equilibrium(noise, params, nets.FACTORS, step_size=ETA)
+    assert result.infinite == (4,)
+    assert result.residual < 1e-10
+    np.testing.assert_allclose(result.params["U"] @ result.params["W"], params["U"] @ params["W"], atol=1e-12)
+    assert np.linalg.matrix_rank(result.params["W"], tol=1e-10) == 2
 
 
 def test_layers_that_share_weights_are_solved_together(relu):
     noise, params = relu
-    found = ut.equilibrium(noise, params, nets.RELU_LAYERS, step_size=ETA, weight_decay=0.1)
-    assert found.residual <= 1e-10
-    np.testing.assert_allclose(noise.problem.losses(found.params), noise.problem.losses(params), rtol=1e-10)
+    result = ut.equilibrium(noise, params, nets.RELU_LAYERS, step_size=ETA, weight_decay=0.1)
+    assert result.residual <= 1e-10
+    np.testing.assert_allclose(noise.problem.losses(result.params), noise.problem.losses(params), rtol=1e-10)
     for layer in nets.RELU_LAYERS:
-        rate = ut.noether_flow(noise, found.params, layer, step_size=ETA, weight_decay=0.1).rate
+        rate = ut.noether_flow(noise, result.params, layer, step_size=ETA, weight_decay=0.1).rate
         scale = ut.noether_flow(noise, params, layer, step_size=ETA, weight_decay=0.1).rate
         assert np.abs(rate).max() < 1e-9 * np.abs(scale).max()
 
 
-def test_it_is_the_least_noise_on_the_orbit(relu):
+def test_the_equilibrium_minimises_noise_and_penalty_on_the_orbit(relu):
     """F = eta/4 Tr Sigma + lambda/2 |params|^2 grows in every direction along the orbit."""
     noise, params = relu
     decay = 0.1
@@ -93,15 +93,15 @@ def test_it_is_the_least_noise_on_the_orbit(relu):
         weights = sum(float(jnp.sum(x**2)) for x in jax.tree.leaves(p))
         return ETA / 4 * float(noise.covariance(p).trace()) + decay / 2 * weights
 
-    found = ut.equilibrium(noise, params, nets.RELU_LAYERS, step_size=ETA, weight_decay=decay)
-    least = cost(found.params)
+    result = ut.equilibrium(noise, params, nets.RELU_LAYERS, step_size=ETA, weight_decay=decay)
+    least = cost(result.params)
     for seed in range(6):
         direction = 0.1 * jax.random.normal(jax.random.key(seed), (5,), jnp.float64)
-        assert cost(nets.RELU_LAYERS[0].orbit(found.params, direction)) > least
+        assert cost(nets.RELU_LAYERS[0].orbit(result.params, direction)) > least
     assert cost(params) > least
 
 
-def test_every_start_of_an_orbit_ends_at_one_point(relu):
+def test_every_start_on_an_orbit_has_the_same_equilibrium(relu):
     noise, params = relu
     ends = []
     for seed in range(3):
@@ -113,7 +113,7 @@ def test_every_start_of_an_orbit_ends_at_one_point(relu):
             np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9)
 
 
-def test_a_general_generator_by_its_root(factors):
+def test_a_general_generator_is_solved_by_root_finding(factors):
     noise, params = factors
     generator = {"U": jnp.ones((5, 3)), "W": -jnp.ones((3, 4))}
     for kind in (generator, lambda v: {"U": v["U"], "W": -v["W"]}):
@@ -124,7 +124,7 @@ def test_a_general_generator_by_its_root(factors):
         np.testing.assert_allclose(by_root.amount[0], closed.amount[0], rtol=1e-8)
 
 
-@pytest.mark.slow  # a claim measures the same
+@pytest.mark.slow  # a claim measures the same quantity
 def test_rotations_in_a_chain(x64):
     """Three layers: two rotations that share the middle one; the ends agree with the closed form of Theorem 5.4."""
     keys = jax.random.split(jax.random.key(0), 4)
@@ -140,12 +140,12 @@ def test_rotations_in_a_chain(x64):
         ut.DoubleRotation(lambda p: p["B"], lambda p: p["A"]),
         ut.DoubleRotation(lambda p: p["C"], lambda p: p["B"]),
     )
-    found = ut.equilibrium(ut.Minibatch(problem, 8), start, pairs, step_size=ETA)
-    assert found.residual < 1e-6
-    np.testing.assert_allclose(found.params["C"] @ found.params["B"] @ found.params["A"], truth, atol=1e-10)
-    norms = [float(jnp.sum(found.params[name] ** 2)) for name in "ABC"]
-    told = closed_forms.deep_linear_norms(truth, jnp.diag(scale_x), jnp.diag(scale_e), 3)
-    np.testing.assert_allclose(norms, told, rtol=0.1)  # 4,000 samples know the moments to a few percent
+    result = ut.equilibrium(ut.Minibatch(problem, 8), start, pairs, step_size=ETA)
+    assert result.residual < 1e-6
+    np.testing.assert_allclose(result.params["C"] @ result.params["B"] @ result.params["A"], truth, atol=1e-10)
+    norms = [float(jnp.sum(result.params[name] ** 2)) for name in "ABC"]
+    predicted = closed_forms.deep_linear_norms(truth, jnp.diag(scale_x), jnp.diag(scale_e), 3)
+    np.testing.assert_allclose(norms, predicted, rtol=0.1)  # 4,000 samples give the moments to a few percent
 
 
 def test_norms_that_only_grow_have_their_equilibrium_at_infinity(x64):
@@ -155,17 +155,17 @@ def test_norms_that_only_grow_have_their_equilibrium_at_infinity(x64):
     one_sided = ut.Exponential({"u": jnp.zeros((2, 3)), "w": 3 * jnp.ones((3, 2))}, label="three times the norm")
     for symmetry, name in ((nets.SCALE, "scaling of w"), (one_sided, "three times the norm")):
         with pytest.warns(NoFiniteEquilibrium, match=f"1 of 1 symmetries have no finite equilibrium: {name}"):
-            found = ut.equilibrium(noise, params, symmetry, step_size=ETA)
-        assert np.isposinf(found.amount[0])
-        assert found.infinite == (1,)
-        assert found.residual == pytest.approx(1.0, rel=1e-9)  # nothing pushes back
-        assert f"{name}: residual 1, 1 of 1 direction at infinity" in str(found)
-        np.testing.assert_array_equal(found.params["w"], params["w"])
+            result = ut.equilibrium(noise, params, symmetry, step_size=ETA)
+        assert np.isposinf(result.amount[0])
+        assert result.infinite == (1,)
+        assert result.residual == pytest.approx(1.0, rel=1e-9)  # no force opposes the growth
+        assert f"{name}: residual 1, 1 of 1 direction at infinity" in str(result)
+        np.testing.assert_array_equal(result.params["w"], params["w"])
         assert float(ut.noether_flow(noise, params, symmetry, step_size=ETA).rate) > 0
 
 
 def weight_norm():
-    """Weight normalisation behind a linear layer: a scale without an equilibrium, and a rescaling with one."""
+    """Return weight normalisation after a linear layer: a scale without an equilibrium, and a rescaling with one."""
     x, y = double(nets.data())
     loss = lambda p, s: (p["g"] * (p["v"] @ (p["w"] @ s[0])) / jnp.linalg.norm(p["v"]) - s[1][0]) ** 2
     problem = ut.Problem(loss, (x, y))
@@ -173,60 +173,60 @@ def weight_norm():
 
 
 @pytest.mark.parametrize("kind", [ut.Rescaling, ut.Exponential])
-def test_a_symmetry_at_infinity_does_not_hold_up_the_others(x64, kind):
+def test_a_symmetry_at_infinity_does_not_affect_the_others(x64, kind):
     noise, params = weight_norm()
     scale = ut.Scaling(lambda p: p["v"])
     if kind is ut.Rescaling:
         other = ut.Rescaling(lambda p: p["g"], lambda p: p["w"])
-    else:  # the same generator through the solver of families that do not commute
+    else:  # the same generator, solved as a family that does not commute
         other = ut.Exponential(lambda v: {"g": v["g"], "v": 0 * v["v"], "w": -v["w"]}, label="g against w")
     alone = ut.equilibrium(noise, params, other, step_size=ETA)
     with pytest.warns(NoFiniteEquilibrium, match="1 of 2 symmetries have no finite equilibrium: scaling of v"):
-        both = ut.equilibrium(noise, params, [scale, other], step_size=ETA)
-    assert both.infinite == (1, 0)
-    assert both.sweeps <= 3
-    assert both.residuals[0] == both.residual == pytest.approx(1.0)
-    assert both.residuals[1] < 1e-8
-    for a, b in zip(jax.tree.leaves(both.params), jax.tree.leaves(alone.params), strict=True):
+        result = ut.equilibrium(noise, params, [scale, other], step_size=ETA)
+    assert result.infinite == (1, 0)
+    assert result.sweeps <= 3
+    assert result.residuals[0] == result.residual == pytest.approx(1.0)
+    assert result.residuals[1] < 1e-8
+    for a, b in zip(jax.tree.leaves(result.params), jax.tree.leaves(alone.params), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-8)
     rate = lambda p: float(ut.noether_flow(noise, p, other, step_size=ETA).rate)
-    assert abs(rate(both.params)) < 1e-8 * abs(rate(params))
+    assert abs(rate(result.params)) < 1e-8 * abs(rate(params))
 
 
 def test_weight_decay_gives_a_scale_its_closed_form(x64):
-    """d|w|^2/dt = -2 lambda |w|^2 + eta s with s |w|^2 the same along the orbit: |w|^4 = eta s |w|^2/(2 lambda)."""
+    """d|w|^2/dt = -2 lambda |w|^2 + eta s with s |w|^2 constant along the orbit: |w|^4 = eta s |w|^2/(2 lambda)."""
     noise, params = weight_norm()
     decay = 0.006
     per_sample = noise.problem.sample_gradients(params)["v"]
     spread = float(jnp.sum(jnp.var(per_sample, axis=0))) / 4  # batches of four
     expected = ETA * spread * float(jnp.sum(params["v"] ** 2)) / (2 * decay)
-    found = ut.equilibrium(noise, params, ut.Scaling(lambda p: p["v"]), step_size=ETA, weight_decay=decay)
-    assert found.infinite == (0,)
-    assert found.residual < 1e-10
-    np.testing.assert_allclose(jnp.sum(found.params["v"] ** 2) ** 2, expected, rtol=1e-10)
+    result = ut.equilibrium(noise, params, ut.Scaling(lambda p: p["v"]), step_size=ETA, weight_decay=decay)
+    assert result.infinite == (0,)
+    assert result.residual < 1e-10
+    np.testing.assert_allclose(jnp.sum(result.params["v"] ** 2) ** 2, expected, rtol=1e-10)
 
 
 @pytest.mark.parametrize("radius", [0.3, 3.0])
-def test_sgd_with_weight_decay_takes_a_scale_there(radius):
-    """The gradient of +-angle is 1/r across the radius, so r^2 goes to (1 - eta lambda)^2 r^2 + eta^2/r^2 at a step.
+def test_sgd_with_weight_decay_converges_to_the_equilibrium_scale(radius):
+    """The gradient of +-angle is 1/r across the radius, so one step maps r^2 to (1 - eta lambda)^2 r^2 + eta^2/r^2.
 
-    Its fixed point is r^4 = eta/(lambda (2 - eta lambda)), whatever the draws.
+    The fixed point is r^4 = eta/(lambda (2 - eta lambda)) for all draws.
     """
     problem = ut.Problem(lambda p, z: z * jnp.arctan2(p[1], p[0]), jnp.array([1.0, -1.0]))
     noise, eta, decay = ut.Minibatch(problem, 1), 0.05, 0.1
     start = radius * jnp.array([0.6, 0.8])
-    told = ut.equilibrium(noise, start, ut.Scaling(lambda p: p), step_size=eta, weight_decay=decay).params
+    equilibrium = ut.equilibrium(noise, start, ut.Scaling(lambda p: p), step_size=eta, weight_decay=decay).params
     run = ut.descend(
         noise, start, step_size=eta, weight_decay=decay, steps=1000, key=0, progress=False,
         observe={"square": lambda p: jnp.sum(p**2)},
     )  # fmt: skip
-    expected = float(jnp.sum(told**2)) / np.sqrt(1 - eta * decay / 2)
+    expected = float(jnp.sum(equilibrium**2)) / np.sqrt(1 - eta * decay / 2)
     np.testing.assert_allclose(run.observed["square"][..., -1], expected, rtol=1e-5)
     np.testing.assert_allclose(expected**2, eta / (decay * (2 - eta * decay)), rtol=1e-5)
 
 
 def fields():
-    """Three weights whose directions alone count, so that each may be scaled: noise pushes all of them outwards."""
+    """Return a loss of the directions of three weights, so that each has a scaling and noise increases all norms."""
     x, y = double(nets.data(inputs=3))
     unit = lambda v: v / jnp.linalg.norm(v)
     loss = lambda p, s: (unit(p["a"]) @ s[0] + unit(p["b"]) @ s[0] ** 2 + unit(p["c"]) @ jnp.sin(s[0]) - s[1][0]) ** 2
@@ -234,7 +234,7 @@ def fields():
 
 
 COMBINED = {
-    # (a b | c) + (c a | b) scales a alone; none of the two has an equilibrium at infinity by itself
+    # (a b | c) + (c a | b) scales a alone; neither of the two has an equilibrium at infinity by itself
     "rescalings": (
         ut.Rescaling(lambda p: (p["a"], p["b"]), lambda p: p["c"], label="first"),
         ut.Rescaling(lambda p: (p["c"], p["a"]), lambda p: p["b"], label="second"),
@@ -257,11 +257,11 @@ def test_a_combination_at_infinity_is_found(x64, kind):
     for alone in (first, second):
         assert ut.equilibrium(noise, params, alone, step_size=ETA).residual < 1e-9
     with pytest.warns(NoFiniteEquilibrium, match="first, 1 of 1 direction at infinity together with second"):
-        both = ut.equilibrium(noise, params, [first, second], step_size=ETA)
-    assert both.infinite == (1, 1)
-    assert both.together == ((0, 1),)
-    np.testing.assert_allclose(both.params["a"], params["a"])
-    assert all(np.isposinf(a) for a in both.amount)
+        result = ut.equilibrium(noise, params, [first, second], step_size=ETA)
+    assert result.infinite == (1, 1)
+    assert result.together == ((0, 1),)
+    np.testing.assert_allclose(result.params["a"], params["a"])
+    assert all(np.isposinf(a) for a in result.amount)
 
 
 def lora(p, s):
@@ -269,40 +269,40 @@ def lora(p, s):
 
 
 def test_a_factor_of_zero_has_no_finite_equilibrium(x64):
-    """At B = 0 only B has noise. The pair beside it, which has an equilibrium, goes there."""
+    """At B = 0 only B has noise. The other pair has an equilibrium and moves to it."""
     x, y = double(nets.data(samples=40, inputs=4, outputs=3))
     params = double(nets.weights(base=(3, 4), A=(2, 4), U=(3, 2), W=(2, 4)) | {"B": jnp.zeros((3, 2))})
     problem = ut.Problem(lambda p, s: lora(p, s) + nets.linear_net(p, (s[0], 2 * s[1])), (x, y))
     noise = ut.Minibatch(problem, 4)
     adapter = ut.DoubleRotation(lambda p: p["B"], lambda p: p["A"])
     with pytest.warns(NoFiniteEquilibrium, match=r"1 of 2 .*GL\(2\) between B and A, 2 of 2 directions at infinity"):
-        found = ut.equilibrium(noise, params, [nets.FACTORS, adapter], step_size=ETA)
-    assert found.infinite == (0, 2)
-    assert found.sweeps <= 3
-    assert found.residuals[0] < 1e-8
+        result = ut.equilibrium(noise, params, [nets.FACTORS, adapter], step_size=ETA)
+    assert result.infinite == (0, 2)
+    assert result.sweeps <= 3
+    assert result.residuals[0] < 1e-8
     rescaled = ut.Rescaling(lambda p: p["B"], lambda p: p["A"])
     with pytest.warns(NoFiniteEquilibrium, match="rescaling, A against B"):
         ut.equilibrium(noise, params, rescaled, step_size=ETA)
 
 
-def test_too_few_sweeps_are_said():
+def test_too_few_sweeps_give_a_warning():
     noise = ut.Minibatch(ut.Problem(nets.relu_net, nets.data()), 4)
     with pytest.warns(UserWarning, match="not converged after 1 sweeps"):
         ut.equilibrium(noise, nets.relu_params(), nets.RELU_LAYERS, step_size=ETA, max_sweeps=1)
 
 
-def test_dead_neurons_are_left_out_and_listed(x64):
+def test_dead_neurons_do_not_move_and_are_listed(x64):
     params = double(nets.relu_params())
     params["b1"] = params["b1"].at[2].set(-100.0)
     noise = ut.Minibatch(ut.Problem(nets.relu_net, double(nets.data())), 4)
-    found = ut.equilibrium(noise, params, nets.RELU_LAYERS[0], step_size=ETA)
-    assert found.excluded == ((2,),)
-    assert found.amount[0][2] == 0
-    np.testing.assert_allclose(found.params["w1"][2], params["w1"][2])
-    assert found.residual < 1e-10
+    result = ut.equilibrium(noise, params, nets.RELU_LAYERS[0], step_size=ETA)
+    assert result.excluded == ((2,),)
+    assert result.amount[0][2] == 0
+    np.testing.assert_allclose(result.params["w1"][2], params["w1"][2])
+    assert result.residual < 1e-10
 
 
-def test_no_noise_at_all_is_an_error(x64):
+def test_a_noise_of_zero_raises(x64):
     x, _ = double(nets.data())
     params = double(nets.weights(U=(2, 3), W=(3, 2)))
     problem = ut.Problem(nets.linear_net, (x, x @ params["W"].T @ params["U"].T))  # interpolated
@@ -331,16 +331,16 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_bad_input_is_explained(what, as_a_user):
-    call, sentence = BAD[what]
+@pytest.mark.parametrize("case", BAD)
+def test_invalid_input_raises(case, as_a_user):
+    call, sentence = BAD[case]
     noise = ut.Minibatch(ut.Problem(nets.linear_net, nets.data()), 2)
     with pytest.raises((ValueError, TypeError), match=sentence):
         call(noise, nets.weights(U=(2, 3), W=(3, 2)))
 
 
-def test_half_precision_is_computed_in_single():
-    """The flow and the amounts are those of the same numbers in float32; params come back in their own type."""
+def test_half_precision_is_computed_in_single_precision():
+    """The flow and the amounts equal those of the same numbers in float32; params are returned in their own type."""
     half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (nets.weights(U=(2, 3), W=(3, 2)), nets.data()))
     single = jax.tree.map(lambda x: x.astype(jnp.float32), half)
     rescaling = ut.Rescaling(lambda p: p["U"], lambda p: p["W"], neurons=True)

@@ -19,7 +19,7 @@ def double(tree):
 
 @pytest.mark.parametrize("replace", [True, False])
 def test_the_expected_step_is_exact(replace, x64):
-    """The mean of the charge's change over all batches of two, enumerated."""
+    """The mean change of the charge over all batches of two, by enumeration."""
     x, y = double(nets.data(samples=6))
     problem = ut.Problem(nets.relu_net, (x, y))
     params = double(nets.relu_params(3, 3))
@@ -39,7 +39,7 @@ def test_the_expected_step_is_exact(replace, x64):
 
 
 def test_the_expected_step_is_exact_where_the_symmetry_is_broken(x64):
-    """The breaking term of one step is -eta (1 - eta lambda) g'A params: enumerated as above, with a large decay."""
+    """The breaking term of one step is -eta (1 - eta lambda) g'A params: by enumeration, with a large decay."""
     x, y = double(nets.data(samples=4))
     problem = ut.Problem(lambda p, s: nets.square(p["o"] @ jnp.tanh(p["i"] @ s[0]), s[1]), (x, y))
     params = double(nets.weights(o=(2, 3), i=(3, 2)))
@@ -53,7 +53,7 @@ def test_the_expected_step_is_exact_where_the_symmetry_is_broken(x64):
 
     mean = np.mean([charge_after(k) for k in range(4)], axis=0) - neurons.charge(params)
     np.testing.assert_allclose(flow.per_step, mean, rtol=1e-10, atol=1e-14)
-    assert np.abs(eta * flow.breaking).min() > 1e-3  # it is seen
+    assert np.abs(eta * flow.breaking).min() > 1e-3  # the breaking is detected
     square = lambda g: 2 * neurons.charge(g)  # g'A g
     gradient = problem.gradient(params)
     np.testing.assert_allclose(flow.gradient, square(gradient), rtol=1e-10)
@@ -79,7 +79,7 @@ def test_continuous_time_is_the_step_without_the_mean_gradient(x64):
 
 
 class Drawer(eqx.Module):
-    """Fresh data of one of many laws that differ in their seed only; labels far from zero, for a mean gradient."""
+    """Fresh data of a distribution given by a seed, with labels far from zero so that the mean gradient is large."""
 
     seed: jax.Array
 
@@ -89,8 +89,8 @@ class Drawer(eqx.Module):
 
 
 @pytest.mark.parametrize("route", ["taps", "per-sample gradients"])
-def test_a_population_s_standard_error_is_the_spread_of_its_estimates(route, x64):
-    """Over 100 draws of the 4,096 samples; the two sides of a 99.99 % interval for the ratio of variances."""
+def test_the_standard_error_of_a_population_is_the_spread_of_its_estimates(route, x64):
+    """The ratio of variances over 100 draws of 4,096 samples is within its 99.99 % interval."""
     params = double(nets.relu_params(3, 3))
     symmetry = nets.RELU_LAYERS[0]
     if route != "taps":
@@ -103,9 +103,9 @@ def test_a_population_s_standard_error_is_the_spread_of_its_estimates(route, x64
         flows.append(ut.noether_flow(noise, params, symmetry, step_size=ETA, momentum=0.5, approximate=True))
     assert ("taps" in flows[0].route) == (route == "taps")
     rates = np.stack([flow.rate for flow in flows])
-    told = np.mean([flow.standard_error**2 for flow in flows], axis=0)
+    reported = np.mean([flow.standard_error**2 for flow in flows], axis=0)
     low, high = stats.chi2.ppf([5e-5, 1 - 5e-5], 99) / 99
-    ratio = rates.var(axis=0, ddof=1) / told
+    ratio = rates.var(axis=0, ddof=1) / reported
     assert (ratio > low).all(), ratio
     assert (ratio < high).all(), ratio
 
@@ -116,7 +116,7 @@ def test_a_finite_data_set_has_no_standard_error(x64):
     assert np.asarray(flow.standard_error).max() == 0
 
 
-def test_the_route_is_told(x64):
+def test_the_method_is_reported(x64):
     problem = ut.Problem(nets.relu_net, double(nets.data()))
     flow = ut.noether_flow(ut.Minibatch(problem, 4), double(nets.relu_params()), nets.RELU_LAYERS[0], step_size=ETA)
     assert "w1 by taps" in flow.route
@@ -125,7 +125,7 @@ def test_the_route_is_told(x64):
     assert other.route == "covariance"
 
 
-def test_a_symmetry_the_loss_does_not_have_is_refused_with_its_size():
+def test_a_broken_symmetry_raises_an_error_with_its_size():
     params = nets.weights(o=(2, 3), i=(3, 2))
     problem = ut.Problem(lambda p, s: nets.square(p["o"] @ jnp.tanh(p["i"] @ s[0]), s[1]), nets.data())
     neurons = ut.Rescaling(lambda p: p["o"], lambda p: p["i"], neurons=True)
@@ -137,21 +137,21 @@ def test_a_symmetry_the_loss_does_not_have_is_refused_with_its_size():
 
 BAD = {
     "negative weight decay": ({"weight_decay": -1.0}, "`weight_decay` must be a finite number, at least 0"),
-    "a step size that is no number": ({"step_size": "x"}, "`step_size` must be a number"),
+    "a step size that is not a number": ({"step_size": "x"}, "`step_size` must be a number"),
     "momentum of one": ({"momentum": 1.0}, "below 1"),
 }
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_bad_input_is_explained(what, as_a_user):
-    more, sentence = BAD[what]
+@pytest.mark.parametrize("case", BAD)
+def test_invalid_input_raises(case, as_a_user):
+    more, sentence = BAD[case]
     problem = ut.Problem(nets.linear_net, nets.data())
     arguments = {"step_size": ETA} | more
     with pytest.raises((ValueError, TypeError), match=sentence):
         ut.noether_flow(ut.Minibatch(problem, 2), nets.weights(U=(2, 3), W=(3, 2)), nets.FACTORS, **arguments)
 
 
-def test_the_old_order_of_arguments_is_explained(as_a_user):
+def test_the_old_order_of_arguments_raises_an_error_with_the_new_one(as_a_user):
     noise, params = ut.Minibatch(ut.Problem(nets.linear_net, nets.data()), 2), nets.weights(U=(2, 3), W=(3, 2))
     with pytest.raises(TypeError, match=r"the order is `noether_flow\(noise, params, symmetry, \.\.\.\)` now"):
         ut.noether_flow(noise, nets.FACTORS, params, step_size=ETA)

@@ -1,4 +1,4 @@
-"""Relaxation times, sharpness and stable steps against what they predict."""
+"""Relaxation times, sharpness and largest stable steps against closed forms and simulations."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ def test_lanczos_on_a_hessian_of_rank_one():
     np.testing.assert_allclose(largest_curvature(problem, jnp.ones(10), jax.random.key(0)), 20.0, rtol=1e-4)
 
 
-def test_relaxation_of_isotropic_factors_is_the_closed_form(x64):
+def test_the_relaxation_time_of_isotropic_factors_equals_the_closed_form(x64):
     """tau = S/(4 eta^2 lambda) steps where Gamma_U = Gamma_W = lambda I."""
     x = jnp.concatenate([jnp.eye(2), -jnp.eye(2)]) * jnp.sqrt(2.0)
     x = jnp.concatenate([x, x])
@@ -56,7 +56,7 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_relaxation_times_are_the_slope_of_the_flow(x64, kind):
-    """A little off equilibrium a charge returns at the rate -d(dC/dt)/dC, so tau = -1/(eta d rate/dC) steps."""
+    """Near the equilibrium a charge relaxes at the rate -d(dC/dt)/dC, so tau = -1/(eta d rate/dC) steps."""
     loss, params, symmetry = KINDS[kind]
     noise, eta, decay = ut.Minibatch(ut.Problem(loss, double(nets.data())), 4), 0.05, 0.6
     end = ut.equilibrium(noise, double(params), symmetry, step_size=eta, weight_decay=decay).params
@@ -68,9 +68,9 @@ def test_relaxation_times_are_the_slope_of_the_flow(x64, kind):
 
 
 def test_a_forecast_of_two_products_by_hand(x64):
-    """Loss (uw - y)^2, y = 0 or 2: noise over weights is 4 on the orbit, so a charge takes 1/(4 eta^2) steps.
+    """For (uw - y)^2 with y = 0 or 2, noise over weights is 4 on the orbit, so the relaxation time is 1/(4 eta^2).
 
-    A second product with labels twice as far apart takes a quarter of that: 1/(16 eta^2).
+    The relaxation time of a second product, with labels twice as far apart, is a quarter: 1/(16 eta^2).
     """
     y = jnp.array([[0.0, 0.0], [2.0, 4.0]])
     problem = ut.Problem(lambda p, s: (p["u"] * p["w"] - s[0]) ** 2 + (p["a"] * p["b"] - s[1]) ** 2, y)
@@ -79,33 +79,34 @@ def test_a_forecast_of_two_products_by_hand(x64):
     gradient = problem.gradient(params)
     falling = float(problem.loss(params)) / sum(float(g) ** 2 for g in gradient.values())
     flat, unravel = jax.flatten_util.ravel_pytree(params)
-    border = 1 / (4 * falling)  # where 1/(4 eta) is the time in which the loss falls
+    border = 1 / (4 * falling)  # 1/(4 eta) is the time scale of the loss
     for eta, phase in ((0.95 * border, "slow"), (1.05 * border, "fast")):
-        seen = forecast(ut.Minibatch(problem, 1), params, neurons, step_size=eta)
-        assert seen.phase == phase
-        np.testing.assert_allclose(seen.relaxation, 1 / (4 * eta**2), rtol=1e-6)  # the slowest of both
-        there = jax.flatten_util.ravel_pytree(seen.equilibrium.params)[0]
-        for point, bound in zip((flat, there), seen.largest_step, strict=True):
+        prediction = forecast(ut.Minibatch(problem, 1), params, neurons, step_size=eta)
+        assert prediction.phase == phase
+        np.testing.assert_allclose(prediction.relaxation, 1 / (4 * eta**2), rtol=1e-6)  # the slower of the two
+        equilibrium = jax.flatten_util.ravel_pytree(prediction.equilibrium.params)[0]
+        for point, bound in zip((flat, equilibrium), prediction.largest_step, strict=True):
             dense = jax.hessian(lambda x: problem.loss(unravel(x)))(point)
             np.testing.assert_allclose(bound, 2 / jnp.linalg.eigvalsh(dense)[-1], rtol=1e-5)
 
 
-@pytest.mark.slow  # a claim measures the same
-def test_charges_relax_at_the_time_told():
+@pytest.mark.slow  # a claim measures the same quantity
+def test_charges_relax_with_the_predicted_time():
     """The charge of a product of two numbers falls by a factor e in one relaxation time, on average over runs."""
     y = jnp.array([1.0, -1.0]) * 0.5
     problem = ut.Problem(lambda p, s: (p["u"] * p["w"] - 1 - s) ** 2, y)
     symmetry = ut.Rescaling(lambda p: p["u"], lambda p: p["w"])
     noise, eta = ut.Minibatch(problem, 1), 0.02
     params = {"u": jnp.array(1.2), "w": jnp.array(1 / 1.2)}
-    seen = forecast(noise, params, symmetry, step_size=eta)
-    steps = round(seen.relaxation[0])
+    prediction = forecast(noise, params, symmetry, step_size=eta)
+    steps = round(prediction.relaxation[0])
     run = ut.descend(
         noise, params, step_size=eta, steps=steps, key=0, seeds=256, lane_width=256, progress=False,
         observe={"charge": symmetry.charge},
     )  # fmt: skip
-    left = run.observed["charge"][:, -1] / float(symmetry.charge(params))
-    assert abs(left.mean() - np.exp(-1)) < 5 * left.std() / 16 + 0.03  # the rate at the end, not all along
+    remaining = run.observed["charge"][:, -1] / float(symmetry.charge(params))
+    # 0.03: the rate at the start differs from the rate at the equilibrium
+    assert abs(remaining.mean() - np.exp(-1)) < 5 * remaining.std() / 16 + 0.03
 
 
 def test_the_equilibrium_of_an_unbalanced_net_is_flatter():
@@ -114,22 +115,22 @@ def test_the_equilibrium_of_an_unbalanced_net_is_flatter():
     keys = jax.random.split(jax.random.key(0))
     x = jax.random.normal(keys[0], (200, 3))
     problem = ut.Problem(nets.linear_net, (x, x + jax.random.normal(keys[1], (200, 3))))
-    seen = forecast(ut.Minibatch(problem, 8), params, nets.FACTORS, step_size=1e-3)
-    assert seen.sharpness[1].value < seen.sharpness[0].value / 2
-    assert seen.largest_step[1] > 1.5 * seen.largest_step[0]
-    assert seen.phase in ("fast", "slow")
+    prediction = forecast(ut.Minibatch(problem, 8), params, nets.FACTORS, step_size=1e-3)
+    assert prediction.sharpness[1].value < prediction.sharpness[0].value / 2
+    assert prediction.largest_step[1] > 1.5 * prediction.largest_step[0]
+    assert prediction.phase in ("fast", "slow")
 
 
 def test_weight_decay_alone_relaxes_a_neuron_without_noise():
-    """C' = -2 lambda C per unit time: 1/(2 eta lambda) steps; without decay nothing moves, and there is no time."""
+    """C' = -2 lambda C per unit time: 1/(2 eta lambda) steps; without decay the neuron has no relaxation time."""
     noise, weight = np.array([4.0, 0.0, 0.0]), np.array([2.0, 1.0, 0.0])
     assert times_of_sums(noise, weight, 0.1, 0.0) == pytest.approx([50.0])
     assert times_of_sums(noise, weight, 0.1, 1.0) == pytest.approx([1 / (0.1 * (2 + 0.1 * 2)), 5.0])
 
 
 @pytest.mark.parametrize("unit", [1e-6, 1.0, 1e6])
-def test_the_unit_of_noise_and_weights_does_not_matter_to_relaxation(unit):
-    """1/(eta^2 s/w): a ratio of noise to weight of 1/4 at eta = 0.1 takes 400 steps."""
+def test_relaxation_times_do_not_depend_on_the_unit_of_noise_and_weights(unit):
+    """1/(eta^2 s/w): a ratio of noise to weight of 1/4 at eta = 0.1 gives 400 steps."""
     np.testing.assert_allclose(times_of_sums(unit * np.array([0.5]), unit * np.array([2.0]), 0.1, 0.0), [400.0])
     np.testing.assert_allclose(
         times_of_sums(unit * np.eye(2)[None] / 2, unit * np.eye(2)[None] * 2, 0.1, 0.0), [400.0] * 2
@@ -137,5 +138,5 @@ def test_the_unit_of_noise_and_weights_does_not_matter_to_relaxation(unit):
 
 
 def test_directions_without_weight_have_no_relaxation_time():
-    """The block diag(4, 1) of noise against diag(2, 0) of weights: 1/(0.1^2 4/2) steps for the first direction."""
+    """Noise diag(4, 1) against weights diag(2, 0) gives 1/(0.1^2 4/2) steps for the first direction."""
     assert times_of_sums(np.diag([4.0, 1.0])[None], np.diag([2.0, 0.0])[None], 0.1, 0.0) == pytest.approx([50.0])

@@ -43,18 +43,18 @@ def kind(request, x64):
     return problem, params, symmetry
 
 
-def test_the_loss_has_it_and_the_check_says_so(kind):
+def test_the_check_of_a_true_symmetry_passes(kind):
     problem, params, symmetry = kind
-    found = symmetry.check(problem, params, jax.random.key(0))
-    assert found.holds
-    assert max(found.loss, found.gradient) < 1e-12
-    assert "holds" in str(found)
+    check = symmetry.check(problem, params, jax.random.key(0))
+    assert check.holds
+    assert max(check.loss, check.gradient) < 1e-12
+    assert "holds" in str(check)
 
 
-def test_the_orbit_is_a_group_and_raises_the_charge(kind):
+def test_moves_along_the_orbit_compose_and_increase_the_charge(kind):
     _, params, symmetry = kind
-    there = symmetry.orbit(params, 0.4)
-    back = symmetry.orbit(there, -0.4)
+    moved = symmetry.orbit(params, 0.4)
+    back = symmetry.orbit(moved, -0.4)
     for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(back), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12)
     total = lambda p: np.trace(symmetry.charge(p)) if symmetry.charge(p).ndim == 2 else np.sum(symmetry.charge(p))
@@ -72,13 +72,13 @@ def test_the_charge_is_half_the_derivative_of_the_norm_along_the_orbit(kind):
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])
-def test_one_step_changes_the_charge_by_the_identity(kind, decay):
+def test_the_change_of_the_charge_in_one_step_equals_the_identity(kind, decay):
     problem, params, symmetry = kind
     eta = 0.05
     gradient = ut.Minibatch(problem, 3).draw(jax.random.key(1), params)
     after = jax.tree.map(lambda p, g: (1 - eta * decay) * p - eta * g, params, gradient)
-    told = symmetry.change(params, gradient, step_size=eta, weight_decay=decay)
-    np.testing.assert_allclose(symmetry.charge(after) - symmetry.charge(params), told, atol=1e-12)
+    predicted = symmetry.change(params, gradient, step_size=eta, weight_decay=decay)
+    np.testing.assert_allclose(symmetry.charge(after) - symmetry.charge(params), predicted, atol=1e-12)
 
 
 def test_an_exponential_of_a_function_matches_the_matrix_exponential(x64):
@@ -91,13 +91,13 @@ def test_an_exponential_of_a_function_matches_the_matrix_exponential(x64):
     np.testing.assert_allclose(symmetry.orbit(v, 1.7), expm(1.7 * np.asarray(matrix)) @ v, rtol=1e-9)
 
 
-def test_a_broken_symmetry_is_measured():
+def test_the_check_of_a_broken_symmetry_fails():
     params = nets.weights(o=(2, 3), i=(3, 2))
     problem = ut.Problem(lambda p, s: nets.square(p["o"] @ jnp.tanh(p["i"] @ s[0]), s[1]), nets.data())
-    found = ut.Rescaling(lambda p: p["o"], lambda p: p["i"], neurons=True).check(problem, params, jax.random.key(0))
-    assert not found.holds
-    assert min(found.loss, found.gradient) > 1e-2
-    assert "broken" in str(found)
+    check = ut.Rescaling(lambda p: p["o"], lambda p: p["i"], neurons=True).check(problem, params, jax.random.key(0))
+    assert not check.holds
+    assert min(check.loss, check.gradient) > 1e-2
+    assert "broken" in str(check)
 
 
 PARAMS = nets.weights(U=(2, 3), W=(4, 2), b=(4,))
@@ -128,9 +128,9 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_bad_input_is_explained(what, as_a_user):
-    call, sentence = BAD[what]
+@pytest.mark.parametrize("case", BAD)
+def test_invalid_input_raises(case, as_a_user):
+    call, sentence = BAD[case]
     with pytest.raises((ValueError, TypeError), match=sentence):
         call()
 
@@ -146,10 +146,10 @@ HUGE = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", HUGE)
-def test_amounts_out_of_range_are_refused(what, as_a_user):
-    """At once: the exponential of a function took a number of steps in proportion to the amount."""
-    symmetry, params = HUGE[what]
+@pytest.mark.parametrize("case", HUGE)
+def test_amounts_out_of_range_raise(case, as_a_user):
+    """The error is raised before the exponential, whose number of steps is proportional to the amount."""
+    symmetry, params = HUGE[case]
     for amount in (1e30, -1e30):
         with pytest.raises(ValueError, match=r"overflows; give amounts between -88\.\d and 88\.\d"):
             symmetry.orbit(params, amount)
@@ -171,8 +171,8 @@ def test_amounts_out_of_range_inside_jit_do_not_hang():
     np.testing.assert_allclose(moved(params, 1.0), symmetry.orbit(params, 1.0))
 
 
-def test_half_precision_is_checked_in_single():
-    """A broken symmetry does not hide in the rounding of bfloat16, and a true one is not lost in it."""
+def test_half_precision_is_checked_in_single_precision():
+    """Rounding of bfloat16 neither hides a broken symmetry nor rejects a true one."""
     cast = lambda tree: jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree)
     params, neurons = (
         cast(nets.weights(o=(2, 3), i=(3, 2))),
@@ -181,19 +181,19 @@ def test_half_precision_is_checked_in_single():
     nearly = lambda h: jax.nn.relu(h) + 0.02 * jnp.tanh(h)
     for act, holds in ((jax.nn.relu, True), (nearly, False)):
         loss = lambda p, s, act=act: nets.square(p["o"] @ act(p["i"] @ s[0]), s[1])
-        found = neurons.check(ut.Problem(loss, cast(nets.data())), params, jax.random.key(0))
-        assert found.holds == holds, found
+        check = neurons.check(ut.Problem(loss, cast(nets.data())), params, jax.random.key(0))
+        assert check.holds == holds, check
 
 
-def test_the_size_of_the_moves_and_the_scale_of_a_check(x64):
-    """det U goes to det U exp(tr A): the largest of three |tr A|, over twice the loss.
+def test_the_measure_of_a_check_for_a_determinant(x64):
+    """A move maps det U to det U exp(tr A), so that the check returns the largest of three |tr A| over twice the loss.
 
-    The diagonal of A has the standard deviation 0.3; the mean over keys is against draws in NumPy.
+    The diagonal of A has the standard deviation 0.3. The mean over keys is compared with draws in NumPy.
     """
     problem = ut.Problem(lambda p, s: s + jnp.linalg.slogdet(p["U"])[1], jnp.full(2, 100.0))
     params = {"U": 50 * jnp.eye(2), "W": jnp.eye(2)}
     before = 100 + 2 * np.log(50)
-    found = [2 * before * nets.FACTORS.check(problem, params, jax.random.key(k)).loss for k in range(60)]
+    changes = [2 * before * nets.FACTORS.check(problem, params, jax.random.key(k)).loss for k in range(60)]
     traces = 0.3 * np.random.default_rng(0).normal(size=(100_000, 3, 2)).sum(2)
     drawn = np.abs(traces).max(1)
-    assert abs(np.mean(found) - drawn.mean()) < 5 * drawn.std() / np.sqrt(60)
+    assert abs(np.mean(changes) - drawn.mean()) < 5 * drawn.std() / np.sqrt(60)

@@ -6,7 +6,7 @@ import pytest
 from undertow.symmetry.null_space import echelon, null_space, signs
 
 
-def test_echelon_form_when_the_first_columns_are_zero():
+def test_echelon_form_of_a_matrix_whose_first_columns_are_zero():
     rows = np.array([[0.0, 0.0, 1.0, 2.0], [0.0, 0.0, 2.0, 5.0]])
     np.testing.assert_allclose(echelon(rows), np.eye(4)[2:], atol=1e-12)
 
@@ -23,7 +23,7 @@ def test_echelon_form_keeps_the_row_space_and_has_unit_pivots():
 
 @pytest.mark.parametrize("unit", [1e-9, 1e-6, 1.0, 1e4, 1e8])
 def test_the_null_space_solves_its_equations_in_any_unit(unit):
-    """Three equations for five unknowns of different sizes, and a column that is never used."""
+    """Three equations for five unknowns of different sizes, and a column of zeros."""
     rng = np.random.default_rng(1)
     scale = unit * np.array([1.0, 1e-2, 10.0, 1.0, 3.0, 0.0])
     rows = rng.normal(size=(3, 6)) * scale
@@ -41,7 +41,7 @@ def test_columns_of_very_different_scales_keep_their_null_vectors():
     np.testing.assert_allclose(vectors, [[1, 1, 0, 0], [0, 0, 1, 1]], atol=1e-12)
 
 
-def test_without_any_scale_there_is_no_null_space():
+def test_a_matrix_of_zeros_has_no_null_space():
     assert null_space(np.zeros((3, 2)), np.zeros(2), 1e-12).shape == (0, 2)
 
 

@@ -1,4 +1,4 @@
-"""Picks as objects: the same entries as the functions they replace, and equality by value."""
+"""Picks as objects: the entries they select, and equality by value."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -19,9 +19,9 @@ PICKS = {
 }
 
 
-@pytest.mark.parametrize("what", PICKS)
-def test_a_leaf_pick_is_its_function(what):
-    pick, function = PICKS[what]
+@pytest.mark.parametrize("case", PICKS)
+def test_a_leaf_pick_selects_the_same_entries_as_a_function(case):
+    pick, function = PICKS[case]
     np.testing.assert_array_equal(pick(PARAMS), function(PARAMS))
 
 

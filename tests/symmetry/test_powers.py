@@ -23,8 +23,8 @@ ONE_OF_EACH_COVARIANCE = [
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_COVARIANCE)
-def test_every_noise_has_its_powers(name, x64):
-    """Of a noise's dense covariance: sums of the diagonal, with signs."""
+def test_powers_of_every_noise_against_its_dense_covariance(name, x64):
+    """The powers are sums over the diagonal of the covariance, with signs."""
     noise, params = kinds.KINDS[name](jnp.float64), kinds.point(name, jnp.float64)
     half = jax.tree.map(lambda leaf: jnp.where(jnp.arange(leaf.size).reshape(leaf.shape) % 2 == 0, 1.0, -1.0), params)
     symmetry = ut.Exponential(half)
@@ -34,24 +34,24 @@ def test_every_noise_has_its_powers(name, x64):
 
     unit = trees.elements(params)
     dense = np.stack([np.asarray(trees.ravel(sigma.mv(unit(i)))) for i in range(size)])
-    found = powers(noise, params, symmetry)
+    noise_powers = powers(noise, params, symmetry)
     expected = float((np.diag(dense) * np.asarray(trees.ravel(half))).sum())
-    np.testing.assert_allclose(found.plus - found.minus, expected, rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(noise_powers.plus - noise_powers.minus, expected, rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(trees.ravel(entry_powers(noise, params)), np.diag(dense), rtol=1e-6, atol=1e-8)
 
 
-def test_group_means_are_taken_away_from_taps_too(x64):
-    """Batches inside environments: a structured symmetry against its dense covariance."""
+def test_taps_subtract_the_means_of_groups(x64):
+    """Batches inside environments: a structured symmetry against the dense covariance."""
     params = double(nets.weights(U=(2, 3), W=(3, 2)))
     problem = ut.Problem(nets.linear_net, double(nets.data(samples=12)))
     noise = ut.Environments(problem, np.arange(12) % 3, batch_size=2)
-    found = powers(noise, params, ut.Rescaling(lambda p: p["U"], lambda p: p["W"]))
+    noise_powers = powers(noise, params, ut.Rescaling(lambda p: p["U"], lambda p: p["W"]))
     diagonal = noise.covariance(params).moment(lambda g: jax.tree.map(jnp.square, g))
-    np.testing.assert_allclose(found.plus, jnp.sum(diagonal["U"]), rtol=1e-10)
-    np.testing.assert_allclose(found.minus, jnp.sum(diagonal["W"]), rtol=1e-10)
+    np.testing.assert_allclose(noise_powers.plus, jnp.sum(diagonal["U"]), rtol=1e-10)
+    np.testing.assert_allclose(noise_powers.minus, jnp.sum(diagonal["W"]), rtol=1e-10)
 
 
-def test_the_standard_error_of_few_samples_by_its_formula(x64):
+def test_the_standard_error_of_few_samples_equals_its_formula(x64):
     """eta/2 times the standard error of the mean of (g - gbar)'A(g - gbar), with the unbiased variance."""
     x, y = double(nets.data(samples=5))
     params = double(nets.relu_params(3, 3))

@@ -8,7 +8,7 @@ import pytest
 from undertow.symmetry import precision
 
 
-def test_only_half_precision_is_widened():
+def test_only_half_precision_is_converted_to_single():
     tree = {"half": jnp.ones(2, jnp.bfloat16), "single": jnp.ones(2), "number": jnp.ones(2, int), "other": "text"}
     wide = precision.widened(tree)
     assert {name: leaf.dtype.name for name, leaf in wide.items() if name != "other"} == {
@@ -22,7 +22,7 @@ def test_half_precision_is_floating_point_below_32_bits(name, half):
     assert precision.is_half(jnp.dtype(name)) == half
 
 
-def test_rounding_is_that_of_the_coarsest_leaf(x64):
+def test_the_rounding_of_a_tree_is_that_of_its_coarsest_leaf(x64):
     assert precision.rounding({"a": jnp.ones(1, jnp.float64)}) == np.finfo(np.float64).eps
     assert precision.rounding({"a": jnp.ones(1, jnp.float64), "b": jnp.ones(1, jnp.float32)}) == np.finfo("f4").eps
 
@@ -36,7 +36,7 @@ LOSSES = {
 }
 
 
-@pytest.mark.parametrize("what", LOSSES)
-def test_the_coarsest_type_between_params_and_loss(what, x64):
-    loss, name = LOSSES[what]
+@pytest.mark.parametrize("case", LOSSES)
+def test_the_coarsest_type_between_params_and_loss(case, x64):
+    loss, name = LOSSES[case]
     assert precision.coarsest(loss, jnp.ones(3, jnp.float64), jnp.ones(3, jnp.float64)).name == name

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import undertow as ut
 
 
-def total(found, params):
-    return sum(symmetry.dimension(params) for symmetry in found)
+def total(symmetries, params):
+    return sum(symmetry.dimension(params) for symmetry in symmetries)
 
 
 def normal(k, *shape):
@@ -18,8 +18,8 @@ def drawn(samples=40, inputs=6):
     return jax.random.normal(jax.random.key(5), (samples, inputs), jnp.float64)
 
 
-def test_a_loss_of_a_subspace_beside_an_unused_matrix(x64):
-    """U -> U exp(A) keeps the range of U: three symmetric A for two columns, and no scaling of U on top."""
+def test_symmetries_of_a_loss_of_a_subspace_with_an_unused_matrix(x64):
+    """U -> U exp(A) keeps the range of U: two columns have three symmetric A and no further scaling."""
 
     def loss(p, x):
         q = jnp.linalg.qr(p["U"])[0]

@@ -1,4 +1,4 @@
-"""Symmetries found from gradients: all of them, and no false one."""
+"""The search for symmetries from gradients returns all of them and no false one."""
 
 import jax
 import jax.numpy as jnp
@@ -11,20 +11,20 @@ from undertow.symmetry import search
 from undertow.symmetry.generators import DoubleRotation, Rescaling, Scaling
 
 
-def total(found, params):
-    return sum(symmetry.dimension(params) for symmetry in found)
+def total(symmetries, params):
+    return sum(symmetry.dimension(params) for symmetry in symmetries)
 
 
 @pytest.mark.parametrize("name", nets.ARCHITECTURES)
-def test_the_right_count_on_small_architectures(name, x64):
+def test_the_number_of_generators_of_small_architectures(name, x64):
     loss, params, count = nets.ARCHITECTURES[name]
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params)
     problem = ut.Problem(loss, jax.tree.map(lambda x: x.astype(jnp.float64), nets.data()))
-    found = ut.find_symmetries(problem, params, key=1)
-    assert total(found, params) == count, [s.describe(params) for s in found]
+    symmetries = ut.find_symmetries(problem, params, key=1)
+    assert total(symmetries, params) == count, [s.describe(params) for s in symmetries]
 
 
-def test_kinds_have_their_names(x64):
+def test_symmetries_are_described_by_their_kind(x64):
     problem = lambda name: ut.Problem(nets.ARCHITECTURES[name][0], nets.data())
     params = lambda name: nets.ARCHITECTURES[name][1]
     (pair,) = ut.find_symmetries(problem("two-layer linear"), params("two-layer linear"))
@@ -38,7 +38,7 @@ def test_kinds_have_their_names(x64):
 
 
 @pytest.mark.slow
-def test_single_precision_finds_the_same():
+def test_single_precision_gives_the_same_symmetries():
     for name in ("two-layer linear", "ReLU with biases", "tanh", "net B"):
         loss, params, count = nets.ARCHITECTURES[name]
         assert total(ut.find_symmetries(ut.Problem(loss, nets.data()), params), params) == count
@@ -54,31 +54,31 @@ def attention(p, s):
     return nets.square(jnp.mean(out, axis=0)[:2], y)
 
 
-def test_heads_and_gates_of_a_transformer_layer(x64):
+def test_symmetries_of_heads_and_gates_of_a_transformer_layer(x64):
     keys = jax.random.split(jax.random.key(0), 4)
     shapes = {"q": (6, 6), "k": (6, 6), "v": (6, 6), "o": (6, 6), "gate": (8, 6), "up": (8, 6), "down": (6, 8)}
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64) / 2, nets.weights(**shapes))
     data = (jax.random.normal(keys[0], (40, 5, 6), jnp.float64), jax.random.normal(keys[1], (40, 2), jnp.float64))
     problem = ut.Problem(attention, data)
-    found = ut.find_symmetries(problem, params)
-    rotations = [s for s in found if isinstance(s, DoubleRotation)]
-    neurons = [s for s in found if isinstance(s, Rescaling)]
+    symmetries = ut.find_symmetries(problem, params)
+    rotations = [s for s in symmetries if isinstance(s, DoubleRotation)]
+    neurons = [s for s in symmetries if isinstance(s, Rescaling)]
     assert [s.dimension(params) for s in rotations] == [6] * 4  # GL(3) for two heads, in QK and in OV
     assert [s.dimension(params) for s in neurons] == [8]
-    assert len(found) == 5
+    assert len(symmetries) == 5
     assert rotations[0].describe(params) == "GL(3) between k[0:3] and q[0:3]"
-    for symmetry in found:
+    for symmetry in symmetries:
         assert symmetry.check(problem, params, jax.random.key(0)).holds
 
 
-def test_a_wide_network_by_structure():
+def test_a_wide_network_is_searched_by_structure():
     params = nets.relu_params(40, 30, inputs=10, outputs=3)
     keys = jax.random.split(jax.random.key(0))
     data = (jax.random.normal(keys[0], (100, 10)), jax.random.normal(keys[1], (100, 3)))
     problem = ut.Problem(nets.relu_net, data)
-    found = ut.find_symmetries(problem, params)
-    assert [type(s) for s in found] == [Rescaling, Rescaling]
-    assert sorted(s.dimension(params) for s in found) == [30, 40]
+    symmetries = ut.find_symmetries(problem, params)
+    assert [type(s) for s in symmetries] == [Rescaling, Rescaling]
+    assert sorted(s.dimension(params) for s in symmetries) == [30, 40]
     assert total(ut.find_symmetries(ut.Problem(tanh_net, data), params), params) == 0
 
 
@@ -106,15 +106,15 @@ BAD = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", BAD)
-def test_bad_input_is_explained(what, as_a_user):
-    call, kind, sentence = BAD[what]
+@pytest.mark.parametrize("case", BAD)
+def test_invalid_input_raises(case, as_a_user):
+    call, kind, sentence = BAD[case]
     with pytest.raises(kind, match=sentence):
         call()
 
 
 @pytest.mark.slow
-def test_the_seed_decides_nothing(x64):
+def test_the_result_does_not_depend_on_the_seed(x64):
     loss, params, count = nets.ARCHITECTURES["SwiGLU"]
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params)
     problem = ut.Problem(loss, jax.tree.map(lambda x: x.astype(jnp.float64), nets.data()))
@@ -124,35 +124,35 @@ def test_the_seed_decides_nothing(x64):
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
-def test_half_precision_finds_what_single_does(dtype):
+def test_half_precision_gives_the_same_symmetries_as_single(dtype):
     """In half precision the null space of the rounded gradients has 150 to 200 dimensions."""
     loss, params, count = nets.ARCHITECTURES["ReLU with biases"]
     half = lambda tree: jax.tree.map(lambda x: x.astype(dtype), tree)
-    found = ut.find_symmetries(ut.Problem(loss, half(nets.data())), half(params))
-    assert [s.describe(params) for s in found] == ["rescaling of 3 neurons, b, i against o"]
-    assert total(found, params) == count
-    for symmetry in found:
+    symmetries = ut.find_symmetries(ut.Problem(loss, half(nets.data())), half(params))
+    assert [s.describe(params) for s in symmetries] == ["rescaling of 3 neurons, b, i against o"]
+    assert total(symmetries, params) == count
+    for symmetry in symmetries:
         assert symmetry.check(ut.Problem(loss, nets.data()), params, jax.random.key(0)).holds
 
 
-def test_a_loss_that_computes_in_half_precision_is_refused():
+def test_a_loss_that_computes_in_half_precision_raises():
     loss, params, count = nets.ARCHITECTURES["two-layer linear"]
     half = lambda tree: jax.tree.map(lambda x: x.astype(jnp.bfloat16), tree)
     inside = lambda p, s: loss(half(p), s).astype(jnp.float32)
     for rounded in (inside, jax.jit(inside), jax.checkpoint(inside)):
         with pytest.raises(ValueError, match="the loss computes in bfloat16"):
             ut.find_symmetries(ut.Problem(rounded, nets.data()), params)
-    # data may be rounded: every sample has the symmetry, whatever its numbers
+    # data may be rounded: every sample has the symmetry, whatever its values
     coarse = jax.jit(lambda p, s: loss(p, half(s)))
     assert total(ut.find_symmetries(ut.Problem(coarse, nets.data()), params), params) == count
 
 
-def test_a_loss_that_computes_in_single_precision_is_judged_by_that(x64):
+def test_a_loss_that_computes_in_single_precision_has_its_tolerance(x64):
     loss, params, count = nets.ARCHITECTURES["two-layer linear"]
     cast = lambda tree, dtype: jax.tree.map(lambda x: x.astype(dtype), tree)
     inside = lambda p, s: loss(cast(p, jnp.float32), cast(s, jnp.float32))
-    found = ut.find_symmetries(ut.Problem(inside, nets.data()), cast(params, jnp.float64))
-    assert total(found, params) == count
+    symmetries = ut.find_symmetries(ut.Problem(inside, nets.data()), cast(params, jnp.float64))
+    assert total(symmetries, params) == count
 
 
 def normal(k, *shape):
@@ -164,8 +164,8 @@ def drawn(samples=40, inputs=6):
 
 
 @pytest.mark.parametrize("unit", [1e-4, 1.0, 1e4])
-def test_the_unit_of_the_params_does_not_matter(unit, x64, monkeypatch):
-    """GL(5) of a linear pair, beside a pair with tanh between; memory for fewer points than usual."""
+def test_the_search_does_not_depend_on_the_unit_of_the_params(unit, x64, monkeypatch):
+    """GL(5) of a linear pair, next to a pair with tanh in between, with memory for fewer points than the default."""
     monkeypatch.setattr(search, "MEMORY", 16 * 70 * 50 + 8)
     params = {k: unit * normal(i, *s) for i, (k, s) in enumerate(
         {"U": (2, 5), "W": (5, 5), "A": (2, 5), "B": (5, 5)}.items())}  # fmt: skip
@@ -174,10 +174,10 @@ def test_the_unit_of_the_params_does_not_matter(unit, x64, monkeypatch):
         p = jax.tree.map(lambda leaf: leaf / unit, p)
         return jnp.sum((p["U"] @ (p["W"] @ x) + p["A"] @ jnp.tanh(p["B"] @ x) - 1) ** 2)
 
-    found = ut.find_symmetries(ut.Problem(loss, drawn(inputs=5)), params)
-    assert [s.describe(params) for s in found] == ["GL(5) between U and W"]
+    symmetries = ut.find_symmetries(ut.Problem(loss, drawn(inputs=5)), params)
+    assert [s.describe(params) for s in symmetries] == ["GL(5) between U and W"]
 
 
-def test_a_single_parameter_has_none(x64):
+def test_a_single_parameter_has_no_symmetry(x64):
     problem = ut.Problem(lambda p, x: jnp.sum((p * x - 1) ** 2), drawn())
     assert ut.find_symmetries(problem, jnp.array(1.3)) == ()

@@ -22,10 +22,10 @@ PICKS = {
 }
 
 
-@pytest.mark.parametrize("what", PICKS)
-def test_scatter_is_the_transpose_of_picking(what):
+@pytest.mark.parametrize("case", PICKS)
+def test_scatter_is_the_transpose_of_picking(case):
     """<pick(a), b> = <a, scatter(b)> for all a and b."""
-    pick = PICKS[what]
+    pick = PICKS[case]
     params = {"w": jnp.arange(12.0).reshape(4, 3), "v": jnp.array([5.0, -1.0])}
     values = jax.tree.map(lambda x: jnp.cos(x) + 2, pick(params))
     products = jax.tree.map(lambda x, y: jnp.sum(x * y), pick(params), values)
@@ -34,9 +34,9 @@ def test_scatter_is_the_transpose_of_picking(what):
     np.testing.assert_allclose(sum(jax.tree.leaves(products)), other, rtol=1e-6)
 
 
-@pytest.mark.parametrize("what", PICKS)
-def test_replaced_entries_are_picked_again_and_others_stay(what):
-    pick = PICKS[what]
+@pytest.mark.parametrize("case", PICKS)
+def test_replacing_entries_changes_these_entries_only(case):
+    pick = PICKS[case]
     params = {"w": jnp.arange(12.0).reshape(4, 3), "v": jnp.array([5.0, -1.0])}
     values = jax.tree.map(lambda x: x + 100, pick(params))
     moved = selection.replace(pick, params, values)
@@ -46,13 +46,13 @@ def test_replaced_entries_are_picked_again_and_others_stay(what):
     assert changed == sum(x.size for x in jax.tree.leaves(values))
 
 
-def test_entries_are_numbered_through_the_leaves_in_order():
+def test_entries_are_numbered_in_the_order_of_the_leaves():
     params = {"v": jnp.zeros(2), "w": jnp.zeros((2, 3))}
     (column,) = selection.entries(lambda p: p["w"][:, 1], params)
     np.testing.assert_array_equal(column, [3, 6])
 
 
-def test_entries_of_two_leaves_or_no_grid_are_no_piece():
+def test_entries_of_two_leaves_or_without_a_grid_are_not_a_piece():
     params = {"v": jnp.zeros(3), "w": jnp.zeros((3, 3))}
     assert selection.pieces(lambda p: jnp.concatenate([p["v"], p["w"][0]]), params, 0) is None
     assert selection.pieces(lambda p: jnp.diagonal(p["w"]), params, 0) is None

@@ -1,4 +1,4 @@
-"""Noise powers read off the jaxpr, against per-sample gradients."""
+"""Noise powers by the interpretation of the jaxpr, against per-sample gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -89,8 +89,8 @@ def test_every_request_against_per_sample_gradients(name, x64):
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), params())
     problem = ut.Problem(loss, data())
     routes = taps.routes(problem, params)
-    for leaf, way in expected.items():
-        assert routes[leaf].startswith(way), (leaf, routes)
+    for leaf, method in expected.items():
+        assert routes[leaf].startswith(method), (leaf, routes)
     requests: list[taps.Request] = []
     for index, leaf in enumerate(jax.tree.leaves(params)):
         requests.append(taps.Entries(index))
@@ -100,35 +100,35 @@ def test_every_request_against_per_sample_gradients(name, x64):
             ]  # fmt: skip
             if leaf.ndim == 2:
                 requests.append(taps.Gram(index, axis, np.arange(2), np.array([1, 0])))
-    found = taps.moments(problem, params, requests)
+    sums = taps.moments(problem, params, requests)
     gradients = problem.sample_gradients(params)
     tolerance = 1e-5 if name == "mixed precision" else 1e-10
-    for a, b in zip(jax.tree.leaves(found.gradient), jax.tree.leaves(problem.gradient(params)), strict=True):
+    for a, b in zip(jax.tree.leaves(sums.gradient), jax.tree.leaves(problem.gradient(params)), strict=True):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance)
-    for request, value in zip(requests, found.value, strict=True):
+    for request, value in zip(requests, sums.value, strict=True):
         each = np.stack([taps.value_of(request, jax.tree.map(lambda g, i=i: g[i], gradients)) for i in range(12)])
         scale = np.abs(each).max()
         np.testing.assert_allclose(value, each.mean(0), atol=tolerance * scale, err_msg=str(request))
 
 
-def test_chunks_of_samples_change_nothing(x64, monkeypatch):
+def test_results_do_not_depend_on_the_chunks_of_samples(x64, monkeypatch):
     from undertow import _chunks as chunks
 
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), nets.relu_params())
     problem = ut.Problem(nets.relu_net, pair_data(2))
-    whole = taps.moments(problem, params, [taps.Squares(2, 0)])
+    unchunked = taps.moments(problem, params, [taps.Squares(2, 0)])
     monkeypatch.setattr(chunks, "BUDGET_BYTES", 5000)
     split = taps.moments(problem, params, [taps.Squares(2, 0)])
-    np.testing.assert_allclose(whole.value[0], split.value[0], rtol=1e-12)
+    np.testing.assert_allclose(unchunked.value[0], split.value[0], rtol=1e-12)
 
 
-def test_weighted_samples(x64):
+def test_weighted_samples_against_per_sample_gradients(x64):
     params = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), nets.relu_params())
     weights = jnp.arange(1.0, 13.0) / 78
     problem = ut.Problem(nets.relu_net, pair_data(2)).reweight(weights)
     each = problem.sample_gradients(params)["w1"]
-    found = taps.moments(problem, params, [taps.Squares(2, 0)])
-    np.testing.assert_allclose(found.value[0], jnp.einsum("n,nij->i", weights, each**2), rtol=1e-12)
+    sums = taps.moments(problem, params, [taps.Squares(2, 0)])
+    np.testing.assert_allclose(sums.value[0], jnp.einsum("n,nij->i", weights, each**2), rtol=1e-12)
 
 
 def test_a_layer_on_a_sequence_by_hand(x64):
@@ -136,8 +136,8 @@ def test_a_layer_on_a_sequence_by_hand(x64):
     x, w = normal(10, 12, 4, 3), normal(0, 3, 2)
     problem = ut.Problem(lambda p, s: jnp.sum(jnp.sin(s @ p)), x)
     assert taps.routes(problem, w) == {"params": "taps"}
-    found = taps.moments(problem, w, [taps.Squares(0, 0), taps.Squares(0, 1)])
+    sums = taps.moments(problem, w, [taps.Squares(0, 0), taps.Squares(0, 1)])
     each = np.einsum("nti,nto->nio", x, np.cos(np.asarray(x) @ np.asarray(w)))
-    np.testing.assert_allclose(found.gradient, each.mean(0), rtol=1e-12)
+    np.testing.assert_allclose(sums.gradient, each.mean(0), rtol=1e-12)
     for axis in (0, 1):
-        np.testing.assert_allclose(found.value[axis], (each**2).sum(2 - axis).mean(0), rtol=1e-12)
+        np.testing.assert_allclose(sums.value[axis], (each**2).sum(2 - axis).mean(0), rtol=1e-12)

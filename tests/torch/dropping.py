@@ -11,12 +11,12 @@ from undertow.torch.census.axes import move
 from undertow.torch.census.proof import random_transform
 
 
-def rows(found):
-    return sorted(symmetry.name for symmetry in found)
+def rows(symmetries):
+    return sorted(symmetry.name for symmetry in symmetries)
 
 
 def largest_change(model, batch, loss, symmetry, scale=1.0, draws=range(20)):
-    """Return the largest relative change of the outputs along the orbit, at weights of another law."""
+    """Return the largest relative change of the outputs along the orbit, at weights of another distribution."""
     model = copy.deepcopy(model).double().train()
     generator = torch.Generator().manual_seed(5)
     params = {name: p.detach() for name, p in model.named_parameters()}
@@ -28,15 +28,17 @@ def largest_change(model, batch, loss, symmetry, scale=1.0, draws=range(20)):
     batch = batch.double() if isinstance(batch, torch.Tensor) else batch
     worst = 0.0
     for draw in draws:
-        seen = []
+        recorded = []
         for values in (params, moved):
             model.load_state_dict(values, strict=False)
             torch.manual_seed(draw)
-            handle = model.register_forward_hook(lambda m, a, out, seen=seen: seen.append(getattr(out, "logits", out)))
+            handle = model.register_forward_hook(
+                lambda m, a, out, recorded=recorded: recorded.append(getattr(out, "logits", out))
+            )
             with torch.no_grad():
                 loss(model, batch)
             handle.remove()
-        worst = max(worst, float((seen[1] - seen[0]).norm() / seen[0].norm()))
+        worst = max(worst, float((recorded[1] - recorded[0]).norm() / recorded[0].norm()))
     return worst
 
 
@@ -55,7 +57,7 @@ class StochasticDepth(nn.Module):
 
 
 class Stream(nn.Module):
-    """A stream to which two branches add, each of which may be dropped."""
+    """A stream with two residual branches, each of which may be dropped."""
 
     def __init__(self, drop):
         super().__init__()

@@ -37,11 +37,11 @@ def displacement(options):
     return abs(float(parameter.detach()))
 
 
-def monitored(model, found, x, decay=0.0, **options):
+def monitored(model, symmetries, x, decay=0.0, **options):
     """Return the monitor of one step of a copy of the model."""
     model = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=STEP, weight_decay=decay, **options)
-    with NoiseMonitor(model, found, every=1) as monitor:
+    with NoiseMonitor(model, symmetries, every=1) as monitor:
         square(model, x).backward()
         optimizer.step()
     return monitor

@@ -16,22 +16,22 @@ def row(symmetry: Symmetry) -> tuple:
     return (symmetry.kind, symmetry.size, symmetry.block, *sides)
 
 
-def assert_known_symmetries(name, found):
+def assert_known_symmetries(name, symmetries):
     known = KNOWN[name]
-    wanted = [(kind, size, block, tuple(sorted(a)), tuple(sorted(b))) for kind, size, block, a, b in known.exact]
-    assert sorted(map(row, found)) == sorted(wanted)
-    assert Counter((r.kind, r.size) for r in found.approximate) == Counter(known.scales)
-    assert all(r.change <= 1e-5 for r in found)
-    assert found.unclear == ()
+    expected = [(kind, size, block, tuple(sorted(a)), tuple(sorted(b))) for kind, size, block, a, b in known.exact]
+    assert sorted(map(row, symmetries)) == sorted(expected)
+    assert Counter((r.kind, r.size) for r in symmetries.approximate) == Counter(known.scales)
+    assert all(r.change <= 1e-5 for r in symmetries)
+    assert symmetries.unclear == ()
 
 
 def orbit_trial(name):
     model, batch, loss = build(name)
-    found = census(model, batch, loss)
+    symmetries = census(model, batch, loss)
     small = model_copy(unwrap(model), torch.float32)
     randomise(small, 7)
-    return found, OrbitTrial(small, cast_batch(batch, torch.float32), loss)
+    return symmetries, OrbitTrial(small, cast_batch(batch, torch.float32), loss)
 
 
-def the(found, kind):
-    return next(symmetry for symmetry in found if symmetry.kind == kind)
+def the(symmetries, kind):
+    return next(symmetry for symmetry in symmetries if symmetry.kind == kind)

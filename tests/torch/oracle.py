@@ -44,12 +44,12 @@ def sample_gradients_by_vmap(model, loss, x, axis=0):
     """Return the contribution of each sample to the gradient of a mean over the batch."""
     params = {name: p.detach() for name, p in model.named_parameters()}
     one = lambda p, sample: loss(lambda s: torch.func.functional_call(model, p, (s,)), sample.unsqueeze(axis))
-    found = torch.vmap(torch.func.grad(one), in_dims=(None, axis), randomness="error")(params, x)
-    return {name: g.double() / x.shape[axis] for name, g in found.items()}
+    gradients = torch.vmap(torch.func.grad(one), in_dims=(None, axis), randomness="error")(params, x)
+    return {name: g.double() / x.shape[axis] for name, g in gradients.items()}
 
 
 def sample_gradients_in_a_loop(model, loss, x):
-    """Return the same by one backward pass per sample, for models that vmap does not support."""
+    """Return the contribution of each sample by one backward pass per sample, for models that vmap does not support."""
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     rows = [torch.autograd.grad(loss(model, row[None]), [*params.values()], allow_unused=True) for row in x]
     zero = lambda g, p: torch.zeros_like(p) if g is None else g
@@ -76,11 +76,11 @@ def assert_noise(monitor, parts, tolerance):
             np.testing.assert_allclose(noise, exact, rtol=0, atol=tolerance * max(np.abs(exact).max(), 1e-300))
 
 
-def monitored_step(model, found, loss, x, step_size=0.1, **options):
+def monitored_step(model, symmetries, loss, x, step_size=0.1, **options):
     """Monitor one step; return the monitor and a copy of the model from before the step."""
     before = copy.deepcopy(model)
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=step_size)
-    with NoiseMonitor(model, found, every=1, **options) as monitor:
+    with NoiseMonitor(model, symmetries, every=1, **options) as monitor:
         optimizer.zero_grad()
         loss(model, x).backward()
         optimizer.step()

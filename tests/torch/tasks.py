@@ -40,24 +40,24 @@ def lora_task():
 TASKS = {"relu": relu_task, "Llama": llama_task, "Gemma": lambda: llama_task("Gemma"), "LoRA": lora_task}
 
 
-def imbalanced(model, found):
+def imbalanced(model, symmetries):
     """Return a copy moved along its orbits by random amounts."""
     other = copy.deepcopy(model)
     params = trainable(other)
     with torch.no_grad():
-        for seed, symmetry in enumerate(found):
+        for seed, symmetry in enumerate(symmetries):
             transform = random_transform(symmetry, seed, torch.float64)
             transform = transform**3 if transform.ndim == 1 else transform @ transform
-            kept = {name: params[name].detach().double() for name in symmetry.parameters}
-            for name, value in move(kept, symmetry, transform).items():
+            tensors = {name: params[name].detach().double() for name in symmetry.parameters}
+            for name, value in move(tensors, symmetry, transform).items():
                 params[name].copy_(value)
     return other
 
 
 def outputs(model, loss, batch):
-    seen = []
-    handle = model.register_forward_hook(lambda module, args, out: seen.append(getattr(out, "logits", out)))
+    recorded = []
+    handle = model.register_forward_hook(lambda module, args, out: recorded.append(getattr(out, "logits", out)))
     with torch.no_grad():
         loss(model, batch)
     handle.remove()
-    return seen[0]
+    return recorded[0]

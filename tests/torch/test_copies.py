@@ -15,13 +15,13 @@ pytestmark = pytest.mark.torch
 class WithComplex(nn.Module):
     """A real network that rotates its inputs by complex numbers."""
 
-    def __init__(self, held):
+    def __init__(self, kind):
         super().__init__()
         turn = torch.polar(torch.ones(4), torch.arange(4.0))
-        if held == "buffer":
+        if kind == "buffer":
             self.register_buffer("turn", turn)
         else:
-            self.turn = nn.Parameter(turn, requires_grad=held == "trains")
+            self.turn = nn.Parameter(turn, requires_grad=kind == "trains")
         self.into, self.out = nn.Linear(8, 7), nn.Linear(7, 3)
 
     def forward(self, x):
@@ -30,24 +30,24 @@ class WithComplex(nn.Module):
 
 
 @pytest.mark.filterwarnings("error:Casting complex")
-def test_complex_parameters():
+def test_complex_parameters_raise_unless_frozen():
     torch.manual_seed(0)
     x = torch.randn(6, 8)
     with pytest.raises(ValueError, match=r"the parameter turn is complex \(complex64\)"):
         census(WithComplex("trains"), x, square)
-    for held in ("buffer", "frozen"):
-        model = WithComplex(held)
-        seen = []
-        handle = model.register_forward_hook(lambda m, args, out, seen=seen: seen.append(m.turn.dtype))
+    for kind in ("buffer", "frozen"):
+        model = WithComplex(kind)
+        dtypes = []
+        handle = model.register_forward_hook(lambda m, args, out, dtypes=dtypes: dtypes.append(m.turn.dtype))
         (symmetry,) = census(model, x, square)
         handle.remove()
-        # were the numbers cast to real ones, the bias would move along or not all the same: look at them
-        assert set(seen) == {torch.complex128, torch.complex64}
+        # a cast to real numbers would not change the symmetries, so that the types are recorded
+        assert set(dtypes) == {torch.complex128, torch.complex64}
         assert symmetry.name == "rescaling, 7 scales: into.weight[i, :] against out.weight[:, i]"
         assert model.turn.dtype == torch.complex64
 
 
-def test_complex_inputs_and_outputs():
+def test_the_census_of_a_network_with_complex_inputs_and_outputs():
     torch.manual_seed(0)
 
     class Spectrum(nn.Module):
@@ -58,12 +58,14 @@ def test_complex_inputs_and_outputs():
         def forward(self, x):
             return torch.fft.fft(self.out(torch.relu(self.into(x.imag))))
 
-    found = census(Spectrum(), torch.randn(6, 5, dtype=torch.complex64), lambda net, x: net(x).abs().square().mean())
-    assert rows(found) == ["rescaling, 7 scales: into.weight[i, :], into.bias against out.weight[:, i]"]
+    symmetries = census(
+        Spectrum(), torch.randn(6, 5, dtype=torch.complex64), lambda net, x: net(x).abs().square().mean()
+    )
+    assert rows(symmetries) == ["rescaling, 7 scales: into.weight[i, :], into.bias against out.weight[:, i]"]
 
 
 @pytest.mark.parametrize("name", [*DROPS, "none"])
-def test_draws_random_numbers(name):
+def test_networks_that_draw_random_numbers_are_detected(name):
     drop = DROPS[name]() if name in DROPS else nn.Dropout(0.0)
     assert draws_random_numbers(Stream(drop), torch.randn(6, 5), square) == (name != "none")
 
@@ -72,6 +74,6 @@ def test_a_batch_of_a_tokenizer_is_read_by_attributes():
     import transformers
 
     model, batch, _ = build("LoRA")
-    given = transformers.BatchEncoding(batch)
-    found = census(model, given, lambda net, b: net(input_ids=b.input_ids, labels=b.labels).loss)
-    assert len(found) == 4
+    encoding = transformers.BatchEncoding(batch)
+    symmetries = census(model, encoding, lambda net, b: net(input_ids=b.input_ids, labels=b.labels).loss)
+    assert len(symmetries) == 4

@@ -23,7 +23,7 @@ def environments(batch):
 
 
 @pytest.mark.parametrize("weights", [None, [0.2, 0.3, 0.5]])
-def test_one_environment_a_batch(weights):
+def test_every_batch_has_one_environment(weights):
     sampler = EnvironmentBatchSampler(GROUPS, 4, weights=weights)
     for _ in range(3):
         batches = list(sampler)
@@ -31,7 +31,7 @@ def test_one_environment_a_batch(weights):
         assert all(len(environments(batch)) == 1 for batch in batches)
 
 
-def test_the_pooled_twin_has_the_same_sizes_and_mixes():
+def test_the_pooled_sampler_has_the_same_batch_sizes_and_mixes_environments():
     sampler = EnvironmentBatchSampler(GROUPS, 4, seed=3)
     twin = sampler.pooled()
     ours, theirs = list(sampler), list(twin)
@@ -48,7 +48,7 @@ def test_the_pooled_twin_has_the_same_sizes_and_mixes():
     shuffle=st.booleans(),
 )
 @settings(max_examples=25, deadline=None)
-def test_every_sample_comes_once_an_epoch(kind, sizes, batch_size, seed, shuffle):
+def test_every_sample_occurs_once_per_epoch(kind, sizes, batch_size, seed, shuffle):
     groups = np.repeat(np.arange(len(sizes)), sizes)
     sampler = kind(groups, batch_size, seed=seed, shuffle=shuffle)
     for _ in range(2):
@@ -59,7 +59,7 @@ def test_every_sample_comes_once_an_epoch(kind, sizes, batch_size, seed, shuffle
 
 
 @BOTH
-def test_epochs_differ_and_seeds_repeat(kind):
+def test_epochs_differ_and_equal_seeds_give_equal_batches(kind):
     one, two = kind(GROUPS, 4, seed=1), kind(GROUPS, 4, seed=1)
     first, second = list(one), list(one)
     assert first != second
@@ -68,14 +68,14 @@ def test_epochs_differ_and_seeds_repeat(kind):
 
 
 @BOTH
-def test_drop_last_leaves_full_batches(kind):
+def test_drop_last_keeps_full_batches_only(kind):
     sampler = kind(GROUPS, 4, drop_last=True)
     assert [len(batch) for batch in sampler] == [4] * (1 + 5 + 3)
 
 
 @BOTH
-def test_weights_are_the_law_of_environments(kind):
-    """The shares of samples are within 4 standard errors; drawing whole batches makes fewer draws."""
+def test_environments_are_drawn_with_the_given_weights(kind):
+    """The shares of samples are within 4 standard errors; one draw per batch makes fewer draws."""
     weights = np.array([0.6, 0.3, 0.1])
     sampler = kind(GROUPS, 4, weights=weights)
     epochs = 200
@@ -87,7 +87,7 @@ def test_weights_are_the_law_of_environments(kind):
     assert np.any(np.abs(shares - np.bincount(GROUPS) / 40) > 8 * error)
 
 
-def test_inside_a_weighted_environment_all_samples_come_before_one_comes_again():
+def test_a_weighted_environment_uses_all_samples_before_it_repeats_one():
     sampler = EnvironmentBatchSampler(GROUPS, 4, weights=[0.8, 0.1, 0.1])
     drawn = np.concatenate([b for b in sampler if environments(b) == {0}])
     for start in range(0, len(drawn) - 6, 7):
@@ -97,7 +97,7 @@ def test_inside_a_weighted_environment_all_samples_come_before_one_comes_again()
 @BOTH
 @pytest.mark.parametrize("weights", [None, [0.2, 0.3, 0.5]])
 @pytest.mark.parametrize("left", [0, 1, 5, 11])
-def test_a_run_is_taken_up_where_it_was_left(kind, weights, left):
+def test_a_sampler_resumes_in_the_middle_of_an_epoch(kind, weights, left):
     build = lambda: kind(GROUPS, 4, weights=weights, seed=7)
     sampler = build()
     list(sampler)
@@ -105,14 +105,14 @@ def test_a_run_is_taken_up_where_it_was_left(kind, weights, left):
     for _ in range(left):
         next(running)
     state = json.loads(json.dumps(sampler.state_dict()))
-    rest = [*running, *sampler, *sampler]
-    again = build()
-    again.load_state_dict(state)
-    assert [*again, *again, *([] if left == 11 else again)][: len(rest)] == rest
+    expected = [*running, *sampler, *sampler]
+    resumed = build()
+    resumed.load_state_dict(state)
+    assert [*resumed, *resumed, *([] if left == 11 else resumed)][: len(expected)] == expected
 
 
 @BOTH
-def test_an_epoch_that_was_left_is_not_taken_up_by_chance(kind):
+def test_an_interrupted_epoch_is_resumed_only_from_a_state(kind):
     sampler = kind(GROUPS, 4)
     for _ in sampler:
         break
@@ -133,11 +133,11 @@ LOADERS = [(EnvironmentBatchSampler, 0), (PooledBatchSampler, 0), pytest.param(E
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
 @pytest.mark.parametrize(("kind", "workers"), LOADERS)
-def test_in_a_loader(kind, workers):
+def test_samplers_in_a_data_loader(kind, workers):
     sampler = kind(GROUPS, 4, seed=5)
-    # spawned, as a process with JAX must not fork
-    how = {"num_workers": workers, "multiprocessing_context": "spawn"} if workers else {}
-    loader = DataLoader(Samples(), batch_sampler=sampler, **how)
+    # spawned, because a process with JAX must not fork
+    options = {"num_workers": workers, "multiprocessing_context": "spawn"} if workers else {}
+    loader = DataLoader(Samples(), batch_sampler=sampler, **options)
     assert len(loader) == 11
     batches = []
     for done, batch in enumerate(loader, start=1):
@@ -145,29 +145,29 @@ def test_in_a_loader(kind, workers):
         if done == 4:
             state = sampler.state_dict(done=4)
     assert batches == kind(GROUPS, 4, seed=5).batches(0)
-    again = kind(GROUPS, 4, seed=5)
-    again.load_state_dict(state)
-    assert [batch.tolist() for batch in DataLoader(Samples(), batch_sampler=again, **how)] == batches[4:]
+    resumed = kind(GROUPS, 4, seed=5)
+    resumed.load_state_dict(state)
+    assert [batch.tolist() for batch in DataLoader(Samples(), batch_sampler=resumed, **options)] == batches[4:]
 
 
 def left_of(kind, state):
     """Return the remaining batches of the epoch of a state, and those of the next epoch."""
-    again = kind(GROUPS, 4, seed=5)
-    again.load_state_dict(json.loads(json.dumps(state)))
-    return [list(again), list(again)]
+    resumed = kind(GROUPS, 4, seed=5)
+    resumed.load_state_dict(json.loads(json.dumps(state)))
+    return [list(resumed), list(resumed)]
 
 
 @BOTH
-def test_batches_done_are_those_of_the_epoch_that_runs(kind):
-    """The sampler may reach its end before the loop does."""
+def test_done_counts_the_batches_of_the_current_epoch(kind):
+    """The sampler may finish an epoch before the training loop does."""
     sampler = kind(GROUPS, 4, seed=5)
     first, second, third = (sampler.batches(epoch) for epoch in range(3))
-    for asked in (6, 11):  # a loader without workers, and one that asked for everything
+    for requested in (6, 11):  # a loader without workers, and one that requested all batches
         ahead = kind(GROUPS, 4, seed=5)
         running = iter(ahead)
-        for _ in range(asked):
+        for _ in range(requested):
             next(running)
-        if asked == 11:
+        if requested == 11:
             assert next(running, None) is None
         assert left_of(kind, ahead.state_dict(done=6)) == [first[6:], second]
     list(sampler)
@@ -175,19 +175,19 @@ def test_batches_done_are_those_of_the_epoch_that_runs(kind):
     with pytest.raises(ValueError, match="between epochs leave `done` out"):
         sampler.state_dict(done=0)
     assert list(sampler) == second
-    again = kind(GROUPS, 4, seed=5)  # taken up in the middle, and left again before the end
-    again.load_state_dict(sampler.state_dict(done=3))
-    assert again.state_dict(done=3) == again.state_dict() == sampler.state_dict(done=3)
-    assert list(again) == second[3:]
-    assert left_of(kind, again.state_dict(done=8)) == [second[8:], third]
-    assert list(again) == third
+    resumed = kind(GROUPS, 4, seed=5)  # resumed in the middle, and interrupted again before the end
+    resumed.load_state_dict(sampler.state_dict(done=3))
+    assert resumed.state_dict(done=3) == resumed.state_dict() == sampler.state_dict(done=3)
+    assert list(resumed) == second[3:]
+    assert left_of(kind, resumed.state_dict(done=8)) == [second[8:], third]
+    assert list(resumed) == third
 
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
-def test_a_worker_asks_ahead():
-    """The sampler has finished epoch 0 while the loop still has two batches of it."""
+def test_a_sampler_resumes_with_workers_that_prefetch():
+    """The sampler has finished epoch 0 while two of its batches are still to be used."""
     sampler = EnvironmentBatchSampler(GROUPS, 4, seed=5)
-    # spawned, as a process with JAX must not fork; the worker need not import this file for a range
+    # spawned, because a process with JAX must not fork; the worker need not import this file for a range
     loader = DataLoader(range(40), batch_sampler=sampler, num_workers=1, multiprocessing_context="spawn")
     states = [sampler.state_dict(done=done) for done, _ in enumerate(loader, start=1)]
     assert sampler.epoch == 1
@@ -197,14 +197,14 @@ def test_a_worker_asks_ahead():
     assert left_of(EnvironmentBatchSampler, states[10])[0] == second
 
 
-def test_groups_of_any_kind_of_array():
-    wanted = EnvironmentBatchSampler(GROUPS, 4).batches(0)
+def test_groups_may_be_any_kind_of_array():
+    expected = EnvironmentBatchSampler(GROUPS, 4).batches(0)
     for groups in (GROUPS.tolist(), torch.as_tensor(GROUPS), GROUPS.astype(np.uint8)):
-        assert EnvironmentBatchSampler(groups, 4).batches(0) == wanted
+        assert EnvironmentBatchSampler(groups, 4).batches(0) == expected
 
 
 @BOTH
-def test_bad_input_is_named(kind, as_a_user):
+def test_invalid_input_raises(kind, as_a_user):
     cases = (
         ({"groups": [0.0, 1.0], "batch_size": 1}, TypeError, "whole numbers 0..k-1"),
         ({"groups": ["a", "b"], "batch_size": 1}, TypeError, "return_inverse"),
@@ -244,7 +244,7 @@ def test_bad_input_is_named(kind, as_a_user):
         twin(GROUPS, 4).load_state_dict(sampler.state_dict())
 
 
-def test_signs_and_gaussians():
+def test_moments_of_sign_and_gaussian_noise():
     """The mean is 0, the variance strength^2, and the fourth moments are 1 and 3 strength^4, for every entry."""
     targets = torch.linspace(-1, 1, 40_000, dtype=torch.float64).reshape(-1, 2)
     for kind, fourth in (("sign", 1.0), ("gaussian", 3.0)):
@@ -258,11 +258,11 @@ def test_signs_and_gaussians():
         assert not torch.equal(noise(targets), noise(targets))
 
 
-def test_flips():
+def test_flips_have_the_stated_probability():
     targets = torch.arange(30_000) % 5
-    kept = targets.clone()
+    original = targets.clone()
     flipped = LabelNoise(0.3, "flip", classes=5)(targets)
-    assert torch.equal(targets, kept)
+    assert torch.equal(targets, original)
     assert flipped.dtype == targets.dtype
     share = (flipped != targets).double().mean()
     assert abs(share - 0.3) < 4 * (0.21 / 30_000) ** 0.5
@@ -273,7 +273,7 @@ def test_flips():
 
 
 @pytest.mark.parametrize(("dtype", "classes"), [(torch.int8, 100), (torch.uint8, 200), (torch.int16, 100)])
-def test_flips_of_short_integers(dtype, classes):
+def test_flips_of_short_integers_do_not_overflow(dtype, classes):
     """At probability 1 every other class is reached; 99 + 99 overflows an int8."""
     targets = torch.full((5000,), classes - 1, dtype=dtype)
     flipped = LabelNoise(1.0, "flip", classes=classes)(targets)
@@ -281,14 +281,14 @@ def test_flips_of_short_integers(dtype, classes):
     assert sorted(flipped.unique().tolist()) == list(range(classes - 1))
 
 
-def test_noise_is_taken_up_where_it_was_left():
+def test_label_noise_resumes_from_its_state():
     noise = LabelNoise(1.0, "gaussian", seed=3)
     noise(torch.zeros(5))
     state = copy.deepcopy(noise.state_dict())
-    wanted = noise(torch.zeros(7))
-    again = LabelNoise(1.0, "gaussian", seed=3)
-    again.load_state_dict(state)
-    assert torch.equal(again(torch.zeros(7)), wanted)
+    expected = noise(torch.zeros(7))
+    resumed = LabelNoise(1.0, "gaussian", seed=3)
+    resumed.load_state_dict(state)
+    assert torch.equal(resumed(torch.zeros(7)), expected)
 
 
 class Noisy(TensorDataset):
@@ -305,7 +305,7 @@ def test_workers_draw_their_own_noise():
     assert len(torch.cat([*loader]).unique()) == 8
 
 
-def test_bad_noise_is_named(as_a_user):
+def test_invalid_label_noise_raises(as_a_user):
     cases = (
         (lambda: LabelNoise(-1.0), ValueError, "strength=-1"),
         (lambda: LabelNoise("much"), TypeError, "must be a number"),

@@ -1,4 +1,4 @@
-"""The code of the pages on PyTorch runs without warnings and prints what they show."""
+"""The code of the pages on PyTorch runs without warnings and prints the output shown."""
 
 import contextlib
 import io
@@ -14,12 +14,12 @@ BLOCK = re.compile(r"^```py\n(?P<code>.*?)^```\n\s*^```text\n(?P<shown>.*?)^```$
 
 
 @pytest.mark.parametrize("name", ["torch.md", "monitor.md"])
-def test_the_page_prints_what_it_shows(name):
+def test_the_code_of_the_page_prints_the_output_shown(name):
     text = (DOCS / name).read_text()
-    found = list(BLOCK.finditer(text))
-    assert len(found) == text.count("```py\n") >= 4
+    blocks = list(BLOCK.finditer(text))
+    assert len(blocks) == text.count("```py\n") >= 4
     namespace: dict = {}
-    for block in found:
+    for block in blocks:
         out = io.StringIO()
         with contextlib.redirect_stdout(out):
             exec(compile(block["code"], name, "exec"), namespace)

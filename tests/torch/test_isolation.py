@@ -38,7 +38,7 @@ class Cached(nn.Module):
         return self.net(self.table(index)) * self.cache
 
 
-def test_new_buffers_and_sparse_gradients():
+def test_new_buffers_are_removed_from_a_model_with_sparse_gradients():
     torch.manual_seed(0)
     net, batches = Cached(), [torch.randint(0, 7, (9,)) for _ in range(8)]
     loss = lambda model, index: model(index).square().mean()

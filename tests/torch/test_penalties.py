@@ -1,4 +1,4 @@
-"""The formulas of the penalties work on tensors as on arrays."""
+"""The formulas of the penalties give the same values for tensors and arrays."""
 
 import numpy as np
 import pytest
@@ -12,6 +12,6 @@ RISKS = np.array([1.0, 4.0, 2.0])
 
 @pytest.mark.parametrize("function", [vrex_penalty, irm_penalty, lambda r, w: worst_case_weights(r, w, 3.0)])
 def test_formulas_take_tensors(function):
-    found = function(torch.tensor(RISKS), torch.tensor(SHARES))
-    assert isinstance(found, torch.Tensor)
-    np.testing.assert_allclose(found.numpy(), function(RISKS, SHARES))
+    penalty = function(torch.tensor(RISKS), torch.tensor(SHARES))
+    assert isinstance(penalty, torch.Tensor)
+    np.testing.assert_allclose(penalty.numpy(), function(RISKS, SHARES))

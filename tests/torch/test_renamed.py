@@ -1,4 +1,4 @@
-"""Old public names raise an error that says the new name."""
+"""Old public names raise an error with the new name."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.torch
     ("old", "new"),
     [("Relation", "Symmetry"), ("Equilibrated", "Equilibrium"), ("gamma_of", "lambda"), ("lambda_of", "lambda")],
 )
-def test_old_names_of_the_module(old, new):
+def test_old_names_of_the_module_raise_an_error_with_the_new_name(old, new):
     with pytest.raises(AttributeError, match=new):
         getattr(bridge, old)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
@@ -33,13 +33,13 @@ def test_old_names_of_the_module(old, new):
         (lambda: NoiseMonitor, "ways", "NoiseMonitor.algorithms"),
     ],
 )
-def test_old_names_of_attributes(owner, old, new):
+def test_old_names_of_attributes_raise_an_error_with_the_new_name(owner, old, new):
     with pytest.raises(AttributeError, match=new):
         getattr(owner(), old)
     assert not hasattr(owner(), old)
 
 
-def test_old_orders_of_arguments(as_a_user):
+def test_old_orders_of_arguments_raise_an_error_with_the_new_order(as_a_user):
     model, batches = relu(), [torch.randn(4, 5, dtype=torch.float64) for _ in range(2)]
     with pytest.raises(TypeError, match=r"equilibrate\(model, batches, loss, census"):
         equilibrate(model, relu_census(), batches, square, step_size=0.1)

@@ -21,11 +21,11 @@ ROWS = [
 
 def by_hand(net, row, batches):
     """Train by an optimiser of PyTorch."""
-    kept = {"lr": row["step_size"], "weight_decay": row.get("weight_decay", 0.0)}
+    options = {"lr": row["step_size"], "weight_decay": row.get("weight_decay", 0.0)}
     if row.get("adaptive"):
-        optimizer = torch.optim.Adam(net.parameters(), **kept)
+        optimizer = torch.optim.Adam(net.parameters(), **options)
     else:
-        optimizer = torch.optim.SGD(net.parameters(), momentum=row.get("momentum", 0.0), **kept)
+        optimizer = torch.optim.SGD(net.parameters(), momentum=row.get("momentum", 0.0), **options)
     for t, batch in enumerate(batches):
         rise = min(1.0, (t + 1) / max(1, row.get("warm_up", 0)))
         optimizer.param_groups[0]["lr"] = row["step_size"] * rise
@@ -34,7 +34,7 @@ def by_hand(net, row, batches):
         optimizer.step()
 
 
-def test_runs_side_by_side_are_those_of_torch_optim():
+def test_batched_training_equals_torch_optim():
     x, y = digits()
     x = x.double()
     torch.manual_seed(0)
@@ -53,11 +53,11 @@ def test_runs_side_by_side_are_those_of_torch_optim():
             torch.testing.assert_close(params[name][run], p.detach(), rtol=1e-9, atol=1e-12)
 
 
-def test_flow(tmp_path):
+def test_the_study_of_the_flow_runs_and_writes_its_page(tmp_path):
     facts = flow.study(flow.SMALL, torch.device("cpu"))
     for network in facts["networks"].values():
         for name, mine in network["recipes"].items():
-            # the ledger's parts are of one training: the sum over seeds is the last of the cumulative means
+            # the parts of the ledger belong to one run: the sum over seeds is the last of the cumulative means
             last = np.array(mine["cumulative"]["measured"])[:, -1]
             np.testing.assert_allclose(np.mean(mine["seeds"]["measured"], axis=1), last, rtol=1e-9)
             if name in flow.EXACT[:2]:  # SGD changes no charge at first order; Adam does
@@ -67,7 +67,7 @@ def test_flow(tmp_path):
     assert "# Do charges" in flow_page.page(load("flow", tmp_path))
 
 
-def test_the_ledger_predicts_what_a_step_does_on_average():
+def test_the_ledger_predicts_the_mean_change_of_a_step():
     """Over all minibatches of one sample the mean change equals the prediction."""
     from undertow.torch import census
 
@@ -97,15 +97,15 @@ def test_the_ledger_agrees_with_the_monitor():
     batch = (x[:6].double(), y[:6])
     torch.manual_seed(0)
     net = mlp(64, 5, 4, 10).double()
-    found = census(net, batch, cross_entropy)
+    symmetries = census(net, batch, cross_entropy)
     params = stacked([net])
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    with NoiseMonitor(net, found, every=1) as monitor:
+    with NoiseMonitor(net, symmetries, every=1) as monitor:
         cross_entropy(net, batch).backward()
         optimizer.step()
     six = {name: p.repeat(6, *(1,) * (p.ndim - 1)) for name, p in params.items()}
     _, each = gradients(net, cross_entropy, six, tuple(part[:, None] for part in batch))
-    charges = flow.Charges(found, params)
+    charges = flow.Charges(symmetries, params)
     ledger = flow.Ledger(charges, Recipe.of([{"step_size": 0.1}], dtype=torch.float64), 1, steps=1, windows=1)
     ledger.predict(params, {name: g[None] for name, g in each.items()})
     ledger.record(torch.zeros(1, dtype=torch.long), params, stacked([net]))
@@ -117,20 +117,20 @@ def test_the_ledger_agrees_with_the_monitor():
     close(ledger.sums["measured"][0, 0], expected["change"])
 
 
-def test_equilibrate():
+def test_the_study_of_equilibrate_runs():
     tiny = dataclasses.replace(equilibrate.SMALL, rounds=0)
     facts = {"made": {"device": "CPU", "torch": "", "seconds": 0.0}, "scale": dataclasses.asdict(tiny)}
     facts["networks"] = {"ReLU network": equilibrate.network("ReLU network", tiny, torch.device("cpu"))}
     mine = facts["networks"]["ReLU network"]
     assert all(move["noise"] < 1 and move["change"] < 1e-5 for moves in mine["moves"].values() for move in moves)
     for of in mine["optimisers"].values():
-        # the smallest steps hardly train, whatever the start: it is one function
+        # with the smallest steps both starts give nearly the same loss, because they are the same function
         for case in equilibrate.CASES[::2]:
             smallest = of["cases"][case.name]["losses"][0]
             np.testing.assert_allclose(smallest, mine["start"], rtol=0.05)
 
 
-def test_lines_know_their_edges():
+def test_best_and_largest_step_sizes_and_the_extension_of_a_grid():
     start = np.array([3.0, 3.0])
     line = equilibrate.Line([-2, -1, 0, 1], np.array([[2.0, 2.0], [1.0, 1.2], [1.5, 2.9], [np.inf, 9.0]]), start)
     assert line.best == 1
@@ -141,5 +141,5 @@ def test_lines_know_their_edges():
 
 
 @pytest.mark.parametrize(("name", "page"), [("flow", flow_page.page), ("equilibrate", equilibrate_page.page)])
-def test_pages_are_what_the_results_say(name, page):
+def test_the_stored_pages_equal_those_of_the_stored_results(name, page):
     assert (ROOT / "docs" / "studies" / f"{name}.md").read_text() == page(load(name))

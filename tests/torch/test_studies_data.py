@@ -12,13 +12,13 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize(("study", "written"), [(colours, colours_page), (label_noise, label_noise)])
-def test_the_page_is_made_from_the_results(study, written):
+def test_the_stored_page_equals_that_of_the_stored_results(study, written):
     page = written.page(results.load(study.NAME))
     assert (results.ROOT / "docs" / "studies" / f"{study.NAME}.md").read_text() == page
     assert f"python -m {study.__name__}" in page
 
 
-def test_colours_and_batches_are_as_the_page_says():
+def test_colours_and_batches_have_the_stated_distribution():
     settings = colours.Settings(seeds=2, steps=40, every=20)
     prepared = colours.prepare(settings)
     n = settings.train
@@ -35,18 +35,18 @@ def test_colours_and_batches_are_as_the_page_says():
 def test_runs_are_counted_and_diverged_runs_are_never_chosen():
     settings = colours.Settings(seeds=2, steps=40, every=20, hidden=4, annealed=0)
     grids = {"V-REx": ((0.3, 1e20), (0.0, 1e4))}
-    found = colours.run_all(settings, colours.prepare(settings), grids)
-    seen = found["steady/diagonal/V-REx"].astype(float)
-    assert seen.shape == (2, 2, 2, 3, 6)  # the first look is the start, the same for all settings
-    assert (seen[:, :, :, 0] == seen[:, :1, :1, 0]).all()
-    assert (seen[:, 1, 0, -1] == 0).all()
-    assert (colours.choose(colours.scores(seen[:, :, :, 1:], "validation"), "validation")[:, 0] == 0).all()
-    facts = colours.summarise(settings, found, grids)
+    records = colours.run_all(settings, colours.prepare(settings), grids)
+    risks = records["steady/diagonal/V-REx"].astype(float)
+    assert risks.shape == (2, 2, 2, 3, 6)  # the first record is the start, which is the same for all settings
+    assert (risks[:, :, :, 0] == risks[:, :1, :1, 0]).all()
+    assert (risks[:, 1, 0, -1] == 0).all()
+    assert (colours.choose(colours.scores(risks[:, :, :, 1:], "validation"), "validation")[:, 0] == 0).all()
+    facts = colours.summarise(settings, records, grids)
     assert facts["count"] == 2 * 4 * 2 * 4  # designs, models, seeds, settings
     assert facts["diverged"] >= 2
 
 
-def test_runs_side_by_side_are_those_one_by_one():
+def test_batched_runs_equal_single_runs():
     settings = colours.Settings(seeds=2, steps=6, every=3, hidden=4, annealed=3)
     prepared = colours.prepare(settings)
     batches = prepared["batches_pooled"].astype(np.int32)
@@ -60,21 +60,21 @@ def test_runs_side_by_side_are_those_one_by_one():
         np.testing.assert_allclose(run(True), run(False), atol=0.01)  # shares of a few hundred images
 
 
-def test_an_end_of_a_grid_is_told_by_what_it_gains():
+def test_an_optimum_at_the_end_of_a_grid_is_reported_with_its_gain():
     generator = np.random.default_rng(0)
     score = np.zeros((10, 5, 1, 4))
     score[:, 4, 0, 3] = 1.0
     gains = colours.at_the_ends(score + 0.01 * generator.normal(size=score.shape))
     assert set(gains) == {"largest step size", "largest steps"}
-    assert all(colours_page.word(gain) == "better" for gain in gains.values())
-    score[:, 2, 0, 1] = 1.0  # as good inside
+    assert all(colours_page.verdict(gain) == "better" for gain in gains.values())
+    score[:, 2, 0, 1] = 1.0  # an inner value is as good
     ties = colours.at_the_ends(score + 0.01 * generator.normal(size=score.shape))
-    assert all(colours_page.word(gain) == "no difference" for gain in ties.values())
-    score[:, 1, 0, 0] = 2.0  # not to train at all is no end
+    assert all(colours_page.verdict(gain) == "no difference" for gain in ties.values())
+    score[:, 1, 0, 0] = 2.0  # a run that does not train is not an end of the grid
     assert colours.at_the_ends(score) == {}
 
 
-def test_sharpness_is_the_trace_of_the_hessian_and_the_way_back_ends_at_zero_loss(x64):
+def test_sharpness_is_the_trace_of_the_hessian_and_the_return_ends_at_zero_loss(x64):
     settings = label_noise.Settings(images=4, hidden=(3, 2))
     drawn, params, _ = label_noise.begin(settings, 0)
     targets = jax.vmap(lambda x: label_noise.predict(params, x))(drawn.inputs)
@@ -84,14 +84,16 @@ def test_sharpness_is_the_trace_of_the_hessian_and_the_way_back_ends_at_zero_los
     traces = label_noise._traces(problem.inputs, jax.tree.map(lambda leaf: leaf[None], params))
     np.testing.assert_allclose(traces, [np.trace(hessian)], rtol=1e-10)
     moved = unravel(flat + 0.01 * jax.random.normal(jax.random.key(1), flat.shape))
-    _, left = label_noise._back(problem.data, jax.tree.map(lambda leaf: leaf[None], moved), settings.returns)
+    _, residual = label_noise._back(problem.data, jax.tree.map(lambda leaf: leaf[None], moved), settings.returns)
     assert problem.loss(moved) > 1e-8
-    assert left[0] < 1e-20
+    assert residual[0] < 1e-20
 
 
 @pytest.mark.slow
-def test_label_noise_goes_along_with_the_flow():
-    settings = label_noise.Settings(seeds=1, runs=64, images=4, hidden=(4, 3), time=1.0, looks=2, step_sizes=(0.05,))
+def test_sgd_with_label_noise_follows_the_flow():
+    settings = label_noise.Settings(
+        seeds=1, runs=64, images=4, hidden=(4, 3), time=1.0, num_saves=2, step_sizes=(0.05,)
+    )
     (start,) = label_noise.measure(settings)["starts"]
     assert start["trace"][-1] < start["trace"][0]
     (sgd,) = start["sgd"]

@@ -12,7 +12,7 @@ def blas() -> list[int]:
     return [library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"]
 
 
-def test_blas_has_one_thread_inside_and_what_it_had_after():
+def test_blas_uses_one_thread_inside_and_the_previous_number_afterwards():
     before = blas()
     assert before
     with one_thread():

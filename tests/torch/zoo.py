@@ -1,4 +1,4 @@
-"""Networks whose symmetries are known: how to build them, a batch for them, and the answer."""
+"""Networks with known symmetries: a builder, a batch and the expected census."""
 
 import warnings
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 LAYERS, WIDTH, HIDDEN, HEADS, KEY_HEADS, VOCABULARY = 2, 24, 36, 4, 2, 40
-"""Of the language models. HIDDEN is no multiple of WIDTH, and no two of them are equal."""
+"""Sizes of the language models. HIDDEN is no multiple of WIDTH, and no two sizes are equal."""
 
 Row = tuple[str, int, int, tuple[str, ...], tuple[str, ...]]
 """kind, size, block, minus, plus."""
@@ -17,7 +17,7 @@ Row = tuple[str, int, int, tuple[str, ...], tuple[str, ...]]
 
 @dataclass(frozen=True)
 class Known:
-    """A network with its answer."""
+    """A network with its expected symmetries."""
 
     build: Callable[[], nn.Module]
     batch: Callable[[], Any]
@@ -114,7 +114,7 @@ def adapter(base: Callable[[], nn.Module] = lambda: llama_like("Llama"), **optio
 
 
 def llama_rows(*, biases: bool = False, gains: bool = False, one_plus: bool = False, tied: bool = False) -> list[Row]:
-    """The answer for the Llama family."""
+    """Return the expected symmetries of the Llama family."""
     rows: list[Row] = []
     norm = lambda name: f"(1 + {name})" if one_plus else name
     pairs = KEY_HEADS * WIDTH // HEADS // 2
@@ -213,7 +213,7 @@ KNOWN = {
 
 
 def build(name: str, seed: int = 0) -> tuple[nn.Module, Any, Callable]:
-    """A model, a batch and its loss."""
+    """Return a model, a batch and its loss."""
     torch.manual_seed(seed)
     known = KNOWN[name]
     return known.build(), known.batch(), known.loss

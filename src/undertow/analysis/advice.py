@@ -73,8 +73,8 @@ def _on_sharpness(analysis: Analysis) -> Iterator[str]:
     )
     if gain > 1.2:
         yield (
-            "Start from the equilibrium (`equilibrium(...).params`: same function, same loss): it allows steps "
-            f"{gain:.1f} times as large, which a warm-up would have to wait for."
+            "Start from the equilibrium (`equilibrium(...).params`: same function, same loss), which allows steps "
+            f"{gain:.1f} times as large without a warm-up."
         )
     elif gain < 1 / 1.2:
         steps = max((row.relaxation for row in analysis.rows if np.isfinite(row.relaxation)), default=0)

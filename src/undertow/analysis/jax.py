@@ -1,4 +1,4 @@
-"""Analyse a problem in JAX: its symmetries, where noise takes their charges, its sharpness, and advice."""
+"""Analyse a problem in JAX: its symmetries, the equilibrium of their charges, its sharpness, and advice."""
 
 import warnings
 from collections.abc import Callable
@@ -40,7 +40,7 @@ def analyze(
     key: KeyLike = 0,
     report: Callable[[str], object] = lambda stage: None,
 ) -> Analysis:
-    """Find the symmetries of a loss and predict where SGD takes their charges.
+    """Find the symmetries of a loss and predict the equilibrium of their charges under SGD.
 
     A problem is trained with minibatches of `batch_size`. `report` is called with the name of each stage.
 
@@ -60,7 +60,7 @@ def analyze(
     key = validate.as_key("analyze", key)
     problem = noise.problem
     measured = problem.sample(key, 1024) if isinstance(problem, Population) else problem
-    report("looking for symmetries")
+    report("searching symmetries")
     symmetries = find_symmetries(problem, params, key=key) if isinstance(problem, AbstractSampled | Population) else ()
     predicted, rows = None, ()
     if symmetries:

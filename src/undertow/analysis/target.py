@@ -1,4 +1,4 @@
-"""Load what a user asks `undertow analyze FILE.py:OBJECT` to analyse."""
+"""Load the object that `undertow analyze FILE.py:OBJECT` analyses."""
 
 import sys
 from collections.abc import Callable
@@ -90,6 +90,6 @@ def _call(target: str, function: Callable[[], T]) -> T:
 
 
 def _is_torch_model(value: object) -> bool:
-    """Return whether a value is a PyTorch model, without importing torch: whoever has a model has imported it."""
+    """Return whether a value is a PyTorch model, without importing torch: if there is a model, torch is imported."""
     torch = sys.modules.get("torch")
     return torch is not None and hasattr(torch, "nn") and isinstance(value, torch.nn.Module)

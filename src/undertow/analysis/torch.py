@@ -68,7 +68,7 @@ def analyze(
     seed: int = 0,
     report: Callable[[str], object] = lambda stage: None,
 ) -> Analysis:
-    """Return the symmetries of a PyTorch model, where SGD moves their charges, and advice in sentences.
+    """Return the symmetries of a PyTorch model, the equilibrium of their charges under SGD, and advice.
 
     The model is not changed; a copy is moved to the equilibrium.
 
@@ -101,7 +101,7 @@ def analyze(
     twin = copy.deepcopy(model)
     moved = equilibrate(twin, batches, loss, symmetries, step_size=step_size, weight_decay=weight_decay, seed=seed)
     moments = [_charge_moments(net, batches, loss, moved, step_size, weight_decay, seed) for net in (model, twin)]
-    rows = tuple(_row(*given, step_size, weight_decay) for given in zip(moved.moved, *moments, strict=True))
+    rows = tuple(_row(*parts, step_size, weight_decay) for parts in zip(moved.moved, *moments, strict=True))
     report("measuring sharpness")
     sharpness = [trace_of_hessian(net, batches, loss, seed) for net in ((model, twin) if rows else (model,))]
     value, squared_gradient = _mean_loss(model, batches, loss, seed)
@@ -256,7 +256,7 @@ def _sentences(
         sentences.append(
             f"At equilibrium Tr H {change} from {text(sharpness[0])} to {text(sharpness[1])}, lambda_max goes from "
             f"{text(curvature[0])} to {text(curvature[1])}, the noise power of a batch from {text(noise[0])} to "
-            f"{text(noise[1])} (measured on {batches} batches); the largest step gradient descent survives goes from "
+            f"{text(noise[1])} (measured on {batches} batches); the largest stable step of gradient descent goes from "
             f"{steps[0].value:.3g} to {steps[1].value:.3g}."
         )
     if rows and noise[1].value < 0.8 * noise[0].value:

@@ -8,6 +8,6 @@ SUCCESS, SURPRISE, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
 
 def complain(message: str) -> int:
-    """Print what is wrong with the call and return the exit status."""
+    """Print an error message and return the exit status."""
     print(f"undertow: {message}", file=sys.stderr)
     return MISTAKE

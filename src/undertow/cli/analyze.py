@@ -18,7 +18,7 @@ __all__ = ["Analyze", "analyze"]
 
 @dataclasses.dataclass(frozen=True)
 class Analyze:
-    """Analyse your own problem: its symmetries, where noise takes their charges, its sharpness, and advice.
+    """Analyse your own problem: its symmetries, the equilibrium of their charges, its sharpness, and advice.
 
     Writes analysis.html, and equilibrium.npz with the params at equilibrium (the same function, balanced noise).
     """

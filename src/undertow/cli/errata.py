@@ -1,4 +1,4 @@
-"""`undertow errata`: show what the papers print wrongly."""
+"""`undertow errata`: show the errors of the papers."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ __all__ = ["Errata", "show_errata"]
 
 @dataclasses.dataclass(frozen=True)
 class Errata:
-    """Show what the papers print wrongly, what is right, and the claim that decides."""
+    """Show the errors of the papers, the corrections, and the claim that decides each."""
 
     json: bool = False
     """Print the list as JSON, for other programs."""

@@ -26,13 +26,13 @@ class PhaseDiagram:
 
     of: Literal["hetero", "recovery", "stability"] = "hetero"
     """hetero: HeteroSGD over step size and heterogeneity. recovery: the limiting flow of label noise over equations and
-    sparsity. stability: a badly balanced start, as it is and at its noise equilibrium, over step size and imbalance."""
+    sparsity. stability: a badly balanced start and the same at its noise equilibrium, over step size and imbalance."""
     points: int | None = None
     """Points along each axis."""
     seeds: int | None = None
     """Runs at every point."""
     seed: int = 0
-    """Another number repeats it with other random draws."""
+    """Another number repeats the diagram with other random draws."""
     on: str | None = None
     """The address of a Dask scheduler."""
     jobs: int | None = None

@@ -81,7 +81,7 @@ def start_run(
     weight_decay: Number,
     lanes_of: int | None,
 ) -> Continuation:
-    """Check the arguments of a run and return the run at step 0; `lanes_of` is the `lane_width` that was asked for."""
+    """Check the arguments of a run and return the run at step 0; `lanes_of` is the requested `lane_width`."""
     if not isinstance(noise, AbstractNoise):
         raise TypeError(
             f"`{function}(noise, ...)`: got a {type(noise).__name__}; give a noise, such as `Minibatch(problem, 1)`."
@@ -185,7 +185,7 @@ def advance_run(run: Continuation, steps: int | None, progress: ProgressReport, 
                 break
     if interrupted:
         what = f"`{run.function}` was stopped by Ctrl-C after {now - run.step} of {goal - run.step} steps"
-        warnings.warn(f"{what}; the run holds what was done.", RuntimeWarning, stacklevel=stacklevel)
+        warnings.warn(f"{what}; the run contains the finished steps.", RuntimeWarning, stacklevel=stacklevel)
     record = join_lanes([stack_chunks(parts) for parts in chunks], observed_steps, run.record, run.seeds)
     done = replace(run, lanes=lanes, step=now, record=record, seconds=run.seconds + time.perf_counter() - began)
     return _trajectory(done, interrupted)

@@ -174,7 +174,7 @@ def first_nonfinite(spec: SGDSpec, state: State, *, block: int) -> Int[Array, ".
             return params, velocity, survived + (_finite(params) & (survived == j))
 
         *_, survived = jax.lax.fori_loop(0, block, one, (*anchor, jnp.asarray(0, jnp.int32)))
-        # rounding may differ from the run by an ulp: a replay that survives is put at the block's end
+        # rounding may differ from the run by an ulp: for a replay that stays finite the end of the block is recorded
         return base + jnp.minimum(survived + 1, block)
 
     return _each(wide)(replay)(state.anchor, state.keys, state.diverged_block)

@@ -24,10 +24,10 @@ CHUNK_SECONDS = 0.5
 ACCELERATOR_LANE_BYTES = 16 * 2**30
 
 
-def lane_width(function: str, given: int | None, seeds: int, noise: AbstractNoise, params: PyTree, block: int) -> int:
-    """Return the number of seeds per lane: as given, fixed on a CPU, as many as fit on an accelerator."""
-    if given is not None:
-        return validate.positive_integer(function, "lane_width", given)
+def lane_width(function: str, width: int | None, seeds: int, noise: AbstractNoise, params: PyTree, block: int) -> int:
+    """Return the number of seeds per lane: `width` if given, else 16 on a CPU and as many as fit on an accelerator."""
+    if width is not None:
+        return validate.positive_integer(function, "lane_width", width)
     if device().platform == "cpu":
         return LANE_WIDTH
     one = jax.eval_shape(lambda: noise.randomness(jax.random.key(0), 1, params))

@@ -1,4 +1,4 @@
-"""Where a result comes from: versions, device, parameters, seconds; and a fingerprint of the code that made it."""
+"""The provenance of a result (versions, device, parameters, seconds), and a fingerprint of the code that made it."""
 
 import hashlib
 import json

@@ -101,7 +101,7 @@ def _load_claims() -> dict[str, AbstractClaim]:
                 if claim.id in by_id:
                     raise ValueError(f"two claims have the id {claim.id!r}")
                 if claim.paper != paper:
-                    raise ValueError(f"claim {claim.id!r} lies in the folder of another paper")
+                    raise ValueError(f"claim {claim.id!r} is in the folder of another paper")
                 by_id[claim.id] = replace(claim, module=loaded.__name__)
     return by_id
 

@@ -34,8 +34,8 @@ def settings() -> dict[str, str]:
 def configure() -> None:
     """Set JAX up for experiments: double precision, and a compilation cache that outlives the process.
 
-    The other settings that change numbers get their default values whatever the environment says, because stored
-    results are looked up without them.
+    The other settings that change numbers get their default values regardless of the environment, because
+    stored results are looked up without them.
 
     The programs are many and small. With less optimisation XLA compiles them in a third of the time, and they run as
     fast. XLA ends the process if it does not know a flag, so the flags are set for the versions they were tested with.

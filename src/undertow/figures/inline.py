@@ -39,7 +39,7 @@ def inline(svg: str, name: str, label: str) -> str:
     body = re.sub(r' id="([^"]*)"', lambda m: f' id="{name}-{m[1]}"' if m[1] in used else "", body)
     body = re.sub(r"url\(#([^)]+)\)", rf"url(#{name}-\1)", body)
     body = re.sub(r'href="#([^"]+)"', rf'href="#{name}-\1"', body)
-    body = body.replace("fill: #ffffff", "fill: none")  # paper; a page has its own
+    body = body.replace("fill: #ffffff", "fill: none")  # the white background; a page has its own
     for colour, paint in PAINT.items():
         body = re.sub(rf"(?<=: ){colour}(?=[;\"])", paint, body)
     body = re.sub(r' (d|x|y|points)="([^"]*)"', lambda m: f' {m[1]}="{_rounded(m[2])}"', body)

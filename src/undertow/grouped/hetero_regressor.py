@@ -119,8 +119,8 @@ class HeteroRegressor(RegressorMixin, BaseEstimator):
         check_is_fitted(self)
         head = (
             f"{len(self.coef_runs_)} runs of {self.steps_} steps of size {self.step_size_:.3g} on {len(self.groups_)} "
-            f"groups, {self.diverged_} diverged. What lives need not be causal: a child of y whose effect has one sign "
-            "in all groups lives too."
+            f"groups, {self.diverged_} diverged. A present variable need not be causal: a child of y whose effect "
+            "has one sign in all groups is present too."
         )
         table = self.diagnosis_
         width = max(len(str(name)) for name in table["variable"])
@@ -270,14 +270,14 @@ def _diagnose(
     side = np.where(present, (w < 0).astype(int), phases.end.argmax(0))
     medians = np.stack([np.median(logs[~runs.diverged], axis=0) for logs in (runs.log_u, runs.log_v)])
     first, last, end, simulated = (x[side, columns] for x in (phases.first, phases.last, phases.end, medians))
-    left = -moments.gradients(np.where(present, w, 0.0))
-    one_sign = (left.min(0) > 0) | (left.max(0) < 0)
+    covariances = -moments.gradients(np.where(present, w, 0.0))
+    one_sign = (covariances.min(0) > 0) | (covariances.max(0) < 0)
     return pandas.DataFrame(
         {
             "variable": names,
             "coef": w,
             "pooled": pooled,
-            "lived": present,
+            "present": present,
             "lam0": first,
             "lam_star": last,
             "t1": np.where(present, phases.arrival, phases.t1),
@@ -298,13 +298,13 @@ def _why(
     """Return the reason why a variable is present or absent."""
     if present:
         when = f"arrives at step {arrival:.0f} of {steps}" if arrival <= steps else "arrives later than predicted"
-        return f"lives: grows by {first:+.3f} per step at first, {when}."
+        return f"present: grows by {first:+.3f} per step at first, {when}."
     after = f"after step {t1:.0f}" if t1 <= steps else "later"
     later = (math.log(math.sqrt(PRESENT)) - end) / last if last > 0 else math.inf
     if later < steps:
-        end_of_it = "no step size filters it" if one_sign else "only the early stop keeps it out"
-        return f"not there yet: {last:+.3f} per step {after}, there at about step {steps + later:.0f}; {end_of_it}."
+        outlook = "no step size filters it" if one_sign else "only early stopping excludes it"
+        return f"late: {last:+.3f} per step {after}, arrives at about step {steps + later:.0f}; {outlook}."
     rates = f"{first:+.3f} per step at first, {last:+.3f} {after}"
     if first <= 0 or last * steps < -1:
-        return f"filtered: the groups pull it both ways; {rates}."
-    return f"starved: nothing is left for it once the others are fitted; {rates}."
+        return f"filtered: its gradient has different signs in the groups; {rates}."
+    return f"starved: no residual is left for it once the others are fitted; {rates}."

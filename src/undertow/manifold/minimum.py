@@ -59,7 +59,7 @@ def frame_of_minimum(function: str, problem: AbstractProblem, params: PyTree) ->
         )
     if smallest < small:
         raise ValueError(
-            f"`{function}`: the smallest curvatures cannot be told from zero at a point {far:.2g} away from the "
+            f"`{function}`: the smallest curvatures cannot be distinguished from zero at {far:.2g} from the "
             "manifold of minimisers; go closer with `ut.settle(problem, params, tolerance=...)` in double precision."
         )
     rank = int(frame.rank)

@@ -137,14 +137,14 @@ def _warnings(exponent: float, tail: float, last: int, window: tuple[float, floa
     """Return the warnings for the chosen step size."""
     if exponent < 0:
         first = (
-            f"Stop early all the same: measurement noise re-seeds the signal, and bursts return with tail exponent "
+            f"Stop early: measurement noise regenerates the signal, which returns in bursts with tail exponent "
             f"{tail:.2g}."
         )
     else:
-        first = f"The spurious signal still grows, only later than the true one: after step {last} it is there."
+        first = f"The spurious signal still grows, only later than the true one: it is large after step {last}."
     if window[0] < window[1]:
         return (first,)
-    return first, "The paper's own window of step sizes is empty for this law."
+    return first, "The window of step sizes of the paper is empty for this law."
 
 
 def _advise_data(data: tuple, horizon: int, *, alpha: float, key: KeyLike, runs: int) -> Advice:
@@ -157,7 +157,7 @@ def _advise_data(data: tuple, horizon: int, *, alpha: float, key: KeyLike, runs:
         reason = "No variable has the same sign in all groups: there is no signal that holds in all of them."
         return _no_window(reason, (math.nan, math.nan))
     unit = 2 * float(np.abs(moments.pooled_cross[steady]).max())  # u grows by the factor 1 + 2 eta c per step
-    kept = f"No step size filters what has one sign in all groups: {', '.join(names[steady][:5])}" + (
+    kept = f"No step size filters variables with one sign in all groups: {', '.join(names[steady][:5])}" + (
         f" and {steady.sum() - 5} more." if steady.sum() > 5 else "."
     )
     if steady.all():

@@ -1,1 +1,1 @@
-"""Exponential symmetries of a loss: their charges, what noise does to them, and where that ends."""
+"""Exponential symmetries of a loss: their charges, the Noether flow, and the noise equilibrium."""

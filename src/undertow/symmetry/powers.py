@@ -118,7 +118,7 @@ Half = tuple[list[taps.Request], Callable[[list[Array]], Array]]
 
 
 def _recipe(symmetry: AbstractSymmetry, params: PyTree) -> _Recipe | None:
-    """Return how the taps give the two halves; None where they do not know the structure of the symmetry."""
+    """Return the taps for the two halves and how to combine them; None for a symmetry without a known structure."""
     plus, minus = _halves(symmetry, params)
     if plus is None or minus is None:
         return None

@@ -1,4 +1,4 @@
-"""Attributes that have a new name: access to the old one raises an error that says the new one."""
+"""Attributes that have a new name: access to the old name raises an error with the new name."""
 
 from typing import Never
 

@@ -32,7 +32,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Addition:
-    """A claim beyond the papers, and what it adds to them."""
+    """A claim beyond the papers, and its addition to them."""
 
     claim: str
     adds: str

@@ -1,4 +1,4 @@
-"""Criteria: how a measured number is judged. A criterion is the same at all scales.
+"""Criteria that accept or reject a measured number. A criterion is the same at all scales.
 
 A measurement m with standard error u is compared with a prediction. The tolerance is widened by c standard errors,
 where c = 4 for many seeds (one false alarm in 16,000 for a Gaussian) and Student's t quantile of the same probability
@@ -262,7 +262,7 @@ def _with_power(check: Check, seeds: int, verdict: Verdict, tolerance: float | i
 def _seeds(seeds: int, width: float, wanted: float | int) -> int:
     """Return the seeds that reduce a standard error from `width` to `wanted`: it falls as 1/sqrt(seeds).
 
-    2^31 stands for more seeds than anybody will run.
+    The result is at most 2^31.
     """
     needed = seeds * (width / wanted) ** 2 if wanted > width * 1e-12 else math.inf
     return math.ceil(min(needed, 2**31))

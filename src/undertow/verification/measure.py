@@ -109,7 +109,7 @@ def _measure(claim: Claim, task: Task, out: Path) -> ClaimResult:
 
 
 def _without_checks(task: Task) -> ClaimResult:
-    """Return what is known of a result before its experiment has run; until then its verdict is `error`."""
+    """Return the result of a claim before its experiment has run, with the verdict `error`."""
     claim = claims[task.claim]
     return ClaimResult(
         task=task,

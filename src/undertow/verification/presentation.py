@@ -41,7 +41,7 @@ def _(criterion: AtLevel, value: float | int | None, error: float | int | None) 
 
 @singledispatch
 def prediction_text(criterion: Stored, predicted: float | int | None, printed: float | int | None) -> str:
-    """Return what a criterion asks of the measured value: a number, a bound, or the level of a test.
+    """Return the requirement of a criterion on the measured value: a number, a bound, or the level of a test.
 
     >>> from undertow.verification.criterion import Below, Within
     >>> from undertow.verification.presentation import prediction_text

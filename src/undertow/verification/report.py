@@ -29,11 +29,11 @@ TITLES = {
 VERDICTS = {
     "error": "the experiment could not be run",
     "fails": "the data reject the claim",
-    "inconclusive": "more seeds are needed to tell",
-    "corrected": "the data reject what the paper prints and agree with the correction",
+    "inconclusive": "more seeds are needed to decide",
+    "corrected": "the data reject the printed value and agree with the correction",
     "holds": "the data agree with the claim",
 }
-"""The worst first, which is also how the table sorts them."""
+"""The verdicts from worst to best, the order in which the table sorts them."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Figure:
 
 
 def build_report(out: Path, results: list[ClaimResult]) -> Path:
-    """Write report.html beside the results. Figures are inside it, so that the one file can be sent around."""
+    """Write report.html beside the results. Figures are inside it, so that one file is enough to share the report."""
     out = Path(out)
     papers = list(dict.fromkeys(result.paper for result in results))
     results = sorted(results, key=lambda result: papers.index(result.paper))
@@ -89,7 +89,7 @@ def _environment() -> jinja2.Environment:
 
 
 def _sort_key(value: float | int | None) -> str:
-    """Return what the table sorts a number by; values that are not finite come last."""
+    """Return the key by which the table sorts a number; values that are not finite come last."""
     return "" if value is None or not math.isfinite(value) else repr(value)
 
 

@@ -20,7 +20,7 @@ __all__ = ["CheckResult", "ClaimResult", "Task", "read_results", "write_results"
 
 @dataclass(frozen=True)
 class Task:
-    """What a worker needs to run one claim."""
+    """The inputs of a worker that runs one claim."""
 
     claim: str
     scale: Scale
@@ -91,7 +91,7 @@ class ClaimResult:
     equation: str = ""
     alternative: str = ""
     meanings: dict[str, str] = field(default_factory=dict)
-    """What each parameter means."""
+    """The meaning of each parameter."""
     command: str = ""
     """The command line that repeats the experiment."""
     seeds: int = 0

@@ -42,7 +42,7 @@ def test_partial_figures(axes, finished):
 @pytest.mark.parametrize("name", diagrams)
 def test_partial_diagrams(name):
     spec = as_spec(name, diagrams[name].axes(4), seeds=2)
-    outputs = ["filtered", "recovered", "lives", "lives_teleported", "stiffness", "stiffness_teleported"]
+    outputs = ["filtered", "recovered", "finite", "finite_teleported", "stiffness", "stiffness_teleported"]
     for finished in (3, 16):
         figure = draw(spec, dataset(spec, outputs, finished))
         assert figure.axes[0].get_legend() is not None or len(figure.legends) > 0 or figure.axes[0].lines

@@ -9,8 +9,8 @@ import numpy as np
 from undertow.papers.noise_equilibrium import phase_diagram as stability
 
 
-def test_a_batch_shrinks_the_mean_square_of_a_residual_below_the_boundary():
-    """E|a (1 - 2 eta s X)|^2 for the second moment X of a batch, by sampling, at the predicted step size: 1."""
+def test_the_mean_square_of_a_residual_is_constant_at_the_boundary():
+    """E|a (1 - 2 eta s X)|^2 is 1 at the predicted step size, by sampling the second moment X of a batch."""
     n, batch, s = 10, 10, 3.0
     eta = 1 / (s * (1 + (n + 1) / batch))
     rng = np.random.default_rng(1)
@@ -22,5 +22,5 @@ def test_a_batch_shrinks_the_mean_square_of_a_residual_below_the_boundary():
 
 def test_the_teleport_keeps_the_function_and_lowers_the_stiffness():
     result = jax.jit(partial(stability.run, steps=5))(jax.random.key(0), step_size=0.001, imbalance=5.0)
-    assert result["lives"] == result["lives_teleported"] == 1
+    assert result["finite"] == result["finite_teleported"] == 1
     assert result["stiffness_teleported"] < result["stiffness"] / 3

@@ -1,7 +1,7 @@
-"""The alternative of every claim, as a change of the code that makes it true.
+"""The alternative of every claim, implemented as a patch of the code under which the alternative is true.
 
-A plant changes what an experiment runs or what it is compared with: a formula of the library, a model, a noise, a step
-of the simulation. It never touches a check, its criterion, a statistic or the verdict. The claim must then fail.
+A plant patches the experiment or its prediction: a formula of the library, a model, a noise or a step of the
+simulation. A plant never patches a check, its criterion, a statistic or the verdict. With its plant a claim must fail.
 """
 
 import importlib
@@ -18,23 +18,23 @@ MODULES = ("heterogeneity", "zero_loss", "noise_equilibrium")
 
 
 def replaced(target: str, wrap: Callable[[Any], Any]) -> Plant:
-    """Replace `module.name` (or `module.Class.name`) by `wrap(original)` while the plant is in the ground.
+    """Replace `module.name` (or `module.Class.name`) by `wrap(original)` inside the context.
 
-    Give the module that looks the name up: a function that a claim imports by name is patched in the claim's module.
+    Give the module that uses the name: a function that a claim imports by name is patched in the module of the claim.
     """
     home, _, name = target.rpartition(".")
 
     @contextmanager
     def planted() -> Generator[None]:
         owner = _resolve(home)
-        with mock.patch.object(owner, name, wrap(getattr(owner, name))), forgotten():
+        with mock.patch.object(owner, name, wrap(getattr(owner, name))), cleared_caches():
             yield
 
     return planted
 
 
 def together(*plants: Plant) -> Plant:
-    """Plant several changes at once."""
+    """Combine several plants into one."""
 
     @contextmanager
     def planted() -> Generator[None]:
@@ -47,8 +47,8 @@ def together(*plants: Plant) -> Plant:
 
 
 @contextmanager
-def forgotten() -> Generator[None]:
-    """Without compiled programs from before, and without leaving any: they hold the code they were traced from."""
+def cleared_caches() -> Generator[None]:
+    """Clear the compiled programs before and after the context, because they contain the code they were traced from."""
     jax.clear_caches()
     try:
         yield
@@ -57,7 +57,7 @@ def forgotten() -> Generator[None]:
 
 
 def plants() -> Mapping[str, Plant]:
-    """The plant of every claim, by id."""
+    """Return the plant of every claim by its id."""
     every: dict[str, Plant] = {}
     for name in MODULES:
         every |= importlib.import_module(f"{__name__}.{name}").PLANTS
@@ -65,7 +65,7 @@ def plants() -> Mapping[str, Plant]:
 
 
 def _resolve(home: str) -> Any:
-    """A module, or a class in one."""
+    """Return a module, or a class of a module."""
     try:
         return importlib.import_module(home)
     except ModuleNotFoundError:

@@ -13,7 +13,7 @@ _CLAIMS = "undertow.papers.heterogeneity.claims"
 
 
 def _upper_halved(original: Any) -> Any:
-    """Symmetric matrices with N(0, 1/2) off the diagonal."""
+    """Draw symmetric matrices with N(0, 1/2) off the diagonal."""
 
     def mirrored(white: np.ndarray) -> np.ndarray:
         scale = np.where(np.eye(white.shape[-1], dtype=bool), 1.0, np.sqrt(0.5))
@@ -23,13 +23,13 @@ def _upper_halved(original: Any) -> Any:
 
 
 def _mean_law(_: Any) -> Any:
-    """Every environment has the mean of the law."""
+    """Give every environment the mean of the law."""
     return lambda law, key, count: jnp.broadcast_to(law.mean(), (count, law.size))
 
 
 def _with(**settings: Any) -> Any:
-    """A class that is built with these settings whatever it is asked for."""
-    return lambda original: lambda *arguments, **asked: original(*arguments, **(asked | settings))
+    """Override these settings of a class."""
+    return lambda original: lambda *arguments, **options: original(*arguments, **(options | settings))
 
 
 def _many_measurements(original: Any) -> Any:
@@ -37,7 +37,7 @@ def _many_measurements(original: Any) -> Any:
 
 
 def _negative_part_frozen(original: Any) -> Any:
-    """The part VV' of UU' - VV' does not move."""
+    """Keep the part VV' of UU' - VV' constant."""
 
     def pull(g: Any, params: Any) -> Any:
         moved = original(g, params)
@@ -47,7 +47,7 @@ def _negative_part_frozen(original: Any) -> Any:
 
 
 def _without_noise(_: Any) -> Any:
-    """The step of infinitely many measurements, from one environment."""
+    """Take the step of infinitely many measurements in one environment."""
 
     def single(sensing: Any, params: Any, z: Any, sizes: Any, square: Any) -> Any:
         return sensing.ensemble.apply(sensing.problem.residual(params) - sensing.problem.spurious(sizes))
@@ -60,14 +60,14 @@ def _random_signs(_: Any) -> Any:
 
 
 def _equal_shares(right: Any) -> Any:
-    """The rates of growth with groups that count equally."""
+    """Compute the rates of growth with equal weights of the groups."""
     return lambda moments, *args, **settings: right(
         dataclasses.replace(moments, sizes=np.ones_like(moments.sizes)), *args, **settings
     )
 
 
 def _without_groups(right: Any) -> Any:
-    """The flow without its penalty: gradient flow on all rows."""
+    """Remove the penalty of the flow, which leaves gradient flow on all rows."""
     return lambda moments, rho, *args, **settings: right(moments, 0 * rho, *args, **settings)
 
 
@@ -85,7 +85,7 @@ PLANTS: dict[str, Plant] = {
     # pooled batches for both
     "invariant-or-mean": replaced(f"{_CLAIMS}.solutions.MatrixSensing", _with(pooled=True)),
     "pooled-near-neither": replaced(f"{_CLAIMS}.solutions.MatrixSensing", _many_measurements),
-    # runs that end when the larger eigenvalue is found, before the smaller one is
+    # runs that end when the larger eigenvalue is learnt, before the smaller one is
     "condition-number": replaced(
         f"{_CLAIMS}.solutions.ends",
         lambda original: (
@@ -100,7 +100,7 @@ PLANTS: dict[str, Plant] = {
         f"{_CLAIMS}.windows.paper_window",
         lambda original: lambda law: (original(law)[0] / (1 + abs(float(law.mean()[0]))), original(law)[1]),
     ),
-    # runs of one length, whatever is asked for
+    # runs of 4,000 steps, whatever number is requested
     "finite-time-transition": replaced(
         f"{_CLAIMS}.windows.phase_diagram",
         lambda original: lambda *arguments, steps, **settings: original(*arguments, steps=4000, **settings),
@@ -109,7 +109,7 @@ PLANTS: dict[str, Plant] = {
         "undertow.noise.environments.Environments.covariance",
         lambda right: lambda noise, params: noise.pooled().covariance(params),
     ),
-    # the chi-square is its mean
+    # the chi-square is replaced by its mean
     "exact-law": replaced(
         "undertow.sensing.matrix_sensing._chi_square", lambda _: lambda key, m, shape, dtype: jnp.full(shape, m, dtype)
     ),
@@ -123,7 +123,7 @@ PLANTS: dict[str, Plant] = {
     ),
     # measurements that are not symmetric
     "recovery-rate": replaced(f"{_CLAIMS}.phases.MatrixSensing", _with(ensemble="full")),
-    # nothing re-seeds the spurious signal
+    # no noise regenerates the spurious signal
     "bursts-return": replaced("undertow.sensing.matrix_sensing.MatrixSensing._single", _without_noise),
     "burst-tail": replaced(
         f"{_CLAIMS}.long_runs.tail_exponent", lambda original: lambda *arguments: original(*arguments) / 2
@@ -136,7 +136,7 @@ PLANTS: dict[str, Plant] = {
     "quadratic-net-constants": replaced("jax.random.normal", _random_signs),
     # symmetric measurements that are isotropic
     "symmetric-measurements": replaced(f"{_CLAIMS}.misprints._mirrored", _upper_halved),
-    # the fitted model without X: at UU' = A* it says <A*, A*> = 2 for every measurement
+    # the fitted model without X: at UU' = A* it predicts <A*, A*> = 2 for every measurement
     "fitted-model": replaced(f"{_CLAIMS}.misprints._model", lambda _: lambda x, product: np.full(x.shape[:2], 2.0)),
     # environments without A*
     "spurious-signal-alone": replaced(

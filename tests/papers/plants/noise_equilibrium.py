@@ -15,7 +15,7 @@ HOME = "undertow.papers.noise_equilibrium.claims"
 
 
 def batches(module, factor):
-    """Draw batches `factor` times as large: the noise is divided by it."""
+    """Draw batches `factor` times as large, which divides the noise by `factor`."""
 
     def wrap(original):
         return lambda problem, size, **options: original(problem, max(1, round(size * factor)), **options)
@@ -27,8 +27,8 @@ def decay(module, factor):
     """Take steps with `factor` times the weight decay."""
 
     def wrap(original):
-        return lambda *given, weight_decay=0.0, **options: original(
-            *given, weight_decay=factor * weight_decay, **options
+        return lambda *arguments, weight_decay=0.0, **options: original(
+            *arguments, weight_decay=factor * weight_decay, **options
         )
 
     return replaced(f"{HOME}.{module}.descend", wrap)
@@ -48,7 +48,7 @@ def flow(**factors):
 
 
 def continuous_decay(original):
-    """-4 eta gamma C: the square of eta gamma left out."""
+    """Leave out the square of eta gamma: -4 eta gamma C."""
 
     def planted(self, params, gradient, *, step_size, weight_decay=0.0, momentum=0.0):
         exact = original(self, params, gradient, step_size=step_size, weight_decay=weight_decay, momentum=momentum)
@@ -58,7 +58,7 @@ def continuous_decay(original):
 
 
 def same_noise(original):
-    """The noise at the point the orbit starts from, everywhere on it."""
+    """Use the noise at the start of the orbit everywhere on the orbit."""
 
     def planted(noise, params, symmetry, amounts, eta, gamma):
         _, charge, _ = original(noise, params, symmetry, amounts, eta, gamma)
@@ -69,13 +69,13 @@ def same_noise(original):
 
 
 def half_way(original):
-    """Go half as far along the orbit as is asked for."""
+    """Move half as far along the orbit as requested."""
     return lambda self, params, amount: original(self, params, amount / 2)
 
 
 def no_sign(original):
-    """Weight decay of the same size, always positive."""
-    return lambda self, point, eta, gamma, whole: original(self, point, eta, abs(gamma), whole)
+    """Use the absolute value of the weight decay."""
+    return lambda self, point, eta, gamma, total: original(self, point, eta, abs(gamma), total)
 
 
 def printed_decay(original):
@@ -86,7 +86,7 @@ def printed_decay(original):
 
 
 def print_of_theorem(original):
-    """The layers of Eq. (18) as printed; `widths` are all the same."""
+    """Return the layers of Eq. (18) as printed; all `widths` are the same."""
 
     def planted(product, inputs, noise, widths):
         matrices = (np.asarray(matrix) for matrix in (product, inputs, noise))
@@ -96,7 +96,7 @@ def print_of_theorem(original):
 
 
 def print_of_norms(original):
-    """The norms of those layers."""
+    """Return the norms of the layers of Eq. (18) as printed."""
     layers = print_of_theorem(None)
     return lambda product, inputs, noise, depth: [
         jnp.sum(layer**2) for layer in layers(product, inputs, noise, [len(product)] * (depth - 1))
@@ -104,34 +104,34 @@ def print_of_norms(original):
 
 
 def descent(original):
-    """Gradient descent in place of SGD, for linear nets."""
+    """Use gradient descent in place of SGD, for linear nets."""
     return lambda problem, size: noiseless(condensed(problem))
 
 
 def equal_norms(original):
-    """Weight decay that outweighs the noise: gamma S/eta is far above its moments."""
-    return lambda *given, **options: original(*given, weight_decay=0.2, **options)
+    """Use a weight decay that dominates the noise: gamma S/eta is far above the noise moments."""
+    return lambda *arguments, **options: original(*arguments, weight_decay=0.2, **options)
 
 
 def all_linear(original):
-    """No activation does anything."""
+    """Replace every activation by the identity."""
     return dict.fromkeys(original, original["linear"])
 
 
 def as_printed(original):
-    """Eq. (21) and (23): the fluctuations carry nothing."""
+    """Use Eq. (21) and (23) as printed, without the contribution of the fluctuations."""
 
-    def planted(*given, **options):
-        theory = original(*given, **options)
+    def planted(*arguments, **options):
+        theory = original(*arguments, **options)
         return type(theory)(**(vars(theory) | {"shift": theory.printed, "balance": theory.push}))
 
     return planted
 
 
 def slower(original):
-    """Steps shorter by a share of order sqrt(eta)."""
-    return lambda *given, step_size, **options: original(
-        *given, step_size=step_size * (1 - 0.3 * math.sqrt(step_size)), **options
+    """Shorten the steps by a relative amount of order sqrt(eta)."""
+    return lambda *arguments, step_size, **options: original(
+        *arguments, step_size=step_size * (1 - 0.3 * math.sqrt(step_size)), **options
     )
 
 

@@ -17,26 +17,26 @@ HERE = "undertow.papers.zero_loss.claims"
 
 
 def _weaker_labels(factor: float) -> Any:
-    """The run of an experiment with label noise of another size."""
+    """Run an experiment with label noise of another strength."""
     return lambda right: (
         lambda noise, *args, **settings: right(LabelNoise(noise.problem, factor * noise.strength), *args, **settings)
     )
 
 
 def _half_the_equations(right: Any) -> Any:
-    """Every second equation says nothing."""
+    """Remove every second equation."""
 
     def run(noise: Any, *args: Any, **settings: Any) -> Any:
         z, y = noise.problem.data
-        kept = (jnp.arange(len(y)) % 2 == 0).astype(y.dtype)
-        problem = Regression(noise.problem.predict, z * kept[:, None, None], y * kept[:, None])
+        mask = (jnp.arange(len(y)) % 2 == 0).astype(y.dtype)
+        problem = Regression(noise.problem.predict, z * mask[:, None, None], y * mask[:, None])
         return right(noiseless(problem), *args, **settings)
 
     return run
 
 
 def _gauss_newton(right: Any) -> Any:
-    """A retraction with the derivative of Phi on the manifold, and another one off it."""
+    """Use a retraction with the derivative of Phi on the manifold and another derivative off it."""
 
     def end(problem: Any, params: Any) -> Any:
         if not isinstance(problem, Regression):
@@ -54,7 +54,7 @@ def _gauss_newton(right: Any) -> Any:
 
 
 def _parts(tangent: float, normal: float, mixed: float) -> Any:
-    """The three parts of the second derivative, each with a factor."""
+    """Multiply the three parts of the second derivative by factors."""
     scaled = lambda factor, part: jax.tree.map(lambda x: factor * x, part)
     return lambda right: (
         lambda *args, **settings: (
@@ -64,12 +64,12 @@ def _parts(tangent: float, normal: float, mixed: float) -> Any:
 
 
 def _swapped(right: Any) -> Any:
-    """The normal part in place of the other two."""
+    """Use the normal part in place of the other two."""
     return lambda *args: (lambda p: Parts(p.normal, p.tangent, p.normal))(right(*args))
 
 
 def _steeper_ellipse(right: Any) -> Any:
-    """L = g^2 |grad g|^2/2: its ln |H| is twice that of g^2/2, on the same ellipse."""
+    """Use L = g^2 |grad g|^2/2, whose ln |H| is twice that of g^2/2 on the same ellipse."""
 
     def loss(x: Any, _: Any) -> Any:
         g = x[0] ** 2 / 4 + x[1] ** 2 - 1

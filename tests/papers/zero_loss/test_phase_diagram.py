@@ -13,7 +13,7 @@ from undertow.papers.zero_loss import phase_diagram as recovery
 from undertow.papers.zero_loss.models.linear import LinearModel, predict
 
 
-def test_idle_equations_do_not_change_a_recovery(x64):
+def test_masked_equations_do_not_change_a_recovery(x64):
     key = jax.random.key(3)
     inputs, signs = jax.random.split(key)
     d, most = 30, 20

@@ -1,4 +1,4 @@
-"""Axes and symmetries: moves along orbits form a group, and gradients move the other way."""
+"""Axes and symmetries: moves along orbits compose, and gradients transform inversely."""
 
 import numpy as np
 import pytest
@@ -61,7 +61,7 @@ def test_moves_compose(symmetry):
 
 
 @BOTH
-def test_a_gradient_is_moved_to_the_gradient_at_the_moved_point(symmetry):
+def test_a_moved_gradient_is_the_gradient_at_the_moved_point(symmetry):
     """The loss is a function of invariants: its gradient at the moved point is the moved gradient."""
 
     def gradient(values):
@@ -69,8 +69,10 @@ def test_a_gradient_is_moved_to_the_gradient_at_the_moved_point(symmetry):
         loss = (leaves["out"] @ leaves["into"]).square().sum()
         if symmetry.block == 1:
             loss = loss + (leaves["out"] @ leaves["bias"]).square().sum()
-        found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
-        return {name: torch.zeros_like(values[name]) if g is None else g for name, g in zip(values, found, strict=True)}
+        gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)
+        return {
+            name: torch.zeros_like(values[name]) if g is None else g for name, g in zip(values, gradients, strict=True)
+        }
 
     values = tensors()
     (transform,) = transforms(symmetry, 1)
@@ -97,12 +99,12 @@ def test_fold_is_the_inverse_of_unfold(axis, index):
     assert rows.shape == (len(index), len(index[0]), tensor.numel() // tensor.shape[axis])
     torch.testing.assert_close(fold(tensor, one, rows), tensor)
     doubled = fold(tensor, one, 2 * rows)
-    kept = [k for k in range(tensor.shape[axis]) if k not in np.array(index)]
+    others = [k for k in range(tensor.shape[axis]) if k not in np.array(index)]
     torch.testing.assert_close(doubled.select(axis, index[0][0]), 2 * tensor.select(axis, index[0][0]))
-    assert all(torch.equal(doubled.select(axis, k), tensor.select(axis, k)) for k in kept)
+    assert all(torch.equal(doubled.select(axis, k), tensor.select(axis, k)) for k in others)
 
 
-def test_counts_and_names():
+def test_counts_and_names_of_symmetries():
     assert (linear_pair().generators, scales().generators) == (2 * 3, 4)
     assert linear_pair().block_sizes(3) == [2, 1]
     assert scales(1.0).name == "rescaling, 4 scales: into[i, :], (1 + bias) against out[:, i]"

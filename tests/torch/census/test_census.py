@@ -17,14 +17,14 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize("name", KNOWN)
-def test_exactly_the_known_symmetries(name):
+def test_the_census_returns_exactly_the_known_symmetries(name):
     assert_known_symmetries(name, census(*build(name)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 6))
 @pytest.mark.parametrize("name", KNOWN)
-def test_exactly_the_known_symmetries_at_other_seeds(name, seed):
+def test_the_census_does_not_depend_on_the_seed(name, seed):
     assert_known_symmetries(name, census(*build(name, seed), seed=100 * seed))
 
 
@@ -37,11 +37,11 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_variants_of_adapters(name):
+def test_symmetries_of_variants_of_adapters(name):
     torch.manual_seed(0)
-    found = census(adapter(**OPTIONS[name]), tokens(), language)
-    assert_known_symmetries("LoRA", found)
-    assert all("lora" not in name for name in found.frozen)
+    symmetries = census(adapter(**OPTIONS[name]), tokens(), language)
+    assert_known_symmetries("LoRA", symmetries)
+    assert all("lora" not in name for name in symmetries.frozen)
 
 
 def everything(model):
@@ -73,18 +73,18 @@ def test_half_precision_has_the_same_census(dtype):
     assert next(half.parameters()).dtype == dtype
 
 
-# torch's own, when it loads its compiler
+# a warning of torch when it loads its compiler
 compiles = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 
 
 @compiles
-def test_models_inside_wrappers():
+def test_the_census_of_a_model_inside_a_wrapper():
     model, batch, loss = build("relu")
     assert_known_symmetries("relu", census(torch.compile(model), batch, loss))
     assert_known_symmetries("relu", census(nn.DataParallel(model), batch, loss))
 
 
-def test_a_model_inside_distributed_data_parallel(tmp_path):
+def test_the_census_of_a_model_inside_distributed_data_parallel(tmp_path):
     torch.distributed.init_process_group("gloo", f"file://{tmp_path}/meeting", rank=0, world_size=1)
     try:
         model, batch, loss = build("relu")
@@ -94,7 +94,7 @@ def test_a_model_inside_distributed_data_parallel(tmp_path):
 
 
 @compiles
-def test_a_model_compiled_in_place():
+def test_the_census_of_a_model_compiled_in_place():
     model, batch, loss = build("relu")
     model.compile()
     assert_known_symmetries("relu", census(model, batch, loss))
@@ -103,16 +103,16 @@ def test_a_model_compiled_in_place():
 def test_frozen_parameters_have_no_symmetries():
     model, batch, loss = build("relu")
     model[0].weight.requires_grad_(False)
-    found = census(model, batch, loss)
-    assert found.frozen == ("0.weight",)
-    assert [r.parameters for r in found] == [("4.weight", "2.weight", "2.bias")]
+    symmetries = census(model, batch, loss)
+    assert symmetries.frozen == ("0.weight",)
+    assert [r.parameters for r in symmetries] == [("4.weight", "2.weight", "2.bias")]
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     with pytest.raises(ValueError, match="no parameter of the model trains"):
         census(model, batch, loss)
 
 
-def test_weights_that_are_not_finite_do_not_matter():
+def test_the_census_does_not_depend_on_weights_that_are_not_finite():
     """The census draws its own weights."""
     model, batch, loss = build("relu")
     with torch.no_grad():
@@ -139,8 +139,8 @@ class Tied(nn.Module):
 
 def test_tied_weights_break_the_rescaling():
     torch.manual_seed(0)
-    apart = nn.Sequential(nn.Linear(5, 8, bias=False), nn.ReLU(), nn.Linear(8, 5, bias=False))
-    assert len(census(apart, torch.randn(6, 5), square)) == 1
+    untied = nn.Sequential(nn.Linear(5, 8, bias=False), nn.ReLU(), nn.Linear(8, 5, bias=False))
+    assert len(census(untied, torch.randn(6, 5), square)) == 1
     assert len(census(Tied(), torch.randn(6, 5), square)) == 0
 
 
@@ -154,14 +154,14 @@ def test_a_tied_head_breaks_the_final_gain():
     count = {}
     for tied in (False, True):
         model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**facts, tie_word_embeddings=tied))
-        found = census(model, tokens(), language)
-        count[tied] = len(found)
-        (stream,) = found.approximate
+        symmetries = census(model, tokens(), language)
+        count[tied] = len(symmetries)
+        (stream,) = symmetries.approximate
         assert ("model.norm.weight" in stream.parameters) == tied
     assert count[False] == count[True] + 1
 
 
-def test_mistakes_raise_errors():
+def test_invalid_input_raises():
     lazy = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 3))
     with pytest.raises(ValueError, match="run the model once"):
         census(lazy, torch.randn(6, 5), square)
@@ -173,9 +173,9 @@ def test_mistakes_raise_errors():
         census(empty, torch.randn(6, 5), square)
     model, batch, _ = build("relu")
     with pytest.raises(ValueError, match="did not call the model"):
-        census(model, batch, lambda given, x: model(x.float()).square().mean())
+        census(model, batch, lambda net, x: model(x.float()).square().mean())
     with pytest.raises(TypeError, match="one number"):
-        census(model, batch, lambda given, x: given(x))
+        census(model, batch, lambda net, x: net(x))
     with pytest.raises(ValueError, match="it is empty"):
         census(model, batch[:0], square)
     with pytest.raises(ValueError, match="no parameter of the model trains"):
@@ -194,9 +194,9 @@ def test_an_unclear_candidate_is_listed():
             return self.last(torch.nn.functional.layer_norm(self.first(x), (8,), eps=1e-5))
 
     torch.manual_seed(0)
-    found = census(Normed(), torch.randn(6, 5), square)
-    assert len(found) == len(found.approximate) == 0
-    assert "whole parameters" in found.unclear[0]
+    symmetries = census(Normed(), torch.randn(6, 5), square)
+    assert len(symmetries) == len(symmetries.approximate) == 0
+    assert "whole parameters" in symmetries.unclear[0]
 
 
 @pytest.mark.parametrize("name", DROPS)

@@ -16,34 +16,34 @@ def test_dropped_branches_keep_their_symmetries(name):
     """The symmetries are those of the network without dropping, whichever branches are dropped in a draw."""
     torch.manual_seed(0)
     x = torch.randn(6, 5)
-    whole = census(Stream(nn.Identity()), x, square)
-    assert sorted((r.size, r.block) for r in whole) == [(6, 6), (8, 1), (12, 1)]
+    expected = census(Stream(nn.Identity()), x, square)
+    assert sorted((r.size, r.block) for r in expected) == [(6, 6), (8, 1), (12, 1)]
     model = Stream(DROPS[name]())
     for seed in range(3):
-        found = census(model, x, square, seed=seed)
-        assert rows(found) == rows(whole)
-        assert found.without_gradient == ()
+        symmetries = census(model, x, square, seed=seed)
+        assert rows(symmetries) == rows(expected)
+        assert symmetries.without_gradient == ()
     if "by" not in name:
-        assert all(largest_change(model, x, square, symmetry) < 1e-12 for symmetry in found)
+        assert all(largest_change(model, x, square, symmetry) < 1e-12 for symmetry in symmetries)
 
 
-def test_layerdrop_of_transformers():
-    """OPT's LayerDrop: the same census as without it, the scale of the stream included."""
+def test_layerdrop_of_transformers_does_not_change_the_census():
+    """The census of OPT with LayerDrop equals that without, including the scale of the stream."""
     import transformers
 
     torch.manual_seed(0)
     facts = {"vocab_size": 40, "hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 36,
              "max_position_embeddings": 32, "word_embed_proj_dim": 24}  # fmt: skip
-    found = [
+    rows_of_both = [
         census(transformers.OPTForCausalLM(transformers.OPTConfig(**facts, layerdrop=p)), tokens(), language)
         for p in (0.0, 0.4)
     ]
-    assert rows(found[0]) == rows(found[1])
-    assert rows(found[0].approximate) == rows(found[1].approximate)
-    assert found[0].without_gradient == found[1].without_gradient
+    assert rows(rows_of_both[0]) == rows(rows_of_both[1])
+    assert rows(rows_of_both[0].approximate) == rows(rows_of_both[1].approximate)
+    assert rows_of_both[0].without_gradient == rows_of_both[1].without_gradient
 
 
-def test_dropout_that_drops_nothing_in_most_draws():
+def test_dropout_that_rarely_drops_a_unit():
     """Units are dropped in one draw of ten: GL(4) holds in the others, one scale per unit in all."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.02), nn.Linear(4, 3))
@@ -54,8 +54,8 @@ def test_dropout_that_drops_nothing_in_most_draws():
         assert largest_change(model, x, square, symmetry) < 1e-12
 
 
-def test_dropout_between_factors_breaks_gl():
-    """Two linear layers have GL(8); with dropout between them each unit has its own scale and no more."""
+def test_dropout_between_factors_leaves_one_scale_per_unit():
+    """Two linear layers have GL(8); with dropout between them there is one scale per unit only."""
     torch.manual_seed(0)
     for between, block in ((nn.Identity(), 8), (nn.Dropout(0.4), 1)):
         (symmetry,) = census(nn.Sequential(nn.Linear(5, 8), between, nn.Linear(8, 3)), torch.randn(6, 5), square)

@@ -19,7 +19,7 @@ def named(model, plus, minus, block=1, heads=(), exact=True):
     return name_symmetry(model, list(heads), Symmetry("", plus, minus, block, exact, 0.0))
 
 
-def test_weights_that_read_are_plus():
+def test_weights_that_read_an_axis_are_on_the_plus_side():
     model = nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 3))
     write, read = axis("0.weight", 0, 8, "out"), axis("2.weight", 1, 8, "in")
     for plus, minus in (((read,), (write,)), ((write,), (read,))):
@@ -40,14 +40,14 @@ def test_a_second_matrix_of_the_same_shape_is_a_gate():
     assert named(model, (axis("down.weight", 1, 8, "in"),), (axis("up.weight", 0, 8, "out"),)).kind == "up against down"
 
 
-def test_one_sided_symmetries():
+def test_names_of_one_sided_symmetries():
     model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(5, 8)), nn.Linear(8, 3))
     direction = axis("0.parametrizations.weight.original1", 0, 8, "out")
     assert named(model, (direction,), ()).kind == "weight norm"
     assert named(model, (axis("1.weight", 0, 3, "out"),), (), exact=False).kind == "scale into a norm"
 
 
-def test_heads_of_attention():
+def test_names_of_symmetries_of_attention_heads():
     model = nn.ModuleDict({name: nn.Linear(8, 8) for name in ("q", "k", "v", "o")})
     heads = [Heads("", 2, 2, 4, 4)]
     q, k, v = (axis(f"{name}.weight", 0, 8, "out") for name in "qkv")

@@ -21,14 +21,14 @@ def same_span(one, two):
 
 
 @pytest.mark.parametrize("vectors", [[[1, -1, 0, 0, 0]], [[1, 1, -1, 0, 0], [0, 0, 0, 1, -1]], [[1, -1, 1, -1, 0]]])
-def test_the_null_space_is_found(vectors):
+def test_the_null_space_has_the_known_span(vectors):
     null = integer_null_space(matrix_with_null_space(vectors))
     assert (null.ambiguous, null.non_integer) == ((), ())
     assert same_span(null.basis.T, np.array(vectors, float))
     assert same_span(np.stack(sparse_basis(null.basis, np.zeros((5, 0)))), np.array(vectors, float))
 
 
-def test_a_matrix_of_full_rank_has_none():
+def test_a_matrix_of_full_rank_has_no_null_space():
     null = integer_null_space(np.random.default_rng(0).normal(size=(10, 4)))
     assert null.basis.shape == (4, 0)
     assert integer_null_space(np.zeros((3, 0))).basis.shape == (0, 0)
@@ -60,6 +60,6 @@ def test_the_sparsest_vectors_come_first():
 
 def test_known_vectors_are_left_out():
     one, two = np.array([1, -1, 0, 0.0]), np.array([0, 0, 1, -1.0])
-    (left,) = sparse_basis(np.stack([one + two, two], axis=1), one[:, None])
-    np.testing.assert_array_equal(np.abs(left), np.abs(two))
+    (remaining,) = sparse_basis(np.stack([one + two, two], axis=1), one[:, None])
+    np.testing.assert_array_equal(np.abs(remaining), np.abs(two))
     assert sparse_basis(one[:, None], one[:, None]) == []

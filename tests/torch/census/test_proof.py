@@ -20,8 +20,8 @@ pytestmark = pytest.mark.torch
 
 @pytest.mark.parametrize(("name", "kind"), [("relu", "rescaling"), ("GPT-2", "QK"), ("GPT-2", "OV"), ("Qwen2", "OV")])
 def test_a_symmetry_without_its_bias_changes_the_outputs(name, kind):
-    found, runs_of = orbit_trial(name)
-    symmetry = the(found, kind)
+    symmetries, runs_of = orbit_trial(name)
+    symmetry = the(symmetries, kind)
     assert runs_of.change(symmetry) <= 1e-5
     bare = lambda side: tuple(axis for axis in side if axis.role != "bias")
     assert len(bare(symmetry.axes)) < len(symmetry.axes)
@@ -30,32 +30,32 @@ def test_a_symmetry_without_its_bias_changes_the_outputs(name, kind):
 
 @pytest.mark.parametrize("name", ["Llama", "Gemma"])
 def test_a_gain_without_one_of_its_readers_changes_the_outputs(name):
-    found, runs_of = orbit_trial(name)
-    symmetry = the(found, "gain against readers")
+    symmetries, runs_of = orbit_trial(name)
+    symmetry = the(symmetries, "gain against readers")
     assert len(symmetry.plus) > 1
-    for left in range(len(symmetry.plus)):
-        some = symmetry.plus[:left] + symmetry.plus[left + 1 :]
+    for omitted in range(len(symmetry.plus)):
+        some = symmetry.plus[:omitted] + symmetry.plus[omitted + 1 :]
         assert runs_of.change(replace(symmetry, plus=some)) >= 1e-2
 
 
 def test_rope_breaks_gl_of_a_head():
-    found, runs_of = orbit_trial("Llama")
-    symmetry = the(found, "QK on RoPE pairs")
+    symmetries, runs_of = orbit_trial("Llama")
+    symmetry = the(symmetries, "QK on RoPE pairs")
     width = WIDTH // HEADS
     numbers = np.arange(HEADS * width).reshape(KEY_HEADS, HEADS // KEY_HEADS, width).transpose(0, 2, 1)
-    whole = replace(
+    full = replace(
         symmetry,
         plus=(replace(symmetry.plus[0], index=numbers.reshape(KEY_HEADS * width, -1)),),
         minus=(replace(symmetry.minus[0], index=np.arange(KEY_HEADS * width)[:, None]),),
     )
-    assert runs_of.change(whole) >= 1e-2
-    assert runs_of.change(replace(whole, block=width)) >= 1e-2
+    assert runs_of.change(full) >= 1e-2
+    assert runs_of.change(replace(full, block=width)) >= 1e-2
     assert runs_of.change(symmetry) <= 1e-5
 
 
-def test_the_gate_cannot_replace_up():
-    found, runs_of = orbit_trial("Llama")
-    symmetry = the(found, "up against down")
+def test_a_move_of_the_gate_in_place_of_up_changes_the_outputs():
+    symmetries, runs_of = orbit_trial("Llama")
+    symmetry = the(symmetries, "up against down")
     (up,) = symmetry.minus
     gate = replace(up, parameter=up.parameter.replace("up_proj", "gate_proj"))
     assert runs_of.change(replace(symmetry, minus=(gate,))) >= 1e-2
@@ -63,9 +63,9 @@ def test_the_gate_cannot_replace_up():
 
 @pytest.mark.parametrize("name", ["Llama", "Qwen3", "conv"])
 def test_approximate_symmetries_are_exact_without_eps(name):
-    found, runs_of = orbit_trial(name)
-    assert found.approximate
-    for symmetry in found.approximate:
+    symmetries, runs_of = orbit_trial(name)
+    assert symmetries.approximate
+    for symmetry in symmetries.approximate:
         assert runs_of.change(symmetry, eps=0.1) > 1e-3
         assert runs_of.change(symmetry, eps=1e-12) < 1e-5
 
@@ -78,7 +78,7 @@ SATURATING = {
 
 
 @pytest.mark.parametrize("name", SATURATING)
-def test_activations_that_saturate(name):
+def test_activations_that_saturate_are_rejected(name):
     """At small inputs these activations equal a ReLU or the identity."""
     torch.manual_seed(0)
     x = 0.1 * torch.randn(6, 5)
@@ -86,14 +86,16 @@ def test_activations_that_saturate(name):
     plain = nn.ReLU() if name == "ReLU6" else nn.Identity()
     (claimed,) = census(build(plain), x, square)
     model = build(SATURATING[name]())
-    assert largest_change(model, x, square, claimed) < 1e-12  # at weights of size 1 they do not differ
+    assert largest_change(model, x, square, claimed) < 1e-12  # the outputs do not differ at weights of size 1
     assert largest_change(model, x, square, claimed, scale=1000.0) > 0.1
-    found = census(model, x, square)
-    assert len(found) == len(found.approximate) == 0
-    assert any(f"at random weights times {scale:g}" in reported for reported in found.unclear for scale in LARGE_SCALES)
+    symmetries = census(model, x, square)
+    assert len(symmetries) == len(symmetries.approximate) == 0
+    assert any(
+        f"at random weights times {scale:g}" in reported for reported in symmetries.unclear for scale in LARGE_SCALES
+    )
 
 
-def test_a_limit_that_only_the_weights_of_the_model_reach():
+def test_a_limit_that_only_the_weights_of_the_model_reach_is_detected():
     """A Hardtanh at 100,000 is linear at all random weights of the census, but not at the user's weights."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 7), nn.Hardtanh(-1e5, 1e5), nn.Linear(7, 3))
@@ -101,9 +103,9 @@ def test_a_limit_that_only_the_weights_of_the_model_reach():
     assert len(census(model, x, square)) == 1
     with torch.no_grad():
         model[0].weight.mul_(1e6)
-    found = census(model, x, square)
-    assert len(found) == 0
-    assert "at the weights of the model" in found.unclear[0]
+    symmetries = census(model, x, square)
+    assert len(symmetries) == 0
+    assert "at the weights of the model" in symmetries.unclear[0]
 
 
 def clipped(name, clip):
@@ -123,23 +125,23 @@ def clipped(name, clip):
 
 
 @pytest.mark.parametrize(
-    ("name", "left", "gone"),
+    ("name", "present", "absent"),
     [
         ("OLMo", ["up against down"], ["QK on RoPE pairs", "OV"]),
         ("MPT", ["gain against readers"] * 2, ["QK", "GL"]),
     ],
 )
 @pytest.mark.parametrize("clip", [8.0, 30.0])
-def test_clipped_queries_keys_and_values(name, left, gone, clip):
-    whole = census(clipped(name, None), tokens(), language)
-    assert Counter(r.kind for r in whole) == Counter([*left, *gone])
-    found = census(clipped(name, clip), tokens(), language)
-    assert Counter(r.kind for r in found) == Counter(left)
-    assert set(rows(found)) <= set(rows(whole))
+def test_clipping_removes_the_symmetries_of_queries_keys_and_values(name, present, absent, clip):
+    unclipped = census(clipped(name, None), tokens(), language)
+    assert Counter(r.kind for r in unclipped) == Counter([*present, *absent])
+    symmetries = census(clipped(name, clip), tokens(), language)
+    assert Counter(r.kind for r in symmetries) == Counter(present)
+    assert set(rows(symmetries)) <= set(rows(unclipped))
 
 
 @pytest.mark.parametrize("strength", [1.0, 1e-2, 1e-4, 1e-6])
-def test_a_penalty_in_the_loss_breaks_what_it_touches(strength):
+def test_a_penalty_in_the_loss_breaks_the_symmetries_of_its_parameters(strength):
     model, x = two_layers(), torch.randn(6, 5)
     one, two = (symmetry.name for symmetry in census(model, x, square))
     first = census(model, x, lambda net, s: square(net, s) + strength * net[0].weight.square().sum())
@@ -152,32 +154,32 @@ def test_a_penalty_in_the_loss_breaks_what_it_touches(strength):
     assert (rows(every), rows(every.broken)) == ([], sorted([one, two]))
 
 
-def test_a_loss_of_outputs_alone_breaks_nothing():
+def test_a_loss_of_outputs_alone_breaks_no_symmetry():
     model, x = two_layers(), torch.randn(6, 5)
-    both = rows(census(model, x, square))
+    expected = rows(census(model, x, square))
     for loss in (
         lambda net, s: square(net, s) + 1e-2 * net(s).abs().mean(),
         lambda net, s: square(net, s) + (net(2 * s) - net(s)).square().mean(),
     ):
-        found = census(model, x, loss)
-        assert (rows(found), found.broken) == (both, ())
+        symmetries = census(model, x, loss)
+        assert (rows(symmetries), symmetries.broken) == (expected, ())
 
 
-def test_a_penalty_that_has_the_symmetry():
+def test_an_invariant_penalty_keeps_the_symmetry():
     """The path norm of two layers does not change when their neurons are rescaled; other neurons are not covered."""
     model, x = two_layers(), torch.randn(6, 5)
     one, two = (symmetry.name for symmetry in census(model, x, square))
-    found = census(model, x, lambda net, s: square(net, s) + (net[2].weight.abs() @ net[0].weight.abs()).sum())
-    assert (rows(found), rows(found.broken)) == ([one], [two])
+    symmetries = census(model, x, lambda net, s: square(net, s) + (net[2].weight.abs() @ net[0].weight.abs()).sum())
+    assert (rows(symmetries), rows(symmetries.broken)) == ([one], [two])
 
 
-def test_a_loss_of_zero_refutes_nothing():
+def test_a_loss_of_zero_refutes_no_symmetry():
     """With targets that the model fits, the loss is rounding and refutes no symmetry."""
     model, x = two_layers(), torch.randn(6, 5)
     with torch.no_grad():
         y = copy.deepcopy(model).double()(x.double())
-    found = census(model, x, lambda net, s: (net(s) - y.to(s.dtype)).square().mean())
-    assert len(found) == 2
+    symmetries = census(model, x, lambda net, s: (net(s) - y.to(s.dtype)).square().mean())
+    assert len(symmetries) == 2
 
 
 def test_moments_and_proofs_use_different_random_numbers():
@@ -195,7 +197,7 @@ def test_moments_and_proofs_use_different_random_numbers():
             return super().forward(nn.functional.dropout(x, 0.1))
 
     census(nn.Sequential(Draws(5, 7), nn.ReLU(), nn.Linear(7, 3)), torch.randn(4, 5), square)
-    # two looks of two draws each, and the situations
+    # two evaluations of two draws each, and the situations
     assert len(set(seeds)) >= 4 + len(situations(0, True))
 
 

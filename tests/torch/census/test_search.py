@@ -13,9 +13,9 @@ pytestmark = pytest.mark.torch
 def test_weight_norm_has_a_scale_per_row():
     torch.manual_seed(0)
     normed = torch.nn.utils.parametrizations.weight_norm(nn.Linear(5, 8))
-    found = census(nn.Sequential(normed, nn.ReLU(), nn.Linear(8, 3)), torch.randn(6, 5), square)
-    assert sorted((r.kind, r.size) for r in found) == [("rescaling", 8), ("weight norm", 8)]
-    (alone,) = (r for r in found if r.kind == "weight norm")
+    symmetries = census(nn.Sequential(normed, nn.ReLU(), nn.Linear(8, 3)), torch.randn(6, 5), square)
+    assert sorted((r.kind, r.size) for r in symmetries) == [("rescaling", 8), ("weight norm", 8)]
+    (alone,) = (r for r in symmetries if r.kind == "weight norm")
     assert str(alone.plus[0]) == "0.parametrizations.weight.original1[i, :]"
     assert not alone.minus
 
@@ -46,14 +46,14 @@ class Residual(nn.Module):
 
 def test_axes_in_two_symmetries_and_residual_streams():
     torch.manual_seed(0)
-    found = census(Depthwise(), torch.randn(4, 3, 9, 9), square)
-    assert [(r.kind, r.size) for r in found] == [("rescaling", 8), ("rescaling", 8)]
-    assert [set(r.parameters) for r in found] == [
+    symmetries = census(Depthwise(), torch.randn(4, 3, 9, 9), square)
+    assert [(r.kind, r.size) for r in symmetries] == [("rescaling", 8), ("rescaling", 8)]
+    assert [set(r.parameters) for r in symmetries] == [
         {"depth.weight", "first.weight", "first.bias"},
         {"last.weight", "depth.weight", "depth.bias"},
     ]
-    found = census(Residual(), torch.randn(6, 5), square)
-    assert [(r.kind, r.size, len(r.minus), len(r.plus)) for r in found] == [
+    symmetries = census(Residual(), torch.randn(6, 5), square)
+    assert [(r.kind, r.size, len(r.minus), len(r.plus)) for r in symmetries] == [
         ("rescaling", 8, 4, 2),
         ("rescaling", 12, 2, 1),
     ]

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize("name", ["plain", "heavy ball"])
-def test_relaxation_of_neurons_by_differences_of_the_flow(name):
+def test_relaxation_times_of_neurons_equal_differences_of_the_flow(name):
     """Near the equilibrium the charge relaxes at the rate -d flow/d charge."""
     model, x = relu(), torch.randn(20, 5, dtype=torch.float64)
     h = displacement(SETTINGS[name])
@@ -46,16 +46,16 @@ def test_relaxation_of_neurons_by_differences_of_the_flow(name):
 
 
 @pytest.mark.parametrize("name", ["plain", "heavy ball"])
-def test_relaxation_of_a_linear_pair(name):
+def test_relaxation_times_of_a_linear_pair(name):
     """The rates are the eigenvalues of the noise relative to the weights, both sides added up."""
     model, x = linear_pair(), torch.randn(20, 5, dtype=torch.float64)
-    found, h = census_of(model, x[:4]), displacement(SETTINGS[name])
-    (reading,) = monitored(model, found, x, DECAY, **SETTINGS[name]).last
+    symmetries, h = census_of(model, x[:4]), displacement(SETTINGS[name])
+    (reading,) = monitored(model, symmetries, x, DECAY, **SETTINGS[name]).last
     logs = np.linalg.eigvalsh(reading.amount[0])
     assert reading.row["distance"] == pytest.approx(np.sqrt(np.mean(logs**2)), rel=1e-9)
     assert reading.row["farthest"] == pytest.approx(np.abs(logs).max(), rel=1e-9)
     move_to_equilibrium(model, reading)
-    (at_equilibrium,) = monitored(model, found, x, DECAY, **SETTINGS[name]).last
+    (at_equilibrium,) = monitored(model, symmetries, x, DECAY, **SETTINGS[name]).last
     noise = at_equilibrium.noise_plus[0] + at_equilibrium.noise_minus[0]
     rates = scipy.linalg.eigh(noise, weights(model, at_equilibrium.symmetry), eigvals_only=True)
     times = 1 / (h * (2 * DECAY + h * rates))
@@ -69,10 +69,10 @@ def test_relaxation_times_of_a_linear_pair_equal_those_of_jax(x64):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(5, 3, bias=False), nn.Linear(3, 4, bias=False)).double()
     x = torch.randn(20, 5, dtype=torch.float64)
-    found = census_of(model, x[:4])
+    symmetries = census_of(model, x[:4])
     params = {"W": jnp.asarray(model[0].weight.detach().numpy()), "U": jnp.asarray(model[1].weight.detach().numpy())}
     params = jax.tree.map(jnp.array, params)
-    monitor, _ = monitored_step(model, found, square, x)
+    monitor, _ = monitored_step(model, symmetries, square, x)
     task = ut.Problem(lambda p, s: jnp.sum((p["U"] @ (p["W"] @ s)) ** 2), jnp.asarray(x.numpy()))
     noise, symmetry = ut.Minibatch(task, 19), ut.DoubleRotation(lambda p: p["U"], lambda p: p["W"])
     at_equilibrium = ut.equilibrium(noise, params, symmetry, step_size=0.1)

@@ -41,7 +41,7 @@ def test_blocks_have_the_covariances_of_their_rows(block):
         np.testing.assert_allclose(moments.weight_plus[place], weight[inside, inside])
 
 
-def test_equal_batches_have_exactly_no_noise():
+def test_the_noise_of_equal_batches_is_exactly_zero():
     symmetry, values, gradients = example(1)
     equal = {name: g[:1].float().expand_as(g) for name, g in gradients.items()}
     moments = charge_moments(symmetry, values, centred_noise(equal, [symmetry]))

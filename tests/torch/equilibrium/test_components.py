@@ -17,7 +17,7 @@ def linking(*names):
     return Symmetry("", axes[:1], axes[1:], 1, True, 0.0)
 
 
-def test_symmetries_that_share_parameters_are_together():
+def test_symmetries_that_share_parameters_are_in_one_component():
     one, two, three = linking("c", "a"), linking("d", "c"), linking("f", "e")
     parts = components([one, two, three], list("abcdef"))
     assert [part.parameters for part in parts] == [("a", "c", "d"), ("b",), ("e", "f")]
@@ -25,7 +25,7 @@ def test_symmetries_that_share_parameters_are_together():
     assert [part.parameters for part in components([], ["a", "b"])] == [("a",), ("b",)]
 
 
-def test_groups_fit_in_memory(monkeypatch):
+def test_the_groups_respect_the_memory_limit(monkeypatch):
     monkeypatch.setattr(module, "MEMORY", 4 * 10 * 3)
     params = {name: nn.Parameter(torch.zeros(size)) for name, size in zip("abcd", (6, 4, 20, 1), strict=True)}
     groups = memory_groups(components([], list(params)), params, batches=3)

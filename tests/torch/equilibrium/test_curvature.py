@@ -33,7 +33,7 @@ def test_curvature_against_the_hessian():
     assert done.largest_step[1].value == pytest.approx(2 / largest, rel=5e-3)
 
 
-def test_a_loss_without_a_second_derivative():
+def test_a_loss_without_a_second_derivative_has_no_curvature():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     batches = [torch.randn(5, 2, 4) for _ in range(6)]
@@ -71,10 +71,10 @@ def test_the_standard_error_of_a_trace():
     """With curvatures 1, 2 and 6 in all four directions each batch gives an exact trace, and the batches differ."""
     batches = [torch.tensor(value, dtype=torch.float64) for value in (1.0, 2.0, 6.0)]
     value = lambda net, x: net(x)
-    found = trace_of_hessian(Quadratic(), batches, value, 0)
+    trace = trace_of_hessian(Quadratic(), batches, value, 0)
     expected = np.array([4.0, 8.0, 24.0])
-    assert found.value == pytest.approx(expected.mean())
-    assert found.standard_error == pytest.approx(expected.std(ddof=1) / 3**0.5)
+    assert trace.value == pytest.approx(expected.mean())
+    assert trace.standard_error == pytest.approx(expected.std(ddof=1) / 3**0.5)
     sharp = largest_curvature(Quadratic(), batches, value, 0)
     assert sharp.value == pytest.approx(3.0, rel=1e-3)
     assert sharp.standard_error == pytest.approx(expected.std(ddof=1) / 4 / 3**0.5, rel=1e-3)
@@ -83,6 +83,6 @@ def test_the_standard_error_of_a_trace():
 def test_every_batch_draws_new_signs():
     """For equal batches the estimates differ only by the signs, through the coupling."""
     batches = [torch.ones((), dtype=torch.float64)] * 16
-    found = trace_of_hessian(Quadratic(coupling=1.0), batches, lambda net, x: net(x), 0)
-    assert found.standard_error == pytest.approx(2 / 4, rel=0.3)  # +-2 with a chance of one half each, over 16
-    assert found.value == pytest.approx(4.0, abs=4 * found.standard_error)
+    trace = trace_of_hessian(Quadratic(coupling=1.0), batches, lambda net, x: net(x), 0)
+    assert trace.standard_error == pytest.approx(2 / 4, rel=0.3)  # +-2 with probability one half each, over 16
+    assert trace.value == pytest.approx(4.0, abs=4 * trace.standard_error)

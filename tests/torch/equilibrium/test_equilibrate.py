@@ -16,12 +16,12 @@ pytestmark = pytest.mark.torch
 @pytest.mark.parametrize("name", ["relu", "Llama", "LoRA", pytest.param("Gemma", marks=pytest.mark.slow)])
 def test_an_imbalanced_copy_reaches_the_same_noise(name):
     model, batches, loss = TASKS[name]()
-    found = census(model, batches[0], loss)
-    assert len(found)
-    bad = imbalanced(model, found)
+    symmetries = census(model, batches[0], loss)
+    assert len(symmetries)
+    bad = imbalanced(model, symmetries)
     before = outputs(bad, loss, batches[0])
-    one = equilibrate(model, batches, loss, found, step_size=0.1)
-    two = equilibrate(bad, batches, loss, found, step_size=0.1)
+    one = equilibrate(model, batches, loss, symmetries, step_size=0.1)
+    two = equilibrate(bad, batches, loss, symmetries, step_size=0.1)
     assert max(m.imbalance[0] for m in two.moved) > 1
     assert two.noise[0].value > 1.05 * two.noise[1].value
     for done in (one, two):
@@ -38,7 +38,7 @@ def test_an_imbalanced_copy_reaches_the_same_noise(name):
             torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5)
 
 
-def test_momentum_moves_as_the_gradient_does():
+def test_momentum_buffers_transform_like_gradients():
     """If the momentum is the gradient of a batch, it is moved to the gradient of that batch at the new point."""
     model, batches, loss = relu_task()
     model.double()
@@ -52,11 +52,11 @@ def test_momentum_moves_as_the_gradient_does():
         torch.testing.assert_close(optimizer.state[parameter]["momentum_buffer"], gradient, rtol=1e-8, atol=1e-12)
 
 
-def test_adam_is_refused():
+def test_adam_raises():
     model, batches, loss = relu_task(count=2)
-    found = census(model, batches[0], loss)
+    symmetries = census(model, batches[0], loss)
     with pytest.raises(TypeError, match="this is for SGD"):
-        equilibrate(model, batches, loss, found, step_size=0.1, optimizer=torch.optim.Adam(model.parameters()))
+        equilibrate(model, batches, loss, symmetries, step_size=0.1, optimizer=torch.optim.Adam(model.parameters()))
 
 
 def test_gains_with_an_offset_are_left_out_under_weight_decay():
@@ -70,47 +70,47 @@ def test_gains_with_an_offset_are_left_out_under_weight_decay():
 @pytest.mark.parametrize("wrap", [nn.DataParallel, torch.compile], ids=["DataParallel", "compile"])
 def test_the_model_inside_a_wrapper_is_moved(wrap):
     model, batches, loss = relu_task(count=4)
-    found = census(model, batches[0], loss)
+    symmetries = census(model, batches[0], loss)
     before = model[0].weight.detach().clone()
-    equilibrate(wrap(model), batches, loss, found, step_size=0.1)
+    equilibrate(wrap(model), batches, loss, symmetries, step_size=0.1)
     assert not torch.equal(before, model[0].weight)
 
 
 def test_the_cost_never_rises_with_weight_decay():
     """F = eta/4 Tr Sigma + lambda/2 |params|^2 falls; from the point of least noise, the noise rises."""
     model, batches, loss = relu_task()
-    found = census(model, batches[0], loss)
-    quiet = equilibrate(model, batches, loss, found, step_size=0.1)
-    done = equilibrate(model, batches, loss, found, step_size=0.1, weight_decay=0.01)
+    symmetries = census(model, batches[0], loss)
+    quiet = equilibrate(model, batches, loss, symmetries, step_size=0.1)
+    done = equilibrate(model, batches, loss, symmetries, step_size=0.1, weight_decay=0.01)
     assert quiet.cost[0].value == pytest.approx(0.1 / 4 * quiet.noise[0].value)
     squares = sum(p.detach().double().square().sum().item() for p in model.parameters())
     assert done.cost[1].value == pytest.approx(0.1 / 4 * done.noise[1].value + 0.01 / 2 * squares)
     assert done.cost[1].value < done.cost[0].value
     assert done.noise[1].value > done.noise[0].value
-    again = equilibrate(model, batches, loss, found, step_size=0.1, weight_decay=0.01)
-    assert again.cost[1].value == pytest.approx(again.cost[0].value, rel=1e-5)
+    second = equilibrate(model, batches, loss, symmetries, step_size=0.1, weight_decay=0.01)
+    assert second.cost[1].value == pytest.approx(second.cost[0].value, rel=1e-5)
 
 
 def test_a_move_that_raises_the_cost_is_undone():
     """A loss that grows with every call has a cost that rises."""
     model, batches, loss = relu_task(count=4)
-    found = census(model, batches[0], loss)
+    symmetries = census(model, batches[0], loss)
     before = [p.detach().clone() for p in model.parameters()]
     calls = iter(range(1, 10**6))
     with pytest.raises(RuntimeError, match="noise plus weight penalty rose"):
-        equilibrate(model, batches, lambda m, b: loss(m, b) * next(calls), found, step_size=0.1)
+        equilibrate(model, batches, lambda m, b: loss(m, b) * next(calls), symmetries, step_size=0.1)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
 def test_equal_batches_have_no_noise_and_move_nothing():
     model, batches, loss = relu_task(count=2)
-    found = census(model, batches[0], loss)
+    symmetries = census(model, batches[0], loss)
     before = [p.detach().clone() for p in model.parameters()]
-    done = equilibrate(model, batches[:1] * 3, loss, found, step_size=0.1)
+    done = equilibrate(model, batches[:1] * 3, loss, symmetries, step_size=0.1)
     assert [m.dead for m in done.moved] == [16, 12]
     assert done.noise[0].value == done.noise[1].value == 0
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
-    done = equilibrate(model, batches[:1] * 3, loss, found, step_size=0.1, weight_decay=0.1)
+    done = equilibrate(model, batches[:1] * 3, loss, symmetries, step_size=0.1, weight_decay=0.1)
     assert sum(m.dead for m in done.moved) == 0
     # without noise only the penalty counts: both sides of every neuron have the same length
     for into, out in ((model[0], model[2]), (model[2], model[4])):
@@ -134,8 +134,8 @@ def test_a_model_that_trains_with_dropout():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.3), nn.Linear(16, 3))
     _, batches, loss = relu_task(count=12)
-    found = census(net, batches[0], loss)
-    done = equilibrate(net, batches, loss, found, step_size=0.1)
+    symmetries = census(net, batches[0], loss)
+    done = equilibrate(net, batches, loss, symmetries, step_size=0.1)
     assert net.training
     assert done.change < 1e-5
     assert done.imbalance < 1e-3
@@ -156,47 +156,47 @@ def test_the_model_inside_distributed_data_parallel_is_moved(tmp_path):
         torch.distributed.destroy_process_group()
 
 
-def test_broken_input_raises_errors():
+def test_batches_and_models_that_cannot_be_measured_raise():
     model, batches, loss = relu_task(count=3)
-    found = census(model, batches[0], loss)
+    symmetries = census(model, batches[0], loss)
     with pytest.raises(ValueError, match="cannot be measured on 0 batches"):
-        equilibrate(model, [], loss, found, step_size=0.1)
+        equilibrate(model, [], loss, symmetries, step_size=0.1)
     empty = (torch.zeros(0, 6), torch.zeros(0, 3))
     with pytest.raises(ValueError, match="it is empty"):
-        equilibrate(model, [batches[0], empty], loss, found, step_size=0.1)
+        equilibrate(model, [batches[0], empty], loss, symmetries, step_size=0.1)
     wrong = (batches[1][0], batches[1][1] / 0)
     with pytest.raises(ValueError, match="a gradient is not finite"):
-        equilibrate(model, [batches[0], wrong], loss, found, step_size=0.1)
+        equilibrate(model, [batches[0], wrong], loss, symmetries, step_size=0.1)
     lazy = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 3))
     with pytest.raises(ValueError, match="run the model once"):
-        equilibrate(lazy, batches, loss, found, step_size=0.1)
+        equilibrate(lazy, batches, loss, symmetries, step_size=0.1)
     with torch.no_grad():
         model[2].weight[0, 0] = float("nan")
     with pytest.raises(ValueError, match=r"2\.weight has entries that are not finite"):
-        equilibrate(model, batches, loss, found, step_size=0.1)
+        equilibrate(model, batches, loss, symmetries, step_size=0.1)
 
 
-def test_mistakes_raise_errors():
+def test_invalid_input_raises():
     model, batches, loss = relu_task(count=3)
-    found = census(model, batches[0], loss)
+    symmetries = census(model, batches[0], loss)
     with pytest.raises(ValueError, match="at least 2"):
-        equilibrate(model, batches[:1], loss, found, step_size=0.1)
+        equilibrate(model, batches[:1], loss, symmetries, step_size=0.1)
     with pytest.raises(ValueError, match="step_size=0"):
-        equilibrate(model, batches, loss, found, step_size=0.0)
+        equilibrate(model, batches, loss, symmetries, step_size=0.0)
     half = [(x.half(), y.half()) for x, y in batches]
     with pytest.raises(ValueError, match=r"call `model.float\(\)` first"):
-        equilibrate(copy.deepcopy(model).half(), half, loss, found, step_size=0.1)
+        equilibrate(copy.deepcopy(model).half(), half, loss, symmetries, step_size=0.1)
     other = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 3))
     with pytest.raises(ValueError, match="take a census of this model"):
-        equilibrate(other, batches, loss, found, step_size=0.1)
+        equilibrate(other, batches, loss, symmetries, step_size=0.1)
     model[0].weight.requires_grad_(False)
     with pytest.raises(ValueError, match="take a census of this model"):
-        equilibrate(model, batches, loss, found, step_size=0.1)
+        equilibrate(model, batches, loss, symmetries, step_size=0.1)
 
 
 def test_an_interrupted_move_is_undone():
     net, batches, loss = relu_task()
-    found = census(net, batches[0], loss)
+    symmetries = census(net, batches[0], loss)
     before = {name: value.clone() for name, value in net.state_dict().items()}
     calls = 0
 
@@ -208,18 +208,18 @@ def test_an_interrupted_move_is_undone():
         return loss(model, batch)
 
     last = 0
-    done = equilibrate(net, batches, interrupted, found, step_size=0.1)
+    done = equilibrate(net, batches, interrupted, symmetries, step_size=0.1)
     assert not torch.equal(net[0].weight, before["0.weight"])
     done.undo()
     last, calls = calls - 3, 0
     with pytest.raises(KeyboardInterrupt):
-        equilibrate(net, batches, interrupted, found, step_size=0.1)
+        equilibrate(net, batches, interrupted, symmetries, step_size=0.1)
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
 def test_momentum_moves_where_only_some_parameters_have_any():
     net, batches, loss = relu_task()
-    found = census(net, batches[0], loss)
+    symmetries = census(net, batches[0], loss)
     weights = [p for p in net.parameters() if p.ndim == 2]
     biases = [p for p in net.parameters() if p.ndim == 1]
     optimizer = torch.optim.SGD([{"params": weights, "momentum": 0.9}, {"params": biases}], lr=0.01)
@@ -227,7 +227,7 @@ def test_momentum_moves_where_only_some_parameters_have_any():
     optimizer.step()
     buffer = optimizer.state[net[0].weight]["momentum_buffer"]
     before, weight = buffer.clone(), net[0].weight.detach().clone()
-    equilibrate(net, batches, loss, found, step_size=0.1, optimizer=optimizer)
+    equilibrate(net, batches, loss, symmetries, step_size=0.1, optimizer=optimizer)
     factor = net[0].weight.detach() / weight  # a gradient shrinks where its weight grows
     torch.testing.assert_close(buffer, before / factor, rtol=1e-4, atol=1e-7)
     assert not torch.allclose(buffer, before, rtol=1e-2)
@@ -237,9 +237,9 @@ def test_momentum_moves_where_only_some_parameters_have_any():
 def test_a_move_that_changes_the_outputs_is_undone():
     """With the census of a ReLU network the outputs of a tanh network change, and the move is undone."""
     model, batches, loss = relu_task()
-    found = census(model, batches[0], loss)
+    symmetries = census(model, batches[0], loss)
     model[1], model[3] = nn.Tanh(), nn.Tanh()
     before = [p.detach().clone() for p in model.parameters()]
-    with pytest.raises(RuntimeError, match="the model is as it was"):
-        equilibrate(model, batches, loss, found, step_size=0.1)
+    with pytest.raises(RuntimeError, match="the model was restored"):
+        equilibrate(model, batches, loss, symmetries, step_size=0.1)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))

@@ -15,11 +15,11 @@ def test_noise_power_against_the_covariance_matrix():
 
 
 def test_the_standard_error_of_noise_power():
-    """It equals the spread over data sets. With 500 sets of 40 batches the ratio has an error of 5 %."""
+    """The standard error equals the spread over data sets. For 500 sets of 40 batches the ratio is accurate to 5 %."""
     draws = np.random.default_rng(1)
-    found = [noise_power(g @ g.T) for g in draws.standard_t(10, size=(500, 40, 4))]
-    scatter = np.std([power.value for power in found], ddof=1)
-    assert np.sqrt(np.mean([power.standard_error**2 for power in found])) == pytest.approx(scatter, rel=0.15)
+    estimates = [noise_power(g @ g.T) for g in draws.standard_t(10, size=(500, 40, 4))]
+    scatter = np.std([power.value for power in estimates], ddof=1)
+    assert np.sqrt(np.mean([power.standard_error**2 for power in estimates])) == pytest.approx(scatter, rel=0.15)
 
 
 def test_two_gradients_give_no_standard_error_of_the_noise_power():

@@ -22,8 +22,8 @@ def test_measurements_before_and_after_the_move():
         rows = [torch.autograd.grad(square(model, batch), list(params.values())) for batch in batches]
         return {name: torch.stack(g).var(0).numpy() for name, g in zip(params, zip(*rows, strict=True), strict=True)}
 
-    def sides(found):
-        return found["2.weight"].sum(0), found["0.weight"].sum(1) + found["0.bias"]
+    def sides(variances):
+        return variances["2.weight"].sum(0), variances["0.weight"].sum(1) + variances["0.bias"]
 
     variance = variances()
     power = sum(v.sum() for v in variance.values())

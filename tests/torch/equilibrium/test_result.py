@@ -21,8 +21,8 @@ def test_undo_restores_every_bit():
         + [optimizer.state[p]["momentum_buffer"].clone() for p in model.parameters()]
     )
     before = states()
-    found = census(model, batches[0], loss)
-    done = equilibrate(model, batches, loss, found, step_size=0.1, optimizer=optimizer)
+    symmetries = census(model, batches[0], loss)
+    done = equilibrate(model, batches, loss, symmetries, step_size=0.1, optimizer=optimizer)
     moved = states()
     assert not all(torch.equal(a, b) for a, b in zip(before, moved, strict=True))
     done.undo()
@@ -56,6 +56,6 @@ def test_the_largest_step_is_two_over_the_curvature():
     assert np.isnan(equilibrium(estimate(np.nan)).largest_step[0].value)
 
 
-def test_the_table_says_when_the_curvature_is_unknown():
+def test_the_table_reports_an_unknown_curvature():
     assert "cannot be differentiated twice" in str(equilibrium(estimate(np.nan)))
     assert "differentiated" not in str(equilibrium(estimate(4.0)))

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.02])
-def test_the_same_point_as_in_jax(decay):
+def test_rescalings_give_the_same_point_as_in_jax(decay):
     """One sample per batch is Minibatch(1). JAX uses the exact covariance of N samples, (N - 1)/N of this one."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).double()
@@ -36,8 +36,8 @@ def test_the_same_point_as_in_jax(decay):
         at_equilibrium = ut.equilibrium(noise, params, symmetry, step_size=0.1 * 30 / 29, weight_decay=decay).params
     equilibrate(net, batches, loss, census(net, batches[0], loss), step_size=0.1, weight_decay=decay)
     for name, parameter in net.named_parameters():
-        wanted = np.asarray(at_equilibrium[name.replace(".", "_")])
-        np.testing.assert_allclose(parameter.detach().numpy(), wanted, rtol=1e-4, atol=1e-8)
+        expected = np.asarray(at_equilibrium[name.replace(".", "_")])
+        np.testing.assert_allclose(parameter.detach().numpy(), expected, rtol=1e-4, atol=1e-8)
 
 
 def test_gl_gives_the_same_point_as_in_jax():
@@ -56,9 +56,9 @@ def test_gl_gives_the_same_point_as_in_jax():
         symmetry = ut.DoubleRotation(lambda p: p["U"], lambda p: p["W"])
         at_equilibrium = ut.equilibrium(ut.Minibatch(task, 1), params, symmetry, step_size=0.1).params
         at_equilibrium = {name: np.asarray(value) for name, value in at_equilibrium.items()}
-    found = census(net, batches[0], loss)
-    assert [r.block for r in found] == [3]
-    equilibrate(net, batches, loss, found, step_size=0.1)
+    symmetries = census(net, batches[0], loss)
+    assert [r.block for r in symmetries] == [3]
+    equilibrate(net, batches, loss, symmetries, step_size=0.1)
     u, w = (layer.weight.detach().numpy() for layer in (net[1], net[0]))
     np.testing.assert_allclose(u @ u.T, at_equilibrium["U"] @ at_equilibrium["U"].T, rtol=1e-4, atol=1e-7)
     np.testing.assert_allclose(w.T @ w, at_equilibrium["W"].T @ at_equilibrium["W"], rtol=1e-4, atol=1e-7)
@@ -75,15 +75,15 @@ def test_a_fresh_adapter_has_no_finite_equilibrium():
     assert all(torch.equal(before[name], p) for name, p in model.named_parameters())
 
 
-def test_a_scale_needs_weight_decay():
+def test_a_scale_has_an_equilibrium_with_weight_decay_only():
     """|v|^2 of weight norm only grows under noise; with decay exp(4 amount) = s/(k |v|^2), k = 2 lambda/eta."""
     torch.manual_seed(0)
     net = nn.Sequential(torch.nn.utils.parametrizations.weight_norm(nn.Linear(5, 6)), nn.Tanh(), nn.Linear(6, 2))
     batches = [(x := torch.randn(8, 5), x[:, :2].sin()) for _ in range(16)]
-    found = census(net, batches[0], regression)
-    assert [r.kind for r in found] == ["weight norm"]
-    assert equilibrate(net, batches, regression, found, step_size=0.1).infinite == 6
-    done = equilibrate(net, batches, regression, found, step_size=0.1, weight_decay=0.01)
+    symmetries = census(net, batches[0], regression)
+    assert [r.kind for r in symmetries] == ["weight norm"]
+    assert equilibrate(net, batches, regression, symmetries, step_size=0.1).infinite == 6
+    done = equilibrate(net, batches, regression, symmetries, step_size=0.1, weight_decay=0.01)
     assert done.infinite == 0
     v = net[0].parametrizations.weight.original1
     rows = torch.stack([torch.autograd.grad(regression(net, b), v)[0] for b in batches]).double()

@@ -16,7 +16,7 @@ def sums(samples, values, half=()):
     return part
 
 
-def test_passes_add_up():
+def test_sums_of_several_passes_are_added():
     one, two = StatisticRequest("weight", 0), StatisticRequest("weight", 1)
     total = BatchSums()
     total.add(sums(4, {one: [1.0, 2.0]}))

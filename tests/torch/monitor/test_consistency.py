@@ -33,11 +33,11 @@ def test_a_gradient_that_is_not_finite_is_reported():
 
 def test_clipped_gradients_have_clipped_noise():
     x = torch.randn(16, 5, dtype=torch.float64)
-    found = relu_census()
-    plain, _ = monitored_step(relu(), found, square, x)
+    symmetries = relu_census()
+    plain, _ = monitored_step(relu(), symmetries, square, x)
     model = relu()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with NoiseMonitor(model, found, every=1) as monitor:
+    with NoiseMonitor(model, symmetries, every=1) as monitor:
         square(model, x).backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
@@ -46,15 +46,15 @@ def test_clipped_gradients_have_clipped_noise():
     np.testing.assert_allclose(monitor.last[0].noise_plus, factor * plain.last[0].noise_plus, rtol=1e-4)
 
 
-def test_frozen_parameters():
+def test_parameters_frozen_after_the_census_are_reported():
     model, x = relu(), torch.randn(8, 5, dtype=torch.float64)
-    found = relu_census()
+    symmetries = relu_census()
     model[0].bias.requires_grad_(False)
     with pytest.raises(ValueError, match="take a census of this model"):
-        NoiseMonitor(model, found)
+        NoiseMonitor(model, symmetries)
     model[0].bias.requires_grad_(True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with NoiseMonitor(model, found, every=1) as monitor:
+    with NoiseMonitor(model, symmetries, every=1) as monitor:
         square(model, x).backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -66,7 +66,7 @@ def test_frozen_parameters():
     assert len(monitor.rows) == 1
 
 
-def test_a_gradient_that_cancels():
+def test_gradients_that_cancel_have_noise():
     """At a minimum the gradients of the samples cancel: there is noise and no gradient."""
     model = nn.Sequential(nn.Linear(1, 1, bias=False), nn.Linear(1, 1, bias=False)).double()
     x = torch.tensor([[1.0], [1.0]], dtype=torch.float64)
@@ -75,7 +75,7 @@ def test_a_gradient_that_cancels():
         model[1].weight.fill_(1.0)
     loss = lambda net, s: (net(s) - torch.tensor([[0.0], [2.0]], dtype=torch.float64)).square().sum()
     monitor, _ = monitored_step(model, claimed_census(model, "0.weight", "1.weight"), loss, x)
-    # sample_gradients_by_vmap +2 and -2: covariance 2/1 (4 + 4)
+    # sample gradients +2 and -2: covariance 2/1 (4 + 4)
     np.testing.assert_allclose([reading.noise_plus[0] for reading in monitor.last], 16.0)
 
 
@@ -92,12 +92,12 @@ class Functional(nn.Module):
 
 def test_gradients_that_cannot_be_recorded_are_reported(as_a_user):
     x = torch.randn(8, 5, dtype=torch.float64)
-    found = relu_census()
+    symmetries = relu_census()
     model = Functional()
     with pytest.raises(RuntimeError, match="used outside its module"):
         monitored_step(model, claimed_census(model, "layer.weight"), square, x)
     with pytest.raises(RuntimeError, match="one sample per step"):
-        monitored_step(relu(), found, square, x[:1])
+        monitored_step(relu(), symmetries, square, x[:1])
 
     def again(net, s):
         value = square(net, s)
@@ -105,15 +105,15 @@ def test_gradients_that_cannot_be_recorded_are_reported(as_a_user):
         return value
 
     with pytest.raises(RuntimeError, match="twice through one graph"):
-        monitored_step(relu(), found, again, x)
+        monitored_step(relu(), symmetries, again, x)
     with pytest.raises(RuntimeError, match="not called, only parts of it"):
-        monitored_step(relu(), found, lambda net, s: net[2](F.relu(net[0](s))).square().mean(), x)
-    with pytest.raises(RuntimeError, match="saw no backward pass"):
-        monitored_step(relu(), found, lambda net, s: sum(p.square().sum() for p in net.parameters()), x)
+        monitored_step(relu(), symmetries, lambda net, s: net[2](F.relu(net[0](s))).square().mean(), x)
+    with pytest.raises(RuntimeError, match="recorded no backward pass"):
+        monitored_step(relu(), symmetries, lambda net, s: sum(p.square().sum() for p in net.parameters()), x)
     model = relu()
     model[0].weight.grad = torch.ones_like(model[0].weight)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with NoiseMonitor(model, found, every=1):
+    with NoiseMonitor(model, symmetries, every=1):
         square(model, x).backward()
         with pytest.raises(RuntimeError, match=r"call `zero_grad\(\)`"):
             optimizer.step()
@@ -121,12 +121,12 @@ def test_gradients_that_cannot_be_recorded_are_reported(as_a_user):
     with pytest.raises(ValueError, match="put it in eval mode"):
         NoiseMonitor(normed, claimed_census(normed, "0.weight"))
     with pytest.raises(ValueError, match="one process"):
-        NoiseMonitor(nn.DataParallel(relu()), found)
+        NoiseMonitor(nn.DataParallel(relu()), symmetries)
     with pytest.raises(TypeError, match="give `census"):
         NoiseMonitor(relu(), [])
     with pytest.raises(ValueError, match="nothing to measure"):
         NoiseMonitor(relu(), Census((), (), (), (), (), ()))
     with pytest.raises(ValueError, match="every=0"):
-        NoiseMonitor(relu(), found, every=0)
+        NoiseMonitor(relu(), symmetries, every=0)
     with pytest.raises(ValueError, match="batch_axis=2"):
-        NoiseMonitor(relu(), found, batch_axis=2)
+        NoiseMonitor(relu(), symmetries, batch_axis=2)

@@ -21,9 +21,9 @@ pytestmark = pytest.mark.torch
 def test_eager_mode_lasts_as_long_as_any_monitor(order):
     from torch._dynamo import eval_frame
 
-    found = relu_census()
+    symmetries = relu_census()
     assert eval_frame._stance.stance == "default"
-    monitors = [NoiseMonitor(relu(), found) for _ in range(2)][::order]
+    monitors = [NoiseMonitor(relu(), symmetries) for _ in range(2)][::order]
     monitors[0].close()
     assert eval_frame._stance.stance == "force_eager"
     monitors[0].close()
@@ -35,16 +35,16 @@ def test_eager_mode_lasts_as_long_as_any_monitor(order):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("how", ["wrapped", "in place"])
-def test_a_compiled_model(how):
+def test_a_compiled_model_is_measured(how):
     model, x = relu(), torch.randn(8, 5, dtype=torch.float64)
-    found, before = relu_census(), copy.deepcopy(model)
+    symmetries, before = relu_census(), copy.deepcopy(model)
     if how == "wrapped":
         trained = torch.compile(model, backend="aot_eager")
     else:
         model.compile(backend="aot_eager")
         trained = model
     optimizer = torch.optim.SGD(trained.parameters(), lr=0.1)
-    with NoiseMonitor(trained, found, every=2) as monitor:
+    with NoiseMonitor(trained, symmetries, every=2) as monitor:
         for step in range(4):
             optimizer.zero_grad()
             square(trained, x).backward()

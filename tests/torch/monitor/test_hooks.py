@@ -26,7 +26,7 @@ from undertow.torch.monitor import hooks
 pytestmark = pytest.mark.torch
 
 
-def test_gradient_accumulation_makes_one_batch():
+def test_accumulated_gradients_count_as_one_batch():
     model, x = relu(), torch.randn(12, 5, dtype=torch.float64)
     before = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -38,8 +38,8 @@ def test_gradient_accumulation_makes_one_batch():
     assert_noise(monitor, sample_gradients_by_vmap(before, square, x), 1e-11)
 
 
-def test_two_losses_of_one_batch_belong_together():
-    """If a model is called twice before one backward pass, samples pair up by their place in the batch."""
+def test_two_losses_of_one_batch_are_combined():
+    """If a model is called twice before one backward pass, samples are matched by their index in the batch."""
     model, x = relu(), torch.randn(6, 5, dtype=torch.float64)
     loss = lambda net, s: ((net(s) - net(2 * s)) ** 2).sum(1).mean()
     monitor, before = monitored_step(model, relu_census(), loss, x)
@@ -49,10 +49,10 @@ def test_two_losses_of_one_batch_belong_together():
 def test_passes_without_a_step_do_not_count():
     """Evaluation with and without gradients, failed passes, and discarded gradients do not count."""
     model, x = relu(), torch.randn(10, 5, dtype=torch.float64)
-    found = relu_census()
+    symmetries = relu_census()
     before = copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with NoiseMonitor(model, found, every=1) as monitor:
+    with NoiseMonitor(model, symmetries, every=1) as monitor:
         with torch.no_grad():
             model(x[:3])
         model.eval()
@@ -75,9 +75,9 @@ def test_passes_without_a_step_do_not_count():
 
 def test_a_failed_backward_pass_does_not_count():
     model, x = relu(), torch.randn(10, 5, dtype=torch.float64)
-    found, before = relu_census(), copy.deepcopy(model)
+    symmetries, before = relu_census(), copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with NoiseMonitor(model, found, every=1) as monitor:
+    with NoiseMonitor(model, symmetries, every=1) as monitor:
         hidden = model[1].register_forward_hook(lambda m, a, out: out.register_hook(_raises) and None)
         with pytest.raises(ZeroDivisionError):
             square(model, x[:6]).backward()
@@ -88,13 +88,13 @@ def test_a_failed_backward_pass_does_not_count():
     assert_noise(monitor, sample_gradients_by_vmap(before, square, x), 1e-11)
 
 
-def test_half_precision_under_autocast_with_a_scaler():
+def test_half_precision_under_autocast_with_a_gradient_scaler():
     torch.manual_seed(0)
     model, x = relu(torch.float32), torch.randn(64, 5)
-    found, before = relu_census(), copy.deepcopy(model)
+    symmetries, before = relu_census(), copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=512.0)
-    with NoiseMonitor(model, found, every=1) as monitor:
+    with NoiseMonitor(model, symmetries, every=1) as monitor:
         with torch.autocast("cpu", torch.bfloat16):
             value = model(x).float().square().sum(1).mean()
         scaler.scale(value).backward()
@@ -165,7 +165,9 @@ def test_a_batch_norm_that_starts_to_train_is_reported():
 def test_a_backward_pass_through_an_old_forward_pass_is_reported():
     """Its derivatives belong to another step; later steps are measured."""
     model, x = relu(), torch.randn(8, 5, dtype=torch.float64)
-    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)  # what autograd allows: it needs the second layer
+    optimizer = torch.optim.SGD(
+        model[0].parameters(), lr=0.1
+    )  # autograd allows this change: it needs the second layer only
     with NoiseMonitor(model, relu_census(), every=1) as monitor:
         square(model, x).backward()
         late = square(model, x)
@@ -225,9 +227,9 @@ def test_between_measurements_there_are_no_hooks():
 
 def test_copies_and_saved_models_have_no_monitor():
     model, x = relu(), torch.randn(8, 5, dtype=torch.float64)
-    found = relu_census()
+    symmetries = relu_census()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with NoiseMonitor(model, found, every=1) as monitor:
+    with NoiseMonitor(model, symmetries, every=1) as monitor:
         other = copy.deepcopy(model)
         square(other, x[:3]).backward()
         buffer = io.BytesIO()
@@ -240,7 +242,7 @@ def test_copies_and_saved_models_have_no_monitor():
 
 
 @pytest.mark.parametrize("reentrant", [False, True])
-def test_activation_checkpoints(reentrant):
+def test_activation_checkpoints_are_recorded_or_reported(reentrant):
     """Non-reentrant checkpoints are recorded; reentrant ones hide the layers, and this is reported."""
 
     class Saved(nn.Module):
@@ -252,12 +254,12 @@ def test_activation_checkpoints(reentrant):
             return self.head(checkpoint(self.inside, x, use_reentrant=reentrant))
 
     model, x = Saved(), torch.randn(8, 5, dtype=torch.float64, requires_grad=True)
-    found = claimed_census(model, "inside.0.weight", "inside.2.weight")
+    symmetries = claimed_census(model, "inside.0.weight", "inside.2.weight")
     if reentrant:
         with pytest.raises(RuntimeError, match="non-reentrant"):
-            monitored_step(model, found, square, x)
+            monitored_step(model, symmetries, square, x)
         return
-    monitor, before = monitored_step(model, found, square, x)
+    monitor, before = monitored_step(model, symmetries, square, x)
     plain = copy.deepcopy(before)
     plain.forward = lambda s: plain.head(plain.inside(s))
     assert_noise(monitor, sample_gradients_by_vmap(plain, square, x.detach()), 1e-11)

@@ -92,7 +92,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_layers_of_all_kinds(name):
+def test_noise_of_all_kinds_of_layers(name):
     torch.manual_seed(0)
     model, x, parameters = LAYERS[name]()
     model = model.double()
@@ -101,7 +101,7 @@ def test_layers_of_all_kinds(name):
     assert_noise(monitor, sample_gradients_in_a_loop(before, square, x), 1e-10)
 
 
-def test_sequence_first():
+def test_noise_of_sequence_first_layers():
     torch.manual_seed(0)
     model, x = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double(), torch.randn(6, 5, 3).double()
     loss = lambda net, s: net(s).square().sum((0, 2)).mean()
@@ -109,7 +109,7 @@ def test_sequence_first():
     assert_noise(monitor, sample_gradients_by_vmap(before, loss, x, axis=1), 1e-11)
 
 
-def test_sequence_first_from_an_embedding():
+def test_noise_of_sequence_first_layers_after_an_embedding():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(7, 4), nn.Linear(4, 3)).double()
     ids = torch.randint(0, 7, (6, 5))
@@ -131,17 +131,17 @@ class TimeFirst(nn.Module):
         return self.head(h.unflatten(0, (positions, samples)).mean(0))
 
 
-def test_sequence_first_with_positions_and_samples_in_one_axis():
+def test_noise_of_sequence_first_layers_with_positions_and_samples_in_one_axis():
     """With five features and five samples the last axis is not taken for that of the samples."""
     torch.manual_seed(0)
     model, x = TimeFirst().double(), torch.randn(6, 5, 3).double()
     loss = lambda net, s: net(s).square().sum(1).mean()
-    found = claimed_census(model, "inside.weight", "inside.bias", "norm.weight", "head.weight")
-    monitor, before = monitored_step(model, found, loss, x, batch_axis=1)
+    symmetries = claimed_census(model, "inside.weight", "inside.bias", "norm.weight", "head.weight")
+    monitor, before = monitored_step(model, symmetries, loss, x, batch_axis=1)
     assert_noise(monitor, sample_gradients_by_vmap(before, loss, x, axis=1), 1e-11)
 
 
-def test_a_layer_with_a_replaced_forward_pass():
+def test_noise_of_a_layer_with_a_replaced_forward_pass():
     model, x = relu(), torch.randn(6, 5, dtype=torch.float64)
     model[0].forward = lambda s, layer=model[0]: F.linear(s.sin(), layer.weight, layer.bias)
     parts = sample_gradients_in_a_loop(model, square, x)

@@ -51,9 +51,9 @@ def test_a_deleted_monitor_removes_its_hooks():
     assert hooks_on(model) == 0
 
 
-def test_a_step_with_a_closure():
+def test_a_step_with_a_closure_is_measured():
     model, x = relu(), torch.randn(8, 5, dtype=torch.float64)
-    found, before = relu_census(), copy.deepcopy(model)
+    symmetries, before = relu_census(), copy.deepcopy(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def closure():
@@ -62,7 +62,7 @@ def test_a_step_with_a_closure():
         value.backward()
         return value
 
-    with NoiseMonitor(model, found, every=1) as monitor:
+    with NoiseMonitor(model, symmetries, every=1) as monitor:
         first = optimizer.step(closure)
         assert_noise(monitor, sample_gradients_by_vmap(before, square, x), 1e-11)
         optimizer.step(closure=closure)
@@ -70,17 +70,17 @@ def test_a_step_with_a_closure():
     assert len(monitor.rows) == 2
 
 
-def test_a_loop_without_an_optimiser():
+def test_a_loop_without_an_optimiser_is_measured():
     model, x = relu(), torch.randn(8, 5, dtype=torch.float64)
-    found, before = relu_census(), copy.deepcopy(model)
-    with NoiseMonitor(model, found, every=1) as monitor:
+    symmetries, before = relu_census(), copy.deepcopy(model)
+    with NoiseMonitor(model, symmetries, every=1) as monitor:
         square(model, x).backward()
         monitor.step(step_size=0.1)
     assert_noise(monitor, sample_gradients_by_vmap(before, square, x), 1e-11)
     assert monitor.rows[0]["step_size"] == 0.1
 
 
-def test_another_optimiser_takes_over():
+def test_a_second_optimiser_is_followed():
     """The first optimiser makes no more steps, although it is still referenced."""
     model, x = relu(), torch.randn(8, 5, dtype=torch.float64)
     optimizers = [torch.optim.SGD(model.parameters(), lr=lr) for lr in (0.1, 0.01)]
@@ -95,7 +95,7 @@ def test_another_optimiser_takes_over():
     assert len(sizes) >= 4
 
 
-def test_at_most_keep_measurements_are_held(tmp_path):
+def test_at_most_keep_measurements_are_stored(tmp_path):
     model, x = relu(), torch.randn(8, 5, dtype=torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with NoiseMonitor(model, relu_census(), every=1, keep=3) as monitor:
@@ -118,7 +118,7 @@ def test_a_loss_averaged_over_tokens_has_sequences_as_samples():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["Llama", "GPT-2", "Qwen3", "Gemma", "LoRA", "BERT"])
-def test_models_of_transformers(name):
+def test_noise_of_models_of_transformers(name):
     """The reference uses one backward pass per sequence, because vmap does not support these models."""
     torch.manual_seed(0)
     known = KNOWN[name]
@@ -135,7 +135,7 @@ def test_models_of_transformers(name):
     loss = lambda net, ids: net(input_ids=ids, labels=ids, use_cache=False).loss
     if name == "BERT":
         loss = lambda net, ids: net(input_ids=ids, labels=ids).loss
-    found = census(model, drawn[:2], loss)
-    monitor, before = monitored_step(model, found, loss, drawn)
+    symmetries = census(model, drawn[:2], loss)
+    monitor, before = monitored_step(model, symmetries, loss, drawn)
     # Gemma's norms compute in single precision
     assert_noise(monitor, sample_gradients_in_a_loop(before, loss, drawn), 1e-5 if name == "Gemma" else 1e-9)

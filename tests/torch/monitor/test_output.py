@@ -20,18 +20,18 @@ pytestmark = pytest.mark.torch
 
 class Log:
     def __init__(self):
-        self.seen = []
+        self.scalars = []
 
     def add_scalar(self, tag, value, step):
-        self.seen.append((tag, value, step))
+        self.scalars.append((tag, value, step))
 
 
-def test_outputs(tmp_path, monkeypatch, as_a_user):
+def test_csv_figure_and_log(tmp_path, monkeypatch, as_a_user):
     model, x = relu(), torch.randn(8, 5, dtype=torch.float64)
-    found = relu_census()
+    symmetries = relu_census()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     log = Log()
-    with NoiseMonitor(model, found, every=1, writer=log) as monitor:
+    with NoiseMonitor(model, symmetries, every=1, writer=log) as monitor:
         with pytest.raises(ValueError, match="nothing was measured yet"):
             monitor.plot()
         for _ in range(2):
@@ -44,7 +44,7 @@ def test_outputs(tmp_path, monkeypatch, as_a_user):
         read = list(csv.DictReader(file))
     assert [float(row["charge"]) for row in read] == [row["charge"] for row in monitor.rows]
     name = monitor.rows[0]["symmetry"]
-    assert (f"{name}/charge", monitor.rows[1]["charge"], 1) in log.seen
+    assert (f"{name}/charge", monitor.rows[1]["charge"], 1) in log.scalars
     figure = monitor.plot()
     assert [axes.get_title(loc="left") for axes in figure.axes] == [
         "charge",
@@ -54,13 +54,13 @@ def test_outputs(tmp_path, monkeypatch, as_a_user):
     line = figure.axes[0].lines[0]
     np.testing.assert_allclose(line.get_ydata(), [row["charge"] for row in monitor.rows])
     with pytest.raises(TypeError, match="has no `add_scalar`"):
-        NoiseMonitor(model, found, writer=3)
+        NoiseMonitor(model, symmetries, writer=3)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ImportError, match="pip install tensorboard"):
-        NoiseMonitor(model, found, writer=str(tmp_path))
+        NoiseMonitor(model, symmetries, writer=str(tmp_path))
 
 
-def test_tensorboard_reads_the_log(tmp_path, as_a_user):
+def test_tensorboard_can_read_the_log(tmp_path, as_a_user):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     model, x = relu(), torch.randn(8, 5, dtype=torch.float64)

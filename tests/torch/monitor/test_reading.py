@@ -41,23 +41,23 @@ def test_the_flow_vanishes_at_the_equilibrium(name, build):
     """After a move by `Reading.amount` every flow is 0, for the step sizes measured on the optimiser."""
     model = build()
     x = torch.randn(20, 5, dtype=torch.float64)
-    found = relu_census() if build is relu else census_of(model, x[:4])
-    (reading,) = monitored(model, found, x, DECAY, **SETTINGS[name]).last
+    symmetries = relu_census() if build is relu else census_of(model, x[:4])
+    (reading,) = monitored(model, symmetries, x, DECAY, **SETTINGS[name]).last
     assert reading.row["distance"] > 0.05
     assert (reading.row["infinite"], reading.row["dead"]) == (0, 0)
     move_to_equilibrium(model, reading)
-    (at_equilibrium,) = monitored(model, found, x, DECAY, **SETTINGS[name]).last
+    (at_equilibrium,) = monitored(model, symmetries, x, DECAY, **SETTINGS[name]).last
     noise = displacement(SETTINGS[name]) / 2 * (at_equilibrium.noise_plus - at_equilibrium.noise_minus)
     decay = -2 * DECAY * at_equilibrium.charge
-    assert np.abs(noise).max() > 1e-5  # two forces that balance, not two zeros
+    assert np.abs(noise).max() > 1e-5  # noise and weight decay balance and are not both zero
     np.testing.assert_allclose(noise + decay, 0, atol=1e-9 * np.abs(noise).max())
     assert at_equilibrium.row["distance"] < 1e-8
     assert at_equilibrium.row["farthest"] < 1e-8
     assert np.abs(at_equilibrium.amount).max() < 1e-8
 
 
-def test_a_step_of_zero():
-    """A warm-up starts with a step of 0: without weight decay the equilibrium does not depend on the step size."""
+def test_a_step_size_of_zero():
+    """A warm-up starts with a step size of 0: without weight decay the equilibrium does not depend on the step size."""
     model, x = relu(), torch.randn(8, 5, dtype=torch.float64)
     rows = {}
     for step, decay in ((0.0, 0.0), (STEP, 0.0), (0.0, DECAY)):
@@ -73,7 +73,7 @@ def test_a_step_of_zero():
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_a_network_against_per_sample_gradients(dtype, tolerance):
+def test_the_noise_of_a_network_against_per_sample_gradients(dtype, tolerance):
     model, x = relu(dtype), torch.randn(32, 5, dtype=dtype)
     monitor, before = monitored_step(model, relu_census(), square, x)
     assert_noise(monitor, sample_gradients_by_vmap(before, square, x), tolerance)
@@ -82,10 +82,10 @@ def test_a_network_against_per_sample_gradients(dtype, tolerance):
 def test_the_noise_scales_with_the_reduction_of_the_loss():
     """The reduction of the loss need not be declared: the noise is that of the gradient in the step."""
     x = torch.randn(16, 5, dtype=torch.float64)
-    found = relu_census()
+    symmetries = relu_census()
     total = lambda net, s: 16 * square(net, s)
-    mean, _ = monitored_step(relu(), found, square, x)
-    summed, _ = monitored_step(relu(), found, total, x)
+    mean, _ = monitored_step(relu(), symmetries, square, x)
+    summed, _ = monitored_step(relu(), symmetries, total, x)
     np.testing.assert_allclose(summed.last[0].noise_plus, 256 * mean.last[0].noise_plus, rtol=1e-12)
 
 
@@ -99,9 +99,9 @@ def test_the_covariance_is_centred():
 
 @pytest.mark.parametrize("decay", [0.0, 0.05])
 def test_change_is_the_exact_change_of_the_charge(decay):
-    model, found = relu(), relu_census()
+    model, symmetries = relu(), relu_census()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2, weight_decay=decay)
-    with NoiseMonitor(model, found, every=1) as monitor:
+    with NoiseMonitor(model, symmetries, every=1) as monitor:
         for _ in range(4):
             optimizer.zero_grad()
             square(model, torch.randn(8, 5, dtype=torch.float64)).backward()
@@ -112,9 +112,9 @@ def test_change_is_the_exact_change_of_the_charge(decay):
 
 
 def neurons_in_both(decay, step):
-    """Monitor one step on one batch of all N samples; return the monitor and the same noise in JAX.
+    """Monitor one step on one batch of all N samples. Return the monitor and the same noise in JAX.
 
-    With replacement JAX's covariance is (N - 1)/N of the unbiased one: N - 1 in the place of N makes up for it.
+    With replacement the covariance in JAX is (N - 1)/N of the unbiased one. A batch size of N - 1 compensates this.
     """
     model, x = relu(), torch.randn(12, 5, dtype=torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=step, weight_decay=decay)
@@ -156,12 +156,12 @@ def test_relaxation_times_of_neurons_equal_those_of_jax(x64):
 
 def test_momentum_multiplies_the_flow():
     x = torch.randn(8, 5, dtype=torch.float64)
-    found = relu_census()
+    symmetries = relu_census()
     rows = []
     for momentum in (0.0, 0.9):
         model = relu()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=momentum)
-        with NoiseMonitor(model, found, every=1) as monitor:
+        with NoiseMonitor(model, symmetries, every=1) as monitor:
             square(model, x).backward()
             optimizer.step()
         rows += monitor.rows

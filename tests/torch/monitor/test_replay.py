@@ -21,11 +21,11 @@ pytestmark = pytest.mark.torch
 
 def test_a_layer_is_run_again_under_its_own_autocast():
     torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(12, 12), Attention()), torch.randn(24, 6, 12)  # it receives half precision
+    model, x = nn.Sequential(nn.Linear(12, 12), Attention()), torch.randn(24, 6, 12)  # its input has half precision
     before = copy.deepcopy(model).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    found = claimed_census(model, "1.attention.in_proj_weight", "1.attention.out_proj.weight")
-    with NoiseMonitor(model, found, every=1) as monitor:
+    symmetries = claimed_census(model, "1.attention.in_proj_weight", "1.attention.out_proj.weight")
+    with NoiseMonitor(model, symmetries, every=1) as monitor:
         with torch.autocast("cpu", torch.bfloat16):
             output = model(x)
         output.float().square().flatten(1).sum(1).mean().backward()

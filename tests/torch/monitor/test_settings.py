@@ -36,9 +36,9 @@ KNOWN_TO_SGD_ONLY = ("step_size", "flow", "change", "distance", "farthest", "rel
 def test_other_optimisers_have_no_equilibrium(kind, build):
     model = build()
     x = torch.randn(8, 5, dtype=torch.float64)
-    found = relu_census() if build is relu else census_of(model, x[:4])
+    symmetries = relu_census() if build is relu else census_of(model, x[:4])
     optimizer = kind(model.parameters(), lr=1e-3, weight_decay=0.1)
-    with NoiseMonitor(model, found, every=1) as monitor:
+    with NoiseMonitor(model, symmetries, every=1) as monitor:
         square(model, x).backward()
         optimizer.step()
     (row,), (reading,) = monitor.rows, monitor.last
@@ -51,10 +51,10 @@ def test_other_optimisers_have_no_equilibrium(kind, build):
     monitor.plot()
 
 
-def test_a_subclass_that_steps_as_sgd_is_sgd():
+def test_a_subclass_with_the_steps_of_sgd_is_treated_as_sgd():
     model, x = relu(), torch.randn(8, 5, dtype=torch.float64)
     optimizer = Renamed(model.parameters(), lr=STEP)
-    torch.optim.lr_scheduler.StepLR(optimizer, 10)  # wraps the step of the instance
+    torch.optim.lr_scheduler.StepLR(optimizer, 10)  # the scheduler wraps the step of the instance
     with NoiseMonitor(model, relu_census(), every=1) as monitor:
         square(model, x).backward()
         optimizer.step()
@@ -74,13 +74,13 @@ def test_different_settings_have_no_common_equilibrium():
 
 def test_adam_and_mixed_groups_have_no_flow():
     model, x = relu(), torch.randn(8, 5, dtype=torch.float64)
-    found = relu_census()
+    symmetries = relu_census()
     groups = [{"params": model[0].parameters(), "lr": 0.1}, {"params": model[2].parameters(), "lr": 0.2}]
     for optimizer, note in (
         (torch.optim.Adam(model.parameters()), "no flow or equilibrium is known for Adam: the theory is for SGD"),
         (torch.optim.SGD(groups), "its parameters have different step sizes, momenta or weight decays"),
     ):
-        with NoiseMonitor(model, found, every=1) as monitor:
+        with NoiseMonitor(model, symmetries, every=1) as monitor:
             optimizer.zero_grad()
             square(model, x).backward()
             optimizer.step()

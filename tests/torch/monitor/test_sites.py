@@ -45,7 +45,7 @@ def test_tables_of_parameters_are_not_taken_for_samples(samples, names):
 
 
 def test_a_table_of_parameters_is_reported_at_every_step():
-    """This holds after the error was caught, and if the layer is also used on samples."""
+    """The error is raised again after it was caught, and if the layer is also used on samples."""
 
     class Both(Table):
         def forward(self, x):

@@ -27,12 +27,12 @@ def algorithm(request, monkeypatch):
     return request.param
 
 
-def test_sequences_by_either_algorithm(algorithm):
+def test_noise_of_sequences_by_either_algorithm(algorithm):
     torch.manual_seed(0)
     model, x = Block().double(), torch.randn(6, 7, 8, dtype=torch.float64)
-    found = census_of(model, x[:2])
-    assert {r.block for r in found} == {1, 4}
-    monitor, before = monitored_step(model, found, square, x)
+    symmetries = census_of(model, x[:2])
+    assert {r.block for r in symmetries} == {1, 4}
+    monitor, before = monitored_step(model, symmetries, square, x)
     assert_noise(monitor, sample_gradients_by_vmap(before, square, x), 1e-11)
     assert set(monitor.algorithms.values()) == {algorithm}
     for reading in monitor.last:  # compare the full-rank solution of a GL with the general one
@@ -42,18 +42,18 @@ def test_sequences_by_either_algorithm(algorithm):
                 block_grams(before.get_parameter(a.parameter).detach(), a, b) for a in side
             )
             weights = map(matrices, (reading.symmetry.plus, reading.symmetry.minus))
-            far = general_amount(
+            general = general_amount(
                 reading.symmetry, ChargeMoments(reading.noise_plus, reading.noise_minus, *weights), 0.1, 0.0
             )
-            np.testing.assert_allclose(reading.amount, far.amount, atol=1e-6)
+            np.testing.assert_allclose(reading.amount, general.amount, atol=1e-6)
 
 
-def test_sequences_in_single_precision():
+def test_noise_of_sequences_in_single_precision():
     torch.manual_seed(0)
     model, x = Block(), torch.randn(6, 7, 8)
     monitor, before = monitored_step(model, census_of(model, x[:2]), square, x)
     assert_noise(monitor, sample_gradients_by_vmap(before.double(), square, x.double()), 1e-5)
-    assert monitor.algorithms  # measured
+    assert monitor.algorithms  # the algorithms were timed
 
 
 def runs_of(monkeypatch, outer, requests):
@@ -61,18 +61,18 @@ def runs_of(monkeypatch, outer, requests):
     runs = []
 
     def spy(name, algorithm):
-        def run(part, asked):
+        def run(part, statistics_requested):
             runs.append((name, len(part.out)))
-            return algorithm(part, asked)
+            return algorithm(part, statistics_requested)
 
         return run
 
-    ways = {name: spy(name, algorithm) for name, algorithm in statistics.ALGORITHMS.items()}
+    algorithms = {name: spy(name, algorithm) for name, algorithm in statistics.ALGORITHMS.items()}
     with monkeypatch.context() as patch:
-        patch.setattr(statistics, "ALGORITHMS", ways)
-        (found,) = Autotuner().run(outer, requests)
+        patch.setattr(statistics, "ALGORITHMS", algorithms)
+        (statistic,) = Autotuner().run(outer, requests)
     exact = outer.formed().flatten(2).square().sum((0, 2))
-    torch.testing.assert_close(found, exact, rtol=1e-10, atol=0)
+    torch.testing.assert_close(statistic, exact, rtol=1e-10, atol=0)
     return runs
 
 
@@ -80,16 +80,16 @@ def test_only_algorithms_that_may_be_the_fastest_are_tried(monkeypatch):
     outer = lambda n, t, out, into: Outer(
         torch.randn(n, t, out).double(), torch.randn(n, t, into).double(), (out, into)
     )
-    asked = [StatisticRequest("weight", 0)]
-    assert runs_of(monkeypatch, outer(3, 500, 4, 6), asked) == [("direct", 3)]  # an image: 500^2 inner products
-    assert runs_of(monkeypatch, outer(3, 2, 90, 80), asked) == [("gram", 3)]
-    near = outer(9, 20, 30, 30)
+    requests = [StatisticRequest("weight", 0)]
+    assert runs_of(monkeypatch, outer(3, 500, 4, 6), requests) == [("direct", 3)]  # an image: 500^2 inner products
+    assert runs_of(monkeypatch, outer(3, 2, 90, 80), requests) == [("gram", 3)]
+    balanced = outer(9, 20, 30, 30)
     monkeypatch.setattr(sample_gradients, "CPU_CHUNK_BYTES", 8 * 3 * 1000)  # 3 gradients, or 3 Gram matrices
-    runs = runs_of(monkeypatch, near, asked)
+    runs = runs_of(monkeypatch, balanced, requests)
     chosen = runs[-1][0]
     small = {"gram": 24000 // (8 * 20 * 50), "direct": 24000 // (8 * 900)}
     assert runs == [(algorithm, small[algorithm]) for algorithm in ("gram", "direct") for _ in range(3)] + [(chosen, 9)]
     monkeypatch.setattr(statistics, "MEMORY", 8 * 950)  # too little for 20 * (20 + 30) numbers
-    assert runs_of(monkeypatch, near, asked) == [("direct", 9)]
-    monkeypatch.setattr(statistics, "MEMORY", 8)  # for nothing: the smaller
-    assert runs_of(monkeypatch, near, asked) == [("direct", 9)]
+    assert runs_of(monkeypatch, balanced, requests) == [("direct", 9)]
+    monkeypatch.setattr(statistics, "MEMORY", 8)  # neither algorithm fits: the one with less memory
+    assert runs_of(monkeypatch, balanced, requests) == [("direct", 9)]

@@ -9,7 +9,7 @@ from undertow.torch.monitor.tensors import at_least_single, tensors_in, to_numpy
 pytestmark = pytest.mark.torch
 
 
-def test_tensors_come_back_in_order_and_shape():
+def test_tensors_are_returned_in_order_and_shape():
     tensors = [torch.arange(6.0).reshape(2, 3), torch.tensor(2.5), torch.zeros(0), torch.ones(2, 1, dtype=torch.int64)]
     arrays = to_numpy(tensors)
     assert all(x.dtype == np.float64 for x in arrays)
@@ -20,8 +20,8 @@ def test_tensors_come_back_in_order_and_shape():
 
 def test_half_precision_becomes_single():
     kinds = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.float64: torch.float64}
-    for given, expected in kinds.items():
-        assert at_least_single(torch.ones(2, dtype=given)).dtype == expected
+    for dtype, expected in kinds.items():
+        assert at_least_single(torch.ones(2, dtype=dtype)).dtype == expected
 
 
 def test_tensors_inside_trees():

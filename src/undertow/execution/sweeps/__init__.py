@@ -1,1 +1,1 @@
-"""Sweeps: one experiment at many points, on this machine or a cluster, kept as it goes."""
+"""Sweeps: one experiment at many points, on this machine or a cluster, stored block by block."""

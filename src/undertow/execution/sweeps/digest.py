@@ -1,4 +1,4 @@
-"""A hash of a user's code: a function that computes something else is another sweep.
+"""A hash of a user's code, under which the results of a sweep are stored.
 
 The hash of a function covers its bytecode and constants, its defaults and annotations, and the values that it takes
 from its module and from enclosing functions: functions in turn, numbers, text, arrays, and lists, tuples, dicts and
@@ -58,8 +58,8 @@ def _hashed(content: bytes) -> str:
 class _Facts:
     """Values as nested tuples of text, the same in every process. A value that occurred before is its number."""
 
-    def __init__(self, met: dict[int, tuple[int, object]]):
-        self.met = met  # with the values: an id is unique only while its object exists
+    def __init__(self, occurred: dict[int, tuple[int, object]]):
+        self.occurred = occurred  # with the values: an id is unique only while its object exists
 
     def of(self, value: object) -> tuple:
         if isinstance(value, PLAIN):
@@ -87,9 +87,9 @@ class _Facts:
 
     def once(self, value: object, facts_of: Callable[..., tuple]) -> tuple:
         """Return the facts of a value the first time, and its number afterwards; this ends cycles."""
-        if id(value) in self.met:
-            return "met", self.met[id(value)][0]
-        self.met[id(value)] = len(self.met), value
+        if id(value) in self.occurred:
+            return "met", self.occurred[id(value)][0]
+        self.occurred[id(value)] = len(self.occurred), value
         return facts_of(value)
 
     def of_container(self, value: list | dict | set) -> tuple:
@@ -101,7 +101,7 @@ class _Facts:
 
     def of_set(self, value: set | frozenset) -> tuple:
         """Sort the elements, whose order depends on the process; each is hashed independently for the same reason."""
-        return "set", *sorted((_Facts(dict(self.met)).of(item) for item in value), key=repr)
+        return "set", *sorted((_Facts(dict(self.occurred)).of(item) for item in value), key=repr)
 
     def of_own(self, function: FunctionType) -> tuple:
         return self.once(function, self.of_function)

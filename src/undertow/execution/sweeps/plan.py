@@ -1,4 +1,4 @@
-"""Plan a sweep: ask a worker about the experiment, check the parameters, and cut the grid into blocks."""
+"""Plan a sweep: describe the experiment on a worker, check the parameters, and divide the grid into blocks."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class Job:
 
 
 def make_plan(job: Job, workers: Workers, report: Callable[[str], object]) -> Plan:
-    """Ask a worker about the experiment, check every value of every axis, and cut the grid."""
+    """Describe the experiment on a worker, check every value of every axis, and divide the grid into blocks."""
     spec = job.spec
     request = DescriptionRequest(job.reference(workers), spec.seed, spec.point((0,) * len(spec.axes)))
     description = _describe(job, workers, request)
@@ -67,7 +67,7 @@ def _describe(job: Job, workers: Workers, request: DescriptionRequest) -> Descri
     (outcome,) = run_tasks(workers, job.describe, [request])
     if isinstance(outcome.error, WorkerDiedError):
         raise WorkersUnreachableError(
-            f"{job.experiment}: looking at the experiment kills the worker ({outcome.error})."
+            f"{job.experiment}: describing the experiment kills the worker ({outcome.error})."
         )
     if outcome.error is not None:
         raise outcome.error

@@ -28,7 +28,7 @@ class ExperimentReference:
 
 @dataclass(frozen=True)
 class DescriptionRequest:
-    """The question of the driver before it cuts the grid."""
+    """The request of the driver for the description of an experiment."""
 
     reference: ExperimentReference
     seed: int
@@ -38,7 +38,7 @@ class DescriptionRequest:
 
 @dataclass(frozen=True)
 class Description:
-    """What the driver must know of an experiment before it cuts the grid."""
+    """The properties of an experiment that the driver needs to divide the grid into blocks."""
 
     kinds: dict[str, str]
     """`float` (traced), `int`, `bool` or `str` (static) for every parameter; `any` where the function does not say."""
@@ -64,7 +64,7 @@ class Description:
 
 @dataclass(frozen=True)
 class Plan:
-    """How a sweep was cut into blocks when it started; stored as plan.json."""
+    """The blocks of a sweep, fixed when it started; stored as plan.json."""
 
     tile: tuple[int, ...]
     batched: bool
@@ -93,7 +93,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class BlockTask:
-    """What a worker needs for one block: a column of values for every parameter and the seeds, one row per run."""
+    """The inputs of one block: a column of values for every parameter and the seeds, one row per run."""
 
     reference: ExperimentReference
     block: tuple[int, ...]

@@ -57,7 +57,7 @@ def folder_of(spec: Spec, digest: str, out: Path) -> Path:
     facts = spec.facts()
     file, colon, name = spec.experiment.rpartition(":")
     title = name
-    if colon:  # where a file lies does not matter, what is in it does
+    if colon:  # the folder depends on the content of a file and not on its path
         facts["experiment"] = f"{Path(file).name}:{name}"
     return out / f"{title.strip('<>')}-{fingerprint(facts, digest)}"
 
@@ -83,7 +83,7 @@ def write_spec(folder: Path, spec: Spec, digest: str) -> None:
 
 
 def read_plan(folder: Path) -> Plan | None:
-    """Return how the grid was cut when the sweep started; None if it has not started."""
+    """Return the stored plan of a sweep; None if it has not started."""
     path = folder / PLAN
     if not path.exists() and not (folder / DATA).exists():
         return None

@@ -279,7 +279,7 @@ def _together(name: str, values: dict[str, tuple[Parameter, ...]]) -> Axis:
         raise SpecError(f"axes.{name}: parameters that change together need as many values each; {listed}.")
     points = list(zip(*values.values(), strict=True))
     if len(set(points)) < len(points):
-        raise SpecError(f"axes.{name}: the same point stands there twice; use seeds to repeat it.")
+        raise SpecError(f"axes.{name}: the same point occurs twice; use seeds to repeat it.")
     return Axis(name, values)
 
 

@@ -164,7 +164,7 @@ def _workers(on: str | None, jobs: int | None, experiment: Callable | None) -> C
 
 
 def check(spec: Spec, *, on: str | None = None, jobs: int | None = None) -> list[str]:
-    """Return what is known before a sweep runs, from one block that runs twice for its time and is not stored."""
+    """Return the estimates of `undertow sweep check`, from one block that runs twice for its time and is not stored."""
     job = _job(spec, Path())
     workers = _workers(on, jobs, None)()
     sentences: list[str] = []
@@ -218,7 +218,7 @@ def _status_or_damage(folder: Path) -> list[str]:
 def _activity(folder: Path, finished: bool) -> str:
     try:
         with drive.locked(folder, patience=0.1):
-            return "finished." if finished else "not running; the same command goes on from there."
+            return "finished." if finished else "not running; the same command continues from there."
     except store.StoreError:
         pass
     try:

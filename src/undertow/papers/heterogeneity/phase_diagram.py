@@ -50,7 +50,7 @@ def run(
     d: int = 40,
     m: int = 8000,
 ) -> dict[str, Array]:
-    """Return what one run of HeteroSGD learnt of both signals, and whether it filtered out the spurious one.
+    """Return the learnt sizes of both signals in one run of HeteroSGD, and whether the spurious one was filtered out.
 
     >>> import jax
     >>> from undertow.papers.heterogeneity import phase_diagram as hetero

@@ -35,10 +35,14 @@ _RESULTS = (
     ("Eq. (9)", "The noise equilibrium.", ("stationary-condition",)),
     ("Definition 4.6", "A noise equilibrium is a stationary point of a function under SGD.", (), DEFINITION),
     ("Figure 2", "SGD aligns two linear layers, gradient descent does not.", ("two-layer-alignment",)),
-    ("Eq. (10)-(11)", "The symmetry of a factorisation, and what gradient descent conserves.", ("charge-conserved",)),
+    (
+        "Eq. (10)-(11)",
+        "The symmetry of a factorisation, and the quantity that gradient descent conserves.",
+        ("charge-conserved",),
+    ),
     (
         "Proposition 5.1",
-        "The charge of a factorisation moves by the noise of rows less that of columns.",
+        "The charge of a factorisation changes by the noise of rows minus that of columns.",
         ("rows-and-columns", "charge-factor-two"),
     ),
     ("Section 5.1, U a row and W a column", "The case that is solved.", ("vectors-decay",)),

@@ -127,7 +127,7 @@ ERRATA: tuple[Erratum, ...] = (
         paper="noise_equilibrium",
         place="Section 5.2, after Eq. (15), Kaiming",
         printed="the variances are 1 in U and 1/d_x in W, and a net with d = d_x = d_y starts as sharp as it ends",
-        right="with variance 1 in U it starts (d + 1)/2 times sharper; what is said holds for variance 1/d in U",
+        right="with variance 1 in U it starts (d + 1)/2 times sharper; the statement holds for variance 1/d in U",
         claim="sharpness-of-starts",
     ),
     Erratum(
@@ -142,8 +142,8 @@ ERRATA: tuple[Erratum, ...] = (
         paper="noise_equilibrium",
         place="Eq. (15), d < d_x",
         printed="S_end = 2 min(d, d_x) Tr Σ_x: all singular values of U and W end at 1",
-        right="only for d ≥ d_x: else the residual holds the part of x that is left out, U and W end with different "
-        "norms, and S_end is (ρ^1/2 + ρ^-1/2)/2 times that, ρ = 1 + (d_x - d) σ_x²/(d_x σ_ε²)",
+        right="only for d ≥ d_x: otherwise the residual contains the part of x that is left out, U and W end with "
+        "different norms, and S_end is (ρ^1/2 + ρ^-1/2)/2 times that, ρ = 1 + (d_x - d) σ_x²/(d_x σ_ε²)",
         claim="sharpness-of-starts",
     ),
     Erratum(

@@ -43,14 +43,14 @@ def run(
     batch: int = BATCH,
     steps: int = 1000,
 ) -> dict[str, Array]:
-    """Run SGD from the start and from its noise equilibrium on the same data; return survival and stiffness.
+    """Return whether SGD stays finite, and the stiffness, from the start and from its noise equilibrium.
 
-    `lives` is 1 if the run stays finite. `stiffness` is |U|^2 + |W|^2 of the start, in spectral norms.
+    `finite` is 1 if the run stays finite. `stiffness` is |U|^2 + |W|^2 of the start, in spectral norms.
 
     >>> import jax
     >>> from undertow.papers.noise_equilibrium import phase_diagram as stability
     >>> end = jax.jit(stability.run)(jax.random.key(0), step_size=0.02, imbalance=8.0)
-    >>> print(end["lives"], end["lives_teleported"])
+    >>> print(end["finite"], end["finite_teleported"])
     0.0 1.0
     """
     first, rest = jax.random.split(key)
@@ -66,12 +66,12 @@ def run(
     results = {}
     for suffix, params in (("", start), ("_teleported", {"U": moved.left, "W": moved.right})):
         single = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), params)
-        results[f"lives{suffix}"] = _lives(single, jnp.asarray(step_size, jnp.float32), rest, batch, steps)
+        results[f"finite{suffix}"] = _finite(single, jnp.asarray(step_size, jnp.float32), rest, batch, steps)
         results[f"stiffness{suffix}"] = sum(jnp.linalg.norm(layer, ord=2) ** 2 for layer in params.values())
     return results
 
 
-def _lives(params: dict[str, Array], step_size: Array, key: Array, batch: int, steps: int) -> Array:
+def _finite(params: dict[str, Array], step_size: Array, key: Array, batch: int, steps: int) -> Array:
     inputs = params["U"].shape[0]
     ones = jnp.ones(inputs, jnp.float32)
     noise = Minibatch(GaussianPairs(ones, ones).population(two_layer_loss), batch)
@@ -87,7 +87,7 @@ def _draw(data: "xarray.Dataset") -> "Figure":
     figure, panels = style.new_figure(2, width=5.4, height=4.2)
     shrink = 1 + (fixed(data, "inputs", INPUTS) + 1) / fixed(data, "batch", BATCH)
     for axes, suffix, title in zip(panels, ("", "_teleported"), ("as started", "at noise equilibrium"), strict=True):
-        shown = means(data, f"lives{suffix}", "step_size", "imbalance")
+        shown = means(data, f"finite{suffix}", "step_size", "imbalance")
         heatmap.heat_map(
             axes, shown.step_size, shown.imbalance, shown, "share of runs that stay finite", limits=(0.0, 1.0)
         )

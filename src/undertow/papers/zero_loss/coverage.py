@@ -24,7 +24,7 @@ _RESULTS = (
         "After T/η² steps SGD is close to a diffusion on the manifold at time T.",
         ("limit-starts-at-phi", "network-follows-limit", "mixed-circle", "two-phases", "motor-speed"),
     ),
-    ("Remark 4.7", "Whole paths converge too.", (), "a mode of convergence; the claims look at single times"),
+    ("Remark 4.7", "Whole paths converge too.", (), "a mode of convergence; the claims check single times"),
     (
         "Corollary 5.1, Eq. (11)",
         "Isotropic noise: Brownian motion on the manifold and a flow against ln |H|_+.",

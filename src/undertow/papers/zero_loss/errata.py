@@ -54,7 +54,7 @@ ERRATA: tuple[Erratum, ...] = (
         paper="zero_loss",
         place="Lemma D.2",
         printed="|∇L|² ≥ 16 λ_min(ZZ') min_j |u_j v_j| L along gradient flow",
-        right="16/n in place of 16: the proof's own lines give it",
+        right="16/n in place of 16, as the lines of the proof give",
         claim="pl-constant",
     ),
 )

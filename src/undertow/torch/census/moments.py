@@ -38,7 +38,7 @@ class Moments:
     ):  # fmt: skip
         self.searched = searched
         self.unclear: list[str] = []
-        """Sentences about what was found and could not be interpreted."""
+        """Sentences about candidates that could not be interpreted."""
         self._twin, self._batch, self._loss, self._eps, self._seed = twin, batch, loss, eps, seed
         self._names = list(trainable(twin))
         rows: list[list[np.ndarray]] = [[] for _ in searched]

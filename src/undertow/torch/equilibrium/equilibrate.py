@@ -142,13 +142,13 @@ def _move_and_measure(
     )
     if not change <= CHANGE_RTOL:
         raise RuntimeError(
-            f"`equilibrate`: the outputs changed by {change:.1e}, more than rounding explains; the model is as it was. "
-            "Is the census of this very model? `model.double()` gives more digits."
+            f"`equilibrate`: the outputs changed by {change:.1e}, more than rounding explains; the model was restored. "
+            "Check that the census is that of this model. `model.double()` gives more digits."
         )
     if not after.cost.value <= before.cost.value * (1 + CHANGE_RTOL):
         costs = f"from {format_estimate(before.cost)} to {format_estimate(after.cost)}"
         raise RuntimeError(
-            f"`equilibrate`: noise plus weight penalty rose {costs}; the model is as it was. Does the loss draw random "
+            f"`equilibrate`: noise plus weight penalty rose {costs}; the model was restored. Does the loss draw random "
             "numbers that `torch.manual_seed` does not fix?"
         )
     return result

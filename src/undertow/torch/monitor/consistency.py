@@ -80,8 +80,8 @@ def _without_noise(sums: BatchSums) -> str | None:
         return NOT_FINITE
     if sums.samples == 0:
         return (
-            "the hooks saw no backward pass since the last step: is it this model that trains? Compile a model "
-            "before the monitor is created, and use non-reentrant activation checkpoints"
+            "the hooks recorded no backward pass since the last step: check that this model is the one that trains. "
+            "Compile a model before the monitor is created, and use non-reentrant activation checkpoints"
         )
     if sums.samples < 2:
         return "one sample per step does not show noise: use batches of at least 2"

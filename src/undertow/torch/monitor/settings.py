@@ -47,7 +47,7 @@ def optimizer_settings(
 
 
 def _is_sgd(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether the steps are those of `torch.optim.SGD`; a subclass with a `step` of its own may do anything."""
+    """Return whether the steps are those of `torch.optim.SGD`; a subclass with another `step` method does not count."""
     plain = lambda kind: inspect.unwrap(kind.step)  # PyTorch wraps the method when the first optimiser is created
     return isinstance(optimizer, torch.optim.SGD) and plain(type(optimizer)) is plain(torch.optim.SGD)
 

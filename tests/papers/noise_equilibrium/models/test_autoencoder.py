@@ -17,7 +17,7 @@ def law(x64):
     return GaussianPairs(split_variance(N, 0.4, DTYPE), loud_first(N, dtype=DTYPE))
 
 
-def test_losses_are_the_formulas(law):
+def test_losses_equal_the_formulas(law):
     params = fan_in(jax.random.key(1), inputs=N, hidden=HIDDEN, dtype=DTYPE)
     sample = law(jax.random.key(2))
     (x, y), u, w = (np.asarray(v) for v in sample), np.asarray(params["U"]), np.asarray(params["W"])

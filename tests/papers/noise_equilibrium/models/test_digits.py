@@ -22,6 +22,6 @@ def test_targets_are_standardised_and_of_rank_nine(x64):
     assert np.linalg.matrix_rank(np.asarray(targets)) == 9  # the ten labels of a sample sum to one
 
 
-def test_no_more_components_than_pixels_that_vary():
+def test_more_components_than_pixels_that_vary_raise():
     with pytest.raises(ValueError, match="61 of the 64 pixels vary"):
         digits(62)

@@ -1,4 +1,4 @@
-"""Linear networks: losses, Hessians, noise moments, starts and the laws of their data."""
+"""Linear networks: losses, Hessians, noise moments, starts and the distributions of their data."""
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ def params(x64):
     return fan_in(jax.random.key(1), inputs=N, hidden=HIDDEN, dtype=DTYPE)
 
 
-def test_losses_are_the_formulas(law, params):
+def test_losses_equal_the_formulas(law, params):
     sample = law(jax.random.key(2))
     (x, y), u, w = (np.asarray(v) for v in sample), np.asarray(params["U"]), np.asarray(params["W"])
     np.testing.assert_allclose(two_layer_loss(params, sample), np.sum((u @ w @ x - y) ** 2), rtol=1e-12)
@@ -50,7 +50,7 @@ def test_losses_are_the_formulas(law, params):
     np.testing.assert_allclose(number, (u[0] @ w[:, 0] * x[0] - y[0]) ** 2, rtol=1e-12)
 
 
-def test_the_trace_of_the_hessian(law, params):
+def test_the_trace_of_the_hessian_equals_the_formula(law, params):
     """Proposition 5.3 with its factor 2, against the Hessian of the expected loss by automatic differentiation."""
     problem = law.mean_problem(two_layer_loss)
     flat, back = ravel_pytree(params)
@@ -58,7 +58,7 @@ def test_the_trace_of_the_hessian(law, params):
     np.testing.assert_allclose(hessian_trace(params, law.input_variance), exact, rtol=1e-10)
 
 
-def test_second_moments_of_the_data(law):
+def test_the_data_have_the_stated_second_moments(law):
     count = 20_000
     x, y = law.population(two_layer_loss).sample(jax.random.key(3), count).data
     for values, expected in ((x, law.input_variance), (y - x, law.noise_variance)):
@@ -86,15 +86,15 @@ def test_gammas_are_the_moments_of_residuals_and_inputs(law, params):
 
 def test_fewer_samples_have_the_same_gradient(law, params):
     problem = law.population(two_layer_loss).sample(jax.random.key(5), 50)
-    few = condensed(problem)
-    assert few.size == 2 * N
-    for full, short in zip(*(jax.tree.leaves(p.gradient(params)) for p in (problem, few)), strict=True):
+    reduced = condensed(problem)
+    assert reduced.size == 2 * N
+    for full, short in zip(*(jax.tree.leaves(p.gradient(params)) for p in (problem, reduced)), strict=True):
         np.testing.assert_allclose(short, full, atol=1e-10)
-    drawn = noiseless(few).draw(jax.random.key(6), params)
-    np.testing.assert_allclose(trees.ravel(drawn), trees.ravel(few.gradient(params)), atol=1e-12)
+    drawn = noiseless(reduced).draw(jax.random.key(6), params)
+    np.testing.assert_allclose(trees.ravel(drawn), trees.ravel(reduced.gradient(params)), atol=1e-12)
 
 
-def test_starts(x64):
+def test_starts_have_the_stated_distribution(x64):
     n, hidden = 20, 100
     key = jax.random.key(7)
     for make, out, into in ((kaiming, 1, 1 / n), (fan_in, 1 / hidden, 1 / n), (xavier, 2 / 120, 2 / 120)):
@@ -103,7 +103,7 @@ def test_starts(x64):
             assert abs(jnp.mean(leaf**2) / variance - 1) < 5 * np.sqrt(2 / leaf.size)
     layers = deep_start(key, (8, 5, 5), 0.3, DTYPE)
     assert [w.shape for w in layers] == [(5, 8), (5, 5)]
-    # parts of orthogonal matrices, by factors whose product is 1
+    # parts of orthogonal matrices, times factors whose product is 1
     np.testing.assert_allclose(jnp.prod(squared_norms(layers)), 5.0**2, rtol=1e-10)
     for layer in layers:
         np.testing.assert_allclose(layer @ layer.T, squared_norms([layer])[0] / 5 * jnp.eye(5), atol=1e-12)

@@ -14,7 +14,7 @@ DTYPE = jnp.float64
 
 
 @pytest.mark.parametrize("net", ["A", "B"])
-def test_scale_invariance(x64, net):
+def test_the_loss_is_scale_invariant(x64, net):
     problem = LinearData.draw(jax.random.key(9), d=N, samples=20, dtype=DTYPE).problem(NormalisedLoss(net))
     params = start(jax.random.key(10), d=N, hidden=6, square=7.0, dtype=DTYPE)
     np.testing.assert_allclose(squared_norms(params).sum(), 7.0, rtol=1e-12)
@@ -23,6 +23,6 @@ def test_scale_invariance(x64, net):
         assert ut.Scaling(pick[layer]).check(problem, params, jax.random.key(11)).holds == holds
 
 
-def test_only_networks_a_and_b_exist():
+def test_an_unknown_network_raises():
     with pytest.raises(ValueError, match="choose 'A' or 'B'"):
         NormalisedLoss("C")

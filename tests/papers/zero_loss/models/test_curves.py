@@ -18,7 +18,7 @@ def test_the_circle_has_curvature_one_across_and_none_along(x64, angle):
     np.testing.assert_allclose(hessian @ tangent, 0, atol=1e-12)
 
 
-def test_the_ellipse_is_a_set_of_minimisers(x64):
+def test_the_ellipse_consists_of_minimisers(x64):
     for angle in np.linspace(0, 2 * np.pi, 7):
         point = jnp.array([2 * np.cos(angle), np.sin(angle)])
         assert curves.ellipse().loss(point) < 1e-30

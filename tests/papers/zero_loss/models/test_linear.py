@@ -20,7 +20,7 @@ def random_start(model, seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_convex_problem_is_the_end_of_gradient_flow(model, seed):
+def test_the_convex_problem_has_the_solution_of_gradient_flow(model, seed):
     start = random_start(model, seed)
     exact, flowed = model.settle(start), ut.settle(model.problem, start)
     for a, b in zip(exact, flowed, strict=True):
@@ -29,7 +29,7 @@ def test_the_convex_problem_is_the_end_of_gradient_flow(model, seed):
     assert model.problem.loss(exact) < 1e-24
 
 
-def test_the_decay_of_u_v_under_label_noise(model):
+def test_u_v_decays_exponentially_under_label_noise(model):
     """d/dt (u_j v_j) = -delta^2 s_j u_j v_j in slow time; SGD follows it up to O(step_size)."""
     eta, steps = 2e-4, 100_000
     run = ut.descend(

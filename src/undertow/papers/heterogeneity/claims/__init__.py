@@ -1,1 +1,1 @@
-"""The claims of the paper `heterogeneity`, one file a claim or a family of like ones."""
+"""The claims of the paper `heterogeneity`, one file per claim or family of similar claims."""

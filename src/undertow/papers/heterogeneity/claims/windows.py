@@ -172,7 +172,7 @@ def _measure_transition(parameters: Transition, key: Key[Array, ""]) -> Measurem
     data = xarray.Dataset(
         {
             "share": (("steps", "spread"), np.array([column(plane) for plane in planes.values()])),
-            "told": ("steps", [rule(1.0, n) for n in lengths]),
+            "predicted": ("steps", [rule(1.0, n) for n in lengths]),
             "plane": (("spread", "mean"), planes[MIDDLE]),
             "bound": ("mean", np.array([rule(float(mean), MIDDLE) for mean in means])),
         },
@@ -184,7 +184,7 @@ def _measure_transition(parameters: Transition, key: Key[Array, ""]) -> Measurem
 def _draw_transition(measurement: Measurement, parameters: Transition) -> "Figure":
     figure, (axes, plane) = style.new_figure(2, width=5.0)
     data = measurement.data
-    for row, predicted, colour in zip(data.share, data.told, ("blue", "green", "red"), strict=True):
+    for row, predicted, colour in zip(data.share, data.predicted, ("blue", "green", "red"), strict=True):
         style.points(axes, data.spread, row, None, f"{int(row.steps)} steps", colour)
         axes.axvline(float(predicted), color=style.COLOURS[colour], lw=1.2)
     axes.set(xlabel="spread M (lines: α exp(T λ) = 1)", ylabel="share with q² < 0.1, scalar map")

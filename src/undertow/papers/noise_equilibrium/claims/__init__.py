@@ -1,1 +1,1 @@
-"""The claims of the paper `noise_equilibrium`, one file a claim or a family of like ones."""
+"""The claims of the paper `noise_equilibrium`, one file per claim or family of similar claims."""

@@ -185,10 +185,10 @@ def _measure(parameters: Relaxing, key: Key[Array, ""]) -> Measurement:
     for _ in range(p.draws):
         orbit = _orbit(rng, p.dimension)
         for amount in (1e-3, 0.1, 0.3, 0.6):
-            way = [orbit.rate(a) for a in np.linspace(0, amount, 200)]
+            rates_between = [orbit.rate(a) for a in np.linspace(0, amount, 200)]
             rate = -orbit.speed(amount) / orbit.distance(amount)
-            inside.append(min(way) <= rate <= max(way))
-            half.append(min(way) <= rate / 2 <= max(way))
+            inside.append(min(rates_between) <= rate <= max(rates_between))
+            half.append(min(rates_between) <= rate / 2 <= max(rates_between))
             least.append(orbit.speed(amount) / (2 * amount * orbit.plus(orbit.noise)))
         distances.append(-orbit.distance(1e-3) / (1e-3 * orbit.plus(orbit.squares)))
     u, w = _squares(END)

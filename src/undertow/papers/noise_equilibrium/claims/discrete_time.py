@@ -79,13 +79,15 @@ def _root(model: Model, point: np.ndarray, eta: float, gamma: float, whole: bool
     return brentq(lambda t: model.change(np.exp(t * model.a) * point, eta, gamma, whole), -12, 12, xtol=1e-14)
 
 
-def _slope(model: Model, point: np.ndarray, way: np.ndarray, eta: float, gamma: float) -> tuple[float, float]:
-    """Return d lambda*/d theta along `way` by a difference of roots, and by -(dG/d theta)/(dG/d lambda)."""
+def _slope(model: Model, point: np.ndarray, direction: np.ndarray, eta: float, gamma: float) -> tuple[float, float]:
+    """Return d lambda*/d theta along `direction` by a difference of roots, and by -(dG/d theta)/(dG/d lambda)."""
     h = 1e-4
-    measured = (_root(model, point + h * way, eta, gamma) - _root(model, point - h * way, eta, gamma)) / (2 * h)
+    measured = (_root(model, point + h * direction, eta, gamma) - _root(model, point - h * direction, eta, gamma)) / (
+        2 * h
+    )
     root = _root(model, point, eta, gamma)
     at = lambda t, p: model.change(np.exp(t * model.a) * p, eta, gamma, False)
-    by_point = (at(root, point + h * way) - at(root, point - h * way)) / (2 * h)
+    by_point = (at(root, point + h * direction) - at(root, point - h * direction)) / (2 * h)
     by_amount = (at(root + h, point) - at(root - h, point)) / (2 * h)
     return measured, -by_point / by_amount
 

@@ -93,9 +93,9 @@ def _measure_start(parameters: Starts, key: Key[Array, ""]) -> Measurement:
         observe={"params": lambda p: p}, seeds=parameters.seeds, progress=False,
     )  # fmt: skip
     limit = Limit(noise).solve(model.settle(start), slow_time=parameters.slow_time, num_saves=1).params
-    way = np.concatenate(limit) - np.concatenate(start)
+    displacement = np.concatenate(limit) - np.concatenate(start)
     covered = np.concatenate([leaf[:, -1] for leaf in run.observed["params"]], axis=1) - np.concatenate(start)
-    share = covered @ way / (way @ way)
+    share = covered @ displacement / (displacement @ displacement)
     error = float(standard_error(share))
     what = "share of the way from x(0) to Φ(x(0)) that SGD has covered"
     check = Check(what, share.mean(), 1.0, error, Within(0.02, 0.1), printed=0.0, alternative=0.0)

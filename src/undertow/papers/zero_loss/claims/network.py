@@ -46,7 +46,7 @@ def _measure(parameters: Network, key: Key[Array, ""]) -> Measurement:
     noise = LabelNoise(net.problem, parameters.strength)
     path = Limit(noise).solve(start, slow_time=parameters.slow_time, num_saves=2, observe={"point": trees.ravel})
     begin, halfway, end = path.observed["point"]
-    way = end - begin
+    displacement = end - begin
     medians, errors, diverged = [], [], 0
     step_sizes = parameters.largest_step / 2.0 ** np.arange(4) / float(jnp.max(frame_at(net.problem, start).curvature))
     for index, eta in enumerate(step_sizes):
@@ -56,13 +56,13 @@ def _measure(parameters: Network, key: Key[Array, ""]) -> Measurement:
         )  # fmt: skip
         diverged += int(run.diverged.sum())
         ends = np.asarray(jax.vmap(trees.ravel)(run.params))[~run.diverged]
-        progress = (ends - begin) @ way / (way @ way)
+        progress = (ends - begin) @ displacement / (displacement @ displacement)
         # the median, because at a large step size a few runs move to another part of the manifold
         middle, error = statistics.median(progress)
         medians.append(middle)
         errors.append(error)
     value, error = 2 * medians[-1] - medians[-2], float(np.hypot(2 * errors[-1], errors[-2]))
-    slower = float((halfway - begin) @ way / (way @ way))
+    slower = float((halfway - begin) @ displacement / (displacement @ displacement))
     check = Check(
         "median progress along the limiting flow, extrapolated to small steps", float(value), 1.0, error,
         Within(0.03, 0.15), alternative=slower,
