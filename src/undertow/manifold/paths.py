@@ -10,6 +10,7 @@ import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PyTree
 
 from undertow import _trees as trees
@@ -114,8 +115,15 @@ class _RetractedTsit5(diffrax.Tsit5):
     back: Callable[[Array], Array] = eqx.field(kw_only=True)
 
     def step(
-        self, terms: Any, t0: Any, t1: Any, y0: Array, args: Any, solver_state: Any, made_jump: Any
-    ) -> tuple[Array, Array, Any, Any, diffrax.RESULTS]:
+        self,
+        terms: diffrax.AbstractTerm,
+        t0: float | Array | np.ndarray,
+        t1: float | Array | np.ndarray,
+        y0: Array,
+        args: PyTree,
+        solver_state: PyTree,
+        made_jump: bool | Array | np.ndarray,
+    ) -> tuple[Array, Array, PyTree, PyTree, diffrax.RESULTS]:
         # a jump: the last stage of a step was evaluated before its retraction, and is not the first of the next one
         end, error, dense, state, result = super().step(terms, t0, t1, y0, args, solver_state, made_jump=True)
         return self.back(end), jnp.where(jnp.isfinite(error), error, jnp.inf), dense, state, result
