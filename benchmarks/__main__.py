@@ -19,6 +19,7 @@ ALL = [
     "sensing",
     "grouped",
     "sweeps",
+    "libraries",
     "torch_census",
     "torch_teleport",
     "torch_monitor",

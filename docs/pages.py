@@ -1,8 +1,10 @@
 """Pages made from the code: claims with their figures, errata, coverage, performance, changelog, how to cite."""
 
-import html
 import importlib.util
 from pathlib import Path
+
+import jinja2
+from markupsafe import Markup
 
 from docs import full, gallery
 from docs.performance import performance
@@ -19,6 +21,14 @@ from undertow.verification.result import CheckResult, ClaimResult
 __all__ = ["all_pages", "figure"]
 
 ROOT = Path(__file__).parent.parent
+FIGURE = jinja2.Template(
+    """\
+<figure data-search-exclude>\
+<div class="plot"{% if scrolls %} tabindex="0" role="group" aria-label="Figure of {{ claim }}"{% endif %}>{{ drawn }}\
+</div><figcaption><details><summary>The figure in words</summary>{{ description }}</details></figcaption></figure>""",
+    autoescape=True,
+)
+"""A figure of the gallery with its description below."""
 
 
 def all_pages() -> dict[str, str]:
@@ -137,11 +147,7 @@ def figure(claim: str) -> str:
     svg = (gallery.FOLDER / f"{claim}.svg").read_text()
     description = words_of(svg)
     drawn = inline(svg, claim, f"Figure of {claim}. {description}")
-    scrolls = f' tabindex="0" role="group" aria-label="Figure of {claim}"' if "--least" in drawn else ""
-    return (
-        f'<figure data-search-exclude><div class="plot"{scrolls}>{drawn}</div><figcaption><details><summary>The figure '
-        f"in words</summary>{html.escape(description)}</details></figcaption></figure>"
-    )
+    return FIGURE.render(claim=claim, drawn=Markup(drawn), scrolls="--least" in drawn, description=description)
 
 
 # the report at full size

@@ -52,6 +52,7 @@ HEADS = {
     "symmetry": "Noise of every neuron",
     "sensing": "Matrix sensing",
     "grouped": "Grouped data",
+    "libraries": "Own code and libraries",
     "accelerator_gpu": "On a GPU",
     "precision_gpu": "Single precision on a GPU",
     "torch_census": "PyTorch: census and equilibrium",

@@ -1,12 +1,13 @@
 """Solutions on the manifold: exact flows, tolerances, and the checks of a recorder."""
 
+import diffrax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import undertow as ut
 from undertow.manifold.geometry import frame_at
-from undertow.manifold.paths import FLATTEST, FLATTEST_OF_FLOW, Recorder, flow
+from undertow.manifold.paths import FLATTEST, FLATTEST_OF_FLOW, Recorder, _RetractedTsit5, flow
 
 HYPERBOLA = ut.Regression(lambda p, x: p[0] * p[1] * x, jnp.array([1.0]), jnp.array([1.0]))
 
@@ -53,6 +54,15 @@ def test_the_error_of_the_flow_follows_its_tolerance(x64, tolerance):
 
 def test_the_number_of_saves_does_not_change_the_end(x64):
     np.testing.assert_allclose(solved(1e-9)[0], solved(1e-9, (1.0,))[0], atol=1e-8)
+
+
+def test_a_trial_step_that_leaves_the_domain_of_the_drift_is_repeated_with_a_shorter_one(x64):
+    """y' = -sqrt(y) from 1 is (1 - t/2)^2; the first trial step, to t = 1.9, has stages at negative y."""
+    end = diffrax.diffeqsolve(
+        diffrax.ODETerm(lambda t, y, args: -jnp.sqrt(y)), _RetractedTsit5(back=lambda y: y), 0.0, 1.9, 1.9,
+        jnp.ones(1), stepsize_controller=diffrax.PIDController(1e-6, 1e-6), adjoint=diffrax.ForwardMode(),
+    ).ys  # fmt: skip
+    np.testing.assert_allclose(end, 0.05**2, atol=1e-6)
 
 
 def test_a_recorder_measures_the_distance_to_the_manifold(x64):

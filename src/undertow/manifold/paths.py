@@ -9,6 +9,7 @@ import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, PyTree
 
 from undertow import _trees as trees
@@ -21,8 +22,6 @@ from undertow.noise.base import AbstractNoise
 from undertow.problem import AbstractProblem, Regression
 
 __all__ = ["Recorder", "diffuse", "diffuse_many", "flow"]
-
-TABLEAU = diffrax.Tsit5.tableau
 
 FLATTEST_OF_FLOW = (1e-13, 1e-6)
 """The least curvature of a flow relative to the largest at its start, in double and in single precision."""
@@ -38,6 +37,9 @@ ASTRAY = 1e-2
 
 MOST_STEPS = 20_000
 """The largest number of Euler steps between two records, in addition to the requested number."""
+
+MOST_ATTEMPTS = 10_000
+"""The largest number of Runge-Kutta steps between two records on average, rejected steps included."""
 
 
 class Recorder(eqx.Module):
@@ -107,6 +109,26 @@ def _return(noise: AbstractNoise, frame: Frame) -> Array:
     return frame.point - frame.pseudo_inverse(trees.ravel(noise.problem.gradient(frame.unravel(frame.point))))
 
 
+class _RetractedTsit5(diffrax.Tsit5):
+    """Tsit5 with a retraction after each step. A trial step that leaves the domain of the drift is rejected."""
+
+    back: Callable[[Array], Array] = eqx.field(kw_only=True)
+
+    def step(
+        self,
+        terms: diffrax.AbstractTerm,
+        t0: float | Array | np.ndarray,
+        t1: float | Array | np.ndarray,
+        y0: Array,
+        args: PyTree,
+        solver_state: PyTree,
+        made_jump: bool | Array | np.ndarray,
+    ) -> tuple[Array, Array, PyTree, PyTree, diffrax.RESULTS]:
+        # a jump: the last stage of a step was evaluated before its retraction, and is not the first of the next one
+        end, error, dense, state, result = super().step(terms, t0, t1, y0, args, solver_state, made_jump=True)
+        return self.back(end), jnp.where(jnp.isfinite(error), error, jnp.inf), dense, state, result
+
+
 @eqx.filter_jit
 def flow(
     noise: AbstractNoise, frame: Frame, gaps: Array, eta: FiniteStep, recorder: Recorder, tolerance: Array
@@ -116,46 +138,31 @@ def flow(
     Returns the end, the records, and the time of the first record at which the rank was lost (inf: at none).
     """
     drift, back = _velocity(noise, frame, eta, recorder)
-    lower = [jnp.asarray(row) for row in TABLEAU.a_lower]
-    solution, defect = jnp.asarray(TABLEAU.b_sol), jnp.asarray(TABLEAU.b_error)
-
-    def attempt(x: Array, dt: Array) -> tuple[Array, Array]:
-        slopes = [drift(x)]
-        for row in lower:
-            slopes.append(drift(x + dt * sum(a * k for a, k in zip(row.astype(x.dtype), slopes, strict=True))))
-        stacked = jnp.stack(slopes)
-        step = dt * jnp.tensordot(solution.astype(x.dtype), stacked, axes=1)
-        error = dt * jnp.tensordot(defect.astype(x.dtype), stacked, axes=1)
-        scaled = error / (tolerance * (1 + jnp.abs(x)))
-        return x + step, jnp.sqrt(jnp.mean(scaled**2))
-
-    def between(carry: tuple[Array, Array], gap: Array) -> tuple[tuple[Array, Array], tuple[PyTree, Array]]:
-        x, dt = carry
-
-        def unfinished(state: tuple) -> Array:
-            _, t, _, count = state
-            return (t < gap * (1 - 1e-12)) & (count < 10_000)
-
-        def step(state: tuple) -> tuple:
-            x, t, dt, count = state
-            short = jnp.minimum(dt, gap - t)
-            moved, error = attempt(x, short)
-            good = error <= 1
-            growth = jnp.clip(0.9 * jnp.where(error > 0, error, 1e-8) ** -0.2, 0.2, 5.0)
-            growth = jnp.where(jnp.isfinite(error), growth, 0.2)
-            x = jnp.where(good, back(moved), x)
-            return x, jnp.where(good, t + short, t), jnp.where(good & (short < dt), dt, short * growth), count + 1
-
-        x, t, dt, _ = jax.lax.while_loop(unfinished, step, (x, jnp.zeros_like(gap), dt, 0))
-        x = jnp.where(t >= gap * (1 - 1e-12), x, jnp.nan)  # too stiff: NaN instead of a wrong result
-        return (x, dt), recorder(x, FLATTEST_OF_FLOW)
-
     x = back(frame.point)
+    times = jnp.cumsum(gaps).astype(x.dtype)
     first = 0.01 * (1 + jnp.linalg.norm(x)) / (jnp.linalg.norm(drift(x)) + 1e-12)
-    start = (x, jnp.minimum(first, gaps[0]).astype(x.dtype))
-    (end, _), (records, valid) = jax.lax.scan(between, start, gaps.astype(x.dtype))
+    path = diffrax.diffeqsolve(
+        diffrax.ODETerm(lambda t, y, args: drift(y)),
+        _RetractedTsit5(back=back),
+        jnp.zeros_like(times[-1]),
+        times[-1],
+        jnp.minimum(first, times[0]),
+        x,
+        saveat=diffrax.SaveAt(ts=times),
+        stepsize_controller=diffrax.ClipStepSizeController(diffrax.PIDController(tolerance, tolerance), step_ts=times),
+        max_steps=MOST_ATTEMPTS * gaps.size,
+        adjoint=diffrax.ForwardMode(),
+        throw=False,
+    )
+
+    def record(saved: Array) -> tuple[Array, tuple[PyTree, Array]]:
+        # saved points are those before the retraction; infinite where the flow was too stiff to arrive
+        point = jnp.where(jnp.all(jnp.isfinite(saved)), back(saved), jnp.nan)
+        return point, recorder(point, FLATTEST_OF_FLOW)
+
+    points, (records, valid) = jax.lax.map(record, path.ys)
     lost = jnp.min(jnp.where(valid, jnp.inf, jnp.cumsum(gaps)))
-    return end, _with_start(recorder(x, FLATTEST_OF_FLOW)[0], records), lost
+    return points[-1], _with_start(recorder(x, FLATTEST_OF_FLOW)[0], records), lost
 
 
 def _diffuse(

@@ -8,6 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import linprog
+from scipy.sparse import csr_array
+from scipy.sparse.csgraph import connected_components
 
 __all__ = ["NONZERO_RTOL", "NULL_RTOL", "NullSpace", "integer_null_space", "sparse_basis"]
 
@@ -95,11 +97,8 @@ def _is_ternary(vector: np.ndarray) -> bool:
 
 def _components(basis: np.ndarray) -> list[list[int]]:
     """Return the sets of rows that are linked by basis vectors."""
-    label = np.arange(basis.shape[0])
-    for vector in basis.T:
-        rows = np.flatnonzero(vector)
-        merged = np.isin(label, label[rows])
-        label[merged] = label[rows[0]]
+    members = csr_array(basis != 0, dtype=int)
+    _, label = connected_components(members @ members.T, directed=False)
     used = np.any(basis != 0, axis=1)
     return [np.flatnonzero((label == k) & used).tolist() for k in np.unique(label[used])]
 
