@@ -1,6 +1,6 @@
 """One small example of every kind of noise, for the tests that all of them must pass.
 
-A new noise is added here; `test_protocol.py` fails until it is.
+A new noise is added here; `noise/test_base.py` fails until it is.
 """
 
 from collections.abc import Callable

@@ -1,11 +1,14 @@
 """`descend`: steps by hand and by optax, schedules, starts, and the steps at which a run is observed."""
 
+import equinox as eqx
+import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
 import undertow as ut
+from tests.mistakes import assert_explained
 from tests.dynamics.runs import FLAT, KEY, NOISE, descend, plain_loop
 from tests.kinds import params, problem
 from undertow import _trees as trees
@@ -82,3 +85,67 @@ def test_one_start_per_seed():
         NOISE, lambda key: trees.standard_normal(key, params()), step_size=0.3, steps=1, key=KEY, observe=FLAT, seeds=2
     )
     np.testing.assert_array_equal(again.observed["flat"][:, 0], starts[:2])
+
+
+POINT = params()
+X = jnp.arange(3.0)
+
+
+def quadratic(w, x):
+    return jnp.sum((w - x) ** 2)
+
+
+def run(**changes):
+    settings = {"step_size": 0.1, "steps": 10, "key": jax.random.key(0)} | changes
+    noise = settings.pop("noise", None) or ut.Minibatch(problem(), 1)
+    return ut.descend(noise, settings.pop("params", POINT), **settings)
+
+
+MISTAKES = {
+    "integer params": (lambda: run(params={"w": jnp.arange(3)}), r"params\['w'\]` has dtype int32.*astype"),
+    "params of a module with functions": (
+        lambda: run(params=eqx.nn.MLP(1, 1, 2, 1, key=jax.random.key(0))),
+        "partition",
+    ),
+    "params without leaves": (lambda: run(params={}), "no leaves"),
+    "a negative step size": (lambda: run(step_size=-0.1), r"`descend\(step_size=-0.1\)`.*finite number"),
+    "a NaN step size": (lambda: run(step_size=float("nan")), "`step_size` must be a finite number"),
+    "no step size": (lambda: run(step_size=None), "`step_size` must be a number"),
+    "a schedule that turns negative": (lambda: run(step_size=lambda k: 0.05 - 0.01 * k), "at step 6"),
+    "a schedule of vectors": (lambda: run(step_size=lambda k: jnp.ones(2)), "one number per step"),
+    "no steps": (lambda: run(steps=0), r"`descend\(steps=0\)`: `steps` must be at least 1"),
+    "too many steps": (lambda: run(steps=2**31), "fewer than"),
+    "a key that is a string": (lambda: run(key="seed"), r"jax.random.key\(0\)"),
+    "no key": (lambda: run(key=None), r"jax.random.key\(0\)"),
+    "no seeds": (lambda: run(seeds=0), "`seeds` must be at least 1"),
+    "observing never": (lambda: run(every=0), "`every` must be at least 1"),
+    "momentum of one": (lambda: run(momentum=1.0), "below 1"),
+    "negative weight decay": (lambda: run(weight_decay=-1e-3), "`weight_decay` must be a finite number, at least 0"),
+    "one name for two things": (lambda: run(observe={"w": jnp.sum}, average={"w": jnp.sum}), "different names"),
+    "a problem where a noise is meant": (lambda: run(noise=problem()), r"give a noise, such as `Minibatch"),
+    "a changed continuation": (
+        lambda: ut.descend(run(), steps=3, step_size=0.3),
+        r"continues with `run\.resume\(steps=",
+    ),
+    "a loss that returns a vector": (
+        lambda: run(noise=ut.Minibatch(ut.Problem(lambda w, x: w * x, X), 1), params=jnp.ones(2)),
+        r"one real number for one sample, not shape \(2,\).*sum or average",
+    ),
+    "a loss that is NaN at the start": (
+        lambda: run(noise=ut.Minibatch(ut.Problem(lambda w, x: jnp.log(w - x), X), 1), params=jnp.array(1.5)),
+        "the loss is nan at the given params",
+    ),
+    "NaN in the data": (
+        lambda: run(noise=ut.Minibatch(ut.Problem(quadratic, jnp.array([1.0, np.nan])), 1), params=jnp.array(1.5)),
+        "check the data",
+    ),
+    "a population loss that is a vector": (
+        lambda: run(noise=ut.Minibatch(ut.Population(lambda w, x: w * x, jax.random.normal), 1), params=jnp.ones(2)),
+        "one real number",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_explained(mistake, as_a_user):
+    assert_explained(*MISTAKES[mistake])

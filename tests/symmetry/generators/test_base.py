@@ -81,16 +81,6 @@ def test_one_step_changes_the_charge_by_the_identity(kind, decay):
     np.testing.assert_allclose(symmetry.charge(after) - symmetry.charge(params), told, atol=1e-12)
 
 
-def test_an_exponential_of_a_function_matches_the_matrix_exponential(x64):
-    from scipy.linalg import expm
-
-    matrix = jax.random.normal(jax.random.key(0), (6, 6), jnp.float64)
-    matrix = matrix + matrix.T
-    symmetry = ut.Exponential(lambda v: matrix @ v)
-    v = jax.random.normal(jax.random.key(1), (6,), jnp.float64)
-    np.testing.assert_allclose(symmetry.orbit(v, 1.7), expm(1.7 * np.asarray(matrix)) @ v, rtol=1e-9)
-
-
 def test_a_broken_symmetry_is_measured():
     params = nets.weights(o=(2, 3), i=(3, 2))
     problem = ut.Problem(lambda p, s: nets.square(p["o"] @ jnp.tanh(p["i"] @ s[0]), s[1]), nets.data())
@@ -98,77 +88,6 @@ def test_a_broken_symmetry_is_measured():
     assert not found.holds
     assert min(found.loss, found.gradient) > 1e-2
     assert "broken" in str(found)
-
-
-PARAMS = nets.weights(U=(2, 3), W=(4, 2), b=(4,))
-BAD = {
-    "factors that do not multiply": (lambda: nets.FACTORS.charge(PARAMS), "do not multiply"),
-    "neurons that do not match": (
-        lambda: ut.Rescaling(lambda p: p["U"], lambda p: p["W"], neurons=True).charge(PARAMS), "do not multiply",
-    ),
-    "an entry on both sides": (lambda: ut.Rescaling(lambda p: p["b"], lambda p: p["b"]).charge(PARAMS), "picked twice"),
-    "no function": (lambda: ut.Scaling("w"), "give a function that picks"),
-    "not the entries themselves": (
-        lambda: ut.Scaling(lambda p: jnp.zeros(2)).charge(PARAMS), "must pick entries of params",
-    ),
-    "a rotation as generator": (
-        lambda: ut.Exponential(lambda v: jnp.stack([v[1], -v[0]])).charge(jnp.ones(2)), "not symmetric",
-    ),
-    "a generator of another shape": (lambda: ut.Exponential(lambda v: v[:1]).charge(jnp.ones(2)), "vector like params"),
-    "a generator for other params": (
-        lambda: ut.Exponential(lambda v: v["w"]).charge(jnp.ones(2)), "does not act on vectors like params",
-    ),
-    "momentum in the identity": (
-        lambda: nets.SCALE.change({"w": jnp.ones(2)}, {"w": jnp.ones(2)}, step_size=0.1, momentum=0.9),
-        "without momentum",
-    ),
-    "two arrays for one factor": (
-        lambda: ut.DoubleRotation(lambda p: (p["U"], p["b"]), lambda p: p["W"]).charge(PARAMS), "one array each",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", BAD)
-def test_bad_input_is_explained(what, as_a_user):
-    call, sentence = BAD[what]
-    with pytest.raises((ValueError, TypeError), match=sentence):
-        call()
-
-
-HUGE = {
-    "neurons": (nets.RELU_LAYERS[0], nets.relu_params()),
-    "scaling": (nets.SCALE, nets.weights(u=(2, 3), w=(3, 2))),
-    "rotation": (nets.FACTORS, nets.weights(U=(2, 3), W=(3, 2))),
-    "diagonal generator": (
-        ut.Exponential({"U": jnp.ones((2, 3)), "W": -jnp.ones((3, 2))}), nets.weights(U=(2, 3), W=(3, 2)),
-    ),
-    "generator as a function": (ut.Exponential(lambda v: v[::-1]), jnp.array([1.0, 2.0])),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("what", HUGE)
-def test_amounts_out_of_range_are_refused(what, as_a_user):
-    """At once: the exponential of a function took a number of steps in proportion to the amount."""
-    symmetry, params = HUGE[what]
-    for amount in (1e30, -1e30):
-        with pytest.raises(ValueError, match=r"overflows; give amounts between -88\.\d and 88\.\d"):
-            symmetry.orbit(params, amount)
-    for amount in (np.nan, np.inf, -np.inf):
-        with pytest.raises(ValueError, match=rf"`amount` is {amount}; give finite numbers"):
-            symmetry.orbit(params, amount)
-    shape = np.shape(symmetry.charge(params))
-    if shape:
-        with pytest.raises(ValueError, match="give finite numbers"):
-            symmetry.orbit(params, np.full(shape, np.nan))
-    assert all(np.isfinite(x).all() for x in jax.tree.leaves(symmetry.orbit(params, 40.0)))
-
-
-def test_amounts_out_of_range_inside_jit_do_not_hang():
-    symmetry, params = HUGE["generator as a function"]
-    moved = jax.jit(symmetry.orbit)
-    for amount in (1e30, -1e30, jnp.nan, jnp.inf):
-        assert np.isnan(moved(params, amount)).all()
-    np.testing.assert_allclose(moved(params, 1.0), symmetry.orbit(params, 1.0))
 
 
 def test_half_precision_is_checked_in_single():
