@@ -7,7 +7,6 @@ import pytest
 
 import undertow as ut
 from tests.kinds import params, problem
-from undertow._validate import as_key
 from undertow.sensing.bursts import burst_probability
 from undertow.sensing.growth import lyapunov, scalar_map
 from undertow.sensing.isometry import rip

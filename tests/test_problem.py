@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from scipy.stats import sem
 
 import undertow as ut
-from tests.mistakes import assert_explained
 from tests.kinds import params, population, problem, regression
+from tests.mistakes import assert_explained
 from undertow import _chunks as chunks
 from undertow import _trees as trees
 
