@@ -8,9 +8,9 @@ import optax
 import pytest
 
 import undertow as ut
-from tests.mistakes import assert_explained
 from tests.dynamics.runs import FLAT, KEY, NOISE, descend, plain_loop
 from tests.kinds import params, problem
+from tests.mistakes import assert_explained
 from undertow import _trees as trees
 from undertow.noise.additive import noiseless
 

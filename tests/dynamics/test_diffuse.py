@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 import undertow as ut
-from tests.mistakes import assert_explained
 from tests.kinds import KINDS, params, point, population, problem
+from tests.mistakes import assert_explained
 from undertow import _trees as trees
 
 KEY = jax.random.key(21)

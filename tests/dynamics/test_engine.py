@@ -14,6 +14,8 @@ import undertow as ut
 from tests.dynamics.runs import BLOCK, FLAT, KEY, NOISE, descend, plain_loop
 from tests.kinds import KINDS, params, point
 from undertow import _trees as trees
+from undertow.dynamics import engine
+from undertow.noise.additive import noiseless
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -179,3 +181,72 @@ class TestDivergence:
         )
         assert run.diverged.shape == (3,)
         assert not run.diverged.any()
+
+
+def spec(noise, **changes):
+    settings = {"step_size": jnp.asarray(0.1), "momentum": None, "weight_decay": jnp.asarray(0.0)}
+    return engine.SGDSpec(noise, **settings | {"observe": {}, "average": {}} | changes)
+
+
+@pytest.mark.parametrize(("size", "expected"), [(3, 1000), (2**16, 4), (3 * 2**16, 1), (2**20, 1)])
+def test_a_block_is_as_long_as_its_randomness_allows(size, expected):
+    """Isotropic noise draws four bytes per parameter and step, of 2^20 bytes per block."""
+    noise = ut.Isotropic(ut.Problem(lambda w, _: jnp.sum(w), jnp.zeros(1)))
+    assert engine.block_length(noise, jnp.zeros(size)) == expected
+
+
+def test_the_key_of_a_seed_is_folded_in():
+    for seeds in (jnp.asarray(5), jnp.arange(3), jnp.array([[7, 1]])):
+        keys = engine.seed_keys(KEY, seeds.ravel() if seeds.ndim else seeds)
+        expected = [jax.random.fold_in(KEY, int(seed)) for seed in np.ravel(seeds)]
+        np.testing.assert_array_equal(
+            np.ravel(jax.random.key_data(keys)), np.ravel([jax.random.key_data(key) for key in expected])
+        )
+
+
+@pytest.mark.parametrize("momentum", [None, 0.9])
+@pytest.mark.parametrize("lane", [(), (4,)])
+def test_a_run_starts_at_step_zero_without_a_velocity(momentum, lane):
+    """The average at the start is its value there; no maximum has been seen."""
+    observed = {"first": lambda w: w[0] > 0}
+    run = spec(
+        ut.Isotropic(ut.Problem(lambda w, _: jnp.sum(w), jnp.zeros(1))),
+        momentum=None if momentum is None else jnp.asarray(momentum), average=observed, maximum=observed,
+    )  # fmt: skip
+    state = engine.start(run, jnp.ones((*lane, 2)), jax.random.split(KEY, lane) if lane else KEY)
+    assert int(state.step) == int(state.window) == 0
+    np.testing.assert_array_equal(state.diverged_block, np.full(lane, engine.NEVER))
+    np.testing.assert_array_equal(state.means["first"], np.ones(lane))
+    assert state.means["first"].dtype == jnp.float32
+    np.testing.assert_array_equal(state.maxima["first"], np.full(lane, -np.inf))
+    if momentum is None:
+        assert state.velocity is None
+    else:
+        np.testing.assert_array_equal(state.velocity, np.zeros((*lane, 2)))
+
+
+def test_rows_of_the_buffer_that_are_not_observed_stay_zero():
+    """Seven steps in blocks of five, observed after 2, 5 and no more than that, in a buffer of four rows."""
+    steady = noiseless(ut.Problem(lambda w, _: -w, jnp.zeros(1)))
+    run = spec(steady, step_size=jnp.asarray(1.0), observe={"w": lambda w: w}, average={"mean": lambda w: w})
+    state = engine.start(run, jnp.asarray(0.0), KEY)
+    numbers = [jnp.asarray(n, jnp.int32) for n in (7, 2, 3)]
+    state, (observed, means) = engine.advance(run, state, *numbers, block=5, capacity=4)
+    assert int(state.step) == 7
+    assert float(state.params) == 7  # w+ = w + 1
+    np.testing.assert_array_equal(observed["w"], [2.0, 5.0, 0.0, 0.0])
+    np.testing.assert_allclose(means["mean"], [1.5, 4.0, 0.0, 0.0])  # of steps 1 and 2, and of steps 3, 4 and 5
+    assert int(state.window) == 2
+    np.testing.assert_allclose(state.means["mean"], 6.5)  # of steps 6 and 7, after the last observation
+
+
+def test_the_replay_finds_the_first_step_that_is_not_finite():
+    """w+ = 4 w from 1: finite up to 4^63, infinite after step 64, in the block that starts at step 50."""
+    growing = noiseless(ut.Problem(lambda w, _: -3 * w**2 / 2, jnp.zeros(1)))
+    run = spec(growing, step_size=jnp.asarray(1.0))
+    state = engine.start(run, jnp.ones(2), jax.random.split(KEY, 2))
+    never = jnp.asarray(engine.NEVER, jnp.int32)
+    state, _ = engine.advance(run, state, jnp.asarray(100, jnp.int32), never, never, block=50, capacity=1)
+    np.testing.assert_array_equal(state.diverged_block, [50, 50])
+    np.testing.assert_allclose(state.params, np.full(2, 4.0**50))  # reset to the start of that block
+    np.testing.assert_array_equal(engine.first_nonfinite(run, state, block=50), [64, 64])

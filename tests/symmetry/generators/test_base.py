@@ -1,4 +1,4 @@
-"""Orbits, charges and checks of the four kinds of symmetry."""
+"""The interface of a symmetry, tested for every kind: orbits, charges, and the check of a loss."""
 
 import jax
 import jax.numpy as jnp
@@ -7,6 +7,7 @@ import pytest
 
 import undertow as ut
 from tests.symmetry import nets
+from undertow.symmetry.generators import Violation
 
 KINDS = {
     "neurons": (nets.relu_net, nets.relu_params(), nets.RELU_LAYERS[0]),
@@ -116,3 +117,36 @@ def test_the_size_of_the_moves_and_the_scale_of_a_check(x64):
     traces = 0.3 * np.random.default_rng(0).normal(size=(100_000, 3, 2)).sum(2)
     drawn = np.abs(traces).max(1)
     assert abs(np.mean(found) - drawn.mean()) < 5 * drawn.std() / np.sqrt(60)
+
+
+def test_a_symmetry_holds_where_both_violations_are_within_rounding():
+    assert Violation(1e-9, 1e-9, 1e-8).holds
+    assert Violation(1e-8, 1e-8, 1e-8).holds
+    assert not Violation(2e-8, 0.0, 1e-8).holds
+    assert not Violation(0.0, 2e-8, 1e-8).holds
+    assert not Violation(np.nan, 0.0, 1e-8).holds
+    broken = str(Violation(0.25, 0.5, 1e-8))
+    assert broken == "the symmetry is broken: loss changes by 2.5e-01, gradient along it 5.0e-01"
+
+
+def test_a_check_looks_at_no_more_samples_than_it_is_given():
+    """The loss of one sample of sixty has no scale invariance; all sixty show it, one at a time seldom does."""
+    data = jnp.arange(60.0)
+    problem = ut.Problem(lambda w, x: jnp.where(x == 17, jnp.sum(w**2), w[0] / jnp.linalg.norm(w)), data)
+    point, scale = jnp.array([1.0, 2.0]), ut.Scaling(lambda p: p)
+    assert not scale.check(problem, point, 0, samples=60).holds
+    broken = [not scale.check(problem, point, key, samples=1).holds for key in range(5)]
+    assert not all(broken)
+
+
+def test_a_population_is_sampled_for_its_check():
+    law = ut.Population(lambda w, x: jnp.sum((w / jnp.linalg.norm(w) - x) ** 2), lambda k: jax.random.normal(k, (2,)))
+    assert ut.Scaling(lambda p: p).check(law, jnp.array([1.0, 2.0]), 0).holds
+
+
+@pytest.mark.parametrize("momentum", [0.9, jnp.asarray(0.9), -0.1])
+def test_the_identity_of_one_step_has_no_momentum(momentum):
+    point = {"w": jnp.ones(2)}
+    with pytest.raises(ValueError, match=r"`change\(momentum=.*without momentum; `noether_flow`"):
+        nets.SCALE.change(point, point, step_size=0.1, momentum=momentum)
+    assert nets.SCALE.change(point, point, step_size=0.1, momentum=0) == pytest.approx(0.01 / 2 * 2)
