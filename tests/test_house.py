@@ -1,4 +1,4 @@
-"""Rules of the source tree: imports between folders, light imports, sizes, types, and documented public names."""
+"""Rules of the source tree: imports between folders, light imports, sizes, types, public names, one test file each."""
 
 import ast
 import doctest
@@ -276,3 +276,43 @@ def test_templates_and_styles_travel_with_the_package():
     for name in ("verification/templates/report.html", "analysis/templates/analysis.html",
                  "figures/templates/page.html", "figures/page.css", "figures/page.js"):  # fmt: skip
         assert (SOURCE / name).is_file(), name
+
+
+WITHOUT_TESTS = {
+    "**/__init__.py": "names that are re-exported, which the tests of the modules import",
+    "__main__.py": "one call, which tests/cli/test_cli.py makes",
+    "papers/*/claims/*.py": "claims, which tests/papers/test_registry.py and test_alternatives.py run by the registry",
+    "papers/*/coverage.py": "data, which tests/papers/test_coverage.py checks together",
+    "papers/*/errata.py": "data, which tests/papers/test_registry.py checks against the claims",
+}
+"""Patterns of modules without a test file of their own, with the reason."""
+NOT_YET_TESTED = {
+    *(f"analysis/{name}.py" for name in ("advice", "page", "result", "target")),
+    *(f"cli/{name}.py" for name in ("_status", "analyze")),
+    "execution/compiling.py",
+    *(
+        f"execution/sweeps/{name}.py"
+        for name in ("blocks", "diagram", "experiments", "live", "memory", "plan", "records", "results", "worker")
+    ),
+    *(f"figures/{name}.py" for name in ("inline", "page", "words")),
+    *(f"verification/{name}.py" for name in ("coverage", "errata", "live", "presentation", "statistics")),
+}
+"""Modules whose test file is still to be written; nothing may be added."""
+
+
+def own_test(path: Path) -> Path:
+    """Return the test file of a module: tests/a/test_b.py for a/b.py and for a/_b.py."""
+    module = path.relative_to(SOURCE)
+    return Path(__file__).parent / module.parent / f"test_{module.name.lstrip('_')}"
+
+
+def test_every_module_has_a_test_file_of_its_own():
+    excepted = {path for pattern in WITHOUT_TESTS for path in SOURCE.glob(pattern)}
+    missing = {name_of(path) for path in FILES if path not in excepted and not own_test(path).is_file()}
+    assert missing <= NOT_YET_TESTED, f"write {[str(own_test(SOURCE / name)) for name in missing - NOT_YET_TESTED]}"
+
+
+def test_every_exception_stands_for_a_module():
+    for pattern in WITHOUT_TESTS:
+        assert list(SOURCE.glob(pattern)), pattern
+    assert all((SOURCE / name).is_file() for name in NOT_YET_TESTED)

@@ -25,7 +25,7 @@ def test_the_true_covariance_is_accepted_and_the_rival_rejected(x64):
     measurement = claim().measure(SMALL, jax.random.key(0))
     assert overall(measurement)[0] == "holds"
     ratio, test = measurement.checks
-    assert abs(ratio.measured - 1) < 5 * ratio.error < 0.1
+    assert abs(ratio.measured - 1) < 5 * ratio.uncertainty < 0.1
     assert test.measured > 1e-4
     assert test.alternative < 1e-4
     assert measurement.seeds == SMALL.draws
