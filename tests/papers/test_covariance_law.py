@@ -4,12 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import xarray
 from scipy.stats import ttest_1samp
 
 from undertow import _trees as trees
 from undertow.noise.isotropic import Isotropic
 from undertow.papers import _covariance_law as law
-from undertow.verification.claim import SCALES, overall
+from undertow.verification.claim import SCALES, Measurement, overall
 
 SMALL = law.Draws(draws=20_000, directions=3, inputs=2, hidden=2, samples=3)
 NAME = "isotropic"
@@ -30,10 +31,17 @@ def test_the_true_covariance_is_accepted_and_the_rival_rejected(x64):
     assert test.alternative < 1e-4
     assert measurement.seeds == SMALL.draws
     assert measurement.data.predicted.shape == (1, SMALL.directions)
-    figure = claim().draw(measurement, SMALL)
-    (axes,) = figure.axes
+
+
+def test_the_figure_has_one_series_for_each_noise():
+    values = xarray.DataArray([[1.0, 2.0], [3.0, 4.0]], dims=("noise", "direction"))
+    names = ["one sample", "batch of 3"]
+    data = xarray.Dataset(
+        {"predicted": values, "measured": 1.01 * values, "error": 0.1 * values}, {}, {"noises": names}
+    )
+    (axes,) = claim().draw(Measurement((), data, seeds=1), SMALL).axes
     assert "variance" in axes.get_xlabel()
-    assert {text.get_text() for text in axes.get_legend().get_texts()} == {NAME, "theory"}
+    assert {text.get_text() for text in axes.get_legend().get_texts()} == {*names, "theory"}
 
 
 def test_a_wrong_covariance_is_rejected(x64, monkeypatch):

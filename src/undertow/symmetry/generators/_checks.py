@@ -1,5 +1,6 @@
 """Checks of the arguments of symmetries, and sums over picked entries."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from undertow import _validate as validate
+from undertow._validate import Number
 from undertow.symmetry import selection
 from undertow.symmetry.selection import Pick
 
@@ -36,7 +38,7 @@ def check_amount(function: str, amount: Any, params: PyTree, size: float = 1.0) 
         )
 
 
-def check_shape(function: str, amount: Any, charge: tuple[int, ...]) -> None:
+def check_shape(function: str, amount: Number | Sequence, charge: tuple[int, ...]) -> None:
     """Raise where an amount is neither one number nor an array in the shape of the charge."""
     if np.shape(amount) not in ((), charge):
         array = f", or an array of shape {charge}, one for each entry of the charge" if charge else ""
