@@ -110,6 +110,7 @@ MISTAKES = {
         r"`f\(steps=2\.0\)`: `steps` must be a whole number of at least 1",
     ),
     "a flag as a whole number": (lambda: validate.positive_integer("f", "steps", True), "whole number"),
+    "zero as a whole number": (lambda: validate.positive_integer("f", "steps", 0), "`steps` must be at least 1"),
     "a negative whole number": (
         lambda: validate.positive_integer("f", "steps", -3),
         r"`f\(steps=-3\)`: `steps` must be at least 1",

@@ -158,8 +158,6 @@ def test_three_methods_make_a_noise():
     assert noise.check_step_size(1e9) is None
     with pytest.raises(TypeError, match="dtype int32"):
         noise.check(jnp.arange(2))
-    with pytest.raises(TypeError, match=r"`Coin\.draw\(key='x'\)`"):
-        noise.draw("x", point)
     run = ut.descend(noise, point, step_size=0.5, steps=8, key=0)
     assert np.isfinite(run.params)
 
@@ -167,3 +165,9 @@ def test_three_methods_make_a_noise():
 def test_a_noise_without_its_methods_is_abstract():
     with pytest.raises(TypeError, match="abstract"):
         ut.AbstractNoise()
+
+
+def test_a_key_that_is_none_is_named_with_the_draw(as_a_user):
+    noise = Coin(ut.Problem(lambda w, _: w**2 / 2, jnp.zeros(1)))
+    with pytest.raises(TypeError, match=r"`Coin\.draw\(key='x'\)`: give `key=jax.random.key\(0\)`"):
+        noise.draw("x", jnp.array(2.0))
