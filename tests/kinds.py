@@ -1,6 +1,6 @@
 """One small example of every kind of noise, for the tests that apply to all noises.
 
-`test_protocol.py` fails until a new noise is added here.
+A new noise is added here; `noise/test_base.py` fails until it is.
 """
 
 from collections.abc import Callable

@@ -43,7 +43,7 @@ MODULES = (
 )  # fmt: skip
 TESTS = (
     "tests/verification/test_criterion.py", "tests/dynamics", "tests/sensing", "tests/grouped", "tests/manifold",
-    "tests/papers/zero_loss", "tests/papers/noise_equilibrium", "tests/noise", "tests/symmetry",
+    "tests/papers/zero_loss", "tests/papers/noise_equilibrium", "tests/covariance", "tests/noise", "tests/symmetry",
     "tests/test_estimate.py", "tests/test_problem.py", "tests/test_spectral.py",
 )  # fmt: skip
 # Unions of types, decorators (jit changes no number) and classes of exceptions are not mathematics. Bit operators in

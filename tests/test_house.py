@@ -1,4 +1,4 @@
-"""Rules of the source tree: imports between folders, light imports, sizes, types, and documented public names."""
+"""Rules of the source tree: imports between folders, light imports, sizes, types, public names, one test file each."""
 
 import ast
 import doctest
@@ -275,3 +275,30 @@ def test_templates_and_styles_are_part_of_the_package():
     for name in ("verification/templates/report.html", "analysis/templates/analysis.html",
                  "figures/templates/page.html", "figures/page.css", "figures/page.js"):  # fmt: skip
         assert (SOURCE / name).is_file(), name
+
+
+WITHOUT_TESTS = {
+    "**/__init__.py": "names that are re-exported, which the tests of the modules import",
+    "__main__.py": "one call, which tests/cli/test_cli.py makes",
+    "papers/*/claims/*.py": "claims, which tests/papers/test_registry.py and test_alternatives.py run by the registry",
+    "papers/*/coverage.py": "data, which tests/papers/test_coverage.py checks together",
+    "papers/*/errata.py": "data, which tests/papers/test_registry.py checks against the claims",
+}
+"""Patterns of modules without a test file of their own, with the reason."""
+
+
+def own_test(path: Path) -> Path:
+    """Return the test file of a module: tests/a/test_b.py for a/b.py and for a/_b.py."""
+    module = path.relative_to(SOURCE)
+    return Path(__file__).parent / module.parent / f"test_{module.name.lstrip('_')}"
+
+
+def test_every_module_has_a_test_file_of_its_own():
+    excepted = {path for pattern in WITHOUT_TESTS for path in SOURCE.glob(pattern)}
+    missing = {name_of(path) for path in FILES if path not in excepted and not own_test(path).is_file()}
+    assert not missing, f"write {[str(own_test(SOURCE / name)) for name in missing]}"
+
+
+def test_every_exception_stands_for_a_module():
+    for pattern in WITHOUT_TESTS:
+        assert list(SOURCE.glob(pattern)), pattern

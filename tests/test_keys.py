@@ -7,7 +7,6 @@ import pytest
 
 import undertow as ut
 from tests.kinds import params, problem
-from undertow._validate import as_key
 from undertow.sensing.bursts import burst_probability
 from undertow.sensing.growth import lyapunov, scalar_map
 from undertow.sensing.isometry import rip
@@ -50,11 +49,3 @@ def test_an_integer_gives_the_same_result_as_its_key(name):
     by_number, by_key = CALLS[name](3), CALLS[name](jax.random.key(3))
     for a, b in zip(jax.tree.leaves(by_number), jax.tree.leaves(by_key), strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-def test_keys_of_both_kinds_and_integers_of_numpy():
-    assert as_key("f", jax.random.PRNGKey(5)) == jax.random.key(5)
-    assert as_key("f", np.int64(5)) == jax.random.key(5)
-    for wrong in (None, 1.5, True, "7"):
-        with pytest.raises(TypeError, match=r"`f\(key=.*give `key=jax\.random\.key\(0\)`, or a whole number"):
-            as_key("f", wrong)

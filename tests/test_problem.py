@@ -10,6 +10,7 @@ from scipy.stats import sem
 
 import undertow as ut
 from tests.kinds import params, population, problem, regression
+from tests.mistakes import assert_explained
 from undertow import _chunks as chunks
 from undertow import _trees as trees
 
@@ -199,3 +200,43 @@ def test_data_are_converted_to_arrays_once():
     assert all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(problem.data))
     keys = jax.random.split(jax.random.key(0), 3)
     assert ut.Problem(lambda w, k: w * jax.random.normal(k), keys).data is keys
+
+
+POINT = params()
+X = jnp.arange(3.0)
+
+
+def quadratic(w, x):
+    return jnp.sum((w - x) ** 2)
+
+
+MISTAKES = {
+    "leading axes that differ": (lambda: ut.Problem(quadratic, (X, jnp.zeros(4))), "leading .* axes differ.*3.*4"),
+    "inputs and targets that differ": (lambda: ut.Regression(quadratic, X, jnp.zeros(4)), "`inputs` 3, `targets` 4"),
+    "a scalar as data": (lambda: ut.Problem(quadratic, 3.0), "must be arrays"),
+    "an array without a sample axis": (lambda: ut.Problem(quadratic, jnp.array(3.0)), "leading sample axis"),
+    "no data": (lambda: ut.Problem(quadratic, {}), "no data"),
+    "empty data": (lambda: ut.Problem(quadratic, jnp.zeros((0, 2))), "empty"),
+    "a loss that is no function": (lambda: ut.Problem(X, quadratic), "give loss"),
+    "targets of three axes": (lambda: ut.Regression(quadratic, X, jnp.zeros((3, 2, 2))), r"\(n, q\)"),
+    "complex targets": (lambda: ut.Regression(lambda w, x: w * x, X, X * 1j), "`targets` is complex"),
+    "a population without functions": (lambda: ut.Population(quadratic, 3), "two functions"),
+    "integer params to a loss": (lambda: problem().loss(jnp.arange(3)), "dtype int32"),
+    "a prediction of another shape": (
+        lambda: ut.Regression(lambda w, x: w * x, X, X).loss(jnp.ones(2)),
+        r"returns shape \(2,\).*target of one sample has shape \(\)",
+    ),
+    "the loss of a population": (lambda: population().loss(POINT), r"population\.estimate_loss\(params, key="),
+    "its loss with a key": (lambda: population().loss(POINT, key=0, samples=8), "estimate_loss"),
+    "the gradient of a population": (lambda: population().gradient(POINT), r"population\.estimate_gradient\("),
+    "the covariance of a population": (
+        lambda: population().covariance(POINT),
+        r"Minibatch\(population, 1\)\.covariance",
+    ),
+    "one sample for a standard error": (lambda: population().estimate_loss(POINT, samples=1), "at least 2 samples"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_explained(mistake, as_a_user):
+    assert_explained(*MISTAKES[mistake])

@@ -1,6 +1,4 @@
-"""The engine against a plain loop; the same bits however a run is cut, observed or widened; divergence as data."""
-
-import itertools
+"""`descend`: steps by hand and by optax, schedules, starts, and the steps at which a run is observed."""
 
 import equinox as eqx
 import jax
@@ -8,68 +6,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import undertow as ut
-from tests.kinds import KINDS, params, point, problem
+from tests.dynamics.runs import FLAT, KEY, NOISE, descend, plain_loop
+from tests.kinds import params, problem
+from tests.mistakes import assert_explained
 from undertow import _trees as trees
-from undertow.dynamics import drive, engine
 from undertow.noise.additive import noiseless
-
-FLAT = {"flat": trees.ravel}
-NOISE = ut.Minibatch(problem(), 2)
-KEY = jax.random.key(7)
-
-
-BLOCK = 5
-
-
-@pytest.fixture
-def short_blocks(monkeypatch):
-    """Use blocks of five steps, so that a few steps span several blocks."""
-    monkeypatch.setattr(engine, "LONGEST_BLOCK", BLOCK)
-
-
-def plain_loop(noise, point, steps, step_size, seed=0, momentum=0.0, weight_decay=0.0, key=KEY, block=BLOCK):
-    """Return the params of all steps of SGD by a plain loop, on the randomness fold_in(fold_in(key, seed), block)."""
-    seed_key = jax.random.fold_in(key, seed)
-    gradient = eqx.filter_jit(noise.gradient)
-    velocity = trees.zeros_like(point)
-    path = [point]
-    for step in range(steps):
-        if step % block == 0:
-            slices = noise.randomness(jax.random.fold_in(seed_key, step // block), block, point)
-        eta = step_size(step) if callable(step_size) else step_size
-        g = gradient(path[-1], trees.take(slices, step % block))
-        g = trees.add(g, trees.scale(weight_decay, path[-1]))
-        velocity = trees.add(trees.scale(momentum, velocity), g)
-        path.append(trees.subtract(path[-1], trees.scale(eta, velocity)))
-    return np.stack([trees.ravel(p) for p in path])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.usefixtures("short_blocks")
-def test_against_a_plain_loop(kind):
-    noise = KINDS[kind]()
-    start = point(kind)
-    run = ut.descend(noise, start, step_size=0.05, steps=12, key=KEY, observe=FLAT, every=1)
-    np.testing.assert_allclose(run.observed["flat"], plain_loop(noise, start, 12, 0.05), rtol=1e-4, atol=1e-5)
-    np.testing.assert_array_equal(run.step, np.arange(13))
-
-
-@pytest.mark.parametrize(("momentum", "weight_decay"), [(0.0, 0.1), (0.9, 0.0), (0.5, 0.2)])
-@pytest.mark.parametrize("schedule", [0.05, optax.linear_schedule(0.1, 0.01, 20)])
-@pytest.mark.usefixtures("short_blocks")
-def test_momentum_weight_decay_and_schedules(momentum, weight_decay, schedule):
-    settings = {"momentum": momentum, "weight_decay": weight_decay}
-    run = ut.descend(NOISE, params(), step_size=schedule, steps=40, key=KEY, observe=FLAT, every=8, seeds=3, **settings)
-    for seed in range(3):
-        expected = plain_loop(NOISE, params(), 40, schedule, seed, **settings)[::8]
-        np.testing.assert_allclose(run.observed["flat"][seed], expected, rtol=1e-4, atol=1e-5)
-    etas = np.array([float(schedule(k)) if callable(schedule) else schedule for k in range(40)])
-    np.testing.assert_allclose(run.time, np.concatenate([[0], np.cumsum(etas)])[::8], rtol=1e-6)
-    np.testing.assert_allclose(run.slow_time, np.concatenate([[0], np.cumsum(etas**2)])[::8], rtol=1e-6)
 
 
 @pytest.mark.parametrize(("momentum", "expected"), [(0.0, 3.415), (0.9, 3.145)])
@@ -99,30 +42,6 @@ def test_weight_decay_is_that_of_optax(momentum):
     np.testing.assert_allclose(run.observed["flat"][-1], trees.ravel(now), rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.usefixtures("short_blocks")
-def test_no_randomness_is_used_twice():
-    """Pure noise with step size 1: every increment, of every step, block, seed and coordinate, is another number."""
-    flat = ut.Problem(lambda w, _: 0.0 * jnp.sum(w), jnp.zeros(1))
-    for seeds in (None, 20):
-        run = ut.descend(ut.Isotropic(flat), jnp.zeros(2), step_size=1.0, steps=23, key=KEY, every=1, seeds=seeds,
-                         observe={"w": lambda w: w})  # fmt: skip
-        steps = np.diff(run.observed["w"], axis=-2).round(4)
-        assert np.unique(steps).size > 0.98 * steps.size  # 920 normals rounded to four digits: about four pairs meet
-        other = ut.descend(ut.Isotropic(flat), jnp.zeros(2), step_size=1.0, steps=23, key=8, every=1, seeds=seeds,
-                           observe={"w": lambda w: w})  # fmt: skip
-        assert np.intersect1d(steps, np.diff(other.observed["w"], axis=-2).round(4)).size < 0.05 * steps.size
-
-
-@pytest.mark.usefixtures("short_blocks")
-def test_a_start_shares_no_randomness_with_the_steps():
-    """A start that is drawn in the same way as a block of this noise has other numbers than every block."""
-    flat = ut.Problem(lambda w, _: 0.0 * jnp.sum(w), jnp.zeros(1))
-    start = lambda key: trees.standard_normal(jax.random.split(key, BLOCK)[0], jnp.zeros(2))
-    run = ut.descend(ut.Isotropic(flat), start, step_size=1.0, steps=23, key=KEY, every=1, observe={"w": lambda w: w})
-    steps = np.diff(run.observed["w"], axis=0)
-    assert not np.any(np.isclose(np.abs(steps), np.abs(run.observed["w"][0]), rtol=1e-4))
-
-
 def test_a_schedule_counts_for_the_steps_that_run():
     schedule = lambda step: 0.105 - 0.01 * step  # negative from step 11 on
     run = ut.descend(NOISE, params(), step_size=schedule, steps=6, key=KEY, observe=FLAT)
@@ -137,47 +56,6 @@ def test_a_schedule_counts_for_the_steps_that_run():
         ut.descend(NOISE, params(), step_size=schedule, steps=12, key=KEY)
 
 
-def descend(steps, every=None, seeds=3, **more):
-    return ut.descend(
-        NOISE, params(), step_size=0.02, steps=steps, key=KEY, observe=FLAT, every=every, seeds=seeds, **more
-    )
-
-
-@pytest.fixture(scope="module")
-def reference():
-    """2,500 steps of three seeds, observed at every step."""
-    return descend(2500, every=1)
-
-
-@settings(max_examples=12, deadline=None)
-@given(every=st.integers(1, 3000), seeds=st.integers(1, 20))
-def test_the_same_bits_whatever_is_observed_and_however_many_seeds(reference, every, seeds):
-    run = descend(2500, every=every, seeds=seeds)
-    both = min(seeds, 3)
-    np.testing.assert_array_equal(run.observed["flat"][:both], reference.observed["flat"][:both, ::every])
-    for mine, theirs in zip(jax.tree.leaves(run.params), jax.tree.leaves(reference.params), strict=True):
-        np.testing.assert_array_equal(mine[:both], theirs[:both])
-
-
-@settings(max_examples=12, deadline=None)
-@given(cuts=st.lists(st.integers(1, 2499), max_size=4, unique=True), every=st.sampled_from([1, 7, 1000, 1300]))
-def test_the_same_bits_however_a_run_is_cut(reference, cuts, every):
-    ends = [*sorted(cuts), 2500]
-    run = descend(ends[0], every=every)
-    for before, after in itertools.pairwise(ends):
-        run = run.resume(steps=after - before)
-    np.testing.assert_array_equal(run.observed["flat"], reference.observed["flat"][:, ::every])
-    np.testing.assert_array_equal(run.step, np.arange(0, 2501, every))
-    for mine, theirs in zip(jax.tree.leaves(run.params), jax.tree.leaves(reference.params), strict=True):
-        np.testing.assert_array_equal(mine, theirs)
-
-
-def test_small_buffers_and_small_chunks_change_nothing(reference, monkeypatch):
-    monkeypatch.setattr(drive, "MOST_OBSERVATIONS", 3)
-    run = descend(2500, every=11)
-    np.testing.assert_array_equal(run.observed["flat"], reference.observed["flat"][:, ::11])
-
-
 def test_a_single_run_is_seed_zero(reference):
     run = descend(2500, every=500, seeds=None)
     assert run.observed["flat"].shape == (6, 8)
@@ -189,19 +67,6 @@ def test_without_every_a_run_is_observed_at_its_ends(reference):
     run = descend(1200).resume(steps=1300)
     np.testing.assert_array_equal(run.step, [0, 1200, 2500])
     np.testing.assert_array_equal(run.observed["flat"], reference.observed["flat"][:, [0, 1200, 2500]])
-
-
-def test_averages_are_means_over_the_steps_between(reference):
-    average = {"mean": trees.ravel, "sign": lambda p: trees.ravel(p)[0] > 0}
-    run = descend(2500, every=700, average=average)
-    every_step = reference.observed["flat"].astype(float)
-    np.testing.assert_allclose(run.observed["mean"][:, 0], every_step[:, 0], rtol=1e-6)
-    for k in range(1, 4):
-        window = every_step[:, 700 * (k - 1) + 1 : 700 * k + 1]
-        np.testing.assert_allclose(run.observed["mean"][:, k], window.mean(1), rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(run.observed["sign"][:, k], (window[:, :, 0] > 0).mean(1), atol=1e-5)
-    cut = descend(333, every=700, average=average).resume(steps=2167)
-    np.testing.assert_allclose(cut.observed["mean"], run.observed["mean"], rtol=1e-5)
 
 
 def test_one_start_per_seed():
@@ -222,82 +87,65 @@ def test_one_start_per_seed():
     np.testing.assert_array_equal(again.observed["flat"][:, 0], starts[:2])
 
 
-class TestDivergence:
-    """w+ = (1 - eta x) w for x = 1, or 2.5 (growth) on some seeds' draws: overflow at a known step."""
+POINT = params()
+X = jnp.arange(3.0)
 
-    task = ut.Problem(lambda w, x: jnp.sum(x * w**2) / 2, jnp.array([1.0]))
-    step_size = 3.0  # multiplies by -2: 1e38 is passed at step 127 or 128
-    start = staticmethod(lambda key: jnp.where(jax.random.uniform(key) < 0.5, 0.0, 1.0) * jnp.ones(2))
 
-    def run(self, steps=3000, **more):
-        return ut.descend(
-            ut.Minibatch(self.task, 1),
-            self.start,
-            step_size=self.step_size,
-            steps=steps,
-            key=KEY,
-            observe={"w": lambda w: w},
-            average={"size": lambda w: jnp.sum(jnp.abs(w))},
-            seeds=20,
-            **more,
-        )
+def quadratic(w, x):
+    return jnp.sum((w - x) ** 2)
 
-    def test_is_data(self):
-        run = self.run(every=16)
-        lives = run.observed["w"][:, 0, 0] == 0
-        assert 0 < lives.sum() < 20
-        np.testing.assert_array_equal(run.diverged, ~lives)
-        # |w| = 2^k leaves single precision at k = 128
-        np.testing.assert_array_equal(run.diverged_at, np.where(lives, -1, 128))
-        np.testing.assert_array_equal(run.params[~lives], 1.0)  # frozen at the start of the first block
-        before, after = run.step < 128, run.step >= 128
-        assert np.all(np.isfinite(run.observed["w"][:, before]))
-        assert np.all(np.isnan(run.observed["w"][~lives][:, after]))
-        assert np.all(np.isnan(run.observed["size"][~lives][:, after]))
-        assert np.all(run.observed["w"][lives] == 0)
 
-    def test_later_blocks_and_continued_runs(self):
-        self_like = ut.descend(
-            ut.Minibatch(self.task, 1), jnp.full(2, 1e-30), step_size=2.06, steps=4000, key=KEY, every=500,
-            observe={"w": lambda w: w[0]}, seeds=2,
-        )  # fmt: skip
-        # the derivative of w^2, 2 w = 2e-30 * 1.06^k, passes the largest number one step before w is infinite
-        expected = 1 + np.ceil(np.log(float(jnp.finfo(jnp.float32).max) / 2e-30) / np.log(1.06))
-        assert abs(self_like.diverged_at[0] - expected) <= 1
-        np.testing.assert_allclose(self_like.params[0], 1e-30 * 1.06**2000, rtol=1e-3)
-        first = ut.descend(
-            ut.Minibatch(self.task, 1), jnp.full(2, 1e-30), step_size=2.06, steps=2600, key=KEY, every=500,
-            observe={"w": lambda w: w[0]}, seeds=2,
-        )  # fmt: skip
-        assert not first.diverged.any()
-        rest = first.resume(steps=1400)
-        np.testing.assert_array_equal(rest.diverged_at, self_like.diverged_at)
-        np.testing.assert_array_equal(rest.params, self_like.params)
-        np.testing.assert_array_equal(rest.observed["w"], self_like.observed["w"])
+def run(**changes):
+    settings = {"step_size": 0.1, "steps": 10, "key": jax.random.key(0)} | changes
+    noise = settings.pop("noise", None) or ut.Minibatch(problem(), 1)
+    return ut.descend(noise, settings.pop("params", POINT), **settings)
 
-    def test_a_single_run(self):
-        run = ut.descend(
-            ut.Minibatch(self.task, 1), jnp.ones(2), step_size=3.0, steps=500, key=KEY, observe={"n": lambda w: 3}
-        )
-        assert bool(run.diverged)
-        assert int(run.diverged_at) == 128
-        assert run.observed["n"][0] == 3
-        assert np.isnan(run.observed["n"][1])
 
-    def test_the_schedule_counts_from_the_start_of_the_run(self):
-        """Nothing moves in the first block; in the second block the growth is that of the other tests."""
-        schedule = lambda step: jnp.where(step < 1000, 0.0, 3.0)
-        run = ut.descend(ut.Minibatch(self.task, 1), jnp.ones(2), step_size=schedule, steps=1500, key=KEY)
-        assert int(run.diverged_at) == 1128
+MISTAKES = {
+    "integer params": (lambda: run(params={"w": jnp.arange(3)}), r"params\['w'\]` has dtype int32.*astype"),
+    "params of a module with functions": (
+        lambda: run(params=eqx.nn.MLP(1, 1, 2, 1, key=jax.random.key(0))),
+        "partition",
+    ),
+    "params without leaves": (lambda: run(params={}), "no leaves"),
+    "a negative step size": (lambda: run(step_size=-0.1), r"`descend\(step_size=-0.1\)`.*finite number"),
+    "a NaN step size": (lambda: run(step_size=float("nan")), "`step_size` must be a finite number"),
+    "no step size": (lambda: run(step_size=None), "`step_size` must be a number"),
+    "a schedule that turns negative": (lambda: run(step_size=lambda k: 0.05 - 0.01 * k), "at step 6"),
+    "a schedule of vectors": (lambda: run(step_size=lambda k: jnp.ones(2)), "one number per step"),
+    "no steps": (lambda: run(steps=0), r"`descend\(steps=0\)`: `steps` must be at least 1"),
+    "too many steps": (lambda: run(steps=2**31), "fewer than"),
+    "a key that is a string": (lambda: run(key="seed"), r"jax.random.key\(0\)"),
+    "no key": (lambda: run(key=None), r"jax.random.key\(0\)"),
+    "no seeds": (lambda: run(seeds=0), "`seeds` must be at least 1"),
+    "observing never": (lambda: run(every=0), "`every` must be at least 1"),
+    "momentum of one": (lambda: run(momentum=1.0), "below 1"),
+    "negative weight decay": (lambda: run(weight_decay=-1e-3), "`weight_decay` must be a finite number, at least 0"),
+    "one name for two things": (lambda: run(observe={"w": jnp.sum}, average={"w": jnp.sum}), "different names"),
+    "a problem where a noise is meant": (lambda: run(noise=problem()), r"give a noise, such as `Minibatch"),
+    "a changed continuation": (
+        lambda: ut.descend(run(), steps=3, step_size=0.3),
+        r"continues with `run\.resume\(steps=",
+    ),
+    "a loss that returns a vector": (
+        lambda: run(noise=ut.Minibatch(ut.Problem(lambda w, x: w * x, X), 1), params=jnp.ones(2)),
+        r"one real number for one sample, not shape \(2,\).*sum or average",
+    ),
+    "a loss that is NaN at the start": (
+        lambda: run(noise=ut.Minibatch(ut.Problem(lambda w, x: jnp.log(w - x), X), 1), params=jnp.array(1.5)),
+        "the loss is nan at the given params",
+    ),
+    "NaN in the data": (
+        lambda: run(noise=ut.Minibatch(ut.Problem(quadratic, jnp.array([1.0, np.nan])), 1), params=jnp.array(1.5)),
+        "check the data",
+    ),
+    "a population loss that is a vector": (
+        lambda: run(noise=ut.Minibatch(ut.Population(lambda w, x: w * x, jax.random.normal), 1), params=jnp.ones(2)),
+        "one real number",
+    ),
+}
 
-    def test_padding_is_not_counted(self):
-        run = ut.descend(
-            ut.Minibatch(self.task, 1),
-            lambda key: jnp.ones(2) * 0.5,
-            step_size=1.0,
-            steps=100,
-            key=KEY,
-            seeds=3,
-        )
-        assert run.diverged.shape == (3,)
-        assert not run.diverged.any()
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_explained(mistake, as_a_user):
+    assert_explained(*MISTAKES[mistake])

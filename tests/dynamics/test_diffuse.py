@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import undertow as ut
-from tests.kinds import KINDS, point
+from tests.kinds import KINDS, params, point, population, problem
+from tests.mistakes import assert_explained
 from undertow import _trees as trees
 
 KEY = jax.random.key(21)
@@ -111,3 +112,24 @@ def test_times_and_steps_are_those_of_sgd():
     grows = ut.diffuse(still, jnp.ones(1), step_size=8.0, time=800.0, key=KEY, substeps=2)
     assert bool(grows.diverged)
     assert int(grows.diverged_at) == 41
+
+
+POINT = params()
+
+
+def diffused(**changes):
+    settings = {"step_size": 0.1, "time": 1.0, "key": jax.random.key(0)} | changes
+    return ut.diffuse(settings.pop("noise", None) or ut.Minibatch(problem(), 1), POINT, **settings)
+
+
+MISTAKES = {
+    "diffuse a population": (lambda: diffused(noise=ut.Minibatch(population(), 2)), r"population.sample\(key, count\)"),
+    "diffuse by a schedule": (lambda: diffused(step_size=lambda k: 0.1), "one noise level"),
+    "diffuse backwards": (lambda: diffused(time=-1.0), "`time` must be a finite number"),
+    "diffuse for no time": (lambda: diffused(time=0.0), "above 0"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_explained(mistake, as_a_user):
+    assert_explained(*MISTAKES[mistake])

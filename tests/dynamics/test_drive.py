@@ -12,26 +12,11 @@ import numpy as np
 import pytest
 
 import undertow as ut
+from tests.dynamics.runs import FLAT, KEY, NOISE, descend
 from tests.kinds import params, problem, regression
 from undertow import _trees as trees
 from undertow.dynamics import drive
 from undertow.execution.compiling import compilations
-
-FLAT = {"flat": trees.ravel}
-NOISE = ut.Minibatch(problem(), 2)
-KEY = jax.random.key(7)
-
-
-def descend(steps, every=None, seeds=3, **more):
-    return ut.descend(
-        NOISE, params(), step_size=0.02, steps=steps, key=KEY, observe=FLAT, every=every, seeds=seeds, **more
-    )
-
-
-@pytest.fixture(scope="module")
-def reference():
-    """2,500 steps of three seeds, observed at every step."""
-    return descend(2500, every=1)
 
 
 class TestDriver:
@@ -132,3 +117,9 @@ def test_buffers_of_observations_are_bounded():
     run = drive.start_run("descend", NOISE, params(), step_size=0.02, key=KEY, observe=wide, average={}, every=1,
                           seeds=8, momentum=0.0, weight_decay=0.0, lanes_of=8)  # fmt: skip
     assert 2 < run.capacity <= drive.OBSERVATION_BYTES // (8 * 2**14 * 4)
+
+
+def test_small_buffers_and_small_chunks_change_nothing(reference, monkeypatch):
+    monkeypatch.setattr(drive, "MOST_OBSERVATIONS", 3)
+    run = descend(2500, every=11)
+    np.testing.assert_array_equal(run.observed["flat"], reference.observed["flat"][:, ::11])

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 
 import undertow as ut
+from tests.kinds import params, population
+from tests.mistakes import assert_explained
 from undertow.dynamics.settle import _normal_step
 
 
@@ -47,3 +49,13 @@ def test_a_normal_step_leaves_the_tangent_alone(dtype, x64):
     across = vectors[:, values.argmax()]
     expected = across * (across @ gradient) / values.max()
     assert np.linalg.norm(step - expected) < 0.05 * np.linalg.norm(expected)
+
+
+MISTAKES = {
+    "settle on a population": (lambda: ut.settle(population(), params()), r"population.sample\(key, count\)"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_explained(mistake, as_a_user):
+    assert_explained(*MISTAKES[mistake])

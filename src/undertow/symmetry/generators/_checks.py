@@ -1,5 +1,7 @@
 """Checks of the arguments of symmetries, and sums over picked entries."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +12,7 @@ from undertow import _validate as validate
 from undertow.symmetry import selection
 from undertow.symmetry.selection import Pick
 
-__all__ = ["check_amount", "check_overlap", "check_pick", "largest_exponent", "picked_sums"]
+__all__ = ["check_amount", "check_overlap", "check_pick", "check_shape", "largest_exponent", "picked_sums"]
 
 
 def largest_exponent(params: PyTree) -> float:
@@ -32,6 +34,15 @@ def check_amount(function: str, amount: ArrayLike, params: PyTree, size: float =
         raise ValueError(
             f"{call}: with `amount` {largest:.3g} exp(amount A) overflows; give amounts between -{bound:.3g} and "
             f"{bound:.3g}."
+        )
+
+
+def check_shape(function: str, amount: ArrayLike | Sequence, charge: tuple[int, ...]) -> None:
+    """Raise where an amount is neither one number nor an array in the shape of the charge."""
+    if np.shape(amount) not in ((), charge):
+        array = f", or an array of shape {charge}, one for each entry of the charge" if charge else ""
+        raise ValueError(
+            f"`{function}.orbit(params, amount)`: `amount` has shape {np.shape(amount)}; give one number{array}."
         )
 
 

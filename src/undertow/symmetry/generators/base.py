@@ -18,7 +18,7 @@ from undertow import _validate as validate
 from undertow._validate import KeyLike, Number
 from undertow.problem import AbstractSampled, Population
 from undertow.symmetry import precision
-from undertow.symmetry.generators._checks import check_amount
+from undertow.symmetry.generators._checks import check_amount, check_shape
 
 __all__ = ["AbstractDiagonal", "AbstractSymmetry", "Pair", "Violation"]
 
@@ -168,6 +168,7 @@ class AbstractDiagonal(AbstractSymmetry):
 
     def orbit(self, params: PyTree, amount: ArrayLike) -> PyTree:
         self.check_params(params)
+        check_shape(type(self).__name__, amount, jax.eval_shape(self.sums, params)[0].shape)
         check_amount(type(self).__name__, amount, params)
         return jax.tree.map(lambda p, log: p * jnp.exp(log), params, self.logs(params, amount))
 

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, PyTree
 
 from undertow import _validate as validate
 from undertow.symmetry import selection
-from undertow.symmetry.generators._checks import check_amount, check_overlap, check_pick
+from undertow.symmetry.generators._checks import check_amount, check_overlap, check_pick, check_shape
 from undertow.symmetry.generators.base import AbstractSymmetry, Pair
 from undertow.symmetry.selection import Pick
 
@@ -57,6 +57,7 @@ class DoubleRotation(AbstractSymmetry):
     def orbit(self, params: PyTree, amount: ArrayLike) -> PyTree:
         self.check_params(params)
         u, w = self.factors(params)
+        check_shape("DoubleRotation", amount, (u.shape[1], u.shape[1]))
         amount = jnp.asarray(amount, u.dtype)
         if amount.ndim == 0:
             amount = amount * jnp.eye(u.shape[1], dtype=u.dtype)

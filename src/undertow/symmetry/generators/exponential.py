@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, PyTree
 from undertow import _trees as trees
 from undertow import _validate as validate
 from undertow import spectral
-from undertow.symmetry.generators._checks import check_amount, largest_exponent
+from undertow.symmetry.generators._checks import check_amount, check_shape, largest_exponent
 from undertow.symmetry.generators.base import AbstractSymmetry, Pair
 
 __all__ = ["Exponential"]
@@ -49,6 +49,7 @@ class Exponential(AbstractSymmetry):
 
     def orbit(self, params: PyTree, amount: ArrayLike) -> PyTree:
         self.check_params(params)
+        check_shape("Exponential", amount, ())
         leaves = [leaf for leaf in jax.tree.leaves((params, self.generator)) if eqx.is_array(leaf)]
         size = float(_largest(self, params)) if all(map(validate.concrete, leaves)) else 0.0
         check_amount("Exponential", amount, params, size)
@@ -65,9 +66,10 @@ class Exponential(AbstractSymmetry):
         shapes = lambda tree: jax.tree.map(lambda x: x.shape, tree)
         try:
             image = jax.eval_shape(self.apply, params)
-        except (TypeError, ValueError) as error:
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            reason = next(iter(str(error).splitlines()), type(error).__name__)
             raise ValueError(
-                f"`Exponential(generator)`: the generator does not act on vectors like params: {error}"
+                f"`Exponential(generator)`: the generator does not act on vectors like params: {reason}"
             ) from None
         if shapes(image) != shapes(params):
             raise ValueError("`Exponential(generator)`: the generator must return a vector like params.")

@@ -8,45 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from scipy.stats import norm
 
 import undertow as ut
 from tests.kinds import KINDS, params
 from tests.kinds import point as point_of
+from tests.moments import DRAWS, flat_operator, largest_z, probes, threshold
 from undertow import _trees as trees
-from undertow.covariance import AbstractCovariance
-
-DRAWS = 20_000
-PROBES = 12
-LEVEL = 1e-5  # of a false alarm in one test, over all its statistics
+from undertow.covariance import ScaledIdentity
+from undertow.noise.base import normals, normals_now
 
 kinds = pytest.mark.parametrize("kind", KINDS)
-
-
-def probes(like) -> np.ndarray:
-    """Fixed random directions, with the coordinate axes among them."""
-    axes = np.eye(trees.count(like))[:4]
-    return np.concatenate([axes, np.random.default_rng(5).normal(size=(PROBES, trees.count(like)))])
-
-
-def largest_z(draws: np.ndarray, mean: np.ndarray, covariance_times, directions: np.ndarray) -> tuple[float, float]:
-    """|z| of the first two moments along the directions: of the mean, and of the variance."""
-    along = (draws - mean) @ directions.T
-    z_mean = along.mean(0) / (along.std(0) / np.sqrt(len(draws)) + 1e-12)
-    predicted = np.array([d @ covariance_times(d) for d in directions])
-    squares = along**2
-    z_variance = (squares.mean(0) - predicted) / (squares.std(0) / np.sqrt(len(draws)) + 1e-12)
-    return np.abs(z_mean).max(), np.abs(z_variance).max()
-
-
-def threshold(statistics: int) -> float:
-    return norm.isf(LEVEL / (2 * statistics))
-
-
-def flat_operator(sigma: AbstractCovariance, like):
-    _, unravel = jax.flatten_util.ravel_pytree(like)
-    product = eqx.filter_jit(lambda v: trees.ravel(sigma.mv(unravel(v))))
-    return lambda v: np.asarray(product(jnp.asarray(v, jax.tree.leaves(like)[0].dtype)))
 
 
 def test_every_noise_has_an_example():
@@ -91,57 +62,6 @@ def test_the_moments_test_can_fail(x64):
     z_mean, _ = largest_z(draws, 1.1 * mean, sigma, directions)
     assert z_mean > threshold(len(directions))
     assert z_variance > threshold(len(directions))
-
-
-@kinds
-def test_gaussian_has_the_covariance(kind, x64):
-    noise, point = KINDS[kind](jnp.float64), point_of(kind, jnp.float64)
-    sigma = noise.covariance(point)
-    count = 2_000 if isinstance(noise.problem, ut.Population) else DRAWS
-    keys = jax.random.split(jax.random.key(4), count)
-    draws = np.asarray(eqx.filter_jit(lambda k: jax.lax.map(lambda j: trees.ravel(sigma.gaussian(j)), k))(keys))
-    directions = probes(point)
-    z_mean, z_variance = largest_z(draws, np.zeros(draws.shape[1]), flat_operator(sigma, point), directions)
-    assert z_mean < threshold(len(directions))
-    assert z_variance < threshold(len(directions))
-
-
-@kinds
-def test_covariance_answers_agree_with_one_another(kind, x64):
-    noise, point = KINDS[kind](jnp.float64), point_of(kind, jnp.float64)
-    sigma = noise.covariance(point)
-    flat, unravel = jax.flatten_util.ravel_pytree(point)
-    size = flat.size
-    apply = jax.jit(lambda v: trees.ravel(sigma.mv(unravel(v))))
-    dense = np.stack([apply(e) for e in jnp.eye(size)], axis=1)
-    np.testing.assert_allclose(dense, dense.T, atol=1e-10)
-
-    factor = sigma.factor()
-    columns = np.concatenate([np.reshape(leaf, (-1, leaf.shape[-1])) for leaf in jax.tree.leaves(factor)])
-    np.testing.assert_allclose(columns @ columns.T, dense, atol=1e-10)
-
-    middle = np.random.default_rng(1).normal(size=(size, size))
-    matrix = lambda v: unravel(jnp.asarray(middle) @ trees.ravel(v))
-    np.testing.assert_allclose(sigma.trace(), np.trace(dense), rtol=1e-9)
-    np.testing.assert_allclose(sigma.trace(matrix), np.trace(dense @ middle), rtol=1e-8, atol=1e-10)
-
-    q = np.linalg.qr(np.random.default_rng(2).normal(size=(size, 3)))[0]
-    onto = q @ q.T
-    split = sigma.split(lambda v: unravel(jnp.asarray(onto) @ trees.ravel(v)))
-    rest = np.eye(size) - onto
-    v = np.random.default_rng(3).normal(size=size)
-    np.testing.assert_allclose(trees.ravel(split.tangent.mv(unravel(v))), onto @ dense @ onto @ v, atol=1e-10)
-    np.testing.assert_allclose(trees.ravel(split.normal.mv(unravel(v))), rest @ dense @ rest @ v, atol=1e-10)
-    np.testing.assert_allclose(trees.ravel(split.mixed(unravel(v))), rest @ dense @ onto @ v, atol=1e-10)
-    np.testing.assert_allclose(split.normal.trace(), np.trace(rest @ dense), rtol=1e-8, atol=1e-10)
-
-    along = lambda v: {"one": trees.ravel(v) ** 2, "two": trees.dot(v, matrix(v))}
-    moments = sigma.moment(along)
-    np.testing.assert_allclose(moments["one"], np.diag(dense), rtol=1e-8, atol=1e-10)
-    np.testing.assert_allclose(moments["two"], np.trace(dense @ middle), rtol=1e-8, atol=1e-9)
-
-    estimate = sigma.trace_estimate(jax.random.key(0), probes=400)
-    assert abs(estimate.value - np.trace(dense)) < 5 * estimate.standard_error
 
 
 @kinds
@@ -201,3 +121,53 @@ def test_jit_vmap_and_one_trace(kind):
     together = jax.vmap(noise.draw, in_axes=(0, None))(keys, point)
     alone = [trees.ravel(noise.draw(k, point)) for k in keys]
     np.testing.assert_allclose(jax.vmap(trees.ravel)(together), np.stack(alone), rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("like", [jnp.zeros(3), {"a": jnp.zeros((2, 2)), "b": jnp.zeros(())}], ids=["flat", "tree"])
+def test_normals_drawn_at_a_step_are_those_of_the_block(like):
+    """Without `like` the block has keys; each key gives the numbers that the block with `like` has."""
+    keys, block = normals(jax.random.key(4), 5, None), normals(jax.random.key(4), 5, like)
+    assert keys.shape == (5,)
+    for step in range(5):
+        expected = trees.take(block, step)
+        for drawn in (normals_now(keys[step], like), normals_now(expected, like)):
+            np.testing.assert_array_equal(trees.ravel(drawn), trees.ravel(expected))
+
+
+class Coin(ut.AbstractNoise):
+    """A noise that defines the three methods alone: the gradient of w^2/2 with a fair sign added."""
+
+    problem: ut.Problem
+
+    def randomness(self, key, count, like=None):
+        return jax.random.rademacher(key, (count,), jnp.float32)
+
+    def gradient(self, params, slice):
+        return params + slice
+
+    def covariance(self, params):
+        return ScaledIdentity(jnp.asarray(1.0), params)
+
+
+def test_three_methods_make_a_noise():
+    noise = Coin(ut.Problem(lambda w, _: w**2 / 2, jnp.zeros(1)))
+    point = jnp.array(2.0)
+    assert {float(noise.draw(seed, point)) for seed in range(20)} == {1.0, 3.0}
+    assert float(noise.mean(point)) == 2
+    assert noise.check(point) is None
+    assert noise.check_step_size(1e9) is None
+    with pytest.raises(TypeError, match="dtype int32"):
+        noise.check(jnp.arange(2))
+    run = ut.descend(noise, point, step_size=0.5, steps=8, key=0)
+    assert np.isfinite(run.params)
+
+
+def test_a_noise_without_its_methods_is_abstract():
+    with pytest.raises(TypeError, match="abstract"):
+        ut.AbstractNoise()
+
+
+def test_a_key_that_is_none_is_named_with_the_draw(as_a_user):
+    noise = Coin(ut.Problem(lambda w, _: w**2 / 2, jnp.zeros(1)))
+    with pytest.raises(TypeError, match=r"`Coin\.draw\(key='x'\)`: give `key=jax.random.key\(0\)`"):
+        noise.draw("x", jnp.array(2.0))
