@@ -140,12 +140,12 @@ MISTAKES = {
         lambda: validate.real_array("f", "x", np.array([1.0, 2j], dtype=object)),
         "`x` is complex",
     ),
-    "text": (lambda: validate.real_array("f", "x", ["a", "b"]), "`x` holds what is not a number; encode text"),
+    "text": (lambda: validate.real_array("f", "x", ["a", "b"]), "`x` has entries that are not numbers; encode text"),
     "dates": (
         lambda: validate.real_array("f", "x", np.array(["2020-01-01"], "datetime64[D]")),
         "encode text and dates as numbers",
     ),
-    "rows of several lengths": (lambda: validate.real_array("f", "x", [[1.0], [1.0, 2.0]]), "not a number"),
+    "rows of several lengths": (lambda: validate.real_array("f", "x", [[1.0], [1.0, 2.0]]), "not numbers"),
     "no params": (lambda: validate.params_of_floats("f", {}), "`params` has no leaves"),
     "a number as params": (
         lambda: validate.params_of_floats("f", {"w": 1.0}),

@@ -148,7 +148,7 @@ def as_float(function: str, name: str, value: object, *, least: float = 0.0, bel
     return number
 
 
-def real_array(function: str, name: str, value: ArrayLike | None) -> np.ndarray:
+def real_array(function: str, name: str, value: object) -> np.ndarray:
     """Return `value` as an array of doubles; raise for masks, imaginary parts, dates and text."""
     parts = value if isinstance(value, list | tuple) else (value,)
     if any(np.ma.is_masked(part) for part in parts):

@@ -20,7 +20,7 @@ def row_of(**more) -> Row:
 
 def forecast_of(params) -> Forecast:
     """Return a forecast whose equilibrium is at `params`."""
-    point = Equilibrium(params, (0.0,), (0.0,), 0.0, ((),), (0,), 1)
+    point = Equilibrium(params, (jnp.zeros(()),), (jnp.zeros(()),), 0.0, ((),), (0,), 1)
     zero = Estimate(jnp.zeros(()), jnp.zeros(()), 64)
     return Forecast(point, (1.0,), "slow", (zero, zero), (1.0, 1.0))
 

@@ -7,6 +7,7 @@ import pytest
 import xarray
 from scipy.stats import ttest_1samp
 
+import undertow as ut
 from undertow import _trees as trees
 from undertow.noise.isotropic import Isotropic
 from undertow.papers import _covariance_law as law
@@ -47,15 +48,17 @@ def test_the_figure_has_one_series_for_each_noise():
 def test_a_wrong_covariance_is_rejected(x64, monkeypatch):
     """Ten per cent more variance than the draws have."""
     true = law._along
-    monkeypatch.setattr(law, "_along", lambda mv, directions: 1.1 * true(mv, directions))
+    monkeypatch.setattr(law, "_along", lambda *args: 1.1 * true(*args))
     measurement = claim().measure(SMALL, jax.random.key(0))
     assert overall(measurement)[0] == "fails"
 
 
 def test_the_variance_along_a_direction_is_its_quadratic_form():
     middle = np.array([[2.0, 1.0], [1.0, 3.0]], np.float32)
-    directions = [jnp.array([1.0, 0.0]), jnp.array([1.0, -2.0])]
-    np.testing.assert_allclose(law._along(lambda v: jnp.asarray(middle) @ v, directions), [2.0, 10.0])
+    noise = Isotropic(ut.Problem(lambda p, x: jnp.sum(p) * x, jnp.zeros(1)), 1.0)
+    directions = jnp.array([[1.0, 0.0], [1.0, -2.0]])
+    along = law._along(lambda noise, params, v: jnp.asarray(middle) @ v, noise, jnp.zeros(2), directions)
+    np.testing.assert_allclose(along, [2.0, 10.0])
 
 
 def test_the_p_value_is_that_of_the_largest_t_statistic():

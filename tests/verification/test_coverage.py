@@ -19,7 +19,7 @@ def packs(monkeypatch):
     """Let the packs state these entries, and count how often they are asked."""
     asked = []
 
-    def collect(module, name):
+    def collect(module, name, kind):
         asked.append(name)
         return PACKS[module, name]
 

@@ -15,7 +15,7 @@ LIST = (
 
 @pytest.fixture
 def listed(monkeypatch):
-    monkeypatch.setattr(lists, "collect", lambda module, name: {("errata", "ERRATA"): LIST}[module, name])
+    monkeypatch.setattr(lists, "collect", lambda module, name, kind: {("errata", "ERRATA"): LIST}[module, name])
     errata.cache_clear()
     yield
     errata.cache_clear()

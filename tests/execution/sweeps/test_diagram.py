@@ -59,8 +59,8 @@ def test_means_leave_out_missing_seeds_and_average_over_other_axes():
 
 
 def test_a_fixed_parameter_is_read_from_the_dataset_or_has_its_usual_value():
-    data = dataset(parameters=json.dumps({"steps": 7, "größe": "groß"}))
+    data = dataset(parameters=json.dumps({"steps": 7, "größe": 0.5}))
     assert fixed(data, "steps", 100) == 7
-    assert fixed(data, "größe", "") == "groß"
+    assert fixed(data, "größe", 0.0) == 0.5
     assert fixed(data, "alpha", 0.1) == 0.1
     assert fixed(dataset(), "steps", 100) == 100

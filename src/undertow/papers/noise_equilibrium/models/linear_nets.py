@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _validate as validate
@@ -135,7 +135,7 @@ def _rows_of_root(moment: Float[Array, "m m"], inputs: int) -> tuple[Float[Array
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 5))
 def _two_layers(
-    key: Key[Array, ""], inputs: int, hidden: int, variance_out: float, variance_in: float, dtype: DTypeLike
+    key: Key[Array, ""], inputs: int, hidden: int, variance_out: ArrayLike, variance_in: ArrayLike, dtype: DTypeLike
 ) -> dict[str, Array]:
     out, into = jax.random.split(key)
     scale = lambda variance: jnp.sqrt(jnp.asarray(variance, dtype))
