@@ -73,7 +73,7 @@ def test_text_of_the_user_is_escaped_on_the_page(tmp_path):
     analysis = analysis_of(row_of(name="<b>größe</b>"))
     page = write_page(analysis, "<i>.py:problem", tmp_path).read_text(encoding="utf-8")
     assert "&lt;b&gt;größe&lt;/b&gt;" in page
-    assert "What gradient noise does to &lt;i&gt;.py:problem" in page
+    assert "<header><h1>Analysis of gradient noise: &lt;i&gt;.py:problem</h1>\n" in page
     assert "<b>größe" not in page
 
 

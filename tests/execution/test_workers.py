@@ -1,7 +1,9 @@
 """Workers run tasks, restart their processes, and say how many tasks to run at once."""
 
+import concurrent.futures
 import os
 import time
+from functools import partial
 
 import pytest
 
@@ -29,6 +31,23 @@ def test_processes_share_an_accelerator(platform, slots):
 
 def process_id(_):
     return os.getpid()
+
+
+def record_process(folder):
+    time.sleep(0.2)  # long enough that no process runs it twice before the other has started
+    (folder / str(os.getpid())).touch()
+
+
+def test_preparation_runs_in_every_process(tmp_path):
+    workers = Processes(2, pool)
+    try:
+        workers.prepare(partial(record_process, tmp_path))
+        concurrent.futures.wait(list(workers._submitted), timeout=60)
+        assert len(list(tmp_path.iterdir())) in (1, 2)  # a slow start may give both calls to one process
+        assert str(os.getpid()) not in {path.name for path in tmp_path.iterdir()}
+        assert workers.submit(abs, -3).result(timeout=60) == 3
+    finally:
+        workers.close()
 
 
 def test_processes_restart_and_end_with_what_they_compute():

@@ -11,6 +11,7 @@ import tyro
 from undertow.cli._status import SUCCESS, SURPRISE, complain
 
 if TYPE_CHECKING:
+    from undertow.execution.workers import Workers
     from undertow.verification.result import Task
 
 __all__ = ["Verify", "run_and_report", "verify"]
@@ -44,12 +45,28 @@ class Verify:
 
 def verify(command: Verify) -> int:
     """Run the chosen claims and write the report."""
+    if command.jobs < 1:
+        return complain(f"--jobs {command.jobs}: give at least 1.")
+    nothing_finished = command.fresh or not (command.out / "claims").is_dir()
+    if command.jobs == 1 or command.claims or not nothing_finished:
+        return _verify(command)
+
+    from undertow.execution.registry import import_claims
+    from undertow.execution.workers import Processes
+
+    workers = Processes(command.jobs)
+    try:
+        workers.prepare(import_claims)  # while this process imports them too
+        return _verify(command, workers)
+    finally:
+        workers.close()
+
+
+def _verify(command: Verify, workers: "Workers | None" = None) -> int:
     from undertow.execution import store
     from undertow.verification import claims
     from undertow.verification.runner import task_of
 
-    if command.jobs < 1:
-        return complain(f"--jobs {command.jobs}: give at least 1.")
     for name in command.claims:
         if name not in claims:
             return complain(claims.unknown(name))
@@ -63,15 +80,20 @@ def verify(command: Verify) -> int:
     tasks = [task_of(claim.id, command.scale, claim.parameters(command.scale), command.seed) for claim in chosen]
     out = store.writable_folder(command.out)
     with store.folder_lock(out):
-        return run_and_report(tasks, out, command.jobs, command.fresh)
+        return run_and_report(tasks, out, command.jobs, command.fresh, workers)
 
 
-def run_and_report(tasks: "list[Task]", out: Path, jobs: int, fresh: bool) -> int:
-    """Run tasks with live progress, write results.json and report.html, and print the number of expected verdicts."""
+def run_and_report(
+    tasks: "list[Task]", out: Path, jobs: int, fresh: bool, workers: "Workers | None" = None
+) -> int:  # fmt: skip
+    """Run tasks with live progress, write results.json and report.html, and print the number of expected verdicts.
+
+    `workers` are processes that run already; by default they are started where they are needed.
+    """
     from undertow.verification.live import Live
     from undertow.verification.report import build_report
     from undertow.verification.result import ClaimResult, write_results
-    from undertow.verification.runner import run_claims
+    from undertow.verification.runner import make_workers, run_claims
 
     finished: list[ClaimResult] = []
     with Live(len(tasks)) as live:
@@ -84,6 +106,7 @@ def run_and_report(tasks: "list[Task]", out: Path, jobs: int, fresh: bool) -> in
             results = run_claims(
                 tasks, out, jobs, fresh=fresh, report=report, started=live.started,
                 warn=lambda message: print(f"undertow: {message}", file=sys.stderr),
+                workers=make_workers if workers is None else lambda jobs: workers,
             )  # fmt: skip
         except KeyboardInterrupt:
             if finished:

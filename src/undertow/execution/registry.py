@@ -21,7 +21,7 @@ from undertow.execution.sweeps.diagram import Diagram
 if TYPE_CHECKING:
     from jaxtyping import Array, Key
 
-__all__ = ["AbstractClaim", "Registry", "UserFileError", "claims", "collect", "diagrams", "load_file"]
+__all__ = ["AbstractClaim", "Registry", "UserFileError", "claims", "collect", "diagrams", "import_claims", "load_file"]
 
 PACKS = ("undertow.papers.heterogeneity", "undertow.papers.zero_loss", "undertow.papers.noise_equilibrium")
 
@@ -115,6 +115,11 @@ claims: Registry[AbstractClaim] = Registry("claim", _load_claims)
 """All claims by id, of the type `undertow.verification.Claim`."""
 diagrams: Registry[Diagram] = Registry("phase diagram", _load_diagrams)
 """All phase diagrams by id."""
+
+
+def import_claims() -> None:
+    """Import the packs with all claims, which takes seconds."""
+    claims.loaded()
 
 
 def collect(module: str, name: str, kind: type[T]) -> tuple[T, ...]:

@@ -132,6 +132,11 @@ class Processes:
         self._submitted.add(future)
         return future
 
+    def prepare(self, work: Callable[[], object]) -> None:
+        """Start all processes now and call `work` in each, while this process does something else."""
+        for _ in range(self.slots):
+            self._submitted.add(self.pool.submit(work))
+
     def restart(self) -> None:
         """End all processes at once and start new ones."""
         self.close()

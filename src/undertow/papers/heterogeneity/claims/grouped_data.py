@@ -261,7 +261,7 @@ CLAIMS = (
         equation="d log u = -2η gbar - 2η ρ Var_e(g_e)",
         alternative="The groups carry no information: the estimator agrees with pooled least squares, which uses the "
         "children of y.",
-        scales={"smoke": Designs(20, 60), "default": Designs(60, 120), "full": Designs(400, 800)},
+        scales={"smoke": Designs(12, 60), "default": Designs(60, 120), "full": Designs(400, 800)},
         measure=_measure_designs,
         long=True,
     ),
