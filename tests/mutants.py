@@ -55,8 +55,9 @@ LEFT_OUT = re.compile(
 )
 CHECKS = re.compile(r"warn|error_if|validate\.|finite_number")
 """Calls that only validate input."""
-LONGEST = 15.0
-"""The limit on the duration of the tests per mutant, in seconds; the tests of its own folder have twice this limit."""
+LIMITS = (20.0, 15.0, 10.0, 5.0)
+"""The limits on the duration of the tests per mutant, in seconds: those of the test file of its module, of its folder,
+of other folders, and those that execute other lines of its module."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def _not_mathematics(code: str) -> set[int]:
             lines.update(range(node.lineno, node.body[0].end_lineno + 1))
         elif (
             isinstance(node, ast.Call) and re.search(r"warn|error_if|validate\.|finite_number", ast.unparse(node.func))
-        ) or (isinstance(node, ast.keyword) and node.arg == "strict"):
+        ) or (isinstance(node, ast.keyword) and node.arg in ("strict", "static")):
             add(node)
         elif isinstance(node, ast.ClassDef):
             lines.update(range(min([node.lineno, *(d.lineno for d in node.decorator_list)]), node.lineno + 1))
@@ -191,15 +192,16 @@ class Suite:
         self.tests = _coverage(tree / ".coverage", tree)
 
     def chosen(self, mutant: Mutant) -> list[str]:
-        """Return the tests that execute the lines of the mutant (its folder first), then other tests of its module."""
+        """Return tests that execute the lines of the mutant (its test file first), then other tests of its module."""
         lines = self.tests.get(mutant.module, {})
         on = {test for line in range(mutant.first, mutant.last + 1) for test in lines.get(line, ())}
         same_module = {test for tests in lines.values() for test in tests} - on
-        folder = f"tests/{Path(mutant.module).relative_to(SOURCE).parent}/".replace("/./", "/")
-        home = {test for test in on if test.startswith(folder)}
+        module = Path(mutant.module).relative_to(SOURCE)
+        own = {test for test in on if test.startswith(f"{Path('tests') / module.parent / 'test_'}{module.stem}.py")}
+        home = {test for test in on if test.startswith(f"{Path('tests') / module.parent}/")}
         chosen: list[str] = []
-        spent = 0.0
-        for group, limit in ((home, 2 * LONGEST), (on - home, LONGEST), (same_module, LONGEST)):
+        for group, limit in zip((own, home - own, on - home, same_module), LIMITS, strict=True):
+            spent = 0.0
             for test in sorted(group & self.times.keys(), key=self.times.__getitem__):
                 if spent + self.times[test] > limit and len(chosen) > 3:
                     break

@@ -32,8 +32,9 @@ class TestDriver:
             if done >= 2000:
                 raise KeyboardInterrupt
 
-        with pytest.warns(RuntimeWarning, match="stopped by Ctrl-C"):
+        with pytest.warns(RuntimeWarning, match="stopped by Ctrl-C") as caught:
             run = descend(400_000, every=500, progress=interrupt)
+        assert f"after {run.step[-1]} of 400000 steps" in str(caught[0].message)
         assert run.interrupted
         assert 2000 <= run.step[-1] < 400_000
         np.testing.assert_array_equal(run.observed["flat"][:, :5], reference.observed["flat"][:, 0:2001:500])

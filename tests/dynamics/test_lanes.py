@@ -29,3 +29,8 @@ def test_chunks_take_about_the_time_they_should(seconds, monkeypatch):
         took, now = (stop - now) // 10 * seconds, stop
         clock[0] += took
     assert 0.5 * lanes.CHUNK_SECONDS < took < 2 * lanes.CHUNK_SECONDS
+
+
+@pytest.mark.parametrize(("number", "power"), [(0, 1), (1, 1), (2, 2), (3, 2), (4, 4), (1023, 512)])
+def test_powers_of_two_are_at_most_the_number_and_at_least_one(number, power):
+    assert lanes.power_of_two(number) == power

@@ -59,3 +59,10 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_are_explained(mistake, as_a_user):
     assert_explained(*MISTAKES[mistake])
+
+
+def test_the_last_newton_step_may_be_long_at_large_params(x64):
+    """The step of 1e-4 after the flow is short relative to |params| = 1e4."""
+    valley = ut.Problem(lambda w, _: 1e-2 * (w[0] - 1e4) ** 2 / 2, jnp.zeros(1))
+    end = ut.settle(valley, jnp.array([1e4 + 1.0, 0.0]))
+    np.testing.assert_allclose(end, [1e4, 0.0], atol=1e-6)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import undertow as ut
+from undertow.manifold import paths
 from undertow.manifold.minimum import frame_of_minimum
 from undertow.papers.zero_loss.models import curves
 
@@ -153,6 +154,33 @@ def test_the_distance_is_relative_to_the_size_of_the_params(x64):
     valley = alone(lambda x: ((x[0] - 1000) ** 2 + 1e-5 * x[1] ** 2) / 2 + 0 * x[2])
     frame = frame_of_minimum("f", valley, jnp.array([1000 + 5e-6, 0.0, 0.0]))
     assert int(frame.rank) == 2
+
+
+def test_the_distance_of_small_params_is_absolute(x64):
+    """Params of size 1e-5 are 1e-5 off the manifold: close enough relative to 1 + |params|."""
+    valley = alone(lambda x: x[0] ** 2 * (1 + x[1]) / 2)
+    frame = frame_of_minimum("f", valley, jnp.array([1e-5, 0.0]))
+    assert int(frame.rank) == 1
+    np.testing.assert_allclose(frame.point, 0.0, atol=1e-9)
+
+
+def test_a_slope_along_the_valley_counts_relative_to_the_curvature(x64):
+    """The slope 1e-7 is a tenth of the curvature 1e-6: the point is on no manifold of minimisers."""
+    slope = alone(lambda x: 1e-6 * x[0] ** 2 / 2 + 1e-7 * x[1])
+    with pytest.raises(ValueError, match="away from the manifold of minimisers"):
+        frame_of_minimum("f", slope, jnp.zeros(2))
+
+
+def test_a_diffusion_that_needs_more_steps_than_allowed_stops(x64, monkeypatch):
+    """One step towards the crossing resolves less than the time asked for."""
+    monkeypatch.setattr(paths, "MOST_STEPS", 0)
+    crossing = alone(lambda x: (x[0] * x[1]) ** 2 / 2)
+    with pytest.warns(UserWarning, match="1 of 1 runs stop"):
+        path = ut.Limit(ut.Isotropic(crossing)).solve(
+            jnp.array([1.0, 0.0]), slow_time=1.0, key=jax.random.key(0), steps=1, num_saves=1
+        )
+    assert path.diverged
+    assert path.diverged_at < 1
 
 
 def test_single_precision_on_the_manifold_and_off_it():

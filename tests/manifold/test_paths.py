@@ -80,3 +80,13 @@ def test_a_recorder_detects_lost_rank_and_points_off_the_manifold(x64, flattest)
     assert bool(record(jnp.array([1.0, 1.0]), flattest)[1])
     assert not bool(record(jnp.array([0.0, 0.0]), flattest)[1])
     assert not bool(record(jnp.array([2.0, 0.6]), flattest)[1])
+
+
+@pytest.mark.parametrize(("dtype", "holds"), [(jnp.float64, (False, True)), (jnp.float32, (True, False))])
+def test_the_least_curvature_depends_on_the_precision(x64, dtype, holds):
+    """The first of the two limits is that of double precision; the curvature is 1e-3 of the one at the start."""
+    valley = ut.Problem(lambda p, k: k * p[0] ** 2 / 2 + 0 * p[1], jnp.ones(1, dtype))
+    frame = frame_at(valley, jnp.zeros(2, dtype))
+    record = Recorder({}, valley, 1e3 * jnp.max(frame.curvature), 1, False, frame.unravel)
+    for limits, expected in zip(((1e-2, 1e-5), (1e-5, 1e-2)), holds, strict=True):
+        assert bool(record.holds(frame, limits)) == expected
