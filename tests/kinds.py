@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 import undertow as ut
-from undertow.dynamics.diffuse import Gaussian
+from undertow.dynamics.diffuse import GaussianNoise
 from undertow.sensing import laws
 from undertow.sensing.ensembles import Correlated
 from undertow.sensing.measurements import FreshMeasurements
@@ -113,7 +113,7 @@ KINDS: dict[str, Build] = {
     "quadratic net": lambda dtype=jnp.float32: QuadraticNet(
         4, 6, laws.Table([[-1.0], [2.0]], [0.4, 0.6]), key=jax.random.key(2), dtype=dtype
     ),
-    "Gaussian twin": lambda dtype=jnp.float32: Gaussian(
+    "Gaussian twin": lambda dtype=jnp.float32: GaussianNoise(
         ut.LabelNoise(regression(dtype=dtype), 0.7), jnp.asarray(1.5, dtype)
     ),
 }

@@ -302,3 +302,10 @@ def test_every_module_has_a_test_file_of_its_own():
 def test_every_exception_stands_for_a_module():
     for pattern in WITHOUT_TESTS:
         assert list(SOURCE.glob(pattern)), pattern
+
+
+@pytest.mark.parametrize("name", ["Draws", "Gaussian", "Moments"])
+def test_one_class_has_the_name(name):
+    """Common words that several modules could use for their own class."""
+    defined = [name_of(path) for path in FILES if re.search(rf"(?m)^class {name}\b", path.read_text())]
+    assert len(defined) == 1, defined

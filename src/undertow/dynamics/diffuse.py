@@ -18,10 +18,10 @@ from undertow.noise.base import AbstractNoise, normals, normals_now
 from undertow.problem import AbstractProblem, Population
 from undertow.trajectory import ProgressReport, Trajectory
 
-__all__ = ["Gaussian", "diffuse"]
+__all__ = ["GaussianNoise", "diffuse"]
 
 
-class Gaussian(AbstractNoise):
+class GaussianNoise(AbstractNoise):
     """Gaussian noise with the mean of another noise and `inflation^2` times its covariance, drawn by `sqrt_mv`.
 
     An Euler-Maruyama step of length dt of the SDE of SGD with step eta is an SGD step of size dt with this noise and
@@ -29,9 +29,9 @@ class Gaussian(AbstractNoise):
 
     >>> import jax, jax.numpy as jnp
     >>> import undertow as ut
-    >>> from undertow.dynamics.diffuse import Gaussian
+    >>> from undertow.dynamics.diffuse import GaussianNoise
     >>> problem = ut.Problem(lambda w, x: (w - x) ** 2 / 2, jnp.array([0.0, 4.0]))
-    >>> print(Gaussian(ut.Minibatch(problem, 1), jnp.array(1.0)).covariance(jnp.array(2.0)).trace())
+    >>> print(GaussianNoise(ut.Minibatch(problem, 1), jnp.array(1.0)).covariance(jnp.array(2.0)).trace())
     4.0
     """
 
@@ -116,7 +116,7 @@ def diffuse(
     steps = steps_of_time("diffuse", time, eta / substeps)
     run = drive.start_run(
         "diffuse",
-        Gaussian(noise, jnp.sqrt(jnp.asarray(substeps, jnp.result_type(float)))),
+        GaussianNoise(noise, jnp.sqrt(jnp.asarray(substeps, jnp.result_type(float)))),
         params,
         step_size=np.asarray(step_size) / substeps,
         key=key,

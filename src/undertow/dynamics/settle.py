@@ -88,7 +88,7 @@ def _phi(
     moved = trees.subtract(end, near)
     size = jnp.sqrt(trees.dot(end, end))
     jump = jnp.sqrt(trees.dot(moved, moved)) / (1 + size)
-    return end, _norm(problem.gradient(end)), jump, _lowest_curvature(problem, jax.lax.stop_gradient(end))
+    return end, spectral.norm(problem.gradient(end)), jump, _lowest_curvature(problem, jax.lax.stop_gradient(end))
 
 
 def _lowest_curvature(problem: AbstractProblem, params: PyTree) -> Float[Array, ""]:
@@ -106,17 +106,13 @@ def _strongest(apply: Callable[[PyTree], PyTree], like: PyTree) -> Float[Array, 
     return trees.dot(v, apply(v))
 
 
-def _norm(vector: PyTree) -> Float[Array, ""]:
-    return jnp.sqrt(trees.dot(vector, vector))
-
-
 def _flow(
     problem: AbstractProblem, params: PyTree, target: Float[Array, ""], error: Float[Array, ""], max_steps: int
 ) -> PyTree:
     """Follow gradient flow until |grad L| <= target, or max_steps."""
 
     def arrived(t: Number, y: PyTree, args: PyTree, **_: object) -> Bool[Array, ""]:
-        return _norm(problem.gradient(y)) <= target
+        return spectral.norm(problem.gradient(y)) <= target
 
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(lambda t, y, args: trees.scale(-1.0, problem.gradient(y))),
@@ -147,7 +143,7 @@ def _newton(problem: AbstractProblem, params: PyTree, tolerance: Float[Array, ""
     def going(state: tuple[PyTree, Array]) -> Array:
         x, count = state
         # at least two steps: on the manifold they are zero, but their derivative makes dPhi the projector
-        return (count < 2) | ((_norm(problem.gradient(x)) > tolerance) & (count < 8))
+        return (count < 2) | ((spectral.norm(problem.gradient(x)) > tolerance) & (count < 8))
 
     return jax.lax.while_loop(going, refine, (params, jnp.asarray(0)))[0]
 
@@ -184,5 +180,5 @@ def _normal_step(problem: AbstractProblem, x: PyTree) -> PyTree:
     # residuals that are not zero add sum_i r_i f_i''/n to the Hessian: tested along a random direction
     v = trees.standard_normal(jax.random.key(1), still)
     expected = gauss_newton(still)(v)
-    rest = _norm(trees.subtract(hessian_there(v), expected))
-    return jax.lax.cond(rest <= close * _norm(expected), least_squares, filtered)
+    rest = spectral.norm(trees.subtract(hessian_there(v), expected))
+    return jax.lax.cond(rest <= close * spectral.norm(expected), least_squares, filtered)

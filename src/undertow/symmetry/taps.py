@@ -21,7 +21,7 @@ from undertow import _chunks as chunks
 from undertow import _trees as trees
 from undertow.problem import AbstractSampled
 
-__all__ = ["Entries", "Gram", "Moments", "Request", "Squares", "moments", "routes"]
+__all__ = ["Entries", "Gram", "Request", "Squares", "TapMoments", "moments", "routes"]
 
 INLINED = {"pjit", "jit", "closed_call", "core_call", "checkpoint", "remat2", "custom_jvp_call", "custom_vjp_call"}
 """Primitives whose inner jaxpr is evaluated when one of their arguments is a weight."""
@@ -136,7 +136,7 @@ def _matrix(gradient: Array, axis: int) -> Array:
     return jnp.moveaxis(gradient, axis, 0).reshape(gradient.shape[axis], -1)
 
 
-class Moments(NamedTuple):
+class TapMoments(NamedTuple):
     """Means over samples of the gradient and of the requested values."""
 
     gradient: PyTree
@@ -306,7 +306,7 @@ def moments(
     params: PyTree,
     requests: Sequence[Request],
     combine: Callable[[list[Array]], PyTree] = lambda values: values,
-) -> Moments:
+) -> TapMoments:
     """Return the weighted means over samples of `combine` of the requested values of a sample's gradient."""
     leaves, structure = jax.tree.flatten(params)
     plan = _plan(problem.sample_loss, params, trees.take(problem.data, 0))
@@ -343,7 +343,7 @@ def moments(
     sizes = jax.eval_shape(one, trees.take(problem.data, 0))
     chunk = chunks.chunk_length(2 * trees.floats_bytes(sizes))
     means, value = chunks.sum_samples(block, (problem.data, problem.probabilities), chunk)
-    return Moments(jax.tree.unflatten(structure, means), value)
+    return TapMoments(jax.tree.unflatten(structure, means), value)
 
 
 jax.tree_util.register_pytree_node(

@@ -33,7 +33,7 @@ from undertow.torch._renamed import Renamed
 from undertow.torch._threads import one_thread
 from undertow.torch.census.axes import Axis, Symmetry
 from undertow.torch.census.candidates import attention_heads, levels
-from undertow.torch.census.moments import MAX_DRAWS, Moments
+from undertow.torch.census.moments import MAX_DRAWS, AxisMoments
 from undertow.torch.census.names import name_symmetry
 from undertow.torch.census.proof import OUTPUT_RTOL, OrbitTrial, Refuted, situations, verify_symmetries
 from undertow.torch.census.search import LARGE_EPS, NO_EPS, search_levels, search_whole_parameters
@@ -196,7 +196,7 @@ def _search(model: nn.Module, batch: Batch, loss: Loss, seed: int) -> _Searched:
     with DoublePrecision():
         randomise(twin, seed)
         stochastic = draws_random_numbers(twin, batch, loss)
-        moments = lambda loss, eps, seed: Moments(
+        moments = lambda loss, eps, seed: AxisMoments(
             twin, batch, loss, candidates, eps, draws, seed, stochastic=stochastic
         )
         strict, loose = moments(loss, LARGE_EPS, seed), moments(loss, NO_EPS, seed + 1000)

@@ -12,7 +12,7 @@ from undertow.torch._copies import Batch, Loss, forward, norm_epsilon, randomise
 from undertow.torch.census.axes import Axis, Symmetry, unfold
 from undertow.torch.census.candidates import Level
 
-__all__ = ["MAX_DRAWS", "Moments"]
+__all__ = ["MAX_DRAWS", "AxisMoments"]
 
 MAX_DRAWS = 16
 """Largest number of draws of random weights; each takes one forward and one backward pass."""
@@ -26,7 +26,7 @@ BLOCK_RTOL = 1e-7
 """Entries of the matrices G W' of both sides agree if they differ by less than this, relative to the largest."""
 
 
-class Moments:
+class AxisMoments:
     """Moments of the axes of every level at several draws of weights, each with its own random numbers for dropout.
 
     Where the network drops parts at random, draws are added until every part was present in `draws` of them.

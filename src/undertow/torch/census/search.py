@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from undertow.torch._copies import Batch, Loss, forward, norm_epsilon, randomise, trainable
 from undertow.torch.census.axes import Axis, Symmetry, move
 from undertow.torch.census.candidates import Level, whole_parameters
-from undertow.torch.census.moments import Moments
+from undertow.torch.census.moments import AxisMoments
 from undertow.torch.census.nullspace import NONZERO_RTOL, NULL_RTOL, NullSpace, integer_null_space, sparse_basis
 
 __all__ = ["LARGE_EPS", "NO_EPS", "search_levels", "search_whole_parameters"]
@@ -23,7 +23,7 @@ ZERO_MOMENT_RTOL = 1e-9
 """Moments below this, relative to their bound |G| |W|, count as zero."""
 
 
-def search_levels(levels: list[Level], moments: Moments, known: list[Symmetry]) -> list[Symmetry]:
+def search_levels(levels: list[Level], moments: AxisMoments, known: list[Symmetry]) -> list[Symmetry]:
     """Return the symmetries in the null spaces of all levels that are not implied by the known ones.
 
     Doubtful cases are added to `moments.unclear`.
@@ -120,7 +120,7 @@ def _implied(symmetry: Symmetry, known: list[Symmetry]) -> bool:
 
 @torch.no_grad()
 def search_whole_parameters(
-    twin: nn.Module, batch: Batch, loss: Loss, known: list[Symmetry], moments: Moments, seed: int
+    twin: nn.Module, batch: Batch, loss: Loss, known: list[Symmetry], moments: AxisMoments, seed: int
 ) -> tuple[list[Symmetry], list[str]]:
     """Return the symmetries with one scale per whole parameter that the known ones do not imply, and doubts in words.
 

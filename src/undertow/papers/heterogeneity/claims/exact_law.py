@@ -31,7 +31,7 @@ BLOCK = 2000
 
 
 @dataclass(frozen=True)
-class Draws:
+class ExactDraws:
     """Stochastic gradients at a fixed point, by the exact law and from explicit measurements."""
 
     draws: int
@@ -42,7 +42,7 @@ class Draws:
     """Measurements in a batch."""
 
 
-def _kinds(parameters: Draws) -> dict[str, MatrixSensing]:
+def _kinds(parameters: ExactDraws) -> dict[str, MatrixSensing]:
     table = Table([[-1.0, 0.5], [2.0, 1.0], [0.5, -2.0]], [0.2, 0.5, 0.3])
     density = Uniform([-1.0, 0.0], [2.0, 1.5])
     filled = Table(
@@ -135,7 +135,7 @@ def _p_value(one: np.ndarray, two: np.ndarray) -> float:
     return float(min(least * one.shape[1], 1))
 
 
-def _measure(parameters: Draws, key: Key[Array, ""]) -> Measurement:
+def _measure(parameters: ExactDraws, key: Key[Array, ""]) -> Measurement:
     point = jax.random.normal(jax.random.fold_in(key, 1), (parameters.d, parameters.d), jnp.float32) / 2
     checks, values = [], []
     kinds = _kinds(parameters)
@@ -157,7 +157,7 @@ def _measure(parameters: Draws, key: Key[Array, ""]) -> Measurement:
     return Measurement(tuple(checks), xarray.Dataset({"p": ("kind", values)}), parameters.draws)
 
 
-def _draw(measurement: Measurement, parameters: Draws) -> "Figure":
+def _draw(measurement: Measurement, parameters: ExactDraws) -> "Figure":
     return compare([check for check in measurement.checks if isinstance(check.criterion, Within)])
 
 
@@ -172,7 +172,7 @@ CLAIMS = (
         equation="G = (c/m) CM + (√c/m) (s Z - <Z, M> CM/s),  s² = <M, CM>,  c ~ χ²_m",
         alternative="The length of a step does not fluctuate with the batch, c = m: the Gaussian limit of large "
         "batches.",
-        scales={"smoke": Draws(2_000), "default": Draws(50_000), "full": Draws(200_000)},
+        scales={"smoke": ExactDraws(2_000), "default": ExactDraws(50_000), "full": ExactDraws(200_000)},
         measure=_measure,
         draw=_draw,
         accelerated=True,

@@ -69,7 +69,7 @@ class Steps:
 
 
 @dataclass(frozen=True)
-class Moments:
+class ScalarMap:
     """The scalar recursion q <- q (1 + eta s)."""
 
     runs: int
@@ -210,7 +210,7 @@ def _draw_steps(measurement: Measurement, parameters: Steps) -> "Figure":
     return figure
 
 
-def _measure_moments(parameters: Moments, key: Key[Array, ""]) -> Measurement:
+def _measure_moments(parameters: ScalarMap, key: Key[Array, ""]) -> Measurement:
     """Compare E|q|, which grows equally for every M, with the moment 0.1, which falls from M = 7 on."""
     eta, t, early = parameters.step_size, parameters.steps, parameters.early
     spreads = np.arange(1.0, 11.0)
@@ -261,7 +261,7 @@ def _bounded(pair: tuple[float, float]) -> tuple[float, float, float]:
     return pair[0], pair[0], pair[1]
 
 
-def _draw_moments(measurement: Measurement, parameters: Moments) -> "Figure":
+def _draw_moments(measurement: Measurement, parameters: ScalarMap) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     style.theory(axes, data.spread, data.tenth, "E|q|^0.1, exact")
@@ -312,7 +312,7 @@ CLAIMS = (
         equation="E|1 + η s|^p,  p = 1 against p = 0.1",
         alternative="The mean is typical: all moments follow it, E|q|^0.1 = (E|q|)^0.1, and the mean itself grows "
         "like exp(t E log|1 + η s|).",
-        scales={"smoke": Moments(20_000), "default": Moments(100_000), "full": Moments(1_000_000)},
+        scales={"smoke": ScalarMap(20_000), "default": ScalarMap(100_000), "full": ScalarMap(1_000_000)},
         measure=_measure_moments,
         draw=_draw_moments,
         accelerated=True,

@@ -43,7 +43,7 @@ class Net:
 
 
 @dataclass(frozen=True)
-class Moments:
+class FourthMoments:
     """Fourth moments of Gaussian inputs."""
 
     draws: int
@@ -85,7 +85,7 @@ def _measure_net(parameters: Net, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, p.seeds, diverged + diverged_pooled, note)
 
 
-def _measure_constants(parameters: Moments, key: Key[Array, ""]) -> Measurement:
+def _measure_constants(parameters: FourthMoments, key: Key[Array, ""]) -> Measurement:
     p = parameters
     target = np.diag([1.0, p.weight, *np.zeros(p.d - 2)])
     x = np.asarray(jax.random.normal(key, (GROUPS, p.draws // GROUPS, p.d), jnp.float64))
@@ -145,7 +145,11 @@ CLAIMS = (
         equation="E[<xx', D> xx'] = 2 D + tr(D) I",
         alternative="The constants of Algorithm 4 and Eq. (14) are right as printed; or the corrected ones hold for "
         "all inputs of unit variance, such as random signs, for which the gradient does not move along a diagonal D.",
-        scales={"smoke": Moments(400_000), "default": Moments(2_000_000), "full": Moments(10_000_000)},
+        scales={
+            "smoke": FourthMoments(400_000),
+            "default": FourthMoments(2_000_000),
+            "full": FourthMoments(10_000_000),
+        },
         measure=_measure_constants,
     ),
 )

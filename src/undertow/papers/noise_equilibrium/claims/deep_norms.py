@@ -51,7 +51,7 @@ EQUAL = 0.04
 
 
 @dataclass(frozen=True)
-class Gaussian:
+class GaussianData:
     """A deep linear network on fresh data y = x + eps, inputs of two variances, more noise in the first coordinate.
 
     The scale of the data changes the printed norms, not the correct ones: at this scale the printed ones are wrong by
@@ -127,7 +127,7 @@ def _spread(norms: np.ndarray) -> np.ndarray:
     return (middle.max(axis=1) - middle.min(axis=1)) / middle.mean(axis=1)
 
 
-def _measure(parameters: Gaussian, key: Key[Array, ""]) -> Measurement:
+def _measure(parameters: GaussianData, key: Key[Array, ""]) -> Measurement:
     n = parameters.width
     law = GaussianPairs(INPUTS * split_variance(n, PHI), LABELS * loud_first(n))
     noise = Minibatch(law.population(deep_loss), parameters.batch)
@@ -200,7 +200,7 @@ def _paths(axes: "Axes", steps: np.ndarray, values: np.ndarray, title: str) -> N
     axes.set(xlabel="steps", ylabel="squared norm", title=title)
 
 
-def _draw(measurement: Measurement, parameters: Gaussian) -> "Figure":
+def _draw(measurement: Measurement, parameters: GaussianData) -> "Figure":
     figure, panels = style.new_figure(len(STARTS), width=4.4)
     data = measurement.data
     for axes, name in zip(panels, STARTS, strict=True):
@@ -234,7 +234,11 @@ CLAIMS = (
         "theorem assumes.)",
         equation="|W_i|² = β d,  β = (Tr S'/√(Tr Sx Tr Se))^(2/D),  1 < i < D",
         alternative="The layers end at the norms of Eq. (18) as printed.",
-        scales={"smoke": Gaussian(8, 22_000), "default": Gaussian(16, 60_000), "full": Gaussian(128, 120_000)},
+        scales={
+            "smoke": GaussianData(8, 22_000),
+            "default": GaussianData(16, 60_000),
+            "full": GaussianData(128, 120_000),
+        },
         measure=_measure,
         draw=_draw,
         accelerated=True,

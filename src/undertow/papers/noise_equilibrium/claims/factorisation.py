@@ -36,7 +36,7 @@ INSIDE = DoubleRotation(lambda p: p["U"], lambda p: p["W"])
 
 
 @dataclass(frozen=True)
-class Draws:
+class Factorisations:
     """Draws of a factorisation with 4 outputs and 5 inputs."""
 
     draws: int
@@ -127,7 +127,7 @@ def _changes(noise: Minibatch, params: PyTree, keys: Key[Array, " batches"], eta
     return jax.lax.map(one, keys, batch_size=1000)
 
 
-def _measure_rows(parameters: Draws, key: Key[Array, ""]) -> Measurement:
+def _measure_rows(parameters: Factorisations, key: Key[Array, ""]) -> Measurement:
     exact, closed, scores, wrong, ratios, errors = [], [], [], [], [], []
     relative = lambda a, b: float(np.abs(np.asarray(a) - b).max() / np.abs(b).max())
     for k in jax.random.split(key, parameters.draws):
@@ -161,7 +161,7 @@ def _measure_rows(parameters: Draws, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, xarray.Dataset({"ratio": ("draw", ratios)}), parameters.draws)
 
 
-def _measure_equilibrium(parameters: Draws, key: Key[Array, ""]) -> Measurement:
+def _measure_equilibrium(parameters: Factorisations, key: Key[Array, ""]) -> Measurement:
     residuals, moved, gaps, balances, printed = [], [], [], [], []
     apart = lambda one, other: float(jnp.linalg.norm(one - other) / jnp.linalg.norm(other))
     for index, k in enumerate(jax.random.split(key, parameters.draws)):
@@ -270,7 +270,7 @@ def _measure_vectors(parameters: Vectors, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, parameters.seeds, int(long.diverged.sum()))
 
 
-def _measure_trace(parameters: Draws, key: Key[Array, ""]) -> Measurement:
+def _measure_trace(parameters: Factorisations, key: Key[Array, ""]) -> Measurement:
     """Compare the trace of jax.hessian at random points with the printed formula."""
     ratios = []
     for index, k in enumerate(jax.random.split(key, parameters.draws)):
@@ -316,7 +316,11 @@ CLAIMS = (
         equation="d/dt (U'U - WW')/2 = η/2S (∑_i Σ_ui - ∑_j Σ_wj) = 2η/S (W Γ_W W' - U'Γ_U U)",
         alternative="The noise of the rows minus that of the columns changes U'U - WW' at this rate, as for the "
         "paper's charge without 1/2, and (U'U - WW')/2 at half the rate.",
-        scales={"smoke": Draws(4), "default": Draws(20), "full": Draws(100, batches=200_000)},
+        scales={
+            "smoke": Factorisations(4),
+            "default": Factorisations(20),
+            "full": Factorisations(100, batches=200_000),
+        },
         measure=_measure_rows,
     ),
     Claim(
@@ -327,7 +331,7 @@ CLAIMS = (
         "rotation. The geometric mean of two matrices gives it, and so does a singular value decomposition.",
         equation="W Γ_W W' = U'Γ_U U,  P = X^1/2,  X b X = a",
         alternative="With weight decay, 2γ I is added to the noise moments, as printed, not (γ S/η) I.",
-        scales={"smoke": Draws(4), "default": Draws(20), "full": Draws(200)},
+        scales={"smoke": Factorisations(4), "default": Factorisations(20), "full": Factorisations(200)},
         measure=_measure_equilibrium,
         draw=draw_checks_on_log_axis,
     ),
@@ -352,7 +356,7 @@ CLAIMS = (
         "point.",
         equation="Tr H = 2 d_y |W Σ_x^1/2|² + 2 |U|² Tr Σ_x",
         alternative="The trace is the printed formula.",
-        scales={"smoke": Draws(4), "default": Draws(20), "full": Draws(200)},
+        scales={"smoke": Factorisations(4), "default": Factorisations(20), "full": Factorisations(200)},
         measure=_measure_trace,
     ),
 )

@@ -48,7 +48,7 @@ class Starts:
 
 
 @dataclass(frozen=True)
-class Draws:
+class LinearModels:
     """Draws of the linear model."""
 
     draws: int
@@ -102,7 +102,7 @@ def _measure_start(parameters: Starts, key: Key[Array, ""]) -> Measurement:
     return Measurement((check,), xarray.Dataset({"share": ("seed", share)}), parameters.seeds)
 
 
-def _measure_gradient(parameters: Draws, key: Key[Array, ""]) -> Measurement:
+def _measure_gradient(parameters: LinearModels, key: Key[Array, ""]) -> Measurement:
     factors = []
     for k in jax.random.split(key, parameters.draws):
         model = LinearModel.draw(k, d=parameters.d, n=parameters.n, sparsity=2, dtype=jnp.float64)
@@ -114,7 +114,7 @@ def _measure_gradient(parameters: Draws, key: Key[Array, ""]) -> Measurement:
     return Measurement((check,), xarray.Dataset({"factor": ("sample", factors)}), parameters.draws)
 
 
-def _measure_constant(parameters: Draws, key: Key[Array, ""]) -> Measurement:
+def _measure_constant(parameters: LinearModels, key: Key[Array, ""]) -> Measurement:
     """Measure the least |grad L|^2/(lambda min|uv| L), reached at u = v with the residual along an eigenvector."""
     least, later = [], []
     for k in jax.random.split(key, parameters.draws):
@@ -177,7 +177,7 @@ CLAIMS = (
         statement="In the kernel regime the gradient of the linear model is twice the printed one.",
         equation="∇f_i(α, α) = 2α [z_i, -z_i]",
         alternative="∇f_i(α, α) = α [z_i, -z_i], as printed.",
-        scales={"smoke": Draws(3), "default": Draws(10), "full": Draws(100)},
+        scales={"smoke": LinearModels(3), "default": LinearModels(10), "full": LinearModels(100)},
         measure=_measure_gradient,
     ),
     Claim(
@@ -188,7 +188,7 @@ CLAIMS = (
         "the constant 16/n. The paper prints 16, which is violated.",
         equation="|∇L|² ≥ (16/n) λ_min(ZZ') min_j |u_j v_j| L",
         alternative="The constant is 16, as printed, for every number n of samples.",
-        scales={"smoke": Draws(3), "default": Draws(10), "full": Draws(100)},
+        scales={"smoke": LinearModels(3), "default": LinearModels(10), "full": LinearModels(100)},
         measure=_measure_constant,
     ),
 )
