@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.harness import in_words, save
+from undertow.execution.sweeps.records import BlockResult, BlockTask, Description, DescriptionRequest
 
 BLOCKS = 1000
 DIAGRAM = {"step_size": {"log": [0.01, 0.1, 20]}, "spread": {"linear": [0.5, 9.0, 20]}}
@@ -35,19 +36,17 @@ def scalar(key, *, step_size: float, spread: float, mean: float = 1.0, steps: in
     return {"filtered": jnp.mean(end < 0.1), "top": jnp.max(top)}
 
 
-def describe_nothing(request: dict) -> dict:
+def describe_nothing(request: DescriptionRequest | None) -> Description:
     """Return the description of an experiment that does no work."""
-    return {
-        "kinds": {"a": "float"}, "needed": (), "dimensions": {}, "attributes": {}, "platform": "cpu", "device": "",
-        "memory": 2**30, "batched": True, "run_bytes": 2**27, "why": "",
-    }  # fmt: skip
+    return Description(
+        {"a": "float"}, (), platform="cpu", device="", memory=2**30, batched=True, run_bytes=2**27
+    )  # fmt: skip
 
 
-def work_nothing(task: dict) -> dict:
+def work_nothing(task: BlockTask) -> BlockResult:
     """Return the result of a block without any work, so that only the overhead is measured."""
-    values = np.zeros(len(task["seeds"]))
-    return {"values": {"x": values, "y": values}, "errors": {}, "seconds": 0.0, "run_seconds": 0.0, "worker": "",
-            "compiled": (0, 0.0)}  # fmt: skip
+    values = np.zeros(len(task.seeds))
+    return BlockResult({"x": values, "y": values}, {}, 0.0, 0.0, "", 0, 0.0)
 
 
 def light_pool(jobs: int) -> ProcessPoolExecutor:
@@ -65,7 +64,7 @@ def overhead(folder: Path) -> tuple[float, float]:
     spec = as_spec("nothing.py:f", {"a": {"linear": [0.0, 1.0, BLOCKS]}}, seeds=2)
     job = drive.Job(spec, "nothing", "", folder, describe_nothing, work_nothing)
     engine = Processes(2, light_pool)
-    engine.submit(describe_nothing, {}).result()  # wait until the processes have started
+    engine.submit(describe_nothing, None).result()  # wait until the processes have started
     began = time.perf_counter()
     drive.run(job, lambda: engine)
     per_block = (time.perf_counter() - began) / BLOCKS

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from benchmarks import sweeps
+
 ROOT = Path(__file__).parent.parent
 GREEDY = """
 import sys
@@ -24,6 +26,8 @@ def main():
 """
 TINY = """
 from pathlib import Path
+
+from benchmarks import sweeps
 import json
 from benchmarks.harness import peak_mebibytes
 
@@ -79,3 +83,10 @@ def test_the_peak_memory_excludes_the_parent_process(tmp_path):
     child, parent = map(float, done.stdout.split())
     assert child < 100
     assert 300 < parent < 500
+
+
+def test_the_overhead_of_sweeps_is_measured_with_the_records_of_the_library(tmp_path, monkeypatch):
+    monkeypatch.setattr(sweeps, "BLOCKS", 16)
+    per_block, reading = sweeps.overhead(tmp_path / "nothing")
+    assert per_block > 0
+    assert reading > 0
