@@ -187,7 +187,7 @@ def _each(wide: bool) -> Callable[[Callable], Callable]:
 def _segment_runner(spec: SGDSpec, wide: bool, block: int) -> Callable[..., tuple[tuple, PyTree]]:
     """Return a function that runs the steps `begin` to `end` of a block and adds up the averages."""
     each = _each(wide)
-    step = jax.jit(_stepper(spec, wide))  # both loops below call it, and it is traced once
+    step = _stepper(spec, wide)
 
     def run(moving: tuple, sums: PyTree, begin: Array, end: Array, slices: PyTree, sizes: Array) -> tuple:
         def one(j: Array, carry: tuple) -> tuple:
