@@ -195,15 +195,19 @@ def test_a_sweep_that_has_not_started_has_neither_plan_nor_results(tmp_path):
     assert read_folder(tmp_path) == (SPEC, None)
 
 
+def damage(path, content):
+    """Replace a file by other content, or remove it."""
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
 DAMAGED = ["", "[]", "3", '"text"', "{}", '{"undertow_format": "x"}', b"\xff"]
 
 
 @pytest.mark.parametrize("content", [*DAMAGED, '{"undertow_format": 0, "axes": [{"name": "a", "values": [1]}]}', None])
 def test_a_damaged_specification_is_reported(folder, content):
-    path = folder / "sweep.json"
-    path.unlink()
-    if content is not None:
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    damage(folder / "sweep.json", content)
     with pytest.raises(store.StoreError, match=r"there is no sweep here \(no readable sweep.json\)"):
         read_folder(folder)
 
@@ -217,10 +221,7 @@ def test_a_sweep_of_a_newer_version_is_reported(folder):
 
 @pytest.mark.parametrize("content", [*DAMAGED, '{"tile": [0]}', None])
 def test_a_damaged_plan_is_reported(folder, content):
-    path = folder / "plan.json"
-    path.unlink()
-    if content is not None:
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    damage(folder / "plan.json", content)
     with pytest.raises(store.StoreError, match=r"plan.json: damaged, it cannot be read; delete .* and run again"):
         read_plan(folder)
 
