@@ -20,6 +20,11 @@ from undertow.execution.compiling import compilations
 
 
 class TestDriver:
+    def test_the_facts_of_a_diffusion_count_steps_of_sgd(self):
+        noise = ut.Isotropic(ut.Problem(lambda w, x: w * x, jnp.zeros(1)), 1.0)
+        run = ut.diffuse(noise, jnp.array(1.0), step_size=0.2, time=0.33, key=KEY, substeps=4)
+        np.testing.assert_allclose([run.facts["step_size"], run.facts["steps"]], [0.2, 1.75], rtol=1e-6)
+
     def test_progress_callback(self):
         seen = []
         descend(30_000, progress=lambda done, total: seen.append((done, total)))

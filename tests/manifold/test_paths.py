@@ -1,11 +1,13 @@
 """Solutions on the manifold: exact flows, tolerances, and the checks of a recorder."""
 
 import diffrax
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import undertow as ut
+from undertow.manifold import paths
 from undertow.manifold.geometry import frame_at
 from undertow.manifold.paths import FLATTEST, FLATTEST_OF_FLOW, Recorder, _RetractedTsit5, flow
 
@@ -90,3 +92,15 @@ def test_the_least_curvature_depends_on_the_precision(x64, dtype, holds):
     record = Recorder({}, valley, 1e3 * jnp.max(frame.curvature), 1, False, frame.unravel)
     for limits, expected in zip(((1e-2, 1e-5), (1e-5, 1e-2)), holds, strict=True):
         assert bool(record.holds(frame, limits)) == expected
+
+
+@pytest.mark.parametrize(("allowed", "lost"), [(10, np.inf), (4, 0.4)])
+def test_a_diffusion_that_needs_more_steps_than_allowed_ends_early(monkeypatch, x64, allowed, lost):
+    """Ten steps of length 0.1 are needed; with four of them allowed the path ends at time 0.4."""
+    monkeypatch.setattr(paths, "MOST_STEPS", allowed - 10)
+    valley = ut.Problem(lambda p, k: k * p[0] ** 2 / 2 + 0 * p[1], jnp.ones(1))
+    frame = frame_at(valley, jnp.zeros(2))
+    record = Recorder({}, valley, jnp.max(frame.curvature), 1, False, frame.unravel)
+    noise = ut.Isotropic(valley, 1.0)
+    *_, end = paths._diffuse(noise, frame, jax.random.key(0), jnp.ones(1), 0.0, record, 10)
+    np.testing.assert_allclose(end, lost)

@@ -63,6 +63,12 @@ def test_a_sample_of_weight_zero_is_never_drawn(monkeypatch):
         assert np.all(sampling.weighted(jax.random.key(0), weights, (3,)) == expected)
 
 
+def test_one_word_gives_32_signs():
+    """No array of the computation is larger than the result."""
+    program = jax.make_jaxpr(lambda key: sampling.signs(key, (8, 8), jnp.float32))(jax.random.key(0))
+    assert max(value.aval.size for step in program.eqns for value in step.outvars) == 64
+
+
 def test_signs_are_fair_and_independent():
     drawn = np.asarray(sampling.signs(jax.random.key(7), (1000, 67), jnp.float32))
     assert set(np.unique(drawn)) == {-1.0, 1.0}

@@ -76,6 +76,21 @@ def test_the_probability_is_the_share_of_runs_that_filter_the_signal():
     assert ratio(low) > 1.15 > ratio(0.8 * low)
 
 
+def test_the_simulated_runs_end_well_after_the_true_signal_is_learnt(monkeypatch):
+    """The true signal grows from alpha to 1 in log(1/alpha)/log(1 + eta) steps; the runs have 30 % more."""
+    seen = []
+
+    def recorded(law, eta, *, steps, runs, **rest):
+        seen.append((eta, steps))
+        return np.zeros(runs), None
+
+    monkeypatch.setattr("undertow.sensing.advise.scalar_map", recorded)
+    ut.advise(two_point(1.0, 4.0), alpha=1e-3)
+    etas, steps = np.array(seen).T
+    np.testing.assert_array_equal(steps, np.ceil(1.3 * np.log(1e3) / np.log1p(etas)))
+    assert len(steps) > 5
+
+
 def test_advice_on_several_directions_is_for_the_worst_direction():
     """The exponent is the largest and the tail exponent the smallest over the directions."""
     law, runs = Table([[-7.0, -1.7], [9.0, 3.3]]), 8000

@@ -35,7 +35,7 @@ def test_the_log_moment_of_a_gaussian_is_its_confluent_hypergeometric_function()
 
 def test_the_mean_log_of_a_gaussian_is_an_integral_of_dawsons_function():
     """d/dr E log|r + z| = sqrt(2) D(r/sqrt(2)) for a standard normal z, and E log|z| = -(gamma + log 2)/2."""
-    for mean, deviation, _ in numbers():
+    for mean, deviation, _ in [*numbers(), (29.0, 15.0, 0.0), (-301.0, 100.0, 0.0)]:
         slope = lambda r: math.sqrt(2) * dawsn(r / math.sqrt(2))
         rise, _ = quad(slope, 0, abs(1 + mean) / deviation, epsabs=1e-13, epsrel=1e-13, limit=200)
         exact = math.log(deviation) - (np.euler_gamma + math.log(2)) / 2 + rise

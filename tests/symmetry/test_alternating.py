@@ -56,3 +56,26 @@ def test_a_relative_flow_is_at_most_one(x64, monkeypatch):
         monkeypatch.setattr(alternating, "powers_now", lambda *_, rounded=rounded: rounded)
         residual = alternating._residual(symmetry, noise, params, np.asarray(True), jnp.array(ETA), jnp.array(0.0))
         assert residual == (1.0, 1.0)
+
+
+def test_the_relative_flow_of_a_rotation_is_its_largest_entry_over_the_largest_entries_of_both_sides(x64, monkeypatch):
+    """Sides far below one: the flow is relative, so their size does not count."""
+    up, down = np.array([[0.03, 0.01], [0.01, 0.02]]), np.array([[0.01, 0.0], [0.0, 0.005]])
+    monkeypatch.setattr(alternating, "_sides", lambda *_: (up, down))
+    noise, params, _ = two_products()
+    rotation = ut.DoubleRotation(lambda p: p["U"], lambda p: p["W"])
+    inside = np.diag([0.0, 1.0])
+    residual = alternating._residual(rotation, noise, params, inside, jnp.array(ETA), jnp.array(0.0))
+    np.testing.assert_allclose(residual, [0.02 / 0.04, 0.015 / 0.04])
+    monkeypatch.setattr(alternating, "_sides", lambda *_: (0 * up, 0 * down))
+    assert alternating._residual(rotation, noise, params, inside, jnp.array(ETA), jnp.array(0.0)) == (0.0, 0.0)
+
+
+def test_runaways_are_the_generators_with_large_amounts():
+    held = [np.zeros(3, bool), np.zeros((), bool)]
+    assert alternating._runaways([np.array([29.0, -3.0, np.inf]), np.array(1.0)], held) is None
+    first, second = alternating._runaways([np.array([31.0, -3.5, 2.0]), np.array(1.0)], held)
+    np.testing.assert_array_equal(first, [31.0, -3.5, 0.0])  # a tenth of the limit is enough to run with the others
+    assert float(second) == 0.0
+    rotation = alternating._runaways([np.diag([31.0, 0.0])], held[1:])  # held as a whole
+    np.testing.assert_array_equal(rotation, [1.0])

@@ -90,6 +90,20 @@ def test_a_forecast_of_two_products_by_hand(x64):
             np.testing.assert_allclose(bound, 2 / jnp.linalg.eigvalsh(dense)[-1], rtol=1e-5)
 
 
+@pytest.mark.parametrize(("decay", "phase"), [(0.5, "fast"), (0.001, "slow")])
+def test_the_phase_near_a_minimum_compares_times_of_a_small_gradient(x64, decay, phase):
+    """The loss 0.01 (uw - 1)^2 falls in the time L/|grad L|^2 = 21; decay relaxes the charge in about 1/(2 decay)."""
+    problem = ut.Problem(lambda p, y: 0.01 * (p["u"] * p["w"] - y) ** 2, jnp.array([0.9, 1.1]))
+    params = {"u": jnp.asarray(1.0), "w": jnp.asarray(0.5)}
+    balance = ut.Rescaling(lambda p: p["u"], lambda p: p["w"])
+    gradient = problem.gradient(params)
+    falling = float(problem.loss(params)) / sum(float(g) ** 2 for g in gradient.values())
+    prediction = forecast(ut.Minibatch(problem, 1), params, balance, step_size=0.01, weight_decay=decay)
+    assert prediction.phase == phase
+    assert (prediction.relaxation[0] * 0.01 < falling) == (phase == "fast")
+    assert sum(float(g) ** 2 for g in gradient.values()) < 1e-3
+
+
 @pytest.mark.slow  # a claim measures the same quantity
 def test_charges_relax_with_the_predicted_time():
     """The charge of a product of two numbers falls by a factor e in one relaxation time, on average over runs."""

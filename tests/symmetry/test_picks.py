@@ -6,7 +6,7 @@ import pytest
 
 from undertow.symmetry.picks import JointPick, LeafPick, pick_of
 
-PARAMS = {"a": jnp.arange(24.0).reshape(2, 3, 4), "b": jnp.arange(5.0)}
+PARAMS = {"a": jnp.arange(24.0).reshape(2, 3, 4), "b": jnp.arange(5.0), "c": jnp.arange(6.0).reshape(2, 3)}
 
 PICKS = {
     "the whole leaf": (LeafPick(0), lambda p: p["a"]),
@@ -14,6 +14,7 @@ PICKS = {
     "an axis moved to the end": (LeafPick(0, 0, -1), lambda p: jnp.moveaxis(p["a"], 0, -1)),
     "a range at the front": (LeafPick(0, 1, 0, 1, 3), lambda p: jnp.moveaxis(p["a"], 1, 0)[1:3]),
     "a range at the end": (LeafPick(0, 1, -1, 0, 2), lambda p: jnp.moveaxis(p["a"], 1, -1)[..., 0:2]),
+    "an axis of a matrix": (LeafPick(2, 1, 0, 1, 3), lambda p: p["c"].T[1:3]),
     "chosen indices": (LeafPick(0, 2, 0, chosen=(3, 0)), lambda p: jnp.moveaxis(p["a"], 2, 0)[np.array([3, 0])]),
     "a vector": (LeafPick(1, 0, -1, chosen=(4,)), lambda p: p["b"][np.array([4])]),
 }

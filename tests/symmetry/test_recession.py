@@ -52,3 +52,15 @@ def test_rounding_of_the_linear_programme_adds_no_generator(x64, monkeypatch):
     assert direction[0] != 0
     assert direction[1] != 0
     assert direction[2] == 0
+
+
+def test_a_direction_without_descent_beyond_rounding_is_no_direction(monkeypatch):
+    """A linear programme that reports success at a point where nothing changes."""
+    from scipy import optimize, sparse
+
+    from undertow.symmetry.recession import _direction
+
+    fooled = lambda *_, **__: optimize.OptimizeResult(success=True, x=np.array([1.0, 1.0, 0.0, 0.0]))
+    monkeypatch.setattr(optimize, "linprog", fooled)
+    assert _direction(sparse.csr_array(np.array([[1.0, -1.0]]))) is None
+    np.testing.assert_array_equal(_direction(sparse.csr_array(np.array([[1.0, 0.0]]))), [1.0, 1.0])

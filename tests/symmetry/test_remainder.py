@@ -2,8 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import undertow as ut
+from undertow.symmetry.remainder import dense_generators
 
 
 def total(symmetries, params):
@@ -27,3 +29,18 @@ def test_symmetries_of_a_loss_of_a_subspace_with_an_unused_matrix(x64):
 
     params = {"U": normal(0, 4, 2), "W": normal(1, 2, 3)}
     assert total(ut.find_symmetries(ut.Problem(loss, drawn(inputs=4)), params), params) == 3
+
+
+def test_a_generator_with_entries_on_and_off_the_diagonal(x64):
+    """A function of c.p alone is unchanged along A with A c = 0: for c = (1, 2), A is (4, -2; -2, 1) up to a factor."""
+    problem = ut.Problem(lambda p, x: jnp.sin(x[0] * (p[0] + 2 * p[1])), drawn(inputs=1))
+    params = normal(3, 2)
+    (symmetry,) = ut.find_symmetries(problem, params)
+    matrix = dense_generators(symmetry, params)[0]
+    np.testing.assert_allclose(matrix / matrix[1, 1], [[4.0, -2.0], [-2.0, 1.0]], atol=1e-5)
+
+
+def test_dense_generators_are_the_derivatives_of_the_orbit(x64):
+    diagonal = jnp.array([1.0, -2.0, 0.5])
+    (matrix,) = dense_generators(ut.Exponential(diagonal), normal(4, 3))
+    np.testing.assert_allclose(matrix, np.diag(diagonal), atol=1e-5)

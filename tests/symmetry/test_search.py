@@ -181,3 +181,10 @@ def test_the_search_does_not_depend_on_the_unit_of_the_params(unit, x64, monkeyp
 def test_a_single_parameter_has_no_symmetry(x64):
     problem = ut.Problem(lambda p, x: jnp.sum((p * x - 1) ** 2), drawn())
     assert ut.find_symmetries(problem, jnp.array(1.3)) == ()
+
+
+def test_a_full_search_takes_more_points_than_there_are_unknowns(x64):
+    """26 parameters have 351 symmetric generators; with fewer points than that every model would have symmetries."""
+    data = jax.random.normal(jax.random.key(0), (40, 26), jnp.float64)
+    problem = ut.Problem(lambda p, x: jnp.sum((p - x) ** 4), data)
+    assert ut.find_symmetries(problem, jnp.linspace(0.5, 1.5, 26)) == ()

@@ -53,6 +53,15 @@ def test_the_seeds_asked_for_would_decide():
         assert found == ("holds" if printed is None else "corrected")
 
 
+@pytest.mark.parametrize("tolerance", [0.0, 0.3])
+def test_the_seeds_that_would_reject_the_alternative(tolerance):
+    """Twice the width of four standard errors must fit between the tolerance and the alternative."""
+    unsure = check(1.0, Within(tolerance, 5.0), 0.4, alternative=1.8)
+    found, seeds = judge(unsure, 10_000)
+    assert found == "inconclusive"
+    np.testing.assert_allclose(seeds, 10_000 * (8 * 0.4 / (0.8 - tolerance)) ** 2, rtol=2e-3)
+
+
 @example(measured=0.0, bound=5e-324, uncertainty=1.0)  # a margin so small that the seeds needed overflow
 @given(measured=finite, bound=finite, uncertainty=st.floats(0, 1e3))
 def test_below_and_above_are_mirror_images(measured, bound, uncertainty):

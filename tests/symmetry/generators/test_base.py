@@ -8,6 +8,7 @@ import pytest
 import undertow as ut
 from tests.symmetry import nets
 from undertow.symmetry.generators import Violation
+from undertow.symmetry.generators.base import _subset
 
 KINDS = {
     "neurons": (nets.relu_net, nets.relu_params(), nets.RELU_LAYERS[0]),
@@ -137,6 +138,22 @@ def test_a_check_looks_at_no_more_samples_than_it_is_given():
     assert not scale.check(problem, point, 0, samples=60).holds
     broken = [not scale.check(problem, point, key, samples=1).holds for key in range(5)]
     assert not all(broken)
+
+
+def test_a_check_looks_at_different_samples():
+    problem = ut.Problem(lambda w, x: w * x, jnp.arange(60.0))
+    chosen = _subset(problem, jax.random.key(0), 50)
+    assert len(np.unique(chosen.data)) == 50
+
+
+def test_a_change_of_the_loss_is_relative_to_the_loss_here_and_at_a_tenth_from_here():
+    """|w|^2 = 1 grows by exp(2a) - 1 along the orbit; a tenth off in every entry it is 1.01."""
+    size = 100_000
+    problem = ut.Problem(lambda w, x: jnp.sum(w**2), jnp.zeros(1))
+    point, key = jnp.full(size, size**-0.5), jax.random.key(3)
+    amounts = 0.3 * jax.random.normal(jax.random.fold_in(key, 2), (3,))
+    violation = ut.Scaling(lambda p: p).check(problem, point, key)
+    np.testing.assert_allclose(violation.loss, np.abs(np.expm1(2 * np.asarray(amounts))).max() / 2.01, rtol=1e-3)
 
 
 def test_a_population_is_sampled_for_its_check():
