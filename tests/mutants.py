@@ -175,6 +175,8 @@ class Suite:
             [*plain, "-n", str(workers), *report, *TESTS], cwd=tree, env=environment(tree, cache),
             capture_output=True, text=True,
         )  # fmt: skip
+        if not (tree / "times.xml").is_file():
+            raise SystemExit(f"the tests did not run:\n{run.stdout[-3000:]}{run.stderr[-3000:]}")
         self.times: dict[str, float] = {}
         failed = []
         for case in ElementTree.parse(tree / "times.xml").iter("testcase"):
