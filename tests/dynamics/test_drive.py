@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 import undertow as ut
-from tests.dynamics.runs import FLAT, KEY, NOISE, descend
+from tests.dynamics.runs import FLAT, KEY, NOISE, descend, plain_loop
 from tests.kinds import params, problem, regression
 from undertow import _trees as trees
-from undertow.dynamics import drive
+from undertow.dynamics import drive, lanes
 from undertow.execution.compiling import compilations
 
 
@@ -129,3 +129,12 @@ def test_small_buffers_and_small_chunks_change_nothing(reference, monkeypatch):
     monkeypatch.setattr(drive, "MOST_OBSERVATIONS", 3)
     run = descend(2500, every=11)
     np.testing.assert_array_equal(run.observed["flat"], reference.observed["flat"][:, ::11])
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_a_run_goes_on_after_its_last_observation(monkeypatch):
+    """Steps 20 to 23 follow the last multiple of ten, in a chunk of their own."""
+    monkeypatch.setattr(lanes, "CHUNK_SECONDS", 0.0)  # one block per chunk
+    run = descend(23, every=10, seeds=None)
+    np.testing.assert_array_equal(run.step, [0, 10, 20])
+    np.testing.assert_allclose(trees.ravel(run.params), plain_loop(NOISE, params(), 23, 0.02)[-1], rtol=1e-5)

@@ -51,6 +51,13 @@ def test_a_normal_step_leaves_the_tangent_alone(dtype, x64):
     assert np.linalg.norm(step - expected) < 0.05 * np.linalg.norm(expected)
 
 
+def test_a_saddle_is_detected_beside_a_larger_curvature(x64):
+    """The negative curvature is a tenth of the largest one; the start is on the stable manifold of the saddle."""
+    saddle = ut.Problem(lambda w, _: (w[0] ** 2 - 0.1 * w[1] ** 2) / 2, jnp.zeros(1))
+    with pytest.raises(Exception, match="ends at a saddle"):
+        ut.settle(saddle, jnp.array([1.0, 0.0]))
+
+
 MISTAKES = {
     "settle on a population": (lambda: ut.settle(population(), params()), r"population.sample\(key, count\)"),
 }

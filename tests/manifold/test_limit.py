@@ -205,3 +205,11 @@ def test_the_parts_are_half_of_those_of_the_second_derivative(x64):
     for part, derivative in zip(parts, twice, strict=True):
         assert np.linalg.norm(derivative) > 1e-2
         np.testing.assert_allclose(part, derivative / 2, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(("along", "motion"), [(1e-6, "flow"), (1e-3, "diffusion")])
+def test_tangent_noise_within_rounding_is_no_diffusion(along, motion, x64):
+    """The share of the tangent noise is 1e-12 or 1e-6; up to sqrt(eps) = 1.5e-8 it counts as rounding."""
+    noise = ut.Additive(curves.circle(), lambda x: jnp.diag(jnp.array([1.0, along])))
+    path = ut.Limit(noise).solve(jnp.array([1.0, 0.0]), slow_time=0.01, key=KEY, steps=2, num_saves=1)
+    assert path.facts["motion"] == motion

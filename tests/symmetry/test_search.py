@@ -188,3 +188,11 @@ def test_a_full_search_takes_more_points_than_there_are_unknowns(x64):
     data = jax.random.normal(jax.random.key(0), (40, 26), jnp.float64)
     problem = ut.Problem(lambda p, x: jnp.sum((p - x) ** 4), data)
     assert ut.find_symmetries(problem, jnp.linspace(0.5, 1.5, 26)) == ()
+
+
+def test_there_are_more_points_than_unknowns_per_neuron(x64, monkeypatch):
+    """Forty leaves of one length: from the 32 points of a large model alone, scalings would seem to be symmetries."""
+    monkeypatch.setattr(search, "MEMORY", 0)
+    params = [normal(k, 1) for k in range(40)]
+    loss = lambda p, x: jnp.sum(jnp.sin(x * jnp.concatenate(p)))
+    assert ut.find_symmetries(ut.Problem(loss, normal(50, 100, 40)), params) == ()
