@@ -191,8 +191,17 @@ def test_a_full_search_takes_more_points_than_there_are_unknowns(x64):
 
 
 def test_there_are_more_points_than_unknowns_per_neuron(x64, monkeypatch):
-    """Forty leaves of one length: from the 32 points of a large model alone, scalings would seem to be symmetries."""
+    """Two leaves with nine axes of one length are 18 unknowns per neuron: the 32 points of a large model are too few.
+
+    The two neurons of a ReLU layer have a symmetry.
+    """
+
+    def loss(p, x):
+        hidden, out = jax.nn.relu(p[0].reshape(2, 256) @ x), p[1].reshape(2, 256) @ x
+        return jnp.sin(hidden @ out)
+
     monkeypatch.setattr(search, "MEMORY", 0)
-    params = [normal(k, 1) for k in range(40)]
-    loss = lambda p, x: jnp.sum(jnp.sin(x * jnp.concatenate(p)))
-    assert ut.find_symmetries(ut.Problem(loss, normal(50, 100, 40)), params) == ()
+    params = list(normal(0, *[2] * 10))
+    (neurons,) = ut.find_symmetries(ut.Problem(loss, normal(1, 50, 256)), params)
+    assert isinstance(neurons, Rescaling)
+    assert neurons.dimension(params) == 2
