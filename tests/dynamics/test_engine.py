@@ -251,8 +251,7 @@ def test_the_replay_finds_the_first_step_that_is_not_finite():
 
 def test_the_replay_draws_the_randomness_of_its_block():
     """One sample of thirty is so large that the step overflows; the step at which it is drawn first is known."""
-    steps = jnp.zeros(30).at[0].set(3e38)
-    noise = ut.Minibatch(ut.Problem(lambda w, x: w * x, steps), 1)
+    noise = ut.Minibatch(ut.Problem(lambda w, x: w * x, jnp.zeros(30).at[0].set(3e38)), 1)
     run, keys, block = spec(noise, step_size=jnp.asarray(10.0)), jax.random.split(KEY, 3), 7
     drawn = [
         np.concatenate([noise.randomness(jax.random.fold_in(key, b), block, jnp.array(0.0)) for b in range(40)])

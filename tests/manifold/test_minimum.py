@@ -191,7 +191,7 @@ def test_single_precision_on_the_manifold_and_off_it():
 
 
 def test_a_change_of_the_loss_along_the_kernel_counts_at_large_params(x64):
-    """At |params| = 1e5 the loss falls along the kernel by the share 1e-4 t of the curvature, at the distance t."""
+    """A loss 1e-4 t^3 along the kernel, at |params| = 1e5: large beside 1/|params|, the scale of third derivatives."""
     point = jnp.array([1e5, 0.0, 0.0])
     slide = alone(lambda x: 1e-4 * (x[0] - 1e5) ** 3 + x[1] ** 2 / 2 + 0 * x[2])
     with pytest.raises(ValueError, match="loses rank here"):

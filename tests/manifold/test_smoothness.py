@@ -20,7 +20,7 @@ def test_values_that_do_not_affect_the_derivatives_have_no_kinks():
 
     def stopped(w, x):
         largest = jax.lax.stop_gradient(jnp.max(w))
-        return largest + jnp.log(jnp.sum(jnp.exp(w - largest))) * x
+        return (largest + jnp.log(jnp.sum(jnp.exp(w - largest)))) * x
 
     def unused(w, x):
         jnp.abs(w)

@@ -179,7 +179,7 @@ def test_the_window_of_the_paper_is_called_empty_only_where_it_is():
     assert "empty" not in str(wide)
 
 
-def test_a_direction_without_a_signal_is_not_advice_to_stop_early():
+def test_a_direction_without_a_signal_sets_no_last_step():
     """A signal of size zero neither grows nor decays: it is small at every step, so the horizon is the last one."""
     advice = ut.advise(Table([[0.0, -7.0], [0.0, 9.0]]), horizon=500, runs=100)
     assert advice.exponent == 0
