@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import undertow as ut
-from tests.dynamics.runs import FLAT, KEY, NOISE, descend
+from tests.dynamics.runs import FLAT, KEY, NOISE, descend, plain_loop
 from tests.kinds import params, problem, regression
 from undertow import _trees as trees
 from undertow.dynamics import drive
@@ -129,3 +129,15 @@ def test_small_buffers_and_small_chunks_change_nothing(reference, monkeypatch):
     monkeypatch.setattr(drive, "MOST_OBSERVATIONS", 3)
     run = descend(2500, every=11)
     np.testing.assert_array_equal(run.observed["flat"], reference.observed["flat"][:, ::11])
+
+
+@pytest.mark.usefixtures("short_blocks")
+def test_a_run_goes_on_between_two_observations():
+    """Steps 10 to 13 have no observation; the steps after them are observed at the multiples of ten."""
+    run = descend(10, every=10, seeds=None).resume(steps=3)
+    np.testing.assert_array_equal(run.step, [0, 10])
+    expected = plain_loop(NOISE, params(), 20, 0.02)
+    np.testing.assert_allclose(trees.ravel(run.params), expected[13], rtol=1e-5)
+    rest = run.resume(steps=7)
+    np.testing.assert_array_equal(rest.step, [0, 10, 20])
+    np.testing.assert_allclose(rest.observed["flat"], expected[::10], rtol=1e-5)

@@ -247,3 +247,19 @@ def test_the_replay_finds_the_first_step_that_is_not_finite():
     np.testing.assert_array_equal(state.diverged_block, [50, 50])
     np.testing.assert_allclose(state.params, np.full(2, 4.0**50))  # reset to the start of that block
     np.testing.assert_array_equal(engine.first_nonfinite(run, state, block=50), [64, 64])
+
+
+def test_the_replay_draws_the_randomness_of_its_block():
+    """One sample of thirty is so large that the step overflows; the step at which it is drawn first is known."""
+    noise = ut.Minibatch(ut.Problem(lambda w, x: w * x, jnp.zeros(30).at[0].set(3e38)), 1)
+    run, keys, block = spec(noise, step_size=jnp.asarray(10.0)), jax.random.split(KEY, 3), 7
+    drawn = [
+        np.concatenate([noise.randomness(jax.random.fold_in(key, b), block, jnp.array(0.0)) for b in range(40)])
+        for key in keys
+    ]
+    expected = np.array([1 + np.flatnonzero(indices == 0)[0] for indices in drawn])
+    assert (expected > 2 * block).any()
+    state = engine.start(run, jnp.zeros(3), keys)
+    never = jnp.asarray(engine.NEVER, jnp.int32)
+    state, _ = engine.advance(run, state, jnp.asarray(40 * block, jnp.int32), never, never, block=block, capacity=1)
+    np.testing.assert_array_equal(engine.first_nonfinite(run, state, block=block), expected)

@@ -16,6 +16,8 @@ def test_lanes_fit_an_accelerator(monkeypatch):
     noise = ut.Isotropic(ut.Problem(lambda w, x: jnp.sum(w) * x, jnp.ones(3)))
     width = lanes.lane_width("descend", None, 10**6, noise, jnp.zeros(2**20), 1)
     assert 64 <= width <= lanes.ACCELERATOR_LANE_BYTES // (8 * 4 * 2**20)
+    # a block of 100 steps draws 400 MiB per seed: 16 GiB hold 37 times 432 MiB
+    assert lanes.lane_width("descend", None, 10**6, noise, jnp.zeros(2**20), 100) == 32
 
 
 @pytest.mark.parametrize("seconds", [1e-3, 0.02, 0.1])

@@ -42,13 +42,21 @@ def test_a_normal_step_leaves_the_tangent_alone(dtype, x64):
     """A little off the ellipse, where the curvature along it is of the size of the distance: against NumPy."""
     distance = 2e-3 if dtype == jnp.float32 else 2e-5
     x = jnp.array([np.sqrt(0.5), np.sqrt(0.125) + distance], dtype)
-    step = np.asarray(_normal_step(ut.Problem(ellipse, jnp.zeros(1, dtype)), x))
+    problem = ut.Problem(ellipse, jnp.zeros(1, dtype))
+    step = np.asarray(jax.jit(lambda x: _normal_step(problem, x))(x))
     exact = jnp.asarray(x, jnp.float64)
     gradient = np.asarray(jax.grad(ellipse)(exact, 0.0))
     values, vectors = np.linalg.eigh(jax.hessian(ellipse)(exact, 0.0))
     across = vectors[:, values.argmax()]
     expected = across * (across @ gradient) / values.max()
     assert np.linalg.norm(step - expected) < 0.05 * np.linalg.norm(expected)
+
+
+def test_a_saddle_is_detected_beside_a_larger_curvature(x64):
+    """The negative curvature is a tenth of the largest one; the start is on the stable manifold of the saddle."""
+    saddle = ut.Problem(lambda w, _: (w[0] ** 2 - 0.1 * w[1] ** 2) / 2, jnp.zeros(1))
+    with pytest.raises(Exception, match="ends at a saddle"):
+        ut.settle(saddle, jnp.array([1.0, 0.0]))
 
 
 MISTAKES = {

@@ -100,3 +100,15 @@ def test_a_coefficient_stays_small_below_the_threshold():
     w = heterogeneity_flow(moments, edge * np.array([0.8, 1.25]), np.array([False, False]))
     assert abs(w[0, 0]) > 0.01
     assert abs(w[1, 0]) < 1e-5
+
+
+def test_a_step_that_overshoots_keeps_the_factors_positive(monkeypatch):
+    """y = x from u = v = 2 at eta = 1/4, by hand: w = 3^2 - 2^2 = 5 after one step, where the pull would be 2.
+
+    It is cut to 0.9, so that u = max(0.1 * 3, 2) = 2 and v = 1.9 * 2 after the second step.
+    """
+    monkeypatch.setattr(flow, "TIME", 0.5)
+    x = np.array([1.0, -1.0, 1.0, -1.0])
+    moments = moments_of("fit", x[:, None], x, np.array([0, 0, 1, 1]))[0]
+    w = heterogeneity_flow(moments, np.zeros(1), np.array([False]), alpha=2.0)
+    np.testing.assert_allclose(w, [[2.0**2 - 3.8**2]])

@@ -188,3 +188,13 @@ def test_single_precision_on_the_manifold_and_off_it():
     np.testing.assert_allclose(limit.drift(jnp.array([0.6, 0.8])), [-0.3, -0.4], atol=1e-5)
     with pytest.raises(ValueError, match="away from the manifold"):
         limit.drift(jnp.array([0.9, 1.2]))
+
+
+def test_a_change_of_the_loss_along_the_kernel_counts_at_large_params(x64):
+    """A loss 1e-4 t^3 along the kernel, at |params| = 1e5: large beside 1/|params|, the scale of third derivatives."""
+    point = jnp.array([1e5, 0.0, 0.0])
+    slide = alone(lambda x: 1e-4 * (x[0] - 1e5) ** 3 + x[1] ** 2 / 2 + 0 * x[2])
+    with pytest.raises(ValueError, match="loses rank here"):
+        frame_of_minimum("f", slide, point)
+    flat = alone(lambda x: x[1] ** 2 / 2 + 0 * x[0] * x[2])
+    assert int(frame_of_minimum("f", flat, point).rank) == 1

@@ -104,3 +104,14 @@ def test_a_diffusion_that_needs_more_steps_than_allowed_ends_early(monkeypatch, 
     noise = ut.Isotropic(valley, 1.0)
     *_, end = paths._diffuse(noise, frame, jax.random.key(0), jnp.ones(1), 0.0, record, 10)
     np.testing.assert_allclose(end, lost)
+
+
+def test_small_points_and_zero_targets_have_an_absolute_tolerance(x64):
+    """A distance of 1e-3 is within a hundredth of 1 + |params|, at the origin and without any target."""
+    line = ut.Regression(lambda p, x: p[1] * x + 0 * p[0], jnp.array([1.0]), jnp.array([0.0]))
+    valley = ut.Problem(lambda p, x: p[1] ** 2 * x / 2 + 0 * p[0], jnp.array([1.0]))
+    for problem, least_squares in ((line, True), (valley, False)):
+        frame = frame_at(problem, jnp.zeros(2), least_squares=least_squares)
+        record = Recorder({}, problem, jnp.max(frame.curvature), 1, least_squares, frame.unravel)
+        for distance, valid in ((1e-3, True), (0.1, False)):
+            assert bool(record(jnp.array([0.0, distance]), FLATTEST)[1]) == valid

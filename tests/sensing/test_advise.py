@@ -177,3 +177,30 @@ def test_the_window_of_the_paper_is_called_empty_only_where_it_is():
     assert wide.paper_window[0] < wide.paper_window[1]
     assert wide.step_sizes is not None
     assert "empty" not in str(wide)
+
+
+def test_a_direction_without_a_signal_sets_no_last_step():
+    """A signal of size zero neither grows nor decays: it is small at every step, so the horizon is the last one."""
+    advice = ut.advise(Table([[0.0, -7.0], [0.0, 9.0]]), horizon=500, runs=100)
+    assert advice.exponent == 0
+    assert advice.stop[1] == 500
+
+
+def test_advice_on_data_with_a_weak_cause():
+    """By hand: a cause of correlation c grows from 1e-3 to 1 in log(1000)/log(1 + 2 eta c) steps, here with c = 0.4."""
+    rng = np.random.default_rng(1)
+    groups, cause = np.repeat(np.arange(4), 500), rng.normal(size=2000)
+    y = 0.4 * cause + 0.9 * rng.normal(size=2000)
+    child = np.array([-2.0, 2.5, -1.9, 2.4])[groups] * y + rng.normal(size=2000)
+    advice = ut.advise((np.stack([cause, child], axis=1), y, groups), runs=200)
+    c = np.corrcoef(cause, y)[0, 1]
+    assert 0.3 < c < 0.5
+    assert advice.stop[0] == np.ceil(1.15 * np.log(1000) / np.log1p(2 * advice.step_size * c))
+
+
+def test_only_five_of_many_variables_are_named():
+    rng = np.random.default_rng(2)
+    y = rng.normal(size=400)
+    X = y[:, None] + 0.1 * rng.normal(size=(400, 12))
+    advice = ut.advise((X, y, np.repeat([0, 1], 200)))
+    assert str(advice).endswith("in all groups: x0, x1, x2, x3, x4 and 7 more.")

@@ -207,3 +207,15 @@ def test_invalid_input_raises(case, as_a_user):
     call, message = BAD[case]
     with pytest.raises((ValueError, TypeError), match=message):
         call()
+
+
+def test_a_signal_that_does_not_grow_on_average_is_filtered_at_any_spread():
+    """(1 + eta mean)^2 <= 1: lambda = 1/2 log|(1 + eta mean)^2 - eta^2 M^2| is not positive at M = 0 already."""
+    assert transition_spread(0.0, ETA) == 0
+    assert transition_spread(-1.0, ETA) == 0
+
+
+def test_the_scalar_map_of_several_directions_follows_the_first():
+    """Constant signals 0.5 and -0.5: q^2 converges to 0.5 along the first direction, and to 0 along the second."""
+    end, _ = scalar_map(Table([[0.5, -0.5]]), 0.1, steps=400, key=0, runs=2, alpha=0.1)
+    np.testing.assert_allclose(end, 0.5, rtol=1e-4)

@@ -79,3 +79,13 @@ def test_runaways_are_the_generators_with_large_amounts():
     assert float(second) == 0.0
     rotation = alternating._runaways([np.diag([31.0, 0.0])], held[1:])  # held as a whole
     np.testing.assert_array_equal(rotation, [1.0])
+
+
+def test_the_amount_at_the_equilibrium_is_zero(x64):
+    """The same noise along the eigenvectors of 1 and of -1: the flow is exactly zero."""
+    noise = ut.Isotropic(ut.Problem(lambda p, x: x * jnp.sum(p), jnp.ones(1)), 1.0)
+    params, symmetry = jnp.array([2.0, 3.0]), ut.Exponential(jnp.array([1.0, -1.0]))
+    numbers = (jnp.array(ETA), jnp.array(0.0), 1e-10)
+    moved, amount, *_ = alternating._balance(symmetry, noise, params, np.asarray(False), *numbers)
+    assert float(amount) == 0
+    np.testing.assert_array_equal(moved, params)

@@ -73,3 +73,16 @@ def test_the_move_does_not_depend_on_the_unit_of_the_noise(x64, scale):
     forward, backward = (jax.scipy.linalg.expm(sign * move.amount) for sign in (1, -1))
     moved, size = forward @ b @ forward, float(jnp.abs(forward @ b @ forward).max())
     np.testing.assert_allclose(backward @ a @ backward, moved, rtol=0, atol=1e-8 * size, equal_nan=False)
+
+
+def test_the_inner_layers_of_a_deep_linear_net_have_the_rank_of_the_product(x64):
+    """By hand, for W_1 = a e v', W_2 = b e e', W_3 = c u e' with unit vectors and identity moments of trace 3.
+
+    The pairwise equations are 3 b^2 = a^2 and c^2 = 3 b^2. With a b c = s, the size of the product, b^3 = s/3.
+    """
+    u, v = jnp.array([0.3, -1.0, 0.7]), jnp.array([0.2, 0.9, -0.4])
+    product = jnp.outer(u, v)
+    layers = closed_forms.deep_linear(product, jnp.eye(3), jnp.eye(3), [3, 4])
+    values = np.linalg.svd(layers[1], compute_uv=False)
+    np.testing.assert_allclose(values, [np.cbrt(jnp.linalg.norm(product) / 3), 0.0, 0.0], atol=1e-12)
+    np.testing.assert_allclose(layers[2] @ layers[1] @ layers[0], product, atol=1e-12)

@@ -80,3 +80,13 @@ def test_members_of_directions_are_held():
 @pytest.mark.parametrize(("residual", "missed"), [(1e-9, False), (1e-6, False), (1e-3, True), (np.nan, True)])
 def test_a_residual_counts_as_missed_above_both_limits(residual, missed):
     assert Limits(tolerance=1e-8, rounding=1e-5, sweeps=1).missed_by(residual) == missed
+
+
+def test_the_residual_of_a_held_generator_is_that_of_noise_and_decay(x64):
+    """By hand: u = 2 with noise 0.3 against w = (1, 3) with noise 0.2 and 0.4, and k = 2 lambda/eta = 0.5."""
+    params = {"u": jnp.array([2.0]), "w": jnp.array([1.0, 3.0])}
+    noise = {"u": jnp.array([0.3]), "w": jnp.array([0.2, 0.4])}
+    pair = (ut.Rescaling(lambda p: p["u"], lambda p: p["w"]),)
+    swept = sweep(pair, params, noise, [np.asarray(True)], jnp.asarray(0.4), jnp.asarray(0.1), 1e-10, 1)
+    up, down = 0.3 + 0.5 * 10.0, 0.6 + 0.5 * 4.0
+    np.testing.assert_allclose(swept.residuals[0], (up - down) / (up + down), rtol=1e-12)

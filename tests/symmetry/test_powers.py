@@ -64,3 +64,13 @@ def test_the_standard_error_of_few_samples_equals_its_formula(x64):
     rows = [jax.tree.map(lambda c, i=i: c[i], centred) for i in range(5)]
     each = np.stack([np.subtract(*layer.pair(g, g)) for g in rows])
     np.testing.assert_allclose(error, 5 / 4 * each.std(axis=0, ddof=1) / np.sqrt(5), rtol=1e-10)
+
+
+def test_a_symmetry_of_which_only_one_half_has_a_known_structure(x64):
+    """The incoming weights are those of every other column, so that their noise is that of per-sample gradients."""
+    params = double(nets.weights(U=(2, 3), W=(3, 4)))
+    noise = ut.Minibatch(ut.Problem(nets.linear_net, double(nets.data(samples=12, inputs=4))), 2)
+    noise_powers = powers(noise, params, ut.Rescaling(lambda p: p["U"], lambda p: p["W"][:, ::2]))
+    diagonal = noise.covariance(params).moment(lambda g: jax.tree.map(jnp.square, g))
+    np.testing.assert_allclose(noise_powers.plus, jnp.sum(diagonal["U"]), rtol=1e-10)
+    np.testing.assert_allclose(noise_powers.minus, jnp.sum(diagonal["W"][:, ::2]), rtol=1e-10)

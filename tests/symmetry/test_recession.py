@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import undertow as ut
-from undertow.symmetry.recession import directions_at_infinity
+from undertow.symmetry.recession import directions_at_infinity, is_diagonal
 
 
 def test_directions_at_infinity_equal_those_of_enumeration(x64):
@@ -64,3 +64,12 @@ def test_a_direction_without_descent_beyond_rounding_is_no_direction(monkeypatch
     monkeypatch.setattr(optimize, "linprog", fooled)
     assert _direction(sparse.csr_array(np.array([[1.0, -1.0]]))) is None
     np.testing.assert_array_equal(_direction(sparse.csr_array(np.array([[1.0, 0.0]]))), [1.0, 1.0])
+
+
+def test_families_and_diagonals_are_diagonal_but_rotations_and_functions_are_not():
+    u, w = (lambda p: p["u"]), (lambda p: p["w"])
+    assert is_diagonal(ut.Rescaling(u, w))
+    assert is_diagonal(ut.Scaling(u))
+    assert is_diagonal(ut.Exponential(jnp.ones(2)))
+    assert not is_diagonal(ut.DoubleRotation(u, w))
+    assert not is_diagonal(ut.Exponential(lambda v: v))

@@ -44,3 +44,16 @@ def test_dense_generators_are_the_derivatives_of_the_orbit(x64):
     diagonal = jnp.array([1.0, -2.0, 0.5])
     (matrix,) = dense_generators(ut.Exponential(diagonal), normal(4, 3))
     np.testing.assert_allclose(matrix, np.diag(diagonal), atol=1e-5)
+
+
+def test_a_scale_free_leaf_among_rescaled_neurons(x64):
+    """The direction of a * b is unchanged by three rescalings of neurons and by a scaling of all of a; c has none."""
+
+    def loss(p, x):
+        product = p["a"] * p["b"]
+        return (x[:3] @ product / jnp.linalg.norm(product) + jnp.sin(p["c"] @ x[3:])) ** 2
+
+    params = {"a": normal(6, 3), "b": normal(7, 3), "c": normal(8, 3)}
+    symmetries = ut.find_symmetries(ut.Problem(loss, drawn()), params)
+    assert [type(s).__name__ for s in symmetries] == ["Rescaling", "Scaling"]
+    assert [s.dimension(params) for s in symmetries] == [3, 1]

@@ -188,3 +188,20 @@ def test_a_full_search_takes_more_points_than_there_are_unknowns(x64):
     data = jax.random.normal(jax.random.key(0), (40, 26), jnp.float64)
     problem = ut.Problem(lambda p, x: jnp.sum((p - x) ** 4), data)
     assert ut.find_symmetries(problem, jnp.linspace(0.5, 1.5, 26)) == ()
+
+
+def test_there_are_more_points_than_unknowns_per_neuron(x64, monkeypatch):
+    """Two leaves with nine axes of one length are 18 unknowns per neuron: the 32 points of a large model are too few.
+
+    The two neurons of a ReLU layer have a symmetry.
+    """
+
+    def loss(p, x):
+        hidden, out = jax.nn.relu(p[0].reshape(2, 256) @ x), p[1].reshape(2, 256) @ x
+        return jnp.sin(hidden @ out)
+
+    monkeypatch.setattr(search, "MEMORY", 0)
+    params = list(normal(0, *[2] * 10))
+    (neurons,) = ut.find_symmetries(ut.Problem(loss, normal(1, 50, 256)), params)
+    assert isinstance(neurons, Rescaling)
+    assert neurons.dimension(params) == 2

@@ -60,6 +60,15 @@ def regularised(p, s):
     return nets.square(p["a"] @ s[0], s[1]) + jnp.sum(p["a"] ** 2)
 
 
+@jax.jit
+def _turned(w):
+    return w.T
+
+
+def turned_inside(p, s):
+    return nets.square(p["a"] @ s[0], s[1]) + jnp.sum(jnp.sin(_turned(p["a"])) * s[0][0])
+
+
 def pair_data(*shape, outputs=2):
     return normal(10, 12, *shape), normal(11, 12, outputs)
 
@@ -79,6 +88,8 @@ CASES = {
                         {"a": "taps", "b": "taps"}),
     "scan": (recurrent, lambda: pair_data(4, 2), lambda: {"w": normal(0, 3, 3), "v": normal(1, 3, 2)},
              {"w": "per", "v": "per"}),
+    "a weight that a jitted function returns": (turned_inside, lambda: pair_data(2), lambda: {"a": normal(0, 2, 2)},
+                                                {"a": "per"}),
     "penalty in the loss": (regularised, lambda: pair_data(2), lambda: {"a": normal(0, 2, 2)}, {"a": "per"}),
 }  # fmt: skip
 

@@ -75,6 +75,7 @@ def test_below_and_above_are_mirror_images(measured, bound, uncertainty):
 def test_a_test_at_a_level():
     assert judge(check(0.2, AtLevel(1e-3, "KS")), 10)[0] == "holds"
     assert judge(check(1e-4, AtLevel(1e-3, "KS")), 10)[0] == "fails"
+    assert judge(check(0.2, AtLevel(1e-3, "KS"), alternative=0.2), 10) == ("inconclusive", 20)
 
 
 def test_the_worst_check_counts():
@@ -171,3 +172,16 @@ def test_the_seeds_that_tell_a_printed_value_from_the_prediction():
     """With twice four standard errors in the gap between them, no measurement agrees with both."""
     verdict, seeds = judge(check(1.0, Within(0.0, 0.5), 0.1, printed=1.3), 100)
     assert (verdict, seeds) == ("inconclusive", math.ceil(100 * (2 * 4 * 0.1 / 0.3) ** 2))
+
+
+def test_power_of_an_exact_number_within_a_tolerance():
+    """A measurement at the alternative, without error: it is rejected if it is farther away than the tolerance."""
+    for alternative, rejected in ((1.3, 0.0), (1.7, 1.0), (0.3, 1.0)):
+        exact = check(1.0, Within(0.5, 1.0), uncertainty=0.0, alternative=alternative)
+        assert power(exact, 10) == rejected
+
+
+def test_the_width_is_four_standard_errors_of_any_size():
+    """A standard error of one: 3.9 is within four of them, 4.1 is not."""
+    assert judge(check(4.9, Within(0.0, 9.0), uncertainty=1.0), 100)[0] == "holds"
+    assert judge(check(5.1, Within(0.0, 9.0), uncertainty=1.0), 100)[0] == "fails"

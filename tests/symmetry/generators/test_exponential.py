@@ -105,3 +105,11 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_are_explained(mistake, as_a_user):
     assert_explained(*MISTAKES[mistake])
+
+
+@pytest.mark.parametrize("size", [1e-5, 1e5])
+def test_a_generator_is_symmetric_relative_to_its_size(size):
+    params = jnp.ones(2)
+    assert float(ut.Exponential(lambda v: size * jnp.stack([v[0] + 3 * v[1], 3 * v[0]])).charge(params)) > 0
+    with pytest.raises(ValueError, match="the generator is not symmetric"):
+        ut.Exponential(lambda v: size * jnp.stack([v[1], -v[0]])).charge(params)
