@@ -196,8 +196,8 @@ class Suite:
     def chosen(self, mutant: Mutant) -> list[str]:
         """Return tests that execute the lines of the mutant (its test file first), then other tests of its module."""
         lines = self.tests.get(mutant.module, {})
-        on = {test for line in range(mutant.first, mutant.last + 1) for test in lines.get(line, ())}
-        same_module = {test for tests in lines.values() for test in tests} - on
+        on = self._siblings({test for line in range(mutant.first, mutant.last + 1) for test in lines.get(line, ())})
+        same_module = self._siblings({test for tests in lines.values() for test in tests}) - on
         module = Path(mutant.module).relative_to(SOURCE)
         own = {test for test in on if test.startswith(f"{Path('tests') / module.parent / 'test_'}{module.stem}.py")}
         home = {test for test in on if test.startswith(f"{Path('tests') / module.parent}/")}
@@ -210,6 +210,11 @@ class Suite:
                 spent += self.times[test]
                 chosen.append(test)
         return chosen
+
+    def _siblings(self, tests: set[str]) -> set[str]:
+        """Return all cases of the tests: a case runs a jitted function that another case traced, without its lines."""
+        names = {test.split("[")[0] for test in tests}
+        return {test for test in self.times if test.split("[")[0] in names}
 
 
 def _coverage(file: Path, tree: Path) -> dict[str, dict[int, set[str]]]:

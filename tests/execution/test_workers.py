@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from tests.execution.light import pool
-from undertow.execution.workers import InProcess, Processes
+from undertow.execution.workers import MALLOC_SETTINGS, InProcess, Processes, processes
 
 
 def test_this_process_runs_a_task_at_once_and_cannot_end_it():
@@ -63,3 +63,13 @@ def test_processes_restart_and_end_with_what_they_compute():
         assert time.monotonic() - began < 60
     finally:
         workers.close()
+
+
+def test_processes_keep_freed_memory_unless_the_environment_says_otherwise(monkeypatch):
+    monkeypatch.setenv("MALLOC_TOP_PAD_", "4096")
+    for name in ("MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_"):
+        monkeypatch.setenv(name, "")  # restored after the test
+        monkeypatch.delenv(name)
+    with processes(1) as pool:
+        there = [pool.submit(os.getenv, name).result() for name in MALLOC_SETTINGS]
+    assert there == [str(2**28), str(2**29), "4096"]

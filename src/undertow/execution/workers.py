@@ -22,6 +22,17 @@ from undertow.execution.store import StoreError
 __all__ = ["Cluster", "InProcess", "Processes", "Workers", "WorkersUnreachableError", "end_with_parent", "processes"]
 
 
+MALLOC_SETTINGS = {
+    "MALLOC_MMAP_THRESHOLD_": str(2**28),
+    "MALLOC_TRIM_THRESHOLD_": str(2**29),
+    "MALLOC_TOP_PAD_": str(2**25),
+}
+"""Limits in bytes above which glibc returns freed memory to the system.
+
+By default it returns every large array at once, and a quarter of the kernel's time in a smoke run is for that.
+"""
+
+
 class WorkersUnreachableError(StoreError):
     """The workers cannot be reached any more. Finished results are stored."""
 
@@ -41,10 +52,13 @@ class Inline(Executor):
 def processes(jobs: int) -> Executor:
     """Return a pool of spawned processes (JAX has threads, so forking is unsafe).
 
-    The processes share an accelerator, so none of them reserves its memory.
+    The processes share an accelerator, so none of them reserves its memory. They keep freed memory for the next
+    arrays (`MALLOC_SETTINGS`).
     """
     if jobs > 1:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    for name, value in MALLOC_SETTINGS.items():
+        os.environ.setdefault(name, value)
     return ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker)
 
 
