@@ -290,9 +290,12 @@ def reasons() -> dict[tuple[str, str, str], str]:
     return {(entry["module"], entry["before"], entry["after"]): entry["reason"] for entry in listed}
 
 
-def page(outcomes: list[Outcome], settings: argparse.Namespace, seconds: float, total: int) -> str:
-    """Return the text of docs/mutants.md."""
+def page(outcomes: list[Outcome], remembered: int, settings: argparse.Namespace, seconds: float, total: int) -> str:
+    """Return the text of docs/mutants.md; `remembered` mutants were killed by an earlier run."""
     killed = sum(outcome.killed for outcome in outcomes)
+    took = f"{seconds / 60:.0f} minutes with {settings.workers} processes"
+    if remembered:
+        took = f"two or more runs, of which the last took {took} and tried {len(outcomes) - remembered} mutants again"
     rows = collections.defaultdict(lambda: [0, 0])
     for outcome in outcomes:
         rows[outcome.mutant.module][0] += 1
@@ -315,8 +318,7 @@ validate input or raise errors are left out, and so are named constants of a mod
 iterations).
 
 **{killed} of {len(outcomes)} mutants were killed ({killed / len(outcomes):.1%})**, of {total:,} possible ones, with
-seed {settings.seed}, in {seconds / 60:.0f} minutes with {settings.workers} processes (the mutants alone:
-{sum(o.seconds for o in outcomes) / 60:.0f} minutes one after the other).
+seed {settings.seed}, in {took}.
 
 | module | mutants | killed |
 |---|---|---|
@@ -375,7 +377,7 @@ def main() -> None:
                 print(f"{len(outcomes):4d} {status} {outcome.seconds:5.1f} s  {where}", flush=True)
                 if not outcome.killed:
                     print(f"       - {outcome.before}\n       + {outcome.after}", flush=True)
-    settings.out.write_text(page(outcomes, settings, time.perf_counter() - began, total))
+    settings.out.write_text(page(outcomes, len(remembered), settings, time.perf_counter() - began, total))
     print(f"{sum(o.killed for o in outcomes)} of {len(outcomes)} killed; {settings.out}")
 
 

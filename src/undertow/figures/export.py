@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 __all__ = ["tidy", "to_pdf", "to_svg"]
 
+BESIDE = 0.8
+"""Width in inches of the labels beside a panel."""
+
 _PAGES: "WeakKeyDictionary[Figure, Bbox]" = WeakKeyDictionary()
 """The bounding box in inches of each figure that was laid out: its second file needs no second layout."""
 
@@ -70,8 +73,6 @@ def tidy(figure: "Figure") -> None:
         for axes in figure.axes:
             _tidy_ticks(figure, axes)
         legends = [axes for axes in figure.axes if axes.get_legend() is not None]
-        if legends:
-            _lay_out(figure)
         panels = sum(not hasattr(axes, "_colorbar") for axes in figure.axes)
         if len(legends) == 1 and panels > 1:
             _share_legend(figure, legends[0])
@@ -136,7 +137,9 @@ def _lift_legend(figure: "Figure", axes: "Axes") -> None:
         return
     point = figure.dpi / 72
     widths = [text.get_window_extent().width / point + 34 for text in legend.get_texts()]
-    room = axes.get_window_extent().width / point
+    grid = axes.get_subplotspec()
+    panels = 1 if grid is None else grid.get_gridspec().ncols
+    room = 72 * (figure.get_figwidth() / panels - BESIDE)  # before the layout, which costs as much as drawing
     columns = next(
         (c for c in range(len(widths), 1, -1) if sum(max(widths[k::c]) for k in range(c)) <= room), 1
     )  # matplotlib fills columns first; the widest entry of each row position is close enough
