@@ -181,7 +181,10 @@ class Suite:
         failed = []
         for case in ElementTree.parse(tree / "times.xml").iter("testcase"):
             parts = case.attrib["classname"].split(".")  # folders, a file, and the class of the test if it has one
-            depth = next(k for k in range(len(parts), 0, -1) if (tree / Path(*parts[:k])).with_suffix(".py").is_file())
+            files = (k for k in range(len(parts), 0, -1) if (tree / Path(*parts[:k])).with_suffix(".py").is_file())
+            depth = next(files, None)
+            if depth is None:  # not a test: a process that died, or a file that cannot be imported
+                raise SystemExit(f"the tests did not run: {case.attrib}\n{run.stdout[-3000:]}")
             test = "::".join(["/".join(parts[:depth]) + ".py", *parts[depth:], case.attrib["name"]])
             if len(case):
                 failed.append(test)
