@@ -80,7 +80,10 @@ def _skipped(sigma: AbstractCovariance, params: PyTree) -> dict[str, str]:
     reasons = {}
     if trees.count(params) > LARGEST_TRACE:
         reasons = dict.fromkeys((TRACE_OUTER, TRACE_IDENTITY, MOMENT), f"more than {LARGEST_TRACE} parameters")
-    size = trees.floats_bytes(jax.eval_shape(sigma.factor))
+    try:
+        size = trees.floats_bytes(jax.eval_shape(sigma.factor))
+    except Exception:  # the identity of the factor reports the error
+        return reasons
     if size > LARGEST_FACTOR:
         reasons[FACTOR] = f"the factor takes {size / 2**20:.0f} MiB"
     return reasons

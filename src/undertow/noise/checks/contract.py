@@ -108,12 +108,18 @@ def _mean_like_params(noise: AbstractNoise, params: PyTree, key: Array) -> str:
 
 
 def _with_and_without_like(noise: AbstractNoise, params: PyTree, key: Array) -> str:
-    one, two = (jax.vmap(lambda s: noise.gradient(params, s))(noise.randomness(key, COUNT, like))
-                for like in (params, None))  # fmt: skip
-    return "" if _close(one, two, params) else (
+    one, two = (_gradients(noise, params, noise.randomness(key, COUNT, like)) for like in (params, None))
+    if _close(one, two, params):
+        return ""
+    return (
         "`randomness(key, count)` and `randomness(key, count, params)` lead to different gradients; the numbers must "
         "be those that `gradient` draws from the keys"
-    )  # fmt: skip
+    )
+
+
+@eqx.filter_jit
+def _gradients(noise: AbstractNoise, params: PyTree, slices: PyTree) -> PyTree:
+    return jax.vmap(lambda s: noise.gradient(params, s))(slices)
 
 
 def _under_jit(noise: AbstractNoise, params: PyTree, key: Array) -> str:
@@ -127,8 +133,9 @@ def _under_jit(noise: AbstractNoise, params: PyTree, key: Array) -> str:
 
 def _under_vmap(noise: AbstractNoise, params: PyTree, key: Array) -> str:
     slices = noise.randomness(key, COUNT, params)
-    together = jax.vmap(lambda s: noise.gradient(params, s))(slices)
-    alone = [noise.gradient(params, trees.take(slices, j)) for j in range(COUNT)]
+    together = _gradients(noise, params, slices)
+    one = eqx.filter_jit(lambda n, p, s: n.gradient(p, s))
+    alone = [one(noise, params, trees.take(slices, j)) for j in range(COUNT)]
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *alone)
     return "" if _close(together, stacked, params) else "`gradient` has another value under `vmap` over the slices"
 
@@ -136,26 +143,26 @@ def _under_vmap(noise: AbstractNoise, params: PyTree, key: Array) -> str:
 def _in_a_loop(noise: AbstractNoise, params: PyTree, key: Array) -> str:
     """Compare two lanes of a compiled loop over a block, as the engine of `descend` runs it, with a Python loop."""
     keys = jax.random.split(key, 2)
-    scale = jnp.asarray(0.01)
 
-    def step(p: PyTree, slice: PyTree) -> PyTree:
-        return jax.tree.map(lambda x, d: x - scale.astype(x.dtype) * d, p, noise.gradient(p, slice))
+    def step(noise: AbstractNoise, p: PyTree, slice: PyTree) -> PyTree:
+        return jax.tree.map(lambda x, d: x - jnp.asarray(0.01, x.dtype) * d, p, noise.gradient(p, slice))
 
     @eqx.filter_jit
     def compiled(noise: AbstractNoise, params: PyTree, keys: Array) -> PyTree:
         slices = jax.vmap(lambda k: noise.randomness(k, COUNT, params), out_axes=1)(keys)
         lanes = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), params)
-        return jax.lax.fori_loop(0, COUNT, lambda j, p: jax.vmap(step)(p, trees.take(slices, j)), lanes)
+        both = jax.vmap(lambda p, slice: step(noise, p, slice))
+        return jax.lax.fori_loop(0, COUNT, lambda j, p: both(p, trees.take(slices, j)), lanes)
 
-    plain = []
+    plain, one_step = [], eqx.filter_jit(step)
     for lane in range(2):
         p, slices = params, noise.randomness(keys[lane], COUNT, params)
         for j in range(COUNT):
-            p = step(p, trees.take(slices, j))
+            p = one_step(noise, p, trees.take(slices, j))
         plain.append(p)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *plain)
-    moved = _close(compiled(noise, params, keys), stacked, params)
-    return "" if moved else "five steps in a compiled loop end at other params than five steps in Python"
+    same = _close(compiled(noise, params, keys), stacked, params)
+    return "" if same else "five steps in a compiled loop end at other params than five steps in Python"
 
 
 def _covariance_like_params(noise: AbstractNoise, params: PyTree, key: Array) -> str:

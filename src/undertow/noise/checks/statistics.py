@@ -56,6 +56,7 @@ class Projections(NamedTuple):
     """The number of blocks, each from a key of its own."""
 
 
+@eqx.filter_jit
 def directions(key: Key[Array, ""], params: PyTree) -> PyTree:
     """Return random unit vectors on a leading axis: on all params, and on single leaves where there are several."""
     leaves = jax.tree.leaves(params)
@@ -72,7 +73,9 @@ def directions(key: Key[Array, ""], params: PyTree) -> PyTree:
     return jax.tree.map(lambda *parts: jnp.stack(parts), *units)
 
 
-def mean_gradient(noise: AbstractNoise, params: PyTree, key: Key[Array, ""], draws: int) -> tuple[PyTree, Problem | None]:
+def mean_gradient(
+    noise: AbstractNoise, params: PyTree, key: Key[Array, ""], draws: int
+) -> tuple[PyTree, Problem | None]:
     """Return the mean that the draws should have, and the sampled problem behind it for a `Population`."""
     if not isinstance(noise.problem, Population):
         return eqx.filter_jit(lambda n, p: n.mean(p))(noise, params), None
