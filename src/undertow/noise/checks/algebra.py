@@ -175,7 +175,7 @@ def _trace_identity(s: Setting) -> Comparison:
 
 
 def _moment(s: Setting) -> Comparison:
-    """Compare E (u'x)(w'x) with u'Sigma w, and E |x|^2 with Tr Sigma; the row shows the second one if the first holds."""
+    """Compare E (u'x)(w'x) with u'Sigma w, and E |x|^2 with Tr Sigma; return the one that differs more."""
     moments = s.sigma.moment(lambda x: (trees.dot(s.u, x) * trees.dot(s.w, x), trees.dot(x, x)))
     trace = s.sigma.trace()
     along = _numbers(moments[0], trees.dot(s.u, s.sigma.mv(s.w)), *_pair_scale(s))

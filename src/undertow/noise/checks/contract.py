@@ -72,8 +72,8 @@ def _leading_axis(noise: AbstractNoise, params: PyTree, key: Array) -> str:
             for leaf in leaves:
                 if jnp.shape(leaf)[:1] != (count,):
                     return (
-                        f"`{call}` has a leaf of shape {jnp.shape(leaf)} for count={count}; give every leaf the leading "
-                        "axis `count`"
+                        f"`{call}` has a leaf of shape {jnp.shape(leaf)} for count={count}; give every leaf the "
+                        "leading axis `count`"
                     )
     return ""
 
@@ -91,8 +91,8 @@ def _without_params(noise: AbstractNoise, params: PyTree, key: Array) -> str:
 
 def _gradient_like_params(noise: AbstractNoise, params: PyTree, key: Array) -> str:
     for like in (params, None):
-        slice = trees.take(noise.randomness(key, COUNT, like), 0)
-        remark = mismatch(jax.eval_shape(noise.gradient, params, slice), params, "gradient(params, slice)")
+        drawn = trees.take(noise.randomness(key, COUNT, like), 0)
+        remark = mismatch(jax.eval_shape(noise.gradient, params, drawn), params, "gradient(params, slice)")
         if remark:
             return remark
     values = jax.tree.leaves(noise.gradient(params, trees.take(noise.randomness(key, 1, params), 0)))
@@ -151,7 +151,7 @@ def _in_a_loop(noise: AbstractNoise, params: PyTree, key: Array) -> str:
     def compiled(noise: AbstractNoise, params: PyTree, keys: Array) -> PyTree:
         slices = jax.vmap(lambda k: noise.randomness(k, COUNT, params), out_axes=1)(keys)
         lanes = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), params)
-        both = jax.vmap(lambda p, slice: step(noise, p, slice))
+        both = jax.vmap(lambda p, drawn: step(noise, p, drawn))
         return jax.lax.fori_loop(0, COUNT, lambda j, p: both(p, trees.take(slices, j)), lanes)
 
     plain, one_step = [], eqx.filter_jit(step)

@@ -59,18 +59,17 @@ class Projections(NamedTuple):
 @eqx.filter_jit
 def directions(key: Key[Array, ""], params: PyTree) -> PyTree:
     """Return random unit vectors on a leading axis: on all params, and on single leaves where there are several."""
-    leaves = jax.tree.leaves(params)
+    leaves, structure = jax.tree.flatten(params)
     size = trees.count(params)
-    keys = jax.random.split(key, 2 * PROBES)
     dense = min(PROBES, size * (size + 1) // 2)
     picked = np.unique(np.linspace(0, len(leaves) - 1, PROBES).astype(int)) if len(leaves) > 1 else np.zeros(0, int)
-    vectors = [trees.standard_normal(k, params) for k in keys[:dense]]
-    for k, chosen in zip(keys[PROBES:], picked, strict=False):
-        parts = jax.tree.leaves(trees.standard_normal(k, params))
-        parts = [part if index == chosen else jnp.zeros_like(part) for index, part in enumerate(parts)]
-        vectors.append(jax.tree.unflatten(jax.tree.structure(params), parts))
-    units = [trees.scale(1 / jnp.sqrt(trees.dot(v, v)), v) for v in vectors]
-    return jax.tree.map(lambda *parts: jnp.stack(parts), *units)
+    keys = jax.random.split(key, dense + len(picked))
+    drawn = jax.tree.leaves(jax.vmap(lambda k: trees.standard_normal(k, params))(keys))
+    for index, leaf in enumerate(drawn):
+        kept = np.concatenate([np.ones(dense), picked == index]).reshape(-1, *[1] * (leaf.ndim - 1))
+        drawn[index] = leaf * jnp.asarray(kept, leaf.dtype)
+    unit = lambda v: trees.scale(1 / jnp.sqrt(trees.dot(v, v)), v)
+    return jax.vmap(unit)(jax.tree.unflatten(structure, drawn))
 
 
 def mean_gradient(
@@ -166,8 +165,8 @@ def _mean_statistic(
         reference = cumulants_of_mean(drawn.along, noise.mean_samples)
     z = scores(drawn.along, np.zeros_like(along), reference, rounding=16 * error)
     advice = (
-        "the mean of the draws is not `mean(params)`, which is the gradient of `problem` unless it is overridden; usual "
-        "causes are a missing factor in `gradient` and another `problem` than the one that is trained"
+        "the mean of the draws is not `mean(params)`, which is the gradient of `problem` unless it is overridden; "
+        "usual causes are a missing factor in `gradient` and another `problem` than the one that is trained"
     )
     return Statistic("mean of the draws: mean(params)", along + drawn.along.mean(axis=0), along, z, advice)
 
@@ -209,7 +208,7 @@ def _variances(
     expected = np.asarray(_quadratic(sigma, vectors), np.float64)
     count = len(drawn.along)
     values = (drawn.along - drawn.along.mean(axis=0)) ** 2 * count / (count - 1)
-    reference = _reference(sigma, _Squares(vectors), sampled)
+    reference = _reference(sigma, _Squares(vectors), values, sampled)
     # the variance of squares of Gaussians is a lower bound: squares of bounded draws may be constant
     z = scores(values, expected, reference, 2 * expected**2 / count, 16 * floor)
     ratio = values.mean(axis=0).sum() / max(expected.sum(), 1e-300)
@@ -241,7 +240,7 @@ def _traces(
         values = (values - of_mean)[:, None] * count / (count - 1)
         # Gaussian draws have 2 Tr[(Sigma D)^2], which is at least 2 Tr[Sigma D]^2 / size
         least = 2 * expected**2 / trees.count(signs) / count
-        z = scores(values, expected, _reference(sigma, form, sampled), least, 16 * floor)
+        z = scores(values, expected, _reference(sigma, form, values, sampled), least, 16 * floor)
         advice = "`trace` does not agree with the draws; where v'mv(v) does, the method `trace` is wrong"
         result.append(Statistic(name, values.mean(axis=0), expected, z, advice))
     return result
@@ -277,32 +276,37 @@ Form = Callable[[PyTree], Array]
 
 
 @singledispatch
-def _reference(sigma: AbstractCovariance, form: Form, sampled: bool) -> Cumulants:
+def _reference(sigma: AbstractCovariance, form: Form, values: np.ndarray, sampled: bool) -> Cumulants:
     """Return the cumulants of `sigma.moment(form)`; they are not zero for a covariance that is itself an estimate.
 
-    `sampled` states that the samples of a `SampleCovariance` are drawn from a population.
+    `values` are the form at the centred draws. `sampled` states that the samples of a `SampleCovariance` are drawn from
+    a population.
     """
     return Cumulants.exact()
 
 
 @_reference.register
-def _(sigma: EstimatedCovariance, form: Form, sampled: bool) -> Cumulants:
+def _(sigma: EstimatedCovariance, form: Form, values: np.ndarray, sampled: bool) -> Cumulants:
+    """Return the cumulants of the larger variance: of the own draws, or of the checked ones, which are more."""
     terms = eqx.filter_jit(lambda s, f: s.terms(f))(sigma, form)
-    return cumulants_of_mean(np.asarray(terms, np.float64) * sigma.samples)
+    own = cumulants_of_mean(np.asarray(terms, np.float64) * sigma.samples)
+    law = cumulants_of_mean(values, sigma.samples)
+    larger = law.variance > own.variance
+    return Cumulants(np.where(larger, law.variance, own.variance), np.where(larger, law.third, own.third))
 
 
 @_reference.register
-def _(sigma: SampleCovariance, form: Form, sampled: bool) -> Cumulants:
+def _(sigma: SampleCovariance, form: Form, values: np.ndarray, sampled: bool) -> Cumulants:
     if not sampled:
         return Cumulants.exact()
     return cumulants_of_mean(np.asarray(_sample_terms(sigma, form), np.float64))
 
 
 @_reference.register
-def _(sigma: Sum, form: Form, sampled: bool) -> Cumulants:
+def _(sigma: Sum, form: Form, values: np.ndarray, sampled: bool) -> Cumulants:
     total = Cumulants.exact()
     for part in sigma.parts:
-        total = total.plus(_reference(part, form, sampled))
+        total = total.plus(_reference(part, form, values, sampled))
     return total
 
 
