@@ -28,7 +28,9 @@ CALLS = {
     "check_noise": lambda key: (
         ut.check_noise(ut.Minibatch(POPULATION.sample(0, 3), 2), POINT, key=key, draws=100).rows[-1].value
     ),
-    "SampledNoise": lambda key: ut.SampledNoise(problem(), lambda k, p: p, samples=3, key=key).keys,
+    "SampledNoise": lambda key: jax.random.key_data(
+        ut.SampledNoise(problem(), lambda k, p: p, samples=3, key=key).keys
+    ),
     "sample of a population": lambda key: POPULATION.sample(key, 3).data,
     "draw of a population": POPULATION.draw,
     "estimate_loss": lambda key: POPULATION.estimate_loss(POINT, key=key, samples=4).value,

@@ -44,7 +44,7 @@ def check_noise(
     >>> problem = ut.Problem(lambda w, x: jnp.sum((w - x) ** 2) / 2, jnp.array([[0.0, 1.0], [4.0, 1.0], [1.0, 0.0]]))
     >>> result = ut.check_noise(ut.Minibatch(problem, batch_size=2), jnp.array([3.0, 2.0]))
     >>> result.passed, len(result.rows), result.statistics
-    (True, 24, 11)
+    (True, 25, 11)
     """
     if not isinstance(noise, AbstractNoise):
         raise TypeError(

@@ -84,7 +84,7 @@ WRONG = {
         {"trace": lambda s, matrix: 2 * s.trace() if matrix is None else s.trace(matrix)},
         algebra.TRACE_IDENTITY,
     ),
-    "a moment of another matrix": ({"moment": lambda s, form: doubled(s.moment(form))}, algebra.MOMENT),
+    "a moment of another matrix": ({"moment": lambda s, form: doubled(s.moment(form))}, algebra.MOMENT_SQUARE),
     "an error": ({"factor": lambda s: jax.tree.map(lambda x: 1 / 0, s.factor())}, algebra.FACTOR),
 }
 
@@ -99,15 +99,19 @@ def test_a_wrong_method_fails_its_identity(case):
 def test_a_single_wrong_method_fails_alone(method):
     """An error of one per cent is found, and no other identity fails."""
     slightly = lambda s, *a: jax.tree.map(lambda x: 1.01 * x, getattr(s, method)(*a))
-    expected = {"sqrt_mv": algebra.ROOT_SQUARE, "factor": algebra.FACTOR, "moment": algebra.MOMENT}
-    assert failures(**{method: slightly}) == {expected[method]}
+    expected = {
+        "sqrt_mv": {algebra.ROOT_SQUARE},
+        "factor": {algebra.FACTOR},
+        "moment": {algebra.MOMENT_PRODUCT, algebra.MOMENT_SQUARE},
+    }
+    assert failures(**{method: slightly}) == expected[method]
 
 
 def test_large_params_skip_traces_and_a_large_factor():
     size = algebra.LARGEST_TRACE + 1
     rows = {row.name: row for row in algebra_rows(ScaledIdentity(jnp.array(2.0), jnp.zeros(size)), jnp.ones(size),
                                                   jax.random.key(1))}  # fmt: skip
-    for name in (algebra.TRACE_OUTER, algebra.TRACE_IDENTITY, algebra.MOMENT):
+    for name in (algebra.TRACE_OUTER, algebra.TRACE_IDENTITY, algebra.MOMENT_PRODUCT, algebra.MOMENT_SQUARE):
         assert rows[name].status == "skipped"
         assert rows[name].remark == "more than 16384 parameters"
     assert rows[algebra.FACTOR].remark == "the factor takes 1024 MiB"
