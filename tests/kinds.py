@@ -66,7 +66,8 @@ def scaled_sample_gradient(task: ut.Problem) -> Callable:
     def draw(key, p):
         which, size = jax.random.split(key)
         gradient = task.batch_gradient(p, jax.random.randint(which, (), 0, SAMPLES))
-        return jax.tree.map(lambda g: g * jax.random.uniform(size, (), g.dtype, 0.5, 1.5), gradient)
+        factor = jax.random.uniform(size, (), minval=0.5, maxval=1.5)
+        return jax.tree.map(lambda g: g * factor.astype(g.dtype), gradient)
 
     return draw
 

@@ -20,9 +20,9 @@ class EstimatedCovariance(AbstractCovariance):
 
     >>> import jax.numpy as jnp
     >>> from undertow.covariance import EstimatedCovariance
-    >>> sigma = EstimatedCovariance.of(jnp.array([[0.0, 1.0], [2.0, 1.0], [4.0, 1.0]]))
+    >>> sigma = EstimatedCovariance.of(jnp.array([[0.0, 1.0], [2.0, 1.0], [4.0, 1.0], [6.0, 1.0], [8.0, 1.0]]))
     >>> print(sigma.mv(jnp.array([1.0, 0.0])), sigma.trace(), sigma.samples)
-    [4. 0.] 4.0 3
+    [10.  0.] 10.0 5
     """
 
     factored: Factored
