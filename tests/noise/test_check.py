@@ -18,7 +18,11 @@ from undertow.problem import batch_gradient
 POINT = params()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+FAST = ("minibatch of one", "minibatch of a population", "label noise, Gaussian", "isotropic", "sampled")
+every_kind = [kind if kind in FAST else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS]
+
+
+@pytest.mark.parametrize("kind", every_kind)
 def test_every_noise_passes(kind):
     result = ut.check_noise(KINDS[kind](), point_of(kind), draws=1024)
     assert result.passed
@@ -27,6 +31,7 @@ def test_every_noise_passes(kind):
     assert all(abs(row.z) < result.limit for row in result.rows if row.z is not None)
 
 
+@pytest.mark.slow
 def test_double_precision(x64):
     kind = "batches inside environments"
     assert ut.check_noise(KINDS[kind](jnp.float64), point_of(kind, jnp.float64), draws=1024).passed
