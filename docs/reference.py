@@ -39,9 +39,12 @@ PAGES: dict[str, Page] = {
         "A noise is a stochastic gradient of a problem. It can be drawn from and knows its covariance.",
         ("noise",),
         (
-            "noise.additive.noiseless", "covariance.AbstractCovariance", "covariance.Factored",
-            "covariance.ScaledIdentity", "covariance.SampleCovariance", "covariance.LabelCovariance", "covariance.Sum",
+            "noise.additive.noiseless", "noise.checks.table.NoiseCheck", "noise.checks.table.CheckRow",
+            "noise.checks.table.NoiseCheckError", "covariance.AbstractCovariance", "covariance.Factored",
+            "covariance.ScaledIdentity", "covariance.SampleCovariance", "covariance.LabelCovariance",
+            "covariance.EstimatedCovariance", "covariance.Sum",
         ),
+        "Usage: [your own noise](../howto/own-noise.md).",
     ),
     "dynamics": Page(
         "Dynamics",

@@ -60,6 +60,18 @@ def factor(p: dict) -> dict:
     return jax.tree.map(lambda leaf: jnp.stack([leaf, jnp.ones_like(leaf), jnp.sin(3 * leaf)], axis=-1), p)
 
 
+def scaled_sample_gradient(task: ut.Problem) -> Callable:
+    """Return a function that draws the gradient of one random sample times a random factor of mean 1."""
+
+    def draw(key, p):
+        which, size = jax.random.split(key)
+        gradient = task.batch_gradient(p, jax.random.randint(which, (), 0, SAMPLES))
+        factor = jax.random.uniform(size, (), minval=0.5, maxval=1.5)
+        return jax.tree.map(lambda g: g * factor.astype(g.dtype), gradient)
+
+    return draw
+
+
 def sensing(dtype=jnp.float32, law=None, **settings) -> ut.MatrixSensing:
     """Return matrix sensing of size 4 x 4 with two correlated spurious directions."""
     law = laws.Table([[-1.0, 0.5], [2.0, 1.0], [0.5, -2.0]], [0.2, 0.5, 0.3]) if law is None else law
@@ -97,6 +109,9 @@ KINDS: dict[str, Build] = {
     "pooled environments": lambda dtype=jnp.float32: ut.Environments(
         problem(dtype), GROUPS, WEIGHTS, batch_size=2
     ).pooled(),
+    "sampled": lambda dtype=jnp.float32: ut.SampledNoise(
+        problem(dtype), scaled_sample_gradient(problem(dtype)), samples=256
+    ),
     "matrix sensing": lambda dtype=jnp.float32: sensing(dtype),
     "matrix sensing, pooled": lambda dtype=jnp.float32: sensing(
         dtype, law=laws.Uniform([-1.0, 0.0], [2.0, 1.5]), pooled=True, ensemble="full"

@@ -25,6 +25,12 @@ CALLS = {
         ut.Limit(ut.Isotropic(CIRCLE)).solve(jnp.array([1.0, 0.0]), slow_time=0.1, num_saves=1, steps=4, key=key).params
     ),
     "draw of a noise": lambda key: ut.Minibatch(problem(), 2).draw(key, params()),
+    "check_noise": lambda key: (
+        ut.check_noise(ut.Minibatch(POPULATION.sample(0, 3), 2), POINT, key=key, draws=100).rows[-1].value
+    ),
+    "SampledNoise": lambda key: jax.random.key_data(
+        ut.SampledNoise(problem(), lambda k, p: p, samples=3, key=key).keys
+    ),
     "sample of a population": lambda key: POPULATION.sample(key, 3).data,
     "draw of a population": POPULATION.draw,
     "estimate_loss": lambda key: POPULATION.estimate_loss(POINT, key=key, samples=4).value,

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from undertow.manifold.limit import Limit
     from undertow.noise.additive import Additive
     from undertow.noise.base import AbstractNoise
+    from undertow.noise.check import check_noise
     from undertow.noise.environments import Environments
     from undertow.noise.isotropic import Isotropic
     from undertow.noise.label import LabelNoise
     from undertow.noise.minibatch import Minibatch
+    from undertow.noise.sampled import SampledNoise
     from undertow.problem import AbstractProblem, Population, Problem, Regression
     from undertow.sensing.advise import advise
     from undertow.sensing.growth import lyapunov, tail_exponent
@@ -54,9 +56,11 @@ _HOME = {
     "Problem": "problem",
     "Regression": "problem",
     "Rescaling": "symmetry.generators",
+    "SampledNoise": "noise.sampled",
     "Scaling": "symmetry.generators",
     "Trajectory": "trajectory",
     "advise": "sensing.advise",
+    "check_noise": "noise.check",
     "descend": "dynamics.descend",
     "diffuse": "dynamics.diffuse",
     "equilibrium": "symmetry.equilibrium",
@@ -89,9 +93,11 @@ __all__ = [
     "Problem",
     "Regression",
     "Rescaling",
+    "SampledNoise",
     "Scaling",
     "Trajectory",
     "advise",
+    "check_noise",
     "descend",
     "diffuse",
     "equilibrium",

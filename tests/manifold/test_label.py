@@ -8,6 +8,7 @@ import pytest
 
 import undertow as ut
 from tests.manifold.losses import LOSSES
+from undertow.covariance import LabelCovariance
 from undertow.manifold.geometry import frame_at, jacobian
 from undertow.manifold.label import label_amount, label_drift, label_return, trace_gradient
 
@@ -70,3 +71,33 @@ def test_label_amount_is_none_for_other_noises(x64):
     assert amount(ut.LabelNoise(problem, 0.5)) is not None
     assert amount(ut.Isotropic(problem)) is None
     assert label_amount(ut.LabelNoise(problem, 0.5).covariance(params), LOSSES["metric"]()[0]) is None
+
+
+class UnequalLabels(ut.AbstractNoise):
+    """Label noise with one variance per sample; only its covariance is used here."""
+
+    problem: ut.Regression
+    squares: jax.Array
+
+    def randomness(self, key, count, like=None):
+        return jax.random.split(key, count)
+
+    def gradient(self, params, slice):
+        return self.problem.gradient(params)
+
+    def covariance(self, params):
+        weighted = self.problem.reweight(self.squares / jnp.sum(self.squares))
+        return LabelCovariance(weighted, params, jnp.mean(self.squares))
+
+
+def test_labels_of_unequal_strength_are_not_a_multiple_of_the_hessian(x64):
+    """The limit is that of the same covariance given by a factor."""
+    problem, params = LOSSES["tanh network"]()
+    noise = UnequalLabels(problem, jnp.linspace(0.1, 3.0, problem.size))
+    assert label_amount(noise.covariance(params), problem) is None
+    same = ut.Additive(problem, lambda p: noise.covariance(p).factor())
+    drift, expected = (jax.flatten_util.ravel_pytree(ut.Limit(n).drift(params))[0] for n in (noise, same))
+    np.testing.assert_allclose(drift, expected, rtol=1e-6, atol=1e-9)
+    equal = UnequalLabels(problem, jnp.ones(problem.size))
+    constant = jax.flatten_util.ravel_pytree(ut.Limit(equal).drift(params))[0]
+    assert float(jnp.max(jnp.abs(drift - constant))) > 1e-3

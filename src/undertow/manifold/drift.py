@@ -26,7 +26,7 @@ from undertow.covariance import AbstractCovariance, LabelCovariance, SampleCovar
 from undertow.manifold.geometry import FiniteStep, Frame, jacobian
 from undertow.manifold.label import trace_gradient
 from undertow.manifold.minimum import frame_of_minimum, third
-from undertow.problem import AbstractProblem, Regression
+from undertow.problem import AbstractProblem, AbstractSampled, Regression
 
 __all__ = ["Parts", "covariance_parts", "factor_parts", "second_derivative"]
 
@@ -106,7 +106,9 @@ def _identity_parts(
 def _label_parts(
     covariance: LabelCovariance, problem: AbstractProblem, frame: Frame, finite_step: FiniteStep
 ) -> tuple[Array, Array, Array]:
-    if not frame.least_squares:
+    # with other weights than those of the loss the covariance is not a multiple of its Hessian
+    weighted = isinstance(problem, AbstractSampled) and covariance.problem.weights is not problem.weights
+    if weighted or not frame.least_squares:
         return _general_parts(covariance, problem, frame, finite_step)
     zero = 0 * frame.point  # NaN where the frame is NaN
     return zero, _label_normal(covariance.problem, frame, covariance.amount, finite_step), zero

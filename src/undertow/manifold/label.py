@@ -29,7 +29,9 @@ def label_amount(covariance: AbstractCovariance, problem: AbstractProblem) -> Ar
     parts = covariance.parts if isinstance(covariance, Sum) else (covariance,)
     labels = [part for part in parts if isinstance(part, LabelCovariance)]
     others = [part for part in parts if not isinstance(part, LabelCovariance | SampleCovariance)]
-    return labels[0].amount if len(labels) == 1 and not others else None
+    if len(labels) != 1 or others or labels[0].problem.weights is not None:  # with weights it is no multiple of H
+        return None
+    return labels[0].amount
 
 
 def trace_gradient(

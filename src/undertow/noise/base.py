@@ -44,6 +44,11 @@ class AbstractNoise(eqx.Module):
         """Return the expected draw: the gradient of the problem."""
         return self.problem.gradient(params)
 
+    @property
+    def mean_samples(self) -> int | None:
+        """The number of independent draws that `mean` averages; None where `mean` is exact."""
+        return None
+
     def draw(self, key: KeyLike, params: PyTree) -> PyTree:
         """Return one stochastic gradient at params."""
         key = as_key(f"{type(self).__name__}.draw", key)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from undertow import _trees as trees
-from undertow.covariance import AbstractCovariance, SampleCovariance, Sum
+from undertow.covariance import AbstractCovariance, EstimatedCovariance, SampleCovariance, Sum
 from undertow.noise.base import AbstractNoise
 from undertow.problem import Population
 from undertow.symmetry import selection, taps
@@ -59,7 +59,9 @@ def _powers_of(part: AbstractCovariance, symmetry: AbstractSymmetry, params: PyT
     recipe = _recipe(symmetry, params)
     if not isinstance(part, SampleCovariance):
         plus, minus = part.moment(form)
-        return Powers(plus, minus, jnp.zeros_like(plus))
+        estimated = isinstance(part, EstimatedCovariance)
+        error = part.moment_error(lambda g: jnp.subtract(*form(g))) if estimated else jnp.zeros_like(plus)
+        return Powers(plus, minus, error)
     if recipe is None:
         plus, minus = part.moment(form)
     else:

@@ -1,0 +1,88 @@
+"""The result of `check_noise`: one row per check, a table, and the error for a noise that fails."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["CheckRow", "NoiseCheck", "NoiseCheckError"]
+
+Status = Literal["ok", "failed", "differs", "skipped"]
+
+
+@dataclass(frozen=True)
+class CheckRow:
+    """One check of a noise. A comparison along several directions has the values of the direction that differs most."""
+
+    name: str
+    status: Status
+    """`failed` raises; `differs` is a difference that the protocol allows; `skipped` is a check that was not made."""
+    value: float | None = None
+    expected: float | None = None
+    z: float | None = None
+    """The difference in standard errors, for a comparison with draws; None for an exact check."""
+    remark: str = ""
+    """The reason for a status other than `ok`, and what to do."""
+
+
+@dataclass(frozen=True)
+class NoiseCheck:
+    """The result of `check_noise`; `print` shows it as a table."""
+
+    noise: str
+    """The name of the class of the noise."""
+    rows: tuple[CheckRow, ...]
+    draws: int
+    """The number of draws that were compared with the mean and the covariance."""
+    statistics: int
+    """The number of z-scores in all rows together."""
+    limit: float
+    """The largest |z| of a noise that passes."""
+    false_alarm: float
+    """The bound on the probability that a correct noise fails."""
+
+    @property
+    def failures(self) -> tuple[CheckRow, ...]:
+        """The rows that failed."""
+        return tuple(row for row in self.rows if row.status == "failed")
+
+    @property
+    def passed(self) -> bool:
+        """Whether no row failed."""
+        return not self.failures
+
+    def __str__(self) -> str:
+        head = f"{self.noise}: {self.draws} draws, {self.statistics} statistics"
+        if self.statistics:
+            head += f", |z| < {self.limit:.2f} (a correct noise fails with probability {self.false_alarm:g})"
+        cells = [("check", "value", "expected", "z", "result")]
+        cells += [(row.name, _number(row.value), _number(row.expected), _score(row.z), _result(row))
+                  for row in self.rows]  # fmt: skip
+        widths = [max(len(line[column]) for line in cells) for column in range(4)]
+        lines = [
+            f"{name:<{widths[0]}}  {value:>{widths[1]}}  {expected:>{widths[2]}}  {z:>{widths[3]}}  {result}"
+            for name, value, expected, z, result in cells
+        ]
+        return "\n".join([head, *lines])
+
+
+class NoiseCheckError(ValueError):
+    """A noise does not follow the protocol; `result` is the table with the failing part."""
+
+    def __init__(self, result: NoiseCheck):
+        self.result = result
+        parts = "; ".join(f"{row.name}: {row.remark}" for row in result.failures)
+        count = f"{len(result.failures)} of {len(result.rows)} checks failed"
+        super().__init__(f"`check_noise({result.noise})`: {count}: {parts}\n\n{result}")
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.4g}"
+
+
+def _score(z: float | None) -> str:
+    return "" if z is None else f"{z:.2f}"
+
+
+def _result(row: CheckRow) -> str:
+    if row.status == "failed":
+        return "FAILED"
+    return f"{row.status}: {row.remark}" if row.remark else row.status
