@@ -73,3 +73,12 @@ def test_processes_keep_freed_memory_unless_the_environment_says_otherwise(monke
     with processes(1) as pool:
         there = [pool.submit(os.getenv, name).result() for name in MALLOC_SETTINGS]
     assert there == [str(2**28), str(2**29), "4096"]
+
+
+def test_processes_have_one_thread_unless_the_environment_says_otherwise(monkeypatch):
+    for given, expected in ((None, "1"), ("3", "3")):
+        monkeypatch.setenv("NPROC", given or "")
+        if given is None:
+            monkeypatch.delenv("NPROC")
+        with processes(1) as pool:
+            assert pool.submit(os.getenv, "NPROC").result() == expected

@@ -183,7 +183,25 @@ def test_a_single_parameter_has_no_symmetry(x64):
     assert ut.find_symmetries(problem, jnp.array(1.3)) == ()
 
 
-def test_a_full_search_takes_more_points_than_there_are_unknowns(x64):
+@pytest.mark.parametrize("size", [2, 23, 30])
+def test_a_full_search_has_six_points_per_unknown_or_more(monkeypatch, size):
+    """A symmetric matrix of n rows has n (n + 1)/2 unknowns."""
+
+    class SearchedError(Exception):
+        pass
+
+    def evidence(problem, params, key, points):
+        raise SearchedError(points)
+
+    monkeypatch.setattr(search, "gather_evidence", evidence)
+    problem = ut.Problem(lambda p, x: jnp.sum(p) * x, jnp.ones(3))
+    with pytest.raises(SearchedError) as caught:
+        ut.find_symmetries(problem, jnp.ones(size))
+    assert caught.value.args[0] >= 3 * size * (size + 1)
+
+
+@pytest.mark.slow  # the number of points is tested above
+def test_a_full_search_with_more_points_than_unknowns_finds_no_false_symmetry(x64):
     """26 parameters have 351 symmetric generators; with fewer points than that every model would have symmetries."""
     data = jax.random.normal(jax.random.key(0), (40, 26), jnp.float64)
     problem = ut.Problem(lambda p, x: jnp.sum((p - x) ** 4), data)

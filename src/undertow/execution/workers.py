@@ -63,8 +63,12 @@ def processes(jobs: int) -> Executor:
 
 
 def _start_worker() -> None:
-    """Ignore Ctrl-C, which the parent handles; end with the parent; use one NumPy thread, because several jobs run."""
+    """Ignore Ctrl-C, which the parent handles; end with the parent; use one thread, because several jobs run.
+
+    With one thread of XLA per process, results also do not depend on the number of cores.
+    """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("NPROC", "1")  # read by XLA
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     configure()
