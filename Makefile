@@ -72,7 +72,7 @@ faults: setup ## inject 200 faults into sweeps (kills, full disks, tasks that ra
 	$(BIN)/python -m tests.execution.sweeps.faults .faults 200 0 docs/faults.md
 	@rm -rf .faults
 
-mutants: setup ## mutation testing: run the fast tests on 320 small changes of the source and write docs/mutants.md
+mutants: setup ## mutation testing: run the fast tests on over 300 small changes of the source and write docs/mutants.md
 	$(QUICK) $(BIN)/python tests/mutants.py --workers $(WORKERS)
 
 bench: .venv/.done-bench ## measure the speed against numba, NumPy and PyTorch and write benchmarks/results

@@ -96,3 +96,23 @@ def test_normals_have_the_types_of_the_leaves_and_the_key_of_a_lone_leaf():
     }
     alone = trees.standard_normal(jax.random.key(2), jnp.zeros(3))
     np.testing.assert_array_equal(alone, jax.random.normal(jax.random.key(2), (3,)))
+
+
+def test_the_machine_epsilon_of_a_tree_is_the_largest_of_its_leaves(x64):
+    assert trees.machine_epsilon({"a": jnp.ones(1, jnp.float64)}) == np.finfo(np.float64).eps
+    assert trees.machine_epsilon({"a": jnp.ones(1, jnp.float64), "b": jnp.ones(1, jnp.float32)}) == np.finfo("f4").eps
+
+
+@pytest.mark.parametrize(
+    ("tree", "sentence"),
+    [
+        ({"w": jnp.zeros(2)}, ""),
+        ({"v": jnp.zeros(2)}, "make it alike"),
+        ({"w": jnp.zeros(3)}, "has shape (3,) for `w`, which has shape (2,); make them equal"),
+        ({"w": jnp.zeros(2, jnp.float16)}, "has dtype float16 for `w`, which has float32"),
+    ],
+)
+def test_a_mismatch_is_a_sentence(tree, sentence):
+    difference = trees.mismatch(tree, {"w": jnp.zeros(2)}, "f(x)")
+    assert sentence in difference
+    assert bool(difference) == bool(sentence)

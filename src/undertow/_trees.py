@@ -23,6 +23,8 @@ __all__ = [
     "dot",
     "elements",
     "floats_bytes",
+    "machine_epsilon",
+    "mismatch",
     "names",
     "ravel",
     "scale",
@@ -121,3 +123,20 @@ def standard_normal(key: Key[Array, ""], like: PyTree) -> PyTree:
     keys = [key] if len(leaves) == 1 else list(jax.random.split(key, len(leaves)))
     drawn = [jax.random.normal(k, leaf.shape, leaf.dtype) for k, leaf in zip(keys, leaves, strict=True)]
     return jax.tree.unflatten(structure, drawn)
+
+
+def machine_epsilon(tree: PyTree) -> float:
+    """Return the largest machine epsilon of the types of the leaves."""
+    return max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(tree))
+
+
+def mismatch(tree: PyTree, params: PyTree, call: str) -> str:
+    """Return how a pytree differs from params in structure, shapes or types, as a sentence; empty if it does not."""
+    if jax.tree.structure(tree) != jax.tree.structure(params):
+        return f"`{call}` is a {jax.tree.structure(tree)} and params are a {jax.tree.structure(params)}; make it alike"
+    for name, leaf, like in zip(names(params), jax.tree.leaves(tree), jax.tree.leaves(params), strict=True):
+        if leaf.shape != like.shape:
+            return f"`{call}` has shape {leaf.shape} for `{name}`, which has shape {like.shape}; make them equal"
+        if leaf.dtype != like.dtype:
+            return f"`{call}` has dtype {leaf.dtype} for `{name}`, which has {like.dtype}; convert it with `.astype`"
+    return ""

@@ -173,7 +173,7 @@ MISTAKES = {
     ),
     "few draws": (
         lambda: ut.check_noise(KINDS["isotropic"](), POINT, draws=10),
-        r"`check_noise\(draws=10\)`: z-scores need at least 100 draws",
+        r"`check_noise\(draws=10\)`: the z-scores need 100 or more",
     ),
     "no key": (lambda: ut.check_noise(KINDS["isotropic"](), POINT, key="a"), r"`check_noise\(key='a'\)`"),
     "a probability above one": (

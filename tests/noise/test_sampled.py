@@ -175,11 +175,11 @@ MISTAKES = {
     ),
     "another shape": (
         lambda: ut.SampledNoise(problem(), lambda key, p: p | {"outer": p["outer"][:1]}).check(POINT),
-        r"has float32\[1\] for `outer`, which is float32\[2\]",
+        r"`draw\(key, params\)` has shape \(1,\) for `outer`, which has shape \(2,\)",
     ),
     "another type": (
         lambda: ut.SampledNoise(problem(), lambda key, p: trees_half(p)).check(POINT),
-        "has float16",
+        "has dtype float16 for `.*`, which has float32",
     ),
 }
 

@@ -2,7 +2,6 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from undertow.symmetry import precision
@@ -20,11 +19,6 @@ def test_only_half_precision_is_converted_to_single():
 @pytest.mark.parametrize(("name", "half"), [("float16", True), ("bfloat16", True), ("float32", False), ("int8", False)])
 def test_half_precision_is_floating_point_below_32_bits(name, half):
     assert precision.is_half(jnp.dtype(name)) == half
-
-
-def test_the_rounding_of_a_tree_is_that_of_its_coarsest_leaf(x64):
-    assert precision.rounding({"a": jnp.ones(1, jnp.float64)}) == np.finfo(np.float64).eps
-    assert precision.rounding({"a": jnp.ones(1, jnp.float64), "b": jnp.ones(1, jnp.float32)}) == np.finfo("f4").eps
 
 
 HALF = jnp.bfloat16

@@ -30,7 +30,7 @@ class EstimatedCovariance(AbstractCovariance):
 
     @staticmethod
     def of(draws: PyTree) -> "EstimatedCovariance":
-        """Return the covariance of draws that are stacked on a leading axis; at least two."""
+        """Return the covariance of two or more draws, stacked on a leading axis."""
         samples = jax.tree.leaves(draws)[0].shape[0]
         centred = trees.centre(draws, jnp.full((samples,), 1 / samples))
         columns = jax.tree.map(lambda x: jnp.moveaxis(x, 0, -1) / jnp.sqrt(samples - 1).astype(x.dtype), centred)

@@ -54,7 +54,9 @@ def check_noise(
     key = validate.as_key("check_noise", key)
     draws = validate.positive_integer("check_noise", "draws", draws)
     if draws < 100:
-        raise ValueError(f"{validate.quote('check_noise', draws=draws)}: z-scores need at least 100 draws.")
+        raise ValueError(
+            f"{validate.quote('check_noise', draws=draws)}: the z-scores need 100 or more; give a larger number."
+        )
     false_alarm = validate.as_float("check_noise", "false_alarm", false_alarm, least=1e-300, below=1.0)
     validate.params_of_floats("check_noise", params)
     result = _result(noise, params, key, draws, false_alarm)

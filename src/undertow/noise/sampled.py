@@ -107,15 +107,6 @@ class SampledNoise(AbstractNoise):
     def check(self, params: PyTree) -> None:
         self.problem.check(params)
         drawn = jax.eval_shape(self.drawer, jax.random.key(0), params)
-        expected = jax.tree.structure(params)
-        if jax.tree.structure(drawn) != expected:
-            raise ValueError(
-                f"`SampledNoise`: `draw(key, params)` is a {jax.tree.structure(drawn)}, params a {expected}; return a "
-                "pytree like params."
-            )
-        for name, leaf, value in zip(trees.names(params), jax.tree.leaves(params), jax.tree.leaves(drawn), strict=True):
-            if (value.shape, value.dtype) != (leaf.shape, leaf.dtype):
-                raise ValueError(
-                    f"`SampledNoise`: `draw(key, params)` has {value.dtype}{list(value.shape)} for `{name}`, which is "
-                    f"{leaf.dtype}{list(leaf.shape)}; return an array of the same shape and type."
-                )
+        difference = trees.mismatch(drawn, params, "draw(key, params)")
+        if difference:
+            raise ValueError(f"`SampledNoise`: {difference}.")

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from undertow import _trees as trees
 from undertow import _validate as validate
 from undertow._validate import KeyLike, Number
 from undertow.noise.base import AbstractNoise
@@ -134,7 +135,7 @@ def equilibrium(
     noise, params = precision.widened((noise, params))
     for symmetry in several:
         check_symmetry("equilibrium", noise, params, symmetry, key)
-    rounding = precision.rounding(params)
+    rounding = trees.machine_epsilon(params)
     eta, decay = (jnp.asarray(x, jnp.result_type(*jax.tree.leaves(params))) for x in (step_size, weight_decay))
     limits = Limits(rounding**0.75 if tolerance is None else tolerance, rounding**0.375, max_sweeps)
     solve = solve_commuting if all(isinstance(s, AbstractDiagonal) for s in several) else solve_alternating

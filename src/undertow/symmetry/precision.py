@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-__all__ = ["coarsest", "rounding", "widened"]
+__all__ = ["coarsest", "widened"]
 
 Tree = TypeVar("Tree")
 
@@ -26,11 +26,6 @@ def widened(tree: Tree) -> Tree:
 def is_half(dtype: np.dtype) -> bool:
     """Return whether a type is a floating-point type of fewer than 32 bits."""
     return jnp.issubdtype(dtype, jnp.floating) and jnp.finfo(dtype).bits < 32
-
-
-def rounding(params: PyTree) -> float:
-    """Return the machine epsilon of the coarsest leaf."""
-    return max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(params))
 
 
 def coarsest(loss: Callable[[PyTree, PyTree], Array], params: PyTree, sample: PyTree) -> np.dtype:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _trees as trees
 from undertow.covariance import AbstractCovariance
-from undertow.noise.checks.contract import error_line, rounding
+from undertow.noise.checks.contract import error_line
 from undertow.noise.checks.table import CheckRow
 
 __all__ = ["LARGEST_TRACE", "algebra_rows", "size_along"]
@@ -53,7 +53,7 @@ def algebra_rows(sigma: AbstractCovariance, mean: PyTree, key: Key[Array, ""]) -
     Two sides may differ by the root of the machine epsilon, relative to their size, and by the rounding error of the
     difference of a second moment and the square of the mean.
     """
-    eps = rounding(mean)
+    eps = trees.machine_epsilon(mean)
     keys = jax.random.split(key, 4)
     normals = tuple(trees.standard_normal(k, sigma.normal_structure()) for k in keys[2:])
     setting = Setting(sigma, mean, _unit(keys[0], mean), _unit(keys[1], mean), (normals[0], normals[1]))

@@ -13,7 +13,7 @@ from undertow.noise.base import AbstractNoise
 from undertow.noise.checks.table import CheckRow
 from undertow.problem import Population
 
-__all__ = ["contract_rows", "error_line", "mismatch", "rounding"]
+__all__ = ["contract_rows", "error_line"]
 
 COUNT = 5
 """The number of slices in the checks of this module."""
@@ -38,23 +38,6 @@ def error_line(error: Exception) -> str:
     """Return the type of an error and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"it raised {type(error).__name__}: {lines[0] if lines else ''}"
-
-
-def rounding(params: PyTree) -> float:
-    """Return the machine epsilon of the coarsest leaf."""
-    return max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(params))
-
-
-def mismatch(tree: PyTree, params: PyTree, call: str) -> str:
-    """Return how a pytree differs from params in structure, shapes or types, as a sentence; empty if it does not."""
-    if jax.tree.structure(tree) != jax.tree.structure(params):
-        return f"`{call}` is a {jax.tree.structure(tree)} and params are a {jax.tree.structure(params)}; make it alike"
-    for name, leaf, like in zip(trees.names(params), jax.tree.leaves(tree), jax.tree.leaves(params), strict=True):
-        if leaf.shape != like.shape:
-            return f"`{call}` has shape {leaf.shape} for `{name}`, which has shape {like.shape}; make them equal"
-        if leaf.dtype != like.dtype:
-            return f"`{call}` has dtype {leaf.dtype} for `{name}`, which has {like.dtype}; convert it with `.astype`"
-    return ""
 
 
 def _accepts_params(noise: AbstractNoise, params: PyTree, key: Array) -> str:
@@ -92,7 +75,7 @@ def _without_params(noise: AbstractNoise, params: PyTree, key: Array) -> str:
 def _gradient_like_params(noise: AbstractNoise, params: PyTree, key: Array) -> str:
     for like in (params, None):
         drawn = trees.take(noise.randomness(key, COUNT, like), 0)
-        remark = mismatch(jax.eval_shape(noise.gradient, params, drawn), params, "gradient(params, slice)")
+        remark = trees.mismatch(jax.eval_shape(noise.gradient, params, drawn), params, "gradient(params, slice)")
         if remark:
             return remark
     values = jax.tree.leaves(noise.gradient(params, trees.take(noise.randomness(key, 1, params), 0)))
@@ -104,7 +87,7 @@ def _gradient_like_params(noise: AbstractNoise, params: PyTree, key: Array) -> s
 def _mean_like_params(noise: AbstractNoise, params: PyTree, key: Array) -> str:
     if isinstance(noise.problem, Population):  # its mean is only known by Monte Carlo
         return ""
-    return mismatch(jax.eval_shape(noise.mean, params), params, "mean(params)")
+    return trees.mismatch(jax.eval_shape(noise.mean, params), params, "mean(params)")
 
 
 def _with_and_without_like(noise: AbstractNoise, params: PyTree, key: Array) -> str:
@@ -168,10 +151,10 @@ def _in_a_loop(noise: AbstractNoise, params: PyTree, key: Array) -> str:
 def _covariance_like_params(noise: AbstractNoise, params: PyTree, key: Array) -> str:
     vector = trees.standard_normal(key, params)
     sigma = noise.covariance(params)
-    remark = mismatch(sigma.mv(vector), params, "covariance(params).mv(v)")
+    remark = trees.mismatch(sigma.mv(vector), params, "covariance(params).mv(v)")
     if not remark:
         normals = trees.standard_normal(key, sigma.normal_structure())
-        remark = mismatch(sigma.sqrt_mv(normals), params, "covariance(params).sqrt_mv(z)")
+        remark = trees.mismatch(sigma.sqrt_mv(normals), params, "covariance(params).sqrt_mv(z)")
     if remark:
         return remark
     compiled = eqx.filter_jit(lambda noise, p, v: noise.covariance(p).mv(v))(noise, params, vector)
@@ -192,7 +175,8 @@ _RULES: dict[str, Rule] = {
     "gradient: in a compiled loop": _in_a_loop,
     "covariance: shapes, dtypes, under jit": _covariance_like_params,
 }
-"""The rules in the order in which they build on each other. A rule returns what is wrong, or an empty text."""
+"""The rules in the order of the checks: a later rule assumes the earlier ones. A rule returns its failure as a
+sentence, or an empty text if the noise passes."""
 
 
 def _same(one: PyTree, two: PyTree) -> bool:
@@ -208,4 +192,4 @@ def _close(one: PyTree, two: PyTree, params: PyTree) -> bool:
     """Return whether two pytrees agree up to rounding, relative to the largest entry of all."""
     a, b = (np.concatenate([np.ravel(np.asarray(leaf, np.float64)) for leaf in jax.tree.leaves(t)]) for t in (one, two))
     scale = max(float(np.abs(b).max()), 1e-30)
-    return bool(np.all(np.abs(a - b) <= np.sqrt(rounding(params)) * scale))
+    return bool(np.all(np.abs(a - b) <= np.sqrt(trees.machine_epsilon(params)) * scale))

@@ -16,11 +16,11 @@ class Cumulants(NamedTuple):
 
     @staticmethod
     def exact() -> "Cumulants":
-        """Return those of a number that is known exactly."""
+        """Return the cumulants of a number that is known exactly."""
         return Cumulants(0.0, 0.0)
 
     def plus(self, other: "Cumulants") -> "Cumulants":
-        """Return those of the sum of two independent estimates."""
+        """Return the cumulants of the sum of two independent estimates."""
         return Cumulants(self.variance + other.variance, self.third + other.third)
 
 
@@ -83,7 +83,7 @@ def autocorrelation_scores(values: np.ndarray, rounding: np.ndarray | float = 0.
 
 
 def largest_score(false_alarm: float, statistics: int) -> float:
-    """Return the limit of |z| that one of `statistics` standard normals exceeds with probability `false_alarm`.
+    """Return a limit for |z| such that any of `statistics` standard normals exceeds it with at most `false_alarm`.
 
     This is Bonferroni's bound: the statistics may depend on each other.
 

@@ -15,7 +15,6 @@ from undertow import _trees as trees
 from undertow.covariance import AbstractCovariance, EstimatedCovariance, SampleCovariance, Sum
 from undertow.noise.base import AbstractNoise
 from undertow.noise.checks.algebra import LARGEST_TRACE, size_along
-from undertow.noise.checks.contract import rounding
 from undertow.noise.checks.scores import Cumulants, autocorrelation_scores, cumulants_of_mean, scores
 from undertow.problem import Population, Problem
 
@@ -29,7 +28,7 @@ LARGEST_CHUNK = 256
 
 
 class Statistic(NamedTuple):
-    """The values of one check along all directions, with the expected values and the z-scores."""
+    """One comparison of the draws with a prediction: an entry of each array per direction."""
 
     name: str
     value: np.ndarray
@@ -42,7 +41,7 @@ class Statistic(NamedTuple):
 
 
 class Projections(NamedTuple):
-    """Numbers of each centred draw c = g - m, rows of draws."""
+    """Numbers computed from the centred draws c = g - m, with one row per draw."""
 
     along: np.ndarray
     """v'c for every direction v."""
@@ -51,7 +50,7 @@ class Projections(NamedTuple):
     signed: np.ndarray
     """c'D c for the diagonal matrix D of random signs."""
     mean: tuple[float, float]
-    """The last two for the mean of c over all draws."""
+    """The last two fields for the mean of c over all draws."""
     blocks: int
     """The number of blocks, each from a key of its own."""
 
@@ -130,7 +129,7 @@ def statistics(
     signs = jax.tree.map(jnp.sign, trees.standard_normal(keys[1], params))
     drawn = project(noise, params, mean, vectors, signs, keys[2], draws)
     sizes, along = (np.asarray(x, np.float64) for x in _mean_along(vectors, mean))
-    eps = rounding(params)
+    eps = trees.machine_epsilon(params)
     result = [_mean_statistic(noise, params, drawn, vectors, along, eps * sizes, sampled)]
     if sampled is None and type(noise).mean is not AbstractNoise.mean:
         result += _gradient_statistic(noise, params, drawn, vectors, along, eps * sizes)
@@ -287,7 +286,7 @@ def _reference(sigma: AbstractCovariance, form: Form, values: np.ndarray, sample
 
 @_reference.register
 def _(sigma: EstimatedCovariance, form: Form, values: np.ndarray, sampled: bool) -> Cumulants:
-    """Return the cumulants of the larger variance: of the own draws, or of the checked ones, which are more."""
+    """Return the cumulants from the draws behind `sigma` or from the draws that are checked, whichever vary more."""
     terms = eqx.filter_jit(lambda s, f: s.terms(f))(sigma, form)
     own = cumulants_of_mean(np.asarray(terms, np.float64) * sigma.samples)
     law = cumulants_of_mean(values, sigma.samples)

@@ -118,7 +118,7 @@ class AbstractSymmetry(eqx.Module):
             problem = problem.sample(jax.random.fold_in(key, 0), samples)
         subset = _subset(problem, jax.random.fold_in(key, 1), samples)
         loss, gradient = _violation(self, subset, params, jax.random.fold_in(key, 2))
-        return Violation(float(loss), float(gradient), precision.rounding(params) ** 0.5)
+        return Violation(float(loss), float(gradient), trees.machine_epsilon(params) ** 0.5)
 
 
 def _subset(problem: AbstractSampled, key: Key[Array, ""], samples: int) -> AbstractSampled:

@@ -86,7 +86,7 @@ def _measure(parameters: Escape, key: Key[Array, ""]) -> Measurement:
         path = jax.tree.map(lambda *leaves, k=runs: np.stack([np.stack(leaves)] * k), *decayed)
         flow.append(_settled_errors(double, path)[0])
         plain.append(flow[-1][0])  # at time 0 the flow is at the end of gradient descent
-    # errors range over decades, so their logarithms are compared, data set by data set
+    # the errors range over decades: compare their logarithms on each data set
     last = np.log10([errors[-1] for errors in flow])
     ratio, spread = statistics.mean(np.array([np.log10(errors[:, -1]).mean() for errors in sgd]) - last)
     plain = np.array(plain)
