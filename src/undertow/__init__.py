@@ -7,6 +7,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from undertow.dynamics.average import average
     from undertow.dynamics.descend import descend
     from undertow.dynamics.diffuse import diffuse
     from undertow.dynamics.settle import settle
@@ -60,6 +61,7 @@ _HOME = {
     "Scaling": "symmetry.generators",
     "Trajectory": "trajectory",
     "advise": "sensing.advise",
+    "average": "dynamics.average",
     "check_noise": "noise.check",
     "descend": "dynamics.descend",
     "diffuse": "dynamics.diffuse",
@@ -97,6 +99,7 @@ __all__ = [
     "Scaling",
     "Trajectory",
     "advise",
+    "average",
     "check_noise",
     "descend",
     "diffuse",

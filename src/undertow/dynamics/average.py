@@ -1,0 +1,187 @@
+"""The averaged flow: the mean motion of SGD at a finite step size, from any start."""
+
+from collections.abc import Callable
+
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import PyTree
+
+from undertow import _trees as trees
+from undertow import _validate as validate
+from undertow._validate import Number
+from undertow.manifold.averaged import Path, solve_average
+from undertow.manifold.fluctuations import CLOSURES, Closure, image_route
+from undertow.noise.base import AbstractNoise
+from undertow.problem import Population
+from undertow.regime import Regime, SmallParameter
+from undertow.trajectory import Trajectory
+
+__all__ = ["average"]
+
+DENSE_LIMIT = 500
+"""The largest number of parameters without the structure of least squares: every step decomposes a D x D matrix."""
+
+
+def average(
+    noise: AbstractNoise,
+    params: PyTree,
+    *,
+    step_size: Number,
+    time: Number,
+    observe: dict[str, Callable[[PyTree], PyTree]] | None = None,
+    num_saves: int = 20,
+    closure: Closure = "averaged_noise",
+    tolerance: float | None = None,
+    max_steps: int = 10_000,
+) -> Trajectory:
+    """Predict the mean of SGD with this noise and step size: solve the averaged flow up to `time` = steps * step_size.
+
+        d theta/dt = -grad L - (eta/2) d3L[X],     H X + X H - eta H X H = Sigma + (eta/2) Sigma''[X]
+
+    eta X is the covariance of SGD around its mean. The flow needs no manifold of minimisers, no zero loss and no sharp
+    rank of the Hessian, and it starts anywhere. One solution replaces the mean over many seeds of `descend`.
+
+    **Arguments:**
+
+    - `noise`, `params`, `step_size`: those of `descend`.
+    - `time`: the length of the run, steps * step_size.
+    - `observe`: functions of params. Each f is recorded at 0 and after each of `num_saves` equal intervals, as `f` at
+      the mean, and as `excess_f` = (eta/2) tr(f'' X), the effect of the fluctuations. Their sum predicts the mean of f
+      over seeds of SGD. "loss" and "excess_loss" are always recorded.
+    - `closure`: the equation for X. "small_step" leaves out both terms with eta, and for label noise the minibatch
+      noise as well, which gives the flow of L + (eta c/4) tr H. "finite_step" has the term H X H only.
+    - `tolerance`: the relative and absolute error per step (None: 1e-5 in double precision, 1e-3 in single).
+    - `max_steps`: the largest number of steps of the solver.
+
+    A `Regression` with fewer equations than parameters is solved in the image of J', with H = J'J/n. Any other problem
+    needs the Hessian at every step and has at most 500 parameters.
+
+    **Returns** a `Trajectory` whose `regime` has the small parameters of the theory. Where the solver fails, the run
+    counts as diverged.
+
+    >>> import jax.numpy as jnp
+    >>> import undertow as ut
+    >>> # u v = 1, from a start off the manifold: label noise balances u and v
+    >>> task = ut.Regression(lambda p, x: p[0] * p[1] * x, jnp.array([1.0]), jnp.array([1.0]))
+    >>> flow = ut.average(ut.LabelNoise(task, 0.5), jnp.array([2.0, 0.1]), step_size=0.1, time=400.0,
+    ...                   observe={"p": lambda p: p})
+    >>> print(flow.observed["p"][-1].round(2), f"{flow.observed['excess_loss'][-1]:.2f}")
+    [0.99 0.99] 0.01
+    """
+    _check(noise, params, closure)
+    eta = validate.as_float("average", "step_size", step_size)
+    length = validate.as_float("average", "time", time)
+    if not eta > 0 or not length > 0:
+        name, value = ("step_size", eta) if not eta > 0 else ("time", length)
+        raise ValueError(f"{validate.quote('average', **{name: value})}: give a positive number.")
+    num_saves = validate.positive_integer("average", "num_saves", num_saves)
+    max_steps = validate.positive_integer("average", "max_steps", max_steps)
+    if tolerance is None:
+        tolerance = 1e-5 if trees.machine_epsilon(params) < 1e-10 else 1e-3
+    validate.finite_number("average", "tolerance", tolerance)
+    observe = _check_observe(dict(observe or {}))
+    times = np.linspace(0.0, length, num_saves + 1)
+    floats = jnp.result_type(float)
+    path = solve_average(
+        noise,
+        params,
+        jnp.asarray(times, floats),
+        jnp.asarray(eta, floats),
+        observe,
+        closure,
+        jnp.asarray(tolerance, floats),
+        max_steps,
+    )
+    return _trajectory(noise, params, path, times, eta, closure)
+
+
+def _trajectory(
+    noise: AbstractNoise, params: PyTree, path: Path, times: np.ndarray, eta: float, closure: Closure
+) -> Trajectory:
+    points = np.asarray(path.points)
+    finite = np.isfinite(points).all(axis=1)
+    good = len(times) if finite.all() else int(np.argmin(finite))
+    after = np.arange(len(times)) >= good
+    observed = jax.tree.map(lambda x: np.asarray(x), path.observed)
+    if after.any():
+        observed = jax.tree.map(lambda x: np.where(after.reshape(-1, *[1] * (x.ndim - 1)), np.nan, x), observed)
+    unravel = jax.flatten_util.ravel_pytree(params)[1]
+    return Trajectory(
+        params=unravel(path.points[good - 1]),
+        observed=observed,
+        step=times / eta,
+        time=times,
+        slow_time=times * eta,
+        diverged=np.asarray(after.any()),
+        diverged_at=np.asarray(times[good] / eta if after.any() else -1.0),
+        seeds=None,
+        clock="time",
+        facts={
+            "made_by": "average",
+            "noise": type(noise).__name__,
+            "step_size": eta,
+            "closure": closure,
+            "solver_steps": int(path.steps),
+        },
+        regime=_regime(path, good, points, times, eta),
+    )
+
+
+def _regime(path: Path, good: int, points: np.ndarray, times: np.ndarray, eta: float) -> Regime:
+    """Return the small parameters of the theory at their largest values along the path."""
+    records = jax.tree.map(lambda x: np.asarray(x)[:good], path.records)
+    size = np.linalg.norm(points[:good], axis=1)
+    largest = lambda values: float(np.max(values))
+    amplification = float(np.trapezoid(np.maximum(-records.lowest, 0), times[:good]))
+    return Regime(
+        (
+            SmallParameter(
+                "eta * lambda_max", eta * largest(records.sharpness), 2.0, "gradient descent diverges from 2 on"
+            ),
+            SmallParameter("growth", largest(records.growth), 1.0, "the second moments of SGD diverge from 1 on"),
+            SmallParameter(
+                "spread / |params|", largest(records.spread / size), 0.3, "distance of SGD to its mean, relative"
+            ),
+            SmallParameter(
+                "slow spread / |params|",
+                largest(records.slow_spread / size),
+                0.3,
+                "its part along flat directions, in which runs move apart",
+            ),
+            SmallParameter(
+                "negative curvature", amplification, 1.0, "integral over time: the logarithm by which runs move apart"
+            ),
+        )
+    )
+
+
+def _check(noise: object, params: PyTree, closure: str) -> None:
+    if not isinstance(noise, AbstractNoise):
+        raise TypeError(
+            f"`average(noise, ...)`: got a {type(noise).__name__}; give a noise, such as `LabelNoise(task)`."
+        )
+    if isinstance(noise.problem, Population):
+        raise TypeError(
+            "`average`: the gradient of a `Population` is only known by Monte Carlo; fix a data set with "
+            "`population.sample(key, count)` and build the noise on it."
+        )
+    noise.check(params)
+    size = trees.count(params)
+    if not image_route(noise.problem, size) and size > DENSE_LIMIT:
+        raise ValueError(
+            f"`average`: the problem has {size} parameters and is not a `Regression` with fewer equations than "
+            f"parameters; without that structure the limit is {DENSE_LIMIT}: use a smaller model or fewer samples."
+        )
+    if closure not in CLOSURES:
+        names = ", ".join(f'"{name}"' for name in CLOSURES)
+        raise ValueError(f"{validate.quote('average', closure=repr(closure))}: `closure` is one of {names}.")
+
+
+def _check_observe(observe: dict[str, Callable]) -> dict[str, Callable]:
+    names = {"loss", *observe}
+    taken = sorted(name for name in observe if name == "loss" or name in {f"excess_{other}" for other in names})
+    if taken:
+        raise ValueError(f"`average(observe=...)`: {taken[0]!r} is recorded by `average` itself; use another name.")
+    return observe
