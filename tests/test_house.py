@@ -17,7 +17,18 @@ import undertow as ut
 SOURCE = Path(ut.__file__).parent
 
 # the imports from undertow that each part may have; a part is a folder, or a file at the top
-GROUND = {"_validate", "_trees", "_chunks", "_progress", "_device", "estimate", "trajectory", "spectral"}
+GROUND = {
+    "_validate",
+    "_trees",
+    "_chunks",
+    "_progress",
+    "_device",
+    "_table",
+    "estimate",
+    "regime",
+    "trajectory",
+    "spectral",
+}
 NOISE = GROUND | {"problem", "covariance", "noise"}
 MATHEMATICS = NOISE | {"dynamics", "manifold", "symmetry", "sensing", "grouped"}
 MAY_IMPORT = {
@@ -26,8 +37,10 @@ MAY_IMPORT = {
     "_chunks": {"_trees"},
     "_progress": set(),
     "_device": set(),
-    "estimate": set(),
-    "trajectory": set(),
+    "_table": set(),
+    "estimate": {"_table"},
+    "regime": {"_table"},
+    "trajectory": {"_table", "_trees", "estimate", "regime"},
     "spectral": {"_trees"},
     "problem": GROUND,
     "covariance": GROUND | {"problem"},

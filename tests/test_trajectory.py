@@ -1,4 +1,6 @@
-"""Conversion of runs to xarray."""
+"""Results of runs: conversion to xarray, means over seeds, printed tables."""
+
+from dataclasses import replace
 
 import jax
 import numpy as np
@@ -6,6 +8,7 @@ import numpy as np
 import undertow as ut
 from tests.kinds import params, problem
 from undertow import _trees as trees
+from undertow.regime import Regime, SmallParameter
 
 NOISE = ut.Minibatch(problem(), 2)
 KEY = jax.random.key(7)
@@ -54,3 +57,64 @@ def test_no_observable_is_lost_in_xarray():
 
 def _alone(observe):
     return ut.descend(NOISE, params(), step_size=0.02, steps=4, key=KEY, every=2, observe=observe)
+
+
+def _diverging() -> ut.Trajectory:
+    """Half of the seeds start where w' = w^2 explodes, at different steps; the observable is w itself."""
+    cubic = ut.Problem(lambda w, x: -(w**3) / 3 + x, np.zeros(2))
+    start = lambda key: jax.random.uniform(key, (), minval=-1.0, maxval=1.0)
+    return ut.descend(ut.Minibatch(cubic, 1), start, step_size=0.5, steps=60, key=3, every=3, seeds=40,
+                      observe={"w": lambda w: w, "pair": lambda w: {"a": w, "b": jax.numpy.stack([w, w])}})  # fmt: skip
+
+
+def test_series_leave_out_diverged_runs():
+    run = _diverging()
+    w = run.observed["w"].astype(float)
+    assert 0 < run.diverged.sum() < 40
+    assert list(run.series()) == ["pair.a", "w"]
+    series = run.series()["w"]
+    for k in range(len(run.step)):
+        kept = [w[i, k] for i in range(40) if not run.diverged[i] or run.step[k] < run.diverged_at[i]]
+        assert series.runs[k] == len(kept)
+        np.testing.assert_allclose(series.mean[k], np.mean(kept), rtol=1e-5)
+        np.testing.assert_allclose(series.standard_error[k], np.std(kept, ddof=1) / len(kept) ** 0.5, rtol=1e-4)
+    assert series.runs[0] == 40
+    assert series.runs[-1] == 40 - run.diverged.sum()
+
+
+def test_one_run_is_its_own_series_without_an_error():
+    run = _alone({"w": lambda p: p["inner"][0, 0]})
+    series = run.series()["w"]
+    np.testing.assert_array_equal(series.mean, run.observed["w"])
+    assert np.isnan(series.standard_error).all()
+    assert series.runs.tolist() == [1, 1, 1]
+
+
+def test_print_shows_every_observable_and_the_diverged_runs():
+    run = _diverging()
+    lines = str(run).splitlines()
+    assert lines[0] == "descend, Minibatch: 40 runs to step 60 (time 30, slow_time 15)"
+    assert [line.split()[0] for line in lines[1:5]] == ["observed", "pair.a", "pair.b", "w"]
+    assert lines[3].endswith("shape (40, 21, 2)")
+    mean, error = (float(x) for x in lines[4].split()[-2:])
+    np.testing.assert_allclose([mean, error], [run.series()["w"].mean[-1], run.series()["w"].standard_error[-1]], 1e-3)
+    first = run.diverged_at[run.diverged].min()
+    assert lines[5].startswith(f"{run.diverged.sum()} of 40 runs diverged, the first at step {first};")
+    assert "pair.b" in run._repr_html_()
+
+
+def test_print_shows_the_regime_of_a_prediction():
+    limit = ut.Limit(ut.LabelNoise(ut.Regression(lambda w, x: w["a"] * w["b"] * x, np.ones(3), np.ones(3)), 0.5, 1))
+    run = limit.solve({"a": np.array(2.0), "b": np.array(0.5)}, slow_time=0.1)
+    assert str(run).splitlines()[0] == "Limit.solve, LabelNoise: 1 run to slow_time 0.1"
+    assert "regime" not in str(run)
+    regime = Regime((SmallParameter("eta * lambda_max", 3.0, 2.0),))
+    with_regime = replace(run, regime=regime)
+    assert str(with_regime) == f"{run}\n{regime}"
+    assert "outside the theory" in with_regime._repr_html_()
+    assert with_regime.select([0, -1]).regime is regime
+
+
+def test_a_run_without_observables_prints_its_length():
+    run = ut.descend(NOISE, params(), step_size=0.02, steps=4, key=KEY)
+    assert str(run) == "descend, Minibatch: 1 run to step 4 (time 0.08, slow_time 0.0016)"

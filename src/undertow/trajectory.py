@@ -8,10 +8,15 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from undertow import _trees as trees
+from undertow._table import Table, html_of, number, text_of
+from undertow.estimate import standard_error
+from undertow.regime import Regime
+
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["ProgressReport", "Resumable", "Trajectory"]
+__all__ = ["ProgressReport", "Resumable", "Series", "Trajectory"]
 
 ProgressReport = Callable[[int, int], object] | bool | None
 """A callback `report(done, total)`; None shows a bar on a terminal after two seconds, False nothing."""
@@ -28,6 +33,17 @@ class Resumable(Protocol):
     """The state of a run that can be continued."""
 
     def resume(self, steps: int | None, time: Duration | None, progress: ProgressReport) -> "Trajectory": ...
+
+
+@dataclass(frozen=True, eq=False)
+class Series:
+    """The mean over runs of one scalar observable at each time."""
+
+    mean: np.ndarray
+    standard_error: np.ndarray
+    """The standard error of the mean; NaN for fewer than two runs."""
+    runs: np.ndarray
+    """The number of runs in the mean: those that had not diverged."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +65,10 @@ class Trajectory:
     ...                  observe={"w": lambda w: w}, every=50, seeds=4)
     >>> print(run.observed["w"].shape, run.step, run.diverged)
     (4, 3) [  0  50 100] [False False False False]
+    >>> print(run)
+    descend, Minibatch: 4 runs to step 100 (time 10, slow_time 1)
+    observed  at step 0  at step 100  standard error
+    w                 0        1.983          0.1354
     """
 
     params: PyTree
@@ -67,6 +87,8 @@ class Trajectory:
     """How the run was made: function, noise, step size, steps, block length, lane width, wall seconds."""
     continuation: Resumable | None = field(default=None, repr=False)
     """The state from which `resume` continues; None where a trajectory cannot be continued."""
+    regime: Regime | None = None
+    """The small parameters that a prediction rests on; None for an experiment."""
 
     def resume(
         self,
@@ -89,6 +111,66 @@ class Trajectory:
         if self.continuation is None:
             raise TypeError(f"`run.resume`: a run made by `{self.facts.get('made_by')}` cannot be continued.")
         return self.continuation.resume(steps, time, progress)
+
+    def alive(self) -> np.ndarray:
+        """Return whether each run had not diverged at each time, with axes (seeds, times), or (times,) for one run."""
+        position = self.step if np.all(np.isfinite(self.step)) else getattr(self, self.clock)
+        return ~np.asarray(self.diverged)[..., None] | (position < np.asarray(self.diverged_at)[..., None])
+
+    def series(self) -> dict[str, Series]:
+        """Return the mean over seeds and its standard error for each real scalar observable, at each time.
+
+        Runs that have diverged are left out from the time on at which they were not finite.
+
+        >>> import jax.numpy as jnp
+        >>> import undertow as ut
+        >>> problem = ut.Problem(lambda w, x: (w - x) ** 2 / 2, jnp.array([1.0, 3.0]))
+        >>> run = ut.descend(ut.Minibatch(problem, 1), jnp.array(0.0), step_size=0.1, steps=100, key=0, seeds=400,
+        ...                  observe={"w": lambda w: w, "pair": lambda w: jnp.stack([w, 2 * w])}, every=50)
+        >>> w = run.series()["w"]
+        >>> print(list(run.series()), w.mean.round(1), w.standard_error.round(2), w.runs)
+        ['w'] [0. 2. 2.] [0.   0.01 0.01] [400 400 400]
+        """
+        leaves = _named_leaves(self.observed)
+        axes = 1 if self.seeds is None else 2
+        real = {name: x for name, x in leaves.items() if x.ndim == axes and not np.iscomplexobj(x)}
+        return {name: _series(values, self.alive()) for name, values in real.items()}
+
+    def _tables(self) -> tuple[Table, ...]:
+        runs = "1 run" if self.seeds is None else f"{self.seeds} runs"
+        title = ", ".join(str(self.facts[name]) for name in ("made_by", "noise") if self.facts.get(name))
+        at = {name: getattr(self, name) for name in ("step", "time", "slow_time")}
+        ends = [f"{name} {number(x[-1])}" for name, x in at.items() if len(x) and np.isfinite(x[-1])]
+        if ends:
+            title += f": {runs} to {ends[0]}" + (f" ({', '.join(ends[1:])})" if ends[1:] else "")
+        clock = at[self.clock]
+        header = ("observed", *(f"at {self.clock} {number(clock[k])}" for k in (0, -1) if len(clock)), "standard error")
+        series = self.series()
+        rows = tuple(_row(name, values, series.get(name), len(header)) for name, values in
+                     _named_leaves(self.observed).items())  # fmt: skip
+        table = Table(title, header, rows, "l" + "r" * (len(header) - 1), self._notes())
+        return (table,) if self.regime is None else (table, self.regime.table())
+
+    def _notes(self) -> tuple[str, ...]:
+        notes = []
+        diverged = np.asarray(self.diverged)
+        if diverged.any():
+            first = number(np.asarray(self.diverged_at)[diverged].min())
+            clock = "slow_time" if self.clock == "slow_time" else "step"
+            notes.append(
+                f"The run diverged at {clock} {first}." if self.seeds is None else
+                f"{diverged.sum()} of {diverged.size} runs diverged, the first at {clock} {first}; from there on they "
+                "are left out of the means."
+            )  # fmt: skip
+        if self.interrupted:
+            notes.append("The run was interrupted; `run.resume` continues it.")
+        return tuple(notes)
+
+    def __str__(self) -> str:
+        return text_of(self._tables())
+
+    def _repr_html_(self) -> str:
+        return html_of(self._tables())
 
     def select(self, times: int | slice | Sequence[int] | np.ndarray) -> "Trajectory":
         """Return the trajectory with only the observations at the given positions along its times axis."""
@@ -150,3 +232,32 @@ def _add_leaves(
         extra = [f"{full}_{axis}" for axis in axes]
         variables[full] = ((*leading, *extra), array)
         taken |= {full, *extra}
+
+
+def _named_leaves(observed: dict[str, PyTree]) -> dict[str, np.ndarray]:
+    """Return every leaf of the observables by its name: `name` for an array, `name.path` for a leaf of a pytree."""
+    return {name: np.asarray(leaf) for name, leaf in zip(trees.names(observed), jax.tree.leaves(observed), strict=True)}
+
+
+def _series(values: np.ndarray, alive: np.ndarray) -> Series:
+    """Return mean and standard error over the leading axis of values (seeds, times) where `alive`."""
+    if values.ndim == 1:
+        return Series(np.where(alive, values, np.nan), np.full(len(values), np.nan), alive.astype(int))
+    runs = alive.sum(axis=0)
+    mean, error = np.full((2, len(runs)), np.nan)
+    for count in np.unique(runs[runs > 0]):  # times with the same number of runs, which diverged runs reduce
+        times = np.flatnonzero(runs == count)
+        kept = values[:, times].T[alive[:, times].T].reshape(len(times), count).astype(np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):  # a run may be about to diverge
+            mean[times] = kept.mean(axis=1)
+            if count > 1:
+                error[times] = standard_error(kept, axis=1)
+    return Series(mean, error, runs)
+
+
+def _row(name: str, values: np.ndarray, series: Series | None, columns: int) -> tuple[str, ...]:
+    """Return a row of the printed table: first and last mean of a scalar observable, the shape of another."""
+    if series is None or columns < 4:
+        return (name, *[""] * (columns - 2), f"shape {values.shape}")
+    error = series.standard_error[-1]
+    return name, number(series.mean[0]), number(series.mean[-1]), "" if np.isnan(error) else number(error)

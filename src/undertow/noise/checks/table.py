@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from undertow._table import Table, number
+
 __all__ = ["CheckRow", "NoiseCheck", "NoiseCheckError"]
 
 Status = Literal["ok", "failed", "differs", "skipped"]
@@ -49,19 +51,20 @@ class NoiseCheck:
         """Whether no row failed."""
         return not self.failures
 
-    def __str__(self) -> str:
+    def _table(self) -> Table:
         head = f"{self.noise}: {self.draws} draws, {self.statistics} statistics"
         if self.statistics:
             head += f", |z| < {self.limit:.2f} (a correct noise fails with probability {self.false_alarm:g})"
-        cells = [("check", "value", "expected", "z", "result")]
-        cells += [(row.name, _number(row.value), _number(row.expected), _score(row.z), _result(row))
-                  for row in self.rows]  # fmt: skip
-        widths = [max(len(line[column]) for line in cells) for column in range(4)]
-        lines = [
-            f"{name:<{widths[0]}}  {value:>{widths[1]}}  {expected:>{widths[2]}}  {z:>{widths[3]}}  {result}"
-            for name, value, expected, z, result in cells
-        ]
-        return "\n".join([head, *lines])
+        rows = tuple(
+            (row.name, number(row.value), number(row.expected), _score(row.z), _result(row)) for row in self.rows
+        )
+        return Table(head, ("check", "value", "expected", "z", "result"), rows, "lrrrl")
+
+    def __str__(self) -> str:
+        return self._table().text()
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
 
 
 class NoiseCheckError(ValueError):
@@ -72,10 +75,6 @@ class NoiseCheckError(ValueError):
         parts = "; ".join(f"{row.name}: {row.remark}" for row in result.failures)
         count = f"{len(result.failures)} of {len(result.rows)} checks failed"
         super().__init__(f"`check_noise({result.noise})`: {count}: {parts}\n\n{result}")
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.4g}"
 
 
 def _score(z: float | None) -> str:
