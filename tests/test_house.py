@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "grouped": NOISE,
     "figures": set(),
     "torch": NOISE | {"symmetry", "figures"},
-    "execution": {"_device", "figures"},
+    "execution": {"_device", "dynamics", "figures", "noise", "regime", "trajectory"},
     "analysis": NOISE | {"manifold", "symmetry", "torch", "execution", "figures"},
     "verification": {"_device", "estimate", "execution", "figures"},
     "papers": MATHEMATICS | {"execution", "verification", "figures"},
@@ -61,8 +61,9 @@ MAY_IMPORT = {
 }
 # the version number, which is defined at the top
 TOP = {"__version__"}
-# allowed imports inside functions of parts that may not be imported at the top: none
-LATE: set[tuple[str, str]] = set()
+# allowed imports inside functions of parts that may not be imported at the top: the methods `save` and `load` of a run
+# are written in `execution`, which has the store; the second import is for a type checker alone
+LATE: set[tuple[str, str]] = {("trajectory", "execution"), ("trajectory", "noise")}
 # packages whose `__init__` re-exports a public name of a part above them
 FACADES = {("torch/__init__.py", "analysis")}
 
@@ -252,7 +253,7 @@ START_UP = {
     "torch/__init__.py": "the analysis, which `undertow.torch` re-exports as a facade",
     "torch/_threads.py": "scipy.linalg",
     "torch/monitor/output.py": "tensorboard and matplotlib",
-    "trajectory.py": "xarray",
+    "trajectory.py": "xarray and zarr",
     "verification/live.py": "rich",
     "verification/measure.py": "jax: the parent process of the workers does not need it",
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import jax
@@ -15,6 +16,8 @@ from undertow.regime import Regime
 
 if TYPE_CHECKING:
     import xarray
+
+    from undertow.noise.base import AbstractNoise
 
 __all__ = ["ProgressReport", "Resumable", "Series", "Trajectory"]
 
@@ -99,7 +102,8 @@ class Trajectory:
     ) -> "Trajectory":
         """Continue a run of `descend` by `steps`, or one of `diffuse` by `time`, and return the whole run.
 
-        All settings are those of the first run, and the result has the same bits as one longer run.
+        All settings are those of the first run, and the result has the same bits as one longer run. The `average` over
+        an interval between two observations in which the first run ended is equal to rounding.
 
         >>> import jax.numpy as jnp
         >>> import undertow as ut
@@ -111,6 +115,65 @@ class Trajectory:
         if self.continuation is None:
             raise TypeError(f"`run.resume`: a run made by `{self.facts.get('made_by')}` cannot be continued.")
         return self.continuation.resume(steps, time, progress)
+
+    def save(self, path: Path | str) -> Path:
+        """Write the run to the zarr folder `path`, and return the path; an earlier run there is replaced.
+
+        The folder is written beside its place, flushed and renamed, so that a process killed at any time leaves the old
+        run or the new one. It has a checksum for every file, nothing is pickled, and `xarray.open_zarr(path)` reads it.
+        The state of a run of `descend` or `diffuse` is stored too, and `Trajectory.load` continues it. Functions (the
+        noise, observables, a schedule) are not stored: only hashes, by which `load` recognises them.
+
+        >>> import tempfile
+        >>> import jax.numpy as jnp
+        >>> import undertow as ut
+        >>> problem = ut.Problem(lambda w, x: (w - x) ** 2 / 2, jnp.array([1.0, 3.0]))
+        >>> run = ut.descend(ut.Minibatch(problem, 1), jnp.array(0.0), step_size=0.1, steps=100, key=0)
+        >>> path = run.save(tempfile.mkdtemp() + "/run.zarr")
+        >>> print(path.name, ut.Trajectory.load(path).params == run.params)
+        run.zarr True
+        """
+        from undertow.execution.runs import save_run
+
+        return save_run(path, self)
+
+    @staticmethod
+    def load(
+        path: Path | str,
+        *,
+        noise: "AbstractNoise | None" = None,
+        observe: dict[str, Callable[[PyTree], PyTree]] | None = None,
+        average: dict[str, Callable[[PyTree], PyTree]] | None = None,
+        step_size: Callable | None = None,
+        like: PyTree = None,
+    ) -> "Trajectory":
+        """Return the run that `save` wrote, after checking the checksum of every file.
+
+        A run that is only read, printed or plotted needs no argument. To continue it, give what cannot be stored, as
+        it was given to `descend` or `diffuse`:
+
+        - `noise`: the noise of the run. Another noise, or other data, raises an error.
+        - `observe`, `average`: the observables, where the run has some.
+        - `step_size`: the schedule, where the step size is one. A number is stored.
+        - `like`: params of the same structure, where params are not made of dicts, lists and tuples; for instance the
+          start of the run.
+
+        A loaded run continues with the same bits as an uninterrupted one, on the same device with the same number of
+        threads (see `descend`).
+
+        >>> import tempfile
+        >>> import jax.numpy as jnp
+        >>> import undertow as ut
+        >>> noise = ut.Minibatch(ut.Problem(lambda w, x: (w - x) ** 2 / 2, jnp.array([1.0, 3.0])), batch_size=1)
+        >>> run = ut.descend(noise, jnp.array(0.0), step_size=0.1, steps=100, key=0)
+        >>> path = run.save(tempfile.mkdtemp() + "/run.zarr")
+        >>> longer = ut.Trajectory.load(path, noise=noise).resume(steps=50)
+        >>> print(longer.step, longer.params == run.resume(steps=50).params)
+        [  0 100 150] True
+        """
+        from undertow.execution.runs import load_run
+
+        return load_run(path, noise, observe, average, step_size, like)
 
     def alive(self) -> np.ndarray:
         """Return whether each run had not diverged at each time, with axes (seeds, times), or (times,) for one run."""
