@@ -58,8 +58,8 @@ class RunSettings:
     @staticmethod
     def from_json(data: dict) -> "RunSettings":
         """Return the record that `to_json` wrote."""
-        names = {"observe": tuple(data["observe"]), "average": tuple(data["average"])}
-        return RunSettings(**names, **{name: value for name, value in data.items() if name not in names})
+        rest = {name: value for name, value in data.items() if name not in ("observe", "average")}
+        return RunSettings(observe=tuple(data["observe"]), average=tuple(data["average"]), **rest)
 
 
 @dataclass(frozen=True, eq=False)

@@ -21,13 +21,12 @@ from undertow.execution.store import JSONObject, StoreError
 from undertow.execution.sweeps.digest import digest_of_value
 from undertow.noise.base import AbstractNoise
 from undertow.regime import Regime
-from undertow.trajectory import Trajectory
+from undertow.trajectory import CLOCKS, Trajectory
 
 __all__ = ["load_run", "save_run"]
 
 RUN = "run"
 """The attribute of the dataset that describes the run."""
-CLOCKS = ("step", "time", "slow_time")
 RESERVED = {*CLOCKS, "seed"}
 STATE = ("lanes", "momentum", "weight_decay", "observed_steps", "observed")
 """The fields of a `StoredRun` that are pytrees of arrays."""
