@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from undertow._series import named_leaves, series_of, table_row
+from undertow.series import named_leaves, series_of, table_row
 
 RNG = np.random.default_rng(0)
 

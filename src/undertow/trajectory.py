@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from undertow._series import Series, named_leaves, series_of, table_row
+from undertow.series import Series, named_leaves, series_of, table_row
 from undertow._table import ResultTable, html_of, number, text_of
 from undertow.figures import results
 from undertow.regime import Regime

@@ -40,14 +40,14 @@ class Band:
     high: np.ndarray
 
 
-def new_axes(axes: "Axes | None") -> "Axes":
+def new_axes(axes: "Axes | None", height: float = 3.6) -> "Axes":
     """Return the given axes, or those of a new figure of pyplot in the style of undertow."""
     import matplotlib.pyplot as plt
 
     if axes is not None:
         return axes
     with style.applied():
-        return plt.subplots(figsize=(5.6, 3.6), layout="constrained")[1]
+        return plt.subplots(figsize=(5.6, height), layout="constrained")[1]
 
 
 def draw_band(axes: "Axes", band: Band, label: str) -> None:
@@ -114,7 +114,8 @@ def draw_windows(
         )  # fmt: skip
     if marked is not None:
         axes.axvline(marked[0], color=style.COLOURS["red"], label=marked[1])
-        axes.legend()
+        with style.applied():
+            axes.legend(loc="lower left")
     axes.set_xscale("log")
     axes.set_yticks([])
     axes.set_ylim(-0.5, len(windows) - 0.2)

@@ -60,7 +60,7 @@ class Parts(NamedTuple):
             (name, whole(part), *map(number, _norms(part, leaves)), MEANINGS[name]) for name, part in parts.items()
         )
         header = ("part", "norm", *leaves, "meaning")
-        return ResultTable("parts of d2Phi", header, rows, "l" + "r" * (1 + len(leaves)) + "l")
+        return ResultTable("parts of d2Phi, or of the drift", header, rows, "l" + "r" * (1 + len(leaves)) + "l")
 
     def __str__(self) -> str:
         return self._table().text() if all(map(validate.concrete, jax.tree.leaves(tuple(self)))) else repr(self)
@@ -114,7 +114,7 @@ def second_derivative(problem: AbstractProblem, params: PyTree, factor: PyTree) 
     >>> print(parts.total.round(4) + 0.0)
     [-1.  0.]
     >>> print(parts)
-    parts of d2Phi
+    parts of d2Phi, or of the drift
     part     norm  meaning
     tangent     1  curvature of the manifold
     normal      0  noise across the manifold

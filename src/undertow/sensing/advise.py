@@ -75,7 +75,7 @@ class Advice:
         >>> print(axes.get_xlabel(), axes.get_xscale())
         step size log
         """
-        axes = results.new_axes(ax)
+        axes = results.new_axes(ax, height=2.2)
         paper = self.paper_window if self.paper_window[0] < self.paper_window[1] else None
         best = None if self.step_size is None else (self.step_size, f"best: {self.step_size:.3g}")
         results.draw_windows(axes, {"filter the spurious signal": self.step_sizes, "theorem of the paper": paper}, best)

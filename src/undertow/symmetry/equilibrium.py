@@ -108,15 +108,12 @@ class Equilibrium(eqx.Module):
 
 def _shortcomings(result: Equilibrium, index: int) -> str:
     """Return the reasons why a symmetry has no finite equilibrium."""
-    reasons = []
-    if result.infinite[index]:
-        reasons.append(f"{result.infinite[index]} of {_directions(result, index)} at infinity")
     partners = {k for members in result.together if index in members for k in members} - {index}
-    if partners:
-        reasons.append(f"together with {', '.join(result.names[k] for k in sorted(partners))}")
-    if result.excluded[index]:
-        reasons.append(f"{len(result.excluded[index])} without noise")
-    return ", ".join(reasons)
+    names = ", ".join(result.names[k] for k in sorted(partners))
+    infinite = f"{result.infinite[index]} of {_directions(result, index)} at infinity" if result.infinite[index] else ""
+    together = f"{infinite} together with {names}".strip() if partners else infinite
+    silent = f"{len(result.excluded[index])} without noise" if result.excluded[index] else ""
+    return ", ".join(filter(None, (together, silent)))
 
 
 def _directions(result: Equilibrium, index: int) -> str:
@@ -206,7 +203,7 @@ def _warn(result: Equilibrium, limits: Limits) -> None:
     unbalanced = [k for k, left in enumerate(result.residuals) if limits.missed_by(left)]
     endless = [k for k in unbalanced if result.infinite[k]]
     if endless:
-        listed = "; ".join(result.names[k] + _shortcomings(result, k) for k in endless)
+        listed = "; ".join(f"{result.names[k]}, {_shortcomings(result, k)}" for k in endless)
         warnings.warn(
             f"`equilibrium`: {len(endless)} of {len(result.names)} symmetries have no finite equilibrium: {listed}. "
             "Noise and weight decay push these charges in one direction only; they are not moved (see `residuals`), "

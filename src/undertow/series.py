@@ -27,7 +27,7 @@ class Series:
         """Return the ends of the confidence interval of the mean, by Student's t; NaN for fewer than two runs.
 
         >>> import numpy as np
-        >>> from undertow._series import Series
+        >>> from undertow.series import Series
         >>> low, high = Series(np.array([2.5]), np.array([0.645]), np.array([4])).interval()
         >>> print(low.round(2), high.round(2))
         [0.45] [4.55]
