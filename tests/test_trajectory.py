@@ -110,6 +110,13 @@ def test_runs_on_the_same_axes_share_its_clock():
     assert default is not axes
 
 
+def test_predictions_are_dashed():
+    run = _diverging()
+    axes = replace(run, continuation=None).plot("w", ax=run.plot("w"))
+    curves = [line for line in axes.get_lines() if line.get_gid()]
+    assert [line.get_linestyle() for line in curves] == ["-", "--"]
+
+
 def test_divergence_is_marked_in_the_clock_of_the_plot():
     run = _diverging()
     for clock, unit in (("time", 0.5), ("slow_time", 0.25)):

@@ -9,10 +9,10 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from undertow.series import Series, named_leaves, series_of, table_row
 from undertow._table import ResultTable, html_of, number, text_of
 from undertow.figures import results
 from undertow.regime import Regime
+from undertow.series import Series, named_leaves, series_of, table_row
 
 if TYPE_CHECKING:
     import xarray
@@ -205,7 +205,8 @@ class Trajectory:
         - `ax`: axes of matplotlib to draw on, such as those that another `plot` returned; a new figure of pyplot if it
           is not given.
 
-        The times at which runs diverged are marked by crosses, and from there on these runs are not in the mean.
+        The times at which runs diverged are marked by crosses, and from there on these runs are not in the mean. A
+        prediction, which has no steps to continue, is a dashed line.
 
         >>> import jax.numpy as jnp
         >>> import undertow as ut
@@ -231,7 +232,7 @@ class Trajectory:
         x = self._clock(chosen)
         for name in names or series:
             band = results.Band(x, series[name].mean, *series[name].interval())
-            results.draw_band(axes, band, f"{label} {name}".strip())
+            results.draw_band(axes, band, f"{label} {name}".strip(), "--" if self.continuation is None else "-")
         diverged = np.atleast_1d(self.diverged)
         if diverged.any():
             at = np.atleast_1d(self.diverged_at)[diverged].astype(float)

@@ -50,11 +50,11 @@ def new_axes(axes: "Axes | None", height: float = 3.6) -> "Axes":
         return plt.subplots(figsize=(5.6, height), layout="constrained")[1]
 
 
-def draw_band(axes: "Axes", band: Band, label: str) -> None:
+def draw_band(axes: "Axes", band: Band, label: str, line: str = "-") -> None:
     """Draw a curve, and its interval as a band where it is known."""
     colour = _next_colour(axes)
     marker = "o" if len(band.x) == 1 else None
-    axes.plot(band.x, band.middle, color=colour, marker=marker, label=label, gid=SERIES)
+    axes.plot(band.x, band.middle, color=colour, ls=line, marker=marker, label=label, gid=SERIES)
     if np.isfinite(band.low).any():
         axes.fill_between(band.x, band.low, band.high, color=colour, alpha=0.2, lw=0, label=_once(axes, BAND))
 
