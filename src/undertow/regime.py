@@ -77,7 +77,7 @@ class Regime:
         return self.table().html()
 
     def to_json(self) -> str:
-        """Return the record as JSON."""
+        """Return the record as JSON, which `from_json` reads."""
         return json.dumps(asdict(self))
 
     @staticmethod

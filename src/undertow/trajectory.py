@@ -168,7 +168,15 @@ class Trajectory:
         return load_run(path, noise, observe, average, step_size, like)
 
     def alive(self) -> np.ndarray:
-        """Return whether each run had not diverged at each time, with axes (seeds, times), or (times,) for one run."""
+        """Return whether each run had not diverged at each time, with axes (seeds, times), or (times,) for one run.
+
+        >>> import jax.numpy as jnp
+        >>> import undertow as ut
+        >>> cubic = ut.Problem(lambda w, x: -(w**3) / 3 + x, jnp.zeros(2))
+        >>> run = ut.descend(ut.Minibatch(cubic, 1), jnp.array(1.0), step_size=0.5, steps=20, key=0, every=5)
+        >>> print(run.alive(), run.diverged_at)
+        [ True  True False False False] 10
+        """
         position = self.step if np.all(np.isfinite(self.step)) else getattr(self, self.clock)
         return ~np.asarray(self.diverged)[..., None] | (position < np.asarray(self.diverged_at)[..., None])
 

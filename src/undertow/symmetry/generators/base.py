@@ -96,7 +96,15 @@ class AbstractSymmetry(eqx.Module):
         return ResultTable(f"{kind}: {self.label}" if self.label else kind, notes=tuple(lines[:1]))
 
     def plot(self, params: PyTree, *, ax: "Axes | None" = None) -> "Axes":
-        """Draw the charge of every generator at params."""
+        """Draw the charge of every generator at params.
+
+        >>> import jax.numpy as jnp
+        >>> import undertow as ut
+        >>> params = {"out": jnp.ones((1, 3)), "in": jnp.array([[1.0], [2.0], [3.0]])}
+        >>> axes = ut.Rescaling(lambda p: p["out"], lambda p: p["in"], neurons=True).plot(params)
+        >>> print(axes.get_lines()[0].get_ydata())
+        [ 0.  -1.5 -4. ]
+        """
         axes = results.new_axes(ax)
         results.draw_groups(axes, {self.describe(params): self.charge(params)})
         results.label_axes(axes, "generator", "charge")
