@@ -1,5 +1,7 @@
 """Every test runs with shapes and types checked, rank promotion refused and warnings as errors."""
 
+import sys
+
 import jax
 import jaxtyping
 import pytest
@@ -20,6 +22,14 @@ def settings_restored():
     for name, value in before.items():
         if getattr(jax.config, name) != value:
             jax.config.update(name, value)
+
+
+@pytest.fixture(autouse=True)
+def figures_closed():
+    """Figures of pyplot stay open until they are closed, and many open figures are a warning."""
+    yield
+    if "matplotlib.pyplot" in sys.modules:
+        sys.modules["matplotlib.pyplot"].close("all")
 
 
 @pytest.fixture

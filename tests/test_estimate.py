@@ -1,5 +1,6 @@
 """Coverage of confidence intervals, for few samples and for shares near 0 and 1."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -76,3 +77,33 @@ def test_the_standard_error_equals_that_of_scipy():
 def test_the_standard_error_equals_that_of_an_estimate():
     values = jnp.asarray(np.random.default_rng(1).normal(size=20))
     assert np.isclose(float(standard_error(values)), float(Estimate.of(values).standard_error))
+
+
+def test_an_estimate_prints_every_entry_with_its_interval():
+    estimate = Estimate.of({"a": jnp.array([1.0, 2.0, 4.0]), "b": jnp.array([[1.0, 0.0], [2.0, 0.0], [3.0, 0.0]])})
+    title, _, first, *rest = str(estimate).splitlines()
+    assert title == "mean of 3 samples"
+    low, high = stats.t.interval(0.95, 2, loc=7 / 3, scale=stats.sem([1, 2, 4]))
+    assert first.split() == ["a", f"{7 / 3:.4g}", f"{stats.sem([1, 2, 4]):.4g}", f"{low:.4g}", "to", f"{high:.4g}"]
+    assert [line.split()[0] for line in rest] == ["b[0]", "b[1]"]
+    assert "b[1]" in estimate._repr_html_()
+    assert str(Estimate.share(jnp.zeros(100, bool))).splitlines()[0] == "share of 100 samples"
+    assert str(Estimate.of(jnp.zeros((3, 20)))).splitlines()[-1] == "... and 8 more entries."
+
+
+def test_an_estimate_of_one_sample_prints():
+    assert str(Estimate.of(jnp.array([2.0]))).splitlines()[-1].split() == ["mean", "2", "nan", "nan", "to", "nan"]
+
+
+def test_an_estimate_inside_jit_prints_its_structure():
+    printed = []
+    jax.jit(lambda x: printed.append(str(Estimate.of(x))))(jnp.arange(3.0))
+    assert printed[0].startswith("Estimate(")
+
+
+def test_a_plot_has_every_entry_with_its_interval():
+    estimate = Estimate.of(jnp.array([[1.0, 5.0], [2.0, 6.0], [4.0, 6.0]]))
+    axes = estimate.plot()
+    np.testing.assert_allclose(axes.get_lines()[0].get_ydata(), estimate.value)
+    ends = np.array([segment[:, 1] for segment in axes.collections[0].get_segments()])
+    np.testing.assert_allclose(ends.T, np.stack(estimate.interval()), rtol=1e-6)

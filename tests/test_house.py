@@ -40,21 +40,22 @@ MAY_IMPORT = {
     "_device": set(),
     "_stiff": {"_trees"},
     "_table": set(),
-    "estimate": {"_table"},
+    "estimate": {"_table", "_trees", "_validate", "figures"},
     "regime": {"_table"},
-    "trajectory": {"_table", "_trees", "estimate", "regime"},
+    "series": {"_table", "_trees", "estimate"},
+    "trajectory": {"series", "_table", "figures", "regime"},
     "spectral": {"_trees"},
     "problem": GROUND,
     "covariance": GROUND | {"problem"},
     "noise": GROUND | {"problem", "covariance"},
     "dynamics": NOISE | {"manifold"},
-    "manifold": NOISE,
-    "symmetry": NOISE,
-    "sensing": NOISE | {"dynamics", "grouped"},
+    "manifold": NOISE | {"figures"},
+    "symmetry": NOISE | {"figures"},
+    "sensing": NOISE | {"dynamics", "figures", "grouped"},
     "grouped": NOISE,
     "figures": set(),
     "torch": NOISE | {"symmetry", "figures"},
-    "execution": {"_device", "figures"},
+    "execution": {"_device", "dynamics", "figures", "noise", "regime", "trajectory"},
     "analysis": NOISE | {"manifold", "symmetry", "torch", "execution", "figures"},
     "verification": {"_device", "estimate", "execution", "figures"},
     "papers": MATHEMATICS | {"execution", "verification", "figures"},
@@ -63,8 +64,9 @@ MAY_IMPORT = {
 }
 # the version number, which is defined at the top
 TOP = {"__version__"}
-# allowed imports inside functions of parts that may not be imported at the top: none
-LATE: set[tuple[str, str]] = set()
+# allowed imports inside functions of parts that may not be imported at the top: the methods `save` and `load` of a run
+# are written in `execution`, which has the store; the second import is for a type checker alone
+LATE: set[tuple[str, str]] = {("trajectory", "execution"), ("trajectory", "noise")}
 # packages whose `__init__` re-exports a public name of a part above them
 FACADES = {("torch/__init__.py", "analysis")}
 
@@ -240,6 +242,7 @@ START_UP = {
     "execution/workers.py": "distributed, an extra",
     "figures/export.py": "matplotlib: a driver imports this module before it has anything to draw",
     "figures/heatmap.py": "matplotlib",
+    "figures/results.py": "matplotlib",
     "figures/style.py": "matplotlib",
     "figures/words.py": "matplotlib",
     "grouped/hetero_regressor.py": "pandas",
@@ -254,7 +257,7 @@ START_UP = {
     "torch/__init__.py": "the analysis, which `undertow.torch` re-exports as a facade",
     "torch/_threads.py": "scipy.linalg",
     "torch/monitor/output.py": "tensorboard and matplotlib",
-    "trajectory.py": "xarray",
+    "trajectory.py": "xarray and zarr",
     "verification/live.py": "rich",
     "verification/measure.py": "jax: the parent process of the workers does not need it",
 }

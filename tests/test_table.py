@@ -5,9 +5,9 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from undertow._table import Table, html_of, number, text_of
+from undertow._table import ResultTable, html_of, number, text_of
 
-TABLE = Table("a title", ("name", "value"), (("short", "1"), ("a longer name", "22.5")), "lr", ("A note.",))
+TABLE = ResultTable("a title", ("name", "value"), (("short", "1"), ("a longer name", "22.5")), "lr", ("A note.",))
 
 
 def test_columns_of_text_are_aligned():
@@ -16,8 +16,8 @@ def test_columns_of_text_are_aligned():
 
 
 def test_a_table_without_rows_has_no_header():
-    assert Table("nothing", ("name", "value"), notes=("Why.",)).text() == "nothing\nWhy."
-    assert "<th" not in Table("nothing", ("name", "value")).html()
+    assert ResultTable("nothing", ("name", "value"), notes=("Why.",)).text() == "nothing\nWhy."
+    assert "<th" not in ResultTable("nothing", ("name", "value")).html()
 
 
 def test_html_has_every_cell_and_is_well_formed():
@@ -30,7 +30,7 @@ def test_html_has_every_cell_and_is_well_formed():
 
 def test_html_is_escaped():
     evil = "<script>alert('1')</script> & \"x\""
-    table = Table(evil, (evil,), ((evil,),), notes=(evil,))
+    table = ResultTable(evil, (evil,), ((evil,),), notes=(evil,))
     element = ElementTree.fromstring(html_of([table]))
     assert not element.findall(".//script")
     assert {e.text for e in element.iter() if e.text} == {evil}
@@ -38,7 +38,7 @@ def test_html_is_escaped():
 
 def test_a_row_of_another_length_raises():
     with pytest.raises(ValueError, match="zip"):
-        Table("", ("a", "b"), (("1",),)).text()
+        ResultTable("", ("a", "b"), (("1",),)).text()
 
 
 def test_tables_are_below_each_other():

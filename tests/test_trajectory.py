@@ -7,6 +7,7 @@ import numpy as np
 
 import undertow as ut
 from tests.kinds import params, problem
+from tests.mistakes import assert_explained
 from undertow import _trees as trees
 from undertow.regime import Regime, SmallParameter
 
@@ -77,17 +78,59 @@ def test_series_leave_out_diverged_runs():
         kept = [w[i, k] for i in range(40) if not run.diverged[i] or run.step[k] < run.diverged_at[i]]
         assert series.runs[k] == len(kept)
         np.testing.assert_allclose(series.mean[k], np.mean(kept), rtol=1e-5)
-        np.testing.assert_allclose(series.standard_error[k], np.std(kept, ddof=1) / len(kept) ** 0.5, rtol=1e-4)
-    assert series.runs[0] == 40
     assert series.runs[-1] == 40 - run.diverged.sum()
 
 
-def test_one_run_is_its_own_series_without_an_error():
-    run = _alone({"w": lambda p: p["inner"][0, 0]})
-    series = run.series()["w"]
-    np.testing.assert_array_equal(series.mean, run.observed["w"])
-    assert np.isnan(series.standard_error).all()
-    assert series.runs.tolist() == [1, 1, 1]
+def test_a_plot_has_the_mean_its_interval_and_the_diverged_runs():
+    run = _diverging()
+    axes = run.plot("w")
+    line, crosses = axes.get_lines()
+    np.testing.assert_array_equal(line.get_xdata(), run.step)
+    np.testing.assert_allclose(line.get_ydata(), run.series()["w"].mean)
+    np.testing.assert_array_equal(np.sort(crosses.get_xdata()), np.sort(run.diverged_at[run.diverged]))
+    (band,) = axes.collections
+    low, high = run.series()["w"].interval()
+    np.testing.assert_allclose(band.get_datalim(axes.transData).intervaly, [low.min(), high.max()])
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["w", "95% interval of the mean", f"diverged ({run.diverged.sum()} of 40 runs)"]
+
+
+def test_runs_on_the_same_axes_share_its_clock():
+    single = {"step_size": 0.02, "key": KEY, "observe": {"w": lambda p: p["inner"][0, 0]}}
+    run = ut.descend(NOISE, params(), steps=4, every=2, **single)
+    axes = run.plot(clock="time")
+    assert axes.get_ylabel() == "w"
+    sde = ut.diffuse(NOISE, params(), time=0.08, every=1, **single)
+    assert sde.plot(ax=axes, label="SDE") is axes
+    assert [line.get_label() for line in axes.get_lines()] == ["w", "SDE w"]
+    assert len({line.get_color() for line in axes.get_lines()}) == 2
+    np.testing.assert_allclose(axes.get_lines()[1].get_xdata(), [0, 0.02, 0.04, 0.06, 0.08])
+    default = sde.plot()
+    assert default.get_xlabel() == "time"
+    assert default is not axes
+
+
+def test_predictions_are_dashed():
+    run = _diverging()
+    axes = replace(run, continuation=None).plot("w", ax=run.plot("w"))
+    curves = [line for line in axes.get_lines() if line.get_gid()]
+    assert [line.get_linestyle() for line in curves] == ["-", "--"]
+
+
+def test_divergence_is_marked_in_the_clock_of_the_plot():
+    run = _diverging()
+    for clock, unit in (("time", 0.5), ("slow_time", 0.25)):
+        crosses = run.plot("w", clock=clock).get_lines()[-1].get_xdata()
+        np.testing.assert_allclose(np.sort(crosses), unit * np.sort(run.diverged_at[run.diverged]), rtol=1e-6)
+
+
+def test_a_plot_that_is_not_possible_says_why():
+    run = _diverging()
+    limit = replace(run, step=np.full(21, np.nan), time=np.full(21, np.nan), clock="slow_time")
+    assert_explained(lambda: run.plot("v"), r"`run.plot\('v'\)`: the scalar observables of the run are 'pair.a', 'w'")
+    assert_explained(lambda: run.select([0]).plot("pair.b"), "are 'pair.a', 'w'; give one of them")
+    assert_explained(ut.descend(NOISE, params(), step_size=0.02, steps=4, key=KEY).plot, "are none; .* `observe`")
+    assert_explained(lambda: limit.plot("w", ax=run.plot("w")), "has no such clock; it has 'slow_time'. Two runs")
 
 
 def test_print_shows_every_observable_and_the_diverged_runs():

@@ -6,15 +6,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Table", "html_of", "number", "text_of"]
+__all__ = ["ResultTable", "html_of", "indexed", "number", "shortened", "span", "text_of"]
+
+MOST_ROWS = 12
+"""Rows that a table shows of a long list; a note counts the others."""
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
     """A title, rows of text below a header, and notes. Text has one line per row, columns two spaces apart.
 
-    >>> from undertow._table import Table
-    >>> print(Table("drift", ("part", "norm"), (("tangent", "0.5"), ("normal", "12")), align="lr").text())
+    >>> from undertow._table import ResultTable
+    >>> print(ResultTable("drift", ("part", "norm"), (("tangent", "0.5"), ("normal", "12")), align="lr").text())
     drift
     part     norm
     tangent   0.5
@@ -59,12 +62,12 @@ class Table:
         return f"<tr>{''.join(cells)}</tr>"
 
 
-def text_of(tables: Sequence[Table]) -> str:
+def text_of(tables: Sequence[ResultTable]) -> str:
     """Return tables as text, one below the other."""
     return "\n".join(table.text() for table in tables)
 
 
-def html_of(tables: Sequence[Table]) -> str:
+def html_of(tables: Sequence[ResultTable]) -> str:
     """Return tables as one HTML element."""
     return f"<div>{''.join(table.html() for table in tables)}</div>"
 
@@ -78,4 +81,27 @@ def number(value: float | int | np.generic | np.ndarray | None) -> str:
     """
     if value is None:
         return ""
-    return str(value) if isinstance(value, int | np.integer) else f"{float(value):.4g}"
+    return str(value) if isinstance(value, int | np.integer) else f"{float(value) + 0.0:.4g}"  # no -0
+
+
+def span(values: np.ndarray) -> str:
+    """Return one number, or the least and the greatest of several.
+
+    >>> import numpy as np
+    >>> from undertow._table import span
+    >>> print(span(np.array(2.0)), "|", span(np.array([3.0, 1.0])))
+    2 | 1 to 3
+    """
+    low, high = number(np.min(values)), number(np.max(values))
+    return low if low == high else f"{low} to {high}"
+
+
+def indexed(name: str, values: np.ndarray) -> list[tuple[str, tuple[int, ...]]]:
+    """Return the name and the index of each entry of an array: `name[0, 1]`, or `name` for a number."""
+    return [(f"{name}[{', '.join(map(str, index))}]" if index else name, index) for index in np.ndindex(values.shape)]
+
+
+def shortened(rows: Sequence[tuple[str, ...]], what: str) -> tuple[tuple[tuple[str, ...], ...], tuple[str, ...]]:
+    """Return the first rows, and a note that counts the others."""
+    rest = len(rows) - MOST_ROWS
+    return tuple(rows[:MOST_ROWS]), (f"... and {rest} more {what}.",) if rest > 0 else ()

@@ -1,7 +1,7 @@
 """A number that was estimated, with its standard error and intervals."""
 
 import math
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import equinox as eqx
 import jax
@@ -9,6 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 from scipy import special
+
+from undertow import _trees as trees
+from undertow import _validate as validate
+from undertow._table import ResultTable, indexed, number, shortened
+from undertow.figures import results
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 Counts = np.ndarray | np.generic | int
 
@@ -31,6 +39,10 @@ class Estimate(eqx.Module):
     >>> none = Estimate.share(jnp.zeros(100, bool))
     >>> print(f"{none.value:.2f}, 95% interval {none.interval()[0]:.3f} to {none.interval()[1]:.3f}")
     0.00, 95% interval 0.000 to 0.036
+    >>> print(estimate)
+    mean of 4 samples
+          value  standard error  95% interval
+    mean    2.5          0.6455  0.4457 to 4.554
     """
 
     value: PyTree
@@ -55,6 +67,42 @@ class Estimate(eqx.Module):
         value = jax.tree.map(lambda k: k / samples, count)
         return Estimate(value, jax.tree.map(lambda k: share_error(k, samples), count), samples, "share")
 
+    def _table(self) -> ResultTable:
+        rows = []
+        what = {"mean": "mean", "share": "share"}[self.kind]
+        low, high = self.interval()
+        names = [name.removeprefix("params") or what for name in trees.names(self.value)]
+        leaves = [[np.asarray(x) for x in jax.tree.leaves(t)] for t in (self.value, self.standard_error, low, high)]
+        for name, value, *rest in zip(names, *leaves, strict=True):
+            for entry, index in indexed(name, value):
+                error, left, right = (np.broadcast_to(x, value.shape)[index] for x in rest)
+                rows.append((entry, number(value[index]), number(error), f"{number(left)} to {number(right)}"))
+        shown, notes = shortened(rows, "entries")
+        header = ("", "value", "standard error", "95% interval")
+        return ResultTable(f"{what} of {self.samples} samples", header, shown, "lrrl", notes)
+
+    def __str__(self) -> str:
+        return self._table().text() if _known(self) else repr(self)
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
+
+    def plot(self, *, label: str = "", ax: "Axes | None" = None) -> "Axes":
+        """Draw every entry with its 95% interval, against its number in the flattened pytree.
+
+        >>> import jax.numpy as jnp
+        >>> from undertow import Estimate
+        >>> axes = Estimate.of(jnp.array([[1.0, 5.0], [2.0, 6.0], [4.0, 6.0]])).plot(label="weights")
+        >>> print(axes.get_xlabel(), axes.get_ylabel())
+        entry weights
+        """
+        flat = lambda tree: np.concatenate([np.ravel(np.asarray(x)) for x in jax.tree.leaves(tree)])
+        value, (low, high) = flat(self.value), map(flat, self.interval())
+        axes = results.new_axes(ax)
+        results.draw_points(axes, np.arange(len(value)), value, [value - low, high - value], label or self.kind)
+        results.label_axes(axes, "entry")
+        return axes
+
     def interval(self, level: float = 0.95) -> tuple[PyTree, PyTree]:
         """Return the lower and upper ends of the confidence interval at `level`."""
         if not 0 < level < 1:
@@ -69,6 +117,11 @@ class Estimate(eqx.Module):
             for sign in (-1, 1)
         )
         return low, high
+
+
+def _known(estimate: Estimate) -> bool:
+    """Return whether the numbers are known: not while JAX traces."""
+    return all(validate.concrete(leaf) for leaf in jax.tree.leaves((estimate.value, estimate.standard_error)))
 
 
 def standard_error(

@@ -3,7 +3,7 @@
 import json
 from dataclasses import asdict, dataclass
 
-from undertow._table import Table, number
+from undertow._table import ResultTable, number
 
 __all__ = ["Regime", "SmallParameter"]
 
@@ -59,7 +59,7 @@ class Regime:
         """Whether every small parameter is below its limit."""
         return all(parameter.valid for parameter in self.parameters)
 
-    def table(self) -> Table:
+    def table(self) -> ResultTable:
         """Return the table that `print` shows."""
         title = f"regime: {'inside' if self.valid else 'outside'} the theory"
         if self.estimated_error is not None:
@@ -68,7 +68,7 @@ class Regime:
             (p.name, number(p.value), number(p.limit), p.meaning, "" if p.valid else "outside the theory")
             for p in self.parameters
         )
-        return Table(title, ("small parameter", "value", "limit", "meaning", ""), rows, "lrrll", self.notes)
+        return ResultTable(title, ("small parameter", "value", "limit", "meaning", ""), rows, "lrrll", self.notes)
 
     def __str__(self) -> str:
         return self.table().text()
@@ -77,7 +77,7 @@ class Regime:
         return self.table().html()
 
     def to_json(self) -> str:
-        """Return the record as JSON."""
+        """Return the record as JSON, which `from_json` reads."""
         return json.dumps(asdict(self))
 
     @staticmethod

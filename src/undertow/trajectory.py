@@ -2,27 +2,33 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from undertow import _trees as trees
-from undertow._table import Table, html_of, number, text_of
-from undertow.estimate import standard_error
+from undertow._table import ResultTable, html_of, number, text_of
+from undertow.figures import results
 from undertow.regime import Regime
+from undertow.series import Series, named_leaves, series_of, table_row
 
 if TYPE_CHECKING:
     import xarray
+    from matplotlib.axes import Axes
 
-__all__ = ["ProgressReport", "Resumable", "Series", "Trajectory"]
+    from undertow.noise.base import AbstractNoise
+
+__all__ = ["ProgressReport", "Resumable", "Trajectory"]
 
 ProgressReport = Callable[[int, int], object] | bool | None
 """A callback `report(done, total)`; None shows a bar on a terminal after two seconds, False nothing."""
 
 Duration = float | int | np.generic | np.ndarray | jax.Array
 """Types accepted for a length of time."""
+
+CLOCKS = ("step", "time", "slow_time")
 
 Variable = tuple[tuple[str, ...], np.ndarray]
 """The dimensions and the values of a variable of xarray."""
@@ -33,17 +39,6 @@ class Resumable(Protocol):
     """The state of a run that can be continued."""
 
     def resume(self, steps: int | None, time: Duration | None, progress: ProgressReport) -> "Trajectory": ...
-
-
-@dataclass(frozen=True, eq=False)
-class Series:
-    """The mean over runs of one scalar observable at each time."""
-
-    mean: np.ndarray
-    standard_error: np.ndarray
-    """The standard error of the mean; NaN for fewer than two runs."""
-    runs: np.ndarray
-    """The number of runs in the mean: those that had not diverged."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +94,8 @@ class Trajectory:
     ) -> "Trajectory":
         """Continue a run of `descend` by `steps`, or one of `diffuse` by `time`, and return the whole run.
 
-        All settings are those of the first run, and the result has the same bits as one longer run.
+        All settings are those of the first run, and the result has the same bits as one longer run. The `average` over
+        an interval between two observations in which the first run ended is equal to rounding.
 
         >>> import jax.numpy as jnp
         >>> import undertow as ut
@@ -112,8 +108,75 @@ class Trajectory:
             raise TypeError(f"`run.resume`: a run made by `{self.facts.get('made_by')}` cannot be continued.")
         return self.continuation.resume(steps, time, progress)
 
+    def save(self, path: Path | str) -> Path:
+        """Write the run to the zarr folder `path`, and return the path; an earlier run there is replaced.
+
+        The folder is written beside its place, flushed and renamed, so that a process killed at any time leaves the old
+        run or the new one. It has a checksum for every file, nothing is pickled, and `xarray.open_zarr(path)` reads it.
+        The state of a run of `descend` or `diffuse` is stored too, and `Trajectory.load` continues it. Functions (the
+        noise, observables, a schedule) are not stored: only hashes, by which `load` recognises them.
+
+        >>> import tempfile
+        >>> import jax.numpy as jnp
+        >>> import undertow as ut
+        >>> problem = ut.Problem(lambda w, x: (w - x) ** 2 / 2, jnp.array([1.0, 3.0]))
+        >>> run = ut.descend(ut.Minibatch(problem, 1), jnp.array(0.0), step_size=0.1, steps=100, key=0)
+        >>> path = run.save(tempfile.mkdtemp() + "/run.zarr")
+        >>> print(path.name, ut.Trajectory.load(path).params == run.params)
+        run.zarr True
+        """
+        from undertow.execution.runs import save_run
+
+        return save_run(path, self)
+
+    @staticmethod
+    def load(
+        path: Path | str,
+        *,
+        noise: "AbstractNoise | None" = None,
+        observe: dict[str, Callable[[PyTree], PyTree]] | None = None,
+        average: dict[str, Callable[[PyTree], PyTree]] | None = None,
+        step_size: Callable | None = None,
+        like: PyTree = None,
+    ) -> "Trajectory":
+        """Return the run that `save` wrote, after checking the checksum of every file.
+
+        A run that is only read, printed or plotted needs no argument. To continue it, give what cannot be stored, as
+        it was given to `descend` or `diffuse`:
+
+        - `noise`: the noise of the run. Another noise, or other data, raises an error.
+        - `observe`, `average`: the observables, where the run has some.
+        - `step_size`: the schedule, where the step size is one. A number is stored.
+        - `like`: params of the same structure, where params are not made of dicts, lists and tuples; for instance the
+          start of the run.
+
+        A loaded run continues with the same bits as an uninterrupted one, on the same device with the same number of
+        threads (see `descend`).
+
+        >>> import tempfile
+        >>> import jax.numpy as jnp
+        >>> import undertow as ut
+        >>> noise = ut.Minibatch(ut.Problem(lambda w, x: (w - x) ** 2 / 2, jnp.array([1.0, 3.0])), batch_size=1)
+        >>> run = ut.descend(noise, jnp.array(0.0), step_size=0.1, steps=100, key=0)
+        >>> path = run.save(tempfile.mkdtemp() + "/run.zarr")
+        >>> longer = ut.Trajectory.load(path, noise=noise).resume(steps=50)
+        >>> print(longer.step, longer.params == run.resume(steps=50).params)
+        [  0 100 150] True
+        """
+        from undertow.execution.runs import load_run
+
+        return load_run(path, noise, observe, average, step_size, like)
+
     def alive(self) -> np.ndarray:
-        """Return whether each run had not diverged at each time, with axes (seeds, times), or (times,) for one run."""
+        """Return whether each run had not diverged at each time, with axes (seeds, times), or (times,) for one run.
+
+        >>> import jax.numpy as jnp
+        >>> import undertow as ut
+        >>> cubic = ut.Problem(lambda w, x: -(w**3) / 3 + x, jnp.zeros(2))
+        >>> run = ut.descend(ut.Minibatch(cubic, 1), jnp.array(1.0), step_size=0.5, steps=20, key=0, every=5)
+        >>> print(run.alive(), run.diverged_at)
+        [ True  True False False False] 10
+        """
         position = self.step if np.all(np.isfinite(self.step)) else getattr(self, self.clock)
         return ~np.asarray(self.diverged)[..., None] | (position < np.asarray(self.diverged_at)[..., None])
 
@@ -131,24 +194,83 @@ class Trajectory:
         >>> print(list(run.series()), w.mean.round(1), w.standard_error.round(2), w.runs)
         ['w'] [0. 2. 2.] [0.   0.01 0.01] [400 400 400]
         """
-        leaves = _named_leaves(self.observed)
-        axes = 1 if self.seeds is None else 2
-        real = {name: x for name, x in leaves.items() if x.ndim == axes and not np.iscomplexobj(x)}
-        return {name: _series(values, self.alive()) for name, values in real.items()}
+        return series_of(self.observed, self.alive())
 
-    def _tables(self) -> tuple[Table, ...]:
+    def plot(
+        self,
+        *names: str,
+        clock: Literal["step", "time", "slow_time"] | None = None,
+        label: str = "",
+        ax: "Axes | None" = None,
+    ) -> "Axes":
+        """Draw scalar observables against a clock: the mean over seeds with its 95% interval (Student's t).
+
+        **Arguments:**
+
+        - `names`: the observables to draw, by their names in `series`; all of them if none is given.
+        - `clock`: `step`, `time` or `slow_time`; the clock of the run, or of the axes, if it is not given.
+        - `label`: a text in front of the names in the legend.
+        - `ax`: axes of matplotlib to draw on, such as those that another `plot` returned; a new figure of pyplot if it
+          is not given.
+
+        The times at which runs diverged are marked by crosses, and from there on these runs are not in the mean. A
+        prediction, which has no steps to continue, is a dashed line.
+
+        >>> import jax.numpy as jnp
+        >>> import undertow as ut
+        >>> problem = ut.Problem(lambda w, x: (w - x) ** 2 / 2, jnp.array([1.0, 3.0]))
+        >>> settings = dict(step_size=0.1, key=0, seeds=20, observe={"w": lambda w: w}, every=1)
+        >>> run = ut.descend(ut.Minibatch(problem, 1), jnp.array(0.0), steps=50, **settings)
+        >>> axes = run.plot(label="SGD", clock="time")
+        >>> sde = ut.diffuse(ut.Minibatch(problem, 1), jnp.array(0.0), time=5.0, **settings)
+        >>> axes = sde.plot(label="SDE", ax=axes)
+        >>> print([text.get_text() for text in axes.get_legend().get_texts()], axes.get_xlabel())
+        ['SGD w', '95% interval of the mean', 'SDE w'] time
+        """
+        series = self.series()
+        unknown = [name for name in names if name not in series]
+        if unknown or not series:
+            raise ValueError(
+                f"`run.plot({', '.join(map(repr, names))})`: the scalar observables of the run are "
+                f"{', '.join(map(repr, series)) or 'none'}; give one of them, or add it to `observe` of the run."
+            )
+        axes = results.new_axes(ax)
+        drawn = axes.get_xlabel()
+        chosen = clock or (drawn if drawn in CLOCKS else self.clock)
+        x = self._clock(chosen)
+        for name in names or series:
+            band = results.Band(x, series[name].mean, *series[name].interval())
+            results.draw_band(axes, band, f"{label} {name}".strip(), "--" if self.continuation is None else "-")
+        diverged = np.atleast_1d(self.diverged)
+        if diverged.any():
+            at = np.atleast_1d(self.diverged_at)[diverged].astype(float)
+            if np.all(np.isfinite(self.step)):
+                at = np.interp(at, self.step, x)
+            results.draw_diverged(axes, at, diverged.size)
+        results.label_axes(axes, chosen)
+        return axes
+
+    def _clock(self, name: str) -> np.ndarray:
+        if name not in CLOCKS or not np.all(np.isfinite(getattr(self, name))):
+            known = [clock for clock in CLOCKS if np.all(np.isfinite(getattr(self, clock)))]
+            raise ValueError(
+                f"`run.plot(clock={name!r})`: a run made by `{self.facts.get('made_by')}` has no such clock; it has "
+                f"{', '.join(map(repr, known))}. Two runs on the same axes need a clock that both have."
+            )
+        return getattr(self, name)
+
+    def _tables(self) -> tuple[ResultTable, ...]:
         runs = "1 run" if self.seeds is None else f"{self.seeds} runs"
         title = ", ".join(str(self.facts[name]) for name in ("made_by", "noise") if self.facts.get(name))
-        at = {name: getattr(self, name) for name in ("step", "time", "slow_time")}
+        at = {name: getattr(self, name) for name in CLOCKS}
         ends = [f"{name} {number(x[-1])}" for name, x in at.items() if len(x) and np.isfinite(x[-1])]
         if ends:
             title += f": {runs} to {ends[0]}" + (f" ({', '.join(ends[1:])})" if ends[1:] else "")
         clock = at[self.clock]
         header = ("observed", *(f"at {self.clock} {number(clock[k])}" for k in (0, -1) if len(clock)), "standard error")
         series = self.series()
-        rows = tuple(_row(name, values, series.get(name), len(header)) for name, values in
-                     _named_leaves(self.observed).items())  # fmt: skip
-        table = Table(title, header, rows, "l" + "r" * (len(header) - 1), self._notes())
+        rows = tuple(table_row(n, x, series.get(n), len(header)) for n, x in named_leaves(self.observed).items())
+        table = ResultTable(title, header, rows, "l" + "r" * (len(header) - 1), self._notes())
         return (table,) if self.regime is None else (table, self.regime.table())
 
     def _notes(self) -> tuple[str, ...]:
@@ -209,9 +331,7 @@ class Trajectory:
             _add_leaves(variables, taken, name, values, (*seed_dims, *times))
         variables["diverged"] = (seed_dims, np.asarray(self.diverged))
         variables["diverged_at"] = (seed_dims, np.asarray(self.diverged_at))
-        coordinates: dict[str, Variable | np.ndarray] = {
-            name: (times, getattr(self, name)) for name in ("step", "time", "slow_time")
-        }
+        coordinates: dict[str, Variable | np.ndarray] = {name: (times, getattr(self, name)) for name in CLOCKS}
         if self.seeds is not None:
             coordinates["seed"] = np.arange(self.seeds)
         facts = {name: value for name, value in self.facts.items() if value is not None}
@@ -232,32 +352,3 @@ def _add_leaves(
         extra = [f"{full}_{axis}" for axis in axes]
         variables[full] = ((*leading, *extra), array)
         taken |= {full, *extra}
-
-
-def _named_leaves(observed: dict[str, PyTree]) -> dict[str, np.ndarray]:
-    """Return every leaf of the observables by its name: `name` for an array, `name.path` for a leaf of a pytree."""
-    return {name: np.asarray(leaf) for name, leaf in zip(trees.names(observed), jax.tree.leaves(observed), strict=True)}
-
-
-def _series(values: np.ndarray, alive: np.ndarray) -> Series:
-    """Return mean and standard error over the leading axis of values (seeds, times) where `alive`."""
-    if values.ndim == 1:
-        return Series(np.where(alive, values, np.nan), np.full(len(values), np.nan), alive.astype(int))
-    runs = alive.sum(axis=0)
-    mean, error = np.full((2, len(runs)), np.nan)
-    for count in np.unique(runs[runs > 0]):  # times with the same number of runs, which diverged runs reduce
-        times = np.flatnonzero(runs == count)
-        kept = values[:, times].T[alive[:, times].T].reshape(len(times), count).astype(np.float64)
-        with np.errstate(over="ignore", invalid="ignore"):  # a run may be about to diverge
-            mean[times] = kept.mean(axis=1)
-            if count > 1:
-                error[times] = standard_error(kept, axis=1)
-    return Series(mean, error, runs)
-
-
-def _row(name: str, values: np.ndarray, series: Series | None, columns: int) -> tuple[str, ...]:
-    """Return a row of the printed table: first and last mean of a scalar observable, the shape of another."""
-    if series is None or columns < 4:
-        return (name, *[""] * (columns - 2), f"shape {values.shape}")
-    error = series.standard_error[-1]
-    return name, number(series.mean[0]), number(series.mean[-1]), "" if np.isnan(error) else number(error)

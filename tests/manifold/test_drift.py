@@ -10,6 +10,7 @@ from scipy.integrate import solve_ivp
 
 import undertow as ut
 from tests.manifold.losses import LOSSES, factor, flat
+from undertow.manifold.drift import Parts
 from undertow.manifold.geometry import frame_at
 
 
@@ -118,3 +119,18 @@ def test_the_drift_of_isotropic_noise(x64):
         against = np.asarray(frame.project(jnp.asarray(gradient)))
         coefficient = np.asarray(flat(parts.normal)) @ against / (against @ against) / 0.36
         assert abs(coefficient + 0.25) < 1e-5
+
+
+def test_the_parts_print_and_plot_their_norms():
+    parts = Parts(*({"a": jnp.array([3.0 * k, 0.0]), "b": jnp.array(4.0 * k)} for k in (1, 2, 3)))
+    lines = str(parts).splitlines()
+    assert lines[1].split() == ["part", "norm", "a", "b", "meaning"]
+    assert [line.split()[:4] for line in lines[2:]] == [
+        ["tangent", "5", "3", "4"], ["normal", "10", "6", "8"], ["mixed", "15", "9", "12"], ["total", "30", "18", "24"],
+    ]  # fmt: skip
+    assert "tangent" in parts._repr_html_()
+    axes = parts.plot()
+    assert [[bar.get_height() for bar in group] for group in axes.containers] == [[3, 4], [6, 8], [9, 12]]
+    printed = []
+    jax.jit(lambda x: printed.append(str(Parts(x, x, x))))(jnp.zeros(2))
+    assert printed[0].startswith("Parts(")

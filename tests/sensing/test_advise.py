@@ -204,3 +204,19 @@ def test_only_five_of_many_variables_are_named():
     X = y[:, None] + 0.1 * rng.normal(size=(400, 12))
     advice = ut.advise((X, y, np.repeat([0, 1], 200)))
     assert str(advice).endswith("in all groups: x0, x1, x2, x3, x4 and 7 more.")
+
+
+def test_advice_prints_and_plots_its_windows():
+    advice = ut.advise(two_point(1.0, 8.0), runs=50)
+    lines = str(advice).splitlines()
+    assert lines[1].split()[:5] == ["step", "sizes", f"{advice.step_sizes[0]:.3g}", "to", f"{advice.step_sizes[1]:.3g}"]
+    assert [line.split("  ")[0] for line in lines[2:5]] == ["best step size", "stop at steps", "probability"]
+    assert lines[7:] == list(advice.warnings)
+    assert f"{advice.step_size:.3g}" in advice._repr_html_()
+    window, best = advice.plot().get_lines()
+    assert list(window.get_xdata()) == list(advice.step_sizes)
+    assert list(best.get_xdata()) == [advice.step_size] * 2
+    hopeless = ut.advise(two_point(1.0, 0.5))
+    assert {text.get_text() for text in hopeless.plot().texts} == {
+        "filter the spurious signal: empty", "theorem of the paper: empty",
+    }  # fmt: skip

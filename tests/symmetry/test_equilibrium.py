@@ -159,7 +159,10 @@ def test_norms_that_only_grow_have_their_equilibrium_at_infinity(x64):
         assert np.isposinf(result.amount[0])
         assert result.infinite == (1,)
         assert result.residual == pytest.approx(1.0, rel=1e-9)  # no force opposes the growth
-        assert f"{name}: residual 1, 1 of 1 direction at infinity" in str(result)
+        row = str(result).splitlines()[2]
+        assert row.startswith(f"{name} ")
+        assert row.endswith("1 of 1 direction at infinity")
+        assert "1 of 1 direction at infinity" in result._repr_html_()
         np.testing.assert_array_equal(result.params["w"], params["w"])
         assert float(ut.noether_flow(noise, params, symmetry, step_size=ETA).rate) > 0
 
@@ -354,3 +357,17 @@ def test_half_precision_is_computed_in_single_precision():
     assert {leaf.dtype for leaf in jax.tree.leaves(ends[0].params)} == {jnp.dtype(jnp.bfloat16)}
     for a, b in zip(jax.tree.leaves(ends[0].params), jax.tree.leaves(ends[1].params), strict=True):
         np.testing.assert_array_equal(a, b.astype(jnp.bfloat16))
+
+
+def test_an_equilibrium_prints_and_plots_its_amounts():
+    product = ut.Problem(lambda p, y: (p["u"] * p["w"] - y) ** 2, jnp.array([0.0, 2.0]))
+    balance = ut.Rescaling(lambda p: p["u"], lambda p: p["w"], label="a <balance>")
+    params = {"u": jnp.array(4.0), "w": jnp.array(0.25)}
+    end = ut.equilibrium(ut.Minibatch(product, 1), params, balance, step_size=0.1)
+    title, header, row = str(end).splitlines()
+    assert title.startswith("noise equilibrium after 1 sweep, largest residual ")
+    assert header.split() == ["symmetry", "residual", "charge", "amount"]
+    assert row.split()[-1] == f"{-np.log(4):.4g}"  # u and w are equal after exp(-log 4) and exp(log 4)
+    assert "a &lt;balance&gt;" in end._repr_html_()
+    axes = end.plot()
+    np.testing.assert_allclose(axes.get_lines()[0].get_ydata(), [-np.log(4)], rtol=1e-5)

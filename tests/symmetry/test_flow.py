@@ -1,5 +1,7 @@
 """The Noether flow against explicit covariances, and against many draws of one step."""
 
+from dataclasses import replace
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -155,3 +157,32 @@ def test_the_old_order_of_arguments_raises_an_error_with_the_new_one(as_a_user):
     noise, params = ut.Minibatch(ut.Problem(nets.linear_net, nets.data()), 2), nets.weights(U=(2, 3), W=(3, 2))
     with pytest.raises(TypeError, match=r"the order is `noether_flow\(noise, params, symmetry, \.\.\.\)` now"):
         ut.noether_flow(noise, nets.FACTORS, params, step_size=ETA)
+
+
+def _flow():
+    product = ut.Problem(lambda p, y: (p["u"] * p["w"] - y) ** 2, jnp.array([0.0, 2.0]))
+    params = {"u": jnp.array(2.0), "w": jnp.array(0.5)}
+    balance = ut.Rescaling(lambda p: p["u"], lambda p: p["w"])
+    return ut.noether_flow(ut.Minibatch(product, 1), params, balance, step_size=0.1)
+
+
+def test_a_flow_prints_and_plots_every_generator():
+    charge, rate, error = jnp.arange(15.0), -jnp.arange(15.0), jnp.full(15, 0.5)
+    flow = replace(_flow(), charge=charge, rate=rate, noise=2 * rate, breaking=0 * rate, standard_error=error)
+    lines = str(flow).splitlines()
+    assert lines[0].startswith("Noether flow, noise by ")
+    assert lines[4].split() == ["generator[2]", "2", "-2", "0.5", "-4", "0"]
+    assert lines[-1] == "... and 3 more generators."
+    assert "generator[2]" in flow._repr_html_()
+    axes = flow.plot(label="here")
+    points = axes.get_lines()[0]
+    np.testing.assert_array_equal(points.get_xdata(), charge)
+    np.testing.assert_array_equal(points.get_ydata(), rate)
+    ends = np.array([segment[:, 1] for segment in axes.collections[0].get_segments()])
+    np.testing.assert_allclose(ends, np.stack([rate - 1, rate + 1], 1))
+
+
+def test_a_flow_inside_jit_prints_its_structure():
+    printed = []
+    jax.jit(lambda flow: printed.append(str(flow)))(_flow())
+    assert printed[0].startswith("Flow(")

@@ -18,7 +18,7 @@ from undertow.noise.base import AbstractNoise, normals, normals_now
 from undertow.problem import AbstractProblem, Population
 from undertow.trajectory import ProgressReport, Trajectory
 
-__all__ = ["GaussianNoise", "diffuse"]
+__all__ = ["GaussianNoise", "diffuse", "euler_noise"]
 
 
 class GaussianNoise(AbstractNoise):
@@ -66,6 +66,11 @@ class GaussianNoise(AbstractNoise):
             return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), self.noise.covariance(p).normal_structure())
 
         return jax.eval_shape(blank, params)
+
+
+def euler_noise(noise: AbstractNoise, substeps: int) -> GaussianNoise:
+    """Return the noise of the Euler-Maruyama steps of which `substeps` make one step of SGD."""
+    return GaussianNoise(noise, jnp.sqrt(jnp.asarray(substeps, jnp.result_type(float))))
 
 
 def diffuse(
@@ -116,7 +121,7 @@ def diffuse(
     steps = steps_of_time("diffuse", time, eta / substeps)
     run = drive.start_run(
         "diffuse",
-        GaussianNoise(noise, jnp.sqrt(jnp.asarray(substeps, jnp.result_type(float)))),
+        euler_noise(noise, substeps),
         params,
         step_size=np.asarray(step_size) / substeps,
         key=key,

@@ -25,7 +25,7 @@ from undertow.dynamics.lanes import ChunkPlan, LaneThreads, lane_width, power_of
 from undertow.noise.base import AbstractNoise
 from undertow.trajectory import ProgressReport, Trajectory
 
-__all__ = ["Continuation", "advance_run", "start_run"]
+__all__ = ["Continuation", "advance_run", "make_spec", "start_run"]
 
 OBSERVATION_BYTES = 16 * 2**20
 MOST_OBSERVATIONS = 8192
@@ -95,7 +95,7 @@ def start_run(
     first_key = engine.seed_keys(key, jnp.asarray(0))
     sample = init(jax.random.fold_in(first_key, START))
     eta = check_step_size(function, step_size)
-    spec = _make_spec(function, noise, eta, momentum, weight_decay, observe, average)
+    spec = make_spec(function, noise, eta, momentum, weight_decay, observe, average)
     noise.check(sample)
     if not callable(eta):
         noise.check_step_size(eta)
@@ -124,7 +124,7 @@ def start_run(
     )
 
 
-def _make_spec(
+def make_spec(
     function: str,
     noise: AbstractNoise,
     eta: float | Schedule,
@@ -133,6 +133,7 @@ def _make_spec(
     observe: dict[str, Callable] | None,
     average: dict[str, Callable] | None,
 ) -> engine.SGDSpec:
+    """Check the settings of the update and the observables, and return them as arrays and functions."""
     validate.finite_number(function, "momentum", momentum, below=1.0)
     validate.finite_number(function, "weight_decay", weight_decay)
     observe, average = dict(observe or {}), dict(average or {})

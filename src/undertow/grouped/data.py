@@ -14,6 +14,7 @@ from numpy.typing import ArrayLike
 
 from undertow import _validate as validate
 from undertow._progress import Progress
+from undertow._table import ResultTable, number
 
 __all__ = [
     "PRESENT",
@@ -271,11 +272,17 @@ class Bootstrap:
         validate.finite_number("interval", "level", level, below=1.0)
         return np.quantile(self.coef, [(1 - level) / 2, (1 + level) / 2], axis=0)
 
+    def _table(self) -> ResultTable:
+        ends = zip(*self.interval(), strict=True)
+        rows = tuple((str(j), number(low), number(high)) for j, (low, high) in enumerate(ends))
+        title = f"{len(self.coef)} draws of {self.groups} groups, {self.failed} failed; 95% intervals"
+        return ResultTable(title, ("coefficient", "low", "high"), rows, "rrr")
+
     def __str__(self) -> str:
-        low, high = self.interval()
-        rows = [f"{j:>6}  [{a: .4g}, {b: .4g}]" for j, (a, b) in enumerate(zip(low, high, strict=True))]
-        head = f"{len(self.coef)} draws of {self.groups} groups, {self.failed} failed; 95% intervals:"
-        return "\n".join([head, *rows])
+        return self._table().text()
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
 
 
 def bootstrap(

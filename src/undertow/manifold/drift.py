@@ -14,7 +14,7 @@ shorter formulas for least squares hold where the residuals are zero, which the 
 
 from collections.abc import Callable
 from functools import partial, singledispatch
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,11 +22,17 @@ from jaxtyping import Array, Float, PyTree
 
 from undertow import _chunks as chunks
 from undertow import _trees as trees
+from undertow import _validate as validate
+from undertow._table import ResultTable, number
 from undertow.covariance import AbstractCovariance, LabelCovariance, SampleCovariance, ScaledIdentity, Sum
+from undertow.figures import results
 from undertow.manifold.geometry import FiniteStep, Frame, jacobian
 from undertow.manifold.label import trace_gradient
 from undertow.manifold.minimum import frame_of_minimum, third
 from undertow.problem import AbstractProblem, AbstractSampled, Regression
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["Parts", "covariance_parts", "factor_parts", "second_derivative"]
 
@@ -46,6 +52,53 @@ class Parts(NamedTuple):
         """The sum of the three parts."""
         return trees.add(trees.add(self.tangent, self.normal), self.mixed)
 
+    def _table(self) -> ResultTable:
+        parts = {**self._asdict(), "total": self.total}
+        leaves = trees.names(self.tangent) if len(jax.tree.leaves(self.tangent)) > 1 else []
+        whole = lambda part: number(float(jnp.linalg.norm(trees.ravel(part))))
+        rows = tuple(
+            (name, whole(part), *map(number, _norms(part, leaves)), MEANINGS[name]) for name, part in parts.items()
+        )
+        header = ("part", "norm", *leaves, "meaning")
+        return ResultTable("parts of d2Phi, or of the drift", header, rows, "l" + "r" * (1 + len(leaves)) + "l")
+
+    def __str__(self) -> str:
+        return self._table().text() if all(map(validate.concrete, jax.tree.leaves(tuple(self)))) else repr(self)
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
+
+    def plot(self, *, ax: "Axes | None" = None) -> "Axes":
+        """Draw the norm of each part on every leaf of params, as bars.
+
+        >>> import jax.numpy as jnp
+        >>> import undertow as ut
+        >>> circle = ut.Problem(lambda x, _: (jnp.sum(x**2) - 1) ** 2 / 8, jnp.zeros(1))
+        >>> parts = ut.second_derivative(circle, jnp.array([1.0, 0.0]), jnp.array([[0.0], [1.0]]))
+        >>> axes = parts.plot()
+        >>> print([text.get_text() for text in axes.get_legend().get_texts()])
+        ['tangent', 'normal', 'mixed']
+        """
+        axes = results.new_axes(ax)
+        names = trees.names(self.tangent)
+        results.draw_bars(axes, names, {name: _norms(part, names) for name, part in self._asdict().items()})
+        results.label_axes(axes, "", "norm")
+        return axes
+
+
+MEANINGS = {
+    "tangent": "curvature of the manifold",
+    "normal": "noise across the manifold",
+    "mixed": "noise along and across",
+    "total": "",
+}
+"""The causes of the parts in words."""
+
+
+def _norms(part: PyTree, names: list[str]) -> list[float]:
+    """Return the norm of every leaf, where names of leaves are given."""
+    return [float(jnp.linalg.norm(leaf)) for leaf in jax.tree.leaves(part)] if names else []
+
 
 def second_derivative(problem: AbstractProblem, params: PyTree, factor: PyTree) -> Parts:
     """Return d2Phi[B B'] at a point of the manifold, for a factor B: params with one extra trailing axis.
@@ -57,8 +110,16 @@ def second_derivative(problem: AbstractProblem, params: PyTree, factor: PyTree) 
     >>> import undertow as ut
     >>> circle = ut.Problem(lambda x, _: (jnp.sum(x**2) - 1) ** 2 / 8, jnp.zeros(1))
     >>> along = jnp.array([[0.0], [1.0]])  # a unit step along the circle at (1, 0)
-    >>> print(ut.second_derivative(circle, jnp.array([1.0, 0.0]), along).total.round(4) + 0.0)
+    >>> parts = ut.second_derivative(circle, jnp.array([1.0, 0.0]), along)
+    >>> print(parts.total.round(4) + 0.0)
     [-1.  0.]
+    >>> print(parts)
+    parts of d2Phi, or of the drift
+    part     norm  meaning
+    tangent     1  curvature of the manifold
+    normal      0  noise across the manifold
+    mixed       0  noise along and across
+    total       1
     """
     _check_factor(params, factor)
     frame = frame_of_minimum("second_derivative", problem, params)

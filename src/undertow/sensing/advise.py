@@ -2,17 +2,23 @@
 
 import math
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 
 from undertow import _validate as validate
+from undertow._table import ResultTable
 from undertow._validate import KeyLike
+from undertow.figures import results
 from undertow.grouped.data import moments_of
 from undertow.sensing.bursts import burst_exponent
 from undertow.sensing.growth import lyapunov, paper_window, scalar_map
 from undertow.sensing.laws import LawLike, Table, as_law
 from undertow.sensing.matrix_sensing import STABLE
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["Advice", "advise"]
 
@@ -40,15 +46,41 @@ class Advice:
     """The step sizes of the paper's theorem, for comparison; empty if the first is not below the second."""
     warnings: tuple[str, ...]
 
-    def __str__(self) -> str:
+    def _table(self) -> ResultTable:
         if self.step_sizes is None or self.step_size is None or self.stop is None:
-            return " ".join(self.warnings)
+            return ResultTable(self.warnings[0], notes=self.warnings[1:])
         low, high = self.step_sizes
-        summary = (
-            f"Step sizes {low:.3g} to {high:.3g} filter it; best {self.step_size:.3g}, stopped between steps "
-            f"{self.stop[0]} and {self.stop[1]}: success in {self.probability:.0%} of runs."
+        rows = (
+            ("step sizes", f"{low:.3g} to {high:.3g}", "the typical spurious signal decays"),
+            ("best step size", f"{self.step_size:.3g}", "the highest probability of success"),
+            ("stop at steps", f"{self.stop[0]} to {self.stop[1]}", "the true signal is learnt, the spurious one small"),
+            ("probability", f"{self.probability:.0%}", "runs without a spurious signal"),
+            ("growth per step", f"{self.exponent:.3g}", "of the typical spurious signal"),
+            ("tail exponent", f"{self.tail:.3g}", "of bursts of the spurious signal"),
         )
-        return " ".join([summary, *self.warnings])
+        return ResultTable("advice for one environment per step", (), rows, notes=self.warnings)
+
+    def __str__(self) -> str:
+        return self._table().text()
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
+
+    def plot(self, *, ax: "Axes | None" = None) -> "Axes":
+        """Draw the step sizes that filter, the best one, and those of the paper's theorem, on a logarithmic axis.
+
+        >>> import undertow as ut
+        >>> from undertow.sensing.laws import two_point
+        >>> axes = ut.advise(two_point(1.0, 8.0), runs=100).plot()
+        >>> print(axes.get_xlabel(), axes.get_xscale())
+        step size log
+        """
+        axes = results.new_axes(ax, height=2.2)
+        paper = self.paper_window if self.paper_window[0] < self.paper_window[1] else None
+        best = None if self.step_size is None else (self.step_size, f"best: {self.step_size:.3g}")
+        results.draw_windows(axes, {"filter the spurious signal": self.step_sizes, "theorem of the paper": paper}, best)
+        axes.set_xlabel("step size")
+        return axes
 
 
 def advise(

@@ -8,6 +8,7 @@ which this is so, and combinations of generators (`recession`), are held fixed, 
 
 import warnings
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -17,13 +18,18 @@ from jaxtyping import Array, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._table import ResultTable, shortened, span
 from undertow._validate import KeyLike, Number
+from undertow.figures import results
 from undertow.noise.base import AbstractNoise
 from undertow.symmetry import precision
 from undertow.symmetry.alternating import solve_alternating
 from undertow.symmetry.commuting import Limits, Solved, solve_commuting
 from undertow.symmetry.flow import check_order, check_symmetry
 from undertow.symmetry.generators import AbstractDiagonal, AbstractSymmetry
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["Equilibrium", "NoFiniteEquilibrium", "VanishingNoiseError", "equilibrium"]
 
@@ -39,8 +45,8 @@ class VanishingNoiseError(ValueError):
 class Equilibrium(eqx.Module):
     """A noise equilibrium: a point with the same function and loss, and balanced noise.
 
-    Tuples have one entry per symmetry. `print` shows the residual of every symmetry and names those that have no finite
-    equilibrium.
+    Tuples have one entry per symmetry. `print` shows the residual, the charges and the amounts of every symmetry, and
+    names those that have no finite equilibrium.
     """
 
     params: PyTree
@@ -64,25 +70,50 @@ class Equilibrium(eqx.Module):
     together: tuple[tuple[int, ...], ...] = eqx.field(static=True, default=())
     """Sets of symmetries (by number) of which only a combination has its equilibrium at infinity."""
 
-    def __str__(self) -> str:
+    def _table(self) -> ResultTable:
         sweeps = f"{self.sweeps} sweep{'' if self.sweeps == 1 else 's'}"
-        lines = [f"noise equilibrium after {sweeps}, largest residual {self.residual:.2g}"]
-        for index, (name, left) in enumerate(zip(self.names, self.residuals, strict=True)):
-            lines.append(f"  {name}: residual {left:.2g}{_shortcomings(self, index)}")
-        return "\n".join(lines)
+        title = f"noise equilibrium after {sweeps}, largest residual {self.residual:.2g}"
+        rows = [
+            (name, f"{left:.2g}", span(np.asarray(charge)), span(np.asarray(amount)), _shortcomings(self, index))
+            for index, (name, left, charge, amount) in enumerate(
+                zip(self.names, self.residuals, self.charge, self.amount, strict=True)
+            )
+        ]
+        shown, notes = shortened(rows, "symmetries")
+        return ResultTable(title, ("symmetry", "residual", "charge", "amount", ""), shown, "lrrrl", notes)
+
+    def __str__(self) -> str:
+        return self._table().text()
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
+
+    def plot(self, *, ax: "Axes | None" = None) -> "Axes":
+        """Draw the amount of the move along every generator; those with an equilibrium at infinity are left out.
+
+        >>> import jax.numpy as jnp
+        >>> import undertow as ut
+        >>> product = ut.Problem(lambda p, y: (p["u"] * p["w"] - y) ** 2, jnp.array([0.0, 2.0]))
+        >>> balance = ut.Rescaling(lambda p: p["u"], lambda p: p["w"])
+        >>> params = {"u": jnp.array(4.0), "w": jnp.array(0.25)}
+        >>> axes = ut.equilibrium(ut.Minibatch(product, 1), params, balance, step_size=0.1).plot()
+        >>> print(axes.get_ylabel(), axes.get_xlabel())
+        amount of the move generator
+        """
+        axes = results.new_axes(ax)
+        results.draw_groups(axes, dict(zip(self.names, self.amount, strict=True)))
+        results.label_axes(axes, "generator", "amount of the move")
+        return axes
 
 
 def _shortcomings(result: Equilibrium, index: int) -> str:
-    """Return the reasons why a symmetry has no finite equilibrium, as the end of a line."""
-    reasons = ""
-    if result.infinite[index]:
-        reasons += f", {result.infinite[index]} of {_directions(result, index)} at infinity"
+    """Return the reasons why a symmetry has no finite equilibrium."""
     partners = {k for members in result.together if index in members for k in members} - {index}
-    if partners:
-        reasons += f" together with {', '.join(result.names[k] for k in sorted(partners))}"
-    if result.excluded[index]:
-        reasons += f", {len(result.excluded[index])} without noise"
-    return reasons
+    names = ", ".join(result.names[k] for k in sorted(partners))
+    infinite = f"{result.infinite[index]} of {_directions(result, index)} at infinity" if result.infinite[index] else ""
+    together = f"{infinite} together with {names}".strip() if partners else infinite
+    silent = f"{len(result.excluded[index])} without noise" if result.excluded[index] else ""
+    return ", ".join(filter(None, (together, silent)))
 
 
 def _directions(result: Equilibrium, index: int) -> str:
@@ -172,7 +203,7 @@ def _warn(result: Equilibrium, limits: Limits) -> None:
     unbalanced = [k for k, left in enumerate(result.residuals) if limits.missed_by(left)]
     endless = [k for k in unbalanced if result.infinite[k]]
     if endless:
-        listed = "; ".join(result.names[k] + _shortcomings(result, k) for k in endless)
+        listed = "; ".join(f"{result.names[k]}, {_shortcomings(result, k)}" for k in endless)
         warnings.warn(
             f"`equilibrium`: {len(endless)} of {len(result.names)} symmetries have no finite equilibrium: {listed}. "
             "Noise and weight decay push these charges in one direction only; they are not moved (see `residuals`), "

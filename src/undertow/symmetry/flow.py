@@ -1,17 +1,25 @@
 """The Noether flow: the rate at which noise, weight decay and a broken symmetry change a charge."""
 
+from typing import TYPE_CHECKING
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from undertow import _validate as validate
+from undertow._table import ResultTable, indexed, number, shortened
 from undertow._validate import KeyLike, Number
+from undertow.figures import results
 from undertow.noise.base import AbstractNoise
 from undertow.problem import AbstractSampled, Population
 from undertow.symmetry import precision
 from undertow.symmetry.generators import AbstractSymmetry
 from undertow.symmetry.powers import mean_gradient, powers, route
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["Flow", "check_order", "check_symmetry", "noether_flow"]
 
@@ -35,6 +43,39 @@ class Flow(eqx.Module):
     """The standard error of `rate`, where the noise is estimated from a draw of samples; zero otherwise."""
     route: str = eqx.field(static=True)
     """The method by which the noise was computed."""
+
+    def _table(self) -> ResultTable:
+        fields = [self.charge, self.rate, self.standard_error, self.noise, self.breaking]
+        arrays = [np.asarray(values) for values in fields]
+        rows = [(name, *(number(x[index]) for x in arrays)) for name, index in indexed("generator", arrays[0])]
+        shown, notes = shortened(rows, "generators")
+        header = ("", "charge", "rate", "standard error", "noise", "breaking")
+        return ResultTable(f"Noether flow, noise by {self.route}", header, shown, "lrrrrr", notes)
+
+    def __str__(self) -> str:
+        return self._table().text() if all(map(validate.concrete, jax.tree.leaves(self))) else repr(self)
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
+
+    def plot(self, *, label: str = "", ax: "Axes | None" = None) -> "Axes":
+        """Draw the rate of every generator, with an interval of two standard errors, against its charge.
+
+        >>> import jax.numpy as jnp
+        >>> import undertow as ut
+        >>> product = ut.Problem(lambda p, y: (p["u"] * p["w"] - y) ** 2, jnp.array([0.0, 2.0]))
+        >>> balance = ut.Rescaling(lambda p: p["u"], lambda p: p["w"])
+        >>> params = {"u": jnp.array(2.0), "w": jnp.array(0.5)}
+        >>> axes = ut.noether_flow(ut.Minibatch(product, 1), params, balance, step_size=0.1).plot()
+        >>> print(axes.get_xlabel(), "|", axes.get_ylabel())
+        charge | rate of the charge
+        """
+        axes = results.new_axes(ax)
+        charge, rate, error = (np.ravel(np.asarray(x)) for x in (self.charge, self.rate, self.standard_error))
+        results.draw_points(axes, charge, rate, 2 * np.stack([error, error]), label or "rate of the charge")
+        axes.axhline(0.0, color="black", lw=0.8)
+        results.label_axes(axes, "charge", "rate of the charge")
+        return axes
 
 
 def noether_flow(
@@ -63,6 +104,10 @@ def noether_flow(
     >>> flow = ut.noether_flow(ut.Minibatch(product, 1), params, balance, step_size=0.1)
     >>> print(f"C = {flow.charge}, moving at {flow.rate:.3f}")
     C = 1.875, moving at -0.750
+    >>> print(flow)
+    Noether flow, noise by per-sample gradients
+               charge   rate  standard error  noise  breaking
+    generator   1.875  -0.75               0    -15         0
     """
     check_order("noether_flow", params, "symmetry")
     _check_arguments(noise, symmetry, step_size, weight_decay)

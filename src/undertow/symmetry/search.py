@@ -17,7 +17,7 @@ from undertow.problem import AbstractSampled, Population
 from undertow.symmetry import precision
 from undertow.symmetry.candidates import neuron_symmetries, rotations, without_contained_rescalings
 from undertow.symmetry.evidence import gather_evidence
-from undertow.symmetry.generators import AbstractSymmetry
+from undertow.symmetry.found import Symmetries
 from undertow.symmetry.remainder import remaining_generators, scaled_leaves
 
 __all__ = ["FULL_SEARCH", "find_symmetries"]
@@ -34,8 +34,10 @@ def find_symmetries(
     *,
     key: KeyLike | None = None,
     points: int | None = None,
-) -> tuple[AbstractSymmetry, ...]:
+) -> Symmetries:
     """Return the exponential symmetries of a loss: `Rescaling`, `DoubleRotation`, `Scaling` and `Exponential`.
+
+    The result is a tuple; `print` shows it as a table, and `.plot()` draws the charges.
 
     **Arguments:**
 
@@ -59,9 +61,10 @@ def find_symmetries(
     ...     return (p["out"] @ jax.nn.relu(p["in"] @ x) - y) ** 2
     >>> data = (jax.random.normal(jax.random.key(0), (50, 2)), jnp.ones(50))
     >>> params = {"in": jnp.ones((3, 2)), "out": jnp.ones(3)}
-    >>> for symmetry in ut.find_symmetries(ut.Problem(loss, data), params, key=0):
-    ...     print(symmetry.describe(params))
-    rescaling of 3 neurons, in against out
+    >>> print(ut.find_symmetries(ut.Problem(loss, data), params, key=0))
+    1 symmetry, 3 generators
+    symmetry                                generators  charge
+    rescaling of 3 neurons, in against out           3    -0.5
     """
     if not isinstance(problem, AbstractSampled | Population):
         raise TypeError(f"`find_symmetries(problem, ...)`: a {type(problem).__name__} has no samples to search on.")
@@ -79,7 +82,7 @@ def find_symmetries(
     symmetries += scaled_leaves(evidence, symmetries, params)
     if full:
         symmetries += remaining_generators(evidence, symmetries, params)
-    return tuple(symmetries)
+    return Symmetries(symmetries, params)
 
 
 def _most_axes(params: PyTree) -> int:

@@ -24,7 +24,7 @@ def test_the_address_of_a_function_is_what_it_does():
     assert len(set(digests)) == 3
 
 
-HEADER = "import functools\nimport jax\nimport numpy as np\n"
+HEADER = "import dataclasses\nimport functools\nimport equinox as eqx\nimport jax\nimport numpy as np\n"
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,9 @@ HEADER = "import functools\nimport jax\nimport numpy as np\n"
         ("table = jax.numpy.arange(3.0)\n", "a * table", ("3.0", "4.0")),
         ("start = jax.random.key(0)\n", "jax.random.normal(start)", ("key(0)", "key(1)")),
         ("options = {'rate': {'low': [1.0, (2.0,)]}}\n", "options", ("2.0", "3.0")),
+        ("class Net(eqx.Module):\n    w: jax.Array\nnet = Net(jax.numpy.zeros(2))\n", "net.w", ("(2)", "(3)")),
+        ("@dataclasses.dataclass\nclass Option:\n    rate: float\noption = Option(2.0)\n", "option.rate",
+         ("2.0", "3.0")),
         ("names = {'a', 'b'}\n", "len(names)", ("'b'", "'c'")),
         ("library = np\n", "library.pi", ("= np", "= jax")),
         ("function = np.sin\n", "function(a)", ("sin", "cos")),

@@ -167,3 +167,15 @@ def test_the_identity_of_one_step_has_no_momentum(momentum):
     with pytest.raises(ValueError, match=r"`change\(momentum=.*without momentum; `noether_flow`"):
         nets.SCALE.change(point, point, step_size=0.1, momentum=momentum)
     assert nets.SCALE.change(point, point, step_size=0.1, momentum=0) == pytest.approx(0.01 / 2 * 2)
+
+
+def test_a_symmetry_prints_its_kind_and_plots_its_charges():
+    symmetry = ut.Scaling(lambda p: p["v"], label="norm of <v>")
+    first, second = str(symmetry).splitlines()
+    assert first == "Scaling: norm of <v>"
+    assert ut.Scaling.__doc__.startswith(second)
+    assert "norm of &lt;v&gt;" in symmetry._repr_html_()
+    assert str(ut.Scaling(lambda p: p["v"])).splitlines()[0] == "Scaling"
+    axes = symmetry.plot({"v": jnp.array([3.0, 4.0])})
+    assert [line.get_ydata().tolist() for line in axes.get_lines()] == [[12.5]]
+    assert axes.get_ylabel() == "charge"

@@ -1,12 +1,14 @@
-"""A hash of a user's code, under which the results of a sweep are stored.
+"""A hash of a user's code and data, under which the results of a sweep are stored.
 
 The hash of a function covers its bytecode and constants, its defaults and annotations, and the values that it takes
-from its module and from enclosing functions: functions in turn, numbers, text, arrays, and lists, tuples, dicts and
-sets of these. The position of a function in its file does not matter. Modules and functions of installed packages count
-by their names; other objects count by their types.
+from its module and from enclosing functions: functions in turn, numbers, text, arrays, and lists, tuples, dicts, sets
+and dataclasses of these (problems, noises and other modules of equinox are dataclasses). The position of a function in
+its file does not matter. Modules and functions of installed packages count by their names; other objects count by their
+types.
 """
 
 import contextlib
+import dataclasses
 import dis
 import functools
 import hashlib
@@ -16,9 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 from types import CodeType, FunctionType, ModuleType
 
+from undertow.execution.provenance import Parameters
 from undertow.execution.sweeps.spec import SpecError
 
-__all__ = ["digest_of"]
+__all__ = ["digest_of", "digest_of_value"]
 
 PLAIN = (int, float, complex, str, bytes, range, slice, type(None), type(...))
 """Types whose `repr` is complete and the same in every process."""
@@ -51,6 +54,20 @@ def digest_of(experiment: str | Callable) -> str:
         raise SpecError(f"{file}: cannot be read ({error.strerror}).") from None
 
 
+def digest_of_value(value: object) -> str:
+    """Return the hash of a value: of its data, and of the functions in it.
+
+    >>> import jax.numpy as jnp
+    >>> import undertow as ut
+    >>> from undertow.execution.sweeps.digest import digest_of_value
+    >>> problem = lambda data: ut.Problem(lambda w, x: (w - x) ** 2, jnp.array(data))
+    >>> hashes = [digest_of_value(problem(data)) for data in ([1.0, 2.0], [1.0, 2.0], [1.0, 2.5])]
+    >>> hashes[0] == hashes[1], hashes[0] == hashes[2]
+    (True, False)
+    """
+    return _hashed(repr(_Facts({}).of(value)).encode())
+
+
 def _hashed(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
 
@@ -81,6 +98,8 @@ class _Facts:
             own = [function for function in functions if not _installed(function)]
             if own:
                 return "functions", *map(self.of_own, own)
+            if dataclasses.is_dataclass(value) and not (functions or isinstance(value, type)):
+                return self.once(value, self.of_record)
             return _array(value) or ("object", _name(type(value)), *map(_name, functions or [value]))
         except Exception:  # an object whose attributes raise errors
             return "object", _name(type(value))
@@ -98,6 +117,10 @@ class _Facts:
         if isinstance(value, dict):
             return "dict", *((self.of(name), self.of(item)) for name, item in value.items())
         return "list", *map(self.of, value)
+
+    def of_record(self, value: Parameters) -> tuple:
+        names = [field.name for field in dataclasses.fields(value)]
+        return "record", _name(type(value)), *((name, self.of(getattr(value, name, None))) for name in names)
 
     def of_set(self, value: set | frozenset) -> tuple:
         """Sort the elements, whose order depends on the process; each is hashed independently for the same reason."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from undertow._table import Table, number
+from undertow._table import ResultTable, number
 
 __all__ = ["CheckRow", "NoiseCheck", "NoiseCheckError"]
 
@@ -51,14 +51,14 @@ class NoiseCheck:
         """Whether no row failed."""
         return not self.failures
 
-    def _table(self) -> Table:
+    def _table(self) -> ResultTable:
         head = f"{self.noise}: {self.draws} draws, {self.statistics} statistics"
         if self.statistics:
             head += f", |z| < {self.limit:.2f} (a correct noise fails with probability {self.false_alarm:g})"
         rows = tuple(
             (row.name, number(row.value), number(row.expected), _score(row.z), _result(row)) for row in self.rows
         )
-        return Table(head, ("check", "value", "expected", "z", "result"), rows, "lrrrl")
+        return ResultTable(head, ("check", "value", "expected", "z", "result"), rows, "lrrrl")
 
     def __str__(self) -> str:
         return self._table().text()

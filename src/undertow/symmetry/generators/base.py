@@ -6,6 +6,7 @@ factors) has an array of charges, one for each generator.
 """
 
 from abc import abstractmethod
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -15,10 +16,15 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._table import ResultTable
 from undertow._validate import KeyLike, Number
+from undertow.figures import results
 from undertow.problem import AbstractSampled, Population
 from undertow.symmetry import precision
 from undertow.symmetry.generators._checks import check_amount, check_shape
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["AbstractDiagonal", "AbstractSymmetry", "Pair", "Violation"]
 
@@ -77,6 +83,32 @@ class AbstractSymmetry(eqx.Module):
     @abstractmethod
     def describe(self, params: PyTree) -> str:
         """Return a description of the symmetry in words."""
+
+    def __str__(self) -> str:
+        return self._table().text()
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
+
+    def _table(self) -> ResultTable:
+        kind = type(self).__name__
+        lines = (type(self).__doc__ or "").strip().splitlines()
+        return ResultTable(f"{kind}: {self.label}" if self.label else kind, notes=tuple(lines[:1]))
+
+    def plot(self, params: PyTree, *, ax: "Axes | None" = None) -> "Axes":
+        """Draw the charge of every generator at params.
+
+        >>> import jax.numpy as jnp
+        >>> import undertow as ut
+        >>> params = {"out": jnp.ones((1, 3)), "in": jnp.array([[1.0], [2.0], [3.0]])}
+        >>> axes = ut.Rescaling(lambda p: p["out"], lambda p: p["in"], neurons=True).plot(params)
+        >>> print(axes.get_lines()[0].get_ydata())
+        [ 0.  -1.5 -4. ]
+        """
+        axes = results.new_axes(ax)
+        results.draw_groups(axes, {self.describe(params): self.charge(params)})
+        results.label_axes(axes, "generator", "charge")
+        return axes
 
     def charge(self, params: PyTree) -> Float[Array, "..."]:
         """Return C = 1/2 params'A params, which gradient flow conserves."""
