@@ -7,28 +7,11 @@ import pytest
 
 import undertow as ut
 from tests.symmetry import nets
-from undertow.symmetry.forecast import forecast, largest_curvature, trace_of_hessian
+from undertow.symmetry.forecast import forecast
 
 
 def double(tree):
     return jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), tree)
-
-
-def test_curvatures_against_the_dense_hessian(x64):
-    problem = ut.Problem(nets.relu_net, double(nets.data()))
-    params = double(nets.relu_params())
-    flat, unravel = jax.flatten_util.ravel_pytree(params)
-    dense = jax.hessian(lambda x: problem.loss(unravel(x)))(flat)
-    estimate = trace_of_hessian(problem, params, jax.random.key(0), probes=200)
-    assert abs(estimate.value - jnp.trace(dense)) < 5 * estimate.standard_error
-    np.testing.assert_allclose(
-        largest_curvature(problem, params, jax.random.key(0)), jnp.linalg.eigvalsh(dense)[-1], rtol=1e-6
-    )
-
-
-def test_lanczos_on_a_hessian_of_rank_one():
-    problem = ut.Problem(lambda p, s: jnp.sum(p) ** 2, jnp.ones(3))
-    np.testing.assert_allclose(largest_curvature(problem, jnp.ones(10), jax.random.key(0)), 20.0, rtol=1e-4)
 
 
 def test_a_forecast_of_two_products_by_hand(x64):

@@ -1,27 +1,25 @@
 """Forecast of training along symmetries: relaxation times, sharpness at equilibrium, and the largest step size."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import equinox as eqx
-import jax
-import jax.flatten_util
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
-from undertow import spectral
 from undertow._validate import KeyLike, Number
 from undertow.estimate import Estimate
 from undertow.noise.base import AbstractNoise
-from undertow.problem import AbstractProblem, Population
+from undertow.problem import Population
 from undertow.symmetry import precision
+from undertow.symmetry.curvature import Spectrum, measure_curvature
 from undertow.symmetry.equilibrium import Equilibrium, equilibrium
 from undertow.symmetry.generators import AbstractSymmetry
 from undertow.symmetry.relaxation import slowest_time
 
-__all__ = ["Forecast", "forecast", "largest_curvature", "trace_of_hessian"]
+__all__ = ["Forecast", "forecast"]
 
 
 class Forecast(eqx.Module):
@@ -36,6 +34,8 @@ class Forecast(eqx.Module):
     """Tr H now and at equilibrium."""
     largest_step: tuple[float, float]
     """2/lambda_max(H), now and at equilibrium. Above it even gradient descent diverges; SGD needs a smaller step."""
+    spectrum: tuple[Spectrum | None, Spectrum | None]
+    """The spectrum of H, now and at equilibrium; None where it was not computed."""
 
 
 def forecast(
@@ -68,40 +68,12 @@ def forecast(
     slowest = max((t for t in relaxation if np.isfinite(t)), default=np.inf) * float(step_size)
     loss, gradient = problem.loss(params), problem.gradient(params)
     falling = float(loss) / max(float(trees.dot(gradient, gradient)), 1e-300)
-    bound = lambda p: 2 / max(largest_curvature(problem, p, key), 1e-300)
+    now, then = (measure_curvature(problem, p, key) for p in (params, end.params))
     return Forecast(
         equilibrium=end,
         relaxation=relaxation,
         phase="fast" if slowest < falling else "slow",
-        sharpness=(trace_of_hessian(problem, params, key), trace_of_hessian(problem, end.params, key)),
-        largest_step=(bound(params), bound(end.params)),
+        sharpness=(now.sharpness, then.sharpness),
+        largest_step=(now.largest_step, then.largest_step),
+        spectrum=(now.spectrum, then.spectrum),
     )
-
-
-def _hessian_product(problem: AbstractProblem, params: PyTree) -> Callable[[PyTree], PyTree]:
-    return lambda v: jax.jvp(problem.gradient, (params,), (v,))[1]
-
-
-def trace_of_hessian(problem: AbstractProblem, params: PyTree, key: KeyLike, probes: int = 64) -> Estimate:
-    """Return Tr H, estimated with random signs, and its standard error."""
-    probes = validate.positive_integer("trace_of_hessian", "probes", probes)
-    return Estimate.of(_quadratics(problem, params, jax.random.split(validate.as_key("trace_of_hessian", key), probes)))
-
-
-@eqx.filter_jit
-def _quadratics(problem: AbstractProblem, params: PyTree, keys: Array) -> Array:
-    draw = lambda key: spectral.random_signs(key, params)
-    return spectral.quadratic_forms(draw, _hessian_product(problem, params), keys)
-
-
-def largest_curvature(problem: AbstractProblem, params: PyTree, key: KeyLike, steps: int = 40) -> float:
-    """Return the largest eigenvalue of the Hessian by Lanczos iteration (from below, to about one percent)."""
-    return float(_lanczos(problem, params, validate.as_key("largest_curvature", key), min(steps, trees.count(params))))
-
-
-@eqx.filter_jit
-def _lanczos(problem: AbstractProblem, params: PyTree, key: Array, steps: int) -> Array:
-    flat, unravel = jax.flatten_util.ravel_pytree(params)
-    product = _hessian_product(problem, params)
-    start = jax.random.normal(key, flat.shape, flat.dtype)
-    return spectral.lanczos_largest(lambda v: trees.ravel(product(unravel(v))), start, steps)

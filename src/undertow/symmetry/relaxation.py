@@ -21,7 +21,7 @@ from undertow.noise.base import AbstractNoise
 from undertow.symmetry.generators import AbstractSymmetry, Exponential
 from undertow.symmetry.powers import Powers
 
-__all__ = ["orbit_relaxation", "relaxation_steps", "slowest_time", "squares"]
+__all__ = ["median_time", "orbit_relaxation", "relaxation_steps", "slowest_time", "squares"]
 
 Values = TypeVar("Values", np.ndarray, Array)
 Scalar = float | int | Array
@@ -66,7 +66,14 @@ def relaxation_steps(noise: Values, weight: Values, step_size: Scalar, weight_de
 
 def slowest_time(times: np.ndarray | Array) -> float:
     """Return the largest finite relaxation time; infinite where there is none."""
-    return float(max(np.ravel(times)[np.isfinite(times).ravel()], default=np.inf))
+    finite = np.asarray(times)[np.isfinite(times)]
+    return float(finite.max()) if finite.size else np.inf
+
+
+def median_time(times: np.ndarray | Array) -> float:
+    """Return the median of the finite relaxation times; infinite where there is none."""
+    finite = np.asarray(times)[np.isfinite(times)]
+    return float(np.median(finite)) if finite.size else np.inf
 
 
 @singledispatch

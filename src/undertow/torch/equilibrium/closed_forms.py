@@ -78,6 +78,6 @@ def _mean_eigenpairs(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def relaxation_times(noise: np.ndarray, weight: np.ndarray, step_size: float, weight_decay: float) -> np.ndarray:
-    """Return the finite relaxation times in steps, from noise and weights of both sides added up, at the equilibrium."""
+    """Return the finite relaxation times in steps, from the sums of noise and of weights at the equilibrium."""
     times = relaxation_steps(noise, weight, step_size, weight_decay)
     return times[np.isfinite(times)]
