@@ -47,10 +47,10 @@ def lanczos(
 ) -> tuple[Float[Array, " steps"], Float[Array, " steps"]]:
     """Return the Ritz values of a symmetric operator on flat vectors in ascending order, and their weights.
 
-    The largest value approaches the largest eigenvalue from below. The weights are the squared parts of `start` along the Ritz vectors and sum to 1: for a random start, n times the
-    weight estimates the number of eigenvalues near a value. The basis is orthogonalised in full at every step, so the
-    memory is `steps` vectors. `steps` is at most the dimension. An iteration that ends early, at an invariant subspace,
-    repeats a value with weight 0.
+    The largest value approaches the largest eigenvalue from below. The weights are the squared parts of `start` along
+    the Ritz vectors and sum to 1: for a random start, n times the weight estimates the number of eigenvalues near a
+    value. The basis is orthogonalised in full at every step, so the memory is `steps` vectors. `steps` is at most the
+    dimension. An iteration that ends early, at an invariant subspace, repeats a value with weight 0.
 
     >>> import jax.numpy as jnp
     >>> from undertow.spectral import lanczos

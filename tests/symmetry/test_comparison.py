@@ -73,9 +73,7 @@ def test_a_schedule_counts_by_its_own_steps():
         found = END.compare(run_of(100, step_size=2 * ETA))
     assert found.relaxations[0] == pytest.approx(400 / 625, rel=1e-3)
     decayed = ut.equilibrium(NOISE, START, PRODUCT, step_size=ETA, weight_decay=0.1)
-    with pytest.raises(
-        ValueError, match=r"step size 0.04 .* call `equilibrium\(..., step_size=0.04\)`"
-    ):
+    with pytest.raises(ValueError, match=r"step size 0.04 .* call `equilibrium\(..., step_size=0.04\)`"):
         decayed.compare(run_of(100, step_size=2 * ETA, weight_decay=0.1))
     ramp = lambda step: jnp.where(step < 100, ETA, ETA / 2)
     with pytest.warns(FarFromEquilibrium):

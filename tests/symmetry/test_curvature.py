@@ -45,7 +45,7 @@ def test_a_larger_model_has_the_spectrum_of_lanczos_iterations(x64, monkeypatch)
     values, counts = np.array(found.spectrum.eigenvalues), np.array(found.spectrum.counts)
     assert np.all(np.diff(values) <= 0)
     assert counts.sum() == pytest.approx(size, rel=1e-9)
-    # a quadratic form of a random direction has the variance 2 n/(n + 2) (mean of squares - square of mean) of H's values
+    # x'Hx of a random direction x has the variance 2/(n + 2) times that of the eigenvalues of H
     eigenvalues = np.linalg.eigvalsh(dense)
     spread = size * np.sqrt(2 / (size + 2) * eigenvalues.var() / 40)
     assert abs((values * counts).sum() - np.trace(dense)) < 4 * spread

@@ -19,7 +19,7 @@ __all__ = ["Plot", "plots"]
 MOST = 100
 """Generators of a symmetry that are drawn; of more, every k-th in the order of their charges."""
 ROUNDING = 1e-8
-"""Eigenvalues below this share of the largest are rounding and not drawn."""
+"""Eigenvalues and noise below this share of the largest are rounding."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _noise(analysis: Analysis) -> Plot:
     every = np.concatenate([side for pair in series for side in pair])
     positive = every[every > 0]
     low, high = (positive.min(), positive.max()) if positive.size else (0.1, 1.0)
-    low = max(low, ROUNDING**2 * high)
+    low = max(low, ROUNDING * high)
     axes.set_xscale("log")
     axes.set_yscale("log")
     style.theory(axes, [low, high], [low, high], "balanced")
@@ -117,7 +117,7 @@ def _spectrum(analysis: Analysis, spectrum: Spectrum) -> Plot:
     if analysis.spectrum_then is not None:
         ends.append(_draw_spectrum(axes, analysis.spectrum_then, "at equilibrium", "red", "D"))
     style.theory(axes, [1, max(ends)], [bound, bound], f"2/step size = {bound:.3g}")
-    axes.set_xlabel("number of eigenvalues at least as large in absolute value")
+    axes.set_xlabel("rank of the eigenvalue by absolute value")
     axes.set_ylabel("eigenvalue of the Hessian")
     axes.legend()
     how = "" if spectrum.exact else " The eigenvalues and their number are estimates of a Lanczos iteration."

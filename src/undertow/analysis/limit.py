@@ -70,8 +70,8 @@ def predict_path(noise: AbstractNoise, params: PyTree, step_size: float) -> Pred
             )
         if float(problem.loss(start)) > 1e-8 * float(jnp.mean(problem.targets**2)):
             return _none(
-                f"gradient flow from here ends at the loss {float(problem.loss(start)):.3g}, not at zero: the residuals "
-                "left over keep noise of their own"
+                f"gradient flow from here ends at the loss {float(problem.loss(start)):.3g}, not at zero, and the "
+                "residuals left over have noise of their own"
             )
         try:
             return _solve(own, start, step_size, "the label noise given" if label else "label noise of strength 1")
@@ -112,9 +112,9 @@ def _solve(noise: LabelNoise, start: PyTree, step_size: float, name: str) -> Pre
     steps = path.steps(step_size)[-1]
     return Prediction(
         path,
-        f"After zero loss, {name} moves the model along the manifold of minimisers: Tr H falls from {path.trace[0]:.3g} "
-        f"to {path.trace[-1]:.3g} within slow time {path.slow_time[-1]:.3g} (steps * step_size^2), {steps:,.0f} steps "
-        f"at step size {step_size:g}. `Limit(LabelNoise(...)).solve` follows it.",
+        f"After zero loss, {name} moves the model along the manifold of minimisers: Tr H falls from "
+        f"{path.trace[0]:.3g} to {path.trace[-1]:.3g} within slow time {path.slow_time[-1]:.3g} (steps * step_size^2), "
+        f"{steps:,.0f} steps at step size {step_size:g}. `Limit(LabelNoise(...)).solve` follows it.",
     )
 
 

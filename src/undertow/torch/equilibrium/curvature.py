@@ -135,7 +135,6 @@ class _Hessian:
         whole = [torch.zeros_like(p) if t is None else t for t, p in zip(second, self.params, strict=True)]
         return torch.cat([t.detach().reshape(-1).to(vector) for t in whole])
 
-
     def matrix(self, batch: Batch) -> Tensor:
         """Return H for the loss of a batch, row by row."""
         size = sum(self.sizes)
