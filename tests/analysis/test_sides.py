@@ -7,7 +7,7 @@ import pytest
 
 import undertow as ut
 from tests.symmetry import nets
-from undertow.analysis.sides import Moments, flow_vectors, measure, sides_of
+from undertow.analysis.sides import SideMoments, flow_vectors, measure, sides_of
 
 DATA = nets.data(samples=5)
 
@@ -78,7 +78,7 @@ def test_a_matrix_of_charges_is_shown_along_the_eigenvectors_of_its_flow():
 
 def test_blocks_of_matrices_are_listed_one_after_another():
     blocks = np.stack([np.diag([2.0, 1.0]), np.diag([3.0, 4.0])])
-    moments = Moments(blocks, 0 * blocks, blocks, 0 * blocks)
+    moments = SideMoments(blocks, 0 * blocks, blocks, 0 * blocks)
     sides = sides_of(moments, flow_vectors(moments, 1.0, 0.0))
     np.testing.assert_allclose(sides.noise_plus, [1.0, 2.0, 3.0, 4.0])
     np.testing.assert_allclose(sides.charges, [0.5, 1.0, 1.5, 2.0])

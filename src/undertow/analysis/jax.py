@@ -75,7 +75,7 @@ def analyze(
         report("computing curvature")
         now = measure_curvature(measured, params, key)
         sharpness, largest, spectra = (now.sharpness, None), (now.largest_step, None), (now.spectrum, None)
-    pair = lambda estimate: None if estimate is None else (float(estimate.value), float(estimate.standard_error))
+    pair = lambda estimate: (float(estimate.value), float(estimate.standard_error))
     report("predicting the path after zero loss")
     prediction = predict_path(noise, params, float(step_size))
     analysis = Analysis(
@@ -87,7 +87,7 @@ def analyze(
         symmetries=symmetries,
         forecast=predicted,
         sharpness=pair(sharpness[0]),
-        sharpness_then=pair(sharpness[1]),
+        sharpness_then=None if sharpness[1] is None else pair(sharpness[1]),
         largest_step=largest[0],
         largest_step_then=largest[1],
         spectrum=spectra[0],

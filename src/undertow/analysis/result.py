@@ -121,7 +121,8 @@ class Analysis:
         names = [f.name for f in fields(self) if f.name not in objects]
         own = {name: getattr(self, name) for name in names}
         records = {name: None if own[name] is None else asdict(own[name]) for name in _RECORDS}
-        return _plain(own | records | {"rows": [_row_json(row) for row in self.rows]})
+        whole = own | records | {"rows": [_row_json(row) for row in self.rows]}
+        return {name: _plain(value) for name, value in whole.items()}
 
 
 _RECORDS = ("spectrum", "spectrum_then", "path")

@@ -16,10 +16,10 @@ from undertow.noise.base import AbstractNoise
 from undertow.symmetry.generators import AbstractSymmetry, Exponential, Pair
 from undertow.symmetry.powers import powers
 
-__all__ = ["Moments", "flow_vectors", "measure", "sides_of"]
+__all__ = ["SideMoments", "flow_vectors", "measure", "sides_of"]
 
 
-class Moments(NamedTuple):
+class SideMoments(NamedTuple):
     """Noise and squared weights of both sides: numbers, or symmetric matrices (..., d, d) of a GL(d)."""
 
     noise_plus: np.ndarray
@@ -28,10 +28,10 @@ class Moments(NamedTuple):
     weight_minus: np.ndarray
 
 
-def measure(noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry) -> tuple[Moments, np.ndarray]:
+def measure(noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry) -> tuple[SideMoments, np.ndarray]:
     """Return the moments of a symmetry at params, and the standard error of noise_plus - noise_minus."""
     *moments, error = (np.asarray(x, np.float64) for x in _measure(noise, params, symmetry))
-    return Moments(*moments), error
+    return SideMoments(*moments), error
 
 
 @eqx.filter_jit
@@ -60,7 +60,7 @@ def _exponential_halves(symmetry: Exponential, noise: AbstractNoise, params: PyT
     return *noise.covariance(params).moment(pair), *pair(params)
 
 
-def flow_vectors(moments: Moments, step_size: float, weight_decay: float) -> np.ndarray | None:
+def flow_vectors(moments: SideMoments, step_size: float, weight_decay: float) -> np.ndarray | None:
     """Return the eigenvectors of the flow of a matrix of charges, or of a stack of them; None for numbers."""
     if moments.noise_plus.ndim < 2:
         return None
@@ -69,7 +69,7 @@ def flow_vectors(moments: Moments, step_size: float, weight_decay: float) -> np.
     return np.linalg.eigh(flow)[1]
 
 
-def sides_of(moments: Moments, vectors: np.ndarray | None) -> Sides:
+def sides_of(moments: SideMoments, vectors: np.ndarray | None) -> Sides:
     """Return the moments as numbers per generator: those of a matrix along the given vectors."""
     if vectors is None:
         return Sides(*(tuple(np.ravel(x).tolist()) for x in moments))

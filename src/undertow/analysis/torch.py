@@ -11,7 +11,7 @@ from torch import nn
 
 from undertow._validate import renamed_arguments
 from undertow.analysis.result import Analysis, Row
-from undertow.analysis.sides import Moments, flow_vectors, sides_of
+from undertow.analysis.sides import SideMoments, flow_vectors, sides_of
 from undertow.estimate import Estimate
 from undertow.symmetry import equilibrium as jax_equilibrium
 from undertow.symmetry.curvature import DENSE, Spectrum, spectrum_of
@@ -23,7 +23,7 @@ from undertow.torch.equilibrium.charge_moments import ChargeMoments
 from undertow.torch.equilibrium.closed_forms import relaxation_times
 from undertow.torch.equilibrium.components import components
 from undertow.torch.equilibrium.curvature import dense_hessian, trace_of_hessian
-from undertow.torch.equilibrium.equilibrate import equilibrate
+from undertow.torch.equilibrium.equilibrate import CURVATURE_BATCHES, equilibrate
 from undertow.torch.equilibrium.gradients import format_estimate
 from undertow.torch.equilibrium.measurement import measure_noise
 from undertow.torch.equilibrium.result import Equilibrium, MovedSymmetry
@@ -133,7 +133,7 @@ def analyze(
         spectrum=spectra[0],
         spectrum_then=spectra[1] if rows else None,
         limit=NO_LIMIT,
-        sentences=tuple(_sentences(rows, moved, sharpness, len(batches), float(step_size))),
+        sentences=(*_sentences(rows, moved, sharpness, len(batches), float(step_size)), NO_LIMIT),
     )
 
 
@@ -159,10 +159,13 @@ def _forecast(
 
 
 def _spectrum(model: nn.Module, batches: Sequence[Batch], loss: Loss, seed: int) -> Spectrum | None:
-    """Return the spectrum of the Hessian of a small model; None for a large one, or without second derivatives."""
+    """Return the spectrum of the Hessian of a small model, on the batches on which `equilibrate` measures lambda_max.
+
+    None for a large model, or without second derivatives.
+    """
     if sum(p.numel() for p in trainable(model).values()) > DENSE:
         return None
-    hessian = dense_hessian(model, batches, loss, seed)
+    hessian = dense_hessian(model, batches[:CURVATURE_BATCHES], loss, seed)
     return None if hessian is None else spectrum_of(hessian)
 
 
@@ -226,7 +229,7 @@ def _row(
     noise, weight = after.noise_plus + after.noise_minus, after.weight_plus + after.weight_minus
     times = relaxation_times(noise, weight, step_size, weight_decay)
     all_infinite = moved.infinite >= symmetry.size
-    vectors = flow_vectors(Moments(*before), step_size, weight_decay)
+    vectors = flow_vectors(SideMoments(*before), step_size, weight_decay)
     return Row(
         name=symmetry.name,
         generators=symmetry.generators,
@@ -240,8 +243,8 @@ def _row(
         dead=moved.dead,
         infinite=moved.infinite,
         route="gradients of batches",
-        now=sides_of(Moments(*before), vectors),
-        then=sides_of(Moments(*after), vectors),
+        now=sides_of(SideMoments(*before), vectors),
+        then=sides_of(SideMoments(*after), vectors),
     )
 
 

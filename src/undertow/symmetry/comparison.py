@@ -48,7 +48,7 @@ class RunComparison:
 def compare_run(end: "Equilibrium", run: Trajectory, tolerance: float) -> RunComparison:
     """Return the comparison, and warn of the symmetries whose charges are further than `tolerance` from `end`."""
     _check(end, run)
-    finite = ~np.atleast_1d(np.asarray(run.diverged))
+    finite = np.logical_not(np.atleast_1d(run.diverged))
     seeds = jax.tree.map(lambda x: np.asarray(x)[None], run.params) if run.seeds is None else run.params
     seeds = jax.tree.map(lambda x: np.asarray(x)[finite], seeds)
     rows = []
