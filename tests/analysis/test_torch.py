@@ -119,13 +119,9 @@ def test_the_same_row_as_for_jax():
         assert abs(value - traces.mean()) <= 4 * error + 1e-9
     for spectrum, samples in ((one.spectrum, each[:4]), (two.spectrum, each)):
         np.testing.assert_allclose(spectrum.eigenvalues, np.linalg.eigvalsh(samples.mean(0))[::-1], atol=1e-9)
+    factors = {"noise_plus": 29 / 30, "noise_minus": 29 / 30, "weight_plus": 1, "weight_minus": 1}
     for point in ("now", "then"):
-        for name, factor in {
-            "noise_plus": 29 / 30,
-            "noise_minus": 29 / 30,
-            "weight_plus": 1,
-            "weight_minus": 1,
-        }.items():
+        for name, factor in factors.items():
             sides = [np.array(getattr(getattr(row, point), name)) for row in (ours, theirs)]
             np.testing.assert_allclose(sides[0] * factor, sides[1], rtol=1e-3, atol=1e-6)
     assert json.loads(json.dumps(one.to_json(), allow_nan=False)).keys() == two.to_json().keys()

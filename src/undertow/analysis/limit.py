@@ -51,8 +51,8 @@ def predict_path(noise: AbstractNoise, params: PyTree, step_size: float) -> Pred
         )
     if problem.targets.size >= trees.count(params):
         return _none(
-            f"there are {problem.targets.size:,} equations for {trees.count(params):,} parameters, so minimisers are "
-            "isolated points and noise has no manifold to move along"
+            f"there are {problem.targets.size:,} equations for {trees.count(params):,} parameters, so that zero loss "
+            "and the manifold along which noise moves a model are out of reach in general"
         )
     names = kinks(problem, params)
     if names:
