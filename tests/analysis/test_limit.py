@@ -56,6 +56,14 @@ REASONS = {
         regression(lambda p, x: 1 + p["u"] ** 2 + p["v"] ** 2), point(0.3, 0.2), "ends at the loss 0.5, not at zero",
     ),
     "no minimum": (regression(lambda p, x: jnp.exp(-p["u"] - p["v"])), point(0.3, 0.2), "does not settle within"),
+    "single precision only": (
+        regression(lambda p, x: jax.lax.mul(p["u"], jnp.ones((), jnp.float32)) * p["v"]), point(2.0, 0.5),
+        "the loss cannot be computed in double precision",
+    ),
+    "a large model": (
+        regression(lambda p, x: jnp.sum(p["u"]) * p["v"]), {"u": jnp.ones(1000), "v": jnp.array(1.0)},
+        r"more than 1,000 parameters.* `Limit\(LabelNoise\(problem\)\)\.solve\(settle\(problem, params\)",
+    ),
     "flattest minimum": (HYPERBOLA, point(1.0, 1.0), "Tr H is stationary"),
 }  # fmt: skip
 

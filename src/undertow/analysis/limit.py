@@ -21,6 +21,8 @@ from undertow.problem import Regression
 
 __all__ = ["Prediction", "predict_path"]
 
+LARGEST = 1000
+"""The largest number of parameters for which the path is computed."""
 SETTLE_STEPS = 3000
 """Steps of the solver of gradient flow: enough for most small problems, and at most a few seconds."""
 NUM_SAVES = 40
@@ -54,6 +56,11 @@ def predict_path(noise: AbstractNoise, params: PyTree, step_size: float) -> Pred
             f"there are {problem.targets.size:,} equations for {trees.count(params):,} parameters, so that zero loss "
             "and the manifold along which noise moves a model are out of reach in general"
         )
+    if trees.count(params) > LARGEST:
+        return _none(
+            f"the model has more than {LARGEST:,} parameters, for which this may take long: "
+            "`Limit(LabelNoise(problem)).solve(settle(problem, params), slow_time=...)` computes it"
+        )
     names = kinks(problem, params)
     if names:
         return _none(f"the loss has kinks ({', '.join(names)}), and the limit needs smooth derivatives")
@@ -61,6 +68,10 @@ def predict_path(noise: AbstractNoise, params: PyTree, step_size: float) -> Pred
     with jax.enable_x64(True):
         problem, params = _double((problem, params))
         own = LabelNoise(problem, 1.0) if label is None else eqx.tree_at(lambda n: n.problem, _double(label), problem)
+        try:
+            problem.loss(params)
+        except TypeError as error:  # types that the user's code fixes
+            return _none(f"the loss cannot be computed in double precision: {str(error).splitlines()[0]}")
         try:
             start = settle(problem, params, max_steps=SETTLE_STEPS)
         except (ValueError, RuntimeError):
