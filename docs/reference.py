@@ -64,7 +64,9 @@ PAGES: dict[str, Page] = {
         ("symmetry",),
         (
             "symmetry.generators.AbstractSymmetry", "symmetry.generators.Violation", "symmetry.flow.Flow",
-            "symmetry.equilibrium.Equilibrium",
+            "symmetry.equilibrium.Equilibrium", "symmetry.comparison.RunComparison",
+            "symmetry.comparison.FarFromEquilibrium", "analysis.result.Analysis", "analysis.result.Row",
+            "analysis.result.Sides",
         ),
     ),
     "sensing": Page(

@@ -56,7 +56,7 @@ MAY_IMPORT = {
     "figures": set(),
     "torch": NOISE | {"symmetry", "figures"},
     "execution": {"_device", "dynamics", "figures", "noise", "regime", "trajectory"},
-    "analysis": NOISE | {"manifold", "symmetry", "torch", "execution", "figures"},
+    "analysis": NOISE | {"dynamics", "manifold", "symmetry", "torch", "execution", "figures"},
     "verification": {"_device", "estimate", "execution", "figures"},
     "papers": MATHEMATICS | {"execution", "verification", "figures"},
     "cli": {"execution", "verification", "analysis"},

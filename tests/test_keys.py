@@ -11,7 +11,7 @@ from undertow.sensing.bursts import burst_probability
 from undertow.sensing.growth import lyapunov, scalar_map
 from undertow.sensing.isometry import rip
 from undertow.sensing.laws import two_point
-from undertow.symmetry.forecast import largest_curvature, trace_of_hessian
+from undertow.symmetry.curvature import measure_curvature, trace_of_hessian
 
 POPULATION = ut.Population(lambda w, x: jnp.sum((w - x) ** 2), draw=lambda key: jax.random.normal(key, (2,)))
 POINT = jnp.ones(2)
@@ -38,7 +38,7 @@ CALLS = {
     "gaussian": lambda key: ut.Minibatch(problem(), 2).covariance(params()).gaussian(key),
     "trace_estimate": lambda key: ut.Minibatch(problem(), 2).covariance(params()).trace_estimate(key, probes=2).value,
     "trace_of_hessian": lambda key: trace_of_hessian(problem(), params(), key, probes=2).value,
-    "largest_curvature": lambda key: largest_curvature(problem(), params(), key, steps=2),
+    "measure_curvature": lambda key: measure_curvature(problem(), params(), key).largest_step,
     "lyapunov": lambda key: lyapunov(lambda k, n: jax.random.normal(k, (n,)), 0.1, key=key, samples=4).value,
     "scalar_map": lambda key: scalar_map(two_point(1.0, 8.0), 0.05, steps=3, key=key, runs=4)[0],
     "draw of a law": lambda key: two_point(1.0, 8.0).draw(key, 3),

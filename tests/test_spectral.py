@@ -45,14 +45,14 @@ def test_a_projection_confines_the_power_iteration(x64):
 def test_lanczos_with_as_many_steps_as_dimensions_is_exact(x64, size):
     matrix = symmetric(2, size)
     start = jax.random.normal(jax.random.key(3), (size,))
-    largest = spectral.lanczos_largest(lambda v: matrix @ v, start, size)
+    largest = spectral.lanczos(lambda v: matrix @ v, start, size)[0][-1]
     np.testing.assert_allclose(largest, np.linalg.eigvalsh(matrix)[-1], rtol=1e-10)
 
 
 def test_lanczos_is_a_lower_bound_that_grows_with_the_steps(x64):
     matrix = symmetric(4, 30)
     start = jax.random.normal(jax.random.key(5), (30,))
-    bounds = [float(spectral.lanczos_largest(lambda v: matrix @ v, start, steps)) for steps in (1, 3, 8, 20)]
+    bounds = [float(spectral.lanczos(lambda v: matrix @ v, start, steps)[0][-1]) for steps in (1, 3, 8, 20)]
     assert np.all(np.diff(bounds) > 0)
     assert bounds[-1] <= np.linalg.eigvalsh(matrix)[-1] * (1 + 1e-12)
 
@@ -61,7 +61,20 @@ def test_lanczos_ends_at_an_invariant_subspace(x64):
     """The start has two eigenvectors only, so two steps are exact and further ones change nothing."""
     values = jnp.array([-4.0, -1.0, 9.0, 9.5])
     start = jnp.array([1.0, 1.0, 0.0, 0.0])
-    np.testing.assert_allclose(spectral.lanczos_largest(lambda v: values * v, start, 4), -1.0, rtol=1e-10)
+    ritz, weights = spectral.lanczos(lambda v: values * v, start, 4)
+    np.testing.assert_allclose(ritz[-1], -1.0, rtol=1e-10)
+    np.testing.assert_allclose(weights[ritz == ritz[-1]].sum(), 0.5, rtol=1e-10)
+    np.testing.assert_allclose(weights.sum(), 1.0, rtol=1e-12)
+
+
+def test_weights_of_lanczos_integrate_polynomials_exactly(x64):
+    """k steps are a Gauss quadrature: sums of weights times powers up to 2k - 1 are x'A^p x/|x|^2."""
+    matrix = symmetric(8, 12)
+    start = jax.random.normal(jax.random.key(9), (12,))
+    ritz, weights = spectral.lanczos(lambda v: matrix @ v, start, 3)
+    for power in range(6):
+        exact = start @ jnp.linalg.matrix_power(matrix, power) @ start / (start @ start)
+        np.testing.assert_allclose(jnp.sum(weights * ritz**power), exact, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("values", [[1.0, -2.0, 0.5], [1.0, 1.0, -1.0], [0.0, 0.0, 3.0]])

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _trees as trees
 
-__all__ = ["lanczos_largest", "norm", "power_iteration", "quadratic_forms", "random_signs", "spectral_norm", "unit"]
+__all__ = ["lanczos", "norm", "power_iteration", "quadratic_forms", "random_signs", "spectral_norm", "unit"]
 
 Operator = Callable[[PyTree], PyTree]
 
@@ -42,19 +42,22 @@ def power_iteration(apply: Operator, start: PyTree, steps: int, normalise: Opera
     return jax.lax.fori_loop(0, steps, lambda _, v: normalise(apply(v)), start)
 
 
-def lanczos_largest(
+def lanczos(
     product: Callable[[Float[Array, " n"]], Float[Array, " n"]], start: Float[Array, " n"], steps: int
-) -> Float[Array, ""]:
-    """Return the largest eigenvalue of a symmetric operator on flat vectors by Lanczos iteration (from below).
+) -> tuple[Float[Array, " steps"], Float[Array, " steps"]]:
+    """Return the Ritz values of a symmetric operator on flat vectors in ascending order, and their weights.
 
-    The basis is orthogonalised in full at every step, so the memory is `steps` vectors. `steps` is at most the
-    dimension.
+    The largest value approaches the largest eigenvalue from below. The weights are the squared parts of `start` along
+    the Ritz vectors and sum to 1: for a random start, n times the weight estimates the number of eigenvalues near a
+    value. The basis is orthogonalised in full at every step, so the memory is `steps` vectors. `steps` is at most the
+    dimension. An iteration that ends early, at an invariant subspace, repeats a value with weight 0.
 
     >>> import jax.numpy as jnp
-    >>> from undertow.spectral import lanczos_largest
+    >>> from undertow.spectral import lanczos
     >>> diagonal = jnp.array([-5.0, 1.0, 2.0])
-    >>> print(f"{lanczos_largest(lambda v: diagonal * v, jnp.ones(3), 3):.4f}")
-    2.0000
+    >>> values, weights = lanczos(lambda v: diagonal * v, jnp.array([2.0, 1.0, 2.0]), 3)
+    >>> print(values.round(4), (9 * weights).round(4))
+    [-5.  1.  2.] [4. 1. 4.]
     """
 
     def step(carry: tuple[Array, Array], k: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
@@ -74,7 +77,8 @@ def lanczos_largest(
     off = jnp.where(linked, beside[:-1], 0)
     reached = jnp.concatenate([jnp.ones(1, bool), linked.astype(bool)])
     matrix = jnp.diag(jnp.where(reached, diagonal, jnp.min(diagonal))) + jnp.diag(off, 1) + jnp.diag(off, -1)
-    return jnp.linalg.eigvalsh(matrix)[-1]
+    values, vectors = jnp.linalg.eigh(matrix)
+    return values, vectors[0] ** 2
 
 
 def spectral_norm(matrix: Float[Array, "n n"], squarings: int) -> Float[Array, ""]:

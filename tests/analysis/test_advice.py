@@ -89,10 +89,13 @@ def test_a_step_above_the_largest_one_diverges(step_size, warned):
     assert sentences == ["The step size 0.11 is above 0.1: gradient descent diverges from here."] * warned
 
 
-def test_the_drift_lowers_the_trace_at_four_times_its_square():
-    (sentence,) = advice(analysis_of(row_of(), drift=0.5))
-    assert "at speed 0.5 in slow time" in sentence
-    assert "lowering Tr H at the rate 1;" in sentence
+def test_the_limit_after_zero_loss_is_the_last_sentence():
+    assert advice(analysis_of(row_of(), limit="Label noise moves it.")) == ["Label noise moves it."]
+
+
+def test_an_exact_trace_has_no_error():
+    sentences = advice(analysis_of(row_of(), sharpness=(4.0, 0.0), sharpness_then=(3.0, 0.0), largest_step_then=0.1))
+    assert sentences[0].startswith("At equilibrium Tr H falls from 4 to 3;")
 
 
 def test_a_norm_with_an_equilibrium_does_not_grow_without_bound():

@@ -1,6 +1,7 @@
 """An analysis as a table on the terminal, as a page and as a file of params."""
 
 import html
+import json
 import math
 import re
 from dataclasses import replace
@@ -9,8 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import undertow
 from tests.analysis.analyses import analysis_of, forecast_of, row_of
-from undertow.analysis.page import HEADINGS, print_table, write_page, write_params
+from undertow.analysis.page import HEADINGS, print_table, write_json, write_page, write_params
+from undertow.analysis.result import Path
 
 
 @pytest.fixture
@@ -63,8 +66,8 @@ def test_the_page_has_the_cells_of_the_table_and_how_the_noise_was_computed(tmp_
     assert path == tmp_path / "analysis.html"
     page = path.read_text(encoding="utf-8")
     found = [html.unescape(cell) for cell in re.findall("<td>(.*?)</td>", page)]
-    assert found == ["rescaling of u against w", "4", "1.23", "0.5", "25%", "1,234", "u by taps"]
-    assert re.findall('<th scope="col">(.*?)</th>', page) == [*HEADINGS, "noise by"]
+    assert found == ["1", "rescaling of u against w", "4", "1.23", "0.5", "25%", "1,234", "u by taps"]
+    assert re.findall('<th scope="col">(.*?)</th>', page) == ["row", *HEADINGS, "noise by"]
     assert "<li>Start &lt;here&gt;.</li>" in page
     assert "<title>undertow: mine.py:problem</title>" in page
 
@@ -79,6 +82,28 @@ def test_text_of_the_user_is_escaped_on_the_page(tmp_path):
 
 def test_a_page_without_symmetries_has_no_table(tmp_path):
     assert "<table" not in write_page(analysis_of(), "mine.py:problem", tmp_path).read_text()
+
+
+def test_the_page_has_the_figures_inline_with_their_captions(tmp_path):
+    analysis = analysis_of(row_of(), path=Path("label noise <1>", (0.0, 1.0), (2.0, 1.0)))
+    page = write_page(analysis, "mine.py:problem", tmp_path).read_text(encoding="utf-8")
+    assert re.findall('<h2 id="(.*?)">', page) == ["charges", "noise", "path"]
+    assert page.count('<svg role="img" aria-label="Figure. ') == 3
+    assert "label noise &lt;1&gt; keeps moving the model" in page
+    assert not re.findall(r"(?:src|href)=.http", page)
+
+
+def test_the_numbers_are_valid_json(tmp_path):
+    """Numbers that are not finite, which JSON does not have, are null."""
+    path = write_json(analysis_of(row_of(relaxation=math.inf), limit="größe"), "mine.py:problem", tmp_path)
+    assert path == tmp_path / "analysis.json"
+    refuse = lambda constant: pytest.fail(f"{constant} is not JSON")
+    read = json.loads(path.read_text(encoding="utf-8"), parse_constant=refuse)
+    assert read["undertow"] == undertow.__version__
+    assert read["target"] == "mine.py:problem"
+    assert read["limit"] == "größe"
+    assert read["rows"][0]["relaxation"] is None
+    assert read["rows"][0]["slowest"] == 56789.0
 
 
 def test_params_are_saved_under_their_paths(tmp_path):

@@ -1,5 +1,6 @@
 """`undertow analyze` on a torch model: the same table and page, and numbers that agree with JAX's."""
 
+import json
 import subprocess
 import sys
 
@@ -115,7 +116,15 @@ def test_the_same_row_as_for_jax():
         each = np.asarray(jax.vmap(jax.hessian(spread), in_axes=(None, 0))(flat, task.data))
     traces = np.trace(each, axis1=1, axis2=2)
     for value, error in (one.sharpness, two.sharpness):
-        assert abs(value - traces.mean()) <= 4 * error
+        assert abs(value - traces.mean()) <= 4 * error + 1e-9
+    for spectrum, samples in ((one.spectrum, each[:4]), (two.spectrum, each)):
+        np.testing.assert_allclose(spectrum.eigenvalues, np.linalg.eigvalsh(samples.mean(0))[::-1], atol=1e-9)
+    factors = {"noise_plus": 29 / 30, "noise_minus": 29 / 30, "weight_plus": 1, "weight_minus": 1}
+    for point in ("now", "then"):
+        for name, factor in factors.items():
+            sides = [np.array(getattr(getattr(row, point), name)) for row in (ours, theirs)]
+            np.testing.assert_allclose(sides[0] * factor, sides[1], rtol=1e-3, atol=1e-6)
+    assert json.loads(json.dumps(one.to_json(), allow_nan=False)).keys() == two.to_json().keys()
     # random signs have the variance 2 sum of H_jk^2 off the diagonal
     off = 2 * (np.square(each).sum((1, 2)) - np.square(np.diagonal(each, axis1=1, axis2=2)).sum(1))
     assert one.sharpness[1] == pytest.approx(((traces.var() + off.mean()) / 30) ** 0.5, rel=0.5)

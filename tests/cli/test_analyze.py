@@ -1,5 +1,11 @@
 """`undertow analyze`: a file of one's own, as a table, a page, params at equilibrium and sentences."""
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -93,8 +99,35 @@ def test_the_analysis_gets_the_options_and_the_pages_are_named(tmp_path, monkeyp
     assert params == ("größe.py:problem", "weights")
     assert given == {"step_size": 0.5, "weight_decay": 0.25, "batch_size": 3, "key": 7}
     assert err == "looking for symmetries ...\n"
-    assert out.splitlines()[-1] == f"Page: {tmp_path / 'out' / 'analysis.html'}"
-    assert [path.name for path in (tmp_path / "out").iterdir()] == ["analysis.html"]
+    folder = tmp_path / "out"
+    assert out.splitlines()[-1] == f"Page: {folder / 'analysis.html'}; numbers: {folder / 'analysis.json'}"
+    assert sorted(path.name for path in folder.iterdir()) == ["analysis.html", "analysis.json"]
+    status, out, err = call(capsys, "analyze", "größe.py:problem", "--json", "--out", folder)
+    assert status == 0
+    assert json.loads(out)["target"] == "größe.py:problem"
+    assert out == (folder / "analysis.json").read_text(encoding="utf-8")
+    assert err == "looking for symmetries ...\n"
+
+
+NETWORKS = Path(__file__).parent.parent.parent / "docs" / "analysis.py"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["relu", "fit"])
+def test_a_file_of_100_parameters_takes_less_than_30_seconds_from_a_cold_start(name, tmp_path):
+    """Processor time, which is an upper bound of the time on an idle machine and depends little on other programs."""
+    before = os.times()
+    command = [sys.executable, "-m", "undertow", "analyze", f"{NETWORKS}:{name}", "--json", "--out", str(tmp_path)]
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    environment |= {"UNDERTOW_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
+    after = os.times()
+    found = json.loads(done.stdout)
+    assert found["parameters"] == 100
+    assert (found["path"] is not None) == (name == "fit")
+    assert bool(found["rows"]) == (name == "relu")
+    seconds = after.children_user + after.children_system - before.children_user - before.children_system
+    assert seconds < 30
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ __all__ = ["advice"]
 
 
 def advice(analysis: Analysis) -> list[str]:
-    """Return sentences on the symmetries, the sharpness at equilibrium, the step size and the drift."""
+    """Return sentences on the symmetries, the sharpness at equilibrium, the step size and the limit after zero loss."""
     sentences = []
     if not analysis.symmetries:
         sentences.append(
@@ -31,12 +31,8 @@ def advice(analysis: Analysis) -> list[str]:
             f"The step size {analysis.step_size:g} is above {analysis.largest_step:.3g}: gradient descent diverges "
             "from here."
         )
-    if analysis.drift is not None:
-        sentences.append(
-            f"The loss is zero: unit label noise would move the model at speed {analysis.drift:.3g} in slow time "
-            f"(steps * step_size^2), lowering Tr H at the rate {4 * analysis.drift**2:.3g}; "
-            "`Limit(LabelNoise(...)).solve` follows it."
-        )
+    if analysis.limit:
+        sentences.append(analysis.limit)
     return sentences
 
 
@@ -68,8 +64,8 @@ def _on_sharpness(analysis: Analysis) -> Iterator[str]:
     gain = analysis.largest_step_then / analysis.largest_step
     change = "falls" if then[0] < now[0] else "rises"
     yield (
-        f"At equilibrium Tr H {change} from {now[0]:.3g} ± {now[1]:.1g} to {then[0]:.3g} ± {then[1]:.1g}; the largest "
-        f"stable step of gradient descent goes from {analysis.largest_step:.3g} to {analysis.largest_step_then:.3g}."
+        f"At equilibrium Tr H {change} from {_with_error(*now)} to {_with_error(*then)}; the largest stable step of "
+        f"gradient descent goes from {analysis.largest_step:.3g} to {analysis.largest_step_then:.3g}."
     )
     if gain > 1.2:
         yield (
@@ -79,3 +75,7 @@ def _on_sharpness(analysis: Analysis) -> Iterator[str]:
     elif gain < 1 / 1.2:
         steps = max((row.relaxation for row in analysis.rows if np.isfinite(row.relaxation)), default=0)
         yield f"Noise sharpens this model: a step size that is stable now may not be after some {steps:,.0f} steps."
+
+
+def _with_error(value: float, error: float) -> str:
+    return f"{value:.3g} ± {error:.1g}" if error else f"{value:.3g}"

@@ -4,7 +4,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
@@ -12,19 +11,19 @@ from undertow import _trees as trees
 from undertow import _validate as validate
 from undertow._validate import KeyLike, Number
 from undertow.analysis.advice import advice
+from undertow.analysis.limit import predict_path
 from undertow.analysis.result import Analysis, Row
-from undertow.estimate import Estimate
-from undertow.manifold.limit import Limit
+from undertow.analysis.sides import flow_vectors, measure, sides_of
 from undertow.noise.base import AbstractNoise
-from undertow.noise.label import LabelNoise
 from undertow.noise.minibatch import Minibatch
-from undertow.problem import AbstractProblem, AbstractSampled, Population, Regression
+from undertow.problem import AbstractProblem, AbstractSampled, Population
 from undertow.symmetry import precision
+from undertow.symmetry.curvature import measure_curvature
 from undertow.symmetry.equilibrium import NoFiniteEquilibrium, VanishingNoiseError
-from undertow.symmetry.flow import noether_flow
-from undertow.symmetry.forecast import Forecast, forecast, largest_curvature, relaxation_times, trace_of_hessian
+from undertow.symmetry.forecast import Forecast, forecast
 from undertow.symmetry.generators import AbstractSymmetry
-from undertow.symmetry.powers import powers_now
+from undertow.symmetry.powers import route
+from undertow.symmetry.relaxation import median_time
 from undertow.symmetry.search import find_symmetries
 
 __all__ = ["analyze"]
@@ -64,18 +63,21 @@ def analyze(
     symmetries = find_symmetries(problem, params, key=key) if isinstance(problem, AbstractSampled | Population) else ()
     predicted, rows = None, ()
     if symmetries:
-        report("computing noise and equilibrium")
+        report("computing noise, equilibrium and curvature")
         predicted = _forecast(noise, params, symmetries, step_size, weight_decay, key)
     if predicted is not None:
         rows = tuple(
-            _row(noise, symmetries, k, params, predicted, step_size, weight_decay) for k in range(len(symmetries))
+            _row(noise, symmetry, index, params, predicted, float(step_size), float(weight_decay))
+            for index, symmetry in enumerate(symmetries)
         )
-    report("measuring sharpness")
-    if predicted is None:
-        (now, then), (largest, largest_then) = _sharpness_now(measured, params, key)
+        sharpness, largest, spectra = predicted.sharpness, predicted.largest_step, predicted.spectrum
     else:
-        (now, then), (largest, largest_then) = predicted.sharpness, predicted.largest_step
+        report("computing curvature")
+        now = measure_curvature(measured, params, key)
+        sharpness, largest, spectra = (now.sharpness, None), (now.largest_step, None), (now.spectrum, None)
     pair = lambda estimate: (float(estimate.value), float(estimate.standard_error))
+    report("predicting the path after zero loss")
+    prediction = predict_path(noise, params, float(step_size))
     analysis = Analysis(
         parameters=trees.count(params),
         loss=float(measured.loss(params)),
@@ -84,11 +86,14 @@ def analyze(
         rows=rows,
         symmetries=symmetries,
         forecast=predicted,
-        sharpness=pair(now),
-        sharpness_then=None if then is None else pair(then),
-        largest_step=float(largest),
-        largest_step_then=None if largest_then is None else float(largest_then),
-        drift=_label_drift(problem, params),
+        sharpness=pair(sharpness[0]),
+        sharpness_then=None if sharpness[1] is None else pair(sharpness[1]),
+        largest_step=largest[0],
+        largest_step_then=largest[1],
+        spectrum=spectra[0],
+        spectrum_then=spectra[1],
+        path=prediction.path,
+        limit=prediction.sentence,
     )
     return replace(analysis, sentences=tuple(advice(analysis)))
 
@@ -102,14 +107,6 @@ def _as_noise(noise: AbstractNoise | AbstractProblem, batch_size: int) -> Abstra
     if not isinstance(noise, AbstractSampled | Population):
         raise TypeError(f"`analyze`: a {type(noise).__name__} has no samples; give a noise on it.")
     return Minibatch(noise, batch_size if isinstance(noise, Population) else min(batch_size, noise.size))
-
-
-def _sharpness_now(
-    problem: AbstractProblem, params: PyTree, key: Array
-) -> tuple[tuple[Estimate, None], tuple[float, None]]:
-    """Return Tr H and the largest stable step where there is no equilibrium to compare with."""
-    largest = 2 / max(largest_curvature(problem, params, key), 1e-300)
-    return (trace_of_hessian(problem, params, key), None), (largest, None)
 
 
 def _forecast(
@@ -131,50 +128,40 @@ def _forecast(
 
 def _row(
     noise: AbstractNoise,
-    symmetries: tuple[AbstractSymmetry, ...],
+    symmetry: AbstractSymmetry,
     index: int,
     params: PyTree,
     predicted: Forecast,
-    step_size: Number,
-    weight_decay: Number,
+    step_size: float,
+    weight_decay: float,
 ) -> Row:
-    symmetry = symmetries[index]
-    flow = noether_flow(noise, params, symmetry, step_size=step_size, weight_decay=weight_decay, approximate=True)
-    sides = powers_now(noise, params, symmetry)
-    total = float(jnp.sum(jnp.abs(sides.plus)) + jnp.sum(jnp.abs(sides.minus)))
-    size = lambda x: float(jnp.sqrt(jnp.sum(jnp.square(x))))
-    amount = np.asarray(predicted.equilibrium.amount[index])
+    end = predicted.equilibrium
+    (now, error), (then, _) = (measure(noise, point, symmetry) for point in (params, end.params))
+    size = lambda x: float(np.sqrt(np.sum(np.square(x))))
+    charge = (now.weight_plus - now.weight_minus) / 2
+    gap = now.noise_plus - now.noise_minus
+    total = np.abs(now.noise_plus).sum() + np.abs(now.noise_minus).sum()
+    flow = size(step_size / 2 * gap - 2 * weight_decay * charge)
+    amount = np.asarray(end.amount[index])
     if amount.ndim == 2 and np.isfinite(amount).all():
         amount = np.linalg.eigvalsh(amount)
     finite = np.abs(amount[np.isfinite(amount)])
-    everywhere = predicted.equilibrium.infinite[index] and not finite.size
-    rate = size(flow.rate)
-    end = predicted.equilibrium.params
-    times = relaxation_times(noise, end, symmetry, step_size=step_size, weight_decay=weight_decay)
+    everywhere = end.infinite[index] and not finite.size
+    times = np.ravel(end.relaxation_steps[index])
+    vectors = flow_vectors(now, step_size, weight_decay)
     return Row(
         name=symmetry.describe(params),
         generators=symmetry.dimension(params),
-        charge=size(flow.charge),
-        charge_at_equilibrium=np.inf if everywhere else size(predicted.equilibrium.charge[index]),
-        imbalance=float(jnp.sum(jnp.abs(sides.plus - sides.minus))) / total if total > 0 else 0.0,
+        charge=size(charge),
+        charge_at_equilibrium=np.inf if everywhere else size(end.charge[index]),
+        imbalance=float(np.abs(gap).sum() / total) if total > 0 else 0.0,
         moved=np.inf if everywhere else float(np.exp(finite.max())) if finite.size else 1.0,
-        relaxation=float(np.median(times)) if times.size else np.inf,
+        relaxation=median_time(times),
         slowest=predicted.relaxation[index],
-        error=size(flow.standard_error) / rate if rate > 0 else 0.0,
-        dead=len(predicted.equilibrium.excluded[index]),
-        infinite=predicted.equilibrium.infinite[index],
-        route=flow.route,
+        error=step_size / 2 * size(error) / flow if flow > 0 else 0.0,
+        dead=len(end.excluded[index]),
+        infinite=end.infinite[index],
+        route=route(noise, params, symmetry),
+        now=sides_of(now, vectors),
+        then=sides_of(then, vectors),
     )
-
-
-def _label_drift(problem: AbstractProblem, params: PyTree) -> float | None:
-    """Return the speed at which unit label noise moves a regression at zero loss; None for other problems."""
-    if not isinstance(problem, Regression) or problem.targets.size >= trees.count(params):
-        return None
-    if float(problem.loss(params)) > 1e-4 * float(jnp.sum(problem.targets**2)) / (2 * problem.size):
-        return None  # not at zero loss: a minibatch moves it as well, and the general route costs a Hessian
-    try:
-        drift = Limit(LabelNoise(problem, 1.0)).drift(params)
-    except ValueError:  # off the manifold, or no manifold there
-        return None
-    return float(jnp.sqrt(trees.dot(drift, drift)))

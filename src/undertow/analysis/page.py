@@ -1,18 +1,23 @@
-"""An analysis as a table on the terminal, as a page, and as the params at equilibrium."""
+"""An analysis as a table on the terminal, as a page with figures, as JSON, and as the params at equilibrium."""
 
 import io
+import json
 from pathlib import Path
 
 import jax
 import numpy as np
 from markupsafe import Markup
 
+from undertow import __version__
 from undertow import _trees as trees
+from undertow.analysis.figures import plots
 from undertow.analysis.result import Analysis, Row
 from undertow.execution import store
+from undertow.figures.export import to_svg
+from undertow.figures.inline import inline, words_of
 from undertow.figures.page import page, templates
 
-__all__ = ["print_table", "write_page", "write_params"]
+__all__ = ["print_table", "write_json", "write_page", "write_params"]
 
 HEADINGS = ("symmetry", "generators", "charge", "at equilibrium", "imbalance", "steps to balance")
 
@@ -47,11 +52,24 @@ def print_table(analysis: Analysis) -> None:
 
 
 def write_page(analysis: Analysis, target: str, out: Path) -> Path:
-    """Write analysis.html: the table, how the noise was computed, and the advice."""
+    """Write analysis.html: the advice, the table, how the noise was computed, and the figures."""
     template = templates("undertow.analysis").get_template("analysis.html")
-    rows = [(*_cells(row), row.route) for row in analysis.rows]
-    body = template.render(analysis=analysis, target=target, headings=(*HEADINGS, "noise by"), rows=rows)
+    rows = [(number, *_cells(row), row.route) for number, row in enumerate(analysis.rows, 1)]
+    headings = ("row", *HEADINGS, "noise by")
+    drawn = []
+    for plot in plots(analysis):
+        svg = to_svg(plot.figure)
+        words = words_of(svg)
+        drawn.append((plot, Markup(inline(svg, plot.name, f"Figure. {words}")), words))
+    body = template.render(analysis=analysis, target=target, headings=headings, rows=rows, plots=drawn)
     return store.write_bytes(Path(out) / "analysis.html", page(f"undertow: {target}", Markup(body)).encode())
+
+
+def write_json(analysis: Analysis, target: str, out: Path) -> Path:
+    """Write analysis.json: the version, the target and all numbers of the analysis."""
+    content = {"undertow": __version__, "target": target} | analysis.to_json()
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
+    return store.write_bytes(Path(out) / "analysis.json", f"{text}\n".encode())
 
 
 def write_params(analysis: Analysis, out: Path) -> Path | None:

@@ -11,8 +11,10 @@ from torch import nn
 
 from undertow._validate import renamed_arguments
 from undertow.analysis.result import Analysis, Row
+from undertow.analysis.sides import SideMoments, flow_vectors, sides_of
 from undertow.estimate import Estimate
 from undertow.symmetry import equilibrium as jax_equilibrium
+from undertow.symmetry.curvature import DENSE, Spectrum, spectrum_of
 from undertow.symmetry.forecast import Forecast
 from undertow.torch._copies import Batch, Loss, forward, trainable, unwrap
 from undertow.torch._isolation import isolated
@@ -20,8 +22,8 @@ from undertow.torch.census.census import census
 from undertow.torch.equilibrium.charge_moments import ChargeMoments
 from undertow.torch.equilibrium.closed_forms import relaxation_times
 from undertow.torch.equilibrium.components import components
-from undertow.torch.equilibrium.curvature import trace_of_hessian
-from undertow.torch.equilibrium.equilibrate import equilibrate
+from undertow.torch.equilibrium.curvature import dense_hessian, trace_of_hessian
+from undertow.torch.equilibrium.equilibrate import CURVATURE_BATCHES, equilibrate
 from undertow.torch.equilibrium.gradients import format_estimate
 from undertow.torch.equilibrium.measurement import measure_noise
 from undertow.torch.equilibrium.result import Equilibrium, MovedSymmetry
@@ -30,6 +32,8 @@ __all__ = ["analyze", "take_batches"]
 
 MAX_BATCHES = 32
 """Largest number of batches on which the noise is measured."""
+
+NO_LIMIT = "The slow motion after zero loss is predicted for least squares in JAX only (`Limit`)."
 
 Batches = Iterable[Batch] | torch.utils.data.Dataset
 
@@ -103,13 +107,16 @@ def analyze(
     moments = [_charge_moments(net, batches, loss, moved, step_size, weight_decay, seed) for net in (model, twin)]
     rows = tuple(_row(*parts, step_size, weight_decay) for parts in zip(moved.moved, *moments, strict=True))
     report("measuring sharpness")
-    sharpness = [trace_of_hessian(net, batches, loss, seed) for net in ((model, twin) if rows else (model,))]
+    nets = (model, twin) if rows else (model,)
+    sharpness = [trace_of_hessian(net, batches, loss, seed) for net in nets]
+    spectra = [_spectrum(net, batches, loss, seed) for net in nets]
     value, squared_gradient = _mean_loss(model, batches, loss, seed)
     steps = [step.value for step in moved.largest_step]
     forecast = None
     if rows:
         decay_time = value / max(squared_gradient, 1e-300)
-        forecast = _forecast(_jax_equilibrium(twin, moved, moments[1]), rows, sharpness, steps, step_size, decay_time)
+        point = _jax_equilibrium(twin, moved, moments[1])
+        forecast = _forecast(point, rows, sharpness, steps, spectra, step_size, decay_time)
     pair = lambda estimate: (float(estimate.value), float(estimate.standard_error))
     return Analysis(
         parameters=sum(p.numel() for p in trainable(model).values()),
@@ -123,8 +130,10 @@ def analyze(
         sharpness_then=pair(sharpness[1]) if rows else None,
         largest_step=steps[0],
         largest_step_then=steps[1] if rows else None,
-        drift=None,
-        sentences=tuple(_sentences(rows, moved, sharpness, len(batches), float(step_size))),
+        spectrum=spectra[0],
+        spectrum_then=spectra[1] if rows else None,
+        limit=NO_LIMIT,
+        sentences=(*_sentences(rows, moved, sharpness, len(batches), float(step_size)), NO_LIMIT),
     )
 
 
@@ -133,6 +142,7 @@ def _forecast(
     rows: tuple[Row, ...],
     sharpness: list[Estimate],
     steps: list[float],
+    spectra: list[Spectrum | None],
     step_size: float,
     decay_time: float,
 ) -> Forecast:
@@ -144,7 +154,19 @@ def _forecast(
         phase="fast" if slowest < decay_time else "slow",
         sharpness=(sharpness[0], sharpness[1]),
         largest_step=(steps[0], steps[1]),
+        spectrum=(spectra[0], spectra[1]),
     )
+
+
+def _spectrum(model: nn.Module, batches: Sequence[Batch], loss: Loss, seed: int) -> Spectrum | None:
+    """Return the spectrum of the Hessian of a small model, on the batches on which `equilibrate` measures lambda_max.
+
+    None for a large model, or without second derivatives.
+    """
+    if sum(p.numel() for p in trainable(model).values()) > DENSE:
+        return None
+    hessian = dense_hessian(model, batches[:CURVATURE_BATCHES], loss, seed)
+    return None if hessian is None else spectrum_of(hessian)
 
 
 def _charge_moments(
@@ -207,6 +229,7 @@ def _row(
     noise, weight = after.noise_plus + after.noise_minus, after.weight_plus + after.weight_minus
     times = relaxation_times(noise, weight, step_size, weight_decay)
     all_infinite = moved.infinite >= symmetry.size
+    vectors = flow_vectors(SideMoments(*before), step_size, weight_decay)
     return Row(
         name=symmetry.name,
         generators=symmetry.generators,
@@ -220,6 +243,8 @@ def _row(
         dead=moved.dead,
         infinite=moved.infinite,
         route="gradients of batches",
+        now=sides_of(SideMoments(*before), vectors),
+        then=sides_of(SideMoments(*after), vectors),
     )
 
 

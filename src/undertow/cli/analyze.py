@@ -20,7 +20,8 @@ __all__ = ["Analyze", "analyze"]
 class Analyze:
     """Analyse your own problem: its symmetries, the equilibrium of their charges, its sharpness, and advice.
 
-    Writes analysis.html, and equilibrium.npz with the params at equilibrium (the same function, balanced noise).
+    Writes analysis.html with figures, analysis.json with the same numbers, and equilibrium.npz with the params at
+    equilibrium (the same function, balanced noise).
     """
 
     target: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FILE.py:OBJECT")]
@@ -37,14 +38,17 @@ class Analyze:
     seed: int = 0
     """The seed of the random points and probes."""
     out: Path = Path("undertow-analysis")
-    """The folder for the page and the params."""
+    """The folder for the page, the numbers and the params."""
+    json: bool = False
+    """Print the numbers as JSON, and nothing else, on the standard output."""
 
 
 def analyze(command: Analyze) -> int:
-    """Analyse the problem, print a table and write the page and the params."""
+    """Analyse the problem, print a table or JSON, and write the page, the numbers and the params."""
     from undertow.analysis import page as pages
     from undertow.execution import store
     from undertow.execution.registry import UserFileError
+    from undertow.execution.settings import compile_fast
 
     for name, value in (("--step-size", command.step_size), ("--batch-size", command.batch_size)):
         if not 0 < value < math.inf:
@@ -52,14 +56,19 @@ def analyze(command: Analyze) -> int:
     if not 0 <= command.weight_decay < math.inf:
         return complain(f"--weight-decay {command.weight_decay}: give 0 or more, a finite number.")
     out = store.writable_folder(command.out)
+    compile_fast()
     try:
         analysis = _analysis(command)
     except (UserFileError, ValueError, TypeError) as error:
         return complain(str(error))
-    pages.print_table(analysis)
     page = pages.write_page(analysis, command.target, out)
+    numbers = pages.write_json(analysis, command.target, out)
     saved = pages.write_params(analysis, out)
-    print(f"Page: {page}" + (f"; params at equilibrium: {saved}" if saved else ""))
+    if command.json:
+        print(numbers.read_text(), end="")
+        return SUCCESS
+    pages.print_table(analysis)
+    print(f"Page: {page}; numbers: {numbers}" + (f"; params at equilibrium: {saved}" if saved else ""))
     return SUCCESS
 
 

@@ -4,7 +4,7 @@ import gc
 import os
 from pathlib import Path
 
-__all__ = ["SETTINGS", "configure", "settings"]
+__all__ = ["SETTINGS", "compile_fast", "configure", "settings"]
 
 SETTINGS: dict[str, bool | int | str | None] = {
     "jax_enable_x64": True,
@@ -32,10 +32,21 @@ def settings() -> dict[str, str]:
 
 
 def configure() -> None:
-    """Set JAX up for experiments: double precision, and a compilation cache that outlives the process.
+    """Set JAX up for experiments: double precision, and fast compilation.
 
     The other settings that change numbers get their default values regardless of the environment, because
     stored results are looked up without them.
+    """
+    import jax
+
+    for name, value in SETTINGS.items():
+        if name in jax.config.values:  # other versions of JAX have other settings
+            jax.config.update(name, value)
+    compile_fast()
+
+
+def compile_fast() -> None:
+    """Make JAX compile faster, with a compilation cache that outlives the process.
 
     The programs are many and small. With less optimisation XLA compiles them in a third of the time, and they run as
     fast. XLA ends the process if it does not know a flag, so the flags are set for the versions they were tested with.
@@ -47,9 +58,6 @@ def configure() -> None:
     gc.set_threshold(200_000, 50, 100)
     faster = jax.__version__.startswith("0.10.")
     os.environ.setdefault("XLA_FLAGS", _FASTER_COMPILATION if faster else _FAST_COMPILATION)
-    for name, value in SETTINGS.items():
-        if name in jax.config.values:  # other versions of JAX have other settings
-            jax.config.update(name, value)
     jax.config.update("jax_traceback_in_locations_limit", 0)  # source locations in programs cost time and are not read
     home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     cache = Path(os.environ.get("UNDERTOW_CACHE") or Path(home) / "undertow")

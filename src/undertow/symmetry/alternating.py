@@ -15,6 +15,7 @@ from undertow.symmetry.commuting import Limits, Solved, members, relative, sweep
 from undertow.symmetry.generators import AbstractDiagonal, AbstractSymmetry, DoubleRotation, Exponential
 from undertow.symmetry.powers import entry_powers_now, powers, powers_now
 from undertow.symmetry.recession import directions_at_infinity, is_diagonal
+from undertow.symmetry.relaxation import orbit_relaxation
 
 __all__ = ["solve_alternating"]
 
@@ -45,7 +46,12 @@ def solve_alternating(
         directions.append(endless)
         held = members([endless], held)
     lost = [0 if h.any() else count for h, count in zip(held, ended.lost, strict=True)]
-    return Solved(ended.params, ended.amounts, ended.residuals, lost, directions, ended.sweeps)
+    times = [np.asarray(_relaxation(noise, ended.params, symmetry, eta, decay)) for symmetry in symmetries]
+    return Solved(ended.params, ended.amounts, ended.residuals, lost, directions, ended.sweeps, times)
+
+
+def _relaxation(noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry, eta: Array, decay: Array) -> Array:
+    return orbit_relaxation(symmetry, noise, params, powers_now(noise, params, symmetry), eta, decay)
 
 
 class _Ended(NamedTuple):

@@ -13,6 +13,7 @@ from undertow.noise.base import AbstractNoise
 from undertow.symmetry import closed_forms
 from undertow.symmetry.powers import entry_powers_now
 from undertow.symmetry.recession import directions_at_infinity
+from undertow.symmetry.relaxation import relaxation_steps
 
 __all__ = ["Limits", "Solved", "Swept", "members", "relative", "solve_commuting", "sweep"]
 
@@ -43,6 +44,8 @@ class Solved(NamedTuple):
     directions: list[list[np.ndarray]]
     """Combinations of generators whose equilibrium is at infinity: see `recession`."""
     sweeps: int
+    relaxation: list[np.ndarray]
+    """The relaxation times at the end, in steps: see `relaxation`."""
 
 
 def solve_commuting(
@@ -59,7 +62,8 @@ def solve_commuting(
         swept = sweep(symmetries, params, entries, held, eta, decay, limits.tolerance, limits.sweeps)
     amounts = [np.asarray(a) for a in swept.amounts]
     residuals = [float(jnp.max(left)) for left in swept.residuals]
-    return Solved(swept.params, amounts, residuals, [0] * len(amounts), directions, int(swept.sweeps))
+    relaxation = [np.asarray(times) for times in swept.relaxation]
+    return Solved(swept.params, amounts, residuals, [0] * len(amounts), directions, int(swept.sweeps), relaxation)
 
 
 def members(directions: list[list[np.ndarray]], held: list[np.ndarray]) -> list[np.ndarray]:
@@ -79,6 +83,8 @@ class Swept(NamedTuple):
     unbalanced: Array
     """The largest residual of the generators that are moved."""
     sweeps: Array
+    relaxation: list[Array]
+    """The relaxation times at the end, in steps."""
 
 
 @eqx.filter_jit
@@ -136,7 +142,10 @@ def sweep(
         moved = symmetry.orbit(moved, amount)
     last = [step(index, amounts) for index in range(len(symmetries))]
     marked = [jnp.where(jnp.isfinite(move), a, move) for (move, _, _), a in zip(last, amounts, strict=True)]
-    return Swept(moved, marked, [left for _, _, left in last], residual, count)
+    squares, powered = at(amounts)
+    sums = [(sum(s.sums(powered)), sum(s.sums(squares))) for s in symmetries]
+    relaxation = [relaxation_steps(jnp.asarray(a), jnp.asarray(b), eta, decay) for a, b in sums]
+    return Swept(moved, marked, [left for _, _, left in last], residual, count, relaxation)
 
 
 def relative(up: Array, down: Array) -> Array:

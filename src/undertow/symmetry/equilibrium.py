@@ -25,8 +25,10 @@ from undertow.noise.base import AbstractNoise
 from undertow.symmetry import precision
 from undertow.symmetry.alternating import solve_alternating
 from undertow.symmetry.commuting import Limits, Solved, solve_commuting
+from undertow.symmetry.comparison import RunComparison, compare_run
 from undertow.symmetry.flow import check_order, check_symmetry
 from undertow.symmetry.generators import AbstractDiagonal, AbstractSymmetry
+from undertow.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -69,6 +71,35 @@ class Equilibrium(eqx.Module):
     """A description of each symmetry in words."""
     together: tuple[tuple[int, ...], ...] = eqx.field(static=True, default=())
     """Sets of symmetries (by number) of which only a combination has its equilibrium at infinity."""
+    relaxation_steps: tuple[Array | np.ndarray, ...] = ()
+    """The relaxation times of each symmetry at the point, in steps, as in `Flow`, with the other symmetries held fixed.
+    Infinite for generators whose equilibrium is at infinity."""
+    symmetries: tuple[AbstractSymmetry, ...] = ()
+    """The symmetries, in the order of all tuples."""
+    step_size: float = np.nan
+    """The step size of training for which this is the equilibrium."""
+    weight_decay: float = 0.0
+    """The weight decay of training."""
+
+    def compare(self, run: Trajectory, *, tolerance: float = 0.1) -> RunComparison:
+        """Compare the charges at the end of a run of `descend` with this equilibrium; warn where they are far from it.
+
+        The run has the step size and weight decay of this equilibrium, and no momentum. Charges that are further away
+        than the amount `tolerance` (0.1: the weights differ by ten percent) give the warning `FarFromEquilibrium`,
+        which says how long the run was in relaxation times and how many steps are missing.
+
+        >>> import jax.numpy as jnp
+        >>> import undertow as ut
+        >>> product = ut.Problem(lambda p, y: (p["u"] * p["w"] - y) ** 2, jnp.array([0.5, 1.5]))
+        >>> balance = ut.Rescaling(lambda p: p["u"], lambda p: p["w"])
+        >>> params, noise = {"u": jnp.array(2.0), "w": jnp.array(0.5)}, ut.Minibatch(product, 1)
+        >>> end = ut.equilibrium(noise, params, balance, step_size=0.01)
+        >>> run = ut.descend(noise, params, step_size=0.01, steps=40_000, key=0)
+        >>> found = end.compare(run)
+        >>> print(f"{found.relaxations[0]:.1f} relaxation times, within 0.1: {found.distance[0] < 0.1}")
+        4.0 relaxation times, within 0.1: True
+        """
+        return compare_run(self, run, tolerance)
 
     def _table(self) -> ResultTable:
         sweeps = f"{self.sweeps} sweep{'' if self.sweeps == 1 else 's'}"
@@ -170,7 +201,7 @@ def equilibrium(
     eta, decay = (jnp.asarray(x, jnp.result_type(*jax.tree.leaves(params))) for x in (step_size, weight_decay))
     limits = Limits(rounding**0.75 if tolerance is None else tolerance, rounding**0.375, max_sweeps)
     solve = solve_commuting if all(isinstance(s, AbstractDiagonal) for s in several) else solve_alternating
-    result = _assembled(several, solve(noise, params, several, eta, decay, limits))
+    result = _assembled(several, solve(noise, params, several, eta, decay, limits), float(eta), float(decay))
     _check_noise(noise, several, result)
     _warn(result, limits)
     return eqx.tree_at(
@@ -178,7 +209,7 @@ def equilibrium(
     )
 
 
-def _assembled(symmetries: tuple, solved: Solved) -> Equilibrium:
+def _assembled(symmetries: tuple, solved: Solved, step_size: float, weight_decay: float) -> Equilibrium:
     amounts = solved.amounts
     for direction in solved.directions:
         infinite = lambda a, part: np.diag(np.full(len(a), np.inf)) if a.ndim == 2 else np.copysign(np.inf, part)
@@ -195,6 +226,13 @@ def _assembled(symmetries: tuple, solved: Solved) -> Equilibrium:
         residuals=tuple(solved.residuals),
         names=tuple(s.describe(solved.params) for s in symmetries),
         together=tuple(m for m in members if len(m) > 1),
+        relaxation_steps=tuple(
+            times if np.ndim(a) == 2 else np.where(np.isinf(a), np.inf, times)
+            for times, a in zip(solved.relaxation, amounts, strict=True)
+        ),
+        symmetries=symmetries,
+        step_size=step_size,
+        weight_decay=weight_decay,
     )
 
 

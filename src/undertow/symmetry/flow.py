@@ -17,6 +17,7 @@ from undertow.problem import AbstractSampled, Population
 from undertow.symmetry import precision
 from undertow.symmetry.generators import AbstractSymmetry
 from undertow.symmetry.powers import mean_gradient, powers, route
+from undertow.symmetry.relaxation import orbit_relaxation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +26,7 @@ __all__ = ["Flow", "check_order", "check_symmetry", "noether_flow"]
 
 
 class Flow(eqx.Module):
-    """The change of a charge C at a point. All fields but `route` have the shape of the charge."""
+    """The change of a charge C at a point. All arrays but the relaxation times of a matrix have the charge's shape."""
 
     charge: Float[Array, "..."]
     """C = 1/2 params'A params."""
@@ -41,6 +42,10 @@ class Flow(eqx.Module):
     """-g'A params for the mean gradient g: zero for a true symmetry."""
     standard_error: Float[Array, "..."]
     """The standard error of `rate`, where the noise is estimated from a draw of samples; zero otherwise."""
+    relaxation_steps: Float[Array, "..."]
+    """The relaxation time: the number of steps in which the charge approaches its equilibrium by a factor e, linearised
+    along the orbit at this point (see `noether_flow`). Infinite where noise and weight decay have no restoring force.
+    A matrix of charges (`DoubleRotation`) has d times, the slowest first."""
     route: str = eqx.field(static=True)
     """The method by which the noise was computed."""
 
@@ -50,6 +55,8 @@ class Flow(eqx.Module):
         rows = [(name, *(number(x[index]) for x in arrays)) for name, index in indexed("generator", arrays[0])]
         shown, notes = shortened(rows, "generators")
         header = ("", "charge", "rate", "standard error", "noise", "breaking")
+        slowest = float(np.max(np.asarray(self.relaxation_steps)))
+        notes = (*notes, f"relaxation time, at most: {slowest:.3g} steps")
         return ResultTable(f"Noether flow, noise by {self.route}", header, shown, "lrrrrr", notes)
 
     def __str__(self) -> str:
@@ -94,7 +101,13 @@ def noether_flow(
     In continuous time dC/dt = -2 lambda C + eta/2 Tr[Sigma A]; in one step, exactly,
     E dC = -eta lambda (2 - eta lambda) C + eta^2/2 (g'Ag + Tr[Sigma A]), g the mean gradient. A loss that has the
     symmetry only approximately raises an error unless `approximate=True`; then both have the additional term
-    -g'A params. Half-precision params and data are converted to float32.
+    -g'A params.
+
+    `relaxation_steps` is 1/(eta (2 lambda + eta Tr[Sigma A^2]/params'A^2 params)), the slope of the flow along the
+    orbit. It is exact for a charge near its equilibrium. Far from it the slope is a different one: for a neuron it
+    stays between eta (2 lambda + eta s_u/|w|^2) and eta (2 lambda + eta s_w/|u|^2) on the whole orbit.
+    `equilibrium(...).relaxation_steps` has the times at the equilibrium. With momentum beta, eta is
+    step_size/(1 - beta). The breaking term is left out. Half-precision params and data are converted to float32.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
@@ -108,6 +121,9 @@ def noether_flow(
     Noether flow, noise by per-sample gradients
                charge   rate  standard error  noise  breaking
     generator   1.875  -0.75               0    -15         0
+    relaxation time, at most: 25 steps
+    >>> print(f"relaxes in {flow.relaxation_steps:.0f} steps")
+    relaxes in 25 steps
     """
     check_order("noether_flow", params, "symmetry")
     _check_arguments(noise, symmetry, step_size, weight_decay)
@@ -144,6 +160,7 @@ def _flow(
         "gradient": square,
         "breaking": -along,
         "standard_error": eta / (1 - beta) / 2 * power.error,
+        "relaxation_steps": orbit_relaxation(symmetry, noise, params, power, eta / (1 - beta), decay),
     }
 
 

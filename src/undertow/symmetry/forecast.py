@@ -1,28 +1,25 @@
 """Forecast of training along symmetries: relaxation times, sharpness at equilibrium, and the largest step size."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import equinox as eqx
-import jax
-import jax.flatten_util
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
-from undertow import spectral
 from undertow._validate import KeyLike, Number
 from undertow.estimate import Estimate
 from undertow.noise.base import AbstractNoise
-from undertow.problem import AbstractProblem, Population
+from undertow.problem import Population
 from undertow.symmetry import precision
+from undertow.symmetry.curvature import Spectrum, measure_curvature
 from undertow.symmetry.equilibrium import Equilibrium, equilibrium
-from undertow.symmetry.flow import check_order
 from undertow.symmetry.generators import AbstractSymmetry
-from undertow.symmetry.powers import powers
+from undertow.symmetry.relaxation import slowest_time
 
-__all__ = ["Forecast", "forecast", "largest_curvature", "relaxation_times", "times_of_sums", "trace_of_hessian"]
+__all__ = ["Forecast", "forecast"]
 
 
 class Forecast(eqx.Module):
@@ -30,13 +27,15 @@ class Forecast(eqx.Module):
 
     equilibrium: Equilibrium
     relaxation: tuple[float, ...]
-    """The number of steps in which the slowest part of each charge approaches equilibrium by a factor e."""
+    """The largest finite relaxation time of each symmetry, in steps; infinite where there is none."""
     phase: Literal["fast", "slow"]
     """fast: charges reach equilibrium while the loss still falls; slow: they drift after the loss has converged."""
     sharpness: tuple[Estimate, Estimate]
     """Tr H now and at equilibrium."""
     largest_step: tuple[float, float]
     """2/lambda_max(H), now and at equilibrium. Above it even gradient descent diverges; SGD needs a smaller step."""
+    spectrum: tuple[Spectrum | None, Spectrum | None]
+    """The spectrum of H, now and at equilibrium; None where it was not computed."""
 
 
 def forecast(
@@ -65,100 +64,16 @@ def forecast(
     noise, params = precision.widened((noise, params))
     end = equilibrium(noise, params, several, step_size=step_size, weight_decay=weight_decay)
     problem = noise.problem.sample(key, 1024) if isinstance(noise.problem, Population) else noise.problem
-    times = [relaxation_times(noise, end.params, s, step_size=step_size, weight_decay=weight_decay) for s in several]
-    relaxation = tuple(float(t.max()) if t.size else np.inf for t in times)
+    relaxation = tuple(map(slowest_time, end.relaxation_steps))
     slowest = max((t for t in relaxation if np.isfinite(t)), default=np.inf) * float(step_size)
     loss, gradient = problem.loss(params), problem.gradient(params)
     falling = float(loss) / max(float(trees.dot(gradient, gradient)), 1e-300)
-    bound = lambda p: 2 / max(largest_curvature(problem, p, key), 1e-300)
+    now, then = (measure_curvature(problem, p, key) for p in (params, end.params))
     return Forecast(
         equilibrium=end,
         relaxation=relaxation,
         phase="fast" if slowest < falling else "slow",
-        sharpness=(trace_of_hessian(problem, params, key), trace_of_hessian(problem, end.params, key)),
-        largest_step=(bound(params), bound(end.params)),
+        sharpness=(now.sharpness, then.sharpness),
+        largest_step=(now.largest_step, then.largest_step),
+        spectrum=(now.spectrum, then.spectrum),
     )
-
-
-def relaxation_times(
-    noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry, *, step_size: Number, weight_decay: Number = 0.0
-) -> np.ndarray:
-    """Return the relaxation times of a symmetry's charges near an equilibrium `params`, in steps.
-
-    One over eta (2 lambda + eta (s_u + s_w)/(|u|^2 + |w|^2)), s the noise powers of a stochastic gradient. For GL(d)
-    the numbers are matrices (exact where they commute). Neurons without weights are left out, and so are neurons
-    without noise unless weight decay moves them.
-    """
-    validate.finite_number("relaxation_times", "step_size", step_size, least=np.finfo(float).tiny)
-    check_order("relaxation_times", params, "symmetry")
-    eta, decay = float(step_size), float(weight_decay)
-    noise, params = precision.widened((noise, params))
-    noise_sum, weight_sum = (np.asarray(x, np.float64) for x in _totals(noise, params, symmetry))
-    if noise_sum.ndim == 2:  # the charge of GL(d) is a matrix
-        noise_sum, weight_sum = noise_sum[None], weight_sum[None]
-    else:
-        noise_sum, weight_sum = np.atleast_1d(np.abs(noise_sum)), np.atleast_1d(np.abs(weight_sum))
-    return times_of_sums(noise_sum, weight_sum, eta, decay)
-
-
-def times_of_sums(noise: np.ndarray, weight: np.ndarray, step_size: float, weight_decay: float) -> np.ndarray:
-    """Return relaxation times in steps from the sums over both sides of the noise and of the squared weights.
-
-    The sums are taken at an equilibrium. They are numbers (k,), or blocks of matrices (k, d, d) whose rates are the
-    generalised eigenvalues. Directions without weight are left out, and without weight decay also numbers without
-    noise, because their charges do not move.
-
-    >>> from undertow.symmetry.forecast import times_of_sums
-    >>> times_of_sums(np.array([4.0, 0.0]), np.array([2.0, 1.0]), 0.1, 0.0)
-    array([50.])
-    >>> times_of_sums(np.diag([4.0, 1.0])[None], np.diag([2.0, 0.0])[None], 0.1, 0.0)
-    array([50.])
-    """
-    if noise.ndim == 1:
-        alive = (weight > 0) & ((noise > 0) | (weight_decay > 0))
-        rates = noise[alive] / weight[alive]
-    else:
-        values, vectors = np.linalg.eigh(weight)
-        kept = values > 1e-10 * np.maximum(values[:, -1:], 1e-300)
-        half = vectors * np.where(kept, 1 / np.sqrt(np.where(kept, values, 1.0)), 0.0)[:, None]
-        # directions without weight give zeros, which sort first
-        sorted_rates = np.sort(np.linalg.eigvalsh(half.swapaxes(1, 2) @ noise @ half), axis=1)
-        rates = np.concatenate([row[n:] for row, n in zip(sorted_rates, (~kept).sum(1), strict=True)])
-    with np.errstate(divide="ignore"):
-        return 1 / (step_size * (2 * weight_decay + step_size * np.maximum(rates, 0.0)))
-
-
-@eqx.filter_jit
-def _totals(noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry) -> tuple[Array, Array]:
-    noise_power = powers(noise, params, symmetry)
-    plus, minus = symmetry.pair(params, params)
-    return noise_power.plus + noise_power.minus, plus + minus
-
-
-def _hessian_product(problem: AbstractProblem, params: PyTree) -> Callable[[PyTree], PyTree]:
-    return lambda v: jax.jvp(problem.gradient, (params,), (v,))[1]
-
-
-def trace_of_hessian(problem: AbstractProblem, params: PyTree, key: KeyLike, probes: int = 64) -> Estimate:
-    """Return Tr H, estimated with random signs, and its standard error."""
-    probes = validate.positive_integer("trace_of_hessian", "probes", probes)
-    return Estimate.of(_quadratics(problem, params, jax.random.split(validate.as_key("trace_of_hessian", key), probes)))
-
-
-@eqx.filter_jit
-def _quadratics(problem: AbstractProblem, params: PyTree, keys: Array) -> Array:
-    draw = lambda key: spectral.random_signs(key, params)
-    return spectral.quadratic_forms(draw, _hessian_product(problem, params), keys)
-
-
-def largest_curvature(problem: AbstractProblem, params: PyTree, key: KeyLike, steps: int = 40) -> float:
-    """Return the largest eigenvalue of the Hessian by Lanczos iteration (from below, to about one percent)."""
-    return float(_lanczos(problem, params, validate.as_key("largest_curvature", key), min(steps, trees.count(params))))
-
-
-@eqx.filter_jit
-def _lanczos(problem: AbstractProblem, params: PyTree, key: Array, steps: int) -> Array:
-    flat, unravel = jax.flatten_util.ravel_pytree(params)
-    product = _hessian_product(problem, params)
-    start = jax.random.normal(key, flat.shape, flat.dtype)
-    return spectral.lanczos_largest(lambda v: trees.ravel(product(unravel(v))), start, steps)

@@ -9,7 +9,7 @@ from tests.torch.flows import linear_pair
 from tests.torch.oracle import square
 from tests.torch.tasks import relu_task
 from undertow.torch import census, equilibrate
-from undertow.torch.equilibrium.curvature import largest_curvature, trace_of_hessian
+from undertow.torch.equilibrium.curvature import dense_hessian, largest_curvature, trace_of_hessian
 
 pytestmark = pytest.mark.torch
 
@@ -28,7 +28,9 @@ def test_curvature_against_the_hessian():
     blocks = torch.autograd.functional.hessian(mean, tuple(p.detach() for p in model.parameters()))
     sizes = [p.numel() for p in model.parameters()]
     rows = [torch.cat([b.reshape(n, -1) for b in row], 1) for n, row in zip(sizes, blocks, strict=True)]
-    largest = torch.linalg.eigvalsh(torch.cat(rows))[-1].item()
+    hessian = torch.cat(rows)
+    np.testing.assert_allclose(dense_hessian(model, batches, loss, 0), hessian.numpy(), atol=1e-10)
+    largest = torch.linalg.eigvalsh(hessian)[-1].item()
     assert done.curvature[1].value == pytest.approx(largest, rel=5e-3)
     assert done.largest_step[1].value == pytest.approx(2 / largest, rel=5e-3)
 
@@ -44,6 +46,7 @@ def test_a_loss_without_a_second_derivative_has_no_curvature():
     assert done.imbalance < 1e-3
     assert np.isnan([done.curvature[0].value, done.largest_step[1].value]).all()
     assert "cannot be differentiated twice" in str(done)
+    assert dense_hessian(net, batches, loss, 0) is None
 
 
 @pytest.mark.parametrize("measure", [largest_curvature, trace_of_hessian])

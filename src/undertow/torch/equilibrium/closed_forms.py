@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array
 
 from undertow.symmetry import closed_forms
-from undertow.symmetry.forecast import times_of_sums
+from undertow.symmetry.relaxation import relaxation_steps
 from undertow.torch.equilibrium.charge_moments import ChargeMoments
 
 __all__ = ["gl_amounts", "mean_eigenpairs", "relaxation_times", "rescaling_amounts"]
@@ -78,5 +78,6 @@ def _mean_eigenpairs(a: Array, b: Array) -> tuple[Array, Array]:
 
 
 def relaxation_times(noise: np.ndarray, weight: np.ndarray, step_size: float, weight_decay: float) -> np.ndarray:
-    """Return the relaxation times in steps, from noise and weights of both sides added up, at the equilibrium."""
-    return times_of_sums(noise, weight, step_size, weight_decay)
+    """Return the finite relaxation times in steps, from the sums of noise and of weights at the equilibrium."""
+    times = relaxation_steps(noise, weight, step_size, weight_decay)
+    return times[np.isfinite(times)]

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -12,7 +13,9 @@ from undertow.estimate import Estimate
 from undertow.torch._copies import Batch, Loss, forward, trainable
 from undertow.torch._isolation import isolated
 
-__all__ = ["largest_curvature", "trace_of_hessian"]
+__all__ = ["dense_hessian", "largest_curvature", "trace_of_hessian"]
+
+T = TypeVar("T")
 
 RESIDUAL_RTOL = 1e-2
 """Relative tolerance of the residual; the error of the eigenvalue is of the order of its square."""
@@ -30,6 +33,18 @@ def largest_curvature(model: nn.Module, batches: Sequence[Batch], loss: Loss, se
     return _or_nan(_largest, model, batches, loss, seed)
 
 
+def dense_hessian(model: nn.Module, batches: Sequence[Batch], loss: Loss, seed: int) -> np.ndarray | None:
+    """Return the Hessian of the mean loss over the batches, for small models; None without second derivatives."""
+    return _or_none(lambda hessian: _dense(hessian, batches), model, loss, seed)
+
+
+def _dense(hessian: "_Hessian", batches: Sequence[Batch]) -> np.ndarray:
+    total = hessian.matrix(batches[0]).double()
+    for batch in batches[1:]:
+        total += hessian.matrix(batch)
+    return (total / len(batches)).numpy(force=True)
+
+
 def _or_nan(
     measure: Callable[["_Hessian", Sequence[Batch], int], Estimate],
     model: nn.Module,
@@ -37,13 +52,19 @@ def _or_nan(
     loss: Loss,
     seed: int,
 ) -> Estimate:
-    """Return a measurement, or NaN where PyTorch has no second derivative (CTC, `EmbeddingBag`, RNNs of cuDNN)."""
+    """Return a measurement, or NaN where PyTorch has no second derivative."""
+    estimate = _or_none(lambda hessian: measure(hessian, batches, seed), model, loss, seed)
+    return Estimate(float("nan"), float("nan"), len(batches)) if estimate is None else estimate
+
+
+def _or_none(measure: Callable[["_Hessian"], T], model: nn.Module, loss: Loss, seed: int) -> T | None:
+    """Return a measurement, or None where PyTorch has no second derivative (CTC, `EmbeddingBag`, RNNs of cuDNN)."""
     try:
-        return measure(_Hessian(model, loss, seed), batches, seed)
+        return measure(_Hessian(model, loss, seed))
     except RuntimeError as error:
         if not re.search("not implemented|not supported|differentiate twice", str(error)):
             raise
-        return Estimate(float("nan"), float("nan"), len(batches))
+        return None
 
 
 def _largest(hessian: "_Hessian", batches: Sequence[Batch], seed: int) -> Estimate:
@@ -113,6 +134,23 @@ class _Hessian:
             second = torch.autograd.grad(along, self.params, allow_unused=True)
         whole = [torch.zeros_like(p) if t is None else t for t, p in zip(second, self.params, strict=True)]
         return torch.cat([t.detach().reshape(-1).to(vector) for t in whole])
+
+    def matrix(self, batch: Batch) -> Tensor:
+        """Return H for the loss of a batch, row by row."""
+        size = sum(self.sizes)
+        rows = torch.zeros(size, size, device=self.params[0].device, dtype=self.params[0].dtype)
+        with isolated(self.model, self.seed), sdpa_kernel(SDPBackend.MATH):
+            value, _ = forward(self.model, batch, self.loss)
+            first = torch.autograd.grad(value, self.params, create_graph=True, allow_unused=True)
+            whole = [torch.zeros_like(p) if g is None else g for g, p in zip(first, self.params, strict=True)]
+            for row, entry in zip(rows, torch.cat([g.reshape(-1) for g in whole]), strict=True):
+                if entry.requires_grad:
+                    second = torch.autograd.grad(entry, self.params, retain_graph=True, allow_unused=True)
+                    pieces = zip(row.split(self.sizes), second, strict=True)
+                    for piece, gradient in pieces:
+                        if gradient is not None:
+                            piece += gradient.reshape(-1)
+        return rows
 
 
 def _top_eigenvector(product: Callable[[Tensor], Tensor], start: Tensor) -> Tensor | None:
