@@ -37,7 +37,7 @@ def information_criterion(
     sizes: Int[np.ndarray, " e"], noise: Float[np.ndarray, "*m e"], columns: int
 ) -> Float[np.ndarray, "*m"]:
     """Return sum_e n_e log R_e + |A| log n, for models of normal noise with one variance R_e per group."""
-    return np.log(noise) @ sizes + columns * np.log(sizes.sum())
+    return np.asarray(np.log(noise) @ sizes + columns * np.log(sizes.sum()))
 
 
 def least_noise(moments: Moments) -> Float[np.ndarray, " e"]:

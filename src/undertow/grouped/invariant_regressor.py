@@ -174,9 +174,7 @@ def _subset_candidates(moments: Moments) -> list[_Candidate]:
     tests = subset_tests(moments, screened_columns(moments))
     numbers = zip(*(x.tolist() for x in (tests.statistic, tests.freedom, tests.p_value, tests.risk, tests.bic)),
                   strict=True)  # fmt: skip
-    return [
-        _Candidate("subset", np.nan, support, *each) for support, each in zip(tests.support, numbers, strict=True)
-    ]
+    return [_Candidate("subset", np.nan, support, *each) for support, each in zip(tests.support, numbers, strict=True)]
 
 
 def _choose(moments: Moments, alpha: float, level: float) -> _Choice:
