@@ -158,7 +158,8 @@ def real_array(function: str, name: str, value: object) -> np.ndarray:
         mixed = given.dtype.kind == "O" and any(isinstance(x, complex | np.complexfloating) for x in given.flat)
         if given.dtype.kind == "c" or mixed:
             raise ValueError(
-                f"`{function}`: `{name}` is complex; give real numbers, such as its real part (Complex data not supported)."
+                f"`{function}`: `{name}` is complex; give real numbers, such as its real part. "
+                "Complex data not supported."
             )
         if given.dtype.kind not in "mM":
             return given.astype(float)
