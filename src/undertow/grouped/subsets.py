@@ -150,13 +150,14 @@ def _statistics(
     large terms would cancel if the groups have almost no noise.
     """
     outer, least = _outer(residual), least_noise(moments)
-    hessian, linear, constant = 0.0, 0.0, 0.0
+    m, p = chosen.shape
+    hessian, linear, constant = np.zeros((m, p, p)), np.zeros((m, p, 1)), np.zeros(m)
     for e, size in enumerate(moments.sizes):
         second = _blocks(joint[e], chosen)
         conditions = np.take_along_axis(residual @ joint[e], chosen, axis=1)[:, :, None]
         spread = _blocks((outer @ fourth[e]).reshape(-1, *joint.shape[1:]), chosen) + least[e] * second
         weighted = size * _solve(spread, np.concatenate([second, conditions], axis=2))
-        hessian = hessian + second @ weighted[:, :, :-1]
-        linear = linear + second @ weighted[:, :, -1:]
-        constant = constant + np.sum(conditions * weighted[:, :, -1:], axis=(1, 2))
+        hessian += second @ weighted[:, :, :-1]
+        linear += second @ weighted[:, :, -1:]
+        constant += np.sum(conditions * weighted[:, :, -1:], axis=(1, 2))
     return np.maximum(constant - np.sum(linear * _solve(hessian, linear), axis=(1, 2)), 0.0)
