@@ -40,11 +40,10 @@ def test_if_every_candidate_is_rejected_the_least_contradicted_is_returned_in_wo
 
 
 def test_a_false_rejection_of_the_true_model_is_said_and_its_coefficients_are_returned():
-    """At a level of .9 the test rejects nine of ten true models. Of wrong models, all are rejected in shifted data.
+    """The level is set just above the p-value of the causes, and all wrong models have smaller p-values.
 
     The words bound the probability of what was seen: the p-value of a true model is uniform.
     """
-    seen = 0
     for seed in range(6):
         design = grouped_design("shift", seed, d=7)
         moments = moments_of("fit", design.X, design.y, design.groups)[0]
@@ -56,8 +55,6 @@ def test_a_false_rejection_of_the_true_model_is_said_and_its_coefficients_are_re
         assert model.support_.tolist() == (design.truth != 0).tolist()
         np.testing.assert_array_equal(model.coef_, moments.original(truth.coef)[0])
         assert f"a probability of at most {truth.p_value:.2g}" in model.verdict_
-        seen += 1
-    assert seen == 6
 
 
 def test_a_better_model_that_is_rejected_narrowly_is_named():
