@@ -157,14 +157,19 @@ def real_array(function: str, name: str, value: object) -> np.ndarray:
         given = np.asarray(value)
         mixed = given.dtype.kind == "O" and any(isinstance(x, complex | np.complexfloating) for x in given.flat)
         if given.dtype.kind == "c" or mixed:
-            raise TypeError(f"`{function}`: `{name}` is complex; give real numbers, such as its real part.")
+            raise ValueError(
+                f"`{function}`: `{name}` is complex; give real numbers, such as its real part. "
+                "Complex data not supported."
+            )
         if given.dtype.kind not in "mM":
             return given.astype(float)
+        reason = f"dtype {given.dtype}"
     except (TypeError, ValueError) as error:
         if str(error).startswith(f"`{function}`"):
             raise
+        reason = str(error)
     raise TypeError(
-        f"`{function}`: `{name}` has entries that are not numbers; encode text and dates as numbers."
+        f"`{function}`: `{name}` has entries that are not numbers; encode text and dates as numbers ({reason})."
     ) from None
 
 

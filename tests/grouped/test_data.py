@@ -5,6 +5,8 @@ import itertools
 import numpy as np
 import pandas
 import pytest
+import scipy.sparse
+from sklearn.exceptions import DataConversionWarning
 
 import undertow as ut
 from undertow.grouped.data import Bootstrap, Moments, bootstrap, moments_of
@@ -80,12 +82,15 @@ MISTAKES = {
         r"column . of `X` has standard deviation .*e-150 and `y` .*e\+15.*change the units",
     ),
     "one column without an axis": (lambda e: e().fit(X[:, 0], Y, GROUPS), r"give \(rows, columns\)"),
+    "a sparse X": (lambda e: e().fit(scipy.sparse.csr_array(X), Y, GROUPS), r"`X` is sparse.*`\.toarray\(\)`"),
+    "one row": (lambda e: e().fit(X[:1], Y[:1], GROUPS[:1]), r"`X` has one row \(n_samples = 1\)"),
+    "no y": (lambda e: e().fit(X, None, GROUPS), "requires y to be passed, but the target y is None"),
     "no rows": (lambda e: e().fit(X[:0], Y[:0], GROUPS[:0]), "empty"),
     "no columns": (lambda e: e().fit(X[:, :0], Y, GROUPS), "empty"),
     "alpha of zero": (lambda e: e(alpha=0.0).fit(X, Y, GROUPS), r"\(alpha=0.0\)`: `alpha` must be"),
     "alpha below zero": (lambda e: e(alpha=-1e-3).fit(X, Y, GROUPS), "`alpha` must be"),
     "a bootstrap without repeats": (lambda e: e().bootstrap(X, Y, GROUPS, repeats=0), "`repeats` must be at least 1"),
-    "prediction with fewer columns": (lambda e: fitted(e).predict(X[:, :2]), "2 columns, the model was fitted on 3"),
+    "prediction with fewer columns": (lambda e: fitted(e).predict(X[:, :2]), "X has 2 features, but .* is expecting 3"),
     "prediction with missing values": (lambda e: fitted(e).predict(changed(X, (0, 0), np.nan)), "missing"),
     "prediction with columns in another order": (
         lambda e: e().fit(frame(), Y, GROUPS).predict(frame()[["dose", "age", "weight"]]),
@@ -112,7 +117,7 @@ def test_invalid_input_raises(mistake, estimator, as_a_user):
 def test_functions_reject_masked_and_complex_input(function):
     with pytest.raises(ValueError, match="`X` has masked entries"):
         function(masked(X, (3, 1)), Y, GROUPS)
-    with pytest.raises(TypeError, match="`y` is complex"):
+    with pytest.raises(ValueError, match="`y` is complex"):
         function(X, Y + 1j, GROUPS)
 
 
@@ -120,6 +125,14 @@ def test_functions_reject_masked_and_complex_input(function):
 def test_an_empty_mask_is_accepted(estimator):
     hidden = estimator().fit(np.ma.array(X), np.ma.array(Y), np.ma.array(GROUPS))
     np.testing.assert_array_equal(hidden.coef_, fitted(estimator).coef_)
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_a_y_of_one_column_is_flattened_with_a_warning(estimator):
+    """As in scikit-learn."""
+    with pytest.warns(DataConversionWarning, match="column-vector y"):
+        model = estimator().fit(X, Y[:, None], GROUPS)
+    np.testing.assert_array_equal(model.coef_, fitted(estimator).coef_)
 
 
 @pytest.mark.parametrize("estimator", ESTIMATORS)

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import scipy.sparse
 from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
+from sklearn.utils.validation import column_or_1d
 
 from undertow import _validate as validate
 from undertow._progress import Progress
@@ -142,11 +144,19 @@ def _names(X: ArrayLike) -> np.ndarray | None:
 def check_rows(function: str, X: ArrayLike) -> tuple[Float[np.ndarray, "rows d"], np.ndarray | None]:
     """Return X as finite numbers of shape (rows, columns), and the names of its columns."""
     names = _names(X)
+    if scipy.sparse.issparse(X):
+        raise TypeError(f"`{function}`: `X` is sparse, which is not supported; convert it with `.toarray()`.")
     values = validate.real_array(function, "X", X)
     if values.ndim != 2:
-        raise ValueError(f"`{function}`: `X` has shape {values.shape}; give (rows, columns).")
+        raise ValueError(
+            f"`{function}`: `X` has shape {values.shape}; give (rows, columns). Reshape your data: "
+            "`X.reshape(1, -1)` is one row, `X.reshape(-1, 1)` is one column."
+        )
     if 0 in values.shape:
-        raise ValueError(f"`{function}`: `X` is empty, of shape {values.shape}; give at least one row and one column.")
+        raise ValueError(
+            f"`{function}`: `X` is empty: {values.shape[0]} sample(s) and {values.shape[1]} feature(s) "
+            f"(shape={values.shape}) while a minimum of 1 is required; give at least one row and one column."
+        )
     bad = ~np.isfinite(values).all(0)
     if bad.any():
         where = _column(names, int(np.flatnonzero(bad)[0]))
@@ -199,7 +209,15 @@ def moments_of(
     """
     values, columns = check_rows(function, X)
     rows = len(values)
+    if rows < 2:
+        raise ValueError(f"`{function}`: `X` has one row (n_samples = 1); give at least two rows in each group.")
+    if y is None:
+        raise ValueError(
+            f"`{function}`: the estimator requires y to be passed, but the target y is None; give one number per row."
+        )
     target = validate.real_array(function, "y", y)
+    if target.shape == (rows, 1):
+        target = column_or_1d(target, warn=True)
     if target.shape != (rows,):
         raise ValueError(f"`{function}`: `y` has shape {target.shape} and `X` {rows} rows; give one number per row.")
     if not np.isfinite(target).all():
@@ -244,8 +262,8 @@ def predict_linear(
     values, names = check_rows(function, X)
     if values.shape[1] != len(coef):
         raise ValueError(
-            f"`{function}`: `X` has {values.shape[1]} columns, the model was fitted on {len(coef)}; give the same "
-            "columns."
+            f"`{function}`: X has {values.shape[1]} features, but {function.split('.')[0]} is expecting {len(coef)} "
+            "features as input; give the columns of the fit."
         )
     if names is not None and names_at_fit is not None and list(names) != list(names_at_fit):
         first = next(j for j, (a, b) in enumerate(zip(names, names_at_fit, strict=True)) if a != b)

@@ -1,6 +1,5 @@
 """A test whether a linear model is the same in every group: a weighted refit and a test for heteroscedastic noise."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -8,7 +7,7 @@ from jaxtyping import Bool, Float, Int
 
 from undertow.grouped.data import Moments
 
-__all__ = ["InvariantFit", "invariance_test"]
+__all__ = ["InvariantFit", "information_criterion", "invariance_test", "least_noise", "p_values"]
 
 REWEIGHTINGS = 50
 """The largest number of reweightings of the refit; a few are enough unless the groups differ strongly."""
@@ -30,6 +29,20 @@ class InvariantFit:
     """NaN if `freedom` is 0: the groups then have too few rows to test this support."""
     risk: float
     """The pooled mean squared error, in units of the variance of y."""
+    bic: float
+    """The Bayesian information criterion of the refit; see `information_criterion`."""
+
+
+def information_criterion(
+    sizes: Int[np.ndarray, " e"], noise: Float[np.ndarray, "*m e"], columns: int
+) -> Float[np.ndarray, "*m"]:
+    """Return sum_e n_e log R_e + |A| log n, for models of normal noise with one variance R_e per group."""
+    return np.asarray(np.log(noise) @ sizes + columns * np.log(sizes.sum()))
+
+
+def least_noise(moments: Moments) -> Float[np.ndarray, " e"]:
+    """Return a bound below the noise of each group: one fitted to rounding would otherwise have all the weight."""
+    return 1e-12 * np.maximum(moments.power, 1e-12)
 
 
 def invariance_test(moments: Moments, support: Bool[np.ndarray, " d"]) -> InvariantFit:
@@ -58,8 +71,7 @@ def invariance_test(moments: Moments, support: Bool[np.ndarray, " d"]) -> Invari
     cross = moments.joint[:, chosen, -1]
     flat = second.reshape(len(second), -1)
     sizes = moments.sizes.astype(float)
-    # otherwise a group that is fitted to rounding would have all the weight
-    least = 1e-12 * np.maximum(moments.power, 1e-12)
+    least = least_noise(moments)
     weights = moments.shares
     beta = np.zeros(len(chosen))
     for _ in range(REWEIGHTINGS):
@@ -78,8 +90,9 @@ def invariance_test(moments: Moments, support: Bool[np.ndarray, " d"]) -> Invari
         intercept=float(beta[0]),
         statistic=statistic,
         freedom=freedom,
-        p_value=_p_value(statistic, freedom),
+        p_value=float(p_values(statistic, freedom)),
         risk=float(moments.shares @ noise),
+        bic=float(information_criterion(moments.sizes, noise, len(chosen) - 1)),
     )
 
 
@@ -104,7 +117,10 @@ def _overidentification(
     return float(np.sum((target - slopes @ best) ** 2)), int(spanned.sum() - rank)
 
 
-def _p_value(statistic: float, freedom: int) -> float:
+def p_values(
+    statistic: float | Float[np.ndarray, " m"], freedom: int | Int[np.ndarray, " m"]
+) -> Float[np.ndarray, "*m"]:
+    """Return the probability of a larger chi-squared variable; NaN without degrees of freedom."""
     from scipy.special import chdtrc
 
-    return float(chdtrc(freedom, statistic)) if freedom > 0 else math.nan
+    return np.where(np.asarray(freedom) > 0, chdtrc(np.maximum(freedom, 1), statistic), np.nan)

@@ -1,8 +1,7 @@
-"""An estimator of a linear model that holds in every group, by the heterogeneity flow and a test of invariance."""
+"""An estimator of a linear model that holds in every group, by a search over supports and a test of invariance."""
 
-import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,6 +15,7 @@ from undertow.grouped import data as grouped
 from undertow.grouped.data import PRESENT, Bootstrap, Moments
 from undertow.grouped.flow import heterogeneity_flow
 from undertow.grouped.invariance import InvariantFit, invariance_test
+from undertow.grouped.subsets import SubsetTests, screened_columns, subset_tests
 
 if TYPE_CHECKING:
     import pandas
@@ -24,29 +24,42 @@ __all__ = ["InvariantRegressor"]
 
 PENALTIES = np.geomspace(1.0, 1000.0, 13)
 """The penalties rho on gradients that differ between groups."""
+NARROW = 0.1
+"""A rejection is called narrow if its p-value is above this share of the level."""
+BETTER = 3.0
+"""A rejected model is reported if its information criterion is lower by more than this number of columns' penalties."""
 
 
 class InvariantRegressor(RegressorMixin, BaseEstimator):
     """Linear regression on rows in groups (hospitals, years) with the variables that act alike in all groups.
 
-    The heterogeneity flow (`undertow.grouped.flow`) proposes supports: 13 penalties on coordinates whose gradient
-    differs between groups, from two starts each. Every support is refitted with one noise level per group and tested
-    for invariance (`undertow.grouped.invariance`). Of those that pass, the one with the least pooled risk is chosen. If
-    none passes, the coefficients are those of pooled least squares, `invariant_` is False, and a warning is issued.
+    Candidates are supports, sets of columns, from two searches. The first takes every subset of the ten columns with
+    the largest ridge coefficients (`undertow.grouped.subsets`). The second is the heterogeneity flow
+    (`undertow.grouped.flow`) with 13 penalties on coordinates whose gradient differs between groups, from two starts
+    each; it has no bound on the number of columns. Every support is refitted with one noise level per group and tested
+    for invariance (`undertow.grouped.invariance`): in every group the residual must have mean zero and no correlation
+    with the columns. Of those that pass, the one with the least Bayesian information criterion is chosen.
 
-    The method works if children of y change between groups, best if their correlation changes sign. It fails if the
-    groups differ by shifts of means, and then usually warns. A model that passes the test need not be causal. The test
-    allows noise that depends on x; the flow's V_j does not, which can change the proposed supports.
+    If none passes, the candidate with the largest p-value is returned, not pooled least squares; `invariant_` is then
+    False and a warning is issued. Warnings are also issued if the constant alone passes, and if a model that fits
+    clearly better is rejected narrowly: the test rejects a true model with probability `level`. `verdict_` has the same
+    words.
+
+    The method works if children of y change between groups, by their relation to y, their noise or their means. Under
+    shifts of means it works only if the causes are among the ten screened columns and there are enough groups (see the
+    benchmark in the documentation). A model that passes the test need not be causal. The test allows noise that depends
+    on x; the flow's V_j does not, which can change the proposed supports.
 
     **Arguments:** `level` of the test; `alpha`, the size of the cold start.
 
-    **After `fit(X, y, groups)`:** `coef_`, `intercept_`, `support_` (a mask), `invariant_`, `p_value_`, `rho_` (the
-    penalty of the chosen model; NaN if none passes), `pooled_coef_` (least squares), `path_` (a table with one row per
-    penalty and start), `groups_`, `n_features_in_`, and `feature_names_in_` if the columns have names.
+    **After `fit(X, y, groups)`:** `coef_`, `intercept_`, `support_` (a mask), `invariant_`, `p_value_`, `verdict_` (the
+    result in words), `rejected_support_` (a mask of the better model that is rejected narrowly, or None), `rho_` (the
+    penalty of the chosen model; NaN if the flow did not propose it), `pooled_coef_` (least squares), `path_` (a table
+    of all candidates), `groups_`, `n_features_in_`, and `feature_names_in_` if the columns have names.
 
     >>> import undertow as ut
     >>> from undertow.grouped.designs import grouped_design
-    >>> design = grouped_design("flip", seed=0)
+    >>> design = grouped_design("shift", seed=0)
     >>> model = ut.InvariantRegressor().fit(design.X, design.y, design.groups)
     >>> print(model.invariant_, (model.support_ & design.children).any(), design.error(model.coef_) < 0.05)
     True False True
@@ -62,25 +75,19 @@ class InvariantRegressor(RegressorMixin, BaseEstimator):
         moments, self.groups_, names = grouped.moments_of("InvariantRegressor.fit", X, y, groups)
         self.n_features_in_ = moments.cross.shape[1]
         grouped.remember_names(self, names)
-        candidates = _search(moments, float(self.alpha))
-        best = _best(candidates, float(self.level))
-        self.pooled_coef_, pooled_intercept = moments.original(moments.least_squares())
-        self.path_ = _table(candidates)
-        self.invariant_ = best is not None
-        if best is None:
-            self.coef_, self.intercept_ = self.pooled_coef_.copy(), pooled_intercept
-            self.support_ = np.ones(self.n_features_in_, bool)
-            tested = [p for candidate in candidates if not math.isnan(p := candidate.fit.p_value)]
-            self.p_value_ = max(tested, default=math.nan)
-            self.rho_ = math.nan
-            warnings.warn(
-                f"`InvariantRegressor`: found no linear model that is the same in every group (the best has p = "
-                f"{self.p_value_:.2g}, level {self.level:g}); the coefficients are those of pooled least squares.",
-                stacklevel=2,
-            )
-            return self
-        self.coef_, self.intercept_ = moments.original(best.fit.coef, best.fit.intercept)
-        self.support_, self.p_value_, self.rho_ = best.support, best.fit.p_value, best.rho
+        choice = _choose(moments, float(self.alpha), float(self.level))
+        tests = choice.candidates.tests
+        self.coef_, self.intercept_ = moments.original(choice.fit.coef, choice.fit.intercept)
+        self.support_, self.p_value_ = tests.support[choice.chosen], choice.fit.p_value
+        self.rho_ = float(choice.candidates.rho[choice.chosen])
+        self.invariant_ = choice.invariant
+        self.rejected_support_ = None if choice.narrow is None else tests.support[choice.narrow]
+        self.pooled_coef_, _ = moments.original(moments.least_squares())
+        self.path_ = _table(choice.candidates)
+        labels = [str(j) for j in range(self.n_features_in_)] if names is None else list(names)
+        self.verdict_, doubtful = _verdict(choice, float(self.level), labels)
+        if doubtful:
+            warnings.warn(f"`InvariantRegressor`: {self.verdict_}", stacklevel=2)
         return self
 
     def predict(self, X: ArrayLike) -> Float[np.ndarray, " rows"]:
@@ -89,22 +96,28 @@ class InvariantRegressor(RegressorMixin, BaseEstimator):
         names_at_fit = getattr(self, "feature_names_in_", None)
         return grouped.predict_linear("InvariantRegressor.predict", X, self.coef_, self.intercept_, names_at_fit)
 
+    def report(self) -> str:
+        """Return the verdict, and the coefficients of the model."""
+        check_is_fitted(self)
+        names = getattr(self, "feature_names_in_", np.arange(self.n_features_in_).astype(str))
+        rows = [("intercept", self.intercept_), *zip(names[self.support_], self.coef_[self.support_], strict=True)]
+        width = max(len(str(name)) for name, _ in rows)
+        return "\n".join([self.verdict_, *(f"  {name:<{width}}  {value: .4g}" for name, value in rows)])
+
     def bootstrap(
         self, X: ArrayLike, y: ArrayLike | None, groups: ArrayLike | None = None, *, repeats: int = 200, seed: int = 0
     ) -> Bootstrap:
         """Fit data sets of groups drawn with replacement, for intervals that include the choice of the support.
 
-        A draw in which no model passes contributes its pooled coefficients, as in `fit`. With few groups the
-        intervals are a rough guide: five groups have only 126 different draws.
+        A draw in which no model passes contributes the candidate with the largest p-value, as in `fit`. With few groups
+        the intervals are a rough guide: five groups have only 126 different draws.
         """
         self._check_settings()
         moments, _, _ = grouped.moments_of("InvariantRegressor.bootstrap", X, y, groups)
 
         def estimate(drawn: Moments, repeat: int) -> tuple[np.ndarray, float]:
-            best = _best(_search(drawn, float(self.alpha)), float(self.level))
-            if best is None:
-                return drawn.original(drawn.least_squares())
-            return drawn.original(best.fit.coef, best.fit.intercept)
+            fit = _choose(drawn, float(self.alpha), float(self.level)).fit
+            return drawn.original(fit.coef, fit.intercept)
 
         return grouped.bootstrap("InvariantRegressor.bootstrap", moments, estimate, repeats, seed)
 
@@ -115,15 +128,25 @@ class InvariantRegressor(RegressorMixin, BaseEstimator):
 
 
 @dataclass(frozen=True)
-class _Candidate:
-    rho: float
-    warm: bool
-    support: Bool[np.ndarray, " d"]
+class _Candidates:
+    source: list[str]
+    rho: Float[np.ndarray, " m"]
+    tests: SubsetTests
+
+
+@dataclass(frozen=True)
+class _Choice:
+    candidates: _Candidates
+    chosen: int
+    """The number of the chosen candidate."""
     fit: InvariantFit
+    invariant: bool
+    narrow: int | None
+    """The number of the best candidate that fits clearly better and is rejected narrowly."""
 
 
-def _search(moments: Moments, alpha: float) -> list[_Candidate]:
-    """Return one candidate for every penalty and start; a repeated support is refitted once."""
+def _flow_tests(moments: Moments, alpha: float) -> SubsetTests:
+    """Return the tests of one support for every penalty and start of the flow; a repeated support is refitted once."""
     rho = np.concatenate([PENALTIES, PENALTIES])
     warm = np.arange(len(rho)) >= len(PENALTIES)
     supports = np.abs(heterogeneity_flow(moments, rho, warm, alpha=alpha)) > PRESENT
@@ -131,30 +154,99 @@ def _search(moments: Moments, alpha: float) -> list[_Candidate]:
     for support in supports:
         if support.tobytes() not in tested:
             tested[support.tobytes()] = invariance_test(moments, support)
-    return [
-        _Candidate(float(r), bool(h), support, tested[support.tobytes()])
-        for r, h, support in zip(rho, warm, supports, strict=True)
-    ]
+    fits = [tested[support.tobytes()] for support in supports]
+    column = lambda name: np.array([getattr(fit, name) for fit in fits])
+    return SubsetTests(supports, *map(column, ("statistic", "freedom", "p_value", "risk", "bic")))
 
 
-def _best(candidates: list[_Candidate], level: float) -> _Candidate | None:
-    passing = [candidate for candidate in candidates if candidate.fit.p_value > level]
-    return min(passing, key=lambda candidate: candidate.fit.risk, default=None)
+def _search(moments: Moments, alpha: float) -> _Candidates:
+    """Return the supports of the flow, and all subsets of the screened columns."""
+    flow = _flow_tests(moments, alpha)
+    subsets = subset_tests(moments, screened_columns(moments))
+    return _Candidates(
+        source=["flow, cold"] * len(PENALTIES) + ["flow, warm"] * len(PENALTIES) + ["subset"] * len(subsets.p_value),
+        rho=np.concatenate([PENALTIES, PENALTIES, np.full(len(subsets.p_value), np.nan)]),
+        tests=SubsetTests(*(np.concatenate([getattr(part, f.name) for part in (flow, subsets)]) for f in fields(flow))),
+    )
 
 
-def _table(candidates: list[_Candidate]) -> "pandas.DataFrame":
+def _choose(moments: Moments, alpha: float, level: float) -> _Choice:
+    """Return the passing candidate of least information criterion; if none passes, that of the largest p-value."""
+    candidates = _search(moments, alpha)
+    tests = candidates.tests
+    for number in _passing(tests, level):
+        fit = invariance_test(moments, tests.support[number])
+        # the tests of all subsets together are less accurate in groups with few rows
+        if fit.p_value > level:
+            better = tests.bic[number] - BETTER * np.log(moments.sizes.sum())
+            return _Choice(candidates, number, fit, True, _narrowly_rejected(tests, better, level))
+    closest = _least_contradicted(tests)
+    return _Choice(candidates, closest, invariance_test(moments, tests.support[closest]), False, None)
+
+
+def _passing(tests: SubsetTests, level: float) -> list[int]:
+    """Return the numbers of the candidates above the level, in the order of their information criterion."""
+    order = np.argsort(tests.bic, kind="stable")
+    return order[tests.p_value[order] > level].tolist()
+
+
+def _least_contradicted(tests: SubsetTests) -> int:
+    """Return the candidate with the largest p-value; p-values that underflow are ordered by statistic per freedom."""
+    excess = tests.statistic / np.maximum(tests.freedom, 1)
+    return int(np.lexsort((-excess, np.nan_to_num(tests.p_value, nan=-1.0)))[-1])
+
+
+def _narrowly_rejected(tests: SubsetTests, better: float, level: float) -> int | None:
+    """Return the best candidate with a criterion below `better` and a p-value in (NARROW level, level]."""
+    narrow = (tests.p_value > NARROW * level) & (tests.p_value <= level) & (tests.bic < better)
+    return int(np.where(narrow, tests.bic, np.inf).argmin()) if narrow.any() else None
+
+
+def _verdict(choice: _Choice, level: float, names: list[str]) -> tuple[str, bool]:
+    """Return the result in words, and whether it calls for a warning."""
+    tests, p_value = choice.candidates.tests, choice.fit.p_value
+    columns = _columns(tests.support[choice.chosen], names)
+    if not choice.invariant:
+        return (
+            f"All {len(tests.p_value)} candidates are rejected as different between groups, at level {level:g}. "
+            f"The largest p-value is {p_value:.2g}, of the {columns}. The coefficients are those of this model, which "
+            f"is not established as invariant, and not those of pooled least squares (`pooled_coef_`). If a true model "
+            f"is among the candidates, p-values as small as these have a probability of at most {p_value:.2g}.",
+            True,
+        )
+    passed = f"The {columns} passes the test of invariance (p = {p_value:.2g}, level {level:g})."
+    if choice.narrow is not None:
+        return (
+            f"{passed} However, the {_columns(tests.support[choice.narrow], names)} fits better and is rejected "
+            f"narrowly (p = {tests.p_value[choice.narrow]:.2g}). The test rejects a true model with probability "
+            f"{level:g}, so that model may be the true one.",
+            True,
+        )
+    if not tests.support[choice.chosen].any():
+        return f"{passed} No model with a column passes, so predictions are constant.", True
+    return passed, False
+
+
+def _columns(support: Bool[np.ndarray, " d"], names: list[str]) -> str:
+    inside = [names[j] for j in np.flatnonzero(support)]
+    if not inside:
+        return "model without columns"
+    shown = ", ".join(inside[:8]) + (f" and {len(inside) - 8} more" if len(inside) > 8 else "")
+    return f"model of {'column' if len(inside) == 1 else 'columns'} {shown}"
+
+
+def _table(candidates: _Candidates) -> "pandas.DataFrame":
     import pandas
 
+    tests = candidates.tests
     return pandas.DataFrame(
-        [
-            {
-                "start": "warm" if candidate.warm else "cold",
-                "rho": candidate.rho,
-                "size": int(candidate.support.sum()),
-                "p_value": candidate.fit.p_value,
-                "risk": candidate.fit.risk,
-                "support": tuple(np.flatnonzero(candidate.support).tolist()),
-            }
-            for candidate in candidates
-        ]
+        {
+            "source": candidates.source,
+            "rho": candidates.rho,
+            "size": tests.support.sum(1),
+            "p_value": tests.p_value,
+            "risk": tests.risk,
+            "bic": tests.bic,
+            "support": [tuple(np.flatnonzero(support).tolist()) for support in tests.support],
+        }
     )

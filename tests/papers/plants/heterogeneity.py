@@ -66,14 +66,14 @@ def _equal_shares(right: Any) -> Any:
     )
 
 
-def _without_groups(right: Any) -> Any:
-    """Remove the penalty of the flow, which leaves gradient flow on all rows."""
-    return lambda moments, rho, *args, **settings: right(moments, 0 * rho, *args, **settings)
+def _shuffled_groups(right: Any) -> Any:
+    """Give the rows groups that are drawn at random."""
+    return lambda function, X, y, groups: right(function, X, y, np.random.default_rng(0).permutation(groups))
 
 
 PLANTS: dict[str, Plant] = {
     "two-phase-law": replaced(f"{_CLAIMS}.grouped_data.growth_phases", _equal_shares),
-    "invariant-regressor": replaced("undertow.grouped.invariant_regressor.heterogeneity_flow", _without_groups),
+    "invariant-regressor": replaced("undertow.grouped.data.moments_of", _shuffled_groups),
     # environments that do not differ
     "filtering-by-spread": replaced("undertow.sensing.laws.Table.draw", _mean_law),
     "typical-growth": replaced("undertow.sensing.laws.Table.draw", _mean_law),
