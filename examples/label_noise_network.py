@@ -30,7 +30,7 @@ def sharpness(p):
     return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(rows)) / 8
 
 
-settled = ut.settle(task, start)
+settled = ut.settle(task, start).params
 step_size, steps = 0.01, 100_000
 limit = ut.Limit(noise).solve(settled, slow_time=steps * step_size**2, observe={"sharpness": sharpness}, num_saves=5)
 sgd = ut.descend(noise, settled, step_size=step_size, steps=steps, key=1, observe={"sharpness": sharpness},

@@ -133,7 +133,7 @@ def _back(problem_data: tuple[Array, Array], points: PyTree, returns: int) -> tu
 def one_start(settings: Settings, seed: int) -> dict[str, Any]:
     """Return the limiting flow from one start, and SGD from it at every step size."""
     problem, params, rest = begin(settings, seed)
-    start = ut.settle(problem, params, tolerance=1e-8)
+    start = ut.settle(problem, params, tolerance=1e-8).params
     noise = ut.LabelNoise(problem, settings.strength)
     flow = ut.Limit(noise).solve(start, slow_time=settings.time, num_saves=settings.num_saves, observe=OBSERVED)
     path = np.asarray(flow.observed["point"])
@@ -181,7 +181,7 @@ def one_start(settings: Settings, seed: int) -> dict[str, Any]:
 def without_noise(settings: Settings) -> float:
     """Return the distance that SGD without label noise moves from a point of zero loss, which should be 0."""
     problem, params, _ = begin(settings, 0)
-    start = ut.settle(problem, params, tolerance=1e-8)
+    start = ut.settle(problem, params, tolerance=1e-8).params
     run = ut.descend(
         ut.Minibatch(problem, batch_size=1), start, step_size=settings.step_sizes[-1], steps=10_000,
         key=jax.random.key(0), progress=False,

@@ -104,7 +104,7 @@ def test_descend_and_settle_minimise_penalised_losses(x64):
     robust = GroupDRO(environments, 10.0)
     assert robust.gradient(jnp.array(1.8)) < 0 < robust.gradient(jnp.array(2.0))
     equal = VREx(environments, 5.0)
-    settled = ut.settle(equal, jnp.array(0.5))
+    settled = ut.settle(equal, jnp.array(0.5)).params
     # the risks are w^2/2 and (w - 4)^2/2, their difference 4(w - 2), so L = (w - 1)^2/2 + 3/2 + 15 (w - 2)^2
     np.testing.assert_allclose(settled, (1 + 60) / 31, atol=1e-6)
     run = ut.descend(ut.Isotropic(equal, 0.01), jnp.array(0.5), step_size=0.01, steps=500, key=0)

@@ -19,7 +19,7 @@ def linear():
 
 def tanh_net():
     net = TanhNet.draw(jax.random.key(0), inputs=5, hidden=8, n=5, dtype=jnp.float64)
-    return net.problem, ut.settle(net.problem, net.params, tolerance=1e-12)
+    return net.problem, ut.settle(net.problem, net.params, tolerance=1e-12).params
 
 
 def metric():
@@ -31,7 +31,7 @@ def metric():
         return g @ m @ g / 2
 
     problem = ut.Problem(loss, jnp.zeros(1))
-    return problem, ut.settle(problem, jnp.array([0.6, 0.7, 0.2, 0.3, 0.4]), tolerance=1e-12)
+    return problem, ut.settle(problem, jnp.array([0.6, 0.7, 0.2, 0.3, 0.4]), tolerance=1e-12).params
 
 
 LOSSES = {"linear model": cache(linear), "tanh network": cache(tanh_net), "metric": cache(metric)}

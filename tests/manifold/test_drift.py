@@ -79,7 +79,7 @@ def test_tangent_and_mixed_parts_depend_on_the_manifold_only(x64):
     constraint = lambda x: x[0] ** 2 + 2 * x[1] ** 2 + jnp.sin(x[2]) - 1
     plain = ut.Problem(lambda x, _: constraint(x) ** 2 / 2, jnp.zeros(1))
     weighted = ut.Problem(lambda x, _: jnp.exp(x[0] + 0.5 * x[2]) * constraint(x) ** 2, jnp.zeros(1))
-    point = ut.settle(plain, jnp.array([0.5, 0.5, 0.1]), tolerance=1e-12)
+    point = ut.settle(plain, jnp.array([0.5, 0.5, 0.1]), tolerance=1e-12).params
     b = factor(point)
     first, second = ut.second_derivative(plain, point, b), ut.second_derivative(weighted, point, b)
     np.testing.assert_allclose(first.tangent, second.tangent, atol=1e-9)

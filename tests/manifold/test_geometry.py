@@ -56,7 +56,7 @@ def test_the_projector_is_the_derivative_of_phi(x64):
         problem, point = LOSSES[name]()
         frame = frame_at(problem, point)
         v = frame.unravel(jax.random.normal(jax.random.key(5), frame.point.shape, jnp.float64))
-        pushed = jax.jvp(lambda p, task=problem: ut.settle(task, p), (point,), (v,))[1]
+        pushed = jax.jvp(lambda p, task=problem: ut.settle(task, p).params, (point,), (v,))[1]
         np.testing.assert_allclose(flat(pushed), frame.project(flat(v)), atol=1e-6)
 
 
@@ -64,7 +64,7 @@ def test_the_derivative_of_phi_off_the_manifold(x64):
     problem, point = LOSSES["metric"]()
     off = point + 0.05 * jax.random.normal(jax.random.key(1), point.shape, jnp.float64)
     v = jax.random.normal(jax.random.key(2), point.shape, jnp.float64)
-    settle = lambda x: ut.settle(problem, x, tolerance=1e-11)
+    settle = lambda x: ut.settle(problem, x, tolerance=1e-11).params
     pushed = jax.jvp(settle, (off,), (v,))[1]
     differences = (settle(off + 1e-4 * v) - settle(off - 1e-4 * v)) / 2e-4
     np.testing.assert_allclose(pushed, differences, rtol=1e-4, atol=1e-4 * float(jnp.linalg.norm(differences)))

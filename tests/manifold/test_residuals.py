@@ -127,10 +127,10 @@ def test_phi_and_its_second_derivative_off_interpolation(x64):
     """The second derivative equals second differences of the end of gradient flow."""
     problem, point = tanh_products()
     step, h = jnp.array([0.3, -0.7, 0.5, 0.2]), 1e-2
-    forward, backward = (ut.settle(problem, point + sign * h * step, tolerance=1e-12) for sign in (1, -1))
+    forward, backward = (ut.settle(problem, point + sign * h * step, tolerance=1e-12).params for sign in (1, -1))
     formula = ut.second_derivative(problem, point, step[:, None]).total
     np.testing.assert_allclose((forward + backward - 2 * point) / h**2, formula, atol=2e-3)
-    pushed = jax.jvp(lambda p: ut.settle(problem, p), (point,), (step,))[1]
+    pushed = jax.jvp(lambda p: ut.settle(problem, p).params, (point,), (step,))[1]
     np.testing.assert_allclose(pushed, frame_at(problem, point).project(step), atol=1e-6)
 
 

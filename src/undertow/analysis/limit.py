@@ -59,7 +59,7 @@ def predict_path(noise: AbstractNoise, params: PyTree, step_size: float) -> Pred
     if trees.count(params) > LARGEST:
         return _none(
             f"the model has more than {LARGEST:,} parameters, for which this may take long: "
-            "`Limit(LabelNoise(problem)).solve(settle(problem, params), slow_time=...)` computes it"
+            "`Limit(LabelNoise(problem)).solve(settle(problem, params).params, slow_time=...)` computes it"
         )
     names = kinks(problem, params)
     if names:
@@ -73,11 +73,11 @@ def predict_path(noise: AbstractNoise, params: PyTree, step_size: float) -> Pred
         except TypeError as error:  # types that the user's code fixes
             return _none(f"the loss cannot be computed in double precision: {str(error).splitlines()[0]}")
         try:
-            start = settle(problem, params, max_steps=SETTLE_STEPS)
+            start = settle(problem, params, max_steps=SETTLE_STEPS).params
         except (ValueError, RuntimeError):
             return _none(
                 f"gradient flow from here does not settle within {SETTLE_STEPS:,} steps of its solver; train further "
-                "and analyse those params, or try `settle(problem, params)`"
+                "and analyse those params, or try `settle(problem, params).params`"
             )
         if float(problem.loss(start)) > 1e-8 * float(jnp.mean(problem.targets**2)):
             return _none(

@@ -1,5 +1,6 @@
 """Phi, the limit of gradient flow."""
 
+import warnings
 from collections.abc import Callable
 
 import diffrax
@@ -12,11 +13,16 @@ from jaxtyping import Array, Bool, Float, PyTree
 from undertow import _trees as trees
 from undertow import _validate as validate
 from undertow import spectral
+from undertow._table import ResultTable, number
 from undertow._validate import Number
 from undertow.covariance import LabelCovariance
+from undertow.dynamics.stiff_flow import stiff_end, stiff_route
 from undertow.problem import AbstractProblem, Population, Regression
 
-__all__ = ["settle"]
+__all__ = ["Settled", "settle"]
+
+EXPLICIT_STEPS = 10_000
+"""The number of explicit steps after which a flow counts as stiff, where the L-stable method can be used."""
 
 POWER_STEPS = 60
 DEEPEST_SADDLE = 1e-4
@@ -26,20 +32,62 @@ LONGEST_JUMP = 1e-3
 """The longest Newton step, relative to 1 + |params|, at the linear end of the flow; the error is its square."""
 
 
+class Settled(eqx.Module):
+    """The end of a gradient flow, and how well it is resolved; `print` shows it."""
+
+    params: PyTree
+    """Phi, the end point."""
+    loss: Float[Array, ""]
+    """The loss there; for least squares half the mean squared residual."""
+    gradient_norm: Float[Array, ""]
+    """|grad L| there."""
+    distance: Float[Array, ""]
+    """An estimate of the distance that the flow has still to go along its slowest directions: |H^+ grad L|."""
+    resolution: Float[Array, ""]
+    """The flow has arrived along directions of a larger curvature than this; zero where it has along all of them."""
+
+    @property
+    def resolved(self) -> bool:
+        """Whether the flow has arrived along all directions."""
+        return float(self.resolution) == 0
+
+    def _table(self) -> ResultTable:
+        title = "end of gradient flow" + ("" if self.resolved else ", not resolved along its slowest directions")
+        rows = (
+            ("loss", number(float(self.loss))),
+            ("norm of the gradient", number(float(self.gradient_norm))),
+            ("distance to go", number(float(self.distance))),
+            ("resolved curvatures", f"above {float(self.resolution):.3g}"),
+        )
+        return ResultTable(title, (), rows, "lr")
+
+    def __str__(self) -> str:
+        return self._table().text() if all(map(validate.concrete, jax.tree.leaves(self))) else repr(self)
+
+    def _repr_html_(self) -> str:
+        return self._table().html()
+
+
 def settle(
     problem: AbstractProblem, params: PyTree, *, tolerance: Number | None = None, max_steps: int = 100_000
-) -> PyTree:
-    """Return Phi(params): the limit of d theta/dt = -grad L(theta) from params.
+) -> Settled:
+    """Return Phi(params), the limit of d theta/dt = -grad L(theta) from params, as `.params` of the result.
 
     An adaptive Runge-Kutta method follows the flow until it is linear. Newton's method (matrix-free) then moves along
-    the normal directions to |grad L| <= `tolerance` (None: 1e-9 in double precision, 1e-4 in single). A flow that does
-    not reach it within `max_steps` steps raises an error.
+    the normal directions to |grad L| <= `tolerance` (None: 1e-9 in double precision, 1e-4 in single). Where this needs
+    too many steps, the problem is ill-conditioned: an L-stable method then follows the flow, with steps that do not
+    depend on the largest curvature (a `Regression` with up to 2,000 equations, or at most 1,000 parameters).
+
+    The slowest directions of an ill-conditioned flow may not have arrived even if |grad L| is small. A warning then
+    gives the curvature below which the flow is not resolved, which is the `resolution` of the result. A flow that does
+    not reach `tolerance` within `max_steps` steps raises an error, and so does one that ends at a saddle.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
     >>> circle = ut.Problem(lambda x, _: (jnp.sum(x**2) - 1) ** 2 / 8, jnp.zeros(1))
-    >>> print(ut.settle(circle, jnp.array([0.9, 1.2])).round(3))
-    [0.6 0.8]
+    >>> end = ut.settle(circle, jnp.array([0.9, 1.2]))
+    >>> print(end.params.round(3), end.resolved)
+    [0.6 0.8] True
     """
     if isinstance(problem, Population):
         raise TypeError(
@@ -51,44 +99,91 @@ def settle(
     problem.check(params)
     max_steps = validate.positive_integer("settle", "max_steps", max_steps)
     if tolerance is None:
-        single = any(leaf.dtype != jnp.float64 for leaf in jax.tree.leaves(params))
-        tolerance = 1e-4 if single else 1e-9
+        tolerance = 1e-9 if trees.machine_epsilon(params) < 1e-10 else 1e-4
     validate.finite_number("settle", "tolerance", tolerance)
-    end, norm, jump, bend = _phi(problem, params, jnp.asarray(tolerance, jnp.result_type(float)), max_steps)
-    far = f"`settle`: gradient flow did not reach |grad L| <= {float(tolerance):g} in {max_steps} steps"
-    end = eqx.error_if(
-        end,
-        ~(norm <= float(tolerance)),
+    goal = jnp.asarray(tolerance, jnp.result_type(float))
+    known = all(validate.concrete(leaf) for leaf in jax.tree.leaves((params, problem)))
+    stiff = known and stiff_route(problem, params)
+    end, lowest = _phi(problem, params, goal, min(max_steps, EXPLICIT_STEPS) if stiff else max_steps)
+    if stiff and not (float(end.gradient_norm) <= float(tolerance) and bool(_short(end))):
+        end, lowest = _ill_conditioned(problem, params, goal, max_steps)
+    messages = _messages(float(tolerance), max_steps)
+    if not known:
+        failures = (~(end.gradient_norm <= goal), lowest < -DEEPEST_SADDLE, ~_short(end))
+        for failed, message in zip(failures, messages, strict=True):
+            end = eqx.error_if(end, failed, message)
+        return end
+    missed, saddle, slow = messages
+    # rounding limits the gradient of an ill-conditioned problem: a flow that has come so far has an end
+    reached = max(float(tolerance), trees.machine_epsilon(params) ** 0.5 * float(_measure(problem, params)[1]))
+    if not float(end.gradient_norm) <= (reached if stiff else float(tolerance)):
+        raise ValueError(missed)
+    if float(lowest) < -DEEPEST_SADDLE:
+        raise ValueError(saddle)
+    if not stiff and not bool(_short(end)):
+        raise ValueError(slow)
+    if not end.resolved or float(end.gradient_norm) > float(tolerance):
+        warnings.warn(_unresolved(end, float(tolerance)), UserWarning, stacklevel=2)
+    return end
+
+
+def _messages(tolerance: float, max_steps: int) -> tuple[str, str, str]:
+    """Return what is said of a flow without an end, of one that ends at a saddle, and of one that is too slow."""
+    far = f"`settle`: gradient flow did not reach |grad L| <= {tolerance:g} in {max_steps} steps"
+    return (
         f"{far}; raise `max_steps` or `tolerance`, start closer, or check that the loss has a minimum.",
-    )
-    end = eqx.error_if(
-        end,
-        bend < -DEEPEST_SADDLE,
         "`settle`: gradient flow ends at a saddle (the Hessian has a negative eigenvalue there), not at a minimum; "
         "start off its stable manifold, for instance from slightly disturbed params.",
-    )
-    return eqx.error_if(
-        end,
-        jump > LONGEST_JUMP,
         f"{far} along its slowest directions, which the flow takes very long to follow; start closer.",
     )
+
+
+def _unresolved(end: Settled, tolerance: float) -> str:
+    norm = f"|grad L| = {float(end.gradient_norm):.2g}"
+    if float(end.gradient_norm) > tolerance:
+        norm += f" (`tolerance` {tolerance:.2g} was not reached)"
+    return (
+        f"`settle`: the problem is ill-conditioned: at {norm} and the loss {float(end.loss):.2g} the flow has not "
+        f"arrived along directions of curvature {float(end.resolution):.2g} and below, where it has about "
+        f"{float(end.distance):.2g} to go. `ut.average` predicts SGD without an end point."
+    )
+
+
+def _ill_conditioned(
+    problem: AbstractProblem, params: PyTree, tolerance: Float[Array, ""], max_steps: int
+) -> tuple[Settled, Float[Array, ""]]:
+    """Return the end of the flow by the L-stable method, and the lowest relative curvature there."""
+    end = stiff_end(problem, params, tolerance, LONGEST_JUMP, max_steps)
+    loss, norm, lowest = _measure(problem, end.params)
+    return Settled(end.params, loss, norm, end.distance, end.resolution), lowest
+
+
+@eqx.filter_jit
+def _measure(problem: AbstractProblem, params: PyTree) -> tuple[Array, Array, Array]:
+    """Return the loss, the norm of its gradient and its lowest relative curvature."""
+    lowest = _lowest_curvature(problem, jax.lax.stop_gradient(params))
+    return problem.loss(params), spectral.norm(problem.gradient(params)), lowest
+
+
+def _short(end: Settled) -> Bool[Array, ""]:
+    """Return whether the Newton steps at the end of the flow were so short that the flow is linear there."""
+    return end.distance <= LONGEST_JUMP * (1 + spectral.norm(end.params))
 
 
 @eqx.filter_jit
 def _phi(
     problem: AbstractProblem, params: PyTree, tolerance: Float[Array, ""], max_steps: int
-) -> tuple[PyTree, Float[Array, ""], Float[Array, ""], Float[Array, ""]]:
-    """Return the end of the flow, the gradient norm there, the length of the Newton steps and the lowest curvature."""
+) -> tuple[Settled, Float[Array, ""]]:
+    """Return the end of the flow by explicit steps and Newton's method, and the lowest relative curvature there."""
     dtype = jax.tree.leaves(params)[0].dtype
     handover = jnp.sqrt(tolerance) * 0.03
     # a step's error shows in the gradient times the largest curvature: keep it well below the handover
     error = jnp.maximum(handover * 1e-4, 4 * float(jnp.finfo(dtype).eps))
     near = _flow(problem, params, handover, error, max_steps)
     end = _newton(problem, near, tolerance)
-    moved = trees.subtract(end, near)
-    size = jnp.sqrt(trees.dot(end, end))
-    jump = jnp.sqrt(trees.dot(moved, moved)) / (1 + size)
-    return end, spectral.norm(problem.gradient(end)), jump, _lowest_curvature(problem, jax.lax.stop_gradient(end))
+    jump = spectral.norm(trees.subtract(end, near))
+    loss, norm, lowest = _measure(problem, end)
+    return Settled(end, loss, norm, jump, jnp.zeros_like(jump)), lowest
 
 
 def _lowest_curvature(problem: AbstractProblem, params: PyTree) -> Float[Array, ""]:

@@ -49,7 +49,8 @@ def frame_of_minimum(function: str, problem: AbstractProblem, params: PyTree) ->
         kind = "saddle" if largest > 0 else "maximum"
         raise ValueError(
             f"`{function}`: the point is a {kind}, not a minimum: the lowest eigenvalue of the Hessian is {lowest:.3g} "
-            f"(the largest {largest:.3g}); disturb the params a little and go down with `ut.settle(problem, params)`."
+            f"(the largest {largest:.3g}); disturb the params a little and go down with "
+            "`ut.settle(problem, params).params`."
         )
     if not largest > 0:
         raise ValueError(
@@ -60,7 +61,8 @@ def frame_of_minimum(function: str, problem: AbstractProblem, params: PyTree) ->
     if smallest < small:
         raise ValueError(
             f"`{function}`: the smallest curvatures cannot be distinguished from zero at {far:.2g} from the "
-            "manifold of minimisers; go closer with `ut.settle(problem, params, tolerance=...)` in double precision."
+            "manifold of minimisers; go closer with `ut.settle(problem, params, tolerance=...).params` in double "
+            "precision."
         )
     rank = int(frame.rank)
     if rank == frame.point.size:
@@ -87,7 +89,7 @@ def check_distance(function: str, far: float | Array, size: float | Array, dtype
     if not float(far) <= farthest(dtype) * (1 + float(size)):
         raise ValueError(
             f"`{function}`: the point is about {float(far):.2g} away from the manifold of minimisers; "
-            "go there first with `ut.settle(problem, params)`."
+            "go there first with `ut.settle(problem, params).params`."
         )
 
 

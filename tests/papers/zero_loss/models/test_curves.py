@@ -45,7 +45,7 @@ def test_the_motor_rotates_at_an_eighth_of_its_phases(x64, phases):
 
 def test_the_metric_has_two_constraints_in_five_dimensions(x64):
     problem = curves.metric()
-    point = ut.settle(problem, jnp.array([0.6, 0.7, 0.2, 0.3, 0.4]))
+    point = ut.settle(problem, jnp.array([0.6, 0.7, 0.2, 0.3, 0.4])).params
     assert problem.loss(point) < 1e-20
     values = np.linalg.eigvalsh(jax.hessian(problem.loss)(point))
     assert np.sum(values > 1e-6) == 2

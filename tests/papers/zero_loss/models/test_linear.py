@@ -22,7 +22,7 @@ def random_start(model, seed):
 @pytest.mark.parametrize("seed", range(3))
 def test_the_convex_problem_has_the_solution_of_gradient_flow(model, seed):
     start = random_start(model, seed)
-    exact, flowed = model.settle(start), ut.settle(model.problem, start)
+    exact, flowed = model.settle(start), ut.settle(model.problem, start).params
     for a, b in zip(exact, flowed, strict=True):
         np.testing.assert_allclose(a, b, atol=1e-8)
     np.testing.assert_allclose(exact[0] * exact[1], start[0] * start[1], rtol=1e-10)  # conserved by the flow

@@ -50,7 +50,7 @@ metric = functools.cache(curves.metric)
 
 def end_of(problem: AbstractProblem, params: PyTree) -> PyTree:
     """Return Phi(params), close to the rounding of double precision."""
-    return settle(problem, params, tolerance=1e-12)
+    return settle(problem, params, tolerance=1e-12).params
 
 
 def _losses(key: Key[Array, ""]) -> dict[str, tuple[AbstractProblem, PyTree]]:

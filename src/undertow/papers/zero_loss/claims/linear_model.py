@@ -66,7 +66,7 @@ def _measure_conserved(parameters: DataSets, key: Key[Array, ""]) -> Measurement
         k1, k2, k3 = jax.random.split(k, 3)
         model = LinearModel.draw(k1, d=12, n=5, sparsity=2, dtype=jnp.float64)
         u, v = 1 + 0.3 * jax.random.normal(k2, (12,)), 1 + 0.3 * jax.random.normal(k3, (12,))
-        end = settle(model.problem, (u, v), tolerance=1e-11)
+        end = settle(model.problem, (u, v), tolerance=1e-11).params
         worst.append(float(jnp.max(jnp.abs(end[0] * end[1] - u * v))))
         # with u_j^2 + v_j^2 conserved instead, (2 u v)^2 = (u^2 + v^2)^2 - w^2 changes with w
         total, w = u**2 + v**2, weights(end)

@@ -42,7 +42,7 @@ class Network:
 def _measure(parameters: Network, key: Key[Array, ""]) -> Measurement:
     """Measure the median progress of SGD along the path of the limiting flow."""
     net = TanhNet.draw(key, inputs=9, hidden=10, n=8, dtype=jnp.float64)
-    start = settle(net.problem, net.params, tolerance=1e-11)
+    start = settle(net.problem, net.params, tolerance=1e-11).params
     noise = LabelNoise(net.problem, parameters.strength)
     path = Limit(noise).solve(start, slow_time=parameters.slow_time, num_saves=2, observe={"point": trees.ravel})
     begin, halfway, end = path.observed["point"]

@@ -42,7 +42,7 @@ def _networks(parameters: Networks, key: Key[Array, ""]) -> list[tuple[Regressio
     settled = []
     for k in jax.random.split(key, parameters.networks):
         net = TanhNet.draw(k, inputs=4, hidden=parameters.hidden, n=parameters.samples, dtype=jnp.float64)
-        settled.append((net.problem, settle(net.problem, net.params, tolerance=1e-11)))
+        settled.append((net.problem, settle(net.problem, net.params, tolerance=1e-11).params))
     return settled
 
 
