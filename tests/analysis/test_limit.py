@@ -55,7 +55,7 @@ REASONS = {
     "residuals that stay": (
         regression(lambda p, x: 1 + p["u"] ** 2 + p["v"] ** 2), point(0.3, 0.2), "ends at the loss 0.5, not at zero",
     ),
-    "no minimum": (regression(lambda p, x: jnp.exp(-p["u"] - p["v"])), point(0.3, 0.2), "does not settle within"),
+    "no minimum": (regression(lambda p, x: jnp.exp(-p["u"] - p["v"])), point(0.3, 0.2), "ill-conditioned.*ut.average"),
     "single precision only": (
         regression(lambda p, x: jax.lax.mul(p["u"], jnp.ones((), jnp.float32)) * p["v"]), point(2.0, 0.5),
         "the loss cannot be computed in double precision",

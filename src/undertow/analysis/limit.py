@@ -1,5 +1,6 @@
 """The slow motion of a least-squares problem after zero loss: the predicted path of Tr H, or why there is none."""
 
+import warnings
 from dataclasses import dataclass
 
 import equinox as eqx
@@ -73,12 +74,20 @@ def predict_path(noise: AbstractNoise, params: PyTree, step_size: float) -> Pred
         except TypeError as error:  # types that the user's code fixes
             return _none(f"the loss cannot be computed in double precision: {str(error).splitlines()[0]}")
         try:
-            start = settle(problem, params, max_steps=SETTLE_STEPS).params
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # an end that is not resolved is said below
+                end = settle(problem, params, max_steps=SETTLE_STEPS)
         except (ValueError, RuntimeError):
             return _none(
                 f"gradient flow from here does not settle within {SETTLE_STEPS:,} steps of its solver; train further "
-                "and analyse those params, or try `settle(problem, params).params`"
+                "and analyse those params, or predict SGD from here with `ut.average`"
             )
+        if not end.resolved:
+            return _none(
+                "the problem is ill-conditioned: gradient flow from here has no end along directions of curvature "
+                f"{float(end.resolution):.2g} and below; `ut.average` predicts SGD without an end"
+            )
+        start = end.params
         if float(problem.loss(start)) > 1e-8 * float(jnp.mean(problem.targets**2)):
             return _none(
                 f"gradient flow from here ends at the loss {float(problem.loss(start)):.3g}, not at zero, and the "
