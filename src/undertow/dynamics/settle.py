@@ -104,12 +104,12 @@ def settle(
     goal = jnp.asarray(tolerance, jnp.result_type(float))
     known = all(validate.concrete(leaf) for leaf in jax.tree.leaves((params, problem)))
     stiff = known and stiff_route(problem, params)
-    end, lowest = _phi(problem, params, goal, min(max_steps, EXPLICIT_STEPS) if stiff else max_steps)
-    if stiff and not (float(end.gradient_norm) <= float(tolerance) and bool(_short(end))):
+    end, lowest, short = _phi(problem, params, goal, min(max_steps, EXPLICIT_STEPS) if stiff else max_steps)
+    if stiff and not (float(end.gradient_norm) <= float(tolerance) and bool(short)):
         end, lowest = _ill_conditioned(problem, params, goal, max_steps)
     messages = _messages(float(tolerance), max_steps)
     if not known:
-        failures = (~(end.gradient_norm <= goal), lowest < -DEEPEST_SADDLE, ~_short(end))
+        failures = (~(end.gradient_norm <= goal), lowest < -DEEPEST_SADDLE, ~short)
         for failed, message in zip(failures, messages, strict=True):
             end = eqx.error_if(end, failed, message)
         return end
@@ -120,7 +120,7 @@ def settle(
         raise ValueError(missed)
     if float(lowest) < -DEEPEST_SADDLE:
         raise ValueError(saddle)
-    if not stiff and not bool(_short(end)):
+    if not stiff and not bool(short):
         raise ValueError(slow)
     if not end.resolved or float(end.gradient_norm) > float(tolerance):
         warnings.warn(_unresolved(end, float(tolerance)), UserWarning, stacklevel=2)
@@ -165,16 +165,14 @@ def _measure(problem: AbstractProblem, params: PyTree) -> tuple[Array, Array, Ar
     return problem.loss(params), spectral.norm(problem.gradient(params)), lowest
 
 
-def _short(end: Settled) -> Bool[Array, ""]:
-    """Return whether the Newton steps at the end of the flow were so short that the flow is linear there."""
-    return end.distance <= LONGEST_JUMP * (1 + spectral.norm(end.params))
-
-
 @eqx.filter_jit
 def _phi(
     problem: AbstractProblem, params: PyTree, tolerance: Float[Array, ""], max_steps: int
-) -> tuple[Settled, Float[Array, ""]]:
-    """Return the end of the flow by explicit steps and Newton's method, and the lowest relative curvature there."""
+) -> tuple[Settled, Float[Array, ""], Bool[Array, ""]]:
+    """Return the end of the flow by explicit steps and Newton's method, and the lowest relative curvature there.
+
+    The last result is whether the Newton steps were so short that the flow is linear there.
+    """
     dtype = jax.tree.leaves(params)[0].dtype
     handover = jnp.sqrt(tolerance) * 0.03
     # a step's error shows in the gradient times the largest curvature: keep it well below the handover
@@ -183,7 +181,8 @@ def _phi(
     end = _newton(problem, near, tolerance)
     jump = spectral.norm(trees.subtract(end, near))
     loss, norm, lowest = _measure(problem, end)
-    return Settled(end, loss, norm, jump, jnp.zeros_like(jump)), lowest
+    zero = jnp.zeros_like(jump)
+    return Settled(end, loss, norm, zero, zero), lowest, jump <= LONGEST_JUMP * (1 + spectral.norm(end))
 
 
 def _lowest_curvature(problem: AbstractProblem, params: PyTree) -> Float[Array, ""]:

@@ -21,7 +21,17 @@ from undertow import _trees as trees
 from undertow import _validate as validate
 from undertow.problem import AbstractProblem, Population, Regression
 
-__all__ = ["DENSE_LIMIT", "Frame", "frame_at", "interpolates", "jacobian", "off_manifold", "row_route", "threshold"]
+__all__ = [
+    "DENSE_LIMIT",
+    "Frame",
+    "frame_at",
+    "interpolates",
+    "jacobian",
+    "largest_flat",
+    "off_manifold",
+    "row_route",
+    "threshold",
+]
 
 DENSE_LIMIT = 4000
 """The largest number of parameters for which a D x D Hessian is formed."""
@@ -102,11 +112,17 @@ def threshold(dtype: np.dtype) -> float:
 
 
 def frame_at(
-    problem: AbstractProblem, params: PyTree, *, rank: int | None = None, least_squares: bool | None = None
+    problem: AbstractProblem,
+    params: PyTree,
+    *,
+    rank: int | None = None,
+    least_squares: bool | None = None,
+    resolution: Float[Array, ""] | float = 0.0,
 ) -> Frame:
     """Return the frame at params: matrix-free where a `Regression` has zero residuals, dense elsewhere (DENSE_LIMIT).
 
-    With `rank` the normal space has at most that dimension. Near the manifold the dense Hessian also has small
+    Directions of a curvature below `resolution`, or too small relative to the largest one (`threshold`), are tangent.
+    With `rank` the normal space has at most that dimension instead. Near the manifold the dense Hessian also has small
     curvatures along the manifold, so a path along the manifold keeps the rank of its start. `least_squares` states
     whether the residuals are zero; with None they are computed. While tracing (inside `jax.jit`) the route cannot
     depend on the residuals: a `Regression` takes the matrix-free route, and the frame is NaN where its residuals are
@@ -123,7 +139,7 @@ def frame_at(
             return jax.tree.map(lambda x: jnp.where(fits, x, jnp.nan), frame)
         least_squares = interpolates(problem, params)
     if least_squares and isinstance(problem, Regression):
-        return _row_frame(problem, params)
+        return _row_frame(problem, params, rank, resolution)
     flat, unravel = jax.flatten_util.ravel_pytree(params)
     if flat.size > DENSE_LIMIT:
         raise ValueError(
@@ -134,7 +150,7 @@ def frame_at(
     hessian = jax.hessian(lambda x: problem.loss(unravel(x)))(flat)
     curvature, vectors = jnp.linalg.eigh((hessian + hessian.T) / 2)
     if rank is None:
-        kept = curvature > threshold(flat.dtype) * jnp.max(jnp.abs(curvature))
+        kept = curvature > jnp.maximum(threshold(flat.dtype) * jnp.max(jnp.abs(curvature)), resolution)
     else:
         kept = (jnp.arange(flat.size) >= flat.size - rank) & (curvature > 0)
     normal = jnp.where(kept[None], vectors, 0)
@@ -175,14 +191,32 @@ def _fits(problem: Regression, params: PyTree) -> Array:
     return jnp.linalg.norm(rest) <= jnp.sqrt(eps) * scale
 
 
-def _row_frame(problem: Regression, params: PyTree) -> Frame:
+def _row_frame(problem: Regression, params: PyTree, rank: int | None = None, resolution: Array | float = 0.0) -> Frame:
     flat, unravel = jax.flatten_util.ravel_pytree(params)
     basis, triangle = jnp.linalg.qr(jacobian(problem, params).T)
     left, singular, _ = jnp.linalg.svd(triangle)
     kept = singular > threshold(flat.dtype) * singular[0]
+    if rank is None:
+        kept = kept & (singular**2 / problem.size > resolution)
+    else:
+        kept = kept & (jnp.arange(singular.size) < rank)
     curvature = jnp.where(kept, singular**2 / problem.size, 0)
     normal = jnp.where(kept[None], basis @ left, 0)
     return Frame(flat, normal, curvature, unravel, jnp.zeros((), flat.dtype), True)
+
+
+def largest_flat(problem: AbstractProblem, frame: Frame) -> Float[Array, ""]:
+    """Return the largest size of a curvature along the directions that the frame counts as tangent.
+
+    It is at least the size of rounding errors, so that it can be compared with the curvatures across the manifold.
+    """
+    eps, scale = jnp.finfo(frame.point.dtype).eps, jnp.max(frame.curvature)
+    if frame.least_squares and isinstance(problem, Regression):
+        rows = frame.project(jacobian(problem, frame.unravel(frame.point)).T)
+        largest = jnp.linalg.norm(rows, ord=2) ** 2 / problem.size
+        return jnp.maximum(largest, (10 * eps) ** 2 * scale)
+    hessian = jax.hessian(lambda x: problem.loss(frame.unravel(x)))(frame.point)
+    return jnp.maximum(jnp.linalg.norm(frame.project(frame.project(hessian).T), ord=2), 10 * eps * scale)
 
 
 def off_manifold(problem: AbstractProblem, frame: Frame) -> Float[Array, ""]:

@@ -19,9 +19,10 @@ from undertow import _trees as trees
 from undertow import _validate as validate
 from undertow._validate import KeyLike, Number
 from undertow.manifold.drift import Parts, covariance_parts
-from undertow.manifold.geometry import FiniteStep, Frame, row_route
+from undertow.manifold.geometry import FiniteStep, Frame, largest_flat, row_route
 from undertow.manifold.label import label_amount, label_drift
-from undertow.manifold.minimum import check_distance, frame_of_minimum
+from undertow.manifold.limit_regime import limit_regime, relative_error
+from undertow.manifold.minimum import farthest, frame_of_minimum
 from undertow.manifold.paths import Recorder, diffuse, diffuse_many, flow
 from undertow.manifold.smoothness import kinks
 from undertow.noise.base import AbstractNoise
@@ -29,6 +30,9 @@ from undertow.problem import AbstractProblem, Population, Regression
 from undertow.trajectory import Trajectory
 
 __all__ = ["Limit"]
+
+STILL = 0.01
+"""A direction whose curvature times the time of the run is below this does not relax, and counts as flat."""
 
 
 class Limit(eqx.Module):
@@ -39,6 +43,10 @@ class Limit(eqx.Module):
     loss with kinks (ReLU, absolute values) raises an error unless `piecewise=True`: the formulas hold between its
     kinks, but not at them. The limit is that of SGD. Heavy-ball momentum has the same limit on the clock of its
     effective step size `step_size/(1 - momentum)`. Adam is not covered.
+
+    Directions of a curvature below `resolution` count as tangent to the manifold (None: below the precision of the
+    params, and below 0.01/time where `solve` knows the time). There must be a gap between the curvatures on both sides
+    of it, which the printed result shows; a problem without a gap raises an error. `ut.average` needs no gap.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
@@ -52,8 +60,9 @@ class Limit(eqx.Module):
 
     noise: AbstractNoise
     piecewise: bool = eqx.field(static=True)
+    resolution: float | None = eqx.field(static=True)
 
-    def __init__(self, noise: AbstractNoise, piecewise: bool = False):
+    def __init__(self, noise: AbstractNoise, piecewise: bool = False, resolution: Number | None = None):
         if not isinstance(noise, AbstractNoise):
             raise TypeError(f"`Limit(noise)`: got a {type(noise).__name__}; give a noise, such as `LabelNoise(task)`.")
         if isinstance(noise.problem, Population):
@@ -63,6 +72,7 @@ class Limit(eqx.Module):
             )
         self.noise = noise
         self.piecewise = piecewise
+        self.resolution = None if resolution is None else validate.as_float("Limit", "resolution", resolution)
 
     def drift(self, params: PyTree, *, finite_step: Number | None = None) -> PyTree:
         """Return 1/2 d2Phi[Sigma(params)], like params. Label noise uses a shorter formula than `parts`.
@@ -73,12 +83,12 @@ class Limit(eqx.Module):
         """
         validate.params_of_floats("Limit.drift", params)
         eta = _finite_step(finite_step)
-        if isinstance(eta, float) and row_route(self.noise.problem, params):
+        if isinstance(eta, float) and self.resolution is None and row_route(self.noise.problem, params):
             short = _label(self, params)
             if short is not None and validate.concrete(short[1]) and np.isfinite(float(short[1])):
                 drift, far, size = short
-                check_distance("Limit.drift", far, size, far.dtype)
-                return drift
+                if float(far) <= farthest(far.dtype) * (1 + float(size)):
+                    return drift
         _check_kinks(self, params)
         return self._parts("Limit.drift", params, eta).total
 
@@ -95,7 +105,7 @@ class Limit(eqx.Module):
         return self._parts("Limit.parts", params, eta)
 
     def _parts(self, function: str, params: PyTree, eta: FiniteStep) -> Parts:
-        frame = frame_of_minimum(function, self.noise.problem, params)
+        frame = frame_of_minimum(function, self.noise.problem, params, self.resolution)
         _check_stability(function, eta, frame)
         return Parts(*(frame.unravel(part) for part in _halved_parts(self.noise, frame, eta)))
 
@@ -109,6 +119,7 @@ class Limit(eqx.Module):
         observe: dict[str, Callable[[PyTree], PyTree]] | None = None,
         seeds: int | None = None,
         finite_step: Number | None = None,
+        step_size: Number | None = None,
         num_saves: int = 20,
         steps: int = 2000,
         tolerance: float = 1e-6,
@@ -120,6 +131,10 @@ class Limit(eqx.Module):
         changes fast. Each step ends with a Newton step back to the manifold. `observe` is recorded at 0 and after each
         of `num_saves` equal intervals, together with "distance", the distance of the solution to the manifold. A
         diffusion needs a `key`; `seeds` is the number of independent solutions.
+
+        The limit is that of small steps. With the `step_size` of SGD the result has the clocks `step` and `time`, and
+        its `regime` has an estimate of the relative error at that step size: for a flow, the distance of its end to
+        that of the averaged flow (`ut.average`), over the length of the way.
 
         The limit ends where the Hessian loses rank, for instance where two manifolds cross. A flow that reaches such a
         point before `slow_time` raises an error. A run of a diffusion stops there: it is marked in `diverged`,
@@ -133,7 +148,8 @@ class Limit(eqx.Module):
         steps = validate.positive_integer("Limit.solve", "steps", steps)
         eta = _finite_step(finite_step)
         _check_kinks(self, params)
-        frame = frame_of_minimum("Limit.solve", problem, params)
+        step = _step_size(step_size, finite_step)
+        frame = frame_of_minimum("Limit.solve", problem, params, self._resolution(step, float(slow_time)))
         _check_stability("Limit.solve", eta, frame)
         observe = dict(observe or {})
         motion = _motion(self.noise, frame)
@@ -158,18 +174,29 @@ class Limit(eqx.Module):
         after = times >= lost[..., None]
         records = jax.tree.map(lambda x: _blank(np.asarray(x), after) if after.any() else np.asarray(x), records)
         unravel = jax.vmap(frame.unravel) if seeds is not None else frame.unravel
+        error = None
+        if step is not None and motion == "flow" and not diverged.any():
+            error = relative_error(self.noise, params, ends if seeds is None else ends[0], step, float(slow_time))
+        flat = float(_largest_flat(problem, frame))
         return Trajectory(
             params=unravel(ends),
             observed=records,
-            step=np.full(len(times), np.nan),
-            time=np.full(len(times), np.nan),
+            step=np.full(len(times), np.nan) if step is None else times / step**2,
+            time=np.full(len(times), np.nan) if step is None else times / step,
             slow_time=times,
             diverged=diverged,
             diverged_at=np.where(diverged, lost, -1.0),
             seeds=seeds,
             clock="slow_time",
             facts={"made_by": "Limit.solve", "noise": type(self.noise).__name__, "motion": motion},
+            regime=limit_regime(frame, flat, step, float(slow_time), error),
         )
+
+    def _resolution(self, step_size: float | None, slow_time: float) -> float | None:
+        """Return the curvature below which directions count as flat: as given, or STILL/time at a known step size."""
+        if self.resolution is not None or step_size is None or not slow_time > 0:
+            return self.resolution
+        return STILL * step_size / slow_time
 
     def _diffusion(
         self,
@@ -209,7 +236,8 @@ def _report_lost_rank(lost: np.ndarray, rank: int, motion: str) -> None:
     )
     if motion != "diffusion":
         raise ValueError(
-            f"`Limit.solve`: {reason} by slow time {first:.3g}, where the limit ends; solve for a shorter time."
+            f"`Limit.solve`: {reason} by slow time {first:.3g}, where the limit ends; solve for a shorter time, or use "
+            "`ut.average(noise, params, step_size=..., time=...)`, which needs no rank."
         )
     warnings.warn(
         f"`Limit.solve`: {np.isfinite(lost).sum()} of {lost.size} runs stop where {reason}, the first at slow time "
@@ -244,6 +272,20 @@ def _finite_step(value: Number | None) -> FiniteStep:
         return 0.0
     validate.finite_number("Limit", "finite_step", value)
     return jnp.asarray(value, jnp.result_type(float))
+
+
+def _step_size(step_size: Number | None, finite_step: Number | None) -> float | None:
+    """Return the step size of SGD, where one is given by either argument."""
+    value = finite_step if step_size is None else step_size
+    if value is None:
+        return None
+    eta = validate.as_float("Limit.solve", "step_size", value)
+    if not eta > 0:
+        raise ValueError(f"{validate.quote('Limit.solve', step_size=eta)}: give a positive number.")
+    return eta
+
+
+_largest_flat = eqx.filter_jit(largest_flat)
 
 
 def _check_stability(function: str, eta: FiniteStep, frame: Frame) -> None:
@@ -306,6 +348,8 @@ def _motion(noise: AbstractNoise, frame: Frame) -> str:
     """Return "flow" without tangent noise, "diffusion" with it, "none" without noise."""
     total, along = (float(x) for x in _powers(noise, frame))
     scale = float(jnp.finfo(frame.point.dtype).eps) ** 0.5
+    if frame.least_squares and label_amount(noise.covariance(frame.unravel(frame.point)), noise.problem) is not None:
+        along = 0.0  # in the image of J': what is left along directions that count as flat is no tangent noise
     if total <= scale**2 * (1 + float(jnp.vdot(frame.point, frame.point))):
         return "none"
     return "diffusion" if along > scale * total else "flow"

@@ -20,29 +20,41 @@ from jaxtyping import Array, Float, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
-from undertow.manifold.geometry import Frame, frame_at, interpolates, threshold
+from undertow.manifold.geometry import Frame, frame_at, interpolates, largest_flat, threshold
 from undertow.problem import AbstractProblem, Regression
 
 __all__ = ["check_distance", "farthest", "frame_of_minimum", "third"]
 
 NEWTON_STEPS = 4
+FLAT_RISE = 100.0
+"""The largest third and fourth derivatives along a direction that counts as flat, relative to its curvature."""
+
+LEAST_GAP = 10.0
+"""The least ratio of the curvatures across the manifold to those along it."""
+
 BEND = 0.05
 """The largest relative violation of the fourth-order condition for which the kernel of H counts as a tangent space."""
 
 
-def frame_of_minimum(function: str, problem: AbstractProblem, params: PyTree) -> Frame:
+def frame_of_minimum(function: str, problem: AbstractProblem, params: PyTree, resolution: float | None = None) -> Frame:
     """Return the frame at params, or raise an error that says why params are on no smooth manifold of minimisers.
 
+    Directions of a curvature below `resolution` are tangent; None leaves the choice to the precision of the params.
     While tracing, values are not known: the frame is the one of `frame_at`, and only the residuals are checked.
     """
+    cut = 0.0 if resolution is None else resolution
     if not all(validate.concrete(leaf) for leaf in jax.tree.leaves((params, problem))):
-        return frame_at(problem, params)
-    frame = _frame(problem, params, interpolates(problem, params))
+        return frame_at(problem, params, resolution=cut)
+    frame = _frame(problem, params, interpolates(problem, params), cut)
     if not frame.least_squares:
-        frame = _closer(function, problem, frame)
+        frame = _closer(function, problem, frame, cut)
     dtype = frame.point.dtype
     far, along, size, largest, smallest, lowest = (float(x) for x in _measures(problem, frame))
     scale = max(largest, -lowest)
+    gradient = float(_gradient_norm(problem, frame))
+    if largest > 0 and (frame.least_squares or gradient <= farthest(dtype) * (1 + size) * scale):
+        # along the steepest directions this is a minimum: a long distance then comes from the smallest curvatures
+        _check_gap(function, problem, frame)
     check_distance(function, far + along / max(scale, 1e-300), size, dtype)
     small = max(threshold(dtype), 10 * far / (1 + size)) * scale
     if lowest < -small:
@@ -58,13 +70,14 @@ def frame_of_minimum(function: str, problem: AbstractProblem, params: PyTree) ->
             "(two manifolds cross here, or the loss does not depend on the params to the second order); start from "
             "another point."
         )
-    if smallest < small:
+    if smallest < small and not frame.least_squares:
         raise ValueError(
             f"`{function}`: the smallest curvatures cannot be distinguished from zero at {far:.2g} from the "
             "manifold of minimisers; go closer with `ut.settle(problem, params, tolerance=...).params` in double "
             "precision."
         )
     rank = int(frame.rank)
+    _check_gap(function, problem, frame)
     if rank == frame.point.size:
         _raise_isolated(function, problem, rank)
     full = isinstance(problem, Regression) and frame.least_squares and rank == problem.targets.size
@@ -75,6 +88,28 @@ def frame_of_minimum(function: str, problem: AbstractProblem, params: PyTree) ->
             "is flat to the second order only; start from another point."
         )
     return frame
+
+
+def _check_gap(function: str, problem: AbstractProblem, frame: Frame) -> None:
+    """Raise where the curvatures across the manifold and those counted as flat are not well separated."""
+    across = float(jnp.min(jnp.where(frame.active, frame.curvature, jnp.inf)))
+    flat = float(_largest_flat(problem, frame))
+    if across < LEAST_GAP * flat:
+        raise ValueError(
+            f"`{function}`: the rank of the Hessian is not sharp: its smallest curvature across the manifold would be "
+            f"{across:.2g} (rank {int(frame.rank)}), and its largest one along it {flat:.2g}, without a gap between "
+            "them. If there is a gap elsewhere, choose it by `Limit(noise, resolution=...)`, a curvature below which "
+            "directions count as flat. Without a gap use `ut.average(noise, params, step_size=..., time=...)`, which "
+            "needs no rank."
+        )
+
+
+_largest_flat = eqx.filter_jit(largest_flat)
+
+
+@eqx.filter_jit
+def _gradient_norm(problem: AbstractProblem, frame: Frame) -> Float[Array, ""]:
+    return jnp.linalg.norm(trees.ravel(problem.gradient(frame.unravel(frame.point))))
 
 
 def farthest(dtype: np.dtype) -> float:
@@ -89,7 +124,8 @@ def check_distance(function: str, far: float | Array, size: float | Array, dtype
     if not float(far) <= farthest(dtype) * (1 + float(size)):
         raise ValueError(
             f"`{function}`: the point is about {float(far):.2g} away from the manifold of minimisers; "
-            "go there first with `ut.settle(problem, params).params`."
+            "go there first with `ut.settle(problem, params).params`. If the problem is ill-conditioned, choose a larger "
+            "`resolution=` of `Limit`, or use `ut.average`, which starts from any point."
         )
 
 
@@ -101,8 +137,8 @@ def third(problem: AbstractProblem, frame: Frame, u: Array, v: Array) -> Float[A
 
 
 @eqx.filter_jit
-def _frame(problem: AbstractProblem, params: PyTree, least_squares: bool) -> Frame:
-    return frame_at(problem, params, least_squares=least_squares)
+def _frame(problem: AbstractProblem, params: PyTree, least_squares: bool, resolution: float) -> Frame:
+    return frame_at(problem, params, least_squares=least_squares, resolution=resolution)
 
 
 @eqx.filter_jit
@@ -115,7 +151,7 @@ def _measures(problem: AbstractProblem, frame: Frame) -> tuple[Array, ...]:
     return far, along, size, jnp.max(frame.curvature), smallest, frame.lowest
 
 
-def _closer(function: str, problem: AbstractProblem, frame: Frame) -> Frame:
+def _closer(function: str, problem: AbstractProblem, frame: Frame, resolution: float) -> Frame:
     """Return the frame after Newton steps from a point near the manifold.
 
     Off the manifold the curvatures along it are of the order of the distance, and would count as curvatures across it.
@@ -126,7 +162,7 @@ def _closer(function: str, problem: AbstractProblem, frame: Frame) -> Frame:
             break
         moved = _newton(problem, frame)
         check_distance(function, jnp.linalg.norm(moved - start), size - 1, start.dtype)
-        frame = _frame(problem, frame.unravel(moved), False)
+        frame = _frame(problem, frame.unravel(moved), False, resolution)
     return frame
 
 
@@ -149,8 +185,10 @@ def _bends(problem: AbstractProblem, frame: Frame) -> Array:
     w, change = jax.jvp(derivative(derivative(gradient)), (frame.point,), (q,))
     fourth = jnp.vdot(q, change)
     curved = 3 * jnp.vdot(w, frame.pseudo_inverse(w))
-    unit = jnp.max(frame.curvature) / (1 + jnp.linalg.norm(frame.point))
-    floor = jnp.sqrt(jnp.finfo(w.dtype).eps) * unit
+    size = jnp.linalg.norm(frame.point)
+    unit = jnp.max(frame.curvature) / (1 + size)
+    # directions that count as flat may have a small curvature, and the loss rises along them as much as that says
+    floor = jnp.sqrt(jnp.finfo(w.dtype).eps) * unit + FLAT_RISE * largest_flat(problem, frame) / (1 + size)
     leaves = jnp.linalg.norm(frame.project(w)) > BEND * jnp.linalg.norm(w) + floor
     rises = jnp.abs(fourth - curved) > BEND * (jnp.abs(fourth) + curved) + floor / (1 + jnp.linalg.norm(frame.point))
     return leaves | rises
