@@ -61,9 +61,8 @@ def test_the_estimated_error_against_sgd(name, x64):
     way = np.linalg.norm(end - np.asarray(point))
     measured = np.linalg.norm(ends.mean(0) - end) / way
     error = np.sqrt((ends.var(0, ddof=1) / seeds).sum()) / way
-    print(
-        f"{name}: step {step_size:.3g}, measured {measured:.4f} +- {error:.4f}, estimated {path.regime.estimated_error:.4f}"
-    )
+    estimated = path.regime.estimated_error
+    print(f"{name}: step {step_size:.3g}, measured {measured:.4f} +- {error:.4f}, estimated {estimated:.4f}")
     assert measured > 5 * error
     assert measured / 3 < estimated < measured * 3
 

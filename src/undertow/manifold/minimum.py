@@ -124,8 +124,8 @@ def check_distance(function: str, far: float | Array, size: float | Array, dtype
     if not float(far) <= farthest(dtype) * (1 + float(size)):
         raise ValueError(
             f"`{function}`: the point is about {float(far):.2g} away from the manifold of minimisers; "
-            "go there first with `ut.settle(problem, params).params`. If the problem is ill-conditioned, choose a larger "
-            "`resolution=` of `Limit`, or use `ut.average`, which starts from any point."
+            "go there first with `ut.settle(problem, params).params`. If the problem is ill-conditioned, choose a "
+            "larger `resolution=` of `Limit`, or use `ut.average`, which starts from any point."
         )
 
 
