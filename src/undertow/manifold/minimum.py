@@ -52,7 +52,8 @@ def frame_of_minimum(function: str, problem: AbstractProblem, params: PyTree, re
     far, along, size, largest, smallest, lowest = (float(x) for x in _measures(problem, frame))
     scale = max(largest, -lowest)
     gradient = float(_gradient_norm(problem, frame))
-    if largest > 0 and (frame.least_squares or gradient <= farthest(dtype) * (1 + size) * scale):
+    settled = frame.least_squares or gradient <= farthest(dtype) * (1 + size) * scale
+    if largest > 0 and settled and lowest >= -threshold(dtype) * scale:
         # along the steepest directions this is a minimum: a long distance then comes from the smallest curvatures
         _check_gap(function, problem, frame)
     check_distance(function, far + along / max(scale, 1e-300), size, dtype)
