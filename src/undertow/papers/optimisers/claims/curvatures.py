@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 STEPS_TIMES_TRACE = (0.1, 0.2, 0.3, 0.4)
 """Step sizes of the linear regression, times the trace of its Hessian."""
-RELAXATIONS = 30.0
+RELAXATIONS = 300.0
 """Length of a run of the linear regression, times the least curvature."""
 
 

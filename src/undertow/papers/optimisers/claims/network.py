@@ -85,7 +85,7 @@ def _draw_trace(measurement: Measurement, parameters: Sine) -> "Figure":
 
 def _measure_loss(parameters: Sine, key: Key[Array, ""]) -> Measurement:
     """Compare the loss, averaged over seeds and over the steps of a window, with the prediction over that window."""
-    p, fine = parameters, 8
+    p, fine = parameters, 4
     problem, start = sine_net(jax.random.key(p.start))
     noise = LabelNoise(problem, p.strength)
     checks, diverged, paths = [], 0, []

@@ -17,12 +17,12 @@ def _loss(params: Factors, sample: tuple[Array, Array]) -> Float[Array, ""]:
 
 
 def noisy_factorisation(
-    key: Key[Array, ""], *, samples: int = 40, outputs: int = 2, inputs: int = 3, stretch: float = 1.5
+    key: Key[Array, ""], *, samples: int = 40, outputs: int = 2, inputs: int = 3
 ) -> tuple[Problem, Factors]:
-    """Return the loss (1/2) mean |U W x - y|^2 with y = M x + noise, and a minimiser whose factors are unbalanced.
+    """Return the loss (1/2) mean |U W x - y|^2 with y = M x + noise, and its balanced minimiser.
 
     The layer between has `outputs` units, so that U W is any matrix and minimises the loss at the least-squares matrix
-    A. From its singular value decomposition A = P s Q', U = stretch * P sqrt(s) and W = sqrt(s) Q' / stretch.
+    A. From its singular value decomposition A = P s Q', U = P sqrt(s) and W = sqrt(s) Q', so that U'U = WW'.
 
     >>> import jax
     >>> from undertow.papers.optimisers.models.factorisation import noisy_factorisation
@@ -36,7 +36,7 @@ def noisy_factorisation(
     y = x @ truth + jax.random.normal(k[2], (samples, outputs))
     left, sizes, right = jnp.linalg.svd(jnp.linalg.lstsq(x, y)[0].T, full_matrices=False)
     root = jnp.sqrt(sizes)
-    return Problem(_loss, (x, y)), {"U": stretch * left * root[None], "W": root[:, None] * right / stretch}
+    return Problem(_loss, (x, y)), {"U": left * root[None], "W": root[:, None] * right}
 
 
 def charge(params: Factors) -> Float[Array, ""]:
