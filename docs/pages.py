@@ -65,8 +65,8 @@ def gallery_index() -> str:
     listed = "\n".join(f"- {verdict(n)} {tally[n]}: {VERDICTS[n]}" for n in reversed(VERDICTS) if tally[n])
     parts = [
         "# Gallery of claims",
-        f"undertow tests {len(claims)} statements by experiments: statements of three papers, and statements beyond "
-        "them. Each has a criterion that is the same at every scale and is widened by four standard errors, an "
+        f"undertow tests {len(claims)} statements by experiments: statements of three papers, statements beyond "
+        "them, and the theory of the averaged flow. Each has a criterion that is the same at every scale and is widened by four standard errors, an "
         "alternative that the data must reject, and a figure: theory is a line, experiment is points with intervals.",
         f"The figures below were made by `make gallery`, which runs `undertow verify --scale smoke` and "
         f"`python -m docs.gallery` (scale: {scales}; device: {devices}). Larger scales differ only in seeds, steps and "
@@ -108,7 +108,9 @@ def gallery_page(paper: str) -> str:
     """Return the page with the claims of one paper, each with its figure."""
     results = gallery.results()
     sections = [_claim(claim, results.get(claim.id)) for claim in claims.values() if claim.paper == paper]
-    opening = "Numbers of equations and theorems are those of the paper. All claims: [gallery](index.md)."
+    numbered = "Numbers of equations and theorems are those of the paper. "
+    own = "The theory is undertow's own: [`average`](../api/dynamics.md#average) states its equations. "
+    opening = f"{own if paper == 'optimisers' else numbered}All claims: [gallery](index.md)."
     return "\n\n".join([f"# {TITLES[paper]}", opening, *sections]) + "\n"
 
 
@@ -162,6 +164,7 @@ def full_report() -> str:
     on_cores = sum(kind == "cpu" for kind in where.values())
     (kind,) = {kind for kind in where.values() if kind != "cpu"}
     sizes = {result.claim: result.task.parameters for result in results}
+    later = ", ".join(link(name).replace("](", "](../") for name in claims if name not in sizes)
     versions = ", ".join(f"{name} {made.versions[name]}" for name in ("python", "jax", "equinox", "numpy"))
     parts = [
         "# The full report",
@@ -176,9 +179,12 @@ def full_report() -> str:
         f"the GPU, and {on_cores} claims with small models on the cores. The source was that of commit "
         f"`{made.commit}` ({versions}). Seconds are those of the claim itself, measured while other claims ran. "
         f"{made.remark}",
+        *([f"Claims that are newer than this report: {later}."] if later else []),
     ]
     for paper in PAPERS:
         rows = [_full_row(result, where) for result in results if claims[result.claim].paper == paper]
+        if not rows:
+            continue
         head = "| claim | verdict | measured | predicted | seeds | seconds | on |\n|---|---|---|---|---|---|---|"
         parts += [f"## {TITLES[paper]}", "\n".join([head, *rows])]
     return "\n\n".join(parts) + "\n"
@@ -210,7 +216,7 @@ def errata() -> str:
         f"corrections). A claim that decides an erratum gets the verdict {verdict('corrected')} only if the data "
         "reject the printed statement and agree with the correction.",
     ]
-    for paper in PAPERS:
+    for paper in dict.fromkeys(erratum.paper for erratum in corrections.errata()):
         parts.append(f"## {TITLES[paper]} {{ #{paper} }}")
         for erratum in corrections.errata():
             if erratum.paper == paper:
@@ -227,8 +233,8 @@ def coverage() -> str:
     table = importlib.import_module("undertow.verification.coverage")
     parts = [
         "# Coverage",
-        "Every result of the papers, in their order, with the claims that check it or the reason why none does. The "
-        "claims at the end go beyond the papers.",
+        "Every result of the papers, in their order, with the claims that check it or the reason why none does; then "
+        "the statements of undertow's own theory. The claims at the end go beyond the papers.",
     ]
     for paper in PAPERS:
         rows = ["| result | statement | claims, or the reason |", "|---|---|---|"]

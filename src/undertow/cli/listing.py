@@ -14,7 +14,7 @@ __all__ = ["List", "list_claims"]
 class List:
     """Show all claims with their places in the papers and the verdicts expected of them."""
 
-    paper: Literal["heterogeneity", "zero_loss", "noise_equilibrium"] | None = None
+    paper: Literal["heterogeneity", "zero_loss", "noise_equilibrium", "optimisers"] | None = None
     """Only the claims of one paper."""
 
 

@@ -29,7 +29,7 @@ class Verify:
 
     claims: Annotated[Names, tyro.conf.arg(metavar="[CLAIM ...]")] = ()
     """The claims to run; all of them by default. `undertow list` shows the names."""
-    paper: Literal["heterogeneity", "zero_loss", "noise_equilibrium"] | None = None
+    paper: Literal["heterogeneity", "zero_loss", "noise_equilibrium", "optimisers"] | None = None
     """Only the claims of one paper."""
     scale: Literal["smoke", "default", "full"] = "default"
     """How much to compute: smoke takes minutes, default tens of minutes, full needs a GPU."""

@@ -1,7 +1,7 @@
 """Find experiments by name: the claims and phase diagrams of the packs, and objects of a user's own file.
 
-A pack is a package with a subpackage `claims`, whose modules list their `CLAIMS`, and, where it has one, a module
-`phase_diagram` with its `DIAGRAM`. Packs are imported the first time that one of their experiments is needed.
+A pack is a package with a subpackage `claims`, whose modules list their `CLAIMS`, a module `coverage` and, where it has
+them, modules `errata` and `phase_diagram` with its `ERRATA` and its `DIAGRAM`. Packs are imported the first time that one of their experiments is needed.
 """
 
 import difflib
@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = ["AbstractClaim", "Registry", "UserFileError", "claims", "collect", "diagrams", "import_claims", "load_file"]
 
-PACKS = ("undertow.papers.heterogeneity", "undertow.papers.zero_loss", "undertow.papers.noise_equilibrium")
+PACKS = (
+    "undertow.papers.heterogeneity",
+    "undertow.papers.zero_loss",
+    "undertow.papers.noise_equilibrium",
+    "undertow.papers.optimisers",
+)
 
 T = TypeVar("T")
 
@@ -107,8 +112,13 @@ def _load_claims() -> dict[str, AbstractClaim]:
 
 
 def _load_diagrams() -> dict[str, Diagram]:
-    loaded = [importlib.import_module(f"{pack}.phase_diagram").DIAGRAM for pack in PACKS]
-    return {diagram.id: diagram for diagram in loaded}
+    return {module.DIAGRAM.id: module.DIAGRAM for module in _modules("phase_diagram")}
+
+
+def _modules(name: str) -> list[ModuleType]:
+    """Import the modules of one name, of the packs that have it."""
+    present = [f"{pack}.{name}" for pack in PACKS if importlib.util.find_spec(f"{pack}.{name}") is not None]
+    return [importlib.import_module(module) for module in present]
 
 
 claims: Registry[AbstractClaim] = Registry("claim", _load_claims)
@@ -124,7 +134,7 @@ def import_claims() -> None:
 
 def collect(module: str, name: str, kind: type[T]) -> tuple[T, ...]:
     """Join the tuples of one kind that the packs have under one name, such as `ERRATA` of their modules `errata`."""
-    items = tuple(item for pack in PACKS for item in getattr(importlib.import_module(f"{pack}.{module}"), name))
+    items = tuple(item for loaded in _modules(module) for item in getattr(loaded, name))
     for item in items:
         if not isinstance(item, kind):
             raise TypeError(f"`{name}` of a module `{module}` holds {item!r}; give a {kind.__name__}.")

@@ -19,10 +19,10 @@ __all__ = [
     "PAPERS", "SCALES", "Claim", "Measurement", "Paper", "Scale", "draw_checks", "draw_checks_on_log_axis", "overall",
 ]  # fmt: skip
 
-Paper = Literal["heterogeneity", "zero_loss", "noise_equilibrium"]
+Paper = Literal["heterogeneity", "zero_loss", "noise_equilibrium", "optimisers"]
 Scale = Literal["smoke", "default", "full"]
 
-PAPERS: tuple[Paper, ...] = ("heterogeneity", "zero_loss", "noise_equilibrium")
+PAPERS: tuple[Paper, ...] = ("heterogeneity", "zero_loss", "noise_equilibrium", "optimisers")
 SCALES: tuple[Scale, ...] = ("smoke", "default", "full")
 
 P = TypeVar("P", bound=Parameters)

@@ -25,6 +25,7 @@ TITLES = {
     "heterogeneity": "The Implicit Bias of Heterogeneity towards Invariance",
     "zero_loss": "What Happens after SGD Reaches Zero Loss?",
     "noise_equilibrium": "Parameter Symmetry and Noise Equilibrium of SGD",
+    "optimisers": "Beyond the Papers: the Averaged Flow at a Finite Step",
 }
 VERDICTS = {
     "error": "the experiment could not be run",

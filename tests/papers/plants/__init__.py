@@ -14,7 +14,7 @@ import jax
 
 Plant = Callable[[], AbstractContextManager[Any]]
 
-MODULES = ("heterogeneity", "zero_loss", "noise_equilibrium")
+MODULES = ("heterogeneity", "zero_loss", "noise_equilibrium", "optimisers")
 
 
 def replaced(target: str, wrap: Callable[[Any], Any]) -> Plant:

@@ -1,0 +1,42 @@
+"""The statements of the theory of the averaged flow, and the claims that check them."""
+
+from undertow.verification.coverage import Addition, Entry
+
+__all__ = ["BEYOND", "COVERAGE"]
+
+_RESULTS = (
+    (
+        "Mean motion",
+        "The mean of SGD moves with (1 + (η/2) H) F, F = -∇L - (η/2) d³L[X], at a finite step and from any start.",
+        ("averaged-flow-trace",),
+    ),
+    (
+        "Fluctuations",
+        "The covariance of SGD around its mean is η X, H X + X H - η H X H = Σ + (η/2) Σ''[X].",
+        ("batch-curvatures",),
+    ),
+    ("Observables", "The mean of f over seeds is f(θ) + (η/2) tr(f'' X).", ("excess-loss",)),
+    (
+        "Order in the step size",
+        "Over a fixed slow time the first-order error of the flow for small steps is removed, for weak noise.",
+        ("averaged-flow-order",),
+    ),
+    ("Small steps", "At zero loss the flow converges to the limiting flow on the manifold.", ("averaged-flow-limit",)),
+    (
+        "Problems that do not fit",
+        "Minibatch noise at a minimum with a positive loss moves the mean along the minimisers.",
+        ("averaged-flow-noisy-data",),
+    ),
+    (
+        "Directions that have not relaxed",
+        "The entry X_ab approaches its stationary value as 1 - exp(-(h_a + h_b - η h_a h_b) t).",
+        (),
+        "an interpolation between the start and the stationary state",
+    ),
+)
+
+COVERAGE: tuple[Entry, ...] = tuple(Entry("optimisers", *row) for row in _RESULTS)
+"""The statements in the order of the derivation."""
+
+BEYOND: tuple[Addition, ...] = ()
+"""The claims that no statement above makes."""

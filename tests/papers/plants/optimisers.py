@@ -1,0 +1,37 @@
+"""Alternatives of the claims on the averaged flow."""
+
+from typing import Any
+
+from tests.papers.plants import Plant, replaced
+from undertow.noise.label import LabelNoise
+
+HERE = "undertow.papers.optimisers.claims"
+
+
+def _closure(rival: str) -> Any:
+    """Solve the averaged flow with the equation for X that the alternative states."""
+
+    def wrap(right: Any) -> Any:
+        def run(*args: Any, closure: str = "averaged_noise", **settings: Any) -> Any:
+            return right(*args, closure=rival if closure == "averaged_noise" else closure, **settings)
+
+        return run
+
+    return wrap
+
+
+def _stronger_labels(right: Any) -> Any:
+    """Give the averaged flow label noise of twice the variance."""
+    return lambda noise, *args, **settings: right(
+        LabelNoise(noise.problem, 2**0.5 * noise.strength), *args, **settings
+    )
+
+
+PLANTS: dict[str, Plant] = {
+    "averaged-flow-trace": replaced(f"{HERE}.network.average", _closure("small_step")),
+    "excess-loss": replaced(f"{HERE}.network.predicted_mean", lambda right: lambda flow, name: flow.observed[name]),
+    "batch-curvatures": replaced(f"{HERE}.curvatures.average", _closure("finite_step")),
+    "averaged-flow-order": replaced(f"{HERE}.order.average", _closure("small_step")),
+    "averaged-flow-limit": replaced(f"{HERE}.limit.average", _stronger_labels),
+    "averaged-flow-noisy-data": replaced(f"{HERE}.noisy_data.average", _closure("small_step")),
+}
