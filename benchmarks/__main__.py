@@ -15,6 +15,7 @@ ALL = [
     "factorisation",
     "memory",
     "manifold",
+    "average",
     "symmetry",
     "sensing",
     "grouped",

@@ -48,9 +48,10 @@ PAGES: dict[str, Page] = {
     ),
     "dynamics": Page(
         "Dynamics",
-        "SGD, its SDE, the end of gradient flow, and the type of their results.",
+        "SGD, its SDE, its averaged flow, the end of gradient flow, and the type of their results.",
         ("dynamics", "trajectory"),
-        ("dynamics.traced.run_traced",),
+        ("dynamics.traced.run_traced", "regime.Regime", "regime.SmallParameter"),
+        "Usage: [where does noise take my network?](../tutorials/where-noise-takes-my-network.md).",
     ),
     "manifold": Page(
         "After zero loss",

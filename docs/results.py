@@ -1,4 +1,4 @@
-"""The figure of the page on results: `python -m docs.results` runs the page and writes docs/images/results.svg."""
+"""Figures that pages make of their own runs: `python -m docs.results` runs the pages and writes to docs/images."""
 
 import contextlib
 import shutil
@@ -9,14 +9,18 @@ from tests.docs.blocks import outputs
 from undertow.figures import style
 
 HERE = Path(__file__).parent
-PAGE, FIGURE = HERE / "howto" / "results.md", HERE / "images" / "results.svg"
+FIGURES = {
+    HERE / "howto" / "results.md": "results.svg",
+    HERE / "tutorials" / "where-noise-takes-my-network.md": "averaged-flow.svg",
+}
 
 
 def main() -> None:
-    """Run the code blocks of the page and keep the figure that they save."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), style.applied():
-        outputs(PAGE.read_text(), PAGE.name)
-        shutil.copyfile("results.svg", FIGURE)
+    """Run the code blocks of each page and keep the figure that they save."""
+    for page, figure in FIGURES.items():
+        with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), style.applied():
+            outputs(page.read_text(), page.name)
+            shutil.copyfile(figure, HERE / "images" / figure)
 
 
 if __name__ == "__main__":

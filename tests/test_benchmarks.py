@@ -6,7 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from benchmarks import sweeps
+import jax
+import numpy as np
+
+from benchmarks import average, sweeps
 
 ROOT = Path(__file__).parent.parent
 GREEDY = """
@@ -90,3 +93,14 @@ def test_the_overhead_of_sweeps_is_measured_with_the_records_of_the_library(tmp_
     per_block, reading = sweeps.overhead(tmp_path / "nothing")
     assert per_block > 0
     assert reading > 0
+
+
+def test_the_flow_and_sgd_are_compared_at_the_same_time(monkeypatch):
+    monkeypatch.setattr(average, "TIMED_STEPS", 100)
+    with jax.enable_x64(True):
+        result = average.measure(0.02, slow_time=1.0, seeds=average.SEEDS)
+    assert result["steps"] == 2500
+    error = result["standard_error"]["SGD"]
+    assert result["start"] - result["tr_H"]["SGD"] > 20 * error  # the runs have left the start
+    assert abs(result["tr_H"]["default"] - result["tr_H"]["SGD"]) < 5 * error
+    assert np.isfinite([result["ratio"], *result["seconds"].values()]).all()
