@@ -154,5 +154,5 @@ def _excess(function: Callable[[Array], PyTree], around: Fluctuations, step_size
     return jax.tree.map(lambda y: step_size / 2 * y, around.expect(second))
 
 
-def _is_float(value: Array | np.ndarray | float) -> Bool[np.ndarray, ""] | bool:
+def _is_float(value: Array | np.ndarray | float | int) -> Bool[np.ndarray, ""] | bool:
     return jnp.issubdtype(jnp.result_type(value), jnp.inexact)

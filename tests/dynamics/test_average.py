@@ -1,0 +1,149 @@
+"""`average`: agreement with SGD and with `Limit`, its trajectory and regime, and mistakes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import undertow as ut
+from tests.mistakes import assert_explained
+from undertow.dynamics import average as module
+
+
+def product(dtype=None):
+    """Return u v = 1 as a regression with two parameters, of which label noise balances the size."""
+    one = jnp.ones(1, dtype)
+    return ut.Regression(lambda p, x: p[0] * p[1] * x, one, one)
+
+
+def test_the_flow_is_the_mean_of_sgd(x64):
+    """From a start off the manifold: within four standard errors and 2 % of the way."""
+    noise, start = ut.LabelNoise(product(), 1.0), jnp.array([2.0, 0.1])
+    flow = ut.average(noise, start, step_size=0.02, time=60.0, observe={"p": lambda p: p})
+    run = ut.descend(noise, start, step_size=0.02, steps=3000, every=150, seeds=512, key=0, observe={"p": lambda p: p})
+    assert run.observed["p"].shape[1:] == flow.observed["p"].shape
+    np.testing.assert_allclose(run.time, flow.time)
+    mean = np.asarray(run.observed["p"]).mean(0)
+    error = np.asarray(run.observed["p"]).std(0) / np.sqrt(512)
+    moved = np.linalg.norm(flow.observed["p"][-1] - np.asarray(start))
+    assert moved > 0.5
+    assert (np.abs(flow.observed["p"] - mean) <= 4 * error + 0.02 * moved).all()
+    # the loss at the mean is almost zero: the mean loss is that of the fluctuations
+    losses = np.asarray(jax.vmap(noise.problem.loss)(run.params))
+    predicted = flow.observed["loss"][-1] + flow.observed["excess_loss"][-1]
+    assert abs(losses.mean() - predicted) < 4 * losses.std() / np.sqrt(512) + 0.05 * predicted
+
+
+def test_the_flow_tends_to_the_limit_for_small_steps(x64):
+    """From a point of the manifold, at the same slow time: the distance falls in proportion to the step size."""
+    noise, start = ut.LabelNoise(product(), 1.0), jnp.array([2.0, 0.5])
+    slow_time = 0.4
+    limit = ut.Limit(noise).solve(start, slow_time=slow_time, tolerance=1e-10).params
+    distances = []
+    for eta in (0.02, 0.01, 0.005):
+        flow = ut.average(noise, start, step_size=eta, time=slow_time / eta, tolerance=1e-8)
+        distances.append(np.linalg.norm(flow.params - limit))
+    np.testing.assert_allclose(np.divide(distances[:-1], distances[1:]), 2, rtol=0.15)
+    assert distances[-1] < 0.02 * np.linalg.norm(limit - start)
+
+
+def test_the_trajectory_has_its_clocks_and_facts(x64):
+    noise, start = ut.LabelNoise(product(), 0.5), {"u": jnp.array(2.0), "v": jnp.array(0.1)}
+    task = ut.Regression(lambda p, x: p["u"] * p["v"] * x, jnp.ones(1), jnp.ones(1))
+    noise = ut.LabelNoise(task, 0.5)
+    flow = ut.average(noise, start, step_size=0.1, time=2.0, num_saves=4, closure="finite_step")
+    np.testing.assert_allclose(flow.time, [0, 0.5, 1, 1.5, 2])
+    np.testing.assert_allclose(flow.step, flow.time / 0.1)
+    np.testing.assert_allclose(flow.slow_time, flow.time * 0.1)
+    assert flow.params["u"].shape == () and not flow.diverged and float(flow.diverged_at) == -1
+    assert flow.facts["made_by"] == "average" and flow.facts["closure"] == "finite_step"
+    assert flow.facts["solver_steps"] >= 4
+    assert set(flow.observed) == {"loss", "excess_loss"}
+    assert "regime" in str(flow)
+
+
+def test_the_regime_has_the_largest_values_along_the_path(x64):
+    """At (2, 1/2) the curvature u^2 + v^2 is 4.25, and it falls from there."""
+    flow = ut.average(ut.LabelNoise(product(), 1.0), jnp.array([2.0, 0.5]), step_size=0.1, time=50.0)
+    values = {parameter.name: parameter.value for parameter in flow.regime.parameters}
+    assert values["eta * lambda_max"] == pytest.approx(0.425, rel=1e-6)
+    assert flow.regime.valid and 0 < values["spread / |params|"] < 0.3
+
+
+@pytest.mark.parametrize(("step_size", "name"), [(0.6, "eta * lambda_max"), (0.4, "growth")])
+def test_steps_that_are_too_large_are_outside_the_theory(step_size, name, x64):
+    """Curvature 4.25: gradient descent diverges from the step size 2/4.25 on. Two samples: the moments before that."""
+    if name == "growth":
+        task = ut.Regression(lambda p, x: p[0] * p[1] * x, jnp.array([0.0, 2**0.5]), jnp.array([0.0, 2**0.5]))
+    else:
+        task = product()
+    flow = ut.average(ut.LabelNoise(task, 0.1), jnp.array([2.0, 0.5]), step_size=step_size, time=1.0, num_saves=2)
+    assert not flow.regime.valid
+    assert name in {parameter.name for parameter in flow.regime.parameters if not parameter.valid}
+
+
+def test_divergence_is_data(x64):
+    """d w/dt = w^2 from 1 reaches infinity at the time 1."""
+    task = ut.Problem(lambda w, _: -(w[0] ** 3) / 3, jnp.zeros(1))
+    settings = {"time": 2.0, "num_saves": 8, "closure": "small_step"}
+    flow = ut.average(ut.Isotropic(task, 1e-3), jnp.ones(1), step_size=1e-3, **settings)
+    assert bool(flow.diverged)
+    assert float(flow.diverged_at) == pytest.approx(1.0 / 1e-3)
+    assert np.isfinite(flow.params).all()
+    np.testing.assert_array_equal(np.isnan(flow.observed["loss"]), flow.time >= 1.0)
+
+
+def test_single_precision_agrees_with_double():
+    start = np.array([2.0, 0.1])
+    single = ut.average(ut.LabelNoise(product(), 0.5), jnp.asarray(start, jnp.float32), step_size=0.1, time=100.0)
+    with jax.enable_x64(True):
+        noise = ut.LabelNoise(product(jnp.float64), 0.5)
+        double = ut.average(noise, jnp.asarray(start), step_size=0.1, time=100.0)
+    assert single.params.dtype == jnp.float32 and double.params.dtype == jnp.float64
+    np.testing.assert_allclose(single.params, double.params, rtol=5e-3)
+
+
+def test_whole_numbers_of_the_user_are_floats(x64):
+    noise = ut.LabelNoise(product(), 0.5)
+    flow = ut.average(noise, jnp.array([2.0, 0.5]), step_size=np.float32(0.125), time=4)
+    same = ut.average(noise, jnp.array([2.0, 0.5]), step_size=0.125, time=4.0)
+    np.testing.assert_array_equal(flow.params, same.params)
+
+
+MISTAKES = {
+    "no noise": (lambda n, p: ut.average(n.problem, p, step_size=0.1, time=1.0), "give a noise"),
+    "step size": (lambda n, p: ut.average(n, p, step_size=0.0, time=1.0), "step_size=0.*positive"),
+    "time": (lambda n, p: ut.average(n, p, step_size=0.1, time=-1.0), "time=-1"),
+    "closure": (lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, closure="exact"), '"small_step", "finite_step"'),
+    "saves": (lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, num_saves=0), "num_saves"),
+    "steps": (lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, max_steps=0), "max_steps"),
+    "tolerance": (lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, tolerance=float("nan")), "tolerance"),
+    "name": (
+        lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, observe={"excess_loss": lambda q: q[0]}),
+        "'excess_loss' is recorded by `average` itself",
+    ),
+    "another name": (
+        lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, observe={"a": jnp.sum, "excess_a": jnp.sum}),
+        "'excess_a' is recorded",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_explained(mistake, as_a_user):
+    call, message = MISTAKES[mistake]
+    assert_explained(lambda: call(ut.LabelNoise(product(), 0.5), jnp.array([2.0, 0.5])), message)
+
+
+def test_a_population_is_refused(as_a_user):
+    people = ut.Population(lambda w, x: jnp.sum((w - x) ** 2), lambda key: jax.random.normal(key, (2,)))
+    call = lambda: ut.average(ut.Isotropic(people, 0.1), jnp.ones(2), step_size=0.1, time=1.0)
+    assert_explained(call, r"population\.sample")
+
+
+def test_large_problems_without_structure_are_refused(as_a_user, monkeypatch):
+    monkeypatch.setattr(module, "DENSE_LIMIT", 1)
+    task = ut.Problem(lambda w, x: jnp.sum((w - x) ** 2), jnp.zeros(3))
+    call = lambda: ut.average(ut.Minibatch(task, 1), jnp.ones(2), step_size=0.1, time=1.0)
+    assert_explained(call, "2 parameters.*the limit is 1")
+    ut.average(ut.LabelNoise(product(), 0.5), jnp.array([2.0, 0.5]), step_size=0.1, time=1.0)
