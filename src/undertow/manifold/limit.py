@@ -167,17 +167,30 @@ class Limit(eqx.Module):
             if seeds is not None:
                 repeat = lambda x: jnp.broadcast_to(x[None], (seeds, *x.shape))
                 ends, records, lost = jax.tree.map(repeat, (ends, records, lost))
-        lost = np.asarray(lost, float)
-        diverged = np.asarray(np.isfinite(lost))
-        if diverged.any():
-            _report_lost_rank(lost, rank, motion)
-        after = times >= lost[..., None]
+        if np.isfinite(np.asarray(lost)).any():
+            _report_lost_rank(np.asarray(lost, float), rank, motion)
+        return self._trajectory(frame, times, step, motion, seeds, ends, records, np.asarray(lost, float))
+
+    def _trajectory(
+        self,
+        frame: Frame,
+        times: np.ndarray,
+        step: float | None,
+        motion: str,
+        seeds: int | None,
+        ends: Array,
+        records: PyTree,
+        lost: np.ndarray,
+    ) -> Trajectory:
+        """Return the solution with its regime; `lost` are the slow times at which runs lost rank, inf for the others."""
+        diverged, after = np.asarray(np.isfinite(lost)), times >= lost[..., None]
         records = jax.tree.map(lambda x: _blank(np.asarray(x), after) if after.any() else np.asarray(x), records)
         unravel = jax.vmap(frame.unravel) if seeds is not None else frame.unravel
         error = None
         if step is not None and motion == "flow" and not diverged.any():
-            error = relative_error(self.noise, params, ends if seeds is None else ends[0], step, float(slow_time))
-        flat = float(_largest_flat(problem, frame))
+            end = ends if seeds is None else ends[0]
+            error = relative_error(self.noise, frame.unravel(frame.point), end, step, float(times[-1]))
+        flat = float(_largest_flat(self.noise.problem, frame))
         return Trajectory(
             params=unravel(ends),
             observed=records,
@@ -189,7 +202,7 @@ class Limit(eqx.Module):
             seeds=seeds,
             clock="slow_time",
             facts={"made_by": "Limit.solve", "noise": type(self.noise).__name__, "motion": motion},
-            regime=limit_regime(frame, flat, step, float(slow_time), error),
+            regime=limit_regime(frame, flat, step, float(times[-1]), error),
         )
 
     def _resolution(self, step_size: float | None, slow_time: float) -> float | None:
