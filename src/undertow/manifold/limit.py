@@ -182,12 +182,12 @@ class Limit(eqx.Module):
         records: PyTree,
         lost: np.ndarray,
     ) -> Trajectory:
-        """Return the solution with its regime; `lost` are the slow times at which runs lost rank, inf for the others."""
+        """Return the solution with its regime; `lost` are the slow times at which runs lost rank, else inf."""
         diverged, after = np.asarray(np.isfinite(lost)), times >= lost[..., None]
         records = jax.tree.map(lambda x: _blank(np.asarray(x), after) if after.any() else np.asarray(x), records)
         unravel = jax.vmap(frame.unravel) if seeds is not None else frame.unravel
         error = None
-        if step is not None and motion == "flow" and not diverged.any():
+        if step is not None and times[-1] > 0 and motion == "flow" and not diverged.any():
             end = ends if seeds is None else ends[0]
             error = relative_error(self.noise, frame.unravel(frame.point), end, step, float(times[-1]))
         flat = float(_largest_flat(self.noise.problem, frame))

@@ -33,7 +33,7 @@ def limit_regime(frame: Frame, flat: float, step_size: float | None, slow_time: 
         )
     ]
     notes = []
-    if step_size is not None:
+    if step_size is not None and slow_time > 0:
         time = slow_time / step_size
         parameters += [
             SmallParameter("eta * lambda_max", step_size * largest, 2.0, "gradient descent diverges from 2 on"),
@@ -44,7 +44,7 @@ def limit_regime(frame: Frame, flat: float, step_size: float | None, slow_time: 
         if error is not None and error > WANTED:
             wanted = step_size * WANTED / error
             notes.append(f"The error is of first order: {WANTED:.0%} needs a step size of about {wanted:.2g}.")
-    else:
+    elif step_size is None:
         notes.append("Give `step_size=` for an estimate of the error at that step size.")
     return Regime(tuple(parameters), error, tuple(notes))
 
