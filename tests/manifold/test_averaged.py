@@ -134,4 +134,5 @@ def test_points_after_a_failure_are_not_finite(x64):
     task = ut.Problem(lambda w, _: -(w[0] ** 3) / 3, jnp.zeros(1))
     path = solve(ut.Isotropic(task, 1e-3), jnp.ones(1), 1e-3, 2.0, "small_step")
     finite = np.isfinite(path.points[:, 0])
-    assert finite[0] and not finite[-1]
+    assert finite[0]
+    assert not finite[-1]

@@ -243,14 +243,12 @@ def test_the_response_without_structure_is_half_the_second_derivative(x64):
 
 
 def test_unstable_second_moments_have_a_growth_above_one(x64):
-    """One input drawn of two, 0 and a: (1 - eta a^2/2)^2 + eta^2 a^4/4 > 1 for eta a^2 > 2, while the mean is stable."""
+    """One input of two, 0 and 1: (1 - eta/2)^2 + eta^2/4 > 1 for eta > 2, while the mean is stable up to 4."""
     task = ut.Regression(lambda w, x: w[0] * x, jnp.array([0.0, 1.0]), jnp.array([0.0, 1.0]))
     noise = ut.LabelNoise(task, 1.0)
     growths = []
     for eta in (1.9, 2.1):
-        around = fluctuations(
-            noise, jnp.ones(1), lambda x: x, jnp.asarray(LATE), jnp.asarray(eta), "averaged_noise"
-        )
+        around = fluctuations(noise, jnp.ones(1), lambda x: x, jnp.asarray(LATE), jnp.asarray(eta), "averaged_noise")
         growths.append(float(around.growth))
     assert growths[0] < 1 < growths[1]
 
