@@ -177,8 +177,8 @@ def _average(facts: dict[str, Any]) -> str:
         seconds, values, errors = s["seconds"], s["tr_H"], s["standard_error"]
         cost.append(
             [str(s["step_size"]), f"{s['steps']:,}", in_words(seconds["SGD"]), in_words(seconds["flow"]),
-             in_words(seconds["flow, tolerance 1e-3"]), f"{s['ratio']:.3g}", f"{s['ratio_loose']:.3g}",
-             in_words(seconds["compile"])]
+             in_words(seconds["flow, tolerance 1e-3"]), *(f"{ratio:.3g}" for ratio in s["ratios"].values()),
+             *(f"{ratio:.3g}" for ratio in s["core_ratios"].values()), in_words(seconds["compile"])]
         )  # fmt: skip
         accuracy.append(
             [str(s["step_size"]), f"{values['SGD']:.3f} ± {errors['SGD']:.3f}",
@@ -188,9 +188,12 @@ def _average(facts: dict[str, Any]) -> str:
         )  # fmt: skip
     return "\n\n".join([
         "Times, without compiling except in the last column. The flow is solved with the default tolerance, 1e-5, and "
-        "with 1e-3.",
+        f"with 1e-3. SGD uses all {facts['cores']} cores and the flow mostly one: the ratio of core seconds counts the "
+        "time of all cores. The load of the machine by all programs was "
+        f"{' / '.join(format(s['load'], '.1f') for s in facts['settings'])}; on idle cores the ratio of wall times "
+        f"can fall to the ratio of core seconds divided by {facts['cores']}.",
         table(["step size", "steps", f"SGD, {few} seeds", "flow", "flow, 1e-3", "ratio", "ratio, 1e-3",
-               "compiling the flow"], cost),
+               "core seconds, ratio", "core seconds, ratio, 1e-3", "compiling the flow"], cost),
         f"tr H at the end, {facts['settings'][0]['start']:.2f} at the start. The reference has {many} seeds, of which "
         f"the {few} are a part.",
         table(["step size", f"SGD, {few} seeds", f"SGD, {many} seeds", "flow", "flow − reference",
