@@ -8,13 +8,6 @@ import pytest
 import undertow as ut
 from tests.mistakes import assert_explained
 from undertow.dynamics import average as module
-from undertow.dynamics import simulated_error
-
-
-@pytest.fixture(autouse=True)
-def few_runs(monkeypatch):
-    """Use few runs of SGD for the error, which most tests do not look at."""
-    monkeypatch.setattr(simulated_error, "WORK", 1e8)
 
 
 def scale(p, x):
@@ -97,11 +90,10 @@ def test_steps_that_are_too_large_are_outside_the_theory(step_size, name, x64):
     assert name in {parameter.name for parameter in flow.regime.parameters if not parameter.valid}
 
 
-def test_the_estimated_error_is_the_distance_to_the_mean_of_sgd(monkeypatch, x64):
+def test_the_estimated_error_is_the_distance_to_the_mean_of_sgd(x64):
     """The closure "small_step" is far off at a large step; other seeds measure its error independently."""
-    monkeypatch.setattr(simulated_error, "WORK", 1e9)
     noise, start, eta, steps = ut.LabelNoise(product(), 1.0), jnp.array([2.0, 0.5]), 0.2, 50
-    flow = ut.average(noise, start, step_size=eta, time=eta * steps, closure="small_step")
+    flow = ut.average(noise, start, step_size=eta, time=eta * steps, closure="small_step", check_seeds=2048)
     run = ut.descend(noise, start, step_size=eta, steps=steps, seeds=4096, key=7)
     gap = np.asarray(run.params).mean(0) - flow.params
     measured = np.linalg.norm(gap) / np.linalg.norm(flow.params - start)
@@ -113,20 +105,18 @@ def test_the_estimated_error_is_the_distance_to_the_mean_of_sgd(monkeypatch, x64
 def test_the_flow_of_a_linear_model_has_no_error_that_runs_resolve(x64):
     """The averaged flow is exact there, apart from the second order of the discretisation."""
     task = ut.Regression(lambda w, x: w * x, jnp.array([1.0, 2.0]), jnp.array([1.0, 1.0]))
-    flow = ut.average(ut.Minibatch(task, 1), jnp.array(3.0), step_size=0.1, time=50.0)
+    flow = ut.average(ut.Minibatch(task, 1), jnp.array(3.0), step_size=0.1, time=50.0, check_seeds=256)
     assert flow.regime.estimated_error is None
     assert "The error is below" in str(flow)
 
 
-def test_the_reason_for_a_missing_estimate_is_a_note(monkeypatch, x64):
+def test_the_reason_for_a_missing_estimate_is_a_note(x64):
     noise = ut.LabelNoise(product(), 0.1)
-    monkeypatch.setattr(simulated_error, "WORK", 1e3)
     flow = ut.average(noise, jnp.array([2.0, 0.5]), step_size=0.1, time=1.0)
     assert flow.regime.estimated_error is None
-    assert "too expensive" in flow.regime.notes[0]
-    monkeypatch.setattr(simulated_error, "WORK", 1e8)
+    assert "check_seeds=" in flow.regime.notes[0]
     # gradient descent diverges at this step size, the flow does not
-    far = ut.average(noise, jnp.array([4.0, 1.0]), step_size=0.5, time=50.0)
+    far = ut.average(noise, jnp.array([4.0, 1.0]), step_size=0.5, time=50.0, check_seeds=64)
     assert far.regime.estimated_error is None
     assert "diverged" in far.regime.notes[0]
     assert not far.regime.valid
@@ -168,6 +158,7 @@ MISTAKES = {
     "closure": (lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, closure="exact"), '"small_step", "finite_step"'),
     "saves": (lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, num_saves=0), "num_saves"),
     "steps": (lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, max_steps=0), "max_steps"),
+    "runs": (lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, check_seeds=1), "check_seeds=1.*at least 2"),
     "tolerance": (lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, tolerance=float("nan")), "tolerance"),
     "name": (
         lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, observe={"excess_loss": lambda q: q[0]}),

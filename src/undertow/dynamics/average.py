@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 from undertow import _trees as trees
 from undertow import _validate as validate
 from undertow._validate import Number
-from undertow.dynamics.simulated_error import SIGNIFICANT, SimulatedError, affordable_seeds, simulate_error
+from undertow.dynamics.simulated_error import SIGNIFICANT, SimulatedError, simulate_error
 from undertow.manifold.averaged import Path, solve_average
 from undertow.manifold.fluctuations import CLOSURES, Closure, image_route
 from undertow.noise.base import AbstractNoise
@@ -36,6 +36,7 @@ def average(
     closure: Closure = "averaged_noise",
     tolerance: float | None = None,
     max_steps: int = 10_000,
+    check_seeds: int | None = None,
 ) -> Trajectory:
     """Predict the mean of SGD with this noise and step size: solve the averaged flow up to `time` = steps * step_size.
 
@@ -62,10 +63,9 @@ def average(
     **Returns** a `Trajectory` whose `regime` has the small parameters of the theory. Where the solver fails, the run
     counts as diverged.
 
-    `regime.estimated_error` is the distance of the mean of SGD to the end of the flow, over the distance from the start
-    to the end of the flow. It is measured by a few runs of SGD with a fixed key, about two seconds on one core. It is
-    None where the runs cannot resolve it, where one of them diverges, and where too few runs of this length are
-    affordable; a note of the regime then has the reason and, in the first case, an upper bound.
+    With `check_seeds` runs of SGD, `regime.estimated_error` is the distance of their mean to the end of the flow, over the
+    distance from the start to the end of the flow. It is None where the runs cannot resolve it and where one of them
+    diverges; a note of the regime then has the reason and, in the first case, an upper bound. The runs have a fixed key.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
@@ -84,6 +84,8 @@ def average(
         raise ValueError(f"{validate.quote('average', **{name: value})}: give a positive number.")
     num_saves = validate.positive_integer("average", "num_saves", num_saves)
     max_steps = validate.positive_integer("average", "max_steps", max_steps)
+    if check_seeds is not None and validate.positive_integer("average", "check_seeds", check_seeds) < 2:
+        raise ValueError(f"{validate.quote('average', check_seeds=check_seeds)}: give at least 2 runs.")
     if tolerance is None:
         tolerance = 1e-5 if trees.machine_epsilon(params) < 1e-10 else 1e-3
     validate.finite_number("average", "tolerance", tolerance)
@@ -100,11 +102,21 @@ def average(
         jnp.asarray(tolerance, floats),
         max_steps,
     )
-    return _trajectory(noise, params, path, times, eta, closure)
+    error = None
+    if check_seeds is not None:
+        steps = max(1, round(length / eta))
+        error = simulate_error(noise, params, np.asarray(path.points[-1]), eta, steps, check_seeds)
+    return _trajectory(noise, params, path, times, eta, closure, error)
 
 
 def _trajectory(
-    noise: AbstractNoise, params: PyTree, path: Path, times: np.ndarray, eta: float, closure: Closure
+    noise: AbstractNoise,
+    params: PyTree,
+    path: Path,
+    times: np.ndarray,
+    eta: float,
+    closure: Closure,
+    error: SimulatedError | None,
 ) -> Trajectory:
     points = np.asarray(path.points)
     finite = np.isfinite(points).all(axis=1)
@@ -131,24 +143,14 @@ def _trajectory(
             "closure": closure,
             "solver_steps": int(path.steps),
         },
-        regime=_regime(
-            path, good, points, times, eta, None if after.any() else _simulate(noise, params, points, times, eta)
-        ),
+        regime=_regime(path, good, points, times, eta, error),
     )
-
-
-def _simulate(
-    noise: AbstractNoise, params: PyTree, points: np.ndarray, times: np.ndarray, eta: float
-) -> SimulatedError | None:
-    steps = max(1, round(times[-1] / eta))
-    seeds = affordable_seeds(noise, params, steps)
-    return simulate_error(noise, params, points[-1], eta, steps, seeds) if seeds else None
 
 
 def _error_of(error: SimulatedError | None, moved: float) -> tuple[float | None, tuple[str, ...]]:
     """Return the relative error, and a note where it is not known."""
     if error is None:
-        return None, ("No estimate of the error: runs of SGD of this length are too expensive.",)
+        return None, ("Give `check_seeds=64` to measure the error by 64 runs of SGD.",)
     if error.diverged:
         return None, (f"No estimate of the error: {error.diverged} of {error.seeds} runs of SGD diverged.",)
     if error.significant and moved > 0:

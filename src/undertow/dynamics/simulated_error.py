@@ -1,4 +1,4 @@
-"""The error of a predicted mean of SGD, measured by a few runs of SGD within a fixed amount of work.
+"""The error of a predicted mean of SGD, measured by a few runs of SGD.
 
 The theory of the averaged flow cannot estimate its own error: the next order assumes that the fluctuations stay small,
 and that is what has to be tested. Runs of SGD assume nothing, and their spread shows whether they stay together.
@@ -15,16 +15,7 @@ from undertow import _trees as trees
 from undertow.dynamics.descend import descend
 from undertow.noise.base import AbstractNoise
 
-__all__ = ["SimulatedError", "affordable_seeds", "simulate_error"]
-
-WORK = 5e9
-"""The number of floating-point operations of all runs together; about two seconds on one core."""
-
-MOST_SEEDS = 4096
-FEWEST_SEEDS = 32
-
-LEAST_OPERATIONS = 1e3
-"""The operations of one step count as at least this many: short steps are dominated by other costs."""
+__all__ = ["SimulatedError", "simulate_error"]
 
 SIGNIFICANT = 3.0
 """The number of standard errors from which on a distance counts as an error of the prediction."""
@@ -71,15 +62,3 @@ def simulate_error(
     # the square of the mean's own error is expected in the square of the distance
     distance = math.sqrt(max(float(gap @ gap) - variance / seeds, 0.0))
     return SimulatedError(distance, math.sqrt(variance / seeds), math.sqrt(variance), seeds, 0)
-
-
-def affordable_seeds(noise: AbstractNoise, params: PyTree, steps: int) -> int:
-    """Return the number of runs of SGD with this many steps within the work `WORK`; zero where that is too few."""
-
-    def step(p: PyTree) -> PyTree:
-        return noise.gradient(p, trees.take(noise.randomness(jax.random.key(0), 1, p), 0))
-
-    costs = jax.jit(step).lower(params).cost_analysis() or {}
-    operations = max(costs.get("flops", 0.0) + costs.get("transcendentals", 0.0), LEAST_OPERATIONS)
-    seeds = int(min(WORK / (operations * steps), MOST_SEEDS))
-    return seeds if seeds >= FEWEST_SEEDS else 0
