@@ -66,7 +66,8 @@ def gallery_index() -> str:
     parts = [
         "# Gallery of claims",
         f"undertow tests {len(claims)} statements by experiments: statements of three papers, statements beyond "
-        "them, and the theory of the averaged flow. Each has a criterion that is the same at every scale and is widened by four standard errors, an "
+        "them, and the theory of the averaged flow. Each has a criterion that is the same at every scale and is "
+        "widened by four standard errors, an "
         "alternative that the data must reject, and a figure: theory is a line, experiment is points with intervals.",
         f"The figures below were made by `make gallery`, which runs `undertow verify --scale smoke` and "
         f"`python -m docs.gallery` (scale: {scales}; device: {devices}). Larger scales differ only in seeds, steps and "

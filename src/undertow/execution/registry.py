@@ -1,7 +1,8 @@
 """Find experiments by name: the claims and phase diagrams of the packs, and objects of a user's own file.
 
 A pack is a package with a subpackage `claims`, whose modules list their `CLAIMS`, a module `coverage` and, where it has
-them, modules `errata` and `phase_diagram` with its `ERRATA` and its `DIAGRAM`. Packs are imported the first time that one of their experiments is needed.
+them, modules `errata` and `phase_diagram` with its `ERRATA` and its `DIAGRAM`. Packs are
+imported the first time that one of their experiments is needed.
 """
 
 import difflib

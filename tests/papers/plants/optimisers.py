@@ -22,9 +22,7 @@ def _closure(rival: str) -> Any:
 
 def _stronger_labels(right: Any) -> Any:
     """Give the averaged flow label noise of twice the variance."""
-    return lambda noise, *args, **settings: right(
-        LabelNoise(noise.problem, 2**0.5 * noise.strength), *args, **settings
-    )
+    return lambda noise, *args, **settings: right(LabelNoise(noise.problem, 2**0.5 * noise.strength), *args, **settings)
 
 
 PLANTS: dict[str, Plant] = {

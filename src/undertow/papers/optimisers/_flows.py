@@ -1,10 +1,16 @@
 """Predictions of the averaged flow that the claims compare with SGD."""
 
+from collections.abc import Callable
+
 import numpy as np
+from jaxtyping import PyTree
 
 from undertow.trajectory import Trajectory
 
-__all__ = ["predicted_mean"]
+__all__ = ["Observe", "predicted_mean"]
+
+Observe = dict[str, Callable[[PyTree], PyTree]]
+"""Functions of params by name, the argument `observe`."""
 
 
 def predicted_mean(flow: Trajectory, name: str) -> np.ndarray:

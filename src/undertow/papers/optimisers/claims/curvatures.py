@@ -14,7 +14,7 @@ from undertow.figures import style
 from undertow.manifold.fluctuations import Closure
 from undertow.noise.label import LabelNoise
 from undertow.noise.minibatch import Minibatch
-from undertow.papers.optimisers._flows import predicted_mean
+from undertow.papers.optimisers._flows import Observe, predicted_mean
 from undertow.papers.optimisers.models.networks import HessianTrace, linear, sine_net
 from undertow.problem import Regression
 from undertow.verification import statistics
@@ -95,7 +95,8 @@ def _linear_checks(parameters: Curvatures, key: Key[Array, ""]) -> tuple[list[Ch
 def _network_check(parameters: Curvatures, key: Key[Array, ""]) -> tuple[Check, xarray.Dataset, int]:
     p, saves = parameters, 6
     problem, start = sine_net(jax.random.key(p.problem))
-    noise, observe = LabelNoise(problem), {"trace": HessianTrace(problem)}
+    noise = LabelNoise(problem)
+    observe: Observe = {"trace": HessianTrace(problem)}
     steps = round(p.time / p.step_size)
     run = descend(
         noise, start, step_size=p.step_size, steps=steps, every=steps // saves, observe=observe, seeds=p.seeds,

@@ -16,6 +16,7 @@ from undertow.figures import style
 from undertow.manifold.geometry import frame_at
 from undertow.manifold.limit import Limit
 from undertow.noise.label import LabelNoise
+from undertow.papers.optimisers._flows import Observe
 from undertow.papers.zero_loss.models.tanh_net import TanhNet
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Check, Within
@@ -49,7 +50,8 @@ def _distances(parameters: SmallSteps, key: Key[Array, ""]) -> tuple[np.ndarray,
     p = parameters
     net = TanhNet.draw(key, inputs=9, hidden=10, n=8, dtype=jnp.float64)
     start = settle(net.problem, net.params, tolerance=1e-11)
-    noise, observe = LabelNoise(net.problem, p.strength), {"point": trees.ravel}
+    noise = LabelNoise(net.problem, p.strength)
+    observe: Observe = {"point": trees.ravel}
     path = Limit(noise).solve(start, slow_time=2 * p.slow_time, num_saves=2, observe=observe, tolerance=p.tolerance)
     begin, end, later = path.observed["point"]
     displacement = end - begin
@@ -96,6 +98,8 @@ def _draw(measurement: Measurement, parameters: SmallSteps) -> "Figure":
         xlabel="step size × largest curvature",
         ylabel="distance to the limiting flow / its length",
     )
+    axes.set_xticks(SHARPNESS, [f"{value:g}" for value in SHARPNESS])
+    axes.minorticks_off()
     axes.legend()
     return figure
 

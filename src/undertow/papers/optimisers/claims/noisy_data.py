@@ -1,6 +1,7 @@
 """The mean end point of minibatch SGD on a factorisation that does not fit its data."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import jax
@@ -14,7 +15,7 @@ from undertow.dynamics.descend import descend
 from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.minibatch import Minibatch
-from undertow.papers.optimisers._flows import predicted_mean
+from undertow.papers.optimisers._flows import Observe, predicted_mean
 from undertow.papers.optimisers.models.factorisation import charge, noisy_factorisation
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
@@ -47,29 +48,28 @@ class NoisyFactors:
 def _measure(parameters: NoisyFactors, key: Key[Array, ""]) -> Measurement:
     p = parameters
     problem, start = noisy_factorisation(jax.random.key(p.problem), samples=p.samples)
-    noise, observe = Minibatch(problem, p.batch_size), {"charge": charge, "point": trees.ravel}
+    noise = Minibatch(problem, p.batch_size)
+    observe: Observe = {"charge": charge, "point": trees.ravel}
     steps = round(p.time / p.step_size)
     run = descend(
         noise, start, step_size=p.step_size, steps=steps, every=steps // SAVES, observe=observe, seeds=p.seeds, key=key,
         progress=False,
     )  # fmt: skip
-    flow, rival = (
-        average(noise, start, step_size=p.step_size, time=p.time, observe=observe, num_saves=SAVES, **closure)
-        for closure in ({}, {"closure": "small_step"})
-    )
+    solve = partial(average, noise, start, step_size=p.step_size, time=p.time, observe=observe, num_saves=SAVES)
+    flow, rival = solve(), solve(closure="small_step")
     good = ~run.diverged
     end, other = flow.observed["point"][-1], rival.observed["point"][-1]
     way = np.linalg.norm(end - flow.observed["point"][0])
     points = run.observed["point"][good][:, -1]
-    distance = np.linalg.norm(points.mean(axis=0) - end) / way
+    distance = float(np.linalg.norm(points.mean(axis=0) - end) / way)
     # the root mean square of the error of the mean, by which the distance exceeds that of the exact mean at most
-    error = np.linalg.norm(standard_error(points)) / way
+    error = float(np.linalg.norm(standard_error(points)) / way)
     charges = run.observed["charge"][good]
     predicted, small = predicted_mean(flow, "charge"), predicted_mean(rival, "charge")
     change, change_error = statistics.mean((charges[:, -1] - charges[:, 0]) / (predicted[-1] - predicted[0]))
     checks = (
-        Check("distance of the mean end of SGD from that of the averaged flow / length of the way", distance, 0.0, error,
-              Below(0.1), alternative=np.linalg.norm(other - end) / way),
+        Check("distance of the mean end of SGD from that of the averaged flow / length of the way", distance, 0.0,
+              error, Below(0.1), alternative=float(np.linalg.norm(other - end) / way)),
         Check("mean change of the charge |U|² - |W|² of SGD / averaged flow", change, 1.0, change_error,
               Within(0.05, 0.15), alternative=float((small[-1] - small[0]) / (predicted[-1] - predicted[0]))),
     )  # fmt: skip

@@ -1,6 +1,7 @@
 """The error of the averaged flow in the step size, over a fixed slow time, on three small models."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import jax
@@ -13,7 +14,7 @@ from undertow.dynamics.average import average
 from undertow.dynamics.descend import descend
 from undertow.figures import style
 from undertow.noise.label import LabelNoise
-from undertow.papers.optimisers._flows import predicted_mean
+from undertow.papers.optimisers._flows import Observe, predicted_mean
 from undertow.papers.optimisers.models.networks import HessianTrace, product, small_tanh_net, squares
 from undertow.problem import Regression
 from undertow.verification import statistics
@@ -44,7 +45,8 @@ class Order:
 
 def _errors(problem: Regression, start: Array, parameters: Order, key: Key[Array, ""]) -> tuple[np.ndarray, int]:
     """Return three rows for the step sizes: the errors of both closures relative to the way of tr H, and SGD's own."""
-    noise, observe = LabelNoise(problem, parameters.strength), {"trace": HessianTrace(problem)}
+    noise = LabelNoise(problem, parameters.strength)
+    observe: Observe = {"trace": HessianTrace(problem)}
     sharpest = float(jnp.linalg.eigvalsh(jax.hessian(problem.loss)(start))[-1])
     rows, diverged = [], 0
     for index, eta in enumerate(SHARPNESS / sharpest):
@@ -56,9 +58,10 @@ def _errors(problem: Regression, start: Array, parameters: Order, key: Key[Array
         diverged += int(run.diverged.sum())
         traces = run.observed["trace"][~run.diverged]
         mean, error = statistics.mean(traces[:, -1])
-        settings = {"step_size": eta, "time": steps * eta, "observe": observe, "num_saves": 1, "tolerance": TOLERANCE}
-        flow = predicted_mean(average(noise, start, **settings), "trace")
-        rival = predicted_mean(average(noise, start, **settings, closure="small_step"), "trace")
+        solve = partial(
+            average, noise, start, step_size=eta, time=steps * eta, observe=observe, num_saves=1, tolerance=TOLERANCE
+        )
+        flow, rival = predicted_mean(solve(), "trace"), predicted_mean(solve(closure="small_step"), "trace")
         way = mean - traces[0, 0]
         rows.append(((flow[-1] - mean) / way, (rival[-1] - mean) / way, abs(error / way)))
     return np.array(rows).T, diverged
@@ -76,8 +79,9 @@ def _measure(parameters: Order, key: Key[Array, ""]) -> Measurement:
         first_order = fit @ rival
         slopes = logarithms / (logarithms @ logarithms)
         checks += [
-            Check(f"{name}: first-order coefficient of the error, averaged flow / small steps", fit @ flow / first_order,
-                  0.0, float(np.linalg.norm(fit * error) / abs(first_order)), Within(0.05, 0.5), alternative=1.0),
+            Check(f"{name}: first-order coefficient of the error, averaged flow / small steps",
+                  fit @ flow / first_order, 0.0, float(np.linalg.norm(fit * error) / abs(first_order)),
+                  Within(0.05, 0.5), alternative=1.0),
             Check(f"{name}: order of the error of the flow for small steps", slopes @ np.log(np.abs(rival)), 1.0,
                   float(np.linalg.norm(slopes * error / rival)), Within(0.15, 0.5), alternative=2.0),
         ]  # fmt: skip
@@ -95,11 +99,10 @@ def _draw(measurement: Measurement, parameters: Order) -> "Figure":
     ends = np.array([0.0, SHARPNESS.max()])
     for axes, name in zip(panels, MODELS, strict=True):
         data = measurement.data.sel(model=name)
-        style.theory(axes, ends, 0 * ends, "SGD")
-        style.points(axes, data.sharpness, 100 * data.flow, 100 * data.error, "averaged flow")
-        style.points(
-            axes, data.sharpness, 100 * data.rival, 100 * data.error, "flow of L + (ηδ²/4) tr H", "red", marker="s"
-        )
+        style.theory(axes, ends, 0 * ends, "no error")
+        style.points(axes, data.sharpness, 100 * data.flow, 100 * data.error, "averaged flow − SGD")
+        label = "flow of L + (ηδ²/4) tr H − SGD"
+        style.points(axes, data.sharpness, 100 * data.rival, 100 * data.error, label, "red", marker="s")
         axes.set(xlabel="step size × largest curvature", ylabel="error of tr H, % of its change", title=name)
     panels[0].legend()
     return figure
@@ -110,9 +113,9 @@ CLAIMS = (
         id="averaged-flow-order",
         paper="optimisers",
         place="Order in the step size",
-        statement="Over a fixed slow time the flow for small steps has an error of first order in the step size. For weak "
-        "noise the averaged flow has no such error, on three models: u v = 1, two equations in u² - v², and a tanh "
-        "network.",
+        statement="Over a fixed slow time the flow for small steps has an error of first order in the step size. For "
+        "weak noise the averaged flow has no such error, on three models: u v = 1, two equations in u² - v², and a "
+        "tanh network.",
         equation="error = a η + O(η²),  a of the averaged flow / a of the flow for small steps → 0 for weak noise",
         alternative="The averaged flow has the same first-order error.",
         scales={"smoke": Order(1024), "default": Order(16384), "full": Order(131072)},

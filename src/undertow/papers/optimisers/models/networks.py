@@ -79,9 +79,7 @@ def small_tanh_net() -> tuple[Regression, Float[Array, " 6"]]:
     return _fitted(_three_units, jnp.array([0.5, 1.3]), jnp.array([0.6, 1.0, 1.6, 1.2, -0.8, 1.5]))
 
 
-def _fitted(
-    predict: Callable[[Array, Array], Array], inputs: Array, params: Array
-) -> tuple[Regression, Array]:
+def _fitted(predict: Callable[[Array, Array], Array], inputs: Array, params: Array) -> tuple[Regression, Array]:
     return Regression(predict, inputs, jax.vmap(predict, (None, 0))(params, inputs)), params
 
 
