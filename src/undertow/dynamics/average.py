@@ -143,7 +143,7 @@ def _trajectory(
             "closure": closure,
             "solver_steps": int(path.steps),
         },
-        regime=_regime(path, good, points, times, eta, error),
+        regime=_regime(path, good, points, times, eta, error, not image_route(noise.problem, points.shape[1])),
     )
 
 
@@ -162,43 +162,41 @@ def _error_of(error: SimulatedError | None, moved: float) -> tuple[float | None,
 
 
 def _regime(
-    path: Path, good: int, points: np.ndarray, times: np.ndarray, eta: float, error: SimulatedError | None
+    path: Path, good: int, points: np.ndarray, times: np.ndarray, eta: float, error: SimulatedError | None, dense: bool
 ) -> Regime:
-    """Return the small parameters of the theory at their largest values along the path, and the simulated error."""
+    """Return the small parameters of the theory at their largest values along the path, and the simulated error.
+
+    `dense`: the whole Hessian is known, so that its negative curvatures are.
+    """
     records = jax.tree.map(lambda x: np.asarray(x)[:good], path.records)
-    size = np.linalg.norm(points[:good], axis=1)
+    size = np.maximum(np.linalg.norm(points[:good], axis=1), np.finfo(points.dtype).tiny)
     largest = lambda values: float(np.max(values))
-    amplification = float(np.trapezoid(np.maximum(-records.lowest, 0), times[:good]))
-    estimated_error, notes = None, ()
-    simulated: tuple[SmallParameter, ...] = ()
-    if good == len(times):
-        estimated_error, notes = _error_of(error, float(np.linalg.norm(points[-1] - points[0])))
+    parameters = [
+        SmallParameter(
+            "eta * lambda_max", eta * largest(records.sharpness), 2.0, "gradient descent diverges from 2 on"
+        ),
+        SmallParameter("growth", largest(records.growth), 1.0, "the second moments of SGD diverge from 1 on"),
+        SmallParameter(
+            "spread / |params|", largest(records.spread / size), 0.3, "distance of SGD to its mean, relative"
+        ),
+        SmallParameter(
+            "slow spread / |params|",
+            largest(records.slow_spread / size),
+            0.3,
+            "its part along flat directions, in which runs move apart",
+        ),
+    ]
+    if dense:
+        apart = float(np.trapezoid(np.maximum(-records.lowest, 0), times[:good]))
+        meaning = "integral over time: the logarithm by which runs move apart"
+        parameters.append(SmallParameter("negative curvature", apart, 1.0, meaning))
     if error is not None:
         meaning = f"distance of {error.seeds} runs of SGD to their mean at the end, relative"
-        simulated = (SmallParameter("simulated spread / |params|", error.spread / float(size[-1]), 0.3, meaning),)
-    return Regime(
-        (
-            SmallParameter(
-                "eta * lambda_max", eta * largest(records.sharpness), 2.0, "gradient descent diverges from 2 on"
-            ),
-            SmallParameter("growth", largest(records.growth), 1.0, "the second moments of SGD diverge from 1 on"),
-            SmallParameter(
-                "spread / |params|", largest(records.spread / size), 0.3, "distance of SGD to its mean, relative"
-            ),
-            SmallParameter(
-                "slow spread / |params|",
-                largest(records.slow_spread / size),
-                0.3,
-                "its part along flat directions, in which runs move apart",
-            ),
-            SmallParameter(
-                "negative curvature", amplification, 1.0, "integral over time: the logarithm by which runs move apart"
-            ),
-            *simulated,
-        ),
-        estimated_error,
-        notes,
-    )
+        parameters.append(SmallParameter("simulated spread / |params|", error.spread / float(size[-1]), 0.3, meaning))
+    estimated_error, notes = None, ()
+    if good == len(times):
+        estimated_error, notes = _error_of(error, float(np.linalg.norm(points[-1] - points[0])))
+    return Regime(tuple(parameters), estimated_error, notes)
 
 
 def _check(noise: object, params: PyTree, closure: str) -> None:
