@@ -63,9 +63,10 @@ def average(
     **Returns** a `Trajectory` whose `regime` has the small parameters of the theory. Where the solver fails, the run
     counts as diverged.
 
-    With `check_seeds` runs of SGD, `regime.estimated_error` is the distance of their mean to the end of the flow, over the
-    distance from the start to the end of the flow. It is None where the runs cannot resolve it and where one of them
-    diverges; a note of the regime then has the reason and, in the first case, an upper bound. The runs have a fixed key.
+    With `check_seeds` runs of SGD, `regime.estimated_error` is the distance of their mean to the end of the flow, over
+    the distance from the start to the end of the flow. It is None where the runs cannot resolve it and where one of
+    them diverges; a note of the regime then has the reason and, in the first case, an upper bound. The runs have a
+    fixed key.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
