@@ -28,14 +28,13 @@ from undertow import _trees as trees
 from undertow.covariance import AbstractCovariance, LabelCovariance, SampleCovariance, ScaledIdentity, Sum
 from undertow.manifold.geometry import Frame, jacobian
 from undertow.noise.base import AbstractNoise
-from undertow.problem import AbstractProblem, AbstractSampled, Regression
+from undertow.problem import AbstractProblem, Regression
 
 __all__ = [
     "CLOSURES",
     "Closure",
     "Fluctuations",
     "NoiseTerms",
-    "curvature_in",
     "delays",
     "directions",
     "fluctuations",
@@ -151,15 +150,6 @@ def delays(frame: Frame, age: Array, eta: Array) -> Float[Array, "k k"]:
     return _relaxed(h[:, None] + h[None] - eta * h[:, None] * h[None], age)
 
 
-def curvature_in(frame: Frame, problem: AbstractProblem, point: Float[Array, " D"]) -> Float[Array, "k k"]:
-    """Return V'HV at another point, in the basis V of a frame, with H as in `directions`."""
-    if frame.least_squares and isinstance(problem, Regression):
-        rows = jacobian(problem, frame.unravel(point)) @ frame.normal
-        return (rows.T * _row_weights(problem, point.dtype)[None]) @ rows
-    hessian = jax.hessian(lambda x: problem.loss(frame.unravel(x)))(point)
-    return frame.normal.T @ hessian @ frame.normal
-
-
 def _relaxed(rate: Array, age: Array) -> Array:
     """Return (1 - exp(-rate t))/rate; t at the rate zero and for negative rates."""
     positive = rate * age > jnp.finfo(rate.dtype).eps
@@ -215,9 +205,9 @@ class NoiseTerms(NamedTuple):
     """X -> V' (1/2 Sigma''[X]) V; None for zero."""
 
 
-def _row_weights(problem: AbstractSampled, dtype: jnp.dtype) -> Float[Array, " rows"]:
-    outputs = jax.tree.leaves(problem.data)[-1][0].size  # the targets are the last leaf of a regression
-    return jnp.repeat(problem.probabilities.astype(dtype), max(1, outputs))
+def _row_weights(problem: Regression, dtype: jnp.dtype) -> Float[Array, " rows"]:
+    """Return the probability of the sample of each row of J."""
+    return jnp.repeat(problem.probabilities.astype(dtype), max(1, problem.targets[0].size))
 
 
 def _image_rows(problem: AbstractProblem, frame: Frame) -> Float[Array, "n q k"] | None:
