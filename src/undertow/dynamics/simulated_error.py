@@ -63,7 +63,9 @@ def simulate_error(
     """
     run = descend(noise, params, step_size=step_size, steps=steps, seeds=seeds, key=0, progress=False)
     ends = np.asarray(jax.vmap(trees.ravel)(run.params), np.float64)
-    diverged = int(np.sum(run.diverged))
+    with np.errstate(over="ignore"):
+        finite = np.isfinite(np.sum(ends**2, axis=1))
+    diverged = int(np.sum(np.asarray(run.diverged) | ~finite))
     if diverged:
         return SimulatedError(math.nan, math.nan, math.nan, seeds, diverged)
     gap = ends.mean(axis=0) - np.asarray(end, np.float64)

@@ -35,7 +35,6 @@ __all__ = [
     "Closure",
     "Fluctuations",
     "NoiseTerms",
-    "curvature_in",
     "delays",
     "directions",
     "fluctuations",
@@ -149,15 +148,6 @@ def delays(frame: Frame, age: Array, eta: Array) -> Float[Array, "k k"]:
     """Return (1 - exp(-s t))/s for the rates s = h_a + h_b - eta h_a h_b: X is this times its source."""
     h = frame.curvature
     return _relaxed(h[:, None] + h[None] - eta * h[:, None] * h[None], age)
-
-
-def curvature_in(frame: Frame, problem: AbstractProblem, point: Float[Array, " D"]) -> Float[Array, "k k"]:
-    """Return V'HV at another point, in the basis V of a frame, with H as in `directions`."""
-    if frame.least_squares and isinstance(problem, Regression):
-        rows = jacobian(problem, frame.unravel(point)) @ frame.normal
-        return (rows.T * _row_weights(problem, point.dtype)[None]) @ rows
-    hessian = jax.hessian(lambda x: problem.loss(frame.unravel(x)))(point)
-    return frame.normal.T @ hessian @ frame.normal
 
 
 def _relaxed(rate: Array, age: Array) -> Array:
