@@ -111,7 +111,7 @@ def settle(
     if not known:
         failures = (~(end.gradient_norm <= goal), lowest < -DEEPEST_SADDLE, ~short)
         for failed, message in zip(failures, messages, strict=True):
-            end = eqx.error_if(end, failed, message)
+            end = eqx.error_if(end, failed, message, on_error="raise")
         return end
     missed, saddle, slow = messages
     # rounding limits the gradient of an ill-conditioned problem: a flow that has come so far has an end

@@ -50,8 +50,11 @@ def compile_fast() -> None:
 
     The programs are many and small. With less optimisation XLA compiles them in a third of the time, and they run as
     fast. XLA ends the process if it does not know a flag, so the flags are set for the versions they were tested with.
-    `XLA_FLAGS` in the environment takes precedence.
+    `XLA_FLAGS` in the environment takes precedence. JAX does not store programs that call back to Python, as solvers of
+    diffrax do to report errors: with EQX_ON_ERROR=nan, which equinox reads when it is imported, they give NaN instead.
     """
+    os.environ.setdefault("EQX_ON_ERROR", "nan")
+
     import jax
 
     # tracing creates many small objects that live long: by default a tenth of its time is garbage collection

@@ -49,7 +49,7 @@ def _distances(parameters: SmallSteps, key: Key[Array, ""]) -> tuple[np.ndarray,
     """
     p = parameters
     net = TanhNet.draw(key, inputs=9, hidden=10, n=8, dtype=jnp.float64)
-    start = settle(net.problem, net.params, tolerance=1e-11)
+    start = settle(net.problem, net.params, tolerance=1e-11).params
     noise = LabelNoise(net.problem, p.strength)
     observe: Observe = {"point": trees.ravel}
     path = Limit(noise).solve(start, slow_time=2 * p.slow_time, num_saves=2, observe=observe, tolerance=p.tolerance)
