@@ -148,7 +148,9 @@ def test_print_shows_every_observable_and_the_diverged_runs():
 
 def test_print_shows_the_regime_of_a_prediction():
     limit = ut.Limit(ut.LabelNoise(ut.Regression(lambda w, x: w["a"] * w["b"] * x, np.ones(3), np.ones(3)), 0.5, 1))
-    run = limit.solve({"a": np.array(2.0), "b": np.array(0.5)}, slow_time=0.1)
+    solved = limit.solve({"a": np.array(2.0), "b": np.array(0.5)}, slow_time=0.1)
+    assert str(solved).endswith(str(solved.regime))
+    run = replace(solved, regime=None)
     assert str(run).splitlines()[0] == "Limit.solve, LabelNoise: 1 run to slow_time 0.1"
     assert "regime" not in str(run)
     regime = Regime((SmallParameter("eta * lambda_max", 3.0, 2.0),))

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -199,7 +200,7 @@ def test_predictions_and_regimes_are_saved(tmp_path):
     regime = Regime((SmallParameter("eta", 0.1, 0.2, "step"),), 0.03, ("A note.",))
     path = ut.Trajectory(**{**vars(run), "regime": regime}).save(tmp_path / "limit.zarr")
     assert ut.Trajectory.load(path).regime == regime
-    assert str(ut.Trajectory.load(path)) == f"{run}\n{regime}"
+    assert str(ut.Trajectory.load(path)) == f"{replace(run, regime=None)}\n{regime}"
     with pytest.raises(TypeError, match=r"made by `Limit.solve` cannot be continued; load it without `noise`"):
         ut.Trajectory.load(path, noise=noise)
 

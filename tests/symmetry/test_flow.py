@@ -172,7 +172,8 @@ def test_a_flow_prints_and_plots_every_generator():
     lines = str(flow).splitlines()
     assert lines[0].startswith("Noether flow, noise by ")
     assert lines[4].split() == ["generator[2]", "2", "-2", "0.5", "-4", "0"]
-    assert lines[-1] == "... and 3 more generators."
+    assert lines[-2] == "... and 3 more generators."
+    assert lines[-1] == f"relaxation time, at most: {float(flow.relaxation_steps):.3g} steps"
     assert "generator[2]" in flow._repr_html_()
     axes = flow.plot(label="here")
     points = axes.get_lines()[0]

@@ -72,7 +72,8 @@ def test_results_that_stored_criteria_as_text_are_read():
 @pytest.mark.parametrize("folder", ["gallery", "full"])
 def test_the_stored_files_of_the_documentation_are_read(folder):
     results = [ClaimResult.from_json(r) for r in json.loads((DOCS / folder / "results.json").read_text())]
-    assert {r.claim for r in results} == set(claims)
+    newer = {name for name, claim in claims.items() if claim.paper == "optimisers"}  # than the full report
+    assert {r.claim for r in results} == set(claims) - (newer if folder == "full" else set())
     for r in results:
         assert r.checks
         assert r.provenance is not None
