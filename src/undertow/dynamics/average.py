@@ -12,7 +12,7 @@ from undertow import _trees as trees
 from undertow import _validate as validate
 from undertow._validate import Number
 from undertow.dynamics.simulated_error import SIGNIFICANT, SimulatedError, simulate_error
-from undertow.manifold.averaged import Path, solve_average
+from undertow.manifold.averaged import DENSE_LIMIT, Path, solve_average
 from undertow.manifold.fluctuations import CLOSURES, Closure, image_route
 from undertow.noise.base import AbstractNoise
 from undertow.problem import Population
@@ -20,9 +20,6 @@ from undertow.regime import Regime, SmallParameter
 from undertow.trajectory import Trajectory
 
 __all__ = ["average"]
-
-DENSE_LIMIT = 500
-"""The largest number of parameters without the structure of least squares: every step decomposes a D x D matrix."""
 
 
 def average(

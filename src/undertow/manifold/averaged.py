@@ -27,7 +27,10 @@ from undertow.manifold.label import label_amount, trace_gradient
 from undertow.noise.base import AbstractNoise
 from undertow.problem import AbstractProblem, Regression
 
-__all__ = ["Path", "Record", "solve_average", "velocity"]
+__all__ = ["DENSE_LIMIT", "Path", "Record", "solve_average", "velocity"]
+
+DENSE_LIMIT = 500
+"""The largest number of parameters without the structure of least squares: every step decomposes a D x D matrix."""
 
 Observe = dict[str, Callable[[PyTree], PyTree]]
 Unravel = Callable[[Array], PyTree]

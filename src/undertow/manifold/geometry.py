@@ -205,6 +205,7 @@ def _row_frame(problem: Regression, params: PyTree, rank: int | None = None, res
     return Frame(flat, normal, curvature, unravel, jnp.zeros((), flat.dtype), True)
 
 
+@eqx.filter_jit
 def largest_flat(problem: AbstractProblem, frame: Frame) -> Float[Array, ""]:
     """Return the largest size of a curvature along the directions that the frame counts as tangent.
 

@@ -190,7 +190,7 @@ class Limit(eqx.Module):
         if step is not None and times[-1] > 0 and motion == "flow" and not diverged.any():
             end = ends if seeds is None else ends[0]
             error = relative_error(self.noise, frame.unravel(frame.point), end, step, float(times[-1]))
-        flat = float(_largest_flat(self.noise.problem, frame))
+        flat = float(largest_flat(self.noise.problem, frame))
         return Trajectory(
             params=unravel(ends),
             observed=records,
@@ -296,9 +296,6 @@ def _step_size(step_size: Number | None, finite_step: Number | None) -> float | 
     if not eta > 0:
         raise ValueError(f"{validate.quote('Limit.solve', step_size=eta)}: give a positive number.")
     return eta
-
-
-_largest_flat = eqx.filter_jit(largest_flat)
 
 
 def _check_stability(function: str, eta: FiniteStep, frame: Frame) -> None:

@@ -5,16 +5,13 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from undertow import _trees as trees
-from undertow.manifold.averaged import solve_average
+from undertow.manifold.averaged import DENSE_LIMIT, solve_average
 from undertow.manifold.fluctuations import image_route
 from undertow.manifold.geometry import Frame
 from undertow.noise.base import AbstractNoise
 from undertow.regime import Regime, SmallParameter
 
-__all__ = ["MOST_PARAMETERS", "limit_regime", "relative_error"]
-
-MOST_PARAMETERS = 500
-"""The largest number of parameters of the averaged flow without the structure of least squares."""
+__all__ = ["limit_regime", "relative_error"]
 
 WANTED = 0.05
 """The error for which a note gives the step size."""
@@ -57,7 +54,7 @@ def relative_error(
     None where the averaged flow cannot be solved.
     """
     size = trees.count(params)
-    if not image_route(noise.problem, size) and size > MOST_PARAMETERS:
+    if not image_route(noise.problem, size) and size > DENSE_LIMIT:
         return None
     floats = jnp.result_type(float)
     times = jnp.asarray([0.0, slow_time / step_size], floats)

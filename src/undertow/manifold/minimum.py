@@ -94,7 +94,7 @@ def frame_of_minimum(function: str, problem: AbstractProblem, params: PyTree, re
 def _check_gap(function: str, problem: AbstractProblem, frame: Frame) -> None:
     """Raise where the curvatures across the manifold and those counted as flat are not well separated."""
     across = float(jnp.min(jnp.where(frame.active, frame.curvature, jnp.inf)))
-    flat = float(_largest_flat(problem, frame))
+    flat = float(largest_flat(problem, frame))
     if across < LEAST_GAP * flat:
         raise ValueError(
             f"`{function}`: the rank of the Hessian is not sharp: its smallest curvature across the manifold would be "
@@ -103,9 +103,6 @@ def _check_gap(function: str, problem: AbstractProblem, frame: Frame) -> None:
             "directions count as flat. Without a gap use `ut.average(noise, params, step_size=..., time=...)`, which "
             "needs no rank."
         )
-
-
-_largest_flat = eqx.filter_jit(largest_flat)
 
 
 @eqx.filter_jit
