@@ -121,7 +121,7 @@ class RosenbrockW(diffrax.AbstractAdaptiveSolver):
 
 
 def _combine(coefficients: tuple[float, ...], stages: list[PyTree], like: PyTree) -> PyTree:
-    """Return the sum of coefficient times stage, over the stages so far."""
+    """Return the linear combination of the stages so far with the given coefficients."""
     total = trees.zeros_like(like)
     for coefficient, stage in zip(coefficients, stages, strict=True):
         if coefficient:
