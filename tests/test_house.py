@@ -30,7 +30,7 @@ GROUND = {
     "trajectory",
     "spectral",
 }
-NOISE = GROUND | {"problem", "covariance", "noise"}
+NOISE = GROUND | {"problem", "covariance", "noise", "optimisers"}
 MATHEMATICS = NOISE | {"dynamics", "manifold", "symmetry", "sensing", "grouped"}
 MAY_IMPORT = {
     "_validate": set(),
@@ -48,6 +48,7 @@ MAY_IMPORT = {
     "problem": GROUND,
     "covariance": GROUND | {"problem"},
     "noise": GROUND | {"problem", "covariance"},
+    "optimisers": GROUND | {"noise"},
     "dynamics": NOISE | {"manifold"},
     "manifold": NOISE | {"figures"},
     "symmetry": NOISE | {"figures"},
@@ -55,7 +56,7 @@ MAY_IMPORT = {
     "grouped": NOISE,
     "figures": set(),
     "torch": NOISE | {"symmetry", "figures"},
-    "execution": {"_device", "dynamics", "figures", "noise", "regime", "trajectory"},
+    "execution": {"_device", "dynamics", "figures", "noise", "optimisers", "regime", "trajectory"},
     "analysis": NOISE | {"dynamics", "manifold", "symmetry", "torch", "execution", "figures"},
     "verification": {"_device", "estimate", "execution", "figures"},
     "papers": MATHEMATICS | {"execution", "verification", "figures"},
@@ -66,7 +67,7 @@ MAY_IMPORT = {
 TOP = {"__version__"}
 # allowed imports inside functions of parts that may not be imported at the top: the methods `save` and `load` of a run
 # are written in `execution`, which has the store; the second import is for a type checker alone
-LATE: set[tuple[str, str]] = {("trajectory", "execution"), ("trajectory", "noise")}
+LATE: set[tuple[str, str]] = {("trajectory", "execution"), ("trajectory", "noise"), ("trajectory", "optimisers")}
 # packages whose `__init__` re-exports a public name of a part above them
 FACADES = {("torch/__init__.py", "analysis")}
 

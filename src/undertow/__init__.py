@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from undertow.noise.label import LabelNoise
     from undertow.noise.minibatch import Minibatch
     from undertow.noise.sampled import SampledNoise
+    from undertow.optimisers import SGD, AbstractOptimiser, Adam, AdamW, RMSProp
     from undertow.problem import AbstractProblem, Population, Problem, Regression
     from undertow.sensing.advise import advise
     from undertow.sensing.growth import lyapunov, tail_exponent
@@ -40,7 +41,10 @@ __version__ = "0.1.0"
 
 _HOME = {
     "AbstractNoise": "noise.base",
+    "AbstractOptimiser": "optimisers",
     "AbstractProblem": "problem",
+    "Adam": "optimisers",
+    "AdamW": "optimisers",
     "Additive": "noise.additive",
     "DoubleRotation": "symmetry.generators",
     "Environments": "noise.environments",
@@ -56,7 +60,9 @@ _HOME = {
     "Population": "problem",
     "Problem": "problem",
     "Regression": "problem",
+    "RMSProp": "optimisers",
     "Rescaling": "symmetry.generators",
+    "SGD": "optimisers",
     "SampledNoise": "noise.sampled",
     "Scaling": "symmetry.generators",
     "Trajectory": "trajectory",
@@ -77,8 +83,12 @@ _HOME = {
 }
 
 __all__ = [
+    "SGD",
     "AbstractNoise",
+    "AbstractOptimiser",
     "AbstractProblem",
+    "Adam",
+    "AdamW",
     "Additive",
     "DoubleRotation",
     "Environments",
@@ -93,6 +103,7 @@ __all__ = [
     "Minibatch",
     "Population",
     "Problem",
+    "RMSProp",
     "Regression",
     "Rescaling",
     "SampledNoise",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from undertow.noise.base import AbstractNoise
+    from undertow.optimisers.base import AbstractOptimiser
 
 __all__ = ["ProgressReport", "Resumable", "Trajectory"]
 
@@ -39,6 +40,8 @@ class Resumable(Protocol):
     """The state of a run that can be continued."""
 
     def resume(self, steps: int | None, time: Duration | None, progress: ProgressReport) -> "Trajectory": ...
+
+    def optimiser_state(self) -> PyTree: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,6 +111,11 @@ class Trajectory:
             raise TypeError(f"`run.resume`: a run made by `{self.facts.get('made_by')}` cannot be continued.")
         return self.continuation.resume(steps, time, progress)
 
+    @property
+    def optimiser_state(self) -> PyTree:
+        """The state of the optimiser at the end, one per seed: for Adam a dict of `m` and `v`. None without a state."""
+        return None if self.continuation is None else self.continuation.optimiser_state()
+
     def save(self, path: Path | str) -> Path:
         """Write the run to the zarr folder `path`, and return the path; an earlier run there is replaced.
 
@@ -137,6 +145,7 @@ class Trajectory:
         observe: dict[str, Callable[[PyTree], PyTree]] | None = None,
         average: dict[str, Callable[[PyTree], PyTree]] | None = None,
         step_size: Callable | None = None,
+        optimiser: "AbstractOptimiser | tuple | None" = None,
         like: PyTree = None,
     ) -> "Trajectory":
         """Return the run that `save` wrote, after checking the checksum of every file.
@@ -147,6 +156,7 @@ class Trajectory:
         - `noise`: the noise of the run. Another noise, or other data, raises an error.
         - `observe`, `average`: the observables, where the run has some.
         - `step_size`: the schedule, where the step size is one. A number is stored.
+        - `optimiser`: the optax transformation, where the optimiser is one. Those of undertow are stored.
         - `like`: params of the same structure, where params are not made of dicts, lists and tuples; for instance the
           start of the run.
 
@@ -165,7 +175,7 @@ class Trajectory:
         """
         from undertow.execution.runs import load_run
 
-        return load_run(path, noise, observe, average, step_size, like)
+        return load_run(path, noise, observe, average, step_size, optimiser, like)
 
     def alive(self) -> np.ndarray:
         """Return whether each run had not diverged at each time, with axes (seeds, times), or (times,) for one run.

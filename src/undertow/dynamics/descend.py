@@ -1,4 +1,4 @@
-"""SGD, theta+ = theta - step_size * g, for millions of steps and many seeds."""
+"""SGD and other optimisers, for millions of steps and many seeds."""
 
 from collections.abc import Callable
 
@@ -8,6 +8,8 @@ from undertow._validate import KeyLike, Number
 from undertow.dynamics import drive
 from undertow.dynamics.clock import StepSize
 from undertow.noise.base import AbstractNoise
+from undertow.optimisers.base import AbstractOptimiser
+from undertow.optimisers.transformation import as_optimiser
 from undertow.trajectory import ProgressReport, Trajectory
 
 __all__ = ["descend"]
@@ -24,12 +26,14 @@ def descend(
     average: dict[str, Callable[[PyTree], PyTree]] | None = None,
     every: int | None = None,
     seeds: int | None = None,
+    optimiser: AbstractOptimiser | tuple | None = None,
+    optimiser_state: PyTree = None,
     momentum: Number = 0.0,
     weight_decay: Number = 0.0,
     progress: ProgressReport = None,
     lane_width: int | None = None,
 ) -> Trajectory:
-    """Run SGD: theta+ = (1 - eta lambda) theta - eta g, with g a draw of the noise at theta.
+    """Run SGD: theta+ = (1 - eta lambda) theta - eta g, with g a draw of the noise at theta; or another optimiser.
 
     With momentum beta: v+ = beta v + g + lambda theta, theta+ = theta - eta v.
 
@@ -46,7 +50,12 @@ def descend(
       equal to rounding). On a CPU, results are the same bits whatever the number of seeds and whatever `every`, for a
       given number of XLA's threads: the number of cores, or that of the environment variable `NPROC`. With another
       number of threads, and on an accelerator, they are equal to rounding.
-    - `momentum`, `weight_decay`: beta and lambda above, as in PyTorch and optax: loss + lambda/2 |theta|^2.
+    - `optimiser`: `SGD`, `RMSProp`, `Adam`, `AdamW`, or an optax transformation. The latter has its own step size:
+      leave `step_size` out (the clocks `time` and `slow_time` are then NaN), or give it for the clocks alone.
+    - `optimiser_state`: the state of the optimiser at the start of every run, such as `run.optimiser_state` of a single
+      run; None for the optimiser's own. It takes the place of a start at zero, which a bias correction would correct:
+      use an optimiser without one.
+    - `momentum`, `weight_decay`: beta and lambda of SGD, as in PyTorch and optax: loss + lambda/2 |theta|^2.
     - `progress`: `report(done, total)`, called a few times per second; None shows a bar on a terminal after two
       seconds, False nothing.
     - `lane_width`: the number of seeds that advance together; the default is fixed on a CPU and fills an accelerator.
@@ -78,8 +87,8 @@ def descend(
         average=average,
         every=every,
         seeds=seeds,
-        momentum=momentum,
-        weight_decay=weight_decay,
+        optimiser=as_optimiser("descend", optimiser, momentum, weight_decay),
+        optimiser_state=optimiser_state,
         lanes_of=lane_width,
     )
     return drive.advance_run(run, steps, progress)

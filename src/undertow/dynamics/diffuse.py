@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,11 +15,67 @@ from undertow._validate import KeyLike, Number
 from undertow.covariance import Projected
 from undertow.dynamics import drive
 from undertow.dynamics.clock import StepSize, steps_of_time
-from undertow.noise.base import AbstractNoise, normals, normals_now
+from undertow.noise.base import AbstractNoise, normals, normals_now, second_moment
+from undertow.optimisers.base import AbstractOptimiser
+from undertow.optimisers.sgd import SGD
+from undertow.optimisers.transformation import theory_optimiser
 from undertow.problem import AbstractProblem, Population
+from undertow.regime import Regime
 from undertow.trajectory import ProgressReport, Trajectory
 
-__all__ = ["GaussianNoise", "diffuse", "euler_noise"]
+__all__ = ["EulerStep", "GaussianNoise", "diffuse", "euler_noise", "euler_optimiser"]
+
+
+class EulerStep(AbstractOptimiser):
+    """One Euler-Maruyama step of the diffusion of an optimiser in its params and its slow state.
+
+    >>> import jax.numpy as jnp
+    >>> import undertow as ut
+    >>> from undertow.dynamics.diffuse import EulerStep
+    >>> noise = ut.Isotropic(ut.Problem(lambda w, x: 0 * w.sum() + 0 * x, jnp.zeros(1)), 0.5)
+    >>> print(EulerStep(noise, ut.Adam(), 4).init(jnp.zeros(2))["v"])  # the variance
+    [0.25 0.25]
+    """
+
+    noise: AbstractNoise
+    optimiser: AbstractOptimiser
+    substeps: int = eqx.field(static=True)
+
+    def init(self, params: PyTree) -> PyTree:
+        known = jax.eval_shape(self.optimiser.init, params)
+        slow = isinstance(known, dict) and "v" in known
+        return {"v": second_moment(self.noise, params)} if slow else None
+
+    def update(self, params: PyTree, state: PyTree, gradient: PyTree, rates: Array) -> tuple[PyTree, PyTree]:
+        metric = self.optimiser.metric(state, params)
+        decay = self.optimiser.decay(metric)
+        dt = rates
+        moved = jax.tree.map(
+            lambda p, g, s, rate: p - dt.astype(p.dtype) * (s * g + rate * p), params, gradient, metric, decay
+        )
+        return moved, state if state is None else self._relaxed(params, state)
+
+    def _relaxed(self, params: PyTree, state: PyTree) -> PyTree:
+        slope = self.optimiser.slow_state(state, second_moment(self.noise, params), 1.0)
+        return jax.tree.map(lambda v, change: v + change / self.substeps, state, slope)
+
+    def metric(self, state: PyTree, params: PyTree) -> PyTree:
+        return self.optimiser.metric(state, params)
+
+    def decay(self, metric: PyTree) -> PyTree:
+        return self.optimiser.decay(metric)
+
+    def slow_state(self, state: PyTree, second_moment: PyTree, step_size: Number) -> PyTree:
+        return self.optimiser.slow_state(state, second_moment, step_size)
+
+    def regime(self, step_size: Number, curvature: Number) -> Regime:
+        return self.optimiser.regime(step_size, curvature)
+
+
+def euler_optimiser(noise: AbstractNoise, optimiser: AbstractOptimiser, substeps: int) -> AbstractOptimiser:
+    """Return the optimiser whose steps are Euler-Maruyama steps; for SGD without momentum these are steps of SGD."""
+    plain = isinstance(optimiser, SGD) and optimiser.prepared().momentum is None
+    return optimiser if plain else EulerStep(noise, optimiser, substeps)
 
 
 class GaussianNoise(AbstractNoise):
@@ -84,6 +141,8 @@ def diffuse(
     average: dict[str, Callable[[PyTree], PyTree]] | None = None,
     every: int | None = None,
     seeds: int | None = None,
+    optimiser: AbstractOptimiser | None = None,
+    optimiser_state: PyTree = None,
     weight_decay: Number = 0.0,
     substeps: int = 4,
     progress: ProgressReport = None,
@@ -95,6 +154,13 @@ def diffuse(
     `step_size` of its time, divided here into `substeps` Euler-Maruyama steps. `every` counts steps of SGD, as in
     `descend`, and so do the `step` and `diverged_at` of the result; the other arguments are those of `descend`, with
     lambda the `weight_decay`. `run.resume(time=5.0)` continues a run by 5 units of time.
+
+    With an `optimiser` whose metric is S(v), such as `Adam`, the diffusion is that of (theta, v):
+
+        d theta = -(S grad L + lambda theta) dt + sqrt(eta) S Sigma^(1/2) dW,   dv = (1 - b2)/eta (E g^2 - v) dt
+
+    for steps without momentum; a momentum b1 that is kept fixed changes it by terms of higher order. v starts at E g^2,
+    or where `optimiser_state={"v": ...}` says.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
@@ -129,8 +195,8 @@ def diffuse(
         average=average,
         every=None if every is None else validate.positive_integer("diffuse", "every", every) * substeps,
         seeds=seeds,
-        momentum=0.0,
-        weight_decay=weight_decay,
+        optimiser=euler_optimiser(noise, theory_optimiser("diffuse", optimiser, 0.0, weight_decay), substeps),
+        optimiser_state=optimiser_state,
         lanes_of=lane_width,
     )
     return drive.advance_run(replace(run, clock="time", substeps=substeps), steps, progress)

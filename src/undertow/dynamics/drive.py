@@ -23,6 +23,8 @@ from undertow.dynamics.clock import Schedule, StepSize, check_step_size, clocks,
 from undertow.dynamics.gather import Record, gather, join_lanes, stack_chunks
 from undertow.dynamics.lanes import ChunkPlan, LaneThreads, lane_width, power_of_two
 from undertow.noise.base import AbstractNoise
+from undertow.optimisers.base import AbstractOptimiser
+from undertow.optimisers.transformation import Transformation
 from undertow.trajectory import ProgressReport, Trajectory
 
 __all__ = ["Continuation", "advance_run", "make_spec", "start_run"]
@@ -39,7 +41,7 @@ class Continuation:
 
     function: str
     """The public function that started the run, for error messages: `descend` or `diffuse`."""
-    spec: engine.SGDSpec
+    spec: engine.RunSpec
     step_size: float | Schedule
     """The step size as it was given: a number in double precision, or the schedule."""
     lanes: tuple[engine.State, ...]
@@ -55,6 +57,12 @@ class Continuation:
     record: Record = ((), {})
     seconds: float = 0.0
     lane_width: int | None = None
+
+    def optimiser_state(self) -> PyTree:
+        """Return the state of the optimiser, with the axis of seeds; None without a state."""
+        if self.seeds is None:
+            return self.lanes[0].memory
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[: self.seeds], *[s.memory for s in self.lanes])
 
     def resume(self, steps: int | None, time: Number | None, progress: ProgressReport) -> Trajectory:
         """Continue by `steps`, or by `time` where the run is that of an SDE. See `Trajectory.resume`."""
@@ -77,9 +85,9 @@ def start_run(
     average: dict[str, Callable] | None,
     every: int | None,
     seeds: int | None,
-    momentum: Number,
-    weight_decay: Number,
+    optimiser: AbstractOptimiser,
     lanes_of: int | None,
+    optimiser_state: PyTree = None,
 ) -> Continuation:
     """Check the arguments of a run and return the run at step 0; `lanes_of` is the requested `lane_width`."""
     if not isinstance(noise, AbstractNoise):
@@ -94,10 +102,12 @@ def start_run(
     init = _as_init(function, params)
     first_key = engine.seed_keys(key, jnp.asarray(0))
     sample = init(jax.random.fold_in(first_key, START))
-    eta = check_step_size(function, step_size)
-    spec = make_spec(function, noise, eta, momentum, weight_decay, observe, average)
+    own_clock = isinstance(optimiser, Transformation) and step_size is None
+    eta = math.nan if own_clock else check_step_size(function, step_size)
+    spec = make_spec(function, noise, eta, optimiser, observe, average)
     noise.check(sample)
-    if not callable(eta):
+    check_memory(function, spec.optimiser, optimiser_state, sample)
+    if not callable(eta) and not own_clock:
         noise.check_step_size(eta)
     block = engine.block_length(noise, sample)
     shapes = jax.eval_shape(
@@ -106,10 +116,10 @@ def start_run(
     width = None if seeds is None else lane_width(function, lanes_of, seeds, noise, sample, block)
     capacity = power_of_two(OBSERVATION_BYTES // max(1, trees.floats_bytes(shapes) * (width or 1)))
     if seeds is None or width is None:
-        lanes = (_start(spec, init, first_key),)
+        lanes = (_start(spec, init, first_key, optimiser_state),)
     else:
         numbers = np.arange(math.ceil(seeds / width) * width).reshape(-1, width)
-        lanes = tuple(_start(spec, init, engine.seed_keys(key, jnp.asarray(row))) for row in numbers)
+        lanes = tuple(_start(spec, init, engine.seed_keys(key, jnp.asarray(row)), optimiser_state) for row in numbers)
     return Continuation(
         function=function,
         spec=spec,
@@ -128,28 +138,33 @@ def make_spec(
     function: str,
     noise: AbstractNoise,
     eta: float | Schedule,
-    momentum: Number,
-    weight_decay: Number,
+    optimiser: AbstractOptimiser,
     observe: dict[str, Callable] | None,
     average: dict[str, Callable] | None,
-) -> engine.SGDSpec:
+) -> engine.RunSpec:
     """Check the settings of the update and the observables, and return them as arrays and functions."""
-    validate.finite_number(function, "momentum", momentum, below=1.0)
-    validate.finite_number(function, "weight_decay", weight_decay)
     observe, average = dict(observe or {}), dict(average or {})
     clash = sorted(set(observe) & set(average))
     if clash:
         raise ValueError(f"`{function}`: {clash[0]!r} is in `observe` and in `average`; give them different names.")
     floats = jnp.result_type(float)
-    without_velocity = validate.concrete(momentum) and float(momentum) == 0.0
-    return engine.SGDSpec(
+    return engine.RunSpec(
         noise=noise,
         step_size=jnp.asarray(eta, floats) if isinstance(eta, float | int) else eta,
-        momentum=None if without_velocity else jnp.asarray(momentum, floats),
-        weight_decay=jnp.asarray(weight_decay, floats),
+        optimiser=optimiser.prepared(),
         observe=observe,
         average=average,
     )
+
+
+def check_memory(function: str, optimiser: AbstractOptimiser, memory: PyTree, params: PyTree) -> None:
+    """Raise where a state of the optimiser does not fit params."""
+    if memory is None:
+        return
+    known = jax.eval_shape(optimiser.init, params)
+    wrong = trees.mismatch(jax.tree.map(jnp.asarray, memory), known, f"{function}(optimiser_state=...)")
+    if wrong:
+        raise ValueError(wrong.replace("params are", "the state of the optimiser is") + ".")
 
 
 def advance_run(run: Continuation, steps: int | None, progress: ProgressReport, stacklevel: int = 3) -> Trajectory:
@@ -193,23 +208,23 @@ def advance_run(run: Continuation, steps: int | None, progress: ProgressReport, 
 
 
 @eqx.filter_jit
-def _start(spec: engine.SGDSpec, init: Callable, keys: Array) -> engine.State:
+def _start(spec: engine.RunSpec, init: Callable, keys: Array, memory: PyTree) -> engine.State:
     def start_one(key: Array) -> PyTree:
         params = init(jax.random.fold_in(key, START))
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), params)  # a weak type would compile twice
 
-    return engine.start(spec, jax.vmap(start_one)(keys) if keys.ndim else start_one(keys), keys)
+    return engine.start(spec, jax.vmap(start_one)(keys) if keys.ndim else start_one(keys), keys, memory)
 
 
 @eqx.filter_jit
 def _advance(
-    spec: engine.SGDSpec, state: engine.State, stop: Array, first: Array, every: Array, block: int, capacity: int
+    spec: engine.RunSpec, state: engine.State, stop: Array, first: Array, every: Array, block: int, capacity: int
 ) -> tuple[engine.State, PyTree]:
     return engine.advance(spec, state, stop, first, every, block=block, capacity=capacity)
 
 
 @eqx.filter_jit
-def _first_nonfinite(spec: engine.SGDSpec, state: engine.State, block: int) -> Array:
+def _first_nonfinite(spec: engine.RunSpec, state: engine.State, block: int) -> Array:
     return engine.first_nonfinite(spec, state, block=block)
 
 
@@ -272,7 +287,10 @@ def _trajectory(run: Continuation, interrupted: bool) -> Trajectory:
     facts = {
         "made_by": run.function,
         "noise": type(run.spec.noise).__name__,
-        "step_size": None if callable(run.step_size) else run.step_size * run.substeps,
+        "optimiser": type(run.spec.optimiser).__name__,
+        "step_size": None
+        if callable(run.step_size) or run.step_size != run.step_size
+        else run.step_size * run.substeps,
         "steps": run.step / run.substeps if run.substeps > 1 else run.step,
         "block": run.block,
         "lane_width": run.lane_width,

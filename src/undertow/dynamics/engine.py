@@ -1,4 +1,4 @@
-"""The loop of SGD: blocks of pre-drawn randomness, steps between observations, one test for divergence per block.
+"""The loop of an optimiser: blocks of pre-drawn randomness, steps between observations, a test for divergence.
 
 `start` and `advance` are pure functions of arrays that can be jitted and vmapped. A *lane* is a fixed number of
 trajectories that advance together (the leading axis of every array), or a single trajectory without that axis. All
@@ -9,7 +9,6 @@ can be cut at any step and observed at any steps without changing a bit.
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import equinox as eqx
 import jax
@@ -19,8 +18,9 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from undertow import _trees as trees
 from undertow.dynamics.clock import Schedule
 from undertow.noise.base import AbstractNoise
+from undertow.optimisers.base import AbstractOptimiser, Rates
 
-__all__ = ["NEVER", "SGDSpec", "State", "advance", "averages", "block_length", "first_nonfinite", "seed_keys", "start"]
+__all__ = ["NEVER", "RunSpec", "State", "advance", "averages", "block_length", "first_nonfinite", "seed_keys", "start"]
 
 NEVER = 2**30
 """A step that no run reaches: longer runs raise an error."""
@@ -31,14 +31,12 @@ BLOCK_BYTES = 2**20
 Observable = Callable[[PyTree], PyTree]
 
 
-class SGDSpec(eqx.Module):
-    """One step of SGD: theta+ = (1 - eta lambda) theta - eta g, or with momentum v+ = beta v + g + lambda theta,
-    theta+ = theta - eta v. Numbers are traced arrays; `momentum=None` is SGD without a velocity."""
+class RunSpec(eqx.Module):
+    """What happens in one step, and what is recorded. Numbers are traced arrays, also those of the optimiser."""
 
     noise: AbstractNoise
     step_size: Float[Array, ""] | Schedule
-    momentum: Float[Array, ""] | None
-    weight_decay: Float[Array, ""]
+    optimiser: AbstractOptimiser
     observe: dict[str, Observable]
     average: dict[str, Observable]
     maximum: dict[str, Observable] = eqx.field(default_factory=dict)
@@ -50,7 +48,8 @@ class State(eqx.Module):
     reset to it and replayed from it."""
 
     params: PyTree
-    velocity: PyTree
+    memory: PyTree
+    """The state of the optimiser; None for SGD without momentum."""
     anchor: tuple[PyTree, PyTree]
     keys: Key[Array, ""] | Key[Array, " lane"]
     step: Int[Array, ""]
@@ -60,7 +59,7 @@ class State(eqx.Module):
     window: Int[Array, ""]
     """The number of steps that the running `means` cover, since the last observation."""
     maxima: PyTree
-    """The largest values of `SGDSpec.maximum` after each step so far; NaN once one of them was NaN."""
+    """The largest values of `RunSpec.maximum` after each step so far; NaN once one of them was NaN."""
 
 
 def block_length(noise: AbstractNoise, params: PyTree) -> int:
@@ -76,14 +75,18 @@ def seed_keys(key: Key[Array, ""], seeds: Int[Array, "..."]) -> Key[Array, "..."
     return jax.vmap(fold)(seeds) if seeds.ndim else fold(seeds)
 
 
-def start(spec: SGDSpec, params: PyTree, keys: Key[Array, "..."]) -> State:
-    """Return the state at step 0: a lane where `keys` has an axis, else a single trajectory."""
+def start(spec: RunSpec, params: PyTree, keys: Key[Array, "..."], memory: PyTree = None) -> State:
+    """Return the state at step 0: a lane where `keys` has an axis, else a single trajectory.
+
+    `memory` is the state of the optimiser that every trajectory starts with; None is that of its `init`.
+    """
     wide = keys.ndim > 0
-    velocity = None if spec.momentum is None else trees.zeros_like(params)
+    fresh = lambda p: spec.optimiser.init(p) if memory is None else memory
+    memory = _each(wide)(fresh)(params)
     return State(
         params=params,
-        velocity=velocity,
-        anchor=(params, velocity),
+        memory=memory,
+        anchor=(params, memory),
         keys=keys,
         step=jnp.asarray(0, jnp.int32),
         diverged_block=jnp.full(keys.shape, NEVER, jnp.int32),
@@ -94,7 +97,7 @@ def start(spec: SGDSpec, params: PyTree, keys: Key[Array, "..."]) -> State:
 
 
 def advance(
-    spec: SGDSpec,
+    spec: RunSpec,
     state: State,
     stop: Int[Array, ""],
     first: Int[Array, ""],
@@ -115,13 +118,13 @@ def advance(
     buffer = jax.tree.map(lambda leaf: jnp.zeros((capacity + 1, *leaf.shape), leaf.dtype), shapes)
     run_steps = _segment_runner(spec, wide, block)
 
-    def segment(carry: tuple, base: Array, high: Array, slices: PyTree, sizes: Array) -> tuple:
+    def segment(carry: tuple, base: Array, high: Array, slices: PyTree, rates: Rates) -> tuple:
         """Run to the next observation or to the end of the block, whichever comes first."""
         position, moving, means, window, buffer, index = carry
         due = first + index * every
         target = jnp.minimum(due, high)
         length = target - position
-        moving, sums = run_steps(moving, trees.zeros_like(means), position - base, target - base, slices, sizes)
+        moving, sums = run_steps(moving, trees.zeros_like(means), position - base, target - base, slices, rates)
         means, window = _extend(means, window, sums, length)
         observing = target == due
         blank = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
@@ -138,20 +141,20 @@ def advance(
         high = jnp.minimum(stop, base + block)
         like = state.params if not wide else jax.tree.map(lambda leaf: leaf[0], state.params)
         slices = _block_randomness(spec.noise, state.keys, number, block, like)
-        sizes = _step_sizes(spec, base, block)
-        now = (state.params, state.velocity)
+        rates = _rates(spec, base, block)
+        now = (state.params, state.memory)
         anchor = jax.tree.map(lambda new, old: jnp.where(state.step == base, new, old), now, state.anchor)
-        position, (params, velocity, maxima), means, window, buffer, index = jax.lax.while_loop(
+        position, (params, memory, maxima), means, window, buffer, index = jax.lax.while_loop(
             lambda inner: inner[0] < high,
-            lambda inner: segment(inner, base, high, slices, sizes),
+            lambda inner: segment(inner, base, high, slices, rates),
             (state.step, (*now, state.maxima), state.means, state.window, buffer, index),
         )
         finite = (state.diverged_block == NEVER) & each(_finite)(params)
-        params, velocity = jax.tree.map(
-            lambda new, old: jnp.where(_spread(finite, new), new, old), (params, velocity), anchor
+        params, memory = jax.tree.map(
+            lambda new, old: jnp.where(_spread(finite, new), new, old), (params, memory), anchor
         )
         diverged_block = jnp.where(finite, NEVER, jnp.minimum(state.diverged_block, base))
-        after = State(params, velocity, anchor, state.keys, position, diverged_block, means, window, maxima)
+        after = State(params, memory, anchor, state.keys, position, diverged_block, means, window, maxima)
         return after, buffer, index
 
     zero = jnp.asarray(0, jnp.int32)
@@ -159,19 +162,19 @@ def advance(
     return state, jax.tree.map(lambda leaf: leaf[:capacity], buffer)
 
 
-def first_nonfinite(spec: SGDSpec, state: State, *, block: int) -> Int[Array, "..."]:
+def first_nonfinite(spec: RunSpec, state: State, *, block: int) -> Int[Array, "..."]:
     """Return the step after which each diverged trajectory of a lane was not finite, by replaying its last block."""
     wide = state.keys.ndim > 0
 
     def replay(anchor: tuple, key: Array, base: Array) -> Array:
         step = _stepper(spec, wide=False)
         slices = _block_randomness(spec.noise, key, base // block, block, anchor[0])
-        sizes = _step_sizes(spec, base, block)
+        rates = _rates(spec, base, block)
 
         def one(j: Array, moving: tuple) -> tuple:
-            params, velocity, survived = moving
-            params, velocity = step(params, velocity, trees.take(slices, j), sizes[j] if sizes.ndim else sizes)
-            return params, velocity, survived + (_finite(params) & (survived == j))
+            params, memory, survived = moving
+            params, memory = step(params, memory, trees.take(slices, j), _rates_of_step(rates, j))
+            return params, memory, survived + (_finite(params) & (survived == j))
 
         *_, survived = jax.lax.fori_loop(0, block, one, (*anchor, jnp.asarray(0, jnp.int32)))
         # rounding may differ from the run by an ulp: for a replay that stays finite the end of the block is recorded
@@ -184,17 +187,17 @@ def _each(wide: bool) -> Callable[[Callable], Callable]:
     return jax.vmap if wide else lambda function: function
 
 
-def _segment_runner(spec: SGDSpec, wide: bool, block: int) -> Callable[..., tuple[tuple, PyTree]]:
+def _segment_runner(spec: RunSpec, wide: bool, block: int) -> Callable[..., tuple[tuple, PyTree]]:
     """Return a function that runs the steps `begin` to `end` of a block and adds up the averages."""
     each = _each(wide)
     step = _stepper(spec, wide)
 
-    def run(moving: tuple, sums: PyTree, begin: Array, end: Array, slices: PyTree, sizes: Array) -> tuple:
+    def run(moving: tuple, sums: PyTree, begin: Array, end: Array, slices: PyTree, rates: Rates) -> tuple:
         def one(j: Array, carry: tuple) -> tuple:
-            (params, velocity, maxima), sums = carry
-            params, velocity = step(params, velocity, trees.take(slices, j), sizes[j] if sizes.ndim else sizes)
+            (params, memory, maxima), sums = carry
+            params, memory = step(params, memory, trees.take(slices, j), _rates_of_step(rates, j))
             maxima = jax.tree.map(jnp.maximum, maxima, each(lambda p: _maxima(spec, p))(params))
-            return (params, velocity, maxima), trees.add(sums, each(lambda p: averages(spec, p))(params))
+            return (params, memory, maxima), trees.add(sums, each(lambda p: averages(spec, p))(params))
 
         return jax.lax.cond(
             end - begin == block,  # a loop of known length has no test per step, which matters for small models
@@ -206,26 +209,11 @@ def _segment_runner(spec: SGDSpec, wide: bool, block: int) -> Callable[..., tupl
     return run
 
 
-def _stepper(spec: SGDSpec, wide: bool) -> Callable[[PyTree, PyTree, PyTree, Array], tuple[PyTree, PyTree]]:
-    decay = spec.weight_decay
+def _stepper(spec: RunSpec, wide: bool) -> Callable[[PyTree, PyTree, PyTree, Rates], tuple[PyTree, PyTree]]:
+    def step(params: PyTree, memory: PyTree, slice: PyTree, rates: Rates) -> tuple[PyTree, PyTree]:
+        return spec.optimiser.step(params, memory, spec.noise, slice, rates)
 
-    def plain(params: PyTree, slice: PyTree, eta: Array) -> PyTree:
-        g = spec.noise.gradient(params, slice)
-        kept = 1 - eta * decay
-        return jax.tree.map(lambda p, d: kept.astype(p.dtype) * p - eta.astype(p.dtype) * d, params, g)
-
-    def heavy_ball(beta: Array, params: PyTree, velocity: PyTree, slice: PyTree, eta: Array) -> tuple[PyTree, PyTree]:
-        g = spec.noise.gradient(params, slice)
-        velocity = jax.tree.map(
-            lambda v, d, p: beta.astype(p.dtype) * v + d + decay.astype(p.dtype) * p, velocity, g, params
-        )
-        return jax.tree.map(lambda p, v: p - eta.astype(p.dtype) * v, params, velocity), velocity
-
-    if spec.momentum is None:
-        many = jax.vmap(plain, in_axes=(0, 0, None)) if wide else plain
-        return lambda params, velocity, drawn, eta: (many(params, drawn, eta), velocity)
-    with_velocity = partial(heavy_ball, spec.momentum)
-    return jax.vmap(with_velocity, in_axes=(0, 0, 0, None)) if wide else with_velocity
+    return jax.vmap(step, in_axes=(0, 0, 0, None)) if wide else step
 
 
 def _block_randomness(noise: AbstractNoise, keys: Array, number: Array, block: int, like: PyTree) -> PyTree:
@@ -237,19 +225,25 @@ def _block_randomness(noise: AbstractNoise, keys: Array, number: Array, block: i
     return jax.vmap(draw, out_axes=1)(keys) if keys.ndim else draw(keys)
 
 
-def _step_sizes(spec: SGDSpec, base: Array, block: int) -> Float[Array, ""] | Float[Array, " block"]:
+def _rates(spec: RunSpec, base: Array, block: int) -> Rates:
+    """Return the numbers of the optimiser for the steps of a block."""
+    steps = base + jnp.arange(block, dtype=jnp.int32)
     if not callable(spec.step_size):
-        return spec.step_size
-    sizes = jax.vmap(spec.step_size)(base + jnp.arange(block, dtype=jnp.int32))
-    return jnp.asarray(sizes, jnp.result_type(float))
+        return spec.optimiser.rates(steps, spec.step_size)
+    sizes = jax.vmap(spec.step_size)(steps)
+    return spec.optimiser.rates(steps, jnp.asarray(sizes, jnp.result_type(float)))
 
 
-def averages(spec: SGDSpec, params: PyTree) -> PyTree:
+def _rates_of_step(rates: Rates, j: Array) -> Rates:
+    return jax.tree.map(lambda rate: rate[j] if rate.ndim else rate, rates)
+
+
+def averages(spec: RunSpec, params: PyTree) -> PyTree:
     """Return the values of `spec.average` as floats."""
     return _floats({name: f(params) for name, f in spec.average.items()})
 
 
-def _maxima(spec: SGDSpec, params: PyTree) -> PyTree:
+def _maxima(spec: RunSpec, params: PyTree) -> PyTree:
     return _floats({name: f(params) for name, f in spec.maximum.items()})
 
 

@@ -1,35 +1,40 @@
 """A run without its functions: the part of a `Continuation` that can be written to a disk."""
 
+import inspect
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from typing import Literal, cast
 
 import jax
 import numpy as np
-from jaxtyping import Array, PyTree
+from jaxtyping import PyTree
 
 from undertow._validate import Number
 from undertow.dynamics import engine
 from undertow.dynamics.clock import Schedule, clocks
-from undertow.dynamics.diffuse import GaussianNoise, euler_noise
+from undertow.dynamics.diffuse import EulerStep, GaussianNoise, euler_noise, euler_optimiser
 from undertow.dynamics.drive import Continuation, make_spec
 from undertow.noise.base import AbstractNoise
+from undertow.optimisers import SGD, AbstractOptimiser, Adam, AdamW, RMSProp
 from undertow.trajectory import ProgressReport, Trajectory
 
-__all__ = ["Functions", "RunSettings", "StoredRun", "detached", "functions_of", "observed_like"]
+__all__ = ["Functions", "RunSettings", "StoredRun", "detached", "functions_of", "observed_like", "optimiser_from"]
 
 STATE = tuple(field.name for field in fields(engine.State))
 LOAD = "Trajectory.load"
+OPTIMISERS = (SGD, RMSProp, Adam, AdamW)
 
 
 @dataclass(frozen=True, eq=False)
 class Functions:
-    """What cannot be stored of a run: its noise, its observables and its schedule, if it has one."""
+    """What cannot be stored of a run: its noise, its observables, a schedule, and an optimiser from elsewhere."""
 
     noise: AbstractNoise
     observe: dict[str, Callable[[PyTree], PyTree]]
     average: dict[str, Callable[[PyTree], PyTree]]
     step_size: Schedule | None
+    optimiser: AbstractOptimiser | None = None
+    """An optimiser that is not one of undertow's; None otherwise."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,8 @@ class RunSettings:
     lane_width: int | None
     observe: tuple[str, ...]
     average: tuple[str, ...]
+    optimiser: dict[str, object] | None
+    """The class and the numbers of the optimiser; None for one that is not undertow's."""
 
     def to_json(self) -> dict[str, object]:
         """Return the record as plain values."""
@@ -69,8 +76,6 @@ class StoredRun:
     settings: RunSettings
     lanes: tuple[dict[str, PyTree], ...]
     """The fields of `engine.State` by their names, for each lane."""
-    momentum: Array | np.ndarray | None
-    weight_decay: Array | np.ndarray
     observed_steps: np.ndarray
     observed: dict[str, PyTree]
     """The observations so far, also those after a divergence."""
@@ -87,7 +92,15 @@ class StoredRun:
     def needed(self) -> list[str]:
         """Return the arguments of `Trajectory.load` that continue the run."""
         given = {"noise": True, "observe": self.settings.observe, "average": self.settings.average}
-        return [name for name, needed in given.items() if needed] + ["step_size"] * (self.settings.step_size is None)
+        given |= {"step_size": self.settings.step_size is None, "optimiser": self.settings.optimiser is None}
+        return [name for name, needed in given.items() if needed]
+
+    def optimiser_state(self) -> PyTree:
+        """Return the state of the optimiser; see `Trajectory.optimiser_state`."""
+        states = [lane["memory"] for lane in self.lanes]
+        if self.settings.seeds is None:
+            return states[0]
+        return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: self.settings.seeds], *states)
 
     def attach(self, functions: Functions) -> Continuation:
         """Return the run with its functions, after checking that they fit."""
@@ -96,12 +109,13 @@ class StoredRun:
         _check_names("average", settings.average, functions.average)
         eta = self._step_size(functions.step_size)
         noise = functions.noise
+        optimiser = self._optimiser(functions.optimiser)
+        diffusing = settings.function == "diffuse"
         spec = make_spec(
             LOAD,
-            euler_noise(noise, settings.substeps) if settings.function == "diffuse" else noise,
+            euler_noise(noise, settings.substeps) if diffusing else noise,
             eta,
-            0.0 if self.momentum is None else self.momentum,
-            self.weight_decay,
+            euler_optimiser(noise, optimiser, settings.substeps) if diffusing else optimiser,
             functions.observe,
             functions.average,
         )
@@ -138,6 +152,22 @@ class StoredRun:
                     f"`{LOAD}(path, ...)`: the observable {name!r} has the shape {given}, in the run it has "
                     f"{recorded}; give the function of the run."
                 )
+
+    def _optimiser(self, given: AbstractOptimiser | None) -> AbstractOptimiser:
+        stored = self.settings.optimiser
+        if stored is not None:
+            if given is not None:
+                raise TypeError(
+                    f"`{LOAD}(path, optimiser=...)`: the run has the optimiser {stored['name']}, which is stored; "
+                    "leave `optimiser` out."
+                )
+            return optimiser_from(stored)
+        if given is None:
+            raise TypeError(
+                f"`{LOAD}(path, noise=...)`: the optimiser of the run is an optax transformation, which cannot be "
+                "stored; give it again as `optimiser=`."
+            )
+        return given
 
     def _step_size(self, given: Schedule | None) -> float | Schedule:
         stored = self.settings.step_size
@@ -181,10 +211,11 @@ def detached(run: Continuation, identities: dict[str, str]) -> StoredRun:
         lane_width=run.lane_width,
         observe=tuple(run.spec.observe),
         average=tuple(run.spec.average),
+        optimiser=optimiser_record(_optimiser_of(run)),
     )
     lanes = tuple({name: getattr(lane, name) for name in STATE} for lane in run.lanes)
     steps, observed = run.record
-    return StoredRun(settings, lanes, run.spec.momentum, run.spec.weight_decay, np.asarray(steps), observed, identities)
+    return StoredRun(settings, lanes, np.asarray(steps), observed, identities)
 
 
 def functions_of(run: Continuation) -> Functions:
@@ -192,7 +223,29 @@ def functions_of(run: Continuation) -> Functions:
     noise = run.spec.noise
     original = noise.noise if isinstance(noise, GaussianNoise) and run.function == "diffuse" else noise
     schedule = cast("Schedule", run.step_size) if callable(run.step_size) else None
-    return Functions(original, run.spec.observe, run.spec.average, schedule)
+    optimiser = _optimiser_of(run)
+    foreign = optimiser if optimiser_record(optimiser) is None else None
+    return Functions(original, run.spec.observe, run.spec.average, schedule, foreign)
+
+
+def _optimiser_of(run: Continuation) -> AbstractOptimiser:
+    optimiser = run.spec.optimiser
+    return optimiser.optimiser if isinstance(optimiser, EulerStep) else optimiser
+
+
+def optimiser_record(optimiser: AbstractOptimiser) -> dict[str, object] | None:
+    """Return the class and the numbers of an optimiser as plain values; None for one that is not undertow's."""
+    if type(optimiser) not in OPTIMISERS:
+        return None
+    values = {name: getattr(optimiser, name) for name in inspect.signature(type(optimiser)).parameters}
+    plain = {name: value if isinstance(value, bool) else float(value or 0.0) for name, value in values.items()}
+    return {"name": type(optimiser).__name__, **plain}
+
+
+def optimiser_from(record: dict) -> AbstractOptimiser:
+    """Return the optimiser of a record of `optimiser_record`."""
+    numbers = {name: value for name, value in record.items() if name != "name"}
+    return next(kind for kind in OPTIMISERS if kind.__name__ == record["name"])(**numbers)
 
 
 def observed_like(observe: dict[str, Callable], average: dict[str, Callable], like: PyTree) -> dict[str, PyTree]:

@@ -10,6 +10,7 @@ from undertow import _validate as validate
 from undertow._validate import KeyLike, Number
 from undertow.dynamics import engine
 from undertow.noise.base import AbstractNoise
+from undertow.optimisers.sgd import SGD
 
 __all__ = ["TracedRun", "run_traced"]
 
@@ -54,11 +55,10 @@ def run_traced(
     [False  True]
     """
     floats = jnp.result_type(float)
-    spec = engine.SGDSpec(
+    spec = engine.RunSpec(
         noise=noise,
         step_size=jnp.asarray(step_size, floats),
-        momentum=None,
-        weight_decay=jnp.asarray(weight_decay, floats),
+        optimiser=SGD(weight_decay=weight_decay).prepared(),
         observe={},
         average={},
         maximum=dict(maximum or {}),

@@ -13,13 +13,23 @@ import xarray
 from jaxtyping import PyTree
 
 from undertow.dynamics.drive import Continuation
-from undertow.dynamics.stored import Functions, RunSettings, StoredRun, detached, functions_of, observed_like
+from undertow.dynamics.stored import (
+    Functions,
+    RunSettings,
+    StoredRun,
+    detached,
+    functions_of,
+    observed_like,
+    optimiser_from,
+)
 from undertow.execution import store
 from undertow.execution.provenance import provenance
 from undertow.execution.pytrees import Packer, unpack
 from undertow.execution.store import JSONObject, StoreError
 from undertow.execution.sweeps.digest import digest_of_value
 from undertow.noise.base import AbstractNoise
+from undertow.optimisers.base import AbstractOptimiser
+from undertow.optimisers.transformation import as_optimiser
 from undertow.regime import Regime
 from undertow.trajectory import CLOCKS, Trajectory
 
@@ -28,7 +38,7 @@ __all__ = ["load_run", "save_run"]
 RUN = "run"
 """The attribute of the dataset that describes the run."""
 RESERVED = {*CLOCKS, "seed"}
-STATE = ("lanes", "momentum", "weight_decay", "observed_steps", "observed")
+STATE = ("lanes", "observed_steps", "observed")
 """The fields of a `StoredRun` that are pytrees of arrays."""
 
 
@@ -74,6 +84,7 @@ def load_run(
     observe: dict[str, Callable] | None,
     average: dict[str, Callable] | None,
     step_size: Callable | None,
+    optimiser: AbstractOptimiser | tuple | None,
     like: PyTree,
 ) -> Trajectory:
     """Return a saved run; see `Trajectory.load`."""
@@ -106,11 +117,12 @@ def load_run(
                 "continued; load it without `noise`."
             )
         return run
-    stored = _unpack_state(described["state"], arrays, like, observed)
+    stored = _unpack_state(described["state"], arrays, like, observed, optimiser)
     if noise is None:
         return dataclasses.replace(run, continuation=stored)
     _check_precision(described["double_precision"])
-    functions = Functions(noise, observe, average, step_size)
+    given = None if optimiser is None else as_optimiser("Trajectory.load", optimiser)
+    functions = Functions(noise, observe, average, step_size, given)
     _check_identity(stored, functions)
     continuation = stored.attach(functions)
     if step_size is not None:
@@ -149,15 +161,27 @@ def _pack_state(packer: Packer, stored: StoredRun) -> JSONObject:
 
 
 def _unpack_state(
-    described: JSONObject, arrays: dict[str, np.ndarray], like: PyTree, observed: dict[str, PyTree]
+    described: JSONObject,
+    arrays: dict[str, np.ndarray],
+    like: PyTree,
+    observed: dict[str, PyTree],
+    optimiser: AbstractOptimiser | tuple | None,
 ) -> StoredRun:
     settings = RunSettings.from_json(described["settings"])
     averaged = {name: observed[name] for name in settings.average if name in observed}
-    lane = {"params": like, "velocity": like, "anchor": (like, like), "means": averaged}
+    memory = None if like is None else _memory_like(settings, optimiser, like)
+    lane = {"params": like, "memory": memory, "anchor": (like, memory), "means": averaged}
     trees = described["trees"]
     structures = {"lanes": (lane,) * len(trees["lanes"]["tuple"]), "observed": observed}
     parts = {name: unpack(trees[name], arrays, structures.get(name), _where(name)) for name in STATE}
     return StoredRun(settings=settings, identities=described["identities"], **parts)
+
+
+def _memory_like(settings: RunSettings, optimiser: AbstractOptimiser | tuple | None, like: PyTree) -> PyTree:
+    """Return the structure of the state of the optimiser, for params like `like`."""
+    if settings.optimiser is not None:
+        return jax.eval_shape(optimiser_from(settings.optimiser).prepared().init, like)
+    return None if optimiser is None else jax.eval_shape(as_optimiser("Trajectory.load", optimiser).init, like)
 
 
 def _where(name: str) -> str:

@@ -12,7 +12,7 @@ from undertow._validate import KeyLike, as_key
 from undertow.covariance import AbstractCovariance
 from undertow.problem import AbstractProblem
 
-__all__ = ["AbstractNoise", "normals", "normals_now"]
+__all__ = ["AbstractNoise", "normals", "normals_now", "second_moment"]
 
 
 class AbstractNoise(eqx.Module):
@@ -60,6 +60,12 @@ class AbstractNoise(eqx.Module):
 
     def check_step_size(self, step_size: float) -> None:
         """Warn where a step size is known to be too large for this noise."""
+
+
+def second_moment(noise: AbstractNoise, params: PyTree) -> PyTree:
+    """Return E g_i^2 for each parameter: the diagonal of the covariance, and the squared mean."""
+    variance = noise.covariance(params).moment(lambda x: jax.tree.map(jnp.square, x))
+    return jax.tree.map(lambda s, g: s + g**2, variance, noise.mean(params))
 
 
 def normals(key: Key[Array, ""], count: int, like: PyTree) -> PyTree:

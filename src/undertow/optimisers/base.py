@@ -1,0 +1,84 @@
+"""The protocol of an optimiser: an update with a state, and the metric that the theory needs.
+
+    theta+ = (1 - eta lambda) theta - eta S(state) m
+
+with m an average of past gradients and S a diagonal metric, which depends on the state. SGD has S = 1.
+"""
+
+import math
+from abc import abstractmethod
+from typing import TypeVar
+
+import equinox as eqx
+import jax
+import jax.core
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PyTree
+
+from undertow import _validate as validate
+from undertow._validate import Number
+from undertow.noise.base import AbstractNoise
+from undertow.regime import Regime
+
+__all__ = ["AbstractOptimiser", "Rates", "StepSizes", "as_number"]
+
+StepSizes = Float[Array, ""] | Float[Array, " block"]
+"""The step size of every step of a block, or the one number that they share."""
+
+Rates = PyTree[Float[Array, "..."]]
+"""The numbers of an update that depend on the step alone, with the axis of `StepSizes` or without one."""
+
+Self = TypeVar("Self", bound="AbstractOptimiser")
+
+
+def as_number(optimiser: str, name: str, value: Number, below: float = math.inf) -> float | Array:
+    """Return a setting of an optimiser as a float of at least 0 and less than `below`; a tracer stays what it is."""
+    return value if isinstance(value, jax.core.Tracer) else validate.as_float(optimiser, name, value, below=below)
+
+
+class AbstractOptimiser(eqx.Module):
+    """An optimiser: pure functions `init` and `update` for the simulation, `metric` and `slow_state` for the theory.
+
+    A new optimiser defines these four, `decay` and `regime`. `descend` then runs it for many seeds, and `diffuse`,
+    `Limit`, `average`, `noether_flow` and `equilibrium` predict where it goes. Its numbers are fields; `prepared` turns
+    them into arrays, so that two optimisers that differ in numbers share one compiled program.
+    """
+
+    @abstractmethod
+    def init(self, params: PyTree) -> PyTree:
+        """Return the state before the first step: a pytree of arrays, or None without a state."""
+
+    @abstractmethod
+    def update(self, params: PyTree, state: PyTree, gradient: PyTree, rates: Rates) -> tuple[PyTree, PyTree]:
+        """Return params and the state after one step. `rates` is one entry of what the method `rates` returns."""
+
+    @abstractmethod
+    def metric(self, state: PyTree, params: PyTree) -> PyTree:
+        """Return the diagonal of S, shaped like params, for a state after many steps."""
+
+    @abstractmethod
+    def decay(self, metric: PyTree) -> PyTree:
+        """Return the rate lambda at which weight decay shrinks each parameter: per step by eta times lambda."""
+
+    @abstractmethod
+    def slow_state(self, state: PyTree, second_moment: PyTree, step_size: Number) -> PyTree:
+        """Return d state/d slow_time for gradients whose squares have the mean `second_moment`; None without one."""
+
+    @abstractmethod
+    def regime(self, step_size: Number, curvature: Number) -> Regime:
+        """Return the small parameters of the theory, for the least curvature of S^(1/2) H S^(1/2) that matters."""
+
+    def rates(self, steps: Int[Array, "..."], step_sizes: StepSizes) -> Rates:
+        """Return the numbers that depend on the step alone; `steps` counts from 0. Here: the step sizes."""
+        return step_sizes
+
+    def step(
+        self, params: PyTree, state: PyTree, noise: AbstractNoise, slice: PyTree, rates: Rates
+    ) -> tuple[PyTree, PyTree]:
+        """Return params and the state after one step with the gradient of one slice of the noise's randomness."""
+        return self.update(params, state, noise.gradient(params, slice), rates)
+
+    def prepared(self: Self) -> Self:
+        """Return the optimiser with arrays for its numbers."""
+        floats = jnp.result_type(float)
+        return jax.tree.map(lambda number: jnp.asarray(number, floats), self)
