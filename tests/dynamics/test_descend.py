@@ -12,6 +12,7 @@ from tests.dynamics.runs import FLAT, KEY, NOISE, descend, plain_loop
 from tests.kinds import params, problem
 from tests.mistakes import assert_explained
 from undertow import _trees as trees
+from undertow.execution.compiling import compilations
 from undertow.noise.additive import noiseless
 
 
@@ -93,6 +94,64 @@ X = jnp.arange(3.0)
 
 def quadratic(w, x):
     return jnp.sum((w - x) ** 2)
+
+
+ADAMW = {"optimiser": ut.AdamW(b2=0.95, weight_decay=0.1), "step_size": optax.cosine_decay_schedule(0.05, 3000)}
+
+
+class TestOptimisers:
+    """Runs of Adam have all that runs of SGD have."""
+
+    def test_resumed_runs_have_the_same_bits(self):
+        go = lambda steps: ut.descend(ut.Minibatch(problem(), 2), params(), steps=steps, key=1, seeds=3, **ADAMW)
+        jax.tree.map(np.testing.assert_array_equal, go(1100).resume(steps=900).params, go(2000).params)
+
+    def test_the_number_of_seeds_changes_no_bit(self):
+        go = lambda seeds: ut.descend(ut.Minibatch(problem(), 2), params(), steps=1200, key=1, seeds=seeds, **ADAMW)
+        few, many = go(3), go(20)
+        state = lambda run: (run.params, run.optimiser_state)
+        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b[:3]), state(few), state(many))
+
+    def test_a_single_run_is_seed_zero(self):
+        go = lambda seeds: ut.descend(ut.Minibatch(problem(), 2), params(), steps=200, key=1, seeds=seeds, **ADAMW)
+        one, three = go(None), go(3)
+        close = lambda a, b: np.testing.assert_allclose(a, b[0], rtol=2e-5, atol=1e-6)
+        jax.tree.map(close, (one.params, one.optimiser_state), (three.params, three.optimiser_state))
+
+    def test_divergence_is_data(self):
+        """On -w^3 from 1 Adam takes steps of the step size, so that the loss overflows after some 1e12 of w."""
+        cubic = noiseless(ut.Problem(lambda w, _: -(w**3), jnp.zeros(1)))
+        run = ut.descend(
+            cubic, jnp.array(1.0), optimiser=ut.RMSProp(b2=0.5), step_size=1e10, steps=3000, key=0, seeds=2
+        )
+        assert run.diverged.all()
+        assert (run.diverged_at > 1000).all()
+        assert np.isfinite(run.params).all()
+
+    def test_a_state_to_start_from(self, x64):
+        """One step with b1 = 0 and a given v, by hand: v+ = 0.9 4 + 0.1 1, theta+ = 4 - 0.1/(sqrt(v+) + 0.5)."""
+        steady = noiseless(ut.Problem(lambda w, _: w, jnp.zeros(1)))
+        adam = ut.Adam(0.0, 0.9, 0.5, bias_correction=False)
+        state = {"m": jnp.array(0.0), "v": jnp.array(4.0)}
+        run = ut.descend(
+            steady, jnp.array(4.0), optimiser=adam, optimiser_state=state, step_size=0.1, steps=1, key=0, seeds=2
+        )
+        np.testing.assert_allclose(run.params, 4 - 0.1 / (np.sqrt(3.7) + 0.5), rtol=1e-12)
+        np.testing.assert_allclose(run.optimiser_state["v"], 3.7)
+
+    def test_other_numbers_compile_nothing_new(self):
+        go = lambda b2, decay: ut.descend(
+            ut.Minibatch(problem(), 2),
+            params(),
+            steps=20,
+            key=1,
+            step_size=0.1,
+            optimiser=ut.AdamW(b2=b2, weight_decay=decay),
+        )
+        go(0.9, 0.1)
+        with compilations() as compiled:
+            go(0.99, 0.2)
+        assert compiled == []
 
 
 def run(**changes):

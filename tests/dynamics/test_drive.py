@@ -121,7 +121,7 @@ def test_buffers_of_observations_are_bounded():
     """Wide observations of many seeds get fewer rows."""
     wide = {"wide": lambda p: jnp.zeros(2**14)}
     run = drive.start_run("descend", NOISE, params(), step_size=0.02, key=KEY, observe=wide, average={}, every=1,
-                          seeds=8, momentum=0.0, weight_decay=0.0, lanes_of=8)  # fmt: skip
+                          seeds=8, optimiser=ut.SGD(), lanes_of=8)  # fmt: skip
     assert 2 < run.capacity <= drive.OBSERVATION_BYTES // (8 * 2**14 * 4)
 
 

@@ -184,8 +184,8 @@ class TestDivergence:
 
 
 def spec(noise, **changes):
-    settings = {"step_size": jnp.asarray(0.1), "momentum": None, "weight_decay": jnp.asarray(0.0)}
-    return engine.SGDSpec(noise, **settings | {"observe": {}, "average": {}} | changes)
+    settings = {"step_size": jnp.asarray(0.1), "optimiser": ut.SGD().prepared(), "observe": {}, "average": {}}
+    return engine.RunSpec(noise, **settings | changes)
 
 
 @pytest.mark.parametrize(("size", "expected"), [(3, 1000), (2**16, 4), (3 * 2**16, 1), (2**20, 1)])
@@ -201,14 +201,14 @@ def test_the_key_of_a_seed_is_folded_in():
     assert engine.seed_keys(KEY, jnp.asarray(4)) == expected[0]
 
 
-@pytest.mark.parametrize("momentum", [None, 0.9])
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("lane", [(), (4,)])
 def test_a_run_starts_at_step_zero_without_a_velocity(momentum, lane):
     """The average at the start is its value there; no maximum has been seen."""
     observed = {"first": lambda w: w[0] > 0}
     run = spec(
         ut.Isotropic(ut.Problem(lambda w, _: jnp.sum(w), jnp.zeros(1))),
-        momentum=None if momentum is None else jnp.asarray(momentum), average=observed, maximum=observed,
+        optimiser=ut.SGD(momentum).prepared(), average=observed, maximum=observed,
     )  # fmt: skip
     state = engine.start(run, jnp.ones((*lane, 2)), jax.random.split(KEY, lane) if lane else KEY)
     assert int(state.step) == int(state.window) == 0
@@ -216,10 +216,10 @@ def test_a_run_starts_at_step_zero_without_a_velocity(momentum, lane):
     np.testing.assert_array_equal(state.means["first"], np.ones(lane))
     assert state.means["first"].dtype == jnp.float32
     np.testing.assert_array_equal(state.maxima["first"], np.full(lane, -np.inf))
-    if momentum is None:
-        assert state.velocity is None
+    if momentum == 0:
+        assert state.memory is None
     else:
-        np.testing.assert_array_equal(state.velocity, np.zeros((*lane, 2)))
+        np.testing.assert_array_equal(state.memory, np.zeros((*lane, 2)))
 
 
 def test_rows_of_the_buffer_that_are_not_observed_stay_zero():

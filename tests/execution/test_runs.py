@@ -41,6 +41,8 @@ RUNS = {
     "one run": {"step_size": 0.05, "every": 200, "seeds": None},
     "momentum and decay": {"step_size": 0.05, "momentum": 0.9, "weight_decay": 0.01, "every": 100, "observe": OBSERVE},
     "schedule": {"step_size": SCHEDULE, "every": 100, "observe": OBSERVE, "average": AVERAGE},
+    "AdamW and a schedule": {"step_size": SCHEDULE, "optimiser": ut.AdamW(b2=0.95), "every": 100},
+    "optax": {"optimiser": optax.lion(0.01), "step_size": 0.05, "every": 100},
     "lanes": {"step_size": 0.05, "seeds": 7, "lane_width": 3, "every": 100, "average": AVERAGE},
 }
 """Arguments of `descend`; 1100 steps end inside a block."""
@@ -53,6 +55,8 @@ def descended(name: str, steps: int) -> ut.Trajectory:
 def functions(name: str) -> dict:
     """Return what cannot be stored of a run."""
     needed = {key: value for key, value in RUNS[name].items() if key in ("observe", "average")}
+    if name == "optax":
+        needed["optimiser"] = RUNS[name]["optimiser"]
     return needed | ({"step_size": SCHEDULE} if callable(RUNS[name]["step_size"]) else {})
 
 
@@ -75,7 +79,29 @@ def test_a_loaded_run_continues_with_the_same_bits(name, tmp_path):
     assert_same(ut.Trajectory.load(path), short)
     assert ut.Trajectory.load(path).facts == short.facts
     loaded = ut.Trajectory.load(path, noise=NOISE, **functions(name))
-    assert_same(loaded.resume(steps=1300), descended(name, 2400))
+    longer = loaded.resume(steps=1300)
+    assert_same(longer, descended(name, 2400))
+    for one, other in ((short, loaded), (longer, descended(name, 2400))):
+        jax.tree.map(np.testing.assert_array_equal, one.optimiser_state, other.optimiser_state)
+
+
+def test_the_state_of_the_optimiser_is_stored(tmp_path):
+    run = descended("AdamW and a schedule", 100)
+    state = ut.Trajectory.load(run.save(tmp_path / "run.zarr")).optimiser_state
+    assert sorted(state) == ["m", "v"]
+    assert state["v"]["w"].shape == (5, 2, 3)
+    jax.tree.map(np.testing.assert_array_equal, state, run.optimiser_state)
+
+
+def test_an_optimiser_is_given_again_where_it_cannot_be_stored(tmp_path):
+    path = descended("optax", 100).save(tmp_path / "run.zarr")
+    with pytest.raises(TypeError, match=r"an optax transformation, which cannot be stored; give it again"):
+        ut.Trajectory.load(path, noise=NOISE)
+    with pytest.raises(TypeError, match=r"Trajectory.load\(path, noise=..., optimiser=...\)"):
+        ut.Trajectory.load(path).resume(steps=1)
+    path = descended("AdamW and a schedule", 100).save(tmp_path / "other.zarr")
+    with pytest.raises(TypeError, match=r"the run has the optimiser AdamW, which is stored; leave `optimiser` out"):
+        ut.Trajectory.load(path, noise=NOISE, step_size=SCHEDULE, optimiser=ut.Adam())
 
 
 def test_a_run_that_is_cut_inside_an_average_continues_as_in_memory(tmp_path):
@@ -90,6 +116,16 @@ def test_a_run_of_diffuse_continues_with_the_same_bits(tmp_path):
     path = run(5.0).save(tmp_path / "run.zarr")
     loaded = ut.Trajectory.load(path, noise=NOISE, observe=OBSERVE)
     assert_same(loaded.resume(time=10.0), run(15.0))
+
+
+def test_a_run_of_the_sde_of_adam_continues_with_the_same_bits(tmp_path):
+    run = lambda time: ut.diffuse(NOISE, start, step_size=0.05, time=time, key=5, seeds=3, substeps=3,
+                                  optimiser=ut.AdamW(b2=0.9, weight_decay=0.1))  # fmt: skip
+    path = run(5.0).save(tmp_path / "run.zarr")
+    loaded = ut.Trajectory.load(path, noise=NOISE)
+    longer, whole = loaded.resume(time=10.0), run(15.0)
+    jax.tree.map(np.testing.assert_array_equal, longer.params, whole.params)
+    jax.tree.map(np.testing.assert_array_equal, longer.optimiser_state, whole.optimiser_state)
 
 
 PROCESS = """

@@ -20,7 +20,7 @@ from undertow._progress import Progress
 from undertow._validate import KeyLike, Number
 from undertow.dynamics import engine
 from undertow.dynamics.clock import Schedule, StepSize, check_step_size, clocks, steps_of_time
-from undertow.dynamics.gather import Record, gather, join_lanes, stack_chunks
+from undertow.dynamics.gather import Record, gather, join_lanes, join_seeds, stack_chunks
 from undertow.dynamics.lanes import ChunkPlan, LaneThreads, lane_width, power_of_two
 from undertow.noise.base import AbstractNoise
 from undertow.optimisers.base import AbstractOptimiser
@@ -62,7 +62,7 @@ class Continuation:
         """Return the state of the optimiser, with the axis of seeds; None without a state."""
         if self.seeds is None:
             return self.lanes[0].memory
-        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[: self.seeds], *[s.memory for s in self.lanes])
+        return join_seeds([lane.memory for lane in self.lanes], self.seeds)
 
     def resume(self, steps: int | None, time: Number | None, progress: ProgressReport) -> Trajectory:
         """Continue by `steps`, or by `time` where the run is that of an SDE. See `Trajectory.resume`."""

@@ -7,7 +7,7 @@ from jaxtyping import PyTree
 
 from undertow.dynamics import engine
 
-__all__ = ["Record", "gather", "join_lanes", "stack_chunks"]
+__all__ = ["Record", "gather", "join_lanes", "join_seeds", "stack_chunks"]
 
 Record = tuple[tuple[int, ...], dict[str, PyTree]]
 """The observed steps and the observations at them."""
@@ -35,6 +35,12 @@ def join_lanes(lanes: list[PyTree], steps: list[int], before: Record, seeds: int
     return steps_before + tuple(steps), new
 
 
+def join_seeds(lanes: list[PyTree], seeds: int) -> PyTree:
+    """Return arrays of all lanes along one axis of seeds. NumPy joins them: JAX compiles one program per number of
+    lanes, which takes minutes for thousands."""
+    return jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate([np.asarray(x) for x in leaves])[:seeds]), *lanes)
+
+
 def gather(
     lanes: tuple[engine.State, ...],
     nonfinite: list[np.ndarray],
@@ -50,7 +56,7 @@ def gather(
         params = lanes[0].params
         block, at = np.asarray(lanes[0].diverged_block), nonfinite[0]
     else:
-        params = jax.tree.map(lambda *leaves: jnp.concatenate(leaves)[:seeds], *[lane.params for lane in lanes])
+        params = join_seeds([lane.params for lane in lanes], seeds)
         block = np.concatenate([np.asarray(lane.diverged_block) for lane in lanes])[:seeds]
         at = np.concatenate(nonfinite)[:seeds]
     diverged = np.asarray(block < engine.NEVER)

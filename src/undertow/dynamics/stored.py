@@ -13,6 +13,7 @@ from undertow._validate import Number
 from undertow.dynamics import engine
 from undertow.dynamics.clock import Schedule, clocks
 from undertow.dynamics.diffuse import EulerStep, GaussianNoise, euler_noise, euler_optimiser
+from undertow.dynamics.gather import join_seeds
 from undertow.dynamics.drive import Continuation, make_spec
 from undertow.noise.base import AbstractNoise
 from undertow.optimisers import SGD, AbstractOptimiser, Adam, AdamW, RMSProp
@@ -100,7 +101,7 @@ class StoredRun:
         states = [lane["memory"] for lane in self.lanes]
         if self.settings.seeds is None:
             return states[0]
-        return jax.tree.map(lambda *leaves: np.concatenate(leaves)[: self.settings.seeds], *states)
+        return join_seeds(states, self.settings.seeds)
 
     def attach(self, functions: Functions) -> Continuation:
         """Return the run with its functions, after checking that they fit."""

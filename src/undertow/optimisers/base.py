@@ -80,5 +80,5 @@ class AbstractOptimiser(eqx.Module):
 
     def prepared(self: Self) -> Self:
         """Return the optimiser with arrays for its numbers."""
-        floats = jnp.result_type(float)
-        return jax.tree.map(lambda number: jnp.asarray(number, floats), self)
+        array = lambda leaf: jnp.asarray(leaf, jnp.result_type(float)) if isinstance(leaf, float) else leaf
+        return jax.tree.map(array, self)

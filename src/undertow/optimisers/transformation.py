@@ -48,10 +48,6 @@ class Transformation(AbstractOptimiser):
     def regime(self, step_size: Number, curvature: Number) -> NoReturn:
         raise TypeError(UNKNOWN_METRIC.format(call="Transformation.regime"))
 
-    def prepared(self) -> "Transformation":
-        """Return the optimiser itself: its numbers are inside its functions."""
-        return self
-
 
 UNKNOWN_METRIC = (
     "`{call}`: the theory does not know the metric of an optax transformation, only `descend` runs it; give `SGD`, "
