@@ -71,17 +71,21 @@ class Inputs:
     def save(self, path: Path) -> None:
         """Write the inputs as a file of tensors, lists and numbers."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        bits = lambda side: torch.as_tensor(side).to(torch.bool)
-        rows = {name: g._replace(plus=bits(g.plus), minus=bits(g.minus)) for name, g in self.generators.items()}
-        torch.save({"images": self.images, "generators": {k: list(g) for k, g in rows.items()}}, path)
+        places = lambda side: torch.as_tensor(side).nonzero()
+        rows = {k: [*g[:3], places(g.plus), places(g.minus)] for k, g in self.generators.items()}
+        torch.save({"images": self.images, "generators": rows}, path)
 
     @staticmethod
     def load(path: Path) -> "Inputs":
         """Read inputs that were written by `save`."""
         stored = torch.load(path, weights_only=True)
-        dense = lambda side: side.to(torch.float32).numpy()
-        rows = {k: Generators(*g[:3], dense(g[3]), dense(g[4])) for k, g in stored["generators"].items()}
-        return Inputs(stored["images"], rows)
+        generators = {}
+        for name, (families, symmetry, keys, *places) in stored["generators"].items():
+            sides = np.zeros((2, len(families), sum(length for *_, length in keys)), np.float32)
+            for side, at in zip(sides, places, strict=True):
+                side[tuple(at.T.numpy())] = 1
+            generators[name] = Generators(families, symmetry, keys, *sides)
+        return Inputs(stored["images"], generators)
 
 
 def pretrained(scale: Scale, device: torch.device) -> dict[str, Tensor]:

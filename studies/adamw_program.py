@@ -191,7 +191,7 @@ class Program:
         params, v, recent = map(self.views, (self.flat, squares, self.first.abs()))
         return Amounts.of(sides, params, v, recent, self.eta, self.lagged, self.decay)
 
-    def moved(self, sides: Sides, batches: int, sweeps: int = 100, damping: float = 0.4) -> Tensor:
+    def moved(self, sides: Sides, batches: int, sweeps: int = 60, damping: float = 0.4) -> Tensor:
         """Return the parameters at AdamW's equilibrium for the peak step size.
 
         Mean squared gradients of minibatches at the present parameters replace v. Generators that share weights are
