@@ -231,7 +231,9 @@ def task(
         "LoRA": lambda words: Decoder(words, sizes, llama=True),
     }
     of_text = name in ("Llama", "GPT-2", "LoRA")
-    text = (grammar(sizes.sentences, 0) if base is None else grammar(sizes.sentences, 1, tilt=-1.0)) if of_text else None
+    text = (
+        (grammar(sizes.sentences, 0) if base is None else grammar(sizes.sentences, 1, tilt=-1.0)) if of_text else None
+    )
     nets: list[nn.Module] = []
     for seed in range(seeds):
         torch.manual_seed(seed)
