@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 __all__ = [
-    "Adapted", "Recipe", "Text", "Transformer", "cross_entropy", "digits", "gradients", "grammar", "mlp", "repeat",
+    "Adapted", "Recipe", "Repeated", "Text", "Transformer", "cross_entropy", "digits", "gradients", "grammar", "mlp", "repeat",
     "stacked", "train",
 ]  # fmt: skip
 
@@ -213,24 +213,42 @@ class Recipe:
         )
 
 
+class Repeated:
+    """A step that is run many times. On a GPU it is captured as a graph and may only use tensors at fixed addresses."""
+
+    def __init__(self, step: Callable[[], None], device: torch.device):
+        self.step, self.cuda = step, device.type == "cuda"
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.before_capture = BEFORE_CAPTURE
+
+    def run(self, count: int) -> None:
+        """Run the step `count` times; the first few are not captured."""
+        plain = min(count, self.before_capture) if self.cuda else count
+        if self.cuda and plain:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(plain):
+                    self.step()
+            torch.cuda.current_stream().wait_stream(side)
+            self.before_capture -= plain
+        else:
+            for _ in range(plain):
+                self.step()
+        if count == plain:
+            return
+        if self.graph is None:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self.step()  # recorded, not run
+        for _ in range(count - plain):
+            self.graph.replay()
+        torch.cuda.synchronize()
+
+
 def repeat(step: Callable[[], None], count: int, device: torch.device) -> None:
-    """Run a step `count` times. On a GPU it is captured as a graph and may only use tensors at fixed addresses."""
-    if device.type != "cuda" or count <= BEFORE_CAPTURE:
-        for _ in range(count):
-            step()
-        return
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(BEFORE_CAPTURE):
-            step()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    for _ in range(count - BEFORE_CAPTURE):
-        graph.replay()
-    torch.cuda.synchronize()
+    """Run a step `count` times."""
+    Repeated(step, device).run(count)
 
 
 def train(

@@ -26,6 +26,7 @@ from undertow.torch.equilibrium.curvature import dense_hessian, trace_of_hessian
 from undertow.torch.equilibrium.equilibrate import CURVATURE_BATCHES, equilibrate
 from undertow.torch.equilibrium.gradients import format_estimate
 from undertow.torch.equilibrium.measurement import measure_noise
+from undertow.torch.equilibrium.objectives import SGDObjective
 from undertow.torch.equilibrium.result import Equilibrium, MovedSymmetry
 
 __all__ = ["analyze", "take_batches"]
@@ -183,7 +184,7 @@ def _charge_moments(
     parts = [part for part in components(symmetries, list(trainable(model))) if part.symmetries]
     if not parts:
         return []
-    measured = measure_noise(model, batches, loss, parts, step_size=step_size, weight_decay=weight_decay, seed=seed)
+    measured = measure_noise(model, batches, loss, parts, SGDObjective(step_size, weight_decay), seed=seed)
     return [measured.moments[id(symmetry)] for symmetry in symmetries]
 
 

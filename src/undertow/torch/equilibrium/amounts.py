@@ -24,13 +24,15 @@ class Amount(NamedTuple):
     """Generators (directions of a GL) whose equilibrium is at infinity."""
     dead: int
     """Generators (directions of a GL) without any noise."""
+    power: int = 4
+    """s+/s- changes by exp(-power * amount): noise powers change by P^-2 and P^2, with P = exp(amount)."""
 
     @property
     @one_thread()
     def imbalance(self) -> float:
-        """max |log(s+/s-)|: with P = exp(amount) noise powers change by P^-2 and P^2."""
+        """max |log(s+/s-)|, with s the noise of a side."""
         values = self.amount if self.amount.ndim == 1 else np.linalg.eigvalsh(self.amount)
-        return float(4 * np.abs(values).max(initial=0.0))
+        return float(self.power * np.abs(values).max(initial=0.0))
 
 
 class Solution(NamedTuple):

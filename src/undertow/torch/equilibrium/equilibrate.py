@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -15,7 +16,9 @@ from undertow.torch.equilibrium.components import Component, components, memory_
 from undertow.torch.equilibrium.curvature import largest_curvature
 from undertow.torch.equilibrium.gradients import batch_gradients, format_estimate
 from undertow.torch.equilibrium.measurement import measure_noise
-from undertow.torch.equilibrium.result import Equilibrium, MovedSymmetry, restore
+from undertow.torch.equilibrium.objectives import AdamWObjective, Objective, SGDObjective
+from undertow.torch.equilibrium.optimizer_state import OptimizerState, adamw_state, sgd_state
+from undertow.torch.equilibrium.result import COSTS, Equilibrium, MovedSymmetry, restore
 from undertow.torch.equilibrium.solve import SolvedComponent, solve
 
 __all__ = ["equilibrate"]
@@ -27,13 +30,13 @@ CHANGE_RTOL = 1e-4
 
 
 class _Training(NamedTuple):
-    """The network and how SGD trains it."""
+    """The network and how it is trained."""
 
     model: nn.Module
     batches: Sequence[Batch]
     loss: Loss
-    step_size: float
-    weight_decay: float
+    objective: Objective
+    state: OptimizerState
     seed: int
 
 
@@ -45,6 +48,7 @@ def equilibrate(
     *,
     step_size: float,
     weight_decay: float = 0.0,
+    optimiser: str = "sgd",
     optimizer: torch.optim.Optimizer | None = None,
     seed: int = 0,
 ) -> Equilibrium:
@@ -56,15 +60,21 @@ def equilibrate(
     may rise in exchange for a smaller penalty. Outputs and F are measured before and after. If the outputs change, or F
     rises, by more than rounding, the move is undone and an error is raised.
 
+    With `optimiser="adamw"` it is the point to which AdamW goes: the least F = sum_i sqrt(v_i) (step_size/2 +
+    weight_decay params_i^2), with v_i the mean square of gradient entry i. Adam's metric conserves charges of scales
+    only, so that a GL(d) is moved by the d scales of its diagonal.
+
     **Arguments:**
 
     - `batches`: minibatches as in training, at least two; their gradients measure the noise.
     - `loss`: `loss(model, batch)` returns a scalar tensor.
     - `census`: the census of this model. Approximate symmetries are not used.
-    - `step_size`, `weight_decay`: those of `torch.optim.SGD` (gradient + weight_decay * params). Without weight decay
-      the step size does not matter. With momentum beta give step_size/(1 - beta).
-    - `optimizer`: a `torch.optim.SGD` whose momentum is moved too. Other optimisers such as Adam rescale every entry
-      separately: the symmetries of the loss are not symmetries of their steps.
+    - `step_size`, `weight_decay`: those of `torch.optim.SGD` (gradient + weight_decay * params) or `torch.optim.AdamW`.
+      Without weight decay the step size does not matter. For SGD with momentum beta give step_size/(1 - beta).
+    - `optimiser`: the optimiser of the training, "sgd" or "adamw". Adam is "adamw" without weight decay.
+    - `optimizer`: the `torch.optim.SGD` whose momentum is moved too, or the `torch.optim.AdamW` whose state is moved and
+      whose v is used. Its m moves like a gradient, by exp(-s) where a parameter moves by exp(s), its v by exp(-2 s).
+      Without it v is the mean square of the gradients of the batches.
 
     >>> import torch
     >>> from undertow.torch import census, equilibrate
@@ -79,21 +89,21 @@ def equilibrate(
     """
     _check_order(batches)
     model = unwrap(model)
-    training = _Training(model, list(batches), loss, step_size, weight_decay, seed)
-    _validate(training, census)
-    params = trainable(model)
-    momentum = _momentum_buffers(optimizer, params)
-    chosen, skipped = [], []
-    for symmetry in census.symmetries:
-        if symmetry.shifted and weight_decay > 0:
-            skipped.append((symmetry, "weight decay acts on the parameter, but the layer uses 1 + parameter"))
-        else:
-            chosen.append(symmetry)
+    batches, params = list(batches), trainable(model)
+    _validate(params, batches, step_size, weight_decay, optimiser, census)
+    objective: Objective
+    if optimiser == "adamw":
+        state = adamw_state(optimizer, params)
+        objective = AdamWObjective(step_size, weight_decay, state.second_moment)
+    else:
+        state, objective = sgd_state(optimizer, params), SGDObjective(step_size, weight_decay)
+    training = _Training(model, batches, loss, objective, state, seed)
+    chosen, skipped = _choose(census, weight_decay > 0, optimiser == "adamw")
     names = sorted({name for symmetry in chosen for name in symmetry.parameters})
-    tensors = [params[name] for name in names] + [momentum[name] for name in names if name in momentum]
+    tensors = [*(params[name] for name in names), *state.tensors(names)]
     saved = [(tensor, tensor.detach().clone()) for tensor in tensors]
     try:
-        return _move_and_measure(training, chosen, skipped, momentum, saved)
+        return _move_and_measure(training, chosen, skipped, saved)
     except BaseException:  # KeyboardInterrupt too
         restore(saved)
         raise
@@ -107,22 +117,34 @@ def _check_order(batches: Iterable[Batch]) -> None:
         )
 
 
+def _choose(census: Census, decays: bool, diagonal: bool) -> tuple[list[Symmetry], list[tuple[Symmetry, str]]]:
+    """Return the symmetries to move and those that are not moved, or not as a whole, with the reason."""
+    chosen, skipped = [], []
+    for symmetry in census.symmetries:
+        if symmetry.shifted and decays:
+            skipped.append((symmetry, "weight decay acts on the parameter, but the layer uses 1 + parameter"))
+        elif diagonal and symmetry.block > 1:
+            reason = f"only its {symmetry.size} scales were moved; AdamW conserves no charge of the other generators"
+            skipped.append((symmetry, reason))
+            chosen.append(replace(symmetry, block=1))
+        else:
+            chosen.append(symmetry)
+    return chosen, skipped
+
+
 def _move_and_measure(
     training: _Training,
     chosen: list[Symmetry],
     skipped: list[tuple[Symmetry, str]],
-    momentum: dict[str, Tensor],
     saved: list[tuple[Tensor, Tensor]],
 ) -> Equilibrium:
     """Move the chosen symmetries and measure before and after; raise if the outputs or the cost got worse."""
-    model, batches, loss, step_size, weight_decay, seed = training
+    model, batches, loss, objective, _, seed = training
     parts = components(chosen, list(trainable(model)))
-    measure = lambda: measure_noise(
-        model, batches, loss, parts, step_size=step_size, weight_decay=weight_decay, seed=seed
-    )
+    measure = lambda: measure_noise(model, batches, loss, parts, objective, seed=seed)
     curvature = lambda: largest_curvature(model, batches[:CURVATURE_BATCHES], loss, seed)
     outputs, curvature_before, before = _outputs(training), curvature(), measure()
-    solved = _move(training, parts, momentum)
+    solved = _move(training, parts)
     after, outputs_after = measure(), _outputs(training)
     change = float((outputs_after - outputs).norm() / outputs.norm().clamp_min(1e-300))
     moved = []
@@ -138,6 +160,7 @@ def _move_and_measure(
         curvature=(curvature_before, curvature()),
         change=change,
         sweeps=max((part.sweeps for part, _ in solved.values()), default=1),
+        optimiser=objective.optimiser,
         _undo=saved,
     )
     if not change <= CHANGE_RTOL:
@@ -148,17 +171,15 @@ def _move_and_measure(
     if not after.cost.value <= before.cost.value * (1 + CHANGE_RTOL):
         costs = f"from {format_estimate(before.cost)} to {format_estimate(after.cost)}"
         raise RuntimeError(
-            f"`equilibrate`: noise plus weight penalty rose {costs}; the model was restored. Does the loss draw random "
+            f"`equilibrate`: {COSTS[objective.optimiser]} rose {costs}; the model was restored. Does the loss draw random "
             "numbers that `torch.manual_seed` does not fix?"
         )
     return result
 
 
-def _move(
-    training: _Training, parts: list[Component], momentum: dict[str, Tensor]
-) -> dict[int, tuple[SolvedComponent, int]]:
+def _move(training: _Training, parts: list[Component]) -> dict[int, tuple[SolvedComponent, int]]:
     """Move all components in place. Return the solution and the place in it, by the id of the symmetry."""
-    model, batches, loss, step_size, weight_decay, seed = training
+    model, batches, loss, objective, state, seed = training
     params = trainable(model)
     solved = {}
     for group in memory_groups(parts, params, len(batches)):
@@ -167,14 +188,13 @@ def _move(
         stacks = batch_gradients(model, batches, loss, names, seed) if names else {}
         for part in moving:
             values = {name: params[name].detach().reshape(params[name].shape or (1,)) for name in part.parameters}
-            buffers = {name: momentum[name].reshape(values[name].shape) for name in part.parameters if name in momentum}
+            buffers = [{n: t.reshape(values[n].shape) for n, t in own.items()} for own in state.of(part.parameters)]
             own = {name: stacks.pop(name) for name in part.parameters}
-            solution = solve(part, values, own, buffers, step_size, weight_decay)
+            solution = solve(part, values, own, buffers, objective)
             with torch.no_grad():
                 for name in part.parameters:
                     params[name].data.copy_(solution.values[name].reshape(params[name].shape))
-                for name, value in solution.momentum.items():
-                    momentum[name].copy_(value.reshape(momentum[name].shape))
+            state.update(solution.states)
             solved |= {id(symmetry): (solution, place) for place, symmetry in enumerate(part.symmetries)}
     return solved
 
@@ -185,9 +205,14 @@ def _outputs(training: _Training) -> Tensor:
         return forward(training.model, training.batches[0], training.loss)[1].double()
 
 
-def _validate(training: _Training, census: Census) -> None:
-    model, batches, _, step_size, weight_decay, _ = training
-    params = trainable(model)
+def _validate(
+    params: dict[str, nn.Parameter],
+    batches: Sequence[Batch],
+    step_size: float,
+    weight_decay: float,
+    optimiser: str,
+    census: Census,
+) -> None:
     if not isinstance(census, Census):
         raise TypeError(
             f"`equilibrate(model, batches, loss, census)`: `census` is a {type(census).__name__}; give "
@@ -203,6 +228,8 @@ def _validate(training: _Training, census: Census) -> None:
         raise ValueError(f"`equilibrate(step_size={step_size})`: give a number above 0.")
     if not (math.isfinite(weight_decay) and weight_decay >= 0):
         raise ValueError(f"`equilibrate(weight_decay={weight_decay})`: give 0 or more.")
+    if optimiser not in COSTS:
+        raise ValueError(f'`equilibrate(optimiser={optimiser!r})`: give "sgd" or "adamw".')
     check_census("equilibrate", census, params)
     bad = [name for name, p in params.items() if not bool(torch.isfinite(p).all())]
     if bad:
@@ -213,16 +240,3 @@ def _validate(training: _Training, census: Census) -> None:
             f"`equilibrate`: {half[0]} is {str(params[half[0]].dtype).removeprefix('torch.')}, in which a move changes "
             "the outputs by a percent through rounding; call `model.float()` first and convert back afterwards."
         )
-
-
-def _momentum_buffers(optimizer: torch.optim.Optimizer | None, params: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-    """Return the momentum of each parameter by name; raise for optimisers whose state cannot be moved."""
-    if optimizer is None:
-        return {}
-    if not isinstance(optimizer, torch.optim.SGD):
-        raise TypeError(
-            f"`equilibrate(optimizer=...)`: a {type(optimizer).__name__} rescales every entry separately, so that the "
-            "symmetries of the loss are not symmetries of training and its state cannot be moved; this is for SGD."
-        )
-    buffers = {name: optimizer.state.get(p, {}).get("momentum_buffer") for name, p in params.items()}
-    return {name: buffer for name, buffer in buffers.items() if buffer is not None}

@@ -12,7 +12,10 @@ from undertow.torch._renamed import Renamed
 from undertow.torch.census.axes import Symmetry
 from undertow.torch.equilibrium.gradients import format_estimate
 
-__all__ = ["Equilibrium", "MovedSymmetry", "restore"]
+__all__ = ["COSTS", "Equilibrium", "MovedSymmetry", "restore"]
+
+COSTS = {"sgd": "noise plus weight penalty", "adamw": "standard deviations plus weight penalty"}
+"""Optimisers with what their equilibrium minimises."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +24,8 @@ class MovedSymmetry:
 
     symmetry: Symmetry
     imbalance: tuple[float, float]
-    """max |log(s+/s-)| before and after, measured on the batches, over the generators that have an equilibrium."""
+    """max |log(s+/s-)| before and after, measured on the batches, over the generators that have an equilibrium. s is
+    the sum of variances of a side for SGD, and the sum of sqrt(v) for AdamW, each with the penalty of the other side."""
     amount: np.ndarray
     """Logarithm of the transformation: (generators,), or symmetric (blocks, block, block)."""
     infinite: int
@@ -46,16 +50,19 @@ class Equilibrium:
     skipped: tuple[tuple[Symmetry, str], ...]
     """Symmetries that were not moved, each with the reason."""
     noise: tuple[Estimate, Estimate]
-    """Tr Sigma of a minibatch gradient over all trainable parameters, before and after. Without weight decay it never
-    rises. With weight decay `cost` never rises, and the noise alone may."""
+    """Tr Sigma of a minibatch gradient over all trainable parameters, before and after. Under SGD without weight decay
+    it never rises. Otherwise `cost` never rises, and the noise alone may."""
     cost: tuple[Estimate, Estimate]
-    """F = step_size/4 Tr Sigma + weight_decay/2 |params|^2, which the move minimises, before and after."""
+    """F, which the move minimises, before and after: step_size/4 Tr Sigma + weight_decay/2 |params|^2 for SGD, and
+    sum sqrt(v) (step_size/2 + weight_decay params^2) for AdamW, with v the mean squared gradient."""
     curvature: tuple[Estimate, Estimate]
     """lambda_max of the Hessian, before and after; NaN where the loss cannot be differentiated twice."""
     change: float
     """Relative change of the outputs on the first batch."""
     sweeps: int
     """Largest number of sweeps over the symmetries of a component."""
+    optimiser: str = "sgd"
+    """The optimiser whose equilibrium it is, "sgd" or "adamw"."""
     _undo: list[tuple[Tensor, Tensor]] = field(repr=False, default_factory=list)
 
     @property
@@ -80,13 +87,13 @@ class Equilibrium:
         return sum(m.infinite for m in self.moved)
 
     def undo(self) -> None:
-        """Restore the parameters and the momentum from before the move."""
+        """Restore the parameters and the state of the optimiser from before the move."""
         restore(self._undo)
 
     def __str__(self) -> str:
         rows = [
             ("noise power", self.noise),
-            ("noise plus weight penalty", self.cost),
+            (COSTS[self.optimiser], self.cost),
             ("largest curvature", self.curvature),
             ("largest stable step", self.largest_step),
         ]

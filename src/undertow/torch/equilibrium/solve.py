@@ -10,9 +10,9 @@ from torch import Tensor
 
 from undertow.torch._threads import one_thread
 from undertow.torch.census.axes import move
-from undertow.torch.equilibrium.amounts import general_amount
-from undertow.torch.equilibrium.charge_moments import batched, centred_noise, charge_moments
+from undertow.torch.equilibrium.charge_moments import batched
 from undertow.torch.equilibrium.components import Component
+from undertow.torch.equilibrium.objectives import Objective
 
 __all__ = ["IMBALANCE_TOL", "MAX_SWEEPS", "SolvedComponent", "solve"]
 
@@ -25,7 +25,8 @@ class SolvedComponent(NamedTuple):
     """A component at its equilibrium."""
 
     values: dict[str, Tensor]
-    momentum: dict[str, Tensor]
+    states: list[dict[str, Tensor]]
+    """Tensors of the optimiser, moved like gradients."""
     amounts: list[np.ndarray]
     """The amount by which each symmetry was moved, summed over all sweeps."""
     infinite: list[int]
@@ -46,18 +47,17 @@ def solve(
     part: Component,
     values: dict[str, Tensor],
     stacks: Mapping[str, Tensor],
-    momentum: dict[str, Tensor],
-    step_size: float,
-    weight_decay: float,
+    states: list[dict[str, Tensor]],
+    objective: Objective,
 ) -> SolvedComponent:
     """Move each symmetry of a component to its own equilibrium in turn, until none moves any more.
 
-    F = eta/4 Tr Sigma + lambda/2 |params|^2 falls with every move and is convex along the orbit.
+    The cost of the objective falls with every move and is convex along the orbit. `states` move like gradients.
     """
     values = {name: values[name].double() for name in part.parameters}
-    noise = centred_noise(stacks, part.symmetries)
-    given = {name: m.double() for name, m in momentum.items()}
-    momentum = {name: given.get(name, torch.zeros_like(value)) for name, value in values.items()} if given else {}
+    noise = objective.noise(stacks, part.symmetries)
+    zeros = {name: torch.zeros_like(value) for name, value in values.items()}
+    moving = [zeros | {name: m.double() for name, m in state.items()} if state else {} for state in states]
     of_stacks = [
         replace(s, plus=tuple(map(batched, s.plus)), minus=tuple(map(batched, s.minus))) for s in part.symmetries
     ]
@@ -67,7 +67,7 @@ def solve(
     while largest > IMBALANCE_TOL and sweeps < MAX_SWEEPS:
         sweeps, largest = sweeps + 1, 0.0
         for place, symmetry in enumerate(part.symmetries):
-            amount = general_amount(symmetry, charge_moments(symmetry, values, noise), step_size, weight_decay)
+            amount = objective.amount(symmetry, objective.moments(symmetry, values, noise))
             infinite[place], dead[place] = amount.infinite, amount.dead
             moved[place] = amount.amount if not moved[place].size else moved[place] + amount.amount
             imbalance = amount.imbalance
@@ -75,6 +75,8 @@ def solve(
                 transform = _transform(amount.amount)
                 values |= move(values, symmetry, transform)
                 noise |= move(noise, of_stacks[place], transform, gradient=True)
-                momentum |= move(momentum, symmetry, transform, gradient=True) if momentum else {}
+                for state in filter(None, moving):
+                    state |= move(state, symmetry, transform, gradient=True)
             largest = max(largest, imbalance)
-    return SolvedComponent(values, {name: momentum[name] for name in given}, moved, infinite, dead, sweeps)
+    given = [{name: state[name] for name in before} for state, before in zip(moving, states, strict=True)]
+    return SolvedComponent(values, given, moved, infinite, dead, sweeps)
