@@ -210,5 +210,7 @@ class Program:
 
 def start(nets: list[nn.Module], runs: list[Run]) -> Params:
     """Return the parameters of all runs, those of the network of their seed."""
-    each: list[dict[str, Any]] = [{k: p.detach() for k, p in n.named_parameters() if p.requires_grad} for n in nets]
+    each: list[dict[str, Any]] = [
+        {k: p.detach().cpu() for k, p in n.named_parameters() if p.requires_grad} for n in nets
+    ]
     return {name: torch.stack([each[run.seed][name] for run in runs]) for name in each[0]}
