@@ -119,14 +119,13 @@ class TestOptimisers:
         jax.tree.map(close, (one.params, one.optimiser_state), (three.params, three.optimiser_state))
 
     def test_divergence_is_data(self):
-        """On -w^3 from 1 Adam takes steps of the step size, so that the loss overflows after some 1e12 of w."""
-        cubic = noiseless(ut.Problem(lambda w, _: -(w**3), jnp.zeros(1)))
-        run = ut.descend(
-            cubic, jnp.array(1.0), optimiser=ut.RMSProp(b2=0.5), step_size=1e10, steps=3000, key=0, seeds=2
-        )
+        """The square of the slope exp(w) overflows in float32 beyond w = 44, which RMSProp reaches from 0 in steps of
+        about 1.4. Then v is infinite and params stay where they are: a divergence, too."""
+        steep = noiseless(ut.Problem(lambda w, _: -jnp.exp(w), jnp.zeros(1)))
+        run = ut.descend(steep, jnp.array(0.0), optimiser=ut.RMSProp(b2=0.5), step_size=1.0, steps=2000, key=0, seeds=2)
         assert run.diverged.all()
-        assert (run.diverged_at > 1000).all()
-        assert np.isfinite(run.params).all()
+        assert ((run.diverged_at > 20) & (run.diverged_at < 100)).all()
+        assert (run.params == 0).all()  # those at the start of the block
 
     def test_a_state_to_start_from(self, x64):
         """One step with b1 = 0 and a given v, by hand: v+ = 0.9 4 + 0.1 1, theta+ = 4 - 0.1/(sqrt(v+) + 0.5)."""
@@ -141,7 +140,7 @@ class TestOptimisers:
 
     def test_other_numbers_compile_nothing_new(self):
         go = lambda b2, decay: ut.descend(
-            ut.Minibatch(problem(), 2),
+            NOISE,
             params(),
             steps=20,
             key=1,

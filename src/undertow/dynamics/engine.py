@@ -149,7 +149,7 @@ def advance(
             lambda inner: segment(inner, base, high, slices, rates),
             (state.step, (*now, state.maxima), state.means, state.window, buffer, index),
         )
-        finite = (state.diverged_block == NEVER) & each(_finite)(params)
+        finite = (state.diverged_block == NEVER) & each(_finite)((params, memory))
         params, memory = jax.tree.map(
             lambda new, old: jnp.where(_spread(finite, new), new, old), (params, memory), anchor
         )
@@ -174,7 +174,7 @@ def first_nonfinite(spec: RunSpec, state: State, *, block: int) -> Int[Array, ".
         def one(j: Array, moving: tuple) -> tuple:
             params, memory, survived = moving
             params, memory = step(params, memory, trees.take(slices, j), _rates_of_step(rates, j))
-            return params, memory, survived + (_finite(params) & (survived == j))
+            return params, memory, survived + (_finite((params, memory)) & (survived == j))
 
         *_, survived = jax.lax.fori_loop(0, block, one, (*anchor, jnp.asarray(0, jnp.int32)))
         # rounding may differ from the run by an ulp: for a replay that stays finite the end of the block is recorded
@@ -262,8 +262,9 @@ def _extend(means: PyTree, window: Array, sums: PyTree, length: Array) -> tuple[
     return jax.tree.map(joined, means, sums), total
 
 
-def _finite(params: PyTree) -> Bool[Array, ""]:
-    flags = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(params)]
+def _finite(moving: PyTree) -> Bool[Array, ""]:
+    """Return whether params and the state of the optimiser are finite; an infinite v stops Adam at finite params."""
+    flags = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(moving)]
     return jnp.all(jnp.stack(flags))
 
 

@@ -110,6 +110,14 @@ def load_run(
         facts=described["facts"],
         regime=None if described["regime"] is None else Regime.from_json(described["regime"]),
     )
+    foreign = described["state"] is not None and described["state"]["settings"]["optimiser"] is None
+    if foreign and optimiser is None:
+        if noise is not None:
+            raise TypeError(
+                f"`Trajectory.load({str(path)!r}, noise=...)`: the optimiser of the run is an optax transformation, "
+                "which cannot be stored; give it again as `optimiser=`."
+            )
+        return run
     if described["state"] is None:
         if noise is not None:
             raise TypeError(
@@ -117,7 +125,8 @@ def load_run(
                 "continued; load it without `noise`."
             )
         return run
-    stored = _unpack_state(described["state"], arrays, like, observed, optimiser)
+    one = run.params if run.seeds is None else jax.tree.map(lambda leaf: leaf[0], run.params)
+    stored = _unpack_state(described["state"], arrays, one, observed, optimiser)
     if noise is None:
         return dataclasses.replace(run, continuation=stored)
     _check_precision(described["double_precision"])
@@ -169,7 +178,7 @@ def _unpack_state(
 ) -> StoredRun:
     settings = RunSettings.from_json(described["settings"])
     averaged = {name: observed[name] for name in settings.average if name in observed}
-    memory = None if like is None else _memory_like(settings, optimiser, like)
+    memory = _memory_like(settings, optimiser, like)
     lane = {"params": like, "memory": memory, "anchor": (like, memory), "means": averaged}
     trees = described["trees"]
     structures = {"lanes": (lane,) * len(trees["lanes"]["tuple"]), "observed": observed}
