@@ -191,6 +191,7 @@ def _facts(record: Record, runs: list[Run], scale: Scale) -> dict[str, Any]:
         groups.setdefault(replace(run, seed=0), []).append(place)
     over_time = lambda values, places: torch.stack(values)[chosen][:, places].mean(1).numpy()
     of = [(sides.family == k).cpu() for k in range(len(sides.families))]
+    shown = (scale.weight_decays[len(scale.weight_decays) // 2], scale.b2s[-1]), (scale.weight_decays[-1], scale.b2s[0])
     rows = []
     for run, places in groups.items():
         alive = means["alive"][places]
@@ -205,7 +206,7 @@ def _facts(record: Record, runs: list[Run], scale: Scale) -> dict[str, Any]:
             "rms_by_family": rms,
             "alive": alive.float().mean().item(),
         }
-        if run.schedule == "constant" and (run.b2, run.weight_decay) in _SHOWN or not run.adaptive:
+        if (run.schedule == "constant" and (run.weight_decay, run.b2) in shown) or not run.adaptive:
             first = places[0]
             kept = means["alive"][first]
             row["scatter"] = {
@@ -216,10 +217,6 @@ def _facts(record: Record, runs: list[Run], scale: Scale) -> dict[str, Any]:
             }
         rows.append(row)
     return {"times": np.array(record.steps)[chosen], "settings": rows}
-
-
-_SHOWN = ((0.999, 0.1), (0.95, 1.0))
-"""b2 and weight decay of the settings that are stored generator by generator."""
 
 
 def study(scale: Scale, inputs: Inputs, device: torch.device, *, folder: Path = RESULTS, limit: float | None = None,

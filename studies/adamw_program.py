@@ -1,8 +1,9 @@
 """Many runs of AdamW as one program, with the distance of every generator from the noise equilibrium of AdamW.
 
 A generator multiplies its plus side by e^s and its minus side by e^-s. With b = sum sqrt(v) and a = sum sqrt(v) theta^2
-over each side, AdamW's equilibrium is at e^(2s) = (lambda a_minus + eta/2 b_plus)/(lambda a_plus + eta/2 b_minus), SGD's
-at e^(4s) = (lambda w_minus + eta/2 n_plus)/(lambda w_plus + eta/2 n_minus) with w = sum theta^2 and n = sum v.
+over each side, AdamW's equilibrium is at e^(2s) = (lambda a_minus + eta/2 b_plus)/(lambda a_plus + eta/2 b_minus).
+SGD's is at e^(4s) = (lambda w_minus + eta/2 n_plus)/(lambda w_plus + eta/2 n_minus), with w = sum theta^2 and n = sum
+v.
 """
 
 import math

@@ -24,8 +24,8 @@ def mean_squares(model, batches, loss):
 
 
 def cost(model, batches, loss, step, decay):
-    squares = mean_squares(model, batches, loss)
-    return sum(float((squares[n].sqrt() * (step / 2 + decay * p.detach() ** 2)).sum()) for n, p in model.named_parameters())
+    roots = {name: squares.sqrt() for name, squares in mean_squares(model, batches, loss).items()}
+    return sum(float((roots[n] * (step / 2 + decay * p.detach() ** 2)).sum()) for n, p in model.named_parameters())
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])
@@ -131,7 +131,6 @@ def test_both_costs_without_noise():
     stacks = {"w": torch.zeros(3, 2, dtype=torch.float64)}
     values = {"w": torch.ones(2, dtype=torch.float64)}
     assert AdamWObjective(0.1, 0.2).terms(stacks, values).tolist() == [0.0] * 3
-
 
     assert SGDObjective(0.1, 0.2).cost(Estimate(0.0, 0.0, 3), 2.0, np.zeros(3)).value == pytest.approx(0.2)
 

@@ -46,9 +46,10 @@ def test_undo_restores_parameters_and_state():
         optimizer.zero_grad()
         loss(model, batch).backward()
         optimizer.step()
-    tensors = lambda: [p.detach().clone() for p in model.parameters()] + [
-        optimizer.state[p][key].clone() for p in model.parameters() for key in ("exp_avg", "exp_avg_sq")
-    ]
+    tensors = lambda: (
+        [p.detach().clone() for p in model.parameters()]
+        + [optimizer.state[p][key].clone() for p in model.parameters() for key in ("exp_avg", "exp_avg_sq")]
+    )
     before = tensors()
     done = equilibrate(model, batches, loss, census(model, batches[0], loss), optimizer=optimizer, **OPTIONS)
     assert not all(torch.equal(a, b) for a, b in zip(before, tensors(), strict=True))
