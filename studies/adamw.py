@@ -27,13 +27,14 @@ __all__ = ["SMALL", "Inputs", "Scale", "follow", "pretrained", "study"]
 
 SGD = {"step_size": 0.05, "weight_decay": 0.01}
 """Settings of the control."""
+SIZES = Sizes()
 
 
 @dataclass(frozen=True)
 class Scale:
     """Sizes of the study."""
 
-    sizes: Sizes = Sizes()
+    sizes: Sizes = SIZES
     seeds: int = 3
     steps: int = 20_000
     short_steps: int = 100_000

@@ -99,10 +99,10 @@ def _tally(networks: dict[str, Any], start: str) -> str:
     count = lambda sign, pairs: sum(_sign(pair) == sign for pair in pairs)
     loss, early, room = ([getattr(c, name) for c in mine] for name in ("difference", "early", "doublings"))
     return (
-        f"- **{start.capitalize()} start**: of {len(mine)} comparisons (networks, with and without warm-up) the best loss "
-        f"is better in {count(-1, loss)}, worse in {count(1, loss)}, without a clear difference in {count(0, loss)}; "
-        f"the loss in the first quarter is better in {count(-1, early)}, worse in {count(1, early)}; the largest useful "
-        f"step is larger in {count(1, room)}, smaller in {count(-1, room)}."
+        f"- **{start.capitalize()} start**: of {len(mine)} comparisons (networks, with and without warm-up) the best "
+        f"loss is better in {count(-1, loss)}, worse in {count(1, loss)}, without a clear difference in "
+        f"{count(0, loss)}; the loss in the first quarter is better in {count(-1, early)}, worse in {count(1, early)}; "
+        f"the largest useful step is larger in {count(1, room)}, smaller in {count(-1, room)}."
     )
 
 
