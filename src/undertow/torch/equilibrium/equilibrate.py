@@ -73,8 +73,8 @@ def equilibrate(
       Without weight decay the step size does not matter. For SGD with momentum beta give step_size/(1 - beta).
     - `optimiser`: the optimiser of the training, "sgd" or "adamw". Adam is "adamw" without weight decay.
     - `optimizer`: the `torch.optim.SGD` whose momentum is moved too, or the `torch.optim.AdamW` whose state is moved
-      and whose v is used. Its m moves like a gradient, by exp(-s) where a parameter moves by exp(s), its v by exp(-2 s).
-      Without it v is the mean square of the gradients of the batches.
+      and whose v is used. Its m moves like a gradient, by exp(-s) where a parameter moves by exp(s), its v by
+      exp(-2 s). Without it v is the mean square of the gradients of the batches.
 
     >>> import torch
     >>> from undertow.torch import census, equilibrate
