@@ -8,7 +8,6 @@ v.
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -210,6 +209,6 @@ class Program:
 
 
 def start(nets: list[nn.Module], runs: list[Run]) -> Params:
-    """Return the parameters of all runs, those of the network of their seed."""
-    each: list[dict[str, Any]] = [{k: p.detach() for k, p in n.named_parameters() if p.requires_grad} for n in nets]
+    """Return the parameters of all runs, those of the network of their seed, on the CPU."""
+    each: list[Params] = [{k: p.detach().cpu() for k, p in n.named_parameters() if p.requires_grad} for n in nets]
     return {name: torch.stack([each[run.seed][name] for run in runs]) for name in each[0]}
