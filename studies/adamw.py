@@ -256,7 +256,8 @@ def main() -> None:
         inputs = Inputs.make(scale.sizes) if options.inputs is None else Inputs.load(options.inputs)
         study(scale, inputs, torch.device(options.device), folder=options.results or RESULTS, limit=options.limit)
     if options.results is None:
-        from studies.adamw_page import figures, page
+        from studies.adamw_figures import figures
+        from studies.adamw_page import page
 
         publish("adamw", page, figures)
 

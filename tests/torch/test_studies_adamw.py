@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from studies import adamw, adamw_page, adamw_starts, adamw_starts_page
+from studies import adamw, adamw_figures, adamw_page, adamw_starts, adamw_starts_page
 from studies.adamw_networks import Convolution, Sizes, Task, census_rows, task
 from studies.adamw_program import Program, Run, Sides, schedule, start
-from studies.results import load
+from studies.results import ROOT, load
 from studies.training import cross_entropy
 from undertow.torch import census, equilibrate
 
@@ -129,6 +129,11 @@ def test_the_convolution_is_that_of_torch():
     torch.testing.assert_close(layer(x), torch.nn.functional.conv2d(x, layer.weight, layer.bias), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("name", "page"), [("adamw", adamw_page.page), ("adamw-starts", adamw_starts_page.page)])
+def test_the_stored_pages_equal_those_of_the_stored_results(name, page):
+    assert (ROOT / "docs" / "studies" / f"{name}.md").read_text() == page(load(name))
+
+
 def test_the_study_of_adamw_runs_from_a_file_and_writes_its_page(tmp_path):
     inputs = adamw.Inputs.make(adamw.SMALL.sizes)
     inputs.save(tmp_path / "inputs.pt")
@@ -145,7 +150,7 @@ def test_the_study_of_adamw_runs_from_a_file_and_writes_its_page(tmp_path):
     weights = np.array(facts["networks"]["Llama"]["generators"]) / sum(facts["networks"]["Llama"]["generators"])
     np.testing.assert_allclose(weights @ families, np.array(row["rms"]["adamw"]) ** 2, rtol=1e-4)
     assert "# Where does AdamW" in adamw_page.page(facts)
-    assert len(adamw_page.figures(facts)) == 4
+    assert len(adamw_figures.figures(facts)) == 5
 
 
 def test_the_study_of_starts_runs_and_writes_its_page(tmp_path):
