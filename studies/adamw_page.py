@@ -206,7 +206,7 @@ The noise of AdamW moves a network along the orbits of its symmetries to the poi
 e^s and those of its minus side by e^−s, the log factor still to go is
 
 ```equation
-exp(2 s) = (lambda a_- + eta/2 b_+)/(lambda a_+ + eta/2 b_-)
+exp(2 s) = (lambda a_minus + eta/2 b_plus)/(lambda a_plus + eta/2 b_minus)
 b = sum_i sqrt(v_i),  a = sum_i sqrt(v_i) theta_i^2,  over each side
 ```
 
