@@ -27,13 +27,14 @@ __all__ = ["SMALL", "Inputs", "Scale", "follow", "pretrained", "study"]
 
 SGD = {"step_size": 0.05, "weight_decay": 0.01}
 """Settings of the control."""
+SIZES = Sizes()
 
 
 @dataclass(frozen=True)
 class Scale:
     """Sizes of the study."""
 
-    sizes: Sizes = Sizes()
+    sizes: Sizes = SIZES
     seeds: int = 3
     steps: int = 20_000
     short_steps: int = 100_000
@@ -191,6 +192,7 @@ def _facts(record: Record, runs: list[Run], scale: Scale) -> dict[str, Any]:
         groups.setdefault(replace(run, seed=0), []).append(place)
     over_time = lambda values, places: torch.stack(values)[chosen][:, places].mean(1).numpy()
     of = [(sides.family == k).cpu() for k in range(len(sides.families))]
+    shown = (scale.weight_decays[len(scale.weight_decays) // 2], scale.b2s[-1]), (scale.weight_decays[-1], scale.b2s[0])
     rows = []
     for run, places in groups.items():
         alive = means["alive"][places]
@@ -205,7 +207,7 @@ def _facts(record: Record, runs: list[Run], scale: Scale) -> dict[str, Any]:
             "rms_by_family": rms,
             "alive": alive.float().mean().item(),
         }
-        if run.schedule == "constant" and (run.b2, run.weight_decay) in _SHOWN or not run.adaptive:
+        if (run.schedule == "constant" and (run.weight_decay, run.b2) in shown) or not run.adaptive:
             first = places[0]
             kept = means["alive"][first]
             row["scatter"] = {
@@ -216,10 +218,6 @@ def _facts(record: Record, runs: list[Run], scale: Scale) -> dict[str, Any]:
             }
         rows.append(row)
     return {"times": np.array(record.steps)[chosen], "settings": rows}
-
-
-_SHOWN = ((0.999, 0.1), (0.95, 1.0))
-"""b2 and weight decay of the settings that are stored generator by generator."""
 
 
 def study(scale: Scale, inputs: Inputs, device: torch.device, *, folder: Path = RESULTS, limit: float | None = None,
@@ -258,7 +256,8 @@ def main() -> None:
         inputs = Inputs.make(scale.sizes) if options.inputs is None else Inputs.load(options.inputs)
         study(scale, inputs, torch.device(options.device), folder=options.results or RESULTS, limit=options.limit)
     if options.results is None:
-        from studies.adamw_page import figures, page
+        from studies.adamw_figures import figures
+        from studies.adamw_page import page
 
         publish("adamw", page, figures)
 

@@ -1,13 +1,13 @@
 """Many runs of AdamW as one program, with the distance of every generator from the noise equilibrium of AdamW.
 
 A generator multiplies its plus side by e^s and its minus side by e^-s. With b = sum sqrt(v) and a = sum sqrt(v) theta^2
-over each side, AdamW's equilibrium is at e^(2s) = (lambda a_minus + eta/2 b_plus)/(lambda a_plus + eta/2 b_minus), SGD's
-at e^(4s) = (lambda w_minus + eta/2 n_plus)/(lambda w_plus + eta/2 n_minus) with w = sum theta^2 and n = sum v.
+over each side, AdamW's equilibrium is at e^(2s) = (lambda a_minus + eta/2 b_plus)/(lambda a_plus + eta/2 b_minus).
+SGD's is at e^(4s) = (lambda w_minus + eta/2 n_plus)/(lambda w_plus + eta/2 n_minus), with w = sum theta^2 and n = sum
+v.
 """
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -209,8 +209,6 @@ class Program:
 
 
 def start(nets: list[nn.Module], runs: list[Run]) -> Params:
-    """Return the parameters of all runs, those of the network of their seed."""
-    each: list[dict[str, Any]] = [
-        {k: p.detach().cpu() for k, p in n.named_parameters() if p.requires_grad} for n in nets
-    ]
+    """Return the parameters of all runs, those of the network of their seed, on the CPU."""
+    each: list[Params] = [{k: p.detach().cpu() for k, p in n.named_parameters() if p.requires_grad} for n in nets]
     return {name: torch.stack([each[run.seed][name] for run in runs]) for name in each[0]}

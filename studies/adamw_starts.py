@@ -28,13 +28,14 @@ __all__ = ["CASES", "NAMES", "SMALL", "STARTS", "Scale", "network", "study"]
 NAMES = ("ReLU network", "Llama", "LoRA")
 STARTS = ("default", "imbalanced", "small")
 CASES = [Case(start, moved, warm) for start in STARTS for moved in (False, True) for warm in (False, True)]
+WIDE = Networks(Sizes(hidden=64))
 
 
 @dataclass(frozen=True)
 class Scale:
     """Sizes of the study."""
 
-    networks: Networks = Networks(Sizes(hidden=64))
+    networks: Networks = WIDE
     seeds: int = 10
     steps: int = 2000
     short_steps: int = 4000
@@ -134,7 +135,8 @@ def network(name: str, scale: Scale, inputs: Inputs, device: torch.device) -> di
         rounds += 1
     print(f"{name}: {steps} steps, {rounds} rounds in {time.perf_counter() - begun:.0f} s", flush=True)
     return {
-        "steps": steps, "rounds": rounds, "change": max(changes), "start": first, "parameters": starts["default"].shape[1],
+        "steps": steps, "rounds": rounds, "change": max(changes), "start": first,
+        "parameters": starts["default"].shape[1],
         "cases": {
             case.name: {
                 "exponents": line.exponents, "losses": line.losses, "open": bool(line.beyond()),

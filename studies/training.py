@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 __all__ = [
-    "Adapted", "Recipe", "Repeated", "Text", "Transformer", "cross_entropy", "digits", "gradients", "grammar", "mlp", "repeat",
-    "stacked", "train",
+    "Adapted", "Recipe", "Repeated", "Text", "Transformer", "cross_entropy", "digits", "gradients", "grammar", "mlp",
+    "repeat", "stacked", "train",
 ]  # fmt: skip
 
 Params = dict[str, Tensor]

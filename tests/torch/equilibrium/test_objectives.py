@@ -24,10 +24,8 @@ def mean_squares(model, batches, loss):
 
 
 def cost(model, batches, loss, step, decay):
-    squares = mean_squares(model, batches, loss)
-    return sum(
-        float((squares[n].sqrt() * (step / 2 + decay * p.detach() ** 2)).sum()) for n, p in model.named_parameters()
-    )
+    roots = {name: squares.sqrt() for name, squares in mean_squares(model, batches, loss).items()}
+    return sum(float((roots[n] * (step / 2 + decay * p.detach() ** 2)).sum()) for n, p in model.named_parameters())
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.3])

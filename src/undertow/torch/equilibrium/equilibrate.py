@@ -72,9 +72,9 @@ def equilibrate(
     - `step_size`, `weight_decay`: those of `torch.optim.SGD` (gradient + weight_decay * params) or `torch.optim.AdamW`.
       Without weight decay the step size does not matter. For SGD with momentum beta give step_size/(1 - beta).
     - `optimiser`: the optimiser of the training, "sgd" or "adamw". Adam is "adamw" without weight decay.
-    - `optimizer`: the `torch.optim.SGD` whose momentum is moved too, or the `torch.optim.AdamW` whose state is moved and
-      whose v is used. Its m moves like a gradient, by exp(-s) where a parameter moves by exp(s), its v by exp(-2 s).
-      Without it v is the mean square of the gradients of the batches.
+    - `optimizer`: the `torch.optim.SGD` whose momentum is moved too, or the `torch.optim.AdamW` whose state is moved
+      and whose v is used. Its m moves like a gradient, by exp(-s) where a parameter moves by exp(s), its v by
+      exp(-2 s). Without it v is the mean square of the gradients of the batches.
 
     >>> import torch
     >>> from undertow.torch import census, equilibrate
@@ -171,8 +171,8 @@ def _move_and_measure(
     if not after.cost.value <= before.cost.value * (1 + CHANGE_RTOL):
         costs = f"from {format_estimate(before.cost)} to {format_estimate(after.cost)}"
         raise RuntimeError(
-            f"`equilibrate`: {COSTS[objective.optimiser]} rose {costs}; the model was restored. Does the loss draw random "
-            "numbers that `torch.manual_seed` does not fix?"
+            f"`equilibrate`: {COSTS[objective.optimiser]} rose {costs}; the model was restored. Does the loss draw "
+            "random numbers that `torch.manual_seed` does not fix?"
         )
     return result
 

@@ -49,9 +49,9 @@ class SGDObjective:
 class AdamWObjective:
     """F = sum_i sqrt(v_i) (step_size/2 + weight_decay theta_i^2), with v_i the mean square of gradient entry i.
 
-    Along a rescaling sqrt(v) changes by exp(-s) on the side plus and theta by exp(s), so that F is a sum of exponentials
-    of s, and its minimum is at exp(2 s) = (lambda a_minus + eta/2 b_plus)/(lambda a_plus + eta/2 b_minus), with
-    b = sum sqrt(v) and a = sum sqrt(v) theta^2 on each side. The small eps of Adam is left out.
+    Along a rescaling sqrt(v) changes by exp(-s) on the side plus and theta by exp(s), so that F is a sum of
+    exponentials of s, and its minimum is at exp(2 s) = (lambda a_minus + eta/2 b_plus)/(lambda a_plus + eta/2 b_minus),
+    with b = sum sqrt(v) and a = sum sqrt(v) theta^2 on each side. The small eps of Adam is left out.
     """
 
     step_size: float

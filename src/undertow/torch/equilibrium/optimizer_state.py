@@ -72,8 +72,8 @@ def adamw_state(optimizer: torch.optim.Optimizer | None, params: dict[str, nn.Pa
     missing = [name for name in params if name not in second]
     if missing:
         raise ValueError(
-            f'`equilibrate(optimiser="adamw", optimizer=...)`: the optimiser has no v for {missing[0]}; let it train all '
-            "parameters for some steps, or leave `optimizer` out."
+            f'`equilibrate(optimiser="adamw", optimizer=...)`: the optimiser has no v for {missing[0]}; let it train '
+            "all parameters for some steps, or leave `optimizer` out."
         )
     largest = _tensors(optimizer, params, "max_exp_avg_sq")  # amsgrad
     present = second | largest

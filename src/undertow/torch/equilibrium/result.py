@@ -25,7 +25,7 @@ class MovedSymmetry:
     symmetry: Symmetry
     imbalance: tuple[float, float]
     """max |log(s+/s-)| before and after, measured on the batches, over the generators that have an equilibrium. s is
-    the sum of variances of a side for SGD, and the sum of sqrt(v) for AdamW, each with the penalty of the other side."""
+    the sum of variances of a side for SGD and of sqrt(v) for AdamW, each with the penalty of the other side."""
     amount: np.ndarray
     """Logarithm of the transformation: (generators,), or symmetric (blocks, block, block)."""
     infinite: int
