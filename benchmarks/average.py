@@ -60,8 +60,7 @@ def measure(step_size: float, slow_time: float = SLOW_TIME, seeds: int = REFEREN
     against = lambda seconds: {name: seconds["SGD"] / seconds[name] for name in seconds if name != "SGD"}
     runs = descend(steps, seeds)
     flows = {"default": solve(None), "tolerance 1e-3": solve(LOOSE)}
-    predicted = {name: float(flow.observed["tr H"][-1] + flow.observed["excess_tr H"][-1])
-                 for name, flow in flows.items()}  # fmt: skip
+    predicted = {name: float(flow.observed["mean_tr H"][-1]) for name, flow in flows.items()}
     whole, few = (ut.Estimate.of(runs.observed["tr H"][:count, -1]) for count in (seeds, SEEDS))
     return {
         "step_size": step_size,

@@ -31,7 +31,7 @@ def ratios(start: int, step_size: float, strength: float, seeds: int) -> tuple[d
     table = {}
     for closure in CLOSURES:
         flow = ut.average(noise, params, step_size=step_size, time=600.0, num_saves=6, observe=observe, closure=closure)
-        table[closure] = (flow.observed["trace"] + flow.observed["excess_trace"])[index] / sgd.mean[index]
+        table[closure] = flow.observed["mean_trace"][index] / sgd.mean[index]
     return table, sgd.standard_error[index] / sgd.mean[index]
 
 

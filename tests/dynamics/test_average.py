@@ -34,7 +34,7 @@ def test_the_flow_is_the_mean_of_sgd(x64):
     assert (np.abs(flow.observed["p"] - mean) <= 4 * error + 0.02 * moved).all()
     # the loss at the mean is almost zero: the mean loss is that of the fluctuations
     losses = np.asarray(jax.vmap(noise.problem.loss)(run.params))
-    predicted = flow.observed["loss"][-1] + flow.observed["excess_loss"][-1]
+    predicted = flow.observed["mean_loss"][-1]
     assert abs(losses.mean() - predicted) < 4 * losses.std() / np.sqrt(512) + 0.05 * predicted
 
 
@@ -65,7 +65,7 @@ def test_the_trajectory_has_its_clocks_and_facts(x64):
     assert flow.facts["made_by"] == "average"
     assert flow.facts["closure"] == "finite_step"
     assert flow.facts["solver_steps"] >= 4
-    assert set(flow.observed) == {"loss", "excess_loss"}
+    assert set(flow.observed) == {"loss", "excess_loss", "mean_loss"}
     assert "regime" in str(flow)
 
 
@@ -167,6 +167,10 @@ MISTAKES = {
     "another name": (
         lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, observe={"a": jnp.sum, "excess_a": jnp.sum}),
         "'excess_a' is recorded",
+    ),
+    "name of a mean": (
+        lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, observe={"a": jnp.sum, "mean_a": jnp.sum}),
+        "'mean_a' is recorded",
     ),
 }
 

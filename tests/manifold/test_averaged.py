@@ -98,10 +98,10 @@ def test_the_mean_loss_of_linear_least_squares_is_exact(x64):
         a, c = 1 - eta * x**2, eta * x * y
         mean, square = jnp.mean(a * mean + c), jnp.mean(a**2 * square + 2 * a * c * mean + c**2)
     np.testing.assert_allclose(path.points[-1, 0], mean, rtol=1e-7)
-    total = path.observed["square"][-1] + path.observed["excess_square"][-1]
-    np.testing.assert_allclose(total, square, rtol=1e-6)
+    np.testing.assert_allclose(path.observed["mean_square"][-1], square, rtol=1e-6)
+    np.testing.assert_allclose(path.observed["mean_square"][0], 0.09)  # all runs start at one point
     loss = jnp.mean(x**2 * square - 2 * x * y * mean + y**2) / 2
-    np.testing.assert_allclose(path.observed["loss"][-1] + path.observed["excess_loss"][-1], loss, rtol=1e-6)
+    np.testing.assert_allclose(path.observed["mean_loss"][-1], loss, rtol=1e-6)
 
 
 def test_observables_may_be_trees_of_any_type(x64):
@@ -113,6 +113,7 @@ def test_observables_may_be_trees_of_any_type(x64):
     excess = path.observed["excess_many"]
     for name in ("count", "sign", "plain", "vector"):
         np.testing.assert_array_equal(excess[name], 0)  # linear functions and counts have no second derivative
+        np.testing.assert_array_equal(path.observed["mean_many"][name], path.observed["many"][name])
 
 
 def test_the_records_have_the_curvatures_and_the_spread(x64):

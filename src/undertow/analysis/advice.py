@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from undertow.analysis.result import Analysis, Row
+from undertow.analysis.result import Analysis, Row, in_steps
 from undertow.symmetry.generators import Scaling
 
 __all__ = ["advice"]
@@ -52,8 +52,8 @@ def _on_symmetry(analysis: Analysis, symmetry: object, row: Row) -> Iterator[str
     if np.isfinite(row.relaxation) and row.moved > 1.05:
         yield (
             f"{row.name}: noise is unbalanced by {row.imbalance:.0%}; SGD at step size {analysis.step_size:g} relaxes "
-            f"in about {row.relaxation:,.0f} steps (the median; {row.slowest:,.0f} for the slowest), changing weights "
-            f"by up to a factor {row.moved:.2g}."
+            f"in about {in_steps(row.relaxation)} (the median; {max(row.slowest, 1):,.0f} for the slowest), "
+            f"changing weights by up to a factor {row.moved:.2g}."
         )
 
 
@@ -73,8 +73,9 @@ def _on_sharpness(analysis: Analysis) -> Iterator[str]:
             f"{gain:.1f} times as large without a warm-up."
         )
     elif gain < 1 / 1.2:
-        steps = max((row.relaxation for row in analysis.rows if np.isfinite(row.relaxation)), default=0)
-        yield f"Noise sharpens this model: a step size that is stable now may not be after some {steps:,.0f} steps."
+        steps = max((row.relaxation for row in analysis.rows if np.isfinite(row.relaxation)), default=None)
+        when = "later" if steps is None else f"after about {in_steps(steps)}"
+        yield f"Noise sharpens this model: a step size that is stable now may not be stable {when}."
 
 
 def _with_error(value: float, error: float) -> str:

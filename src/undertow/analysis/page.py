@@ -30,7 +30,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         f"{row.charge:.3g}",
         "infinity" if row.charge_at_equilibrium == float("inf") else f"{row.charge_at_equilibrium:.3g}",
         f"{row.imbalance:.0%}{error}",
-        "never" if row.relaxation == float("inf") else f"{row.relaxation:,.0f}",
+        "never" if row.relaxation == float("inf") else f"{max(row.relaxation, 1):,.0f}",
     )
 
 

@@ -9,10 +9,20 @@ import numpy as np
 from undertow.symmetry.curvature import Spectrum
 from undertow.symmetry.forecast import Forecast
 
-__all__ = ["Analysis", "Path", "Row", "Sides"]
+__all__ = ["Analysis", "Path", "Row", "Sides", "in_steps"]
 
 Plain = str | int | float | bool | None | list["Plain"] | dict[str, "Plain"]
 """Values of JSON."""
+
+
+def in_steps(relaxation: float) -> str:
+    """Return a finite relaxation time as a whole number of steps, at least one.
+
+    >>> from undertow.analysis.result import in_steps
+    >>> print(in_steps(0.2), "and", in_steps(1234.5))
+    1 step and 1,234 steps
+    """
+    return "1 step" if relaxation < 1.5 else f"{relaxation:,.0f} steps"
 
 
 @dataclass(frozen=True)

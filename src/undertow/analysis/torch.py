@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from undertow._validate import renamed_arguments
-from undertow.analysis.result import Analysis, Row
+from undertow.analysis.result import Analysis, Row, in_steps
 from undertow.analysis.sides import SideMoments, flow_vectors, sides_of
 from undertow.estimate import Estimate
 from undertow.symmetry import equilibrium as jax_equilibrium
@@ -273,7 +273,7 @@ def _sentences(
         worst = max(finite, key=lambda row: row.moved)
         sentences.append(
             f"The farthest from equilibrium is {worst.name}: a weight changes by up to a factor {worst.moved:.2g}; "
-            f"SGD at step size {step_size:g} relaxes in about {worst.relaxation:,.0f} steps (the median)."
+            f"SGD at step size {step_size:g} relaxes in about {in_steps(worst.relaxation)} (the median)."
         )
     if math.isnan(curvature[0].value):
         sentences.append("Curvature and largest steps are not known: the loss cannot be differentiated twice.")

@@ -47,11 +47,12 @@ def average(
     - `noise`, `params`, `step_size`: those of `descend`.
     - `time`: the length of the run, steps * step_size.
     - `observe`: functions of params. Each f is recorded at 0 and after each of `num_saves` equal intervals, as `f` at
-      the mean, and as `excess_f` = (eta/2) tr(f'' X), the effect of the fluctuations. Their sum predicts the mean of f
-      over seeds of SGD. "loss" and "excess_loss" are always recorded.
+      the mean of SGD, as `excess_f` = (eta/2) tr(f'' X), the effect of the fluctuations, and as `mean_f`, the sum of
+      both, which predicts the mean of f over seeds of SGD. The loss is always observed.
     - `closure`: the equation for X. "small_step" leaves out both terms with eta, and for label noise the minibatch
       noise as well, which gives the flow of L + (eta c/4) tr H. "finite_step" has the term H X H only.
-    - `tolerance`: the relative and absolute error per step (None: 1e-5 in double precision, 1e-3 in single).
+    - `tolerance`: the relative and absolute error per step (None: 1e-4 in double precision, 1e-3 in single). Give a
+      smaller one where the params are far below 1.
     - `max_steps`: the largest number of steps of the solver.
 
     A `Regression` with fewer equations than parameters is solved in the image of J', with H = J'J/n. Any other problem
@@ -71,7 +72,7 @@ def average(
     >>> task = ut.Regression(lambda p, x: p[0] * p[1] * x, jnp.array([1.0]), jnp.array([1.0]))
     >>> flow = ut.average(ut.LabelNoise(task, 0.5), jnp.array([2.0, 0.1]), step_size=0.1, time=400.0,
     ...                   observe={"p": lambda p: p})
-    >>> print(flow.observed["p"][-1].round(2), f"{flow.observed['excess_loss'][-1]:.2f}")
+    >>> print(flow.observed["p"][-1].round(2), f"{flow.observed['mean_loss'][-1]:.2f}")
     [0.99 0.99] 0.01
     """
     _check(noise, params, closure)
@@ -85,7 +86,7 @@ def average(
     if check_seeds is not None and validate.positive_integer("average", "check_seeds", check_seeds) < 2:
         raise ValueError(f"{validate.quote('average', check_seeds=check_seeds)}: give at least 2 runs.")
     if tolerance is None:
-        tolerance = 1e-5 if trees.machine_epsilon(params) < 1e-10 else 1e-3
+        tolerance = 1e-4 if trees.machine_epsilon(params) < 1e-10 else 1e-3
     validate.finite_number("average", "tolerance", tolerance)
     observe = _check_observe(dict(observe or {}))
     times = np.linspace(0.0, length, num_saves + 1)
@@ -221,7 +222,8 @@ def _check(noise: object, params: PyTree, closure: str) -> None:
 
 def _check_observe(observe: dict[str, Callable]) -> dict[str, Callable]:
     names = {"loss", *observe}
-    taken = sorted(name for name in observe if name == "loss" or name in {f"excess_{other}" for other in names})
+    own = {"loss", *(f"{prefix}_{name}" for prefix in ("excess", "mean") for name in names)}
+    taken = sorted(own & set(observe))
     if taken:
         raise ValueError(f"`average(observe=...)`: {taken[0]!r} is recorded by `average` itself; use another name.")
     return observe

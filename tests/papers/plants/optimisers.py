@@ -25,9 +25,20 @@ def _stronger_labels(right: Any) -> Any:
     return lambda noise, *args, **settings: right(LabelNoise(noise.problem, 2**0.5 * noise.strength), *args, **settings)
 
 
+def _without_excess(right: Any) -> Any:
+    """Predict the mean loss by the loss at the mean."""
+
+    def run(*args: Any, **settings: Any) -> Any:
+        flow = right(*args, **settings)
+        flow.observed["mean_loss"] = flow.observed["loss"]
+        return flow
+
+    return run
+
+
 PLANTS: dict[str, Plant] = {
     "averaged-flow-trace": replaced(f"{HERE}.network.average", _closure("small_step")),
-    "excess-loss": replaced(f"{HERE}.network.predicted_mean", lambda right: lambda flow, name: flow.observed[name]),
+    "excess-loss": replaced(f"{HERE}.network.average", _without_excess),
     "batch-curvatures": replaced(f"{HERE}.curvatures.average", _closure("finite_step")),
     "averaged-flow-order": replaced(f"{HERE}.order.average", _closure("small_step")),
     "averaged-flow-limit": replaced(f"{HERE}.limit.average", _stronger_labels),

@@ -11,10 +11,10 @@ from jaxtyping import Array, Key
 from undertow.dynamics.average import average
 from undertow.dynamics.descend import descend
 from undertow.figures import style
+from undertow.manifold.averaged import Observe
 from undertow.manifold.fluctuations import Closure
 from undertow.noise.label import LabelNoise
 from undertow.noise.minibatch import Minibatch
-from undertow.papers.optimisers._flows import Observe, predicted_mean
 from undertow.papers.optimisers.models.networks import HessianTrace, linear, sine_net
 from undertow.problem import Regression
 from undertow.verification import statistics
@@ -107,7 +107,7 @@ def _network_check(parameters: Curvatures, key: Key[Array, ""]) -> tuple[Check, 
         solved = average(
             noise, start, step_size=p.step_size, time=p.time, observe=observe, num_saves=saves, closure=closure
         )
-        return predicted_mean(solved, "trace")
+        return solved.observed["mean_trace"]
 
     flow, without = path(), path("finite_step")
     traces = run.observed["trace"][~run.diverged]

@@ -13,10 +13,10 @@ from undertow import _trees as trees
 from undertow.dynamics.average import average
 from undertow.dynamics.settle import settle
 from undertow.figures import style
+from undertow.manifold.averaged import Observe
 from undertow.manifold.geometry import frame_at
 from undertow.manifold.limit import Limit
 from undertow.noise.label import LabelNoise
-from undertow.papers.optimisers._flows import Observe
 from undertow.papers.zero_loss.models.tanh_net import TanhNet
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Check, Within

@@ -12,8 +12,8 @@ from jaxtyping import Array, Key
 from undertow.dynamics.average import average
 from undertow.dynamics.descend import descend
 from undertow.figures import style
+from undertow.manifold.averaged import Observe
 from undertow.noise.label import LabelNoise
-from undertow.papers.optimisers._flows import Observe, predicted_mean
 from undertow.papers.optimisers.models.networks import HessianTrace, sine_net
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
@@ -55,7 +55,7 @@ def _measure_trace(parameters: Sine, key: Key[Array, ""]) -> Measurement:
         diverged += int(run.diverged.sum())
         solve = partial(average, noise, start, step_size=eta, time=p.time, observe=observe, num_saves=SAVES)
         traces = run.observed["trace"][~run.diverged]
-        predicted, rival = predicted_mean(solve(), "trace"), predicted_mean(solve(closure="small_step"), "trace")
+        predicted, rival = solve().observed["mean_trace"], solve(closure="small_step").observed["mean_trace"]
         value, error = statistics.mean(traces[:, -1] / predicted[-1])
         checks.append(
             Check(f"step size {eta}: mean tr H of SGD at the end / averaged flow", value, 1.0, error,
@@ -99,7 +99,7 @@ def _measure_loss(parameters: Sine, key: Key[Array, ""]) -> Measurement:
         windowed = lambda values: np.array(
             [np.trapezoid(values[fine * k : fine * (k + 1) + 1], dx=1 / fine) for k in range(SAVES)]
         )
-        predicted, at_mean = windowed(predicted_mean(flow, "loss")), windowed(flow.observed["loss"])
+        predicted, at_mean = windowed(flow.observed["mean_loss"]), windowed(flow.observed["loss"])
         losses = run.observed["loss"][~run.diverged][:, 1:]
         value, error = statistics.mean((losses[:, 1:] / predicted[None, 1:]).mean(axis=1))
         checks.append(

@@ -14,8 +14,8 @@ from undertow.dynamics.average import average
 from undertow.dynamics.descend import descend
 from undertow.estimate import standard_error
 from undertow.figures import style
+from undertow.manifold.averaged import Observe
 from undertow.noise.minibatch import Minibatch
-from undertow.papers.optimisers._flows import Observe, predicted_mean
 from undertow.papers.optimisers.models.factorisation import charge, noisy_factorisation
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
@@ -65,7 +65,7 @@ def _measure(parameters: NoisyFactors, key: Key[Array, ""]) -> Measurement:
     # the root mean square of the error of the mean, by which the distance exceeds that of the exact mean at most
     error = float(np.linalg.norm(standard_error(points)) / way)
     charges = run.observed["charge"][good]
-    predicted, small = predicted_mean(flow, "charge"), predicted_mean(rival, "charge")
+    predicted, small = flow.observed["mean_charge"], rival.observed["mean_charge"]
     change, change_error = statistics.mean((charges[:, -1] - charges[:, 0]) / (predicted[-1] - predicted[0]))
     checks = (
         Check("distance of the mean end of SGD from that of the averaged flow / length of the way", distance, 0.0,

@@ -13,8 +13,8 @@ from jaxtyping import Array, Key
 from undertow.dynamics.average import average
 from undertow.dynamics.descend import descend
 from undertow.figures import style
+from undertow.manifold.averaged import Observe
 from undertow.noise.label import LabelNoise
-from undertow.papers.optimisers._flows import Observe, predicted_mean
 from undertow.papers.optimisers.models.networks import HessianTrace, product, small_tanh_net, squares
 from undertow.problem import Regression
 from undertow.verification import statistics
@@ -61,7 +61,7 @@ def _errors(problem: Regression, start: Array, parameters: Order, key: Key[Array
         solve = partial(
             average, noise, start, step_size=eta, time=steps * eta, observe=observe, num_saves=1, tolerance=TOLERANCE
         )
-        flow, rival = predicted_mean(solve(), "trace"), predicted_mean(solve(closure="small_step"), "trace")
+        flow, rival = solve().observed["mean_trace"], solve(closure="small_step").observed["mean_trace"]
         way = mean - traces[0, 0]
         rows.append(((flow[-1] - mean) / way, (rival[-1] - mean) / way, abs(error / way)))
     return np.array(rows).T, diverged
