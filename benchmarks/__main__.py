@@ -12,6 +12,7 @@ from pathlib import Path
 
 ALL = [
     "linear_model",
+    "optimisers",
     "factorisation",
     "memory",
     "manifold",

@@ -1,0 +1,138 @@
+"""Adam with label noise on the overparametrised linear model f_i = z_i.(u^2 - v^2), d=100, n=40, one sample per step.
+
+The settings are those of `linear_model`. The numba and NumPy loops have the gradient and the update written by hand.
+PyTorch uses autograd and `torch.optim.AdamW`, plain and fused.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import undertow as ut
+from benchmarks.harness import in_words, interleaved, save
+from benchmarks.linear_model import ETA, STRENGTH, D, N, data, predict
+
+B1, B2, EPS, DECAY = 0.9, 0.999, 1e-8, 0.01
+
+
+def undertow_loop(steps: int, seeds: int | None) -> Any:
+    z, y = data()
+    noise = ut.LabelNoise(ut.Regression(predict, z, y), STRENGTH)
+    start = (jnp.full(D, 0.1), jnp.full(D, 0.1))
+    optimiser = ut.AdamW(B1, B2, EPS, DECAY)
+
+    def run() -> None:
+        result = ut.descend(
+            noise, start, optimiser=optimiser, step_size=ETA, steps=steps, key=0, seeds=seeds, progress=False
+        )
+        jax.block_until_ready(result.params)
+        assert not np.any(result.diverged)
+
+    return run
+
+
+def numba_loop(steps: int) -> Any:
+    import numba
+
+    @numba.njit(fastmath=True)
+    def adam(z, y, params, m, v, eta, strength, steps, seed):
+        np.random.seed(seed)  # noqa: NPY002
+        n, d = z.shape
+        one = np.float32(1.0)
+        b1, b2, eps, kept = np.float32(B1), np.float32(B2), np.float32(EPS), one - eta * np.float32(DECAY)
+        power1, power2 = 1.0, 1.0
+        for _ in range(steps):
+            i = np.random.randint(n)  # noqa: NPY002
+            e = strength if np.random.random() < 0.5 else -strength  # noqa: NPY002
+            power1, power2 = power1 * B1, power2 * B2
+            step, root = np.float32(eta / (1 - power1)), np.float32(1 / np.sqrt(1 - power2))
+            f = np.float32(0.0)
+            for j in range(d):
+                f += z[i, j] * (params[0, j] * params[0, j] - params[1, j] * params[1, j])
+            r = np.float32(2.0) * (f - y[i] - e)
+            for side in range(2):
+                sign = one if side == 0 else -one
+                for j in range(d):
+                    g = sign * r * z[i, j] * params[side, j]
+                    m[side, j] = b1 * m[side, j] + (one - b1) * g
+                    v[side, j] = b2 * v[side, j] + (one - b2) * g * g
+                    update = step * m[side, j] / (np.sqrt(v[side, j]) * root + eps)
+                    params[side, j] = kept * params[side, j] - update
+
+    z, y = data()
+
+    def run() -> None:
+        params, m, v = np.full((2, D), 0.1, np.float32), np.zeros((2, D), np.float32), np.zeros((2, D), np.float32)
+        adam(z, y, params, m, v, np.float32(ETA), np.float32(STRENGTH), steps, 0)
+        assert np.isfinite(params).all()
+
+    return run
+
+
+def numpy_loop(steps: int) -> Any:
+    z, y = data()
+
+    def run() -> None:
+        rng = np.random.default_rng(0)
+        params, m, v = np.full((2, D), 0.1, np.float32), np.zeros((2, D), np.float32), np.zeros((2, D), np.float32)
+        indices, signs = rng.integers(N, size=steps), rng.choice([-1.0, 1.0], steps).astype(np.float32)
+        for t, (i, e) in enumerate(zip(indices, signs, strict=True), 1):
+            u, w = params
+            r = 2 * (z[i] @ (u * u - w * w) - y[i] - STRENGTH * e)
+            g = np.stack([r * z[i] * u, -r * z[i] * w])
+            m = B1 * m + (1 - B1) * g
+            v = B2 * v + (1 - B2) * g * g
+            params = (1 - ETA * DECAY) * params
+            params -= ETA / (1 - B1**t) * m / (np.sqrt(v / (1 - B2**t)) + EPS)
+
+    return run
+
+
+def torch_loop(steps: int, fused: bool) -> Any:
+    import torch
+
+    torch.set_num_threads(1)
+    z, y = (torch.from_numpy(x) for x in data())
+
+    def run() -> None:
+        generator = torch.Generator().manual_seed(0)
+        u = torch.full((D,), 0.1, requires_grad=True)
+        v = torch.full((D,), 0.1, requires_grad=True)
+        optimiser = torch.optim.AdamW([u, v], lr=ETA, betas=(B1, B2), eps=EPS, weight_decay=DECAY, fused=fused)
+        for _ in range(steps):
+            i = torch.randint(N, (), generator=generator)
+            e = 2.0 * torch.randint(2, (), generator=generator) - 1.0
+            loss = (z[i] @ (u**2 - v**2) - y[i] - STRENGTH * e) ** 2 / 2
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+
+    return run
+
+
+def main() -> list[tuple[str, str, str]]:
+    times = interleaved(
+        {
+            "numba": (numba_loop(500_000), 500_000),
+            "numpy": (numpy_loop(5_000), 5_000),
+            "torch": (torch_loop(1_000, fused=False), 1_000),
+            "torch, fused": (torch_loop(1_000, fused=True), 1_000),
+            "undertow, one trajectory": (undertow_loop(500_000, None), 500_000),
+            "undertow, 64 seeds": (undertow_loop(50_000, 64), 64 * 50_000),
+        }
+    )
+    one, many = times["undertow, one trajectory"], times["undertow, 64 seeds"]
+    ratios = {
+        "64 seeds / numba": many / times["numba"],
+        "one trajectory / numba": one / times["numba"],
+        "torch / 64 seeds": times["torch"] / many,
+        "torch, fused / 64 seeds": times["torch, fused"] / many,
+        "torch, fused / one trajectory": times["torch, fused"] / one,
+        "numpy / 64 seeds": times["numpy"] / many,
+    }
+    save("optimisers", {"seconds_per_trajectory_step": times, "ratios": ratios})
+    rows = [("AdamW: " + name, in_words(value), "per trajectory and step") for name, value in times.items()]
+    bars = {"64 seeds / numba": "<= 2.5", "torch, fused / 64 seeds": ">= 500", "torch / 64 seeds": ">= 500"}
+    return rows + [("AdamW: " + name, f"{value:.3g}x", bars.get(name, "")) for name, value in ratios.items()]
