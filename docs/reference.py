@@ -48,8 +48,8 @@ PAGES: dict[str, Page] = {
     ),
     "dynamics": Page(
         "Dynamics",
-        "SGD, its SDE, its averaged flow, the end of gradient flow, and the type of their results.",
-        ("dynamics", "trajectory"),
+        "SGD and other optimisers, their SDE and averaged flow, the end of gradient flow, and the type of their results.",
+        ("dynamics", "optimisers", "trajectory"),
         ("dynamics.traced.run_traced", "regime.Regime", "regime.SmallParameter"),
         "Usage: [where does noise take my network?](../tutorials/where-noise-takes-my-network.md).",
     ),
@@ -66,7 +66,8 @@ PAGES: dict[str, Page] = {
         (
             "symmetry.generators.AbstractSymmetry", "symmetry.generators.Violation", "symmetry.flow.Flow",
             "symmetry.equilibrium.Equilibrium", "symmetry.comparison.RunComparison",
-            "symmetry.comparison.FarFromEquilibrium", "analysis.result.Analysis", "analysis.result.Row",
+            "symmetry.comparison.FarFromEquilibrium", "symmetry.metric_charge.charge_change",
+            "symmetry.metric_charge.ChargeChange", "analysis.result.Analysis", "analysis.result.Row",
             "analysis.result.Sides",
         ),
     ),
