@@ -14,26 +14,33 @@ from jaxtyping import Array, Float, PyTree
 from undertow import _trees as trees
 from undertow._validate import Number
 from undertow.optimisers.adaptive import AbstractAdaptive
-from undertow.symmetry.generators import AbstractDiagonal, AbstractSymmetry, Exponential
+from undertow.symmetry.generators import AbstractDiagonal, AbstractSymmetry, Exponential, Pair
 from undertow.symmetry.recession import is_diagonal
 
-__all__ = ["ChargeChange", "charge_change", "check_diagonal", "metric_charge", "signed_sum", "square_sum"]
+__all__ = ["ChargeChange", "charge_change", "check_diagonal", "metric_charge", "sides", "signed_sum", "square_sum"]
 
 
 @singledispatch
-def signed_sum(symmetry: AbstractSymmetry, entries: PyTree) -> Array:
-    """Return sum_i A_i x_i for the entries x, in the shape of the charge."""
+def sides(symmetry: AbstractSymmetry, entries: PyTree) -> Pair:
+    """Return the sums of |A_i| x_i for the entries x, where A > 0 and where A < 0, in the shape of the charge."""
     raise TypeError(f"`{type(symmetry).__name__}`: the generators are not diagonal in the entries of params.")
 
 
-@signed_sum.register(AbstractDiagonal)
-def _family_signed(symmetry: AbstractDiagonal, entries: PyTree) -> Array:
-    return jnp.subtract(*symmetry.sums(entries))
+@sides.register(AbstractDiagonal)
+def _family_sides(symmetry: AbstractDiagonal, entries: PyTree) -> Pair:
+    return symmetry.sums(entries)
 
 
-@signed_sum.register(Exponential)
-def _exponential_signed(symmetry: Exponential, entries: PyTree) -> Array:
-    return trees.dot(_diagonal(symmetry, entries), entries)
+@sides.register(Exponential)
+def _exponential_sides(symmetry: Exponential, entries: PyTree) -> Pair:
+    diagonal = _diagonal(symmetry, entries)
+    plus, minus = (jax.tree.map(lambda a, sign=sign: jnp.maximum(sign * a, 0), diagonal) for sign in (1, -1))
+    return trees.dot(plus, entries), trees.dot(minus, entries)
+
+
+def signed_sum(symmetry: AbstractSymmetry, entries: PyTree) -> Array:
+    """Return sum_i A_i x_i for the entries x, in the shape of the charge."""
+    return jnp.subtract(*sides(symmetry, entries))
 
 
 @singledispatch
@@ -82,21 +89,25 @@ def metric_charge(symmetry: AbstractSymmetry, params: PyTree, metric: PyTree) ->
 
 
 class ChargeChange(NamedTuple):
-    """The change of C_S in one step, in four parts whose sum is C_S after the step minus C_S before it."""
+    """The change of a charge in one step, in parts whose sum is the charge after the step minus that before it.
 
-    memory: Array
-    """-eta kept theta'A m, with kept = 1 - eta lambda: zero where m is the gradient at theta, without momentum."""
-    noise: Array
-    """eta^2/2 sum_i A_i S_i m_i^2."""
+    The charge is C_S for diagonal generators. For others it is the plain charge 1/2 theta'A theta, with S = 1 below.
+    """
+
+    first_order: Array
+    """-eta kept theta'A S^-1 u for the step theta+ = kept theta - eta u. For diagonal generators this is the memory of
+    momentum, -eta kept theta'A m, which is zero without momentum."""
+    second_order: Array
+    """eta^2/2 u'A S^-1 u: noise and gradient."""
     decay: Array
-    """-(1 - kept^2) C_S at theta before the step, with S after it."""
+    """-(1 - kept^2) times the charge of theta before the step, with S after it."""
     metric: Array
-    """1/2 sum_i A_i theta_i^2 Delta(1/S_i), with theta before the step."""
+    """1/2 sum_i A_i theta_i^2 Delta(1/S_i), with theta before the step; zero for the plain charge."""
 
     @property
     def total(self) -> Array:
-        """The change of C_S."""
-        return self.memory + self.noise + self.decay + self.metric
+        """The change of the charge."""
+        return self.first_order + self.second_order + self.decay + self.metric
 
 
 def charge_change(
@@ -108,11 +119,12 @@ def charge_change(
     step: int | Array,
     step_size: Number,
 ) -> ChargeChange:
-    """Return the exact change of C_S in one step of Adam, AdamW or RMSProp, in four parts.
+    """Return the exact change of a charge in one step of Adam, AdamW or RMSProp, in four parts.
 
     `before` and `after` are pairs of params and the optimiser's state; `step` counts from 0. The step is
-    theta+ = kept theta - eta S m with m and S of the state after the step. With bias correction, eta is the step size
-    over 1 - b1^t and 1/S = sqrt(v/(1 - b2^t)) + eps in step t = step + 1; before the first step 1/S = eps.
+    theta+ = kept theta - eta S m with kept = 1 - eta lambda, and m and S of the state after the step. With bias
+    correction, eta is the step size over 1 - b1^t and 1/S = sqrt(v/(1 - b2^t)) + eps in step t = step + 1; before the
+    first step 1/S = eps.
 
     >>> import jax, jax.numpy as jnp
     >>> import undertow as ut
@@ -123,8 +135,8 @@ def charge_change(
     >>> rates = optimiser.rates(jnp.array(0), jnp.array(0.1))
     >>> end = optimiser.update(start, state, gradient(start), rates)
     >>> change = charge_change(balance, optimiser, (start, state), end, step=0, step_size=0.1)
-    >>> print(f"noise {change.noise:.4f}, metric {change.metric:.4f}, sum {change.total:.4f}")
-    noise -0.0175, metric 0.1402, sum 0.1226
+    >>> print(f"second order {change.second_order:.4f}, metric {change.metric:.4f}, sum {change.total:.4f}")
+    second order -0.0175, metric 0.1402, sum 0.1226
     """
     if not isinstance(optimiser, AbstractAdaptive):
         raise TypeError(
@@ -132,20 +144,30 @@ def charge_change(
             "use the method `change` of the symmetry."
         )
     (params, old), (moved, new) = before, after
-    check_diagonal("charge_change", symmetry, params)
-    count = jnp.asarray(step)
-    rates = optimiser.rates(count, jnp.asarray(step_size, jnp.result_type(float)))
+    count, eta = jnp.asarray(step), jnp.asarray(step_size, jnp.result_type(float))
+    rates = optimiser.rates(count, eta)
     kept = rates["kept"]
-    previous = optimiser.rates(jnp.maximum(count - 1, 0), jnp.asarray(step_size, jnp.result_type(float)))["root"]
-    was, now = _inverse(optimiser, old, jnp.where(count > 0, previous, 1)), _inverse(optimiser, new, rates["root"])
-    way = jax.tree.map(lambda p, q: kept.astype(p.dtype) * p - q, params, moved)  # eta S m
+    way = jax.tree.map(lambda p, q: kept.astype(p.dtype) * p - q, params, moved)  # eta u
+    if not is_diagonal(symmetry):
+        form = lambda a, b: _symmetric(jnp.subtract(*symmetry.pair(a, b)))
+        zero = jnp.zeros_like(form(way, way))
+        return ChargeChange(
+            -kept * form(params, way), form(way, way) / 2, -(1 - kept**2) * form(params, params) / 2, zero
+        )
+    previous = jnp.where(count > 0, optimiser.rates(jnp.maximum(count - 1, 0), eta)["root"], 1)
+    was, now = _inverse(optimiser, old, previous), _inverse(optimiser, new, rates["root"])
     total = lambda function, *entries: signed_sum(symmetry, jax.tree.map(function, *entries))
     return ChargeChange(
-        memory=-kept * total(lambda p, u, w: p * u * w, params, way, now),
-        noise=total(lambda u, w: u**2 * w, way, now) / 2,
-        decay=-(1 - kept**2) * total(lambda p, w: p**2 * w, params, now) / 2,
-        metric=total(lambda p, w, w0: p**2 * (w - w0), params, now, was) / 2,
+        -kept * total(lambda p, u, w: p * u * w, params, way, now),
+        total(lambda u, w: u**2 * w, way, now) / 2,
+        -(1 - kept**2) * total(lambda p, w: p**2 * w, params, now) / 2,
+        total(lambda p, w, w0: p**2 * (w - w0), params, now, was) / 2,
     )
+
+
+def _symmetric(form: Array) -> Array:
+    """Return the symmetric part of a matrix of charges; numbers as they are."""
+    return (form + form.T) / 2 if form.ndim == 2 else form
 
 
 def _inverse(optimiser: AbstractAdaptive, state: PyTree, root: Array) -> PyTree:
