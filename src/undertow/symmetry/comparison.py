@@ -83,7 +83,8 @@ def _check(end: "Equilibrium", run: Trajectory) -> None:
             f"`Equilibrium.compare(run)`: the run has the optimiser {trained} and the equilibrium is that of "
             f"{end.optimiser}; call `equilibrium(..., optimiser=)` with the optimiser of the run."
         )
-    if (end.weight_decay > 0 or end.offset is not None) and isinstance(used, float | int) and not math.isclose(used, end.step_size, rel_tol=1e-5):
+    depends = end.weight_decay > 0 or end.offset is not None
+    if depends and isinstance(used, float | int) and not math.isclose(used, end.step_size, rel_tol=1e-5):
         raise ValueError(
             f"`Equilibrium.compare(run)`: the run has the step size {used:g} and the equilibrium is that of step size "
             f"{end.step_size:g}; they differ: call `equilibrium(..., step_size={used:g})`."

@@ -256,7 +256,7 @@ def equilibrium(
         result = _with_fluctuations(_assembled(several, solution.solved, float(eta), float(decay)), solution, used)
     else:
         solve = solve_commuting if all(isinstance(s, AbstractDiagonal) for s in several) else solve_alternating
-        longer = eta if used.momentum == 0 else eta / (1 - used.momentum)
+        longer = eta / (1 - used.momentum) if used.momentum else eta
         result = _assembled(several, solve(noise, params, several, longer, decay, limits), float(eta), float(decay))
     _check_noise(noise, several, result)
     _warn(result, limits)

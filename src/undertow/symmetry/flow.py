@@ -156,7 +156,7 @@ def noether_flow(
     validate.finite_number("noether_flow", "momentum", momentum, below=1.0)
     given = None if optimiser is None else known_optimiser("noether_flow", optimiser, momentum, weight_decay)
     if isinstance(given, SGD):
-        momentum, weight_decay = given.momentum, given.weight_decay
+        momentum, weight_decay = 0.0 if given.momentum is None else given.momentum, given.weight_decay
     noise, params = precision.widened((noise, params))
     if not approximate:
         check_symmetry("noether_flow", noise, params, symmetry, key)
@@ -167,12 +167,10 @@ def noether_flow(
     plain = isinstance(momentum, float | int) and momentum == 0
     fields = _flow(noise, params, symmetry, *numbers)
     per_step = fields.pop("per_step")
-    return Flow(**fields, per_step=per_step if plain else None, route=route(noise, params, symmetry))
+    return Flow(**fields, per_step=per_step if plain else None, route=route(noise, params, symmetry), regime=Regime())
 
 
-def known_optimiser(
-    function: str, optimiser: object, momentum: Number, weight_decay: Number
-) -> SGD | AbstractAdaptive:
+def known_optimiser(function: str, optimiser: object, momentum: Number, weight_decay: Number) -> SGD | AbstractAdaptive:
     """Return the optimiser of a function that knows SGD and optimisers with the metric of Adam."""
     given = theory_optimiser(function, optimiser, momentum, weight_decay)
     if not isinstance(given, SGD | AbstractAdaptive):
@@ -197,7 +195,8 @@ def _adaptive(
             raise ValueError(f"{wrong}.")
     v, ready = None if state is None else state["v"], optimiser.prepared()
     if not is_diagonal(symmetry):
-        return Flow(**plain_flow(noise, params, symmetry, eta, ready, v), per_step=None, route="covariance")
+        fields = plain_flow(noise, params, symmetry, eta, ready, v)
+        return Flow(**fields, per_step=None, route="covariance", regime=Regime())
     fields, found = metric_flow(noise, params, symmetry, eta, ready, v)
     regime = Regime(notes=() if trees.count(params) <= LIMIT else (f"More than {LIMIT} parameters: no fluctuations.",))
     if found is not None and validate.concrete(found.slowest):

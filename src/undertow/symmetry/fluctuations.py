@@ -233,7 +233,7 @@ def _clear(h: Array) -> float:
 
 
 def _frame(curvature: Array) -> tuple[Array, Array, Array, Array]:
-    """Return curvatures (zero outside the normal directions), eigenvectors, which are normal, and the downward count."""
+    """Return curvatures (zero where not normal), eigenvectors, which are normal, and the number of downward ones."""
     h, frame = jnp.linalg.eigh(curvature)
     clear = _clear(h) * jnp.max(jnp.abs(h))
     normal = h > clear

@@ -3,7 +3,7 @@
 With v = E g^2 along the orbit and amounts that multiply entry i by exp(l_i), y_i = sqrt(v_i) exp(-l_i), the flow of
 the charges C_S is minus the gradient of
 
-    F = eta/2 sum_i (Sigma_ii/v_i) (y_i - eps log(1 + y_i/eps))  +  lambda sum_i theta_i^2 (y_i exp(2 l_i) + eps exp(2 l_i)/2)
+    F = eta/2 sum_i (Sigma_ii/v_i) (y_i - eps log(1 + y_i/eps))  +  lambda sum_i theta_i^2 exp(2 l_i) (y_i + eps/2)
 
 in the amounts, and F is convex. Without eps and where noise dominates this is eta/2 sum_i sqrt(Sigma_ii) plus decay.
 The fluctuations across the manifold (`fluctuations`) change the flow; the corrected equilibrium is the root near the

@@ -172,6 +172,4 @@ def _symmetric(form: Array) -> Array:
 
 def _inverse(optimiser: AbstractAdaptive, state: PyTree, root: Array) -> PyTree:
     """Return 1/S = sqrt(v)/root + eps, with root^2 the bias correction of v."""
-    return jax.tree.map(
-        lambda v: jnp.sqrt(v) / root.astype(v.dtype) + jnp.asarray(optimiser.eps, v.dtype), state["v"]
-    )
+    return jax.tree.map(lambda v: jnp.sqrt(v) / root.astype(v.dtype) + jnp.asarray(optimiser.eps, v.dtype), state["v"])
