@@ -1,4 +1,4 @@
-"""A linear function with one hidden unit, f(x) = U (W.x), fitted to data that it does not fit: one rescaling symmetry."""
+"""A linear function with one hidden unit, f(x) = U (W.x), and data that it does not fit: one rescaling symmetry."""
 
 import jax
 import jax.numpy as jnp
