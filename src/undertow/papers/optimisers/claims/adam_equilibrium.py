@@ -169,8 +169,8 @@ CLAIMS = (
         id="adam-equilibrium",
         paper="optimisers",
         place="Equilibrium of Adam",
-        statement="On the orbit of a rescaling, Adam goes to the point with the least sum of standard deviations of the "
-        "gradient noise, with a correction for fluctuations, and not to the equilibrium of SGD.",
+        statement="On the orbit of a rescaling, Adam goes to the point with the least sum of standard deviations of "
+        "the gradient noise, with a correction for fluctuations, and not to the equilibrium of SGD.",
         equation="min over the orbit of Σ_i √Σ_ii,  e^(2s) = b₊/b₋,  b = Σ √v on each side",
         alternative="Adam goes to the equilibrium of SGD, the least sum of variances.",
         scales={"smoke": LongRuns(16), "default": LongRuns(64), "full": LongRuns(64, steps=4_000_000, step_size=0.004)},
@@ -180,8 +180,8 @@ CLAIMS = (
         id="adamw-equilibrium",
         paper="optimisers",
         place="Equilibrium of AdamW",
-        statement="With decoupled weight decay the equilibrium on the orbit of a rescaling is a closed form of noise and "
-        "weights in the metric of AdamW, for four decays.",
+        statement="With decoupled weight decay the equilibrium on the orbit of a rescaling is a closed form of noise "
+        "and weights in the metric of AdamW, for four decays.",
         equation="e^(2s) = (λ a₋ + (η/2) b₊)/(λ a₊ + (η/2) b₋),  a = Σ √v θ²,  b = Σ √v on each side",
         alternative="AdamW goes to the equilibrium of SGD with the same weight decay.",
         scales={"smoke": LongRuns(16), "default": LongRuns(64), "full": LongRuns(64, steps=4_000_000, step_size=0.004)},
@@ -191,8 +191,8 @@ CLAIMS = (
         id="metric-memory",
         paper="optimisers",
         place="Finite memory of v",
-        statement="With a shorter memory of v the equilibrium of RMSProp moves, because v follows the fluctuations of the "
-        "params in part. The move is predicted from the curvature and the third moments of the noise.",
+        statement="With a shorter memory of v the equilibrium of RMSProp moves, because v follows the fluctuations of "
+        "the params in part. The move is predicted from the curvature and the third moments of the noise.",
         equation="(1 - b₂) Σ_i A_i θ_i/(2√v_i) E[x_i (g_i² - v_i)],  E[x v_i] = (1 - b₂) B (e_i - η S T_i)",
         alternative="The equilibrium does not depend on b₂.",
         scales={"smoke": Memories(16), "default": Memories(64), "full": Memories(64, steps=8_000_000)},

@@ -9,6 +9,7 @@ import numpy as np
 import xarray
 from jaxtyping import Array, Float, Key, PyTree
 
+from undertow import _trees as trees
 from undertow.noise.base import second_moment
 from undertow.noise.minibatch import Minibatch
 from undertow.optimisers.adaptive import AbstractAdaptive, Adam, AdamW, RMSProp
@@ -60,7 +61,11 @@ def _start(key: Key[Array, ""]) -> tuple[Minibatch, Factors]:
 
 def _size(params: PyTree, metric: PyTree) -> Float[Array, ""]:
     """Return 1/2 sum_i theta_i^2/S_i, the scale of the charges."""
-    return sum(jnp.sum(p**2 / s) for p, s in zip(*map(jax.tree.leaves, (params, metric)), strict=True)) / 2
+    return jnp.sum(trees.ravel(params) ** 2 / trees.ravel(metric)) / 2
+
+
+def _against(gradient: Array, metric: Array) -> Array:
+    return -metric * gradient
 
 
 def _conserved(parameters: FrozenMetric, key: Key[Array, ""]) -> Measurement:
@@ -68,7 +73,7 @@ def _conserved(parameters: FrozenMetric, key: Key[Array, ""]) -> Measurement:
     for k in jax.random.split(key, p.problems):
         noise, start = _start(k)
         metric = jax.tree.map(lambda v: 1 / jnp.sqrt(v), second_moment(noise, start))
-        flow = lambda t, theta, args, n=noise, s=metric: jax.tree.map(lambda g, m: -m * g, n.mean(theta), s)
+        flow = lambda t, theta, args, n=noise, s=metric: jax.tree.map(_against, n.mean(theta), s)
         end = diffrax.diffeqsolve(
             diffrax.ODETerm(flow), diffrax.Dopri8(), 0.0, p.time, 1e-3, start,
             stepsize_controller=diffrax.PIDController(rtol=p.tolerance, atol=p.tolerance), max_steps=100_000,
@@ -123,8 +128,8 @@ def _errors(
         return metric_charge(UNITS, params, jax.tree.map(lambda v: 1 / (jnp.sqrt(v / share) + 1e-8), state["v"]))
 
     def body(carry: tuple[Factors, PyTree], inputs: tuple[Array, Array]) -> tuple[tuple[Factors, PyTree], Array]:
-        (params, state), (index, slice) = carry, inputs
-        gradient = noise.gradient(params, slice)
+        (params, state), (index, one) = carry, inputs
+        gradient = noise.gradient(params, one)
         rates = optimiser.rates(index, eta)
         after = optimiser.update(params, state, gradient, rates)
         change = charge_change(UNITS, optimiser, carry, after, step=index, step_size=eta)
@@ -146,8 +151,8 @@ CLAIMS = (
         id="metric-charge-conserved",
         paper="optimisers",
         place="Charges in a metric",
-        statement="Gradient flow in a frozen diagonal metric S conserves C_S for every diagonal generator of a symmetry, "
-        "and changes the plain charge.",
+        statement="Gradient flow in a frozen diagonal metric S conserves C_S for every diagonal generator of a "
+        "symmetry, and changes the plain charge.",
         equation="dθ/dt = -S ∇L,  C_S = ½ Σ_i A_i θ_i²/S_i,  dC_S/dt = -θ'A ∇L = 0",
         alternative="The flow conserves the plain charge ½ θ'Aθ.",
         scales={"smoke": FrozenMetric(4), "default": FrozenMetric(16), "full": FrozenMetric(64)},
@@ -158,8 +163,8 @@ CLAIMS = (
         id="metric-charge-step",
         paper="optimisers",
         place="Change of a charge in one step of Adam",
-        statement="The change of C_S in one step of RMSProp, Adam and AdamW, with and without bias correction, is exactly "
-        "the sum of four parts: memory of momentum, noise and gradient, decay, and change of the metric.",
+        statement="The change of C_S in one step of RMSProp, Adam and AdamW, with and without bias correction, is "
+        "exactly the sum of four parts: memory of momentum, noise and gradient, decay, and change of the metric.",
         equation="ΔC_S = -η κ θ'A m + (η²/2) Σ A_i S_i m_i² - (1 - κ²) C_S + ½ Σ A_i θ_i² Δ(1/S_i),  κ = 1 - ηλ",
         alternative="The change of the metric does not matter: the other three parts are the change.",
         scales={"smoke": Steps(1000), "default": Steps(10_000), "full": Steps(100_000)},
