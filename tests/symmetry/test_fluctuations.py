@@ -108,7 +108,7 @@ def test_cumulants_of_batches_are_those_of_all_batches(x64, batch, replace):
     params = jnp.array([0.5, 0.1])
     third, fourth = higher_cumulants(ut.Minibatch(problem, batch, replace=replace), params)
     all_batches = itertools.product(range(5), repeat=batch) if replace else itertools.combinations(range(5), batch)
-    x = np.array([np.asarray(params - points[list(b)].mean(axis=0)) for b in map(np.array, all_batches)])
+    x = np.array([np.asarray(params - points[jnp.array(b)].mean(axis=0)) for b in all_batches])
     x = x - x.mean(axis=0)
     np.testing.assert_allclose(third, (x**2).T @ x / len(x), atol=1e-12)
     if replace:

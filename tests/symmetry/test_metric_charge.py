@@ -97,7 +97,7 @@ def test_a_diagonal_given_as_numbers_is_the_family(x64):
     np.testing.assert_allclose(square_sum(scaled, metric), 4 * square_sum(family, metric))
 
 
-def test_mistakes_are_named():
+def test_mistakes_are_named(x64):
     points, _ = walk(ut.Adam())
     with pytest.raises(ValueError, match="conserves no quadratic charge"):
         metric_charge(nets.FACTORS, points[0][0], points[0][0])

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, PyTree
 from undertow import _trees as trees
 from undertow._validate import Number
 from undertow.optimisers.adaptive import AbstractAdaptive
+from undertow.optimisers.base import AbstractOptimiser
 from undertow.symmetry.generators import AbstractDiagonal, AbstractSymmetry, Exponential, Pair
 from undertow.symmetry.recession import is_diagonal
 
@@ -112,7 +113,7 @@ class ChargeChange(NamedTuple):
 
 def charge_change(
     symmetry: AbstractSymmetry,
-    optimiser: AbstractAdaptive,
+    optimiser: AbstractOptimiser,
     before: tuple[PyTree, PyTree],
     after: tuple[PyTree, PyTree],
     *,

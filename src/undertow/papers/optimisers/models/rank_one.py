@@ -19,15 +19,7 @@ RESIDUAL = 0.5
 """Standard deviation of the part of the targets that does not fit."""
 
 
-def _outgoing(params: Weights) -> Array:
-    return params["U"]
-
-
-def _incoming(params: Weights) -> Array:
-    return params["W"]
-
-
-BALANCE = Rescaling(_outgoing, _incoming)
+BALANCE = Rescaling(lambda p: p["U"], lambda p: p["W"])
 """U grows and W shrinks by the same factor."""
 
 
