@@ -40,6 +40,8 @@ __all__ = ["MetricSolved", "solve_metric"]
 
 LONGEST = 4.0
 """The longest step of an amount, for generators that run away before they are found to have no equilibrium."""
+FAR = 8.0
+"""Amounts beyond this may run away, with a flow that falls to zero on the way; a linear programme decides."""
 TOO_FAR = 3.0
 """A correction of an amount by more than this is no correction."""
 
@@ -131,7 +133,7 @@ def solve_metric(
     directions: list[list[np.ndarray]] = []
     free = ~dead & ~one_sided
     split = lambda values: _split(values, shapes)
-    if limits.missed_by(orbit.residuals(amounts)[free].max(initial=0)):
+    if limits.missed_by(orbit.residuals(amounts)[free].max(initial=0)) or np.abs(amounts).max(initial=0) > FAR:
         directions = directions_at_infinity(symmetries, params, powers, decay)
         held = members(directions, [np.zeros(shape, bool) for shape in shapes])
         free &= ~np.concatenate([mask.ravel() for mask in held])
@@ -167,7 +169,7 @@ def _minimise(orbit: _Orbit, free: np.ndarray, limits: Limits) -> tuple[np.ndarr
         noise, weight, _, _, value = orbit.entries(amounts)
         up, down = orbit.sides(noise, weight)
         left = _relative(up - down, up + down)[free].max(initial=0)
-        if left <= limits.tolerance or np.abs(amounts).max(initial=0) > 50:
+        if left <= limits.tolerance or np.abs(amounts).max(initial=0) > 4 * FAR:
             return amounts, count + 1
         step = orbit.newton(amounts, free, up - down)
         for _ in range(40):
