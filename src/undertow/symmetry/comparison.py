@@ -23,6 +23,10 @@ ENOUGH = 5.0
 """Relaxation times after which less than a percent of the first distance is left."""
 
 
+KNOWN = ("SGD", "RMSProp", "Adam", "AdamW")
+"""Names of optimisers that a run may have; the diffusion has an optimiser of its own."""
+
+
 class FarFromEquilibrium(UserWarning):
     """The charges at the end of a run are far from the equilibrium that was predicted."""
 
@@ -78,7 +82,7 @@ def _check(end: "Equilibrium", run: Trajectory) -> None:
     if np.all(run.diverged):
         raise ValueError("`Equilibrium.compare(run)`: every run diverged, so there are no charges to compare.")
     trained, used = run.facts.get("optimiser"), run.facts.get("step_size")
-    if isinstance(trained, str) and (trained == "SGD") != (end.optimiser == "SGD"):
+    if trained in KNOWN and (trained == "SGD") != (end.optimiser == "SGD"):
         raise ValueError(
             f"`Equilibrium.compare(run)`: the run has the optimiser {trained} and the equilibrium is that of "
             f"{end.optimiser}; call `equilibrium(..., optimiser=)` with the optimiser of the run."
