@@ -97,6 +97,19 @@ def test_a_diagonal_given_as_numbers_is_the_family(x64):
     np.testing.assert_allclose(square_sum(scaled, metric), 4 * square_sum(family, metric))
 
 
+def test_a_metric_that_does_not_depend_on_the_inner_index_keeps_all_charges(x64):
+    """U'P^-1 U - W R^-1 W' is constant to first order along the flow in the metric; with another metric it is not."""
+    x, y = double(nets.data(samples=1, inputs=4, outputs=5))
+    params = double(nets.weights(U=(5, 3), W=(3, 4)))
+    gradient = jax.grad(nets.linear_net)(params, (x[0], y[0]))
+    rows, columns, inner = jnp.linspace(1, 2, 5)[:, None], jnp.linspace(1, 3, 4)[None], jnp.linspace(1, 2, 3)
+    charge = lambda p: p["U"].T @ (p["U"] / rows) - (p["W"] / columns) @ p["W"].T
+    step = {"U": -rows * gradient["U"], "W": -columns * gradient["W"]}
+    np.testing.assert_allclose(jax.jvp(charge, (params,), (step,))[1], 0, atol=1e-12)
+    other = {"U": step["U"] * inner[None], "W": step["W"]}
+    assert np.abs(jax.jvp(charge, (params,), (other,))[1]).max() > 0.1
+
+
 def test_mistakes_are_named(x64):
     points, _ = walk(ut.Adam())
     with pytest.raises(ValueError, match="conserves no quadratic charge"):

@@ -73,7 +73,10 @@ class Flow(eqx.Module):
         shown, notes = shortened(rows, "generators")
         header = ("", "charge", "rate", "standard error", "noise", "breaking")
         slowest = float(np.max(np.asarray(self.relaxation_steps)))
-        notes = (*notes, f"relaxation time, at most: {slowest:.3g} steps")
+        if not np.isnan(slowest):
+            notes = (*notes, f"relaxation time, at most: {slowest:.3g} steps")
+        if self.regime.parameters:
+            notes = (*notes, *self.regime.table().text().splitlines())
         return ResultTable(f"Noether flow, noise by {self.route}", header, shown, "lrrrrr", notes)
 
     def __str__(self) -> str:

@@ -1,7 +1,9 @@
 """Charges in a diagonal metric S, which Adam and its relatives have: C_S = 1/2 sum_i A_i theta_i^2/S_i.
 
 Gradient flow in a frozen metric, d theta/dt = -S grad L, conserves C_S for every diagonal generator A, because
-theta'A S^-1 S grad L = theta'A grad L = 0. It does not conserve the plain charge 1/2 theta'A theta.
+theta'A S^-1 S grad L = theta'A grad L = 0. It does not conserve the plain charge 1/2 theta'A theta. Of GL(d) between
+two factors U and W it conserves the diagonal part; the whole matrix U'P^-1 U - W R^-1 W' only where the metric does not
+depend on the inner index, S_U = P on the rows of U and S_W = R on the columns of W.
 """
 
 from functools import singledispatch
