@@ -254,6 +254,7 @@ START_UP = {
     "papers/zero_loss/phase_diagram.py": "scipy.optimize",
     "sensing/growth.py": "scipy.optimize",
     "symmetry/alternating.py": "scipy.optimize",
+    "symmetry/metric_balance.py": "scipy.optimize and scipy.sparse",
     "symmetry/recession.py": "scipy.optimize",
     "torch/__init__.py": "the analysis, which `undertow.torch` re-exports as a facade",
     "torch/_threads.py": "scipy.linalg",

@@ -9,7 +9,7 @@ import undertow as ut
 from tests import kinds
 from tests.symmetry import nets
 from undertow.covariance import SampleCovariance
-from undertow.symmetry.powers import _powers_of, entry_powers, powers
+from undertow.symmetry.powers import _powers_of, entry_powers, form_error, powers
 
 
 def double(tree):
@@ -74,3 +74,15 @@ def test_a_symmetry_of_which_only_one_half_has_a_known_structure(x64):
     diagonal = noise.covariance(params).moment(lambda g: jax.tree.map(jnp.square, g))
     np.testing.assert_allclose(noise_powers.plus, jnp.sum(diagonal["U"]), rtol=1e-10)
     np.testing.assert_allclose(noise_powers.minus, jnp.sum(diagonal["W"][:, ::2]), rtol=1e-10)
+
+
+def test_the_standard_error_of_a_form_is_that_of_powers(x64):
+    """With the form of a symmetry it is the error that `powers` has; zero for a finite data set."""
+    population = ut.Population(lambda w, x: jnp.sum(w * x) ** 2, lambda key: jax.random.normal(key, (4,)))
+    params, balance = jnp.arange(1.0, 5.0), ut.Rescaling(lambda p: p[:2], lambda p: p[2:])
+    form = lambda g: jnp.subtract(*balance.pair(g, g))
+    noise = ut.Minibatch(population, 2)
+    np.testing.assert_allclose(form_error(noise, params, form), powers(noise, params, balance).error)
+    fixed = ut.Minibatch(population.sample(0, 10), 2)
+    assert form_error(fixed, params, form) == 0
+    assert form_error(noise, params, form) > 0

@@ -8,7 +8,7 @@ import pytest
 
 import undertow as ut
 from tests.symmetry import nets
-from undertow.symmetry.relaxation import relaxation_steps
+from undertow.symmetry.relaxation import metric_relaxation, relaxation_steps
 
 ETA, DECAY = 0.05, 0.6
 
@@ -189,3 +189,26 @@ def test_directions_without_weight_and_numbers_without_noise_have_infinite_times
     np.testing.assert_allclose(relaxation_steps(noise, weight, 0.1, 1.0), [1 / (0.1 * (2 + 0.1 * 2)), 5.0, np.inf])
     flat = relaxation_steps(np.diag([4.0, 0.0]), np.diag([2.0, 1.0]), 0.1, 1.0)
     np.testing.assert_allclose(flat, [5.0, 1 / (0.1 * (2 + 0.1 * 2))])
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.03])
+@pytest.mark.parametrize("eps", [0.0, 0.5])
+def test_the_time_under_adam_is_the_slower_mode_of_params_and_v(x64, decay, eps):
+    """The flow is differentiated in the amount s of params and the amount q of v; v follows with kappa (s - q)."""
+    eta, forgetting = 0.02, 3e-4
+    signs, theta = jnp.array([1.0, 1.0, -1.0]), jnp.array([0.8, 1.2, 0.9])
+    root = jnp.array([0.5, 1.0, 1.6])
+
+    def flow(s, q):
+        inverse = root * jnp.exp(-signs * q) + eps
+        noise = root**2 * jnp.exp(-2 * signs * s) / inverse
+        weight = theta**2 * jnp.exp(2 * signs * s) * inverse
+        return jnp.sum(signs * (eta / 2 * noise - decay * weight)) / jnp.sum(theta**2 * (root + eps))
+
+    kappa = forgetting / eta
+    matrix = np.array([[-jax.grad(flow)(0.0, 0.0), -jax.grad(flow, 1)(0.0, 0.0)], [-kappa, kappa]])
+    slower = np.linalg.eigvals(matrix).min()
+    power, weight, share = root**2 / (root + eps), theta**2 * (root + eps), root / (root + eps)
+    sums = (np.asarray(jnp.sum(x)) for x in (power, weight, share * power, share * weight))
+    np.testing.assert_allclose(metric_relaxation(*sums, eta, decay, forgetting), 1 / (eta * slower), rtol=1e-12)
+    assert np.isinf(metric_relaxation(*[np.zeros(())] * 4, eta, 0.0, forgetting))

@@ -23,6 +23,10 @@ ENOUGH = 5.0
 """Relaxation times after which less than a percent of the first distance is left."""
 
 
+KNOWN = ("SGD", "RMSProp", "Adam", "AdamW")
+"""Names of optimisers that a run may have; the diffusion has an optimiser of its own."""
+
+
 class FarFromEquilibrium(UserWarning):
     """The charges at the end of a run are far from the equilibrium that was predicted."""
 
@@ -52,9 +56,10 @@ def compare_run(end: "Equilibrium", run: Trajectory, tolerance: float) -> RunCom
     seeds = jax.tree.map(lambda x: np.asarray(x)[None], run.params) if run.seeds is None else run.params
     seeds = jax.tree.map(lambda x: np.asarray(x)[finite], seeds)
     rows = []
-    for symmetry, target, times, name in zip(
+    for symmetry, charge, times, name in zip(
         end.symmetries, end.charge, end.relaxation_steps, end.names, strict=True
     ):  # fmt: skip
+        target = charge if end.offset is None else end.expected(symmetry.charge)
         values = np.asarray(jax.vmap(symmetry.charge)(seeds), np.float64)
         mean = np.asarray(values.mean(axis=0))
         error = np.asarray(standard_error(values)) if len(values) > 1 else np.zeros_like(mean)
@@ -76,11 +81,17 @@ def _check(end: "Equilibrium", run: Trajectory) -> None:
         raise TypeError(f"`Equilibrium.compare(run)`: got a {made_by}; give a run of `descend` or `diffuse`.")
     if np.all(run.diverged):
         raise ValueError("`Equilibrium.compare(run)`: every run diverged, so there are no charges to compare.")
-    used = run.facts.get("step_size")
-    if end.weight_decay > 0 and isinstance(used, float | int) and not math.isclose(used, end.step_size, rel_tol=1e-5):
+    trained, used = run.facts.get("optimiser"), run.facts.get("step_size")
+    if trained in KNOWN and (trained == "SGD") != (end.optimiser == "SGD"):
+        raise ValueError(
+            f"`Equilibrium.compare(run)`: the run has the optimiser {trained} and the equilibrium is that of "
+            f"{end.optimiser}; call `equilibrium(..., optimiser=)` with the optimiser of the run."
+        )
+    depends = end.weight_decay > 0 or end.offset is not None
+    if depends and isinstance(used, float | int) and not math.isclose(used, end.step_size, rel_tol=1e-5):
         raise ValueError(
             f"`Equilibrium.compare(run)`: the run has the step size {used:g} and the equilibrium is that of step size "
-            f"{end.step_size:g}; with weight decay they differ: call `equilibrium(..., step_size={used:g})`."
+            f"{end.step_size:g}; they differ: call `equilibrium(..., step_size={used:g})`."
         )
 
 
@@ -103,11 +114,12 @@ def _amount(symmetry: AbstractSymmetry, params: PyTree, change: np.ndarray, time
 def _relaxations(end: "Equilibrium", run: Trajectory, steps: float) -> float:
     """Return the length of a run in relaxation times, for any schedule: the sum of eta (2 lambda + eta r) over steps.
 
-    r is the noise over the weights, which the relaxation time 1/(eta (2 lambda + eta r)) implies.
+    r is the noise over the weights, which the relaxation time 1/(eta (2 lambda + eta r)) implies; lambda in the place
+    of 2 lambda for Adam, whose metric follows the params.
     """
-    eta, decay = end.step_size, end.weight_decay
-    ratio = (1 / (steps * eta) - 2 * decay) / eta
-    return float(2 * decay * run.time[-1] + ratio * run.slow_time[-1])
+    eta, decay = end.step_size, end.weight_decay * (2 if end.optimiser == "SGD" else 1)
+    ratio = (1 / (steps * eta) - decay) / eta
+    return float(decay * run.time[-1] + ratio * run.slow_time[-1])
 
 
 def _steps_left(away: float, tolerance: float, length: float, run: Trajectory) -> float:

@@ -6,12 +6,14 @@ are swept until no family moves any more. Where F only decreases, the equilibriu
 which this is so, and combinations of generators (`recession`), are held fixed, and the others are balanced.
 """
 
+import dataclasses
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
@@ -22,12 +24,17 @@ from undertow._table import ResultTable, shortened, span
 from undertow._validate import KeyLike, Number
 from undertow.figures import results
 from undertow.noise.base import AbstractNoise
+from undertow.optimisers.adaptive import AbstractAdaptive
+from undertow.optimisers.base import AbstractOptimiser
+from undertow.regime import Regime
 from undertow.symmetry import precision
 from undertow.symmetry.alternating import solve_alternating
 from undertow.symmetry.commuting import Limits, Solved, solve_commuting
 from undertow.symmetry.comparison import RunComparison, compare_run
-from undertow.symmetry.flow import check_order, check_symmetry
+from undertow.symmetry.flow import check_order, check_symmetry, known_optimiser
 from undertow.symmetry.generators import AbstractDiagonal, AbstractSymmetry
+from undertow.symmetry.metric_balance import MetricSolved, solve_metric
+from undertow.symmetry.metric_charge import check_diagonal
 from undertow.trajectory import Trajectory
 
 if TYPE_CHECKING:
@@ -80,11 +87,40 @@ class Equilibrium(eqx.Module):
     """The step size of training for which this is the equilibrium."""
     weight_decay: float = 0.0
     """The weight decay of training."""
+    optimiser: str = eqx.field(static=True, default="SGD")
+    """The name of the optimiser."""
+    regime: Regime = eqx.field(static=True, default=Regime())
+    """The small parameters under Adam, and the sizes of the corrections; empty for SGD."""
+    offset: PyTree = None
+    """The mean of params in a long run minus `params`, to first order in the step size; None for SGD."""
+    fluctuations: PyTree = None
+    """A factor B (one extra trailing axis) of the covariance B B' of params in a long run; None for SGD."""
+
+    def expected(self, observable: Callable[[PyTree], Array]) -> Array:
+        """Return the mean of a function of params in a long run, f + f' offset + 1/2 f''[B B']; f itself for SGD.
+
+        >>> import jax.numpy as jnp
+        >>> import undertow as ut
+        >>> product = ut.Problem(lambda p, y: (p["u"] * p["w"] - y) ** 2, jnp.array([0.0, 2.0]))
+        >>> balance = ut.Rescaling(lambda p: p["u"], lambda p: p["w"])
+        >>> params = {"u": jnp.array(4.0), "w": jnp.array(0.25)}
+        >>> end = ut.equilibrium(ut.Minibatch(product, 1), params, balance, step_size=0.01, optimiser=ut.Adam())
+        >>> loss = end.expected(product.loss)
+        >>> print(f"{product.loss(end.params):.3f} at the point, {loss:.3f} in a run")
+        1.000 at the point, 1.010 in a run
+        """
+        if self.offset is None:
+            return observable(self.params)
+        slope = lambda p, d: jax.jvp(observable, (p,), (d,))[1]
+        bend = lambda d: jax.jvp(lambda p: slope(p, d), (self.params,), (d,))[1]
+        columns = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, 0), self.fluctuations)
+        spread = jnp.sum(jax.lax.map(bend, columns), axis=0)
+        return observable(self.params) + slope(self.params, self.offset) + spread / 2
 
     def compare(self, run: Trajectory, *, tolerance: float = 0.1) -> RunComparison:
         """Compare the charges at the end of a run of `descend` with this equilibrium; warn where they are far from it.
 
-        The run has the step size and weight decay of this equilibrium, and no momentum. Charges that are further away
+        The run has the step size, the weight decay and the optimiser of this equilibrium. Charges that are further away
         than the amount `tolerance` (0.1: the weights differ by ten percent) give the warning `FarFromEquilibrium`,
         which says how long the run was in relaxation times and how many steps are missing.
 
@@ -111,6 +147,8 @@ class Equilibrium(eqx.Module):
             )
         ]
         shown, notes = shortened(rows, "symmetries")
+        if self.regime.parameters:
+            notes = (*notes, *self.regime.table().text().splitlines())
         return ResultTable(title, ("symmetry", "residual", "charge", "amount", ""), shown, "lrrrl", notes)
 
     def __str__(self) -> str:
@@ -160,6 +198,8 @@ def equilibrium(
     *,
     step_size: Number,
     weight_decay: Number = 0.0,
+    optimiser: AbstractOptimiser | None = None,
+    corrected: bool = True,
     tolerance: float | None = None,
     max_sweeps: int = 1000,
     key: KeyLike | None = None,
@@ -175,6 +215,13 @@ def equilibrium(
     a warning names them. The other generators are balanced with these held fixed. `.residual` is the largest residual
     over all symmetries. Half-precision params and data are converted to float32; `.params` have the precision of the
     given params.
+
+    With `optimiser=Adam(...)`, `AdamW` or `RMSProp` the equilibrium of diagonal generators (`Rescaling`, `Scaling`) is
+    the point of the orbit with the least sum of standard deviations sum_i sqrt(Sigma_ii), plus decay, where SGD has
+    the least sum of variances. With `corrected=True` and at most 500 parameters the fluctuations of params and of the
+    metric across the manifold are included, to first order in the step size and in (1 - b2)/(eta lambda); then params
+    should be at a minimum. `.regime` has this ratio and the sizes of the corrections, `.expected(f)` the mean of a
+    function of params in a long run. A diagonal metric conserves no charge of other generators, which raise an error.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
@@ -193,19 +240,38 @@ def equilibrium(
         raise TypeError(f"`equilibrium(noise, ...)`: got a {type(noise).__name__}; give a noise, such as `Minibatch`.")
     validate.finite_number("equilibrium", "step_size", step_size, least=np.finfo(float).tiny)
     validate.finite_number("equilibrium", "weight_decay", weight_decay)
+    used = known_optimiser("equilibrium", optimiser, 0.0, weight_decay)
     given = params
     noise, params = precision.widened((noise, params))
+    adaptive = isinstance(used, AbstractAdaptive)
     for symmetry in several:
+        if adaptive:
+            check_diagonal("equilibrium", symmetry, params)
         check_symmetry("equilibrium", noise, params, symmetry, key)
     rounding = trees.machine_epsilon(params)
-    eta, decay = (jnp.asarray(x, jnp.result_type(*jax.tree.leaves(params))) for x in (step_size, weight_decay))
+    eta, decay = (jnp.asarray(x, jnp.result_type(*jax.tree.leaves(params))) for x in (step_size, used.weight_decay))
     limits = Limits(rounding**0.75 if tolerance is None else tolerance, rounding**0.375, max_sweeps)
-    solve = solve_commuting if all(isinstance(s, AbstractDiagonal) for s in several) else solve_alternating
-    result = _assembled(several, solve(noise, params, several, eta, decay, limits), float(eta), float(decay))
+    if isinstance(used, AbstractAdaptive):
+        solution = solve_metric(noise, params, several, eta, used, limits, corrected)
+        result = _with_fluctuations(_assembled(several, solution.solved, float(eta), float(decay)), solution, used)
+    else:
+        solve = solve_commuting if all(isinstance(s, AbstractDiagonal) for s in several) else solve_alternating
+        longer = eta / (1 - used.momentum) if used.momentum else eta
+        result = _assembled(several, solve(noise, params, several, longer, decay, limits), float(eta), float(decay))
     _check_noise(noise, several, result)
     _warn(result, limits)
     return eqx.tree_at(
         lambda r: r.params, result, jax.tree.map(lambda x, like: x.astype(like.dtype), result.params, given)
+    )
+
+
+def _with_fluctuations(result: Equilibrium, solution: MetricSolved, optimiser: AbstractAdaptive) -> Equilibrium:
+    found, unravel = solution.fluctuations, jax.flatten_util.ravel_pytree(result.params)[1]
+    offset = factor = None
+    if found is not None:
+        offset, factor = unravel(found.offset), jax.vmap(unravel, in_axes=1, out_axes=-1)(found.factor)
+    return dataclasses.replace(
+        result, optimiser=type(optimiser).__name__, regime=solution.regime, offset=offset, fluctuations=factor
     )
 
 

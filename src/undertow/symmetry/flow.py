@@ -8,38 +8,49 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
+from undertow import _trees as trees
 from undertow import _validate as validate
 from undertow._table import ResultTable, indexed, number, shortened
 from undertow._validate import KeyLike, Number
 from undertow.figures import results
 from undertow.noise.base import AbstractNoise
+from undertow.optimisers.adaptive import AbstractAdaptive
+from undertow.optimisers.base import AbstractOptimiser
+from undertow.optimisers.sgd import SGD
+from undertow.optimisers.transformation import theory_optimiser
 from undertow.problem import AbstractSampled, Population
+from undertow.regime import Regime
 from undertow.symmetry import precision
+from undertow.symmetry.fluctuations import LIMIT
 from undertow.symmetry.generators import AbstractSymmetry
+from undertow.symmetry.metric_flow import metric_flow, plain_flow
 from undertow.symmetry.powers import mean_gradient, powers, route
+from undertow.symmetry.recession import is_diagonal
 from undertow.symmetry.relaxation import orbit_relaxation
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Flow", "check_order", "check_symmetry", "noether_flow"]
+__all__ = ["Flow", "check_order", "check_symmetry", "known_optimiser", "noether_flow"]
 
 
 class Flow(eqx.Module):
     """The change of a charge C at a point. All arrays but the relaxation times of a matrix have the charge's shape."""
 
     charge: Float[Array, "..."]
-    """C = 1/2 params'A params."""
+    """C = 1/2 params'A params; for a diagonal generator under Adam C_S = 1/2 sum_i A_i params_i^2/S_i."""
     rate: Float[Array, "..."]
     """dC/dt in continuous time, t = steps * eta (eta/(1 - beta) with momentum): -2 lambda C + eta/2 Tr[Sigma A]."""
     per_step: Float[Array, "..."] | None
-    """The exact expected change in one step, which includes the mean gradient. None with momentum."""
+    """The exact expected change in one step, which includes the mean gradient. None with momentum and under Adam."""
     noise: Float[Array, "..."]
-    """Tr[Sigma A], Sigma the covariance of one stochastic gradient."""
+    """Tr[Sigma A], Sigma the covariance of one stochastic gradient; in a metric Tr[Sigma S A], or Tr[S Sigma S A] for a
+    generator that is not diagonal."""
     gradient: Float[Array, "..."]
-    """g'A g for the mean gradient g, a term that the continuous flow omits."""
+    """g'A g for the mean gradient g, a term that the continuous flow omits; in a metric g'A S g, or g'S A S g."""
     breaking: Float[Array, "..."]
-    """-g'A params for the mean gradient g: zero for a true symmetry."""
+    """-g'A params for the mean gradient g: zero for a true symmetry. In a metric, a generator that is not diagonal has
+    -g'S A params, which is not zero."""
     standard_error: Float[Array, "..."]
     """The standard error of `rate`, where the noise is estimated from a draw of samples; zero otherwise."""
     relaxation_steps: Float[Array, "..."]
@@ -48,6 +59,12 @@ class Flow(eqx.Module):
     A matrix of charges (`DoubleRotation`) has d times, the slowest first."""
     route: str = eqx.field(static=True)
     """The method by which the noise was computed."""
+    metric: Float[Array, "..."] | None = None
+    """The part of the rate that the change of the metric causes; None for SGD."""
+    fluctuations: Float[Array, "..."] | None = None
+    """The part of the rate from fluctuations across the manifold in the noise and the decay; None for SGD."""
+    regime: Regime = eqx.field(static=True, default=Regime())
+    """The small parameters under Adam; empty for SGD, and inside `jit`."""
 
     def _table(self) -> ResultTable:
         fields = [self.charge, self.rate, self.standard_error, self.noise, self.breaking]
@@ -56,7 +73,10 @@ class Flow(eqx.Module):
         shown, notes = shortened(rows, "generators")
         header = ("", "charge", "rate", "standard error", "noise", "breaking")
         slowest = float(np.max(np.asarray(self.relaxation_steps)))
-        notes = (*notes, f"relaxation time, at most: {slowest:.3g} steps")
+        if not np.isnan(slowest):
+            notes = (*notes, f"relaxation time, at most: {slowest:.3g} steps")
+        if self.regime.parameters:
+            notes = (*notes, *self.regime.table().text().splitlines())
         return ResultTable(f"Noether flow, noise by {self.route}", header, shown, "lrrrrr", notes)
 
     def __str__(self) -> str:
@@ -93,10 +113,12 @@ def noether_flow(
     step_size: Number,
     weight_decay: Number = 0.0,
     momentum: Number = 0.0,
+    optimiser: AbstractOptimiser | None = None,
+    optimiser_state: PyTree = None,
     approximate: bool = False,
     key: KeyLike | None = None,
 ) -> Flow:
-    """Return the expected change of the charge of a symmetry under SGD at params.
+    """Return the expected change of the charge of a symmetry under SGD, or under another optimiser, at params.
 
     In continuous time dC/dt = -2 lambda C + eta/2 Tr[Sigma A]; in one step, exactly,
     E dC = -eta lambda (2 - eta lambda) C + eta^2/2 (g'Ag + Tr[Sigma A]), g the mean gradient. A loss that has the
@@ -108,6 +130,13 @@ def noether_flow(
     stays between eta (2 lambda + eta s_u/|w|^2) and eta (2 lambda + eta s_w/|u|^2) on the whole orbit.
     `equilibrium(...).relaxation_steps` has the times at the equilibrium. With momentum beta, eta is
     step_size/(1 - beta). The breaking term is left out. Half-precision params and data are converted to float32.
+
+    With `optimiser=Adam(...)`, `AdamW` or `RMSProp` the charge of a diagonal generator is
+    C_S = 1/2 sum_i A_i params_i^2/S_i with S = 1/(sqrt(v) + eps), and the rate is
+    eta/2 Tr[Sigma S A] - 2 lambda C_S + `metric` + `fluctuations`. v is E g^2 at params, or that of
+    `optimiser_state={"v": ...}`. The last two terms are computed for at most 500 parameters, for v = E g^2, and hold at
+    a minimiser. A diagonal metric conserves no charge of other generators (`DoubleRotation`): their rate is that of
+    the plain charge, with a term of first order in the gradient.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
@@ -128,15 +157,54 @@ def noether_flow(
     check_order("noether_flow", params, "symmetry")
     _check_arguments(noise, symmetry, step_size, weight_decay)
     validate.finite_number("noether_flow", "momentum", momentum, below=1.0)
+    given = None if optimiser is None else known_optimiser("noether_flow", optimiser, momentum, weight_decay)
+    if isinstance(given, SGD):
+        momentum, weight_decay = 0.0 if given.momentum is None else given.momentum, given.weight_decay
     noise, params = precision.widened((noise, params))
     if not approximate:
         check_symmetry("noether_flow", noise, params, symmetry, key)
     dtype = jnp.result_type(*jax.tree.leaves(params))
+    if isinstance(given, AbstractAdaptive):
+        return _adaptive(noise, params, symmetry, jnp.asarray(step_size, dtype), given, optimiser_state)
     numbers = (jnp.asarray(x, dtype) for x in (step_size, weight_decay, momentum))
     plain = isinstance(momentum, float | int) and momentum == 0
     fields = _flow(noise, params, symmetry, *numbers)
     per_step = fields.pop("per_step")
-    return Flow(**fields, per_step=per_step if plain else None, route=route(noise, params, symmetry))
+    return Flow(**fields, per_step=per_step if plain else None, route=route(noise, params, symmetry), regime=Regime())
+
+
+def known_optimiser(function: str, optimiser: object, momentum: Number, weight_decay: Number) -> SGD | AbstractAdaptive:
+    """Return the optimiser of a function that knows SGD and optimisers with the metric of Adam."""
+    given = theory_optimiser(function, optimiser, momentum, weight_decay)
+    if not isinstance(given, SGD | AbstractAdaptive):
+        raise TypeError(
+            f"`{function}(optimiser={type(given).__name__}(...))`: the charges of this optimiser are not known; give "
+            "`SGD`, `RMSProp`, `Adam` or `AdamW`."
+        )
+    return given
+
+
+def _adaptive(
+    noise: AbstractNoise,
+    params: PyTree,
+    symmetry: AbstractSymmetry,
+    eta: Array,
+    optimiser: AbstractAdaptive,
+    state: PyTree,
+) -> Flow:
+    if state is not None:
+        wrong = trees.mismatch(state["v"], params, "noether_flow(optimiser_state={'v': ...})")
+        if wrong:
+            raise ValueError(f"{wrong}.")
+    v, ready = None if state is None else state["v"], optimiser.prepared()
+    if not is_diagonal(symmetry):
+        fields = plain_flow(noise, params, symmetry, eta, ready, v)
+        return Flow(**fields, per_step=None, route="covariance", regime=Regime())
+    fields, found = metric_flow(noise, params, symmetry, eta, ready, v)
+    regime = Regime(notes=() if trees.count(params) <= LIMIT else (f"More than {LIMIT} parameters: no fluctuations.",))
+    if found is not None and validate.concrete(found.slowest):
+        regime = optimiser.regime(float(eta), float(found.slowest))
+    return Flow(**fields, per_step=None, route="covariance", regime=regime)
 
 
 @eqx.filter_jit

@@ -20,7 +20,7 @@ from undertow.problem import Population
 from undertow.symmetry import selection, taps
 from undertow.symmetry.generators import AbstractSymmetry, DoubleRotation, Pair, Rescaling, Scaling
 
-__all__ = ["Powers", "entry_powers", "mean_gradient", "powers", "route"]
+__all__ = ["Powers", "entry_powers", "form_error", "mean_gradient", "powers", "route"]
 
 
 class Powers(NamedTuple):
@@ -89,6 +89,16 @@ def entry_powers(noise: AbstractNoise, params: PyTree) -> PyTree:
             own = part.moment(square)
         total = trees.add(total, own)
     return jax.tree.map(lambda x: jnp.maximum(x, 0), total)
+
+
+def form_error(noise: AbstractNoise, params: PyTree, form: Callable[[PyTree], Array]) -> Array:
+    """Return the standard error of the expectation of a quadratic form of the noise; zero where the noise is known."""
+    sampled = isinstance(noise.problem, Population)
+    total = jnp.zeros_like(form(params))
+    for part in _parts(noise.covariance(params)):
+        if isinstance(part, EstimatedCovariance) or (sampled and isinstance(part, SampleCovariance)):
+            total = total + part.moment_error(form)
+    return total
 
 
 def mean_gradient(noise: AbstractNoise, params: PyTree) -> PyTree:

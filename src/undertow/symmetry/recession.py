@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 else:
     Sparse = object  # scipy.sparse is imported where it is used, for the start-up time
 
-__all__ = ["directions_at_infinity", "is_diagonal"]
+__all__ = ["directions_at_infinity", "generator_matrix", "is_diagonal"]
 
 ROUNDING = 1e-7
 """Coefficients of a direction below this, relative to the largest, are zeros of the linear programme."""
@@ -59,7 +59,7 @@ def directions_at_infinity(
     """
     from scipy.sparse import vstack
 
-    matrix, shapes = _matrix(symmetries, params)
+    matrix, shapes = generator_matrix(symmetries, params)
     noisy = np.asarray(trees.ravel(noise)) > 0
     heavy = (np.asarray(trees.ravel(params)) != 0) & (weight_decay > 0)
     rows = vstack([matrix[noisy], -matrix[heavy]]).tocsr()
@@ -84,7 +84,7 @@ def directions_at_infinity(
     return [[part.reshape(s) for part, s in zip(np.split(whole, ends), shapes, strict=True)] for whole in directions]
 
 
-def _matrix(symmetries: tuple[AbstractSymmetry, ...], params: PyTree) -> tuple[Sparse, list[tuple[int, ...]]]:
+def generator_matrix(symmetries: tuple[AbstractSymmetry, ...], params: PyTree) -> tuple[Sparse, list[tuple[int, ...]]]:
     """Return the diagonals of all generators, (entries, generators), and the shapes of the charges."""
     from scipy.sparse import hstack
 

@@ -21,7 +21,7 @@ from undertow.noise.base import AbstractNoise
 from undertow.symmetry.generators import AbstractSymmetry, Exponential
 from undertow.symmetry.powers import Powers
 
-__all__ = ["median_time", "orbit_relaxation", "relaxation_steps", "slowest_time", "squares"]
+__all__ = ["median_time", "metric_relaxation", "orbit_relaxation", "relaxation_steps", "slowest_time", "squares"]
 
 Values = TypeVar("Values", np.ndarray, Array)
 Scalar = float | int | Array
@@ -61,6 +61,44 @@ def relaxation_steps(noise: Values, weight: Values, step_size: Scalar, weight_de
         rates = xp.where(rates > clear * rates[..., -1:], rates, 0)
         moved = xp.broadcast_to(xp.arange(size), rates.shape) >= xp.sum(~kept, axis=-1, keepdims=True)
     speed = xp.where(moved, step_size * (2 * weight_decay + step_size * xp.maximum(rates, 0)), 0)
+    return xp.where(speed > 0, 1 / xp.where(speed > 0, speed, 1), xp.inf)
+
+
+def metric_relaxation(
+    noise: Values,
+    weight: Values,
+    noise_follows: Values,
+    weight_follows: Values,
+    step_size: Scalar,
+    weight_decay: Scalar,
+    forgetting: Scalar,
+) -> Values:
+    """Return the relaxation time under Adam, in steps; infinite without a restoring force or without weight.
+
+    `noise` is Tr[Sigma S A^2], `weight` is params'A^2 S^-1 params, and in the two that follow every entry has the
+    factor sqrt(v)/(sqrt(v) + eps); `forgetting` is 1 - b2. Let params be moved by the amount s from the equilibrium,
+    and v be that of the amount q. Then s' = -(2 r s - r~ q) and q' = kappa (s - q) with
+
+        r = lambda + eta noise/(2 weight),    r~ = lambda weight_follows/weight + eta noise_follows/(2 weight),
+
+    kappa = (1 - b2)/eta. The time is that of the slower mode. For eps = 0 and a short memory the rate is r; where
+    v does not follow (r~ = 0) it is that of SGD, 2 r.
+
+    >>> import numpy as np
+    >>> from undertow.symmetry.relaxation import metric_relaxation
+    >>> one = np.array([1.0])
+    >>> print(metric_relaxation(one, one, one, one, 0.1, 0.0, 0.99).round(), "where 1/(eta r) is 200")
+    [201.] where 1/(eta r) is 200
+    """
+    xp = noise.__array_namespace__()
+    moved = weight > 0
+    safe = xp.where(moved, weight, 1)
+    rate = weight_decay * weight / safe + step_size * noise / (2 * safe)
+    follows = weight_decay * weight_follows / safe + step_size * noise_follows / (2 * safe)
+    kappa = forgetting / step_size
+    both = 2 * rate + kappa
+    product = kappa * xp.where(moved, 2 * rate - follows, 0)
+    speed = step_size * 2 * product / (both + xp.sqrt(xp.maximum(both**2 - 4 * product, 0)))
     return xp.where(speed > 0, 1 / xp.where(speed > 0, speed, 1), xp.inf)
 
 

@@ -1,9 +1,10 @@
-"""Alternatives of the claims on the averaged flow."""
+"""Alternatives of the claims on the averaged flow and on optimisers."""
 
 from typing import Any
 
 from tests.papers.plants import Plant, replaced
 from undertow.noise.label import LabelNoise
+from undertow.optimisers.sgd import SGD
 
 HERE = "undertow.papers.optimisers.claims"
 
@@ -36,11 +37,41 @@ def _without_excess(right: Any) -> Any:
     return run
 
 
+def _equilibrium_of_sgd(right: Any) -> Any:
+    """Predict the equilibrium of SGD with the weight decay of the optimiser."""
+    return lambda problem, start, optimiser, **settings: right(
+        problem, start, SGD(weight_decay=optimiser.weight_decay), **settings
+    )
+
+
+def _leading(right: Any) -> Any:
+    """Predict without fluctuations."""
+    return lambda *args, **settings: right(*args, **settings | {"corrected": False})
+
+
+def _without_metric(right: Any) -> Any:
+    """Leave the change of the metric out of the change of a charge."""
+
+    def changed(*args: Any, **settings: Any) -> Any:
+        change = right(*args, **settings)
+        return change._replace(metric=0 * change.metric)
+
+    return changed
+
+
 PLANTS: dict[str, Plant] = {
     "averaged-flow-trace": replaced(f"{HERE}.network.average", _closure("small_step")),
     "excess-loss": replaced(f"{HERE}.network.average", _without_excess),
     "batch-curvatures": replaced(f"{HERE}.curvatures.average", _closure("finite_step")),
     "averaged-flow-order": replaced(f"{HERE}.order.average", _closure("small_step")),
     "averaged-flow-limit": replaced(f"{HERE}.limit.average", _stronger_labels),
+    "metric-charge-conserved": replaced(
+        f"{HERE}.metric_charge.metric_charge", lambda right: lambda symmetry, params, metric: symmetry.charge(params)
+    ),
+    "metric-charge-step": replaced(f"{HERE}.metric_charge.charge_change", _without_metric),
+    "adam-equilibrium": replaced(f"{HERE}.adam_equilibrium.predicted", _equilibrium_of_sgd),
+    "adamw-equilibrium": replaced(f"{HERE}.adam_equilibrium.predicted", _equilibrium_of_sgd),
+    "metric-memory": replaced(f"{HERE}.adam_equilibrium.predicted", _leading),
+    "adam-equilibrium-order": replaced(f"{HERE}.adam_equilibrium.predicted", _leading),
     "averaged-flow-noisy-data": replaced(f"{HERE}.noisy_data.average", _closure("small_step")),
 }

@@ -1,4 +1,4 @@
-"""The statements of the theory of the averaged flow, and the claims that check them."""
+"""The statements of the theory of the averaged flow and of optimisers, and the claims that check them."""
 
 from undertow.verification.coverage import Addition, Entry
 
@@ -32,6 +32,36 @@ _RESULTS = (
         "The entry X_ab approaches its stationary value as 1 - exp(-(h_a + h_b - η h_a h_b) t).",
         (),
         "an interpolation between the start and the stationary state",
+    ),
+    (
+        "Charges in a metric",
+        "Gradient flow in a frozen diagonal metric S conserves C_S = ½ Σ A_i θ_i²/S_i for diagonal generators.",
+        ("metric-charge-conserved",),
+    ),
+    (
+        "Change of a charge in one step of Adam",
+        "The change of C_S is the sum of the parts of momentum, noise, decay and metric, exactly.",
+        ("metric-charge-step",),
+    ),
+    (
+        "Equilibrium of Adam",
+        "Adam goes to the point of the orbit with the least sum of standard deviations.",
+        ("adam-equilibrium",),
+    ),
+    (
+        "Equilibrium of AdamW",
+        "With decay, e^(2s) = (λ a₋ + (η/2) b₊)/(λ a₊ + (η/2) b₋) for a rescaling.",
+        ("adamw-equilibrium",),
+    ),
+    (
+        "Finite memory of v",
+        "The metric term shifts the equilibrium by what v does not follow of the fluctuations.",
+        ("metric-memory",),
+    ),
+    (
+        "Order of the equilibrium in the step size",
+        "The leading prediction has an error of first order in η, which the fluctuations explain.",
+        ("adam-equilibrium-order",),
     ),
 )
 
