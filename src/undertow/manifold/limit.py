@@ -5,7 +5,7 @@
 Where the noise has no tangent part (label noise), this is a flow.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import equinox as eqx
 import jax
@@ -27,7 +27,14 @@ from undertow.manifold.limit_motion import (
     warn_null_drift,
 )
 from undertow.manifold.limit_regime import limit_regime, relative_error
-from undertow.manifold.metric_limit import Request, has_metric, metric_parts, metric_velocity_at, solve_metric
+from undertow.manifold.metric_limit import (
+    Request,
+    chosen_corrections,
+    has_metric,
+    metric_parts,
+    metric_velocity_at,
+    solve_metric,
+)
 from undertow.manifold.minimum import farthest, frame_of_minimum
 from undertow.manifold.paths import PlainChart, Recorder, flow, solve_diffusion
 from undertow.manifold.smoothness import kinks
@@ -107,7 +114,7 @@ class Limit(eqx.Module):
         finite_step: Number | None = None,
         state: PyTree = None,
         step_size: Number | None = None,
-        corrections: bool = True,
+        corrections: bool | Collection[str] = True,
     ) -> PyTree:
         """Return 1/2 d2Phi[Sigma(params)], like params. Label noise uses a shorter formula than `parts`.
 
@@ -166,7 +173,7 @@ class Limit(eqx.Module):
         step_size: Number | None = None,
         state: PyTree = None,
         quasi_static: bool = False,
-        corrections: bool = True,
+        corrections: bool | Collection[str] = True,
         num_saves: int = 20,
         steps: int = 2000,
         tolerance: float = 1e-6,
@@ -185,7 +192,8 @@ class Limit(eqx.Module):
 
         An optimiser with a metric, such as `Adam`, needs its `step_size`. v starts at E g^2, or at that of `state`, and
         is observed as "v". `quasi_static=True` keeps it at E g^2, which is faster where kappa = (1 - b2)/step_size^2 is
-        large. `corrections=False` leaves out the corrections for a finite step size, whose sizes are in the `regime`.
+        large. `corrections=False` leaves out the corrections for a finite step size, whose sizes are in the `regime`;
+        `corrections=("finite_step",)` or `("fluctuating_metric",)` has one of them.
 
         The limit ends where the Hessian loses rank, for instance where two manifolds cross. A flow that reaches such a
         point before `slow_time` raises an error. A run of a diffusion stops there: it is marked in `diverged`,
@@ -275,14 +283,15 @@ def _request(
     step_size: Number | None,
     finite_step: Number | None,
     quasi_static: bool,
-    corrections: bool,
+    corrections: bool | Collection[str],
 ) -> Request:
     if finite_step is not None:
         raise ValueError(
             f"{validate.quote(function, finite_step=finite_step)}: an optimiser with a metric takes `step_size=`, and "
             "`corrections=True` has the covariance of finite steps."
         )
-    return Request(function, state, _step_size(step_size, None, function), quasi_static, corrections)
+    names = chosen_corrections(function, corrections)
+    return Request(function, state, _step_size(step_size, None, function), quasi_static, names)
 
 
 def _finite_step(value: Number | None) -> FiniteStep:

@@ -115,15 +115,24 @@ def _(covariance: Sum, noise: RescaledNoise, params: PyTree) -> Sum:
 
 
 @_rescaled.register(LabelCovariance)
+def _(covariance: LabelCovariance, noise: RescaledNoise, params: PyTree) -> LabelCovariance:
+    problem = _problem_of(covariance, noise)
+    assert isinstance(problem, Regression)
+    return LabelCovariance(problem, params, covariance.amount)
+
+
 @_rescaled.register(SampleCovariance)
-def _(
-    covariance: LabelCovariance | SampleCovariance, noise: RescaledNoise, params: PyTree
-) -> LabelCovariance | SampleCovariance | Projected:
-    if not isinstance(covariance.problem, Regression):
+def _(covariance: SampleCovariance, noise: RescaledNoise, params: PyTree) -> SampleCovariance | Projected:
+    problem = _problem_of(covariance, noise)
+    if not isinstance(problem, Regression):
         return Projected(covariance, lambda v: _multiply(noise.root, v))
-    same = covariance.problem is noise.noise.problem  # the theory compares the problems of noise and covariance
-    problem = noise.problem if same else rescale_problem(covariance.problem, noise.root)
-    return eqx.tree_at(lambda c: (c.problem, c.params), covariance, (problem, params))
+    return SampleCovariance(problem, params, covariance.amount, covariance.groups, covariance.group_count)
+
+
+def _problem_of(covariance: LabelCovariance | SampleCovariance, noise: RescaledNoise) -> AbstractProblem:
+    """Return the rescaled problem of a covariance: that of the noise where they are the same, which the theory asks."""
+    same = covariance.problem is noise.noise.problem
+    return noise.problem if same else rescale_problem(covariance.problem, noise.root)
 
 
 def _multiply(root: PyTree, vector: PyTree) -> PyTree:

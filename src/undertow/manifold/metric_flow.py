@@ -27,9 +27,12 @@ from undertow.manifold.paths import FLATTEST_OF_FLOW, MOST_ATTEMPTS, AbstractCha
 from undertow.noise.base import AbstractNoise, second_moment
 from undertow.optimisers.base import AbstractOptimiser
 
-__all__ = ["MetricMotion", "Velocity", "metric_flow"]
+__all__ = ["CORRECTIONS", "MetricMotion", "Velocity", "metric_flow"]
 
 Unravel = Callable[[Array], PyTree]
+
+CORRECTIONS = ("finite_step", "fluctuating_metric")
+"""The corrections for a finite step size."""
 
 FIRST_STEP = 1e-3
 """The first trial step of the solver, relative to the time of the first record."""
@@ -65,7 +68,8 @@ class MetricMotion(AbstractChart):
     unravel: Unravel = eqx.field(static=True)
     adaptive: bool = eqx.field(static=True)
     """Whether the metric depends on v."""
-    corrections: bool = eqx.field(static=True)
+    corrections: tuple[str, ...] = eqx.field(static=True)
+    """Those of `CORRECTIONS` that the velocity has, at a given step size."""
 
     def second_moment(self, point: Float[Array, " D"]) -> Float[Array, " D"]:
         """Return E g^2 at a point."""
@@ -76,7 +80,7 @@ class MetricMotion(AbstractChart):
         if not self.adaptive or v is not None:
             return v
         v = self.second_moment(point)
-        if not self.corrections or self.step_size is None:
+        if "finite_step" not in self.corrections or self.step_size is None:
             return v
         noise, frame = self.local(point, metric_at(self.optimiser, v, point, self.unravel))
         around = stationary(noise, frame, self.step_size, self.optimiser.memory)
@@ -107,12 +111,15 @@ class MetricMotion(AbstractChart):
         limit = metric.root * (normal + mixed) / 2
         if not self.corrections:
             return Velocity(limit, decay, zero, zero, target)
-        around = stationary(noise, frame, eta, self.optimiser.memory)
-        finite = metric.root * (normal_part(noise.problem, frame, around.inner) - normal) / 2
-        if not self.adaptive:
-            return Velocity(limit, decay, finite, zero, None)
-        gain = along(metric_velocity(noise, around, metric, eta, self.optimiser.memory)) / eta
-        return Velocity(limit, decay, finite, gain, averaged_second_moment(noise, around, eta))
+        finite_step = "finite_step" in self.corrections
+        around = stationary(noise, frame, eta if finite_step else 0 * eta, self.optimiser.memory)
+        finite = gain = zero
+        if finite_step:
+            finite = metric.root * (normal_part(noise.problem, frame, around.inner) - normal) / 2
+            target = averaged_second_moment(noise, around, eta) if self.adaptive else None
+        if self.adaptive and "fluctuating_metric" in self.corrections:
+            gain = along(metric_velocity(noise, around, metric, eta, self.optimiser.memory)) / eta
+        return Velocity(limit, decay, finite, gain, target)
 
     def relax(self, v: Float[Array, " D"], target: Float[Array, " D"]) -> Float[Array, " D"]:
         """Return d v/d slow_time."""

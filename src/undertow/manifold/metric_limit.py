@@ -1,6 +1,6 @@
 """`Limit` for an optimiser with a metric: its drift, the checks of its state, and its solution."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, NamedTuple
 
 import equinox as eqx
@@ -19,7 +19,7 @@ from undertow.manifold.geometry import Frame, largest_flat
 from undertow.manifold.limit_motion import blank_after, motion_of, report_lost_rank, warn_null_drift
 from undertow.manifold.limit_regime import limit_regime
 from undertow.manifold.metric import RescaledNoise
-from undertow.manifold.metric_flow import MetricMotion, Velocity, metric_flow
+from undertow.manifold.metric_flow import CORRECTIONS, MetricMotion, Velocity, metric_flow
 from undertow.manifold.minimum import frame_of_minimum
 from undertow.manifold.paths import Recorder, solve_diffusion
 from undertow.noise.base import AbstractNoise, second_moment
@@ -31,7 +31,15 @@ from undertow.trajectory import Trajectory
 if TYPE_CHECKING:
     from undertow.manifold.limit import Limit
 
-__all__ = ["Request", "has_metric", "metric_parts", "metric_velocity_at", "solve_metric", "start_value"]
+__all__ = [
+    "Request",
+    "chosen_corrections",
+    "has_metric",
+    "metric_parts",
+    "metric_velocity_at",
+    "solve_metric",
+    "start_value",
+]
 
 WITHOUT_STEP_SIZE = "give `step_size=`, the step size of the optimiser"
 
@@ -43,7 +51,19 @@ class Request(NamedTuple):
     state: PyTree
     step_size: float | None
     quasi_static: bool
-    corrections: bool
+    corrections: tuple[str, ...]
+
+
+def chosen_corrections(function: str, corrections: bool | Collection[str]) -> tuple[str, ...]:
+    """Return the corrections that a user chose, by name: all for True, none for False."""
+    if isinstance(corrections, bool):
+        return CORRECTIONS if corrections else ()
+    if isinstance(corrections, str) or any(name not in CORRECTIONS for name in corrections):
+        names = " and ".join(f'"{name}"' for name in CORRECTIONS)
+        raise ValueError(
+            f"{validate.quote(function, corrections=repr(corrections))}: give True, False, or a tuple of some of {names}."
+        )
+    return tuple(name for name in CORRECTIONS if name in corrections)
 
 
 def has_metric(optimiser: AbstractOptimiser) -> bool:
@@ -232,7 +252,7 @@ def _regime(
     eta: float | None,
     slow_time: float,
     sizes: np.ndarray | None,
-    corrections: bool,
+    corrections: tuple[str, ...],
 ) -> Regime:
     """Return the regime in the metric, with the sizes of the corrections relative to the limit along the path."""
     base = limit_regime(frame, float(largest_flat(noise.problem, frame)), eta, slow_time, None)

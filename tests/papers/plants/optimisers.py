@@ -4,6 +4,7 @@ from typing import Any
 
 from tests.papers.plants import Plant, replaced
 from undertow.noise.label import LabelNoise
+from undertow.papers.optimisers.models.adam_probe import predict_adam
 
 HERE = "undertow.papers.optimisers.claims"
 
@@ -25,11 +26,23 @@ def _stronger_labels(right: Any) -> Any:
     return lambda noise, *args, **settings: right(LabelNoise(noise.problem, 2**0.5 * noise.strength), *args, **settings)
 
 
+def _without_correlation(right: Any) -> Any:
+    """End the runs of Adam around the flow without corrections."""
+
+    def run(probe: Any, *settings: Any) -> Any:
+        ends = right(probe, *settings)
+        plain = predict_adam(probe, *settings[:4], False)
+        return ends._replace(points=ends.points + (plain - ends.mean)[None])
+
+    return run
+
+
 PLANTS: dict[str, Plant] = {
     "averaged-flow-trace": replaced(f"{HERE}.network.average", _closure("small_step")),
     "excess-loss": replaced(f"{HERE}.network.predicted_mean", lambda right: lambda flow, name: flow.observed[name]),
     "batch-curvatures": replaced(f"{HERE}.curvatures.average", _closure("finite_step")),
     "averaged-flow-order": replaced(f"{HERE}.order.average", _closure("small_step")),
     "averaged-flow-limit": replaced(f"{HERE}.limit.average", _stronger_labels),
+    "adam-limit-metric": replaced(f"{HERE}.adam.run_adam", _without_correlation),
     "averaged-flow-noisy-data": replaced(f"{HERE}.noisy_data.average", _closure("small_step")),
 }
