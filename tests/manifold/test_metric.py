@@ -51,7 +51,8 @@ def test_gradient_and_covariance_are_multiplied_by_the_root(name, x64):
 def test_a_regression_keeps_its_structure(x64):
     noise = RescaledNoise(ut.LabelNoise(regression(), 0.5), jax.tree.map(jnp.asarray, ROOT))
     covariance = noise.covariance(jax.tree.map(jnp.asarray, PARAMS))
-    assert isinstance(noise.problem, ut.Regression) and isinstance(covariance, Sum)
+    assert isinstance(noise.problem, ut.Regression)
+    assert isinstance(covariance, Sum)
     assert [type(part) for part in covariance.parts] == [LabelCovariance, SampleCovariance]
     assert all(part.problem is noise.problem for part in covariance.parts)
     np.testing.assert_allclose(label_amount(covariance, noise.problem), 0.25)

@@ -34,19 +34,23 @@ def test_momentum_multiplies_the_step_size(x64):
     plain = ravel(ut.Limit(probe.noise).drift(probe.start))
     heavy = ravel(ut.Limit(probe.noise, optimiser=ut.SGD(momentum=0.9)).drift(probe.start))
     np.testing.assert_allclose(heavy, 100 * plain, rtol=1e-8, atol=1e-9)
-    assert not has_metric(ut.SGD()) and has_metric(ut.SGD(weight_decay=0.1)) and has_metric(ut.Adam())
+    assert not has_metric(ut.SGD())
+    assert has_metric(ut.SGD(weight_decay=0.1))
+    assert has_metric(ut.Adam())
 
 
 def test_a_solution_has_its_clocks_v_kappa_and_the_sizes_of_the_corrections(x64):
     probe, eta = draw_probe(jax.random.key(PROBE_KEY)), 0.01
     limit = ut.Limit(probe.noise, optimiser=probe.adam(0.0, 1 - 50 * eta**2))
     path = limit.solve(probe.start, slow_time=0.02, step_size=eta, num_saves=2)
-    assert path.step[-1] == pytest.approx(200) and path.facts["kappa"] == pytest.approx(50)
+    assert path.step[-1] == pytest.approx(200)
+    assert path.facts["kappa"] == pytest.approx(50)
     assert [leaf.shape for leaf in jax.tree.leaves(path.observed["v"])] == [(3, 20), (3, 20)]
     names = {p.name: p.value for p in path.regime.parameters}
     least = probe.least_curvature(probe.start)
     np.testing.assert_allclose(names["(1 - b2)/(eta lambda)"], 50 * eta / least, rtol=1e-6)
-    assert 0 < names["fluctuating metric / limit"] < 1 and 0 < names["finite step / limit"] < 1
+    assert 0 < names["fluctuating metric / limit"] < 1
+    assert 0 < names["finite step / limit"] < 1
     quasi = limit.solve(probe.start, slow_time=0.02, quasi_static=True, corrections=False, num_saves=1)
     moment = [np.mean((2 * x) ** 2 * 2 * np.ones(20)) for x in np.asarray(ravel(quasi.params)).reshape(2, 20)]
     np.testing.assert_allclose([np.mean(leaf[-1]) for leaf in quasi.observed["v"]], moment, rtol=1e-5)
@@ -109,7 +113,6 @@ def test_a_parameter_without_gradients_needs_eps(as_a_user, x64):
 
 
 def test_corrections_are_chosen_by_name():
-    assert (
-        chosen_corrections("f", True) == ("finite_step", "fluctuating_metric") and chosen_corrections("f", False) == ()
-    )
+    assert chosen_corrections("f", True) == ("finite_step", "fluctuating_metric")
+    assert chosen_corrections("f", False) == ()
     assert chosen_corrections("f", ["fluctuating_metric"]) == ("fluctuating_metric",)

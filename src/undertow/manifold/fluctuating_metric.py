@@ -58,7 +58,8 @@ def metric_at(
 ) -> Metric:
     """Return the metric of an optimiser for the average v of squared gradients; None: its metric is constant."""
     params = unravel(point)
-    of = lambda s: trees.ravel(optimiser.metric(None if s is None else {"v": unravel(s)}, params))
+    tiny = jnp.finfo(point.dtype).tiny  # the slope of the metric is infinite at v = 0
+    of = lambda s: trees.ravel(optimiser.metric(None if s is None else {"v": unravel(jnp.maximum(s, tiny))}, params))
     zero, one = jnp.zeros_like(point), jnp.ones_like(point)
     if v is None:
         diagonal, slope, rate = of(None), zero, zero

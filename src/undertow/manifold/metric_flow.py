@@ -181,7 +181,8 @@ def metric_flow(
 ) -> MetricPath:
     """Solve the flow of (theta, log v), or of theta with v in equilibrium for None, with a retraction per step."""
     follows = v is not None
-    value = lambda y: jnp.exp(y[1]) if follows else None
+    tiny = jnp.finfo(start.dtype).tiny
+    value = lambda y: jnp.maximum(jnp.exp(y[1]), tiny) if follows else None
 
     def slope(t: Array, y: tuple, args: PyTree) -> tuple:
         parts = motion.velocity(y[0], value(y))
@@ -193,7 +194,7 @@ def metric_flow(
     def back(y: tuple) -> tuple:
         return motion.retract(y[0], value(y)), y[1]
 
-    y = back((start, jnp.log(v) if follows else None))
+    y = back((start, jnp.log(jnp.maximum(v, tiny)) if follows else None))
     times = jnp.cumsum(gaps).astype(start.dtype)
     path = diffrax.diffeqsolve(
         diffrax.ODETerm(slope),

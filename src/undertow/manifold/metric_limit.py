@@ -59,10 +59,11 @@ def chosen_corrections(function: str, corrections: bool | Collection[str]) -> tu
     if isinstance(corrections, bool):
         return CORRECTIONS if corrections else ()
     if isinstance(corrections, str) or any(name not in CORRECTIONS for name in corrections):
-        names = " and ".join(f'"{name}"' for name in CORRECTIONS)
-        raise ValueError(
-            f"{validate.quote(function, corrections=repr(corrections))}: give True, False, or a tuple of some of {names}."
+        names, call = (
+            " and ".join(f'"{n}"' for n in CORRECTIONS),
+            validate.quote(function, corrections=repr(corrections)),
         )
+        raise ValueError(f"{call}: give True, False, or a tuple of some of {names}.")
     return tuple(name for name in CORRECTIONS if name in corrections)
 
 

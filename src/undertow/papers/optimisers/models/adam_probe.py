@@ -9,6 +9,7 @@ from jaxtyping import Array, Key, PyTree
 
 from undertow import _trees as trees
 from undertow.dynamics.descend import descend
+from undertow.manifold.geometry import jacobian
 from undertow.manifold.limit import Limit
 from undertow.noise.base import second_moment
 from undertow.noise.label import LabelNoise
@@ -53,9 +54,7 @@ class AdamProbe(NamedTuple):
     def least_curvature(self, params: PyTree) -> float:
         """Return the least curvature of S^(1/2) H S^(1/2) across the manifold, for v = E g^2."""
         v = second_moment(self.noise, params)
-        rows = jnp.concatenate(
-            [2 * params[0] * self.model.problem.inputs, -2 * params[1] * self.model.problem.inputs], 1
-        )
+        rows = jacobian(self.model.problem, params)
         gram = (rows / jnp.sqrt(trees.ravel(v))[None]) @ rows.T / self.model.problem.size
         return float(jnp.linalg.eigvalsh(gram)[0])
 
