@@ -56,6 +56,10 @@ def test_a_solution_has_its_clocks_v_kappa_and_the_sizes_of_the_corrections(x64)
     np.testing.assert_allclose([np.mean(leaf[-1]) for leaf in quasi.observed["v"]], moment, rtol=1e-5)
 
 
+def negated(params):
+    return jax.tree.map(jnp.negative, params)
+
+
 MISTAKES = {
     "optax": (lambda p: ut.Limit(p.noise, optimiser=optax.adam(1e-3)), "does not know the metric"),
     "a class": (lambda p: ut.Limit(p.noise, optimiser=ut.Adam), "give an instance"),
@@ -80,7 +84,7 @@ MISTAKES = {
         "is 0 for 40 parameters.*leave `state` out",
     ),
     "negative v": (
-        lambda p: ut.Limit(p.noise, optimiser=ut.Adam()).drift(p.start, state={"v": jax.tree.map(jnp.negative, p.start)}),
+        lambda p: ut.Limit(p.noise, optimiser=ut.Adam()).drift(p.start, state={"v": negated(p.start)}),
         "negative or not finite",
     ),
     "a finite step": (
@@ -107,7 +111,7 @@ def test_mistakes_raise(mistake, as_a_user, x64):
 def test_a_parameter_without_gradients_needs_eps(as_a_user, x64):
     task = ut.Regression(lambda p, x: p[0] * p[1] * x + 0 * p[2], jnp.ones(1), jnp.ones(1))
     noise, point = ut.LabelNoise(task), jnp.array([2.0, 0.5, 1.0])
-    with pytest.raises(ValueError, match="1 parameters are 0 at this point.*`eps` above 0"):
+    with pytest.raises(ValueError, match=r"1 parameters are 0 at this point.*`eps` above 0"):
         start_value("Limit.drift", noise, ut.Adam(eps=0.0), point, None)
     np.testing.assert_allclose(start_value("Limit.drift", noise, ut.Adam(), point, None), [0.25, 4.0, 0.0])
 

@@ -139,7 +139,7 @@ def solve_metric_average(
     def observation(at: tuple[State, Array]) -> tuple:
         _, noise, around = motion.around(*at)
         original = lambda f: lambda phi: f(jax.tree.map(jnp.multiply, noise.root, phi))
-        rescaled = {name: original(function) for name, function in observe.items()}
+        rescaled: Observe = {name: original(function) for name, function in observe.items()}
         observed = observation_of(around, noise.problem, rescaled, motion.step_size)
         if at[0][1] is not None:
             observed = {**observed, "v": motion.unravel(jnp.exp(at[0][1]))}

@@ -123,6 +123,7 @@ class MetricMotion(AbstractChart):
 
     def relax(self, v: Float[Array, " D"], target: Float[Array, " D"]) -> Float[Array, " D"]:
         """Return d v/d slow_time."""
+        assert self.step_size is not None
         state = {"v": self.unravel(v)}
         return trees.ravel(self.optimiser.slow_state(state, self.unravel(target), self.step_size))
 
@@ -184,11 +185,11 @@ def metric_flow(
     tiny = jnp.finfo(start.dtype).tiny
     value = lambda y: jnp.maximum(jnp.exp(y[1]), tiny) if follows else None
 
-    def slope(t: Array, y: tuple, args: PyTree) -> tuple:
-        parts = motion.velocity(y[0], value(y))
-        if not follows:
-            return parts.total, None
+    def slope(y: tuple) -> tuple:
         v = value(y)
+        parts = motion.velocity(y[0], v)
+        if v is None or parts.target is None:
+            return parts.total, None
         return parts.total, motion.relax(v, parts.target) / v
 
     def back(y: tuple) -> tuple:
@@ -197,7 +198,7 @@ def metric_flow(
     y = back((start, jnp.log(jnp.maximum(v, tiny)) if follows else None))
     times = jnp.cumsum(gaps).astype(start.dtype)
     path = diffrax.diffeqsolve(
-        diffrax.ODETerm(slope),
+        diffrax.ODETerm(lambda t, y, args: slope(y)),
         RetractedTsit5(back=back),
         jnp.zeros_like(times[-1]),
         times[-1],

@@ -16,7 +16,13 @@ from undertow._validate import KeyLike, Number
 from undertow.manifold.drift import Parts, covariance_parts
 from undertow.manifold.fluctuating_metric import metric_at
 from undertow.manifold.geometry import Frame, largest_flat
-from undertow.manifold.limit_motion import blank_after, motion_of, report_lost_rank, warn_null_drift
+from undertow.manifold.limit_motion import (
+    blank_after,
+    check_tangent_noise,
+    motion_of,
+    report_lost_rank,
+    warn_null_drift,
+)
 from undertow.manifold.limit_regime import limit_regime
 from undertow.manifold.metric import RescaledNoise
 from undertow.manifold.metric_flow import CORRECTIONS, MetricMotion, Velocity, metric_flow
@@ -41,6 +47,10 @@ __all__ = [
     "start_value",
 ]
 
+BEYOND = (
+    "Beyond 1 the corrections are checked for label noise only, up to (1 - b2)/(eta lambda) = 10 (claim "
+    "adam-limit-metric); their error grows with 1 - b2."
+)
 WITHOUT_STEP_SIZE = "give `step_size=`, the step size of the optimiser"
 
 
@@ -129,10 +139,11 @@ def _prepare(limit: "Limit", params: PyTree, request: Request, resolution: float
     """Return the motion, the frame of the rescaled problem at its start, and v there."""
     function, noise = request.function, limit.noise
     optimiser = limit.optimiser.prepared()
-    _check_request(limit.optimiser, request)
     v = start_value(function, noise, limit.optimiser, params, request.state)
     flat, unravel = jax.flatten_util.ravel_pytree(params)
-    root = unravel(metric_at(optimiser, v, flat, unravel).root)
+    metric = metric_at(optimiser, v, flat, unravel)
+    _check_request(limit.optimiser, request, metric.decay)
+    root = unravel(metric.root)
     rescaled = RescaledNoise(noise, root)
     frame = frame_of_minimum(function, rescaled.problem, jax.tree.map(jnp.divide, params, root), resolution)
     step = None if request.step_size is None else jnp.asarray(request.step_size, jnp.result_type(float))
@@ -143,9 +154,9 @@ def _prepare(limit: "Limit", params: PyTree, request: Request, resolution: float
     return motion, rescaled, frame, v
 
 
-def _check_request(optimiser: AbstractOptimiser, request: Request) -> None:
+def _check_request(optimiser: AbstractOptimiser, request: Request, decay: Float[Array, " D"]) -> None:
     name, function = type(optimiser).__name__, request.function
-    decays = not (validate.concrete(getattr(optimiser, "weight_decay", 0.0)) and not optimiser.weight_decay)
+    decays = validate.concrete(decay) and bool(jnp.any(decay != 0))
     if request.step_size is None and decays:
         raise ValueError(
             f"`{function}`: weight decay moves along the manifold at the rate decay/step_size; {WITHOUT_STEP_SIZE}."
@@ -216,18 +227,47 @@ def solve_metric(
     else:
         path = metric_flow(motion, start, followed, gaps, recorder, jnp.asarray(tolerance))
         ends, records, lost, sizes = path.end, path.records, path.lost, np.asarray(path.sizes)
+        last = None if followed is None else trees.ravel(jax.tree.map(lambda x: x[-1], records["v"]))
+        noise_at_end, frame_at_end = _at(motion, ends, last)
+        check_tangent_noise(noise_at_end, frame, frame_at_end, kind)
         if seeds is not None:
             repeat = lambda x: jnp.broadcast_to(x[None], (seeds, *x.shape))
             ends, records, lost = jax.tree.map(repeat, (ends, records, lost))
     lost = np.asarray(lost, float)
     if np.isfinite(lost).any():
         report_lost_rank(lost, rank, kind)
+    kappa = None if eta is None or v is None else float(jnp.max(motion.relax(0 * v, 0 * v + 1)))
+    facts = {
+        "made_by": "Limit.solve",
+        "noise": type(limit.noise).__name__,
+        "optimiser": type(limit.optimiser).__name__,
+        "motion": kind,
+        "kappa": kappa,
+    }
+    regime = _regime(limit.optimiser, rescaled, frame, eta, slow_time, sizes, request.corrections)
+    return _trajectory(frame, times, eta, seeds, (ends, records, lost), facts, regime)
+
+
+@eqx.filter_jit
+def _at(motion: MetricMotion, point: Array, v: Array | None) -> tuple[RescaledNoise, Frame]:
+    return motion.at(point, v)
+
+
+def _trajectory(
+    frame: Frame,
+    times: np.ndarray,
+    eta: float | None,
+    seeds: int | None,
+    solution: tuple[Array, PyTree, np.ndarray],
+    facts: dict[str, str | float | None],
+    regime: Regime,
+) -> Trajectory:
+    ends, records, lost = solution
     diverged, after = np.asarray(np.isfinite(lost)), times >= lost[..., None]
-    records = jax.tree.map(lambda x: blank_after(np.asarray(x), after) if after.any() else np.asarray(x), records)
     unknown = np.full(len(times), np.nan)
     return Trajectory(
         params=(jax.vmap(frame.unravel) if seeds is not None else frame.unravel)(ends),
-        observed=records,
+        observed=jax.tree.map(lambda x: blank_after(np.asarray(x), after) if after.any() else np.asarray(x), records),
         step=unknown if eta is None else times / eta**2,
         time=unknown if eta is None else times / eta,
         slow_time=times,
@@ -235,14 +275,8 @@ def solve_metric(
         diverged_at=np.where(diverged, lost, -1.0),
         seeds=seeds,
         clock="slow_time",
-        facts={
-            "made_by": "Limit.solve",
-            "noise": type(limit.noise).__name__,
-            "optimiser": type(limit.optimiser).__name__,
-            "motion": kind,
-            "kappa": None if eta is None or v is None else float(jnp.max(motion.relax(0 * v, 0 * v + 1))),
-        },
-        regime=_regime(limit.optimiser, rescaled, frame, eta, slow_time, sizes, request.corrections),
+        facts=facts,
+        regime=regime,
     )
 
 
@@ -260,7 +294,8 @@ def _regime(
     if eta is None:
         return base
     curvature = np.asarray(frame.curvature)
-    parameters = base.parameters + optimiser.regime(eta, float(curvature[curvature > 0].min())).parameters
+    own = optimiser.regime(eta, float(curvature[curvature > 0].min()))
+    parameters, notes = base.parameters + own.parameters, base.notes
     if sizes is not None and corrections:
         relative = sizes[:, 1:] / np.maximum(sizes[:, :1], np.finfo(sizes.dtype).tiny)
         finite, metric = (float(x) for x in np.max(relative, axis=0))
@@ -268,4 +303,6 @@ def _regime(
             SmallParameter("finite step / limit", finite, None, "part of the drift: covariance of a finite step size"),
             SmallParameter("fluctuating metric / limit", metric, None, "part of the drift: v follows the fluctuations"),
         )
-    return Regime(parameters, None, base.notes)
+        if not own.valid and "fluctuating_metric" in corrections:
+            notes += (BEYOND,)
+    return Regime(parameters, None, notes)
