@@ -94,6 +94,12 @@ MISTAKES = {
         lambda p: ut.Limit(p.noise, optimiser=ut.Adam()).drift(p.start, step_size=0.1, corrections=("metric",)),
         '"finite_step" and "fluctuating_metric"',
     ),
+    "the name of the state": (
+        lambda p: ut.Limit(p.noise, optimiser=ut.Adam()).solve(
+            p.start, slow_time=0.1, step_size=0.1, observe={"v": lambda q: q[0]}
+        ),
+        "'v' is recorded",
+    ),
     "nesterov": (
         lambda p: ut.Limit(p.noise, optimiser=ut.SGD(momentum=0.5, nesterov=True)).drift(p.start, step_size=0.1),
         "give `corrections=False`",

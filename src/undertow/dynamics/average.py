@@ -16,7 +16,7 @@ from undertow.dynamics.simulated_error import SIGNIFICANT, SimulatedError, simul
 from undertow.manifold.averaged import DENSE_LIMIT, Path, solve_average
 from undertow.manifold.fluctuations import CLOSURES, Closure, image_route
 from undertow.manifold.metric_averaged import AveragedMotion, least_relaxed, solve_metric_average
-from undertow.manifold.metric_limit import has_metric, start_value
+from undertow.manifold.metric_limit import check_names, has_metric, start_value
 from undertow.noise.base import AbstractNoise
 from undertow.optimisers.base import AbstractOptimiser
 from undertow.optimisers.transformation import theory_optimiser
@@ -141,6 +141,7 @@ def _average_metric(
     """Solve the averaged flow of an optimiser with a metric."""
     floats = jnp.result_type(float)
     v = start_value("average", noise, optimiser, params, state)
+    check_names("average", observe, v)
     unravel = jax.flatten_util.ravel_pytree(params)[1]
     motion = AveragedMotion(noise, optimiser.prepared(), jnp.asarray(eta, floats), unravel, closure)
     path = solve_metric_average(

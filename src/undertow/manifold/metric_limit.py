@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Request",
+    "check_names",
     "chosen_corrections",
     "has_metric",
     "metric_parts",
@@ -116,6 +117,12 @@ def start_value(
     if validate.concrete(flat):
         _check_value(function, np.asarray(flat), np.asarray(trees.ravel(moment)), getattr(optimiser, "eps", 0.0))
     return flat
+
+
+def check_names(function: str, observe: Collection[str], v: Array | None) -> None:
+    """Raise where the user observes something under the name of the state v."""
+    if v is not None and "v" in observe:
+        raise ValueError(f"`{function}(observe=...)`: 'v' is recorded by `{function}` itself; use another name.")
 
 
 def _check_value(function: str, v: np.ndarray, moment: np.ndarray, eps: Number) -> None:
@@ -208,6 +215,7 @@ def solve_metric(
     """Solve the slow motion of an optimiser with a metric from a point of the manifold up to `slow_time`."""
     eta = request.step_size
     motion, rescaled, frame, v = _prepare(limit, params, request, limit.resolution)
+    check_names(request.function, observe, v)
     if v is not None and eta is None and not request.quasi_static:
         raise ValueError(
             f"`{request.function}`: v relaxes at the rate kappa = (1 - b2)/step_size^2; {WITHOUT_STEP_SIZE}, or "

@@ -83,8 +83,8 @@ def _draw(measurement: Measurement, parameters: AdamLimit) -> "Figure":
     figure, panels = style.new_figure(len(MOMENTA))
     for axes, (b1, data) in zip(panels, measurement.data.groupby("momentum"), strict=True):
         data = data.squeeze()
-        style.points(axes, data.ratio, data.plain, data.error, "metric independent of the gradients")
-        style.points(axes, data.ratio, data.corrected, data.error, "with the fluctuating metric", "red", "s")
+        style.points(axes, data.ratio, data.plain, data.error, "limit of small steps")
+        style.points(axes, data.ratio, data.corrected, data.error, "with the corrections", "red", "s")
         axes.axvline(1.0, color="grey", linewidth=0.8)
         axes.set(xscale="log", yscale="log", xlabel="(1 - b₂)/(ηλ)", ylabel="distance to Adam / length of the way")
         axes.set_title(f"b₁ = {b1:g}")
