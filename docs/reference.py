@@ -48,7 +48,7 @@ PAGES: dict[str, Page] = {
     ),
     "dynamics": Page(
         "Dynamics",
-        "SGD and other optimisers, their SDE and averaged flow, the end of gradient flow, and the type of their results.",
+        "Optimisers, their SDE and averaged flow, the end of gradient flow, and the type of their results.",
         ("dynamics", "optimisers", "trajectory"),
         ("dynamics.traced.run_traced", "regime.Regime", "regime.SmallParameter"),
         "Usage: [where does noise take my network?](../tutorials/where-noise-takes-my-network.md).",

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PyTree
 
 from undertow import _trees as trees
 
-__all__ = ["Linearisation", "RosenbrockW", "along_eigenvectors"]
+__all__ = ["Linearisation", "Multiplier", "RosenbrockW", "along_eigenvectors"]
 
 # ROS34PW2: order 3 with an embedded method of order 2, L-stable, stiffly accurate (Rang and Angermann, BIT 45, 2005)
 GAMMA = 0.43586652150845900

@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import undertow as ut
@@ -160,6 +161,22 @@ MISTAKES = {
     "steps": (lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, max_steps=0), "max_steps"),
     "runs": (lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, check_seeds=1), "check_seeds=1.*at least 2"),
     "tolerance": (lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, tolerance=float("nan")), "tolerance"),
+    "optax": (
+        lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, optimiser=optax.adam(1e-3)),
+        "does not know the metric",
+    ),
+    "runs of Adam": (
+        lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, optimiser=ut.Adam(), check_seeds=4),
+        "those of SGD",
+    ),
+    "a state of another shape": (
+        lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, optimiser=ut.Adam(), optimiser_state={"v": jnp.ones(1)}),
+        r'state\["v"\]',
+    ),
+    "the name of the state": (
+        lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, optimiser=ut.Adam(), observe={"v": jnp.sum}),
+        "'v' is recorded",
+    ),
     "name": (
         lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, observe={"excess_loss": lambda q: q[0]}),
         "'excess_loss' is recorded by `average` itself",

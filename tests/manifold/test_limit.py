@@ -9,7 +9,6 @@ import undertow as ut
 from tests.manifold.losses import LOSSES, flat
 from undertow.execution.compiling import compilations
 from undertow.manifold.geometry import frame_at
-from undertow.manifold.limit import _motion
 from undertow.manifold.smoothness import kinks
 from undertow.papers.zero_loss.models import curves
 from undertow.papers.zero_loss.models.linear import LinearModel
@@ -206,10 +205,3 @@ def test_the_parts_are_half_of_those_of_the_second_derivative(x64):
     for part, derivative in zip(parts, twice, strict=True):
         assert np.linalg.norm(derivative) > 1e-2
         np.testing.assert_allclose(part, derivative / 2, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize(("along", "motion"), [(0.0, "flow"), (1e-6, "flow"), (1e-3, "diffusion")])
-def test_tangent_noise_within_rounding_is_no_diffusion(along, motion, x64):
-    """The share of the tangent noise is 0, 1e-12 or 1e-6; up to sqrt(eps) = 1.5e-8 it counts as rounding."""
-    noise = ut.Additive(curves.circle(), lambda x: jnp.diag(jnp.array([1.0, along])))
-    assert _motion(noise, frame_at(curves.circle(), jnp.array([1.0, 0.0]))) == motion

@@ -9,7 +9,7 @@ import pytest
 import undertow as ut
 from undertow.manifold import paths
 from undertow.manifold.geometry import frame_at
-from undertow.manifold.paths import FLATTEST, FLATTEST_OF_FLOW, Recorder, _RetractedTsit5, flow
+from undertow.manifold.paths import FLATTEST, FLATTEST_OF_FLOW, Recorder, RetractedTsit5, flow
 
 HYPERBOLA = ut.Regression(lambda p, x: p[0] * p[1] * x, jnp.array([1.0]), jnp.array([1.0]))
 
@@ -61,7 +61,7 @@ def test_the_number_of_saves_does_not_change_the_end(x64):
 def test_a_trial_step_that_leaves_the_domain_of_the_drift_is_repeated_with_a_shorter_one(x64):
     """y' = -sqrt(y) from 1 is (1 - t/2)^2; the first trial step, to t = 1.9, has stages at negative y."""
     end = diffrax.diffeqsolve(
-        diffrax.ODETerm(lambda t, y, args: -jnp.sqrt(y)), _RetractedTsit5(back=lambda y: y), 0.0, 1.9, 1.9,
+        diffrax.ODETerm(lambda t, y, args: -jnp.sqrt(y)), RetractedTsit5(back=lambda y: y), 0.0, 1.9, 1.9,
         jnp.ones(1), stepsize_controller=diffrax.PIDController(1e-6, 1e-6), adjoint=diffrax.ForwardMode(),
     ).ys  # fmt: skip
     np.testing.assert_allclose(end, 0.05**2, atol=1e-6)
@@ -102,7 +102,8 @@ def test_a_diffusion_that_needs_more_steps_than_allowed_ends_early(monkeypatch, 
     frame = frame_at(valley, jnp.zeros(2))
     record = Recorder({}, valley, jnp.max(frame.curvature), 1, False, frame.unravel)
     noise = ut.Isotropic(valley, 1.0)
-    *_, end = paths._diffuse(noise, frame, jax.random.key(0), jnp.ones(1), 0.0, record, 10)
+    chart = paths.PlainChart(noise, 0.0, record)
+    *_, end = paths._diffuse(chart, frame.point, None, jax.random.key(0), jnp.ones(1), record, 10)
     np.testing.assert_allclose(end, lost)
 
 

@@ -1,6 +1,7 @@
 """The averaged flow: the mean motion of SGD at a finite step size, from any start."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import jax.flatten_util
@@ -14,7 +15,11 @@ from undertow._validate import Number
 from undertow.dynamics.simulated_error import SIGNIFICANT, SimulatedError, simulate_error
 from undertow.manifold.averaged import DENSE_LIMIT, Path, solve_average
 from undertow.manifold.fluctuations import CLOSURES, Closure, image_route
+from undertow.manifold.metric_averaged import AveragedMotion, least_relaxed, solve_metric_average
+from undertow.manifold.metric_limit import check_names, has_metric, start_value
 from undertow.noise.base import AbstractNoise
+from undertow.optimisers.base import AbstractOptimiser
+from undertow.optimisers.transformation import theory_optimiser
 from undertow.problem import Population
 from undertow.regime import Regime, SmallParameter
 from undertow.trajectory import Trajectory
@@ -34,6 +39,8 @@ def average(
     tolerance: float | None = None,
     max_steps: int = 10_000,
     check_seeds: int | None = None,
+    optimiser: AbstractOptimiser | None = None,
+    optimiser_state: PyTree = None,
 ) -> Trajectory:
     """Predict the mean of SGD with this noise and step size: solve the averaged flow up to `time` = steps * step_size.
 
@@ -54,6 +61,10 @@ def average(
     - `tolerance`: the relative and absolute error per step (None: 1e-4 in double precision, 1e-3 in single). Give a
       smaller one where the params are far below 1.
     - `max_steps`: the largest number of steps of the solver.
+    - `optimiser`: an optimiser with a metric S, such as `Adam` (None: SGD). The flow is then that of (params, v),
+      -S grad L - (eta/2) S d3L[X] - decay params and dv/dt = (1 - b2)/eta (E g^2 - v), with X in the metric. Unless the
+      closure is "small_step" it has the correction for a metric that follows the fluctuations (`Limit`). v starts at
+      E g^2, or at that of `optimiser_state={"v": ...}`, and is observed as "v".
 
     A `Regression` with fewer equations than parameters is solved in the image of J', with H = J'J/n. Any other problem
     needs the Hessian at every step and has at most 500 parameters.
@@ -83,6 +94,11 @@ def average(
         raise ValueError(f"{validate.quote('average', **{name: value})}: give a positive number.")
     num_saves = validate.positive_integer("average", "num_saves", num_saves)
     max_steps = validate.positive_integer("average", "max_steps", max_steps)
+    if check_seeds is not None and optimiser is not None:
+        raise ValueError(
+            f"{validate.quote('average', check_seeds=check_seeds)}: the runs are those of SGD; leave `check_seeds` out "
+            "and compare with `descend(..., optimiser=optimiser)`."
+        )
     if check_seeds is not None and validate.positive_integer("average", "check_seeds", check_seeds) < 2:
         raise ValueError(f"{validate.quote('average', check_seeds=check_seeds)}: give at least 2 runs.")
     if tolerance is None:
@@ -91,6 +107,9 @@ def average(
     observe = _check_observe(dict(observe or {}))
     times = np.linspace(0.0, length, num_saves + 1)
     floats = jnp.result_type(float)
+    used = theory_optimiser("average", optimiser)
+    if has_metric(used):
+        return _average_metric(noise, params, used, optimiser_state, eta, times, observe, closure, tolerance, max_steps)
     path = solve_average(
         noise,
         params,
@@ -106,6 +125,35 @@ def average(
         steps = max(1, round(length / eta))
         error = simulate_error(noise, params, np.asarray(path.points[-1]), eta, steps, check_seeds)
     return _trajectory(noise, params, path, times, eta, closure, error)
+
+
+def _average_metric(
+    noise: AbstractNoise,
+    params: PyTree,
+    optimiser: AbstractOptimiser,
+    state: PyTree,
+    eta: float,
+    times: np.ndarray,
+    observe: dict[str, Callable[[PyTree], PyTree]],
+    closure: Closure,
+    tolerance: float,
+    max_steps: int,
+) -> Trajectory:
+    """Solve the averaged flow of an optimiser with a metric."""
+    floats = jnp.result_type(float)
+    v = start_value("average", noise, optimiser, params, state)
+    check_names("average", observe, v)
+    unravel = jax.flatten_util.ravel_pytree(params)[1]
+    motion = AveragedMotion(noise, optimiser.prepared(), jnp.asarray(eta, floats), unravel, closure)
+    path = solve_metric_average(
+        motion, params, v, jnp.asarray(times, floats), observe, jnp.asarray(tolerance, floats), max_steps
+    )
+    run = _trajectory(noise, params, path, times, eta, closure, None)
+    if run.diverged or run.regime is None:
+        return run
+    least = float(least_relaxed(motion, params, v, float(times[-1])))
+    parameters = run.regime.parameters + optimiser.regime(eta, least).parameters
+    return replace(run, regime=Regime(parameters, None, ()), facts={**run.facts, "optimiser": type(optimiser).__name__})
 
 
 def _trajectory(

@@ -27,7 +27,16 @@ from undertow.manifold.label import label_amount, trace_gradient
 from undertow.noise.base import AbstractNoise
 from undertow.problem import AbstractProblem, Regression
 
-__all__ = ["DENSE_LIMIT", "Observe", "Path", "Record", "solve_average", "velocity"]
+__all__ = [
+    "DENSE_LIMIT",
+    "Observe",
+    "Path",
+    "Record",
+    "observation_of",
+    "record_of",
+    "solve_average",
+    "velocity",
+]
 
 DENSE_LIMIT = 500
 """The largest number of parameters without the structure of least squares: every step decomposes a D x D matrix."""
@@ -124,19 +133,22 @@ def solve_average(
 
     def observation(at: tuple[Array, Array]) -> tuple[dict[str, PyTree], Record]:
         around = fluctuations(noise, at[0], unravel, at[1], eta, closure)
-        return _observed(around, problem, observe, eta), _record(around, eta)
+        return observation_of(around, problem, observe, eta), record_of(around, eta)
 
     observed, records = jax.lax.map(observation, (path.ys, times))
     return Path(path.ys, observed, records, path.stats["num_steps"])
 
 
-def _record(around: Fluctuations, step_size: Array) -> Record:
+def record_of(around: Fluctuations, step_size: Array) -> Record:
+    """Return the numbers of the regime at one time."""
     total, slow = around.spread()
     root = lambda x: jnp.sqrt(step_size * jnp.maximum(x, 0))
     return Record(jnp.max(around.frame.curvature), around.frame.lowest, around.growth, root(total), root(slow))
 
 
-def _observed(around: Fluctuations, problem: AbstractProblem, observe: Observe, step_size: Array) -> dict[str, PyTree]:
+def observation_of(
+    around: Fluctuations, problem: AbstractProblem, observe: Observe, step_size: Array
+) -> dict[str, PyTree]:
     """Return each observable at the mean, its excess (eta/2) tr(f'' X), and their sum, the mean over SGD."""
     point, unravel = around.frame.point, around.frame.unravel
     values = {}

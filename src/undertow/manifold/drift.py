@@ -34,7 +34,7 @@ from undertow.problem import AbstractProblem, AbstractSampled, Regression
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["Parts", "covariance_parts", "factor_parts", "second_derivative"]
+__all__ = ["Parts", "covariance_parts", "factor_parts", "normal_part", "second_derivative"]
 
 
 class Parts(NamedTuple):
@@ -193,7 +193,7 @@ def factor_parts(
     inner = frame.normal.T @ factor
     return (
         _tangent(problem, frame, along),
-        _normal(problem, frame, frame.lyapunov(inner @ inner.T, finite_step)),
+        normal_part(problem, frame, frame.lyapunov(inner @ inner.T, finite_step)),
         _mixed(problem, frame, inner, along),
     )
 
@@ -207,7 +207,7 @@ def _tangent(problem: AbstractProblem, frame: Frame, along: Float[Array, "D k"])
     return -frame.pseudo_inverse(_sum_columns(lambda q: along_two(q, q), along))
 
 
-def _normal(problem: AbstractProblem, frame: Frame, inner: Float[Array, "r r"]) -> Float[Array, " D"]:
+def normal_part(problem: AbstractProblem, frame: Frame, inner: Float[Array, "r r"]) -> Float[Array, " D"]:
     """Return -P d3L[V X V'] for a symmetric X, as -P grad tr(H(x) A) with A = V X V' held fixed."""
     weights, rotation = jnp.linalg.eigh((inner + inner.T) / 2)
     columns = frame.normal @ rotation
@@ -253,7 +253,7 @@ def _label_normal(problem: Regression, frame: Frame, amount: Array, finite_step:
     """
     if not isinstance(finite_step, float) or finite_step != 0.0:
         inner = frame.lyapunov(amount * jnp.diag(frame.curvature), finite_step)
-        return _normal(problem, frame, inner)
+        return normal_part(problem, frame, inner)
     rows = jacobian(problem, frame.unravel(frame.point))
     return -amount / 2 * frame.project(trace_gradient(problem, frame.point, frame.unravel, rows))
 
@@ -271,7 +271,7 @@ def _isotropic(
     total = jnp.sum(everywhere, axis=0)
     if frame.least_squares and isinstance(problem, Regression):
         total = _pull(problem, frame, total) / problem.size
-    return -variance * frame.pseudo_inverse(total), _normal(problem, frame, inner), jnp.zeros_like(frame.point)
+    return -variance * frame.pseudo_inverse(total), normal_part(problem, frame, inner), jnp.zeros_like(frame.point)
 
 
 def _predictions(problem: Regression, frame: Frame, x: Array) -> Array:

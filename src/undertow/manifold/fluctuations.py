@@ -25,6 +25,7 @@ from jaxtyping import Array, Float, PyTree
 
 from undertow import _chunks as chunks
 from undertow import _trees as trees
+from undertow._validate import Number
 from undertow.covariance import AbstractCovariance, LabelCovariance, SampleCovariance, ScaledIdentity, Sum
 from undertow.manifold.geometry import Frame, jacobian
 from undertow.noise.base import AbstractNoise
@@ -40,6 +41,7 @@ __all__ = [
     "fluctuations",
     "image_route",
     "noise_terms",
+    "stationary",
 ]
 
 Closure = Literal["small_step", "finite_step", "averaged_noise"]
@@ -125,17 +127,34 @@ def fluctuations(
     age: Float[Array, ""],
     step_size: Float[Array, ""],
     closure: Closure,
+    memory: Number = 0.0,
 ) -> Fluctuations:
-    """Return the fluctuations of SGD around its mean at `point`, the time `age` after a start at one point."""
+    """Return the fluctuations of SGD around its mean at `point`, the time `age` after a start at one point.
+
+    `memory` is the share b1 of the past in the momentum m = b1 m + (1 - b1) g.
+    """
     frame = directions(noise.problem, point, unravel)
     terms = noise_terms(noise, frame)
     eta = jnp.zeros_like(step_size) if closure == "small_step" else step_size
-    delay = delays(frame, age, eta)
+    delay = delays(frame, age, eta, memory)
     inner, growth = delay * terms.inner, jnp.zeros((), point.dtype)
     if closure == "averaged_noise" and terms.respond is not None:
-        inner, growth = _respond_repeatedly(inner, delay, terms.respond, frame, age, eta)
+        relaxed = jnp.expm1(-jnp.maximum(_rates(frame, eta, memory), 0) * age) ** 2
+        inner, growth = _respond_repeatedly(inner, eta * delay * relaxed, terms.respond)
     outside = None if terms.outside is None else terms.outside * _relaxed(frame.curvature, age)[None]
     return Fluctuations(frame, inner, outside, terms.beside, age, growth)
+
+
+def stationary(noise: AbstractNoise, frame: Frame, step_size: Float[Array, ""], memory: Number = 0.0) -> Fluctuations:
+    """Return the fluctuations after a long time in the normal directions of a frame of the manifold."""
+    terms = noise_terms(noise, frame)
+    both = frame.active[:, None] & frame.active[None]
+    delay = jnp.where(both, 1 / jnp.where(both, _rates(frame, step_size, memory), 1), 0)
+    inner, zero = delay * terms.inner, jnp.zeros((), frame.point.dtype)
+    growth = zero
+    if terms.respond is not None:
+        inner, growth = _respond_repeatedly(inner, step_size * delay, terms.respond)
+    return Fluctuations(frame, inner, None, (), zero, growth)
 
 
 def noise_terms(noise: AbstractNoise, frame: Frame) -> "NoiseTerms":
@@ -144,10 +163,22 @@ def noise_terms(noise: AbstractNoise, frame: Frame) -> "NoiseTerms":
     return _noise_terms(at(frame.point), _Local(noise.problem, frame, _image_rows(noise.problem, frame), at))
 
 
-def delays(frame: Frame, age: Array, eta: Array) -> Float[Array, "k k"]:
-    """Return (1 - exp(-s t))/s for the rates s = h_a + h_b - eta h_a h_b: X is this times its source."""
-    h = frame.curvature
-    return _relaxed(h[:, None] + h[None] - eta * h[:, None] * h[None], age)
+def delays(frame: Frame, age: Array, eta: Array, memory: Number = 0.0) -> Float[Array, "k k"]:
+    """Return (1 - exp(-s t))/s for the rates s of the entries of X: X is this times its source."""
+    return _relaxed(_rates(frame, eta, memory), age)
+
+
+def _rates(frame: Frame, eta: Array, memory: Number) -> Float[Array, "k k"]:
+    """Return s = h_a + h_b - eta h_a h_b, and with momentum the rate of the stationary state of its second moments:
+
+    s = h_a + h_b - eta h_a h_b (1 - b1)/(1 + b1) + eta (h_a - h_b)^2 b1/(1 - b1^2)
+    """
+    left, right = frame.curvature[:, None], frame.curvature[None]
+    plain = left + right
+    if isinstance(memory, float) and memory == 0.0:
+        return plain - eta * left * right
+    b1 = jnp.asarray(memory, plain.dtype)
+    return plain - eta * (left * right * (1 - b1) / (1 + b1) - (left - right) ** 2 * b1 / (1 - b1**2))
 
 
 def _relaxed(rate: Array, age: Array) -> Array:
@@ -157,14 +188,12 @@ def _relaxed(rate: Array, age: Array) -> Array:
 
 
 def _respond_repeatedly(
-    first: Float[Array, "k k"], delay: Array, respond: Callable[[Array], Array], frame: Frame, age: Array, eta: Array
+    first: Float[Array, "k k"], gain: Float[Array, "k k"], respond: Callable[[Array], Array]
 ) -> tuple[Float[Array, "k k"], Float[Array, ""]]:
-    """Return X = first + eta delay respond(X) by iteration, and the factor of the last iteration.
+    """Return X = first + gain respond(X) by iteration, and the factor of the last iteration.
 
     The iteration ends where it does not converge: the second moments of SGD are not stable there.
     """
-    h = frame.curvature
-    relaxed = jnp.expm1(-jnp.maximum(h[:, None] + h[None] - eta * h[:, None] * h[None], 0) * age) ** 2
     tiny = jnp.finfo(first.dtype).tiny
 
     def unfinished(state: tuple[Array, Array, Array, Array]) -> Array:
@@ -174,7 +203,7 @@ def _respond_repeatedly(
 
     def iterate(state: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
         x, change, _, count = state
-        new = eta * delay * relaxed * respond(change)  # the response is linear in X
+        new = gain * respond(change)  # the response is linear in X
         return x + new, new, jnp.linalg.norm(new) / jnp.maximum(jnp.linalg.norm(change), tiny), count + 1
 
     state = (first, first + tiny, jnp.zeros((), first.dtype), jnp.asarray(0))

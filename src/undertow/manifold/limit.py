@@ -5,8 +5,7 @@
 Where the noise has no tangent part (label noise), this is a flow.
 """
 
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import equinox as eqx
 import jax
@@ -15,17 +14,33 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from undertow import _trees as trees
 from undertow import _validate as validate
 from undertow._validate import KeyLike, Number
 from undertow.manifold.drift import Parts, covariance_parts
 from undertow.manifold.geometry import FiniteStep, Frame, largest_flat, row_route
 from undertow.manifold.label import label_amount, label_drift
+from undertow.manifold.limit_motion import (
+    blank_after,
+    check_tangent_noise,
+    motion_of,
+    report_lost_rank,
+    warn_null_drift,
+)
 from undertow.manifold.limit_regime import limit_regime, relative_error
+from undertow.manifold.metric_limit import (
+    Request,
+    chosen_corrections,
+    has_metric,
+    metric_parts,
+    metric_velocity_at,
+    solve_metric,
+)
 from undertow.manifold.minimum import farthest, frame_of_minimum
-from undertow.manifold.paths import Recorder, diffuse, diffuse_many, flow
+from undertow.manifold.paths import PlainChart, Recorder, flow, solve_diffusion
 from undertow.manifold.smoothness import kinks
 from undertow.noise.base import AbstractNoise
+from undertow.optimisers.base import AbstractOptimiser
+from undertow.optimisers.transformation import theory_optimiser
 from undertow.problem import AbstractProblem, Population, Regression
 from undertow.trajectory import Trajectory
 
@@ -41,8 +56,18 @@ class Limit(eqx.Module):
     **Arguments:** any noise. Where its problem is a `Regression` that fits all of its data, no D x D matrix is formed.
     Elsewhere (residuals that are not zero, any `Problem`) the dense Hessian limits the model to 4,000 parameters. A
     loss with kinks (ReLU, absolute values) raises an error unless `piecewise=True`: the formulas hold between its
-    kinks, but not at them. The limit is that of SGD. Heavy-ball momentum has the same limit on the clock of its
-    effective step size `step_size/(1 - momentum)`. Adam is not covered.
+    kinks, but not at them.
+
+    The limit is that of SGD, or of an `optimiser` with a metric S, such as `Adam`. With S frozen, phi = S^(-1/2) params
+    moves as under SGD. The metric itself moves with the average v of squared gradients:
+
+        d params/d slow_time = S^(1/2) {drift at phi} - (decay/eta) P_S params,   dv/d slow_time = kappa (E g^2 - v)
+
+    with kappa = (1 - b2)/eta^2. For label noise the drift is -(c/4) P_S S grad tr(S H): with v in equilibrium Adam
+    reduces tr diag(H)^(1/2), where SGD reduces tr H. `drift` and `solve` add corrections for a finite step size eta,
+    unless `corrections=False`: v follows the fluctuations of the params in part, so that S is correlated with the
+    gradients, and their covariance is that of finite steps. They extend the theory from (1 - b2) << eta lambda, lambda
+    the least curvature of S^(1/2) H S^(1/2), to any ratio of the two while 1 - b2 is small.
 
     Directions of a curvature below `resolution` count as tangent to the manifold (None: below the precision of the
     params, and below 0.01/time where `solve` knows the time). There must be a gap between the curvatures on both sides
@@ -61,8 +86,15 @@ class Limit(eqx.Module):
     noise: AbstractNoise
     piecewise: bool = eqx.field(static=True)
     resolution: float | None = eqx.field(static=True)
+    optimiser: AbstractOptimiser
 
-    def __init__(self, noise: AbstractNoise, piecewise: bool = False, resolution: Number | None = None):
+    def __init__(
+        self,
+        noise: AbstractNoise,
+        piecewise: bool = False,
+        resolution: Number | None = None,
+        optimiser: AbstractOptimiser | None = None,
+    ):
         if not isinstance(noise, AbstractNoise):
             raise TypeError(f"`Limit(noise)`: got a {type(noise).__name__}; give a noise, such as `LabelNoise(task)`.")
         if isinstance(noise.problem, Population):
@@ -73,15 +105,31 @@ class Limit(eqx.Module):
         self.noise = noise
         self.piecewise = piecewise
         self.resolution = None if resolution is None else validate.as_float("Limit", "resolution", resolution)
+        self.optimiser = theory_optimiser("Limit", optimiser)
 
-    def drift(self, params: PyTree, *, finite_step: Number | None = None) -> PyTree:
+    def drift(
+        self,
+        params: PyTree,
+        *,
+        finite_step: Number | None = None,
+        state: PyTree = None,
+        step_size: Number | None = None,
+        corrections: bool | Collection[str] = True,
+    ) -> PyTree:
         """Return 1/2 d2Phi[Sigma(params)], like params. Label noise uses a shorter formula than `parts`.
 
         Params that are not on a smooth manifold of minimisers (saddles, crossings, a Hessian that is zero) raise an
         error. Inside `jax.jit` only the residuals of a `Regression` with fewer equations than parameters are checked:
         the drift is NaN where they are not zero. A `Problem` with the same loss has no such restriction.
+
+        For an optimiser with a metric, `state` is the dict `{"v": ...}` (None: v = E g^2 at params). At a `step_size`
+        the result has weight decay and, unless `corrections=False`, the corrections for that step size.
         """
         validate.params_of_floats("Limit.drift", params)
+        if has_metric(self.optimiser):
+            _check_kinks(self, params)
+            request = _request("Limit.drift", state, step_size, finite_step, True, corrections)
+            return metric_velocity_at(self, params, request)
         eta = _finite_step(finite_step)
         if isinstance(eta, float) and self.resolution is None and row_route(self.noise.problem, params):
             short = _label(self, params)
@@ -92,16 +140,19 @@ class Limit(eqx.Module):
         _check_kinks(self, params)
         return self._parts("Limit.drift", params, eta).total
 
-    def parts(self, params: PyTree, *, finite_step: Number | None = None) -> Parts:
+    def parts(self, params: PyTree, *, finite_step: Number | None = None, state: PyTree = None) -> Parts:
         """Return the drift as its three parts: tangent compensation, normal regularisation, mixed.
 
         `finite_step=eta` takes the covariance across the manifold from HX + XH - eta HXH = Sigma instead of
         HX + XH = Sigma. On the motor (claim `motor-speed`) this is nearly the whole effect of a finite step to first
-        order. It neglects the change of curvature and noise over the width of the fluctuations.
+        order. It neglects the change of curvature and noise over the width of the fluctuations. With a metric the
+        parts are those of small steps, for the `state` of `drift`.
         """
         validate.params_of_floats("Limit.parts", params)
-        eta = _finite_step(finite_step)
         _check_kinks(self, params)
+        if has_metric(self.optimiser):
+            return metric_parts(self, params, _request("Limit.parts", state, None, finite_step, True, False))
+        eta = _finite_step(finite_step)
         return self._parts("Limit.parts", params, eta)
 
     def _parts(self, function: str, params: PyTree, eta: FiniteStep) -> Parts:
@@ -120,6 +171,9 @@ class Limit(eqx.Module):
         seeds: int | None = None,
         finite_step: Number | None = None,
         step_size: Number | None = None,
+        state: PyTree = None,
+        quasi_static: bool = False,
+        corrections: bool | Collection[str] = True,
         num_saves: int = 20,
         steps: int = 2000,
         tolerance: float = 1e-6,
@@ -136,6 +190,11 @@ class Limit(eqx.Module):
         its `regime` has an estimate of the relative error at that step size: for a flow, the distance of its end to
         that of the averaged flow (`ut.average`), over the length of the way.
 
+        An optimiser with a metric, such as `Adam`, needs its `step_size`. v starts at E g^2, or at that of `state`, and
+        is observed as "v". `quasi_static=True` keeps it at E g^2, which is faster where kappa = (1 - b2)/step_size^2 is
+        large. `corrections=False` leaves out the corrections for a finite step size, whose sizes are in the `regime`;
+        `corrections=("finite_step",)` or `("fluctuating_metric",)` has one of them.
+
         The limit ends where the Hessian loses rank, for instance where two manifolds cross. A flow that reaches such a
         point before `slow_time` raises an error. A run of a diffusion stops there: it is marked in `diverged`,
         `diverged_at` is the slow time at which it stopped (-1 for the other runs), its later observations are NaN, its
@@ -146,29 +205,35 @@ class Limit(eqx.Module):
         validate.finite_number("Limit.solve", "slow_time", slow_time)
         num_saves = validate.positive_integer("Limit.solve", "num_saves", num_saves)
         steps = validate.positive_integer("Limit.solve", "steps", steps)
-        eta = _finite_step(finite_step)
         _check_kinks(self, params)
+        if has_metric(self.optimiser):
+            request = _request("Limit.solve", state, step_size, finite_step, quasi_static, corrections)
+            return solve_metric(
+                self, params, request, float(slow_time), key, dict(observe or {}), seeds, num_saves, steps, tolerance
+            )
+        eta = _finite_step(finite_step)
         step = _step_size(step_size, finite_step)
         frame = frame_of_minimum("Limit.solve", problem, params, self._resolution(step, float(slow_time)))
         _check_stability("Limit.solve", eta, frame)
         observe = dict(observe or {})
-        motion = _motion(self.noise, frame)
+        motion = motion_of(self.noise, frame)
         if motion == "none":
-            _warn_null_drift(self.noise)
+            warn_null_drift(self.noise)
         times = np.linspace(0.0, float(slow_time), num_saves + 1)
         gaps = jnp.asarray(np.diff(times))
         rank = int(frame.rank)
         recorder = Recorder(observe, problem, jnp.max(frame.curvature), rank, frame.least_squares, frame.unravel)
         if motion == "diffusion":
-            ends, records, lost = self._diffusion(frame, gaps, key, seeds, eta, recorder, steps)
+            chart = PlainChart(self.noise, eta, recorder)
+            ends, records, lost = solve_diffusion(chart, frame.point, None, key, seeds, gaps, recorder, steps)
         else:
             ends, records, lost = flow(self.noise, frame, gaps, eta, recorder, jnp.asarray(tolerance))
-            _check_tangent_noise(self.noise, frame, recorder.frame_of(ends), motion)
+            check_tangent_noise(self.noise, frame, recorder.frame_of(ends), motion)
             if seeds is not None:
                 repeat = lambda x: jnp.broadcast_to(x[None], (seeds, *x.shape))
                 ends, records, lost = jax.tree.map(repeat, (ends, records, lost))
         if np.isfinite(np.asarray(lost)).any():
-            _report_lost_rank(np.asarray(lost, float), rank, motion)
+            report_lost_rank(np.asarray(lost, float), rank, motion)
         return self._trajectory(frame, times, step, motion, seeds, ends, records, np.asarray(lost, float))
 
     def _trajectory(
@@ -184,7 +249,7 @@ class Limit(eqx.Module):
     ) -> Trajectory:
         """Return the solution with its regime; `lost` are the slow times at which runs lost rank, else inf."""
         diverged, after = np.asarray(np.isfinite(lost)), times >= lost[..., None]
-        records = jax.tree.map(lambda x: _blank(np.asarray(x), after) if after.any() else np.asarray(x), records)
+        records = jax.tree.map(lambda x: blank_after(np.asarray(x), after) if after.any() else np.asarray(x), records)
         unravel = jax.vmap(frame.unravel) if seeds is not None else frame.unravel
         error = None
         if step is not None and times[-1] > 0 and motion == "flow" and not diverged.any():
@@ -211,72 +276,22 @@ class Limit(eqx.Module):
             return self.resolution
         return STILL * step_size / slow_time
 
-    def _diffusion(
-        self,
-        frame: Frame,
-        gaps: Array,
-        key: KeyLike | None,
-        seeds: int | None,
-        eta: FiniteStep,
-        recorder: Recorder,
-        steps: int,
-    ) -> tuple[Array, PyTree, Array]:
-        if key is None:
-            raise ValueError("`Limit.solve`: the noise has a tangent part, so the limit is a diffusion; give `key=`.")
-        key = validate.as_key("Limit.solve", key)
-        if seeds is None:
-            return diffuse(self.noise, frame, key, gaps, eta, recorder, steps)
-        seeds = validate.positive_integer("Limit.solve", "seeds", seeds)
-        keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(seeds))
-        return diffuse_many(self.noise, frame, keys, gaps, eta, recorder, steps)
 
-
-def _warn_null_drift(noise: AbstractNoise) -> None:
-    warnings.warn(
-        f"`Limit.solve`: {type(noise).__name__} noise vanishes on the manifold of minimisers, so nothing moves at this "
-        "time scale: a null drift.",
-        UserWarning,
-        stacklevel=3,
-    )
-
-
-def _report_lost_rank(lost: np.ndarray, rank: int, motion: str) -> None:
-    """Raise where a flow loses rank before its end, warn where runs of a diffusion do."""
-    first = lost.min()
-    reason = (
-        f"the rank of the Hessian falls below its {rank} (a curvature across the manifold vanishes, or the solution "
-        "leaves the manifold, or it is not finite)"
-    )
-    if motion != "diffusion":
+def _request(
+    function: str,
+    state: PyTree,
+    step_size: Number | None,
+    finite_step: Number | None,
+    quasi_static: bool,
+    corrections: bool | Collection[str],
+) -> Request:
+    if finite_step is not None:
         raise ValueError(
-            f"`Limit.solve`: {reason} by slow time {first:.3g}, where the limit ends; solve for a shorter time, or use "
-            "`ut.average(noise, params, step_size=..., time=...)`, which needs no rank."
+            f"{validate.quote(function, finite_step=finite_step)}: an optimiser with a metric takes `step_size=`, and "
+            "`corrections=True` has the covariance of finite steps."
         )
-    warnings.warn(
-        f"`Limit.solve`: {np.isfinite(lost).sum()} of {lost.size} runs stop where {reason}, the first at slow time "
-        f"{first:.3g}; see `diverged` and `diverged_at`.",
-        UserWarning,
-        stacklevel=3,
-    )
-
-
-def _check_tangent_noise(noise: AbstractNoise, start: Frame, end: Frame, motion: str) -> None:
-    """Raise where the noise along the manifold is zero at the start of a flow but not at its end."""
-    label = (
-        start.least_squares and label_amount(noise.covariance(start.unravel(start.point)), noise.problem) is not None
-    )
-    if motion == "flow" and not label and bool(jnp.all(jnp.isfinite(end.point))) and _motion(noise, end) == "diffusion":
-        raise ValueError(
-            "`Limit.solve`: the noise has no part along the manifold at the start, but one at the end, so the limit "
-            "is not a flow; start from a point where the noise has such a part, and give `key=`."
-        )
-
-
-def _blank(values: np.ndarray, after: np.ndarray) -> np.ndarray:
-    """Return values with NaN where `after` (seeds, times); integers and booleans are converted to floats."""
-    values = values.astype(np.result_type(values, np.float32)) if values.dtype.kind not in "fc" else values.copy()
-    values[after] = np.nan
-    return values
+    names = chosen_corrections(function, corrections)
+    return Request(function, state, _step_size(step_size, None, function), quasi_static, names)
 
 
 def _finite_step(value: Number | None) -> FiniteStep:
@@ -287,14 +302,14 @@ def _finite_step(value: Number | None) -> FiniteStep:
     return jnp.asarray(value, jnp.result_type(float))
 
 
-def _step_size(step_size: Number | None, finite_step: Number | None) -> float | None:
+def _step_size(step_size: Number | None, finite_step: Number | None, function: str = "Limit.solve") -> float | None:
     """Return the step size of SGD, where one is given by either argument."""
     value = finite_step if step_size is None else step_size
     if value is None:
         return None
-    eta = validate.as_float("Limit.solve", "step_size", value)
+    eta = validate.as_float(function, "step_size", value)
     if not eta > 0:
-        raise ValueError(f"{validate.quote('Limit.solve', step_size=eta)}: give a positive number.")
+        raise ValueError(f"{validate.quote(function, step_size=eta)}: give a positive number.")
     return eta
 
 
@@ -344,22 +359,3 @@ def _halved_parts(noise: AbstractNoise, frame: Frame, eta: FiniteStep) -> tuple[
     covariance = noise.covariance(frame.unravel(frame.point))
     tangent, normal, mixed = covariance_parts(noise.problem, frame, covariance, eta)
     return tangent / 2, normal / 2, mixed / 2
-
-
-@eqx.filter_jit
-def _powers(noise: AbstractNoise, frame: Frame) -> tuple[Array, Array]:
-    """Return Tr Sigma and Tr P Sigma at the frame's point."""
-    covariance = noise.covariance(frame.unravel(frame.point))
-    project = lambda v: frame.unravel(frame.project(trees.ravel(v)))
-    return covariance.trace(), covariance.trace(project)
-
-
-def _motion(noise: AbstractNoise, frame: Frame) -> str:
-    """Return "flow" without tangent noise, "diffusion" with it, "none" without noise."""
-    total, along = (float(x) for x in _powers(noise, frame))
-    scale = float(jnp.finfo(frame.point.dtype).eps) ** 0.5
-    if frame.least_squares and label_amount(noise.covariance(frame.unravel(frame.point)), noise.problem) is not None:
-        along = 0.0  # in the image of J': what is left along directions that count as flat is no tangent noise
-    if total <= scale**2 * (1 + float(jnp.vdot(frame.point, frame.point))):
-        return "none"
-    return "diffusion" if along > scale * total else "flow"

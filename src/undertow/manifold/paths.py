@@ -3,6 +3,7 @@
 Both use the rank of the Hessian at their start. The limit ends where a curvature across the manifold vanishes.
 """
 
+from abc import abstractmethod
 from collections.abc import Callable
 
 import diffrax
@@ -13,6 +14,8 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from undertow import _trees as trees
+from undertow import _validate as validate
+from undertow._validate import KeyLike
 from undertow.covariance import AbstractCovariance
 from undertow.manifold.drift import covariance_parts
 from undertow.manifold.geometry import FiniteStep, Frame, frame_at, off_manifold
@@ -21,7 +24,17 @@ from undertow.manifold.minimum import third
 from undertow.noise.base import AbstractNoise
 from undertow.problem import AbstractProblem, Regression
 
-__all__ = ["Recorder", "diffuse", "diffuse_many", "flow"]
+__all__ = [
+    "FLATTEST_OF_FLOW",
+    "MOST_ATTEMPTS",
+    "AbstractChart",
+    "PlainChart",
+    "Recorder",
+    "RetractedTsit5",
+    "flow",
+    "solve_diffusion",
+    "with_start",
+]
 
 FLATTEST_OF_FLOW = (1e-13, 1e-6)
 """The least curvature of a flow relative to the largest at its start, in double and in single precision."""
@@ -40,6 +53,10 @@ MOST_STEPS = 20_000
 
 MOST_ATTEMPTS = 10_000
 """The largest number of Runge-Kutta steps between two records on average, rejected steps included."""
+
+
+StateAfter = Callable[[Array], Array | None]
+"""The state of the optimiser after a step, as a function of its length."""
 
 
 class Recorder(eqx.Module):
@@ -109,24 +126,25 @@ def _return(noise: AbstractNoise, frame: Frame) -> Array:
     return frame.point - frame.pseudo_inverse(trees.ravel(noise.problem.gradient(frame.unravel(frame.point))))
 
 
-class _RetractedTsit5(diffrax.Tsit5):
+class RetractedTsit5(diffrax.Tsit5):
     """Tsit5 with a retraction after each step. A trial step that leaves the domain of the drift is rejected."""
 
-    back: Callable[[Array], Array] = eqx.field(kw_only=True)
+    back: Callable[[PyTree], PyTree] = eqx.field(kw_only=True)
 
     def step(
         self,
         terms: diffrax.AbstractTerm,
         t0: float | Array | np.ndarray,
         t1: float | Array | np.ndarray,
-        y0: Array,
+        y0: PyTree,
         args: PyTree,
         solver_state: PyTree,
         made_jump: bool | Array | np.ndarray,
-    ) -> tuple[Array, Array, PyTree, PyTree, diffrax.RESULTS]:
+    ) -> tuple[PyTree, PyTree, PyTree, PyTree, diffrax.RESULTS]:
         # a jump: the last stage of a step was evaluated before its retraction, and is not the first of the next one
         end, error, dense, state, result = super().step(terms, t0, t1, y0, args, solver_state, made_jump=True)
-        return self.back(end), jnp.where(jnp.isfinite(error), error, jnp.inf), dense, state, result
+        error = jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), x, jnp.inf), error)
+        return self.back(end), error, dense, state, result
 
 
 @eqx.filter_jit
@@ -143,7 +161,7 @@ def flow(
     first = 0.01 * (1 + jnp.linalg.norm(x)) / (jnp.linalg.norm(drift(x)) + 1e-12)
     path = diffrax.diffeqsolve(
         diffrax.ODETerm(lambda t, y, args: drift(y)),
-        _RetractedTsit5(back=back),
+        RetractedTsit5(back=back),
         jnp.zeros_like(times[-1]),
         times[-1],
         jnp.minimum(first, times[0]),
@@ -162,11 +180,58 @@ def flow(
 
     points, (records, valid) = jax.lax.map(record, path.ys)
     lost = jnp.min(jnp.where(valid, jnp.inf, jnp.cumsum(gaps)))
-    return points[-1], _with_start(recorder(x, FLATTEST_OF_FLOW)[0], records), lost
+    return points[-1], with_start(recorder(x, FLATTEST_OF_FLOW)[0], records), lost
+
+
+class AbstractChart(eqx.Module):
+    """The coordinates in which a diffusion takes its steps, and the state v of the optimiser."""
+
+    @abstractmethod
+    def at(self, x: Array, v: Array | None) -> tuple[AbstractNoise, Frame]:
+        """Return the noise and the frame in the coordinates of the chart, at params x."""
+
+    @abstractmethod
+    def frame(self, noise: AbstractNoise, point: Array) -> Frame:
+        """Return the frame at a point of the chart, for the noise of `at`."""
+
+    @abstractmethod
+    def drift(self, noise: AbstractNoise, frame: Frame, x: Array, v: Array | None) -> tuple[Array, StateAfter]:
+        """Return the tangent drift in the chart, and the state v as a function of the length of a step."""
+
+    @abstractmethod
+    def params(self, point: Array, x: Array, v: Array | None) -> Array:
+        """Return the params at a point of the chart that belongs to x and v."""
+
+    @abstractmethod
+    def own_frame(self, x: Array, frame: Frame) -> Frame:
+        """Return the frame in the coordinates of the params, for the frame of `at`."""
+
+
+class PlainChart(AbstractChart):
+    """The coordinates of the params, for SGD, which has no state."""
+
+    noise: AbstractNoise
+    eta: FiniteStep
+    recorder: Recorder
+
+    def at(self, x: Array, v: Array | None) -> tuple[AbstractNoise, Frame]:
+        return self.noise, self.recorder.frame(x)
+
+    def frame(self, noise: AbstractNoise, point: Array) -> Frame:
+        return self.recorder.frame(point)
+
+    def drift(self, noise: AbstractNoise, frame: Frame, x: Array, v: Array | None) -> tuple[Array, StateAfter]:
+        return _tangent_drift(noise, frame, self.eta), lambda dt: None
+
+    def params(self, point: Array, x: Array, v: Array | None) -> Array:
+        return point
+
+    def own_frame(self, x: Array, frame: Frame) -> Frame:
+        return frame
 
 
 def _diffuse(
-    noise: AbstractNoise, start: Frame, key: Array, gaps: Array, eta: FiniteStep, recorder: Recorder, steps: int
+    chart: AbstractChart, x: Array, v: Array | None, key: Array, gaps: Array, recorder: Recorder, steps: int
 ) -> tuple[Array, PyTree, Array]:
     """Take Euler steps: a tangent increment and the tangent drift, then a retraction, which adds the curvature term.
 
@@ -177,59 +242,81 @@ def _diffuse(
     """
     each = max(1, -(-steps // gaps.shape[0]))
 
-    def longest_resolved(frame: Frame, covariance: AbstractCovariance, drift: Array) -> Array:
+    def longest_resolved(noise: AbstractNoise, frame: Frame, covariance: AbstractCovariance, drift: Array) -> Array:
         """Return the longest step in which the smallest curvature is resolved."""
         least = jnp.argmin(jnp.where(frame.active, frame.curvature, jnp.inf))
-        v, h = frame.normal[:, least], frame.curvature[least]
-        g = frame.project(third(noise.problem, frame, v, v)) / h
+        q, h = frame.normal[:, least], frame.curvature[least]
+        g = frame.project(third(noise.problem, frame, q, q)) / h
         spread = jnp.vdot(g, trees.ravel(covariance.mv(frame.unravel(g))))
         return RESOLVED / jnp.maximum(jnp.maximum(spread, jnp.abs(jnp.vdot(g, drift))), jnp.finfo(g.dtype).tiny)
 
-    def between(carry: tuple[Array, Array], drawn: tuple[Array, Array, Array]) -> tuple:
+    def between(carry: tuple, drawn: tuple[Array, Array, Array]) -> tuple:
         gap, before, k = drawn
         longest = gap / each
 
         def unfinished(state: tuple) -> Array:
-            _, t, count, lost = state
+            _, _, t, count, lost = state
             return (t < gap * (1 - 1e-6)) & (count < each + MOST_STEPS) & jnp.isinf(lost)
 
         def step(state: tuple) -> tuple:
-            x, t, count, lost = state
-            frame = recorder.frame(x)
-            covariance = noise.covariance(recorder.unravel(x))
-            drift = _tangent_drift(noise, frame, eta)
-            dt = jnp.minimum(jnp.minimum(longest, gap - t), longest_resolved(frame, covariance, drift))
+            x, v, t, count, lost = state
+            noise, frame = chart.at(x, v)
+            covariance = noise.covariance(recorder.unravel(frame.point))
+            drift, state_after = chart.drift(noise, frame, x, v)
+            dt = jnp.minimum(jnp.minimum(longest, gap - t), longest_resolved(noise, frame, covariance, drift))
             increment = frame.project(trees.ravel(covariance.gaussian(jax.random.fold_in(k, count))))
-            moved = x + increment * jnp.sqrt(dt) + drift * dt
+            moved = frame.point + increment * jnp.sqrt(dt) + drift * dt
             for _ in range(2):
-                moved = _return(noise, recorder.frame(moved))
-            good = recorder.holds(frame, FLATTEST) & jnp.all(jnp.isfinite(moved))
-            return jnp.where(good, moved, x), t + dt, count + 1, jnp.where(good, lost, before + t)
+                moved = _return(noise, chart.frame(noise, moved))
+            good = recorder.holds(chart.own_frame(x, frame), FLATTEST) & jnp.all(jnp.isfinite(moved))
+            after = (chart.params(moved, x, v), state_after(dt))
+            x, v = jax.tree.map(lambda new, old: jnp.where(good, new, old), after, (x, v))
+            return x, v, t + dt, count + 1, jnp.where(good, lost, before + t)
 
-        x, lost = carry
-        x, t, _, lost = jax.lax.while_loop(unfinished, step, (x, jnp.zeros_like(gap), 0, lost))
+        x, v, lost = carry
+        x, v, t, _, lost = jax.lax.while_loop(unfinished, step, (x, v, jnp.zeros_like(gap), 0, lost))
         values, valid = recorder(x, FLATTEST)
         arrived = valid & (t >= gap * (1 - 1e-6))
-        return (x, jnp.where(arrived, lost, jnp.minimum(lost, before + t))), values
+        return (x, v, jnp.where(arrived, lost, jnp.minimum(lost, before + t))), values
 
-    x = start.point
     gaps = gaps.astype(x.dtype)
     before = jnp.concatenate([jnp.zeros(1, x.dtype), jnp.cumsum(gaps)[:-1]])
-    carry = (x, jnp.asarray(jnp.inf, x.dtype))
-    (end, lost), records = jax.lax.scan(between, carry, (gaps, before, jax.random.split(key, gaps.shape[0])))
-    return end, _with_start(recorder(x, FLATTEST)[0], records), lost
+    carry = (x, v, jnp.asarray(jnp.inf, x.dtype))
+    (end, _, lost), records = jax.lax.scan(between, carry, (gaps, before, jax.random.split(key, gaps.shape[0])))
+    return end, with_start(recorder(x, FLATTEST)[0], records), lost
 
 
-def _with_start(first: PyTree, rest: PyTree) -> PyTree:
+def with_start(first: PyTree, rest: PyTree) -> PyTree:
+    """Return records with those of the start in front."""
     return jax.tree.map(lambda a, b: jnp.concatenate([a[None], b]), first, rest)
 
 
-diffuse = eqx.filter_jit(_diffuse)
+_diffuse_once = eqx.filter_jit(_diffuse)
 
 
 @eqx.filter_jit
-def diffuse_many(
-    noise: AbstractNoise, start: Frame, keys: Array, gaps: Array, eta: FiniteStep, recorder: Recorder, steps: int
+def _diffuse_many(
+    chart: AbstractChart, x: Array, v: Array | None, keys: Array, gaps: Array, recorder: Recorder, steps: int
 ) -> tuple[Array, PyTree, Array]:
-    """Return `diffuse` for many keys."""
-    return jax.vmap(lambda k: _diffuse(noise, start, k, gaps, eta, recorder, steps))(keys)
+    return jax.vmap(lambda k: _diffuse(chart, x, v, k, gaps, recorder, steps))(keys)
+
+
+def solve_diffusion(
+    chart: AbstractChart,
+    x: Array,
+    v: Array | None,
+    key: KeyLike | None,
+    seeds: int | None,
+    gaps: Array,
+    recorder: Recorder,
+    steps: int,
+) -> tuple[Array, PyTree, Array]:
+    """Return the ends, the records and the times of lost rank of one diffusion, or of one for each seed."""
+    if key is None:
+        raise ValueError("`Limit.solve`: the noise has a tangent part, so the limit is a diffusion; give `key=`.")
+    key = validate.as_key("Limit.solve", key)
+    if seeds is None:
+        return _diffuse_once(chart, x, v, key, gaps, recorder, steps)
+    seeds = validate.positive_integer("Limit.solve", "seeds", seeds)
+    keys = jax.vmap(lambda i: jax.random.fold_in(key, i))(jnp.arange(seeds))
+    return _diffuse_many(chart, x, v, keys, gaps, recorder, steps)

@@ -68,6 +68,11 @@ class AbstractAdaptive(AbstractOptimiser):
         kappa = (1 - jnp.asarray(self.b2)) / jnp.asarray(step_size) ** 2
         return {"v": jax.tree.map(lambda v, target: kappa * (target - v), state["v"], second_moment)}
 
+    @property
+    def memory(self) -> Number:
+        """b1."""
+        return 0.0 if self.b1 is None else self.b1
+
     def regime(self, step_size: Number, curvature: Number) -> Regime:
         ratio = (1 - float(self.b2)) / (float(step_size) * float(curvature))
         meaning = "relaxation time across the manifold over the memory of v"

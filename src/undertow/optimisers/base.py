@@ -68,6 +68,11 @@ class AbstractOptimiser(eqx.Module):
     def regime(self, step_size: Number, curvature: Number) -> Regime:
         """Return the small parameters of the theory, for the least curvature of S^(1/2) H S^(1/2) that matters."""
 
+    @property
+    def memory(self) -> Number:
+        """The share b1 of the past in the average m = b1 m + (1 - b1) g that multiplies S; 0 without momentum."""
+        return 0.0
+
     def rates(self, steps: Int[Array, "..."], step_sizes: StepSizes) -> Rates:
         """Return the numbers that depend on the step alone; `steps` counts from 0. Here: the step sizes."""
         return step_sizes

@@ -72,6 +72,11 @@ class SGD(AbstractOptimiser):
     def slow_state(self, state: PyTree, second_moment: PyTree, step_size: Number) -> PyTree:
         return None
 
+    @property
+    def memory(self) -> Number:
+        """The momentum beta: (1 - beta) v is an average of past gradients."""
+        return 0.0 if self.momentum is None else self.momentum
+
     def regime(self, step_size: Number, curvature: Number) -> Regime:
         beta = 0.0 if self.momentum is None else float(self.momentum)
         if beta == 0.0:

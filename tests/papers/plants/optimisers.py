@@ -5,6 +5,7 @@ from typing import Any
 from tests.papers.plants import Plant, replaced
 from undertow.noise.label import LabelNoise
 from undertow.optimisers.sgd import SGD
+from undertow.papers.optimisers.models.adam_probe import predict_adam
 
 HERE = "undertow.papers.optimisers.claims"
 
@@ -33,6 +34,17 @@ def _without_excess(right: Any) -> Any:
         flow = right(*args, **settings)
         flow.observed["mean_loss"] = flow.observed["loss"]
         return flow
+
+    return run
+
+
+def _without_correlation(right: Any) -> Any:
+    """End the runs of Adam around the flow without corrections."""
+
+    def run(probe: Any, *settings: Any) -> Any:
+        ends = right(probe, *settings)
+        plain = predict_adam(probe, *settings[:4], False)
+        return ends._replace(points=ends.points + (plain - ends.mean)[None])
 
     return run
 
@@ -73,5 +85,6 @@ PLANTS: dict[str, Plant] = {
     "adamw-equilibrium": replaced(f"{HERE}.adam_equilibrium.predicted", _equilibrium_of_sgd),
     "metric-memory": replaced(f"{HERE}.adam_equilibrium.predicted", _leading),
     "adam-equilibrium-order": replaced(f"{HERE}.adam_equilibrium.predicted", _leading),
+    "adam-limit-metric": replaced(f"{HERE}.adam.run_adam", _without_correlation),
     "averaged-flow-noisy-data": replaced(f"{HERE}.noisy_data.average", _closure("small_step")),
 }

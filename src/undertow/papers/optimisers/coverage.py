@@ -28,6 +28,11 @@ _RESULTS = (
         ("averaged-flow-noisy-data",),
     ),
     (
+        "Limit with a metric",
+        "Adam moves on the manifold as SGD does in the coordinates S^(-1/2) θ; v follows the fluctuations in part.",
+        ("adam-limit-metric",),
+    ),
+    (
         "Directions that have not relaxed",
         "The entry X_ab approaches its stationary value as 1 - exp(-(h_a + h_b - η h_a h_b) t).",
         (),

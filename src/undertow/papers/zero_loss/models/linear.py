@@ -67,31 +67,33 @@ class LinearModel(eqx.Module):
         return 4 * jnp.mean(self.problem.inputs**2, axis=0)
 
     @eqx.filter_jit
-    def settle(self, params: PyTree, steps: int = 200) -> PyTree:
+    def settle(self, params: PyTree, steps: int = 200, metric: PyTree = None) -> PyTree:
         """Return Phi(params), the end of gradient flow, from an exact n-dimensional convex problem instead of the flow.
 
         The flow moves along u = a exp(Z'mu), v = b exp(-Z'mu) and ends at the minimiser mu of
         F(mu) = 1/2 sum_j (u_j^2 + v_j^2) - y.mu, whose gradient is Z(u^2 - v^2) - y. It is solved by damped Newton
         steps, in which no exponent changes by more than 1. Near a sparse end the flow itself is too stiff to integrate.
         The end is NaN if Newton does not converge, because small products u_j v_j make its matrix singular to rounding.
+        With a diagonal `metric` S the flow is -S grad L, and the exponents are S Z'mu.
         """
         z, y = self.problem.data
         a, b = params
+        first, second = jax.tree.map(jnp.ones_like, params) if metric is None else metric
 
         def at(mu: Array) -> PyTree:
             lift = mu @ z
-            return a * jnp.exp(lift), b * jnp.exp(-lift)
+            return a * jnp.exp(first * lift), b * jnp.exp(-second * lift)
 
         def newton(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             mu, _, count = state
             u, v = at(mu)
             gradient = z @ (u**2 - v**2) - y
-            hessian = 2 * (z * (u**2 + v**2)[None]) @ z.T
+            hessian = 2 * (z * (first * u**2 + second * v**2)[None]) @ z.T
             # scale to a unit diagonal, because the entries range over exp(-s t)
             half = jnp.sqrt(jnp.diag(hessian))
             scaled = hessian / (half[:, None] * half[None])
             move = -jnp.linalg.solve(scaled, gradient / half) / half
-            largest = jnp.max(jnp.abs(2 * move @ z))
+            largest = jnp.max(jnp.abs(2 * jnp.maximum(first, second) * (move @ z)))
             return mu + move / jnp.maximum(largest, 1), largest, count + 1
 
         def unfinished(state: tuple[Array, Array, Array]) -> Array:

@@ -1,0 +1,160 @@
+"""The averaged flow of an optimiser with a metric: the mean of params and of v at a finite step, from any start.
+
+    d theta/dt = (1 + (eta/2) (1 + b1)/(1 - b1) S H) F,     F = -S grad L - (eta/2) S d3L[X] - decay theta + G
+    d v/dt     = ((1 - b2)/eta) (E g^2 - v)
+
+eta X is the covariance of the fluctuations in the metric, G the gain by a metric that follows them in part
+(`fluctuating_metric`), and E g^2 is averaged over them. The factor with the Hessian H makes the flow pass through the
+points of the discrete steps; b1 delays the gradients by b1/(1 - b1) steps. The flow is solved for log v.
+"""
+
+from collections.abc import Callable
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+from undertow import _trees as trees
+from undertow._stiff import Linearisation, Multiplier, RosenbrockW, along_eigenvectors
+from undertow.manifold.averaged import Observe, Path, observation_of, record_of
+from undertow.manifold.fluctuating_metric import Metric, averaged_second_moment, metric_at, metric_velocity
+from undertow.manifold.fluctuations import Closure, Fluctuations, directions, fluctuations
+from undertow.manifold.metric import RescaledNoise
+from undertow.noise.base import AbstractNoise, second_moment
+from undertow.optimisers.base import AbstractOptimiser
+
+__all__ = ["AveragedMotion", "least_relaxed", "solve_metric_average"]
+
+Unravel = Callable[[Array], PyTree]
+State = tuple[Float[Array, " D"], Float[Array, " D"] | None]
+"""The mean of the params, and the logarithm of v."""
+
+
+class AveragedMotion(eqx.Module):
+    """The averaged flow of an optimiser in its params and v."""
+
+    noise: AbstractNoise
+    optimiser: AbstractOptimiser
+    step_size: Float[Array, ""]
+    unravel: Unravel = eqx.field(static=True)
+    closure: Closure = eqx.field(static=True)
+
+    def metric(self, state: State) -> Metric:
+        """Return the metric at a state."""
+        point, logarithm = state
+        v = None if logarithm is None else jnp.exp(logarithm)
+        return metric_at(self.optimiser, v, point, self.unravel)
+
+    def local(self, state: State) -> tuple[Metric, RescaledNoise]:
+        """Return the metric, and the noise in the coordinates in which it is the identity."""
+        metric = self.metric(state)
+        return metric, RescaledNoise(self.noise, self.unravel(metric.root))
+
+    def around(self, state: State, age: Array) -> tuple[Metric, RescaledNoise, Fluctuations]:
+        """Return the metric, the rescaled noise and its fluctuations at a state, the time `age` after the start."""
+        metric, noise = self.local(state)
+        phi, memory = state[0] / metric.root, self.optimiser.memory
+        return metric, noise, fluctuations(noise, phi, self.unravel, age, self.step_size, self.closure, memory)
+
+    def velocity(self, state: State, age: Array) -> State:
+        """Return d theta/dt and d log v/dt."""
+        (point, logarithm), eta = state, self.step_size
+        metric, noise, around = self.around(state, age)
+        gradient = lambda x: trees.ravel(noise.problem.gradient(self.unravel(x)))
+        phi = around.frame.point
+
+        def third(u: Array, w: Array) -> Array:
+            return jax.jvp(lambda x: jax.jvp(gradient, (x,), (u,))[1], (phi,), (w,))[1]
+
+        mean = -metric.root * (gradient(phi) + eta / 2 * around.expect(third)) - metric.decay * point
+        corrected = self.closure != "small_step"
+        if corrected and logarithm is not None:
+            mean = mean + metric_velocity(noise, around, metric, eta, self.optimiser.memory)
+        if corrected:
+            hessian = jax.jvp(gradient, (phi,), (mean / metric.root,))[1]
+            mean = mean + self._delay() * metric.root * hessian
+        if logarithm is None:
+            return mean, None
+        v = jnp.maximum(jnp.exp(logarithm), jnp.finfo(point.dtype).tiny)
+        target = trees.ravel(second_moment(self.noise, self.unravel(point)))
+        if self.closure == "averaged_noise":
+            target = averaged_second_moment(noise, around, eta)
+        slope = self.optimiser.slow_state({"v": self.unravel(v)}, self.unravel(target), 1.0)
+        return mean, trees.ravel(slope) / (eta * v)
+
+    def linearise(self, state: State) -> Linearisation:
+        """Return the linearisation of the flow: -S H, with its delay, and -(1 - b2)/eta for log v."""
+        metric, noise = self.local(state)
+        frame = directions(noise.problem, state[0] / metric.root, self.unravel)
+        h = jnp.maximum(frame.curvature, 0)
+        delay = self._delay() if self.closure != "small_step" else 0.0
+        across = along_eigenvectors(frame.normal, h * (1 + delay * h))
+
+        def apply(function: Multiplier, vector: State) -> State:
+            point = metric.root * across(function, vector[0] / metric.root)
+            return point, None if vector[1] is None else function(metric.rate / self.step_size) * vector[1]
+
+        return apply
+
+    def _delay(self) -> Array:
+        b1 = jnp.asarray(self.optimiser.memory, self.step_size.dtype)
+        return self.step_size / 2 * (1 + b1) / (1 - b1)
+
+
+@eqx.filter_jit
+def solve_metric_average(
+    motion: AveragedMotion,
+    params: PyTree,
+    v: Float[Array, " D"] | None,
+    times: Float[Array, " times"],
+    observe: Observe,
+    tolerance: Float[Array, ""],
+    max_steps: int,
+) -> Path:
+    """Solve the averaged flow in (theta, log v); v is observed too. Points after a failure are not finite."""
+    start = jax.flatten_util.ravel_pytree(params)[0]
+    times = times.astype(start.dtype)
+    tiny = jnp.finfo(start.dtype).tiny
+    state = (start, None if v is None else jnp.log(jnp.maximum(v, tiny)))
+    metric, noise = motion.local(state)
+    sharpest = jnp.max(jnp.abs(directions(noise.problem, start / metric.root, motion.unravel).curvature))
+    first = 0.1 / (sharpest + jnp.max(metric.rate) / motion.step_size + 1 / times[-1])
+    path = diffrax.diffeqsolve(
+        diffrax.ODETerm(lambda t, y, args: motion.velocity(y, t)),
+        RosenbrockW(motion.linearise),
+        times[0],
+        times[-1],
+        jnp.minimum(first, times[1]),
+        state,
+        saveat=diffrax.SaveAt(ts=times),
+        stepsize_controller=diffrax.ClipStepSizeController(diffrax.PIDController(tolerance, tolerance), step_ts=times),
+        max_steps=max_steps,
+        adjoint=diffrax.ForwardMode(),
+        throw=False,
+    )
+
+    def observation(at: tuple[State, Array]) -> tuple:
+        _, noise, around = motion.around(*at)
+        original = lambda f: lambda phi: f(jax.tree.map(jnp.multiply, noise.root, phi))
+        rescaled: Observe = {name: original(function) for name, function in observe.items()}
+        observed = observation_of(around, noise.problem, rescaled, motion.step_size)
+        if at[0][1] is not None:
+            observed = {**observed, "v": motion.unravel(jnp.exp(at[0][1]))}
+        return observed, record_of(around, motion.step_size)
+
+    observed, records = jax.lax.map(observation, (path.ys, times))
+    return Path(path.ys[0], observed, records, path.stats["num_steps"])
+
+
+@eqx.filter_jit
+def least_relaxed(
+    motion: AveragedMotion, params: PyTree, v: Float[Array, " D"] | None, time: float
+) -> Float[Array, ""]:
+    """Return the least curvature of S^(1/2) H S^(1/2) at the start that relaxes within `time`; inf without one."""
+    start = jax.flatten_util.ravel_pytree(params)[0]
+    metric, noise = motion.local((start, None if v is None else jnp.log(v)))
+    h = directions(noise.problem, start / metric.root, motion.unravel).curvature
+    return jnp.min(jnp.where(h * time > 1, h, jnp.inf))

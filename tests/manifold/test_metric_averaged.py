@@ -1,0 +1,70 @@
+"""The averaged flow of optimisers with a metric, against SGD's, gradient descent and runs of Adam."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import undertow as ut
+from undertow._trees import ravel, zeros_like
+from undertow.manifold.averaged import velocity
+from undertow.manifold.metric_averaged import AveragedMotion, least_relaxed
+from undertow.noise.additive import noiseless
+from undertow.noise.base import second_moment
+from undertow.papers.optimisers.models.adam_probe import draw_probe
+
+
+def test_a_metric_of_one_gives_the_velocity_of_sgd(x64):
+    probe, eta, age = draw_probe(jax.random.key(3)), jnp.asarray(0.01), jnp.asarray(5.0)
+    flat, unravel = jax.flatten_util.ravel_pytree(probe.model.start(0.8))
+    for closure in ("finite_step", "averaged_noise"):
+        motion = AveragedMotion(probe.noise, ut.SGD(momentum=0.0), eta, unravel, closure)
+        expected = velocity(probe.noise, flat, unravel, age, eta, closure)
+        np.testing.assert_allclose(motion.velocity((flat, None), age)[0], expected, rtol=1e-6, atol=1e-9)
+
+
+def test_without_noise_the_flow_passes_the_points_of_the_discrete_steps(x64):
+    """With momentum on a quadratic loss the error is of second order; the momentum starts near its mean value."""
+    matrix, start = jnp.array([[1.0, 0.3], [0.3, 0.5]]), jnp.ones(2)
+    noise = noiseless(ut.Problem(lambda x, _: x @ matrix @ x / 2, jnp.zeros(1)))
+    optimiser, errors = ut.SGD(momentum=0.5), []
+    for eta in (0.02, 0.01):
+        moving = {"optimiser": optimiser, "optimiser_state": matrix @ start / (1 - 0.5)}
+        run = ut.descend(noise, start, **moving, step_size=eta, steps=round(2 / eta), key=0)
+        flow = ut.average(noise, start, optimiser=optimiser, step_size=eta, time=2.0, tolerance=1e-9)
+        errors.append(np.linalg.norm(run.params - flow.params))
+    assert np.log2(errors[0] / errors[1]) > 1.8
+
+
+def test_the_least_curvature_is_that_of_the_metric(x64):
+    probe = draw_probe(jax.random.key(3))
+    unravel = jax.flatten_util.ravel_pytree(probe.start)[1]
+    motion = AveragedMotion(probe.noise, probe.adam(0.0, 0.99), jnp.asarray(0.01), unravel, "averaged_noise")
+    v = ravel(second_moment(probe.noise, probe.start))
+    np.testing.assert_allclose(
+        least_relaxed(motion, probe.start, v, 100.0), probe.least_curvature(probe.start), rtol=1e-6
+    )
+    assert least_relaxed(motion, probe.start, v, 1e-6) == np.inf
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("b1", [0.0, 0.9])
+def test_the_mean_of_adam_from_a_start_off_the_manifold(b1, x64):
+    """At kappa = 200 over slow time 0.1; the flow for small steps is off by a tenth of the way."""
+    probe, eta, seeds = draw_probe(jax.random.key(0)), 0.004, 400
+    start, adam = probe.model.start(0.8), probe.adam(b1, 1 - 200 * 0.004**2)
+    state = {"m": zeros_like(start), "v": second_moment(probe.noise, start)}
+    run = ut.descend(
+        probe.noise, start, optimiser=adam, optimiser_state=state, step_size=eta, steps=6250, seeds=seeds, key=0
+    )
+    points, v = (np.asarray(jax.vmap(ravel)(x)) for x in (run.params, run.optimiser_state["v"]))
+    length = np.linalg.norm(points.mean(axis=0) - np.asarray(ravel(start)))
+    error = np.sqrt(points.var(axis=0, ddof=1).sum() / seeds)
+    far = {}
+    for closure in ("small_step", "averaged_noise"):
+        flow = ut.average(probe.noise, start, optimiser=adam, step_size=eta, time=25.0, closure=closure, num_saves=1)
+        far[closure] = np.linalg.norm(np.asarray(ravel(flow.params)) - points.mean(axis=0))
+    assert far["averaged_noise"] < 0.01 * length + 2 * error
+    assert far["small_step"] > 0.05 * length + 2 * error
+    predicted = np.concatenate([np.asarray(leaf[-1]) for leaf in flow.observed["v"]])
+    assert np.linalg.norm(predicted - v.mean(axis=0)) < 0.01 * np.linalg.norm(predicted)
