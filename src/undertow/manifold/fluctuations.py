@@ -40,6 +40,7 @@ __all__ = [
     "fluctuations",
     "image_route",
     "noise_terms",
+    "relaxed",
 ]
 
 Closure = Literal["small_step", "finite_step", "averaged_noise"]
@@ -134,7 +135,7 @@ def fluctuations(
     inner, growth = delay * terms.inner, jnp.zeros((), point.dtype)
     if closure == "averaged_noise" and terms.respond is not None:
         inner, growth = _respond_repeatedly(inner, delay, terms.respond, frame, age, eta)
-    outside = None if terms.outside is None else terms.outside * _relaxed(frame.curvature, age)[None]
+    outside = None if terms.outside is None else terms.outside * relaxed(frame.curvature, age)[None]
     return Fluctuations(frame, inner, outside, terms.beside, age, growth)
 
 
@@ -147,10 +148,10 @@ def noise_terms(noise: AbstractNoise, frame: Frame) -> "NoiseTerms":
 def delays(frame: Frame, age: Array, eta: Array) -> Float[Array, "k k"]:
     """Return (1 - exp(-s t))/s for the rates s = h_a + h_b - eta h_a h_b: X is this times its source."""
     h = frame.curvature
-    return _relaxed(h[:, None] + h[None] - eta * h[:, None] * h[None], age)
+    return relaxed(h[:, None] + h[None] - eta * h[:, None] * h[None], age)
 
 
-def _relaxed(rate: Array, age: Array) -> Array:
+def relaxed(rate: Array, age: Array) -> Array:
     """Return (1 - exp(-rate t))/rate; t at the rate zero and for negative rates."""
     positive = rate * age > jnp.finfo(rate.dtype).eps
     return jnp.where(positive, -jnp.expm1(-rate * age) / jnp.where(positive, rate, 1), age)

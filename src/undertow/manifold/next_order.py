@@ -1,0 +1,318 @@
+"""The error of the averaged flow, from the next order in the step size.
+
+Let C be the covariance of SGD around its mean m, K its third cumulant, kappa that of the noise, and A = I - eta H.
+To the next order in eta the moments of SGD obey
+
+    m' = F = -grad L - d3L[C]/2 - d4L[K]/6 - d5L[C, C]/8
+    C' = -(H C + C H - eta H C H) + eta (Sigma + Sigma''[C]/2) - sym(A C d4L[C] + A K:d3L)/2
+    K' = -(its decay) - sym d3L[C A, C A] + eta sym Sigma'[C A] - eta^2 kappa
+
+The averaged flow keeps the first two terms of F and the stationary state of the first two terms of C. Here the moments
+are expanded around its path: C = C0 + C1, with C0 from the terms that the flow keeps, and m = path + delta. The terms
+of the next order are evaluated at C0, and delta and C1 obey linear equations. K relaxes within the time 1/(3h) and has
+its stationary value; entries that have not relaxed are left out, because they do not move the mean at this order.
+
+The equations are solved on a few intervals of time in the eigenbasis of H at their ends, by an exponential method of
+second order. The first intervals are short: they follow the descent to the minima and the growth of C from zero.
+"""
+
+from collections.abc import Callable
+from functools import partial, singledispatch
+from typing import NamedTuple
+
+import equinox as eqx
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from undertow import _trees as trees
+from undertow.covariance import AbstractCovariance, LabelCovariance, SampleCovariance, Sum
+from undertow.manifold.averaged import velocity
+from undertow.manifold.fluctuations import Closure, relaxed
+from undertow.manifold.geometry import jacobian
+from undertow.noise.base import AbstractNoise
+
+__all__ = ["PARAMETERS", "Moments", "displacement", "intervals", "next_moments"]
+
+PARAMETERS = 100
+"""The largest number D of parameters: the third derivatives are D^3 numbers."""
+
+SHORT, EQUAL = 10, 10
+"""The number of intervals that grow from one step to a tenth of the time, and of equal intervals after them."""
+
+SWEEPS = 6
+"""The number of iterations for the moments at the end of an interval."""
+
+Unravel = Callable[[Array], PyTree]
+Matrix = Float[Array, "D D"]
+
+
+def intervals(step_size: float, time: float) -> np.ndarray:
+    """Return the times at which `displacement` evaluates the next order."""
+    short = np.geomspace(min(step_size, time / EQUAL / 2), time / EQUAL, SHORT, endpoint=False)
+    return np.concatenate([[0.0], short, np.linspace(0, time, EQUAL + 1)[1:]])
+
+
+class Moments(NamedTuple):
+    """The moments of SGD along the path of the averaged flow."""
+
+    delta: Float[Array, " D"]
+    """The mean of SGD minus the averaged flow."""
+    first: Matrix
+    """C0, the covariance with the terms that the averaged flow keeps."""
+    second: Matrix
+    """C1, the correction of the next order."""
+
+
+@eqx.filter_jit
+def displacement(
+    noise: AbstractNoise,
+    unravel: Unravel,
+    times: Float[Array, " times"],
+    points: Float[Array, "times D"],
+    step_size: Float[Array, ""],
+    closure: Closure,
+) -> Moments:
+    """Return the moments at all times; `points` is the averaged flow at times[0] = 0 and later."""
+    eta = step_size.astype(points.dtype)
+    flow = jax.lax.map(lambda at: velocity(noise, at[0], unravel, at[1], eta, closure), (points, times))
+    zero = jnp.zeros((points.shape[1],) * 2, points.dtype)
+    start = Moments(jnp.zeros_like(points[0]), zero, zero)
+
+    def advance(state: tuple[Moments, Moments], to: tuple[Array, ...]) -> tuple[tuple[Moments, Moments], Moments]:
+        point, pace, age, length = to
+        state = _advance(_Local.at(noise, unravel, point, age, eta), *state, pace, length)
+        return state, state[0]
+
+    here = _Local.at(noise, unravel, points[0], times[0], eta)
+    slope = here.slopes(start, here.corrections(zero), flow[0])
+    ends = (points[1:], flow[1:], times[1:], jnp.diff(times))
+    rest = jax.lax.scan(advance, (start, slope), ends)[1]
+    return jax.tree.map(lambda first, later: jnp.concatenate([first[None], later]), start, rest)
+
+
+def next_moments(
+    noise: AbstractNoise, unravel: Unravel, point: Float[Array, " D"], step_size: Float[Array, ""]
+) -> tuple[Float[Array, " D"], Matrix, Float[Array, "D D D"]]:
+    """Return the mean step F, C and K of the stationary state around a point with positive curvatures."""
+    age = jnp.asarray(jnp.inf, point.dtype)
+    here = _Local.at(noise, unravel, point, age, step_size)
+    zero = jnp.zeros_like(here.hessian)
+    settle = lambda source: here.from_basis(here.in_basis(source) / here.pair_rates)
+    repeat = lambda source: jax.lax.fori_loop(0, 100, lambda _, c: settle(source + here.respond(c)), zero)
+    first = repeat(here.eta * here.sigma)
+    corrections = here.corrections(first)
+    second = repeat(corrections.covariance)
+    step = -here.gradient - _contract(here.third, first + second) / 2 - corrections.mean
+    return step, first + second, corrections.cumulant
+
+
+class _Corrections(NamedTuple):
+    """The terms of the next order at C0."""
+
+    mean: Float[Array, " D"]
+    """d4L[K]/6 + d5L[C, C]/8."""
+    covariance: Matrix
+    """The last term of C'."""
+    fourth: Matrix
+    """d4L[C]."""
+    cumulant: Float[Array, "D D D"]
+
+
+class _Local(eqx.Module):
+    """The derivatives of the loss and of the noise at a point."""
+
+    point: Float[Array, " D"]
+    gradient: Float[Array, " D"]
+    hessian: Matrix
+    third: Float[Array, "D D D"]
+    sigma: Matrix
+    sigma_slope: Float[Array, "D D D"]
+    skewness: Float[Array, "D D D"]
+    curvature: Float[Array, " D"]
+    """The positive parts of the eigenvalues of the Hessian."""
+    vectors: Matrix
+    age: Float[Array, ""]
+    eta: Float[Array, ""]
+    loss: Callable[[Array], Array]
+    noise: Callable[[Array], Array]
+
+    @staticmethod
+    def at(noise: AbstractNoise, unravel: Unravel, point: Array, age: Array, eta: Array) -> "_Local":
+        loss = lambda x: noise.problem.loss(unravel(x))
+        sigma = partial(_dense, noise, unravel)
+        hessian = jax.hessian(loss)(point)
+        curvature, vectors = jnp.linalg.eigh((hessian + hessian.T) / 2)
+        return _Local(
+            point,
+            jax.grad(loss)(point),
+            hessian,
+            jax.jacfwd(jax.hessian(loss))(point),
+            sigma(point),
+            jax.jacfwd(sigma)(point),
+            _skewness(noise.covariance(unravel(point)), unravel, point.size),
+            jnp.maximum(curvature, 0),
+            vectors,
+            age,
+            eta,
+            loss,
+            sigma,
+        )
+
+    @property
+    def pair_rates(self) -> Matrix:
+        h = self.curvature
+        return h[:, None] + h[None] - self.eta * h[:, None] * h[None]
+
+    @property
+    def mean_rates(self) -> Float[Array, " D"]:
+        return self.curvature * (1 + self.eta / 2 * self.curvature)
+
+    def in_basis(self, matrix: Matrix) -> Matrix:
+        return self.vectors.T @ matrix @ self.vectors
+
+    def from_basis(self, matrix: Matrix) -> Matrix:
+        return self.vectors @ matrix @ self.vectors.T
+
+    def respond(self, covariance: Matrix) -> Matrix:
+        """Return (eta/2) Sigma''[C]."""
+
+        def second(u: Array, v: Array) -> Array:
+            along = lambda x: jax.jvp(self.noise, (x,), (u,))[1]
+            return jax.jvp(along, (self.point,), (v,))[1]
+
+        pairs = jax.vmap(second)(jnp.eye(self.point.size, dtype=self.point.dtype), covariance)
+        return self.eta / 2 * jnp.sum(pairs, axis=0)
+
+    def corrections(self, covariance: Matrix) -> _Corrections:
+        cumulant = self.third_cumulant(covariance)
+        trace = lambda x: jnp.sum(jax.hessian(self.loss)(x) * covariance)
+
+        def scalar(x: Array) -> tuple[Array, Array]:
+            fourth = jax.hessian(trace)(x)
+            third = jax.jacfwd(jax.hessian(self.loss))(x)
+            return jnp.sum(third * cumulant) / 6 + jnp.sum(fourth * covariance) / 8, fourth
+
+        mean, fourth = jax.grad(scalar, has_aux=True)(self.point)
+        step = jnp.eye(self.point.size, dtype=self.point.dtype) - self.eta * self.hessian
+        one_sided = step @ (covariance @ fourth + jnp.einsum("iab,jab->ij", cumulant, self.third)) / 2
+        return _Corrections(mean, -(one_sided + one_sided.T), fourth, cumulant)
+
+    def third_cumulant(self, covariance: Matrix) -> Float[Array, "D D D"]:
+        """Return the stationary third cumulant at a covariance; zero for entries that have not relaxed."""
+        spread = covariance @ (jnp.eye(self.point.size, dtype=self.point.dtype) - self.eta * self.hessian)
+        bend = jnp.einsum("iab,aj,bk->ijk", self.third, spread, spread, optimize=True)
+        source = self.eta * jnp.einsum("jkl,li->ijk", self.sigma_slope, spread) - bend
+        source = source + source.transpose(1, 0, 2) + source.transpose(1, 2, 0) - self.eta**2 * self.skewness
+        kept = 1 - self.eta * self.curvature
+        rate = (1 - kept[:, None, None] * kept[None, :, None] * kept[None, None]) / self.eta
+        delay = relaxed(rate, self.age) * jnp.where(rate > 0, jnp.expm1(-rate * self.age), 0) ** 2
+        v = self.vectors
+        inside = delay * jnp.einsum("ijk,ia,jb,kc->abc", source, v, v, v, optimize=True)
+        return jnp.einsum("abc,ia,jb,kc->ijk", inside, v, v, v, optimize=True)
+
+    def decay(self, covariance: Matrix) -> Matrix:
+        h = self.hessian
+        return h @ covariance + covariance @ h - self.eta * h @ covariance @ h
+
+    def first_slope(self, first: Matrix) -> Matrix:
+        return self.eta * self.sigma + self.respond(first) - self.decay(first)
+
+    def slopes(self, moments: Moments, corrections: _Corrections, flow: Float[Array, " D"]) -> Moments:
+        """Return the time derivatives of the moments; `flow` is the velocity of the averaged flow."""
+        delta, first, second = moments
+        h, eta = self.hessian, self.eta
+        first_slope = self.first_slope(first)
+        bent = jnp.einsum("iab,b->ia", self.third, delta)
+        tilt = (first - eta * h @ first) @ bent
+        change = corrections.covariance - tilt - tilt.T + eta * jnp.einsum("ijl,l->ij", self.sigma_slope, delta)
+        second_slope = change + self.respond(second) - self.decay(second)
+        step = -self.gradient - _contract(self.third, first + second) / 2 - corrections.mean
+        step = step - h @ delta - corrections.fourth @ delta / 2
+        # a flow through the discrete steps m, m + eta F, ..., to the third order in eta
+        pace = step + eta / 2 * h @ step + eta / 4 * _contract(self.third, first_slope)
+        pace = pace + eta**2 * (h @ (h @ step) / 3 - _contract(self.third, jnp.outer(step, step)) / 12)
+        return Moments(pace - flow, first_slope, second_slope)
+
+
+def _advance(
+    here: _Local, moments: Moments, slope: Moments, flow: Float[Array, " D"], length: Float[Array, ""]
+) -> tuple[Moments, Moments]:
+    """Return the moments and their slopes at the end of an interval, from those at its start."""
+    v = here.vectors
+    rates = Moments(here.mean_rates, here.pair_rates, here.pair_rates)
+    inside = lambda m: Moments(v.T @ m.delta, here.in_basis(m.first), here.in_basis(m.second))
+    start = inside(moments)
+    without_decay = lambda slope, value: jax.tree.map(lambda s, r, x: s + r * x, inside(slope), rates, value)
+    left = without_decay(slope, start)
+
+    def end(right: Moments) -> Moments:
+        ends = jax.tree.map(partial(_interval, length), rates, start, left, right)
+        return Moments(v @ ends.delta, here.from_basis(ends.first), here.from_basis(ends.second))
+
+    def sweep_first(_: Array, first: Matrix) -> Matrix:
+        right = here.in_basis(here.first_slope(first)) + here.pair_rates * here.in_basis(first)
+        return here.from_basis(_interval(length, here.pair_rates, start.first, left.first, right))
+
+    guess = end(left)
+    first = jax.lax.fori_loop(0, SWEEPS, sweep_first, guess.first)
+    corrections = here.corrections(first)
+
+    def sweep(_: Array, state: Moments) -> Moments:
+        right = without_decay(here.slopes(state, corrections, flow), inside(state))
+        return end(right)._replace(first=first)
+
+    state = jax.lax.fori_loop(0, SWEEPS, sweep, guess._replace(first=first))
+    return state, here.slopes(state, corrections, flow)
+
+
+def _interval(length: Array, rate: Array, start: Array, left: Array, right: Array) -> Array:
+    """Return the end of y' = -rate y + f, where f goes linearly from `left` to `right`."""
+    z = rate * length
+    mean = relaxed(rate, length) / length
+    late = jnp.where(z > 1e-3, (1 - mean) / jnp.where(z > 1e-3, z, 1), 0.5 - z / 6)
+    return jnp.exp(-z) * start + length * (mean * left + late * (right - left))
+
+
+def _contract(third: Float[Array, "D D D"], matrix: Matrix) -> Float[Array, " D"]:
+    return jnp.einsum("iab,ab->i", third, matrix)
+
+
+def _dense(noise: AbstractNoise, unravel: Unravel, point: Float[Array, " D"]) -> Matrix:
+    covariance = noise.covariance(unravel(point))
+    return jax.vmap(lambda v: trees.ravel(covariance.mv(unravel(v))))(jnp.eye(point.size, dtype=point.dtype))
+
+
+@singledispatch
+def _skewness(covariance: AbstractCovariance, unravel: Unravel, size: int) -> Float[Array, "D D D"]:
+    """Return the third cumulant of a draw; zero for symmetric noises."""
+    return jnp.zeros((size,) * 3)
+
+
+@_skewness.register(SampleCovariance)
+def _sample_skewness(covariance: SampleCovariance, unravel: Unravel, size: int) -> Float[Array, "D D D"]:
+    """Return amount^2 sum_i p_i (g_i - gbar)^3, exact for batches with replacement and without groups."""
+    p, centred = _centred(covariance)
+    return covariance.amount**2 * jnp.einsum("n,ni,nj,nk->ijk", p, centred, centred, centred, optimize=True)
+
+
+@_skewness.register(Sum)
+def _sum_skewness(covariance: Sum, unravel: Unravel, size: int) -> Float[Array, "D D D"]:
+    """Return the sum over the parts; label noise is larger or smaller for samples with a large gradient."""
+    total = sum((_skewness(part, unravel, size) for part in covariance.parts), jnp.zeros((size,) * 3))
+    labels = [part for part in covariance.parts if isinstance(part, LabelCovariance)]
+    batches = [part for part in covariance.parts if isinstance(part, SampleCovariance)]
+    for label, batch in ((label, batch) for label in labels for batch in batches):
+        p, centred = _centred(batch)
+        rows = jacobian(label.problem, label.params).reshape(p.size, -1, size)
+        cross = jnp.einsum("n,nqi,nqj,nk->ijk", p, rows, rows, centred, optimize=True)
+        total = total + label.amount * batch.amount * (cross + cross.transpose(0, 2, 1) + cross.transpose(2, 1, 0))
+    return total
+
+
+def _centred(covariance: SampleCovariance) -> tuple[Float[Array, " n"], Float[Array, "n D"]]:
+    p = covariance.problem.probabilities
+    gradients = jax.vmap(trees.ravel)(covariance.problem.sample_gradients(covariance.params))
+    return p, gradients - (p @ gradients)[None]
