@@ -42,8 +42,8 @@ PARAMETERS = 100
 SHORT, EQUAL = 10, 10
 """The number of intervals that grow from one step to a tenth of the time, and of equal intervals after them."""
 
-SWEEPS = 6
-"""The number of iterations for the moments at the end of an interval."""
+FIRST_SWEEPS, SWEEPS = 6, 3
+"""The numbers of iterations for C0 at the end of an interval, and for the other moments."""
 
 Unravel = Callable[[Array], PyTree]
 Matrix = Float[Array, "D D"]
@@ -87,7 +87,7 @@ def displacement(
         return state, state[0]
 
     here = _Local.at(noise, unravel, points[0], times[0], eta)
-    slope = here.slopes(start, here.corrections(zero), flow[0])
+    slope = here.slopes(start, here.first_slope(zero), flow[0])
     ends = (points[1:], flow[1:], times[1:], jnp.diff(times))
     rest = jax.lax.scan(advance, (start, slope), ends)[1]
     return jax.tree.map(lambda first, later: jnp.concatenate([first[None], later]), start, rest)
@@ -103,7 +103,7 @@ def next_moments(
     settle = lambda source: here.from_basis(here.in_basis(source) / here.pair_rates)
     repeat = lambda source: jax.lax.fori_loop(0, 100, lambda _, c: settle(source + here.respond(c)), zero)
     first = repeat(here.eta * here.sigma)
-    corrections = here.corrections(first)
+    corrections = here.corrections(first, zero)
     second = repeat(corrections.covariance)
     step = -here.gradient - _contract(here.third, first + second) / 2 - corrections.mean
     return step, first + second, corrections.cumulant
@@ -128,8 +128,9 @@ class _Local(eqx.Module):
     gradient: Float[Array, " D"]
     hessian: Matrix
     third: Float[Array, "D D D"]
-    sigma: Matrix
-    sigma_slope: Float[Array, "D D D"]
+    factor: Float[Array, "D m"]
+    """B with Sigma = B B'."""
+    factor_slope: Float[Array, "D m D"]
     skewness: Float[Array, "D D D"]
     curvature: Float[Array, " D"]
     """The positive parts of the eigenvalues of the Hessian."""
@@ -137,12 +138,12 @@ class _Local(eqx.Module):
     age: Float[Array, ""]
     eta: Float[Array, ""]
     loss: Callable[[Array], Array]
-    noise: Callable[[Array], Array]
+    factor_at: Callable[[Array], Array]
 
     @staticmethod
     def at(noise: AbstractNoise, unravel: Unravel, point: Array, age: Array, eta: Array) -> "_Local":
         loss = lambda x: noise.problem.loss(unravel(x))
-        sigma = partial(_dense, noise, unravel)
+        factor = partial(_factor, noise, unravel)
         hessian = jax.hessian(loss)(point)
         curvature, vectors = jnp.linalg.eigh((hessian + hessian.T) / 2)
         return _Local(
@@ -150,16 +151,25 @@ class _Local(eqx.Module):
             jax.grad(loss)(point),
             hessian,
             jax.jacfwd(jax.hessian(loss))(point),
-            sigma(point),
-            jax.jacfwd(sigma)(point),
+            factor(point),
+            jax.jacfwd(factor)(point),
             _skewness(noise.covariance(unravel(point)), unravel, point.size),
             jnp.maximum(curvature, 0),
             vectors,
             age,
             eta,
             loss,
-            sigma,
+            factor,
         )
+
+    @property
+    def sigma(self) -> Matrix:
+        return self.factor @ self.factor.T
+
+    @property
+    def sigma_slope(self) -> Float[Array, "D D D"]:
+        half = jnp.einsum("iml,jm->ijl", self.factor_slope, self.factor)
+        return half + half.transpose(1, 0, 2)
 
     @property
     def pair_rates(self) -> Matrix:
@@ -180,31 +190,54 @@ class _Local(eqx.Module):
         """Return (eta/2) Sigma''[C]."""
 
         def second(u: Array, v: Array) -> Array:
-            along = lambda x: jax.jvp(self.noise, (x,), (u,))[1]
+            along = lambda x: jax.jvp(self.factor_at, (x,), (u,))[1]
             return jax.jvp(along, (self.point,), (v,))[1]
 
         pairs = jax.vmap(second)(jnp.eye(self.point.size, dtype=self.point.dtype), covariance)
-        return self.eta / 2 * jnp.sum(pairs, axis=0)
+        bent = jnp.sum(pairs, axis=0) @ self.factor.T
+        slopes = jnp.einsum("imk,kl,jml->ij", self.factor_slope, covariance, self.factor_slope, optimize=True)
+        return self.eta * (slopes + (bent + bent.T) / 2)
 
-    def corrections(self, covariance: Matrix) -> _Corrections:
-        cumulant = self.third_cumulant(covariance)
-        trace = lambda x: jnp.sum(jax.hessian(self.loss)(x) * covariance)
+    def corrections(self, first: Matrix, second: Matrix) -> _Corrections:
+        """Return the terms of the next order at C0 + C1, without the squares of C1.
 
-        def scalar(x: Array) -> tuple[Array, Array]:
-            fourth = jax.hessian(trace)(x)
-            third = jax.jacfwd(jax.hessian(self.loss))(x)
-            return jnp.sum(third * cumulant) / 6 + jnp.sum(fourth * covariance) / 8, fourth
+        A form Q(C, C) is Q(C0, C0 + 2 C1) without them. Derivatives of d3L are differences over the width of SGD.
+        """
+        both, twice = first + second, first + 2 * second
+        cumulant = self.third_cumulant(first, both, twice)
+        weights, v = jnp.linalg.eigh(twice)
+        width = jnp.sqrt(jnp.max(jnp.linalg.norm(first, axis=1)))
+        width = jnp.maximum(width, jnp.finfo(width.dtype).eps ** 0.25)
 
-        mean, fourth = jax.grad(scalar, has_aux=True)(self.point)
+        def ends(direction: Array, matrix: Matrix) -> Array:
+            bend = jax.vmap(self.bend, in_axes=(0, None))
+            return bend(jnp.stack([self.point + width * direction, self.point - width * direction]), matrix)
+
+        def differences(matrix: Matrix) -> tuple[Array, Array]:
+            ahead, behind = jnp.moveaxis(jax.lax.map(lambda d: ends(d, matrix), v.T), 1, 0)
+            middle = _contract(self.third, matrix)
+            return (ahead - behind) / (2 * width), (ahead + behind - 2 * middle[None]) / width**2
+
+        slopes, curves = differences(first)
+        fourth = slopes.T @ v.T
+        more = differences(twice)[0].T @ v.T
+        skew = jax.lax.map(lambda d: jnp.subtract(*ends(d, cumulant @ d)), v.T) / (2 * width)
+        mean = jnp.sum(skew, axis=0) / 6 + weights @ curves / 8
         step = jnp.eye(self.point.size, dtype=self.point.dtype) - self.eta * self.hessian
-        one_sided = step @ (covariance @ fourth + jnp.einsum("iab,jab->ij", cumulant, self.third)) / 2
+        products = (twice @ fourth + first @ more) / 2
+        one_sided = step @ (products + jnp.einsum("iab,jab->ij", cumulant, self.third)) / 2
         return _Corrections(mean, -(one_sided + one_sided.T), fourth, cumulant)
 
-    def third_cumulant(self, covariance: Matrix) -> Float[Array, "D D D"]:
-        """Return the stationary third cumulant at a covariance; zero for entries that have not relaxed."""
-        spread = covariance @ (jnp.eye(self.point.size, dtype=self.point.dtype) - self.eta * self.hessian)
-        bend = jnp.einsum("iab,aj,bk->ijk", self.third, spread, spread, optimize=True)
-        source = self.eta * jnp.einsum("jkl,li->ijk", self.sigma_slope, spread) - bend
+    def bend(self, point: Float[Array, " D"], matrix: Matrix) -> Float[Array, " D"]:
+        """Return d3L[matrix] at a point."""
+        return jax.grad(lambda x: jnp.sum(jax.hessian(self.loss)(x) * matrix))(point)
+
+    def third_cumulant(self, first: Matrix, both: Matrix, twice: Matrix) -> Float[Array, "D D D"]:
+        """Return the stationary third cumulant; zero for entries that have not relaxed."""
+        step = jnp.eye(self.point.size, dtype=self.point.dtype) - self.eta * self.hessian
+        bend = jnp.einsum("iab,aj,bk->ijk", self.third, first @ step, twice @ step, optimize=True)
+        bend = (bend + bend.transpose(0, 2, 1)) / 2
+        source = self.eta * jnp.einsum("jkl,li->ijk", self.sigma_slope, both @ step) - bend
         source = source + source.transpose(1, 0, 2) + source.transpose(1, 2, 0) - self.eta**2 * self.skewness
         kept = 1 - self.eta * self.curvature
         rate = (1 - kept[:, None, None] * kept[None, :, None] * kept[None, None]) / self.eta
@@ -220,11 +253,11 @@ class _Local(eqx.Module):
     def first_slope(self, first: Matrix) -> Matrix:
         return self.eta * self.sigma + self.respond(first) - self.decay(first)
 
-    def slopes(self, moments: Moments, corrections: _Corrections, flow: Float[Array, " D"]) -> Moments:
+    def slopes(self, moments: Moments, first_slope: Matrix, flow: Float[Array, " D"]) -> Moments:
         """Return the time derivatives of the moments; `flow` is the velocity of the averaged flow."""
         delta, first, second = moments
         h, eta = self.hessian, self.eta
-        first_slope = self.first_slope(first)
+        corrections = self.corrections(first, second)
         bent = jnp.einsum("iab,b->ia", self.third, delta)
         tilt = (first - eta * h @ first) @ bent
         change = corrections.covariance - tilt - tilt.T + eta * jnp.einsum("ijl,l->ij", self.sigma_slope, delta)
@@ -257,15 +290,15 @@ def _advance(
         return here.from_basis(_interval(length, here.pair_rates, start.first, left.first, right))
 
     guess = end(left)
-    first = jax.lax.fori_loop(0, SWEEPS, sweep_first, guess.first)
-    corrections = here.corrections(first)
+    first = jax.lax.fori_loop(0, FIRST_SWEEPS, sweep_first, guess.first)
+    slopes = partial(here.slopes, first_slope=here.first_slope(first), flow=flow)
 
     def sweep(_: Array, state: Moments) -> Moments:
-        right = without_decay(here.slopes(state, corrections, flow), inside(state))
+        right = without_decay(slopes(state), inside(state))
         return end(right)._replace(first=first)
 
     state = jax.lax.fori_loop(0, SWEEPS, sweep, guess._replace(first=first))
-    return state, here.slopes(state, corrections, flow)
+    return state, slopes(state)
 
 
 def _interval(length: Array, rate: Array, start: Array, left: Array, right: Array) -> Array:
@@ -280,9 +313,9 @@ def _contract(third: Float[Array, "D D D"], matrix: Matrix) -> Float[Array, " D"
     return jnp.einsum("iab,ab->i", third, matrix)
 
 
-def _dense(noise: AbstractNoise, unravel: Unravel, point: Float[Array, " D"]) -> Matrix:
-    covariance = noise.covariance(unravel(point))
-    return jax.vmap(lambda v: trees.ravel(covariance.mv(unravel(v))))(jnp.eye(point.size, dtype=point.dtype))
+def _factor(noise: AbstractNoise, unravel: Unravel, point: Float[Array, " D"]) -> Float[Array, "D m"]:
+    leaves = jax.tree.leaves(noise.covariance(unravel(point)).factor())
+    return jnp.concatenate([leaf.reshape(-1, leaf.shape[-1]) for leaf in leaves])
 
 
 @singledispatch
