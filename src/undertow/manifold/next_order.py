@@ -34,10 +34,13 @@ from undertow.manifold.fluctuations import Closure, relaxed
 from undertow.manifold.geometry import jacobian
 from undertow.noise.base import AbstractNoise
 
-__all__ = ["PARAMETERS", "Moments", "displacement", "intervals", "next_moments"]
+__all__ = ["Moments", "NextOrder", "displacement", "intervals", "next_moments", "next_order", "too_large"]
 
 PARAMETERS = 100
 """The largest number D of parameters: the third derivatives are D^3 numbers."""
+
+COLUMNS = 1000
+"""The largest number of columns of a factor of the noise: the samples of a minibatch."""
 
 SHORT, EQUAL = 10, 10
 """The number of intervals that grow from one step to a tenth of the time, and of equal intervals after them."""
@@ -53,6 +56,40 @@ def intervals(step_size: float, time: float) -> np.ndarray:
     """Return the times at which `displacement` evaluates the next order."""
     short = np.geomspace(min(step_size, time / EQUAL / 2), time / EQUAL, SHORT, endpoint=False)
     return np.concatenate([[0.0], short, np.linspace(0, time, EQUAL + 1)[1:]])
+
+
+class NextOrder(NamedTuple):
+    """The distance of the mean of SGD to the end of the averaged flow, from the next order in the step size."""
+
+    distance: float | None
+    """None where the next order is not smaller than the first."""
+    ratio: float
+    """The largest ratio |C1| / |C0| along the path: the next order over the first."""
+
+
+def too_large(noise: AbstractNoise, params: PyTree) -> str | None:
+    """Return why the next order is too expensive; None where it is not."""
+    size = trees.count(params)
+    if size > PARAMETERS:
+        return f"it needs at most {PARAMETERS} parameters, and these are {size}"
+    columns = jax.eval_shape(lambda p: noise.covariance(p).factor(), params)
+    count = jax.tree.leaves(columns)[0].shape[-1]
+    return f"it needs at most {COLUMNS} samples, and these are {count}" if count > COLUMNS else None
+
+
+def next_order(
+    noise: AbstractNoise, params: PyTree, times: np.ndarray, points: Array, step_size: float, closure: Closure
+) -> NextOrder:
+    """Return the error of the averaged flow with these `points` at `times`, which are `intervals`."""
+    unravel = jax.flatten_util.ravel_pytree(params)[1]
+    cast = lambda x: jnp.asarray(x, points.dtype)
+    moments = displacement(noise, unravel, cast(times), points, cast(step_size), closure)
+    delta, first, second = (np.asarray(x, np.float64)[1:] for x in moments)
+    size = lambda c: np.linalg.norm(c, axis=(1, 2))
+    with np.errstate(all="ignore"):
+        ratio = float(np.max(size(second) / np.maximum(size(first), np.finfo(np.float64).tiny)))
+        distance = float(np.linalg.norm(delta[-1]))
+    return NextOrder(distance if ratio < 1 and np.isfinite(distance) else None, ratio)
 
 
 class Moments(NamedTuple):
