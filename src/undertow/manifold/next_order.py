@@ -30,7 +30,7 @@ from jaxtyping import Array, Float, PyTree
 from undertow import _trees as trees
 from undertow.covariance import AbstractCovariance, LabelCovariance, SampleCovariance, Sum
 from undertow.manifold.averaged import velocity
-from undertow.manifold.fluctuations import Closure, relaxed
+from undertow.manifold.fluctuations import Closure, fluctuations, relaxed
 from undertow.manifold.geometry import jacobian
 from undertow.noise.base import AbstractNoise
 
@@ -49,6 +49,7 @@ FIRST_SWEEPS, SWEEPS = 6, 3
 """The numbers of iterations for C0 at the end of an interval, and for the other moments."""
 
 Unravel = Callable[[Array], PyTree]
+Loss = Callable[[Array], Array]
 Matrix = Float[Array, "D D"]
 
 
@@ -120,10 +121,10 @@ def displacement(
 
     def advance(state: tuple[Moments, Moments], to: tuple[Array, ...]) -> tuple[tuple[Moments, Moments], Moments]:
         point, pace, age, length = to
-        state = _advance(_Local.at(noise, unravel, point, age, eta), *state, pace, length)
+        state = _advance(_Local.at(noise, unravel, point, age, eta, closure), *state, pace, length)
         return state, state[0]
 
-    here = _Local.at(noise, unravel, points[0], times[0], eta)
+    here = _Local.at(noise, unravel, points[0], times[0], eta, closure)
     slope = here.slopes(start, here.first_slope(zero), flow[0])
     ends = (points[1:], flow[1:], times[1:], jnp.diff(times))
     rest = jax.lax.scan(advance, (start, slope), ends)[1]
@@ -135,7 +136,7 @@ def next_moments(
 ) -> tuple[Float[Array, " D"], Matrix, Float[Array, "D D D"]]:
     """Return the mean step F, C and K of the stationary state around a point with positive curvatures."""
     age = jnp.asarray(jnp.inf, point.dtype)
-    here = _Local.at(noise, unravel, point, age, step_size)
+    here = _Local.at(noise, unravel, point, age, step_size, "averaged_noise")
     zero = jnp.zeros_like(here.hessian)
     settle = lambda source: here.from_basis(here.in_basis(source) / here.pair_rates)
     repeat = lambda source: jax.lax.fori_loop(0, 100, lambda _, c: settle(source + here.respond(c)), zero)
@@ -169,28 +170,39 @@ class _Local(eqx.Module):
     """B with Sigma = B B'."""
     factor_slope: Float[Array, "D m D"]
     skewness: Float[Array, "D D D"]
+    averaged: Matrix
+    """H + d4L[eta X]/2, the Hessian averaged over the fluctuations of the averaged flow."""
     curvature: Float[Array, " D"]
-    """The positive parts of the eigenvalues of the Hessian."""
+    """The positive parts of its eigenvalues."""
     vectors: Matrix
     age: Float[Array, ""]
     eta: Float[Array, ""]
-    loss: Callable[[Array], Array]
+    loss: Loss
     factor_at: Callable[[Array], Array]
 
     @staticmethod
-    def at(noise: AbstractNoise, unravel: Unravel, point: Array, age: Array, eta: Array) -> "_Local":
+    def at(
+        noise: AbstractNoise, unravel: Unravel, point: Array, age: Array, eta: Array, closure: Closure
+    ) -> "_Local":
         loss = lambda x: noise.problem.loss(unravel(x))
         factor = partial(_factor, noise, unravel)
         hessian = jax.hessian(loss)(point)
-        curvature, vectors = jnp.linalg.eigh((hessian + hessian.T) / 2)
+        around = fluctuations(noise, point, unravel, age, eta, closure)
+        spread = eta * around.frame.normal @ around.inner @ around.frame.normal.T
+        third = jax.jacfwd(jax.hessian(loss))(point)
+        axes = jnp.eye(point.size, dtype=point.dtype)
+        fourth = _differences(loss, point, third, axes, _width(spread), spread)[0].T
+        averaged = hessian + (fourth + fourth.T) / 4
+        curvature, vectors = jnp.linalg.eigh(averaged)
         return _Local(
             point,
             jax.grad(loss)(point),
             hessian,
-            jax.jacfwd(jax.hessian(loss))(point),
+            third,
             factor(point),
             jax.jacfwd(factor)(point),
             _skewness(noise.covariance(unravel(point)), unravel, point.size),
+            averaged,
             jnp.maximum(curvature, 0),
             vectors,
             age,
@@ -243,31 +255,17 @@ class _Local(eqx.Module):
         both, twice = first + second, first + 2 * second
         cumulant = self.third_cumulant(first, both, twice)
         weights, v = jnp.linalg.eigh(twice)
-        width = jnp.sqrt(jnp.max(jnp.linalg.norm(first, axis=1)))
-        width = jnp.maximum(width, jnp.finfo(width.dtype).eps ** 0.25)
-
-        def ends(direction: Array, matrix: Matrix) -> Array:
-            bend = jax.vmap(self.bend, in_axes=(0, None))
-            return bend(jnp.stack([self.point + width * direction, self.point - width * direction]), matrix)
-
-        def differences(matrix: Matrix) -> tuple[Array, Array]:
-            ahead, behind = jnp.moveaxis(jax.lax.map(lambda d: ends(d, matrix), v.T), 1, 0)
-            middle = _contract(self.third, matrix)
-            return (ahead - behind) / (2 * width), (ahead + behind - 2 * middle[None]) / width**2
-
+        width = _width(first)
+        differences = partial(_differences, self.loss, self.point, self.third, v, width)
         slopes, curves = differences(first)
         fourth = slopes.T @ v.T
         more = differences(twice)[0].T @ v.T
-        skew = jax.lax.map(lambda d: jnp.subtract(*ends(d, cumulant @ d)), v.T) / (2 * width)
-        mean = jnp.sum(skew, axis=0) / 6 + weights @ curves / 8
+        along = lambda d: jnp.subtract(*_ends(self.loss, self.point, d, width, cumulant @ d)) / (2 * width)
+        mean = jnp.sum(jax.lax.map(along, v.T), axis=0) / 6 + weights @ curves / 8
         step = jnp.eye(self.point.size, dtype=self.point.dtype) - self.eta * self.hessian
-        products = (twice @ fourth + first @ more) / 2
+        products = (twice @ fourth + first @ more) / 2 - 2 * both @ (self.averaged - self.hessian)
         one_sided = step @ (products + jnp.einsum("iab,jab->ij", cumulant, self.third)) / 2
         return _Corrections(mean, -(one_sided + one_sided.T), fourth, cumulant)
-
-    def bend(self, point: Float[Array, " D"], matrix: Matrix) -> Float[Array, " D"]:
-        """Return d3L[matrix] at a point."""
-        return jax.grad(lambda x: jnp.sum(jax.hessian(self.loss)(x) * matrix))(point)
 
     def third_cumulant(self, first: Matrix, both: Matrix, twice: Matrix) -> Float[Array, "D D D"]:
         """Return the stationary third cumulant; zero for entries that have not relaxed."""
@@ -284,8 +282,10 @@ class _Local(eqx.Module):
         return jnp.einsum("abc,ia,jb,kc->ijk", inside, v, v, v, optimize=True)
 
     def decay(self, covariance: Matrix) -> Matrix:
-        h = self.hessian
-        return h @ covariance + covariance @ h - self.eta * h @ covariance @ h
+        h, rest = self.averaged, self.averaged - self.hessian
+        decayed = h @ covariance + covariance @ h - self.eta * h @ covariance @ h
+        # the product with the correction of the Hessian has one factor A in the equation for C
+        return decayed + self.eta * rest @ covariance @ rest
 
     def first_slope(self, first: Matrix) -> Matrix:
         return self.eta * self.sigma + self.respond(first) - self.decay(first)
@@ -344,6 +344,27 @@ def _interval(length: Array, rate: Array, start: Array, left: Array, right: Arra
     mean = relaxed(rate, length) / length
     late = jnp.where(z > 1e-3, (1 - mean) / jnp.where(z > 1e-3, z, 1), 0.5 - z / 6)
     return jnp.exp(-z) * start + length * (mean * left + late * (right - left))
+
+
+def _width(covariance: Matrix) -> Float[Array, ""]:
+    """Return the standard deviation of the widest fluctuations, and not zero."""
+    width = jnp.sqrt(jnp.max(jnp.linalg.norm(covariance, axis=1)))
+    return jnp.maximum(width, jnp.finfo(width.dtype).eps ** 0.25)
+
+
+def _ends(loss: Loss, point: Array, direction: Array, width: Array, matrix: Matrix) -> Float[Array, "2 D"]:
+    """Return d3L[matrix] at the two points at a distance in a direction."""
+    bend = jax.grad(lambda x: jnp.sum(jax.hessian(loss)(x) * matrix))
+    return jax.vmap(bend)(jnp.stack([point + width * direction, point - width * direction]))
+
+
+def _differences(
+    loss: Loss, point: Array, third: Array, directions: Matrix, width: Array, matrix: Matrix
+) -> tuple[Float[Array, "k D"], Float[Array, "k D"]]:
+    """Return the first and second derivatives of d3L[matrix] in the directions of the columns, by differences."""
+    ends = jax.lax.map(lambda d: _ends(loss, point, d, width, matrix), directions.T)
+    ahead, behind = ends[:, 0], ends[:, 1]
+    return (ahead - behind) / (2 * width), (ahead + behind - 2 * _contract(third, matrix)[None]) / width**2
 
 
 def _contract(third: Float[Array, "D D D"], matrix: Matrix) -> Float[Array, " D"]:
