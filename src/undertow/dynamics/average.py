@@ -67,8 +67,8 @@ def average(
 
     `regime.estimated_error` is the distance of the mean of SGD to the end of the flow, over the distance from the start
     to the end of the flow. With `estimate_error` it comes from the next order in the step size, for at most 100
-    parameters. This takes about as long as the flow for few parameters and longer for many. It is None where the next
-    order is not smaller than the first; a note of the regime then has the reason.
+    parameters. This takes about as long as the flow for few parameters and longer for many. It is None where the
+    predicted fluctuations grow beyond the parameters; a note of the regime then has the reason.
 
     With `check_seeds` runs of SGD, the error is measured. It is None where the runs cannot resolve it and where one of
     them diverges; a note of the regime then has the reason and, in the first case, an upper bound. The runs have a
@@ -176,7 +176,7 @@ def _error_of(error: Error, moved: float) -> tuple[float | None, tuple[str, ...]
     if isinstance(error, NextOrder):
         if error.distance is not None:
             return error.distance / moved, ("The error is estimated from the next order in the step size.",)
-        too_strong = "the fluctuations are too large, or the curvature is negative for too long"
+        too_strong = "its fluctuations grow beyond the parameters"
         return None, (f"No estimate of the error from the next order: {too_strong}.", measure)
     if error.diverged:
         return None, (f"No estimate of the error: {error.diverged} of {error.seeds} runs of SGD diverged.",)
@@ -219,8 +219,8 @@ def _regime(
         meaning = f"distance of {error.seeds} runs of SGD to their mean at the end, relative"
         parameters.append(SmallParameter("simulated spread / |params|", error.spread / float(size[-1]), 0.3, meaning))
     if isinstance(error, NextOrder):
-        meaning = "the next order of the covariance over the first: the estimated error holds below 1"
-        parameters.append(SmallParameter("next order / first", error.ratio, 1.0, meaning))
+        meaning = "distance of SGD to its mean to the next order, relative"
+        parameters.append(SmallParameter("next spread / |params|", error.spread, 0.3, meaning))
     estimated_error, notes = None, ()
     if good == len(times):
         estimated_error, notes = _error_of(error, float(np.linalg.norm(points[-1] - points[0])))

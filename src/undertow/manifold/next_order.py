@@ -7,17 +7,18 @@ To the next order in eta the moments of SGD obey
     C' = -(H C + C H - eta H C H) + eta (Sigma + Sigma''[C]/2) - sym(A C d4L[C] + A K:d3L)/2
     K' = -(its decay) - sym d3L[C A, C A] + eta sym Sigma'[C A] - eta^2 kappa
 
-The averaged flow keeps the first two terms of F and the stationary state of the first two terms of C. Here the moments
-are expanded around its path: C = C0 + C1, with C0 from the terms that the flow keeps, and m = path + delta. The terms
-of the next order are evaluated at C0, and delta and C1 obey linear equations. K relaxes within the time 1/(3h) and has
-its stationary value; entries that have not relaxed are left out, because they do not move the mean at this order.
+The averaged flow keeps the first two terms of F and the stationary state of the first two terms of C'. Here the mean is
+the path of the flow plus delta, in which the equations are linearised. K relaxes within the time 1/(3h) and has its
+stationary value; entries that have not relaxed are left out, because they do not move the mean at this order. In the
+same way C' is split: C0 has the terms that the flow keeps, with the Hessian averaged over its fluctuations, and C1 the
+others, linearised around C0. Each interval of time starts with C1 = 0.
 
 The equations are solved on a few intervals of time in the eigenbasis of H at their ends, by an exponential method of
 second order. The first intervals are short: they follow the descent to the minima and the growth of C from zero.
 """
 
 from collections.abc import Callable
-from functools import partial, singledispatch
+from functools import partial
 from typing import NamedTuple
 
 import equinox as eqx
@@ -28,10 +29,9 @@ import numpy as np
 from jaxtyping import Array, Float, PyTree
 
 from undertow import _trees as trees
-from undertow.covariance import AbstractCovariance, LabelCovariance, SampleCovariance, Sum
 from undertow.manifold.averaged import velocity
 from undertow.manifold.fluctuations import Closure, fluctuations, relaxed
-from undertow.manifold.geometry import jacobian
+from undertow.manifold.skewness import skewness
 from undertow.noise.base import AbstractNoise
 
 __all__ = ["Moments", "NextOrder", "displacement", "intervals", "next_moments", "next_order", "too_large"]
@@ -63,9 +63,9 @@ class NextOrder(NamedTuple):
     """The distance of the mean of SGD to the end of the averaged flow, from the next order in the step size."""
 
     distance: float | None
-    """None where the next order is not smaller than the first."""
-    ratio: float
-    """The largest ratio |C1| / |C0| along the path: the next order over the first."""
+    """None where the predicted fluctuations grow beyond the size of the parameters."""
+    spread: float
+    """The largest predicted root mean square distance of SGD to its mean, over the norm of the parameters."""
 
 
 def too_large(noise: AbstractNoise, params: PyTree) -> str | None:
@@ -85,23 +85,29 @@ def next_order(
     unravel = jax.flatten_util.ravel_pytree(params)[1]
     cast = lambda x: jnp.asarray(x, points.dtype)
     moments = displacement(noise, unravel, cast(times), points, cast(step_size), closure)
-    delta, first, second = (np.asarray(x, np.float64)[1:] for x in moments)
-    size = lambda c: np.linalg.norm(c, axis=(1, 2))
+    delta, covariance = (np.asarray(x, np.float64) for x in moments)
     with np.errstate(all="ignore"):
-        ratio = float(np.max(size(second) / np.maximum(size(first), np.finfo(np.float64).tiny)))
-        distance = float(np.linalg.norm(delta[-1]))
-    return NextOrder(distance if ratio < 1 and np.isfinite(distance) else None, ratio)
+        spreads = np.sqrt(np.trace(covariance, axis1=1, axis2=2)) / np.linalg.norm(np.asarray(points), axis=1)
+        spread, distance = float(np.max(spreads)), float(np.linalg.norm(delta[-1]))
+    return NextOrder(distance if spread < 1 and np.isfinite(distance) else None, spread)
 
 
 class Moments(NamedTuple):
     """The moments of SGD along the path of the averaged flow."""
 
-    delta: Float[Array, " D"]
+    delta: Float[Array, "*times D"]
     """The mean of SGD minus the averaged flow."""
+    covariance: Float[Array, "*times D D"]
+
+
+class _Parts(NamedTuple):
+    """The moments at the end of an interval, or their time derivatives."""
+
+    delta: Float[Array, " D"]
     first: Matrix
-    """C0, the covariance with the terms that the averaged flow keeps."""
+    """C0, the covariance at the start of the interval, continued with the terms that the averaged flow keeps."""
     second: Matrix
-    """C1, the correction of the next order."""
+    """C1, the rest."""
 
 
 @eqx.filter_jit
@@ -117,18 +123,19 @@ def displacement(
     eta = step_size.astype(points.dtype)
     flow = jax.lax.map(lambda at: velocity(noise, at[0], unravel, at[1], eta, closure), (points, times))
     zero = jnp.zeros((points.shape[1],) * 2, points.dtype)
-    start = Moments(jnp.zeros_like(points[0]), zero, zero)
+    start = _Parts(jnp.zeros_like(points[0]), zero, zero)
 
-    def advance(state: tuple[Moments, Moments], to: tuple[Array, ...]) -> tuple[tuple[Moments, Moments], Moments]:
+    def advance(state: tuple[_Parts, _Parts], to: tuple[Array, ...]) -> tuple[tuple[_Parts, _Parts], Moments]:
         point, pace, age, length = to
-        state = _advance(_Local.at(noise, unravel, point, age, eta, closure), *state, pace, length)
-        return state, state[0]
+        parts, slope = _advance(_Local.at(noise, unravel, point, age, eta, closure), *state, pace, length)
+        merge = lambda p: _Parts(p.delta, p.first + p.second, zero)
+        return (merge(parts), merge(slope)), Moments(*merge(parts)[:2])
 
     here = _Local.at(noise, unravel, points[0], times[0], eta, closure)
     slope = here.slopes(start, here.first_slope(zero), flow[0])
     ends = (points[1:], flow[1:], times[1:], jnp.diff(times))
-    rest = jax.lax.scan(advance, (start, slope), ends)[1]
-    return jax.tree.map(lambda first, later: jnp.concatenate([first[None], later]), start, rest)
+    rest = jax.lax.scan(advance, (start, slope._replace(second=zero)), ends)[1]
+    return jax.tree.map(lambda first, later: jnp.concatenate([first[None], later]), Moments(*start[:2]), rest)
 
 
 def next_moments(
@@ -181,9 +188,7 @@ class _Local(eqx.Module):
     factor_at: Callable[[Array], Array]
 
     @staticmethod
-    def at(
-        noise: AbstractNoise, unravel: Unravel, point: Array, age: Array, eta: Array, closure: Closure
-    ) -> "_Local":
+    def at(noise: AbstractNoise, unravel: Unravel, point: Array, age: Array, eta: Array, closure: Closure) -> "_Local":
         loss = lambda x: noise.problem.loss(unravel(x))
         factor = partial(_factor, noise, unravel)
         hessian = jax.hessian(loss)(point)
@@ -201,7 +206,7 @@ class _Local(eqx.Module):
             third,
             factor(point),
             jax.jacfwd(factor)(point),
-            _skewness(noise.covariance(unravel(point)), unravel, point.size),
+            skewness(noise.covariance(unravel(point)), point.size),
             averaged,
             jnp.maximum(curvature, 0),
             vectors,
@@ -290,9 +295,9 @@ class _Local(eqx.Module):
     def first_slope(self, first: Matrix) -> Matrix:
         return self.eta * self.sigma + self.respond(first) - self.decay(first)
 
-    def slopes(self, moments: Moments, first_slope: Matrix, flow: Float[Array, " D"]) -> Moments:
+    def slopes(self, parts: _Parts, first_slope: Matrix, flow: Float[Array, " D"]) -> _Parts:
         """Return the time derivatives of the moments; `flow` is the velocity of the averaged flow."""
-        delta, first, second = moments
+        delta, first, second = parts
         h, eta = self.hessian, self.eta
         corrections = self.corrections(first, second)
         bent = jnp.einsum("iab,b->ia", self.third, delta)
@@ -304,23 +309,23 @@ class _Local(eqx.Module):
         # a flow through the discrete steps m, m + eta F, ..., to the third order in eta
         pace = step + eta / 2 * h @ step + eta / 4 * _contract(self.third, first_slope)
         pace = pace + eta**2 * (h @ (h @ step) / 3 - _contract(self.third, jnp.outer(step, step)) / 12)
-        return Moments(pace - flow, first_slope, second_slope)
+        return _Parts(pace - flow, first_slope, second_slope)
 
 
 def _advance(
-    here: _Local, moments: Moments, slope: Moments, flow: Float[Array, " D"], length: Float[Array, ""]
-) -> tuple[Moments, Moments]:
+    here: _Local, parts: _Parts, slope: _Parts, flow: Float[Array, " D"], length: Float[Array, ""]
+) -> tuple[_Parts, _Parts]:
     """Return the moments and their slopes at the end of an interval, from those at its start."""
     v = here.vectors
-    rates = Moments(here.mean_rates, here.pair_rates, here.pair_rates)
-    inside = lambda m: Moments(v.T @ m.delta, here.in_basis(m.first), here.in_basis(m.second))
-    start = inside(moments)
+    rates = _Parts(here.mean_rates, here.pair_rates, here.pair_rates)
+    inside = lambda m: _Parts(v.T @ m.delta, here.in_basis(m.first), here.in_basis(m.second))
+    start = inside(parts)
     without_decay = lambda slope, value: jax.tree.map(lambda s, r, x: s + r * x, inside(slope), rates, value)
     left = without_decay(slope, start)
 
-    def end(right: Moments) -> Moments:
+    def end(right: _Parts) -> _Parts:
         ends = jax.tree.map(partial(_interval, length), rates, start, left, right)
-        return Moments(v @ ends.delta, here.from_basis(ends.first), here.from_basis(ends.second))
+        return _Parts(v @ ends.delta, here.from_basis(ends.first), here.from_basis(ends.second))
 
     def sweep_first(_: Array, first: Matrix) -> Matrix:
         right = here.in_basis(here.first_slope(first)) + here.pair_rates * here.in_basis(first)
@@ -330,7 +335,7 @@ def _advance(
     first = jax.lax.fori_loop(0, FIRST_SWEEPS, sweep_first, guess.first)
     slopes = partial(here.slopes, first_slope=here.first_slope(first), flow=flow)
 
-    def sweep(_: Array, state: Moments) -> Moments:
+    def sweep(_: Array, state: _Parts) -> _Parts:
         right = without_decay(slopes(state), inside(state))
         return end(right)._replace(first=first)
 
@@ -374,36 +379,3 @@ def _contract(third: Float[Array, "D D D"], matrix: Matrix) -> Float[Array, " D"
 def _factor(noise: AbstractNoise, unravel: Unravel, point: Float[Array, " D"]) -> Float[Array, "D m"]:
     leaves = jax.tree.leaves(noise.covariance(unravel(point)).factor())
     return jnp.concatenate([leaf.reshape(-1, leaf.shape[-1]) for leaf in leaves])
-
-
-@singledispatch
-def _skewness(covariance: AbstractCovariance, unravel: Unravel, size: int) -> Float[Array, "D D D"]:
-    """Return the third cumulant of a draw; zero for symmetric noises."""
-    return jnp.zeros((size,) * 3)
-
-
-@_skewness.register(SampleCovariance)
-def _sample_skewness(covariance: SampleCovariance, unravel: Unravel, size: int) -> Float[Array, "D D D"]:
-    """Return amount^2 sum_i p_i (g_i - gbar)^3, exact for batches with replacement and without groups."""
-    p, centred = _centred(covariance)
-    return covariance.amount**2 * jnp.einsum("n,ni,nj,nk->ijk", p, centred, centred, centred, optimize=True)
-
-
-@_skewness.register(Sum)
-def _sum_skewness(covariance: Sum, unravel: Unravel, size: int) -> Float[Array, "D D D"]:
-    """Return the sum over the parts; label noise is larger or smaller for samples with a large gradient."""
-    total = sum((_skewness(part, unravel, size) for part in covariance.parts), jnp.zeros((size,) * 3))
-    labels = [part for part in covariance.parts if isinstance(part, LabelCovariance)]
-    batches = [part for part in covariance.parts if isinstance(part, SampleCovariance)]
-    for label, batch in ((label, batch) for label in labels for batch in batches):
-        p, centred = _centred(batch)
-        rows = jacobian(label.problem, label.params).reshape(p.size, -1, size)
-        cross = jnp.einsum("n,nqi,nqj,nk->ijk", p, rows, rows, centred, optimize=True)
-        total = total + label.amount * batch.amount * (cross + cross.transpose(0, 2, 1) + cross.transpose(2, 1, 0))
-    return total
-
-
-def _centred(covariance: SampleCovariance) -> tuple[Float[Array, " n"], Float[Array, "n D"]]:
-    p = covariance.problem.probabilities
-    gradients = jax.vmap(trees.ravel)(covariance.problem.sample_gradients(covariance.params))
-    return p, gradients - (p @ gradients)[None]
