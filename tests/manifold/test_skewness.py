@@ -36,7 +36,9 @@ def test_minibatches(batch_size, x64):
 def test_label_noise_has_a_common_part_with_the_batch(x64):
     problem = task()
     noise = ut.LabelNoise(problem, 0.7)
-    draws = [noise.gradient(jnp.asarray(POINT), (jnp.array(i), jnp.array(sign))) for i in range(3) for sign in (-1.0, 1.0)]
+    draws = [
+        noise.gradient(jnp.asarray(POINT), (jnp.array(i), jnp.array(sign))) for i in range(3) for sign in (-1.0, 1.0)
+    ]
     expected = third_cumulant(draws)
     np.testing.assert_allclose(skewness(noise.covariance(jnp.asarray(POINT)), 3), expected, atol=1e-12)
     alone = skewness(ut.Minibatch(problem, 1).covariance(jnp.asarray(POINT)), 3)
