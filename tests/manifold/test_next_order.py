@@ -11,7 +11,6 @@ import pytest
 import undertow as ut
 from tests.manifold.test_limit_regime import MODELS, hyperbola
 from undertow.manifold.averaged import solve_average, velocity
-from undertow.manifold.fluctuations import fluctuations
 from undertow.manifold.next_order import displacement, intervals, next_moments, next_order, too_large
 
 
@@ -133,18 +132,15 @@ def test_the_displacement_on_the_way_against_the_exact_chain(dimension, x64):
         assert np.linalg.norm(moments.delta[-1] - error) < 0.15 * np.linalg.norm(error)
 
 
-def test_the_covariance_on_a_manifold_includes_its_spread_along_it(x64):
-    """On u v = 1 label noise moves SGD along the hyperbola too, which the averaged flow leaves out; against SGD."""
+def test_the_covariance_on_a_manifold_against_sgd(x64):
+    """On u v = 1 label noise moves SGD along the hyperbola too."""
     noise, start = hyperbola()
     eta, steps, seeds = 0.075, 350, 20_000
     times, points = solve(noise, start, eta, steps, 1e-6)
     moments = displacement(noise, identity, jnp.asarray(times), points, jnp.asarray(eta), "averaged_noise")
     run = ut.descend(noise, start, step_size=eta, steps=steps, seeds=seeds, key=0)
     covariance = np.cov(np.asarray(run.params).T)
-    assert np.linalg.norm(moments.covariance[-1] - covariance) < 0.1 * np.linalg.norm(covariance)
-    around = fluctuations(noise, points[-1], identity, jnp.asarray(times[-1]), jnp.asarray(eta), "averaged_noise")
-    across = eta * around.frame.normal @ around.inner @ around.frame.normal.T
-    assert np.linalg.norm(across - covariance) > 0.2 * np.linalg.norm(covariance)
+    assert np.linalg.norm(moments.covariance[-1] - covariance) < 0.05 * np.linalg.norm(covariance)
 
 
 def test_runs_that_move_apart_have_no_estimate(x64):
