@@ -34,7 +34,7 @@ from undertow.manifold.fluctuations import Closure, fluctuations, relaxed
 from undertow.manifold.skewness import skewness
 from undertow.noise.base import AbstractNoise
 
-__all__ = ["Moments", "NextOrder", "displacement", "intervals", "next_moments", "next_order", "too_large"]
+__all__ = ["NextOrder", "PathMoments", "displacement", "intervals", "next_moments", "next_order", "too_large"]
 
 PARAMETERS = 100
 """The largest number D of parameters: the third derivatives are D^3 numbers."""
@@ -92,7 +92,7 @@ def next_order(
     return NextOrder(distance if spread < 1 and np.isfinite(distance) else None, spread)
 
 
-class Moments(NamedTuple):
+class PathMoments(NamedTuple):
     """The moments of SGD along the path of the averaged flow."""
 
     delta: Float[Array, "*times D"]
@@ -118,24 +118,24 @@ def displacement(
     points: Float[Array, "times D"],
     step_size: Float[Array, ""],
     closure: Closure,
-) -> Moments:
+) -> PathMoments:
     """Return the moments at all times; `points` is the averaged flow at times[0] = 0 and later."""
     eta = step_size.astype(points.dtype)
     flow = jax.lax.map(lambda at: velocity(noise, at[0], unravel, at[1], eta, closure), (points, times))
     zero = jnp.zeros((points.shape[1],) * 2, points.dtype)
     start = _Parts(jnp.zeros_like(points[0]), zero, zero)
 
-    def advance(state: tuple[_Parts, _Parts], to: tuple[Array, ...]) -> tuple[tuple[_Parts, _Parts], Moments]:
+    def advance(state: tuple[_Parts, _Parts], to: tuple[Array, ...]) -> tuple[tuple[_Parts, _Parts], PathMoments]:
         point, pace, age, length = to
         parts, slope = _advance(_Local.at(noise, unravel, point, age, eta, closure), *state, pace, length)
         merge = lambda p: _Parts(p.delta, p.first + p.second, zero)
-        return (merge(parts), merge(slope)), Moments(*merge(parts)[:2])
+        return (merge(parts), merge(slope)), PathMoments(*merge(parts)[:2])
 
     here = _Local.at(noise, unravel, points[0], times[0], eta, closure)
     slope = here.slopes(start, here.first_slope(zero), flow[0])
     ends = (points[1:], flow[1:], times[1:], jnp.diff(times))
     rest = jax.lax.scan(advance, (start, slope._replace(second=zero)), ends)[1]
-    return jax.tree.map(lambda first, later: jnp.concatenate([first[None], later]), Moments(*start[:2]), rest)
+    return jax.tree.map(lambda first, later: jnp.concatenate([first[None], later]), PathMoments(*start[:2]), rest)
 
 
 def next_moments(
