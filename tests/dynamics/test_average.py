@@ -123,6 +123,29 @@ def test_the_reason_for_a_missing_estimate_is_a_note(x64):
     assert not far.regime.valid
 
 
+def test_the_estimated_error_comes_from_the_next_order(x64):
+    """At a large step "small_step" is far off: the estimate against runs of SGD; other results do not change."""
+    noise, start = ut.LabelNoise(product(), 1.0), jnp.array([2.0, 0.5])
+    settings = {"step_size": 0.1, "time": 10.0, "closure": "small_step", "num_saves": 3, "tolerance": 1e-7}
+    flow = ut.average(noise, start, **settings, estimate_error=True)
+    run = ut.descend(noise, start, step_size=0.1, steps=100, seeds=20_000, key=7)
+    measured = np.linalg.norm(np.asarray(run.params).mean(0) - flow.params) / np.linalg.norm(flow.params - start)
+    assert measured > 0.02
+    assert flow.regime.estimated_error == pytest.approx(measured, rel=0.3)
+    assert "from the next order" in str(flow)
+    plain = ut.average(noise, start, **settings)
+    np.testing.assert_allclose(flow.params, plain.params, atol=1e-5)
+    np.testing.assert_allclose(flow.observed["loss"], plain.observed["loss"], atol=1e-5)
+    np.testing.assert_array_equal(flow.time, plain.time)
+
+
+def test_too_many_parameters_for_the_next_order_are_a_note(x64):
+    task = ut.Regression(lambda w, x: w @ x, jnp.ones((1, 101)), jnp.ones(1))
+    flow = ut.average(ut.LabelNoise(task, 0.1), jnp.zeros(101), step_size=0.001, time=0.1, estimate_error=True)
+    assert flow.regime.estimated_error is None
+    assert "at most 100 parameters" in flow.regime.notes[0]
+
+
 def test_divergence_is_data(x64):
     """d w/dt = w^2 from 1 reaches infinity at the time 1."""
     task = ut.Problem(lambda w, _: -(w[0] ** 3) / 3, jnp.zeros(1))

@@ -17,6 +17,7 @@ from undertow.manifold.averaged import DENSE_LIMIT, Path, solve_average
 from undertow.manifold.fluctuations import CLOSURES, Closure, image_route
 from undertow.manifold.metric_averaged import AveragedMotion, least_relaxed, solve_metric_average
 from undertow.manifold.metric_limit import check_names, has_metric, start_value
+from undertow.manifold.next_order import NextOrder, intervals, next_order, too_large
 from undertow.noise.base import AbstractNoise
 from undertow.optimisers.base import AbstractOptimiser
 from undertow.optimisers.transformation import theory_optimiser
@@ -25,6 +26,9 @@ from undertow.regime import Regime, SmallParameter
 from undertow.trajectory import Trajectory
 
 __all__ = ["average"]
+
+Error = SimulatedError | NextOrder | str | None
+"""Where the error comes from; a text is the reason why there is no estimate."""
 
 
 def average(
@@ -38,6 +42,7 @@ def average(
     closure: Closure = "averaged_noise",
     tolerance: float | None = None,
     max_steps: int = 10_000,
+    estimate_error: bool = False,
     check_seeds: int | None = None,
     optimiser: AbstractOptimiser | None = None,
     optimiser_state: PyTree = None,
@@ -72,8 +77,12 @@ def average(
     **Returns** a `Trajectory` whose `regime` has the small parameters of the theory. Where the solver fails, the run
     counts as diverged.
 
-    With `check_seeds` runs of SGD, `regime.estimated_error` is the distance of their mean to the end of the flow, over
-    the distance from the start to the end of the flow. It is None where the runs cannot resolve it and where one of
+    `regime.estimated_error` is the distance of the mean of SGD to the end of the flow, over the distance from the start
+    to the end of the flow. With `estimate_error` it comes from the next order in the step size, for at most 100
+    parameters. This takes about as long as the flow for few parameters and longer for many. It is None where the
+    predicted fluctuations grow beyond the parameters; a note of the regime then has the reason.
+
+    With `check_seeds` runs of SGD, the error is measured. It is None where the runs cannot resolve it and where one of
     them diverges; a note of the regime then has the reason and, in the first case, an upper bound. The runs have a
     fixed key.
 
@@ -94,10 +103,11 @@ def average(
         raise ValueError(f"{validate.quote('average', **{name: value})}: give a positive number.")
     num_saves = validate.positive_integer("average", "num_saves", num_saves)
     max_steps = validate.positive_integer("average", "max_steps", max_steps)
-    if check_seeds is not None and optimiser is not None:
+    if optimiser is not None and (check_seeds is not None or estimate_error):
+        name, value = ("check_seeds", check_seeds) if check_seeds is not None else ("estimate_error", True)
         raise ValueError(
-            f"{validate.quote('average', check_seeds=check_seeds)}: the runs are those of SGD; leave `check_seeds` out "
-            "and compare with `descend(..., optimiser=optimiser)`."
+            f"{validate.quote('average', **{name: value})}: the error is known for SGD alone; leave `{name}` out and "
+            "compare with `descend(..., optimiser=optimiser)`."
         )
     if check_seeds is not None and validate.positive_integer("average", "check_seeds", check_seeds) < 2:
         raise ValueError(f"{validate.quote('average', check_seeds=check_seeds)}: give at least 2 runs.")
@@ -106,6 +116,10 @@ def average(
     validate.finite_number("average", "tolerance", tolerance)
     observe = _check_observe(dict(observe or {}))
     times = np.linspace(0.0, length, num_saves + 1)
+    reason = too_large(noise, params) if estimate_error else None
+    estimate = estimate_error and check_seeds is None and reason is None
+    nodes = intervals(eta, length) if estimate else times
+    stops = np.union1d(times, nodes)
     floats = jnp.result_type(float)
     used = theory_optimiser("average", optimiser)
     if has_metric(used):
@@ -113,17 +127,23 @@ def average(
     path = solve_average(
         noise,
         params,
-        jnp.asarray(times, floats),
+        jnp.asarray(stops, floats),
         jnp.asarray(eta, floats),
         observe,
         closure,
         jnp.asarray(tolerance, floats),
         max_steps,
     )
-    error = None
+    error = reason
     if check_seeds is not None:
         steps = max(1, round(length / eta))
         error = simulate_error(noise, params, np.asarray(path.points[-1]), eta, steps, check_seeds)
+    elif estimate and bool(jnp.isfinite(path.points).all()):
+        error = next_order(noise, params, nodes, path.points[np.searchsorted(stops, nodes)], eta, closure)
+    if estimate:
+        kept = np.searchsorted(stops, times)
+        points, observed, records = jax.tree.map(lambda x: x[kept], path[:3])
+        path = Path(points, observed, records, path.steps)
     return _trajectory(noise, params, path, times, eta, closure, error)
 
 
@@ -163,7 +183,7 @@ def _trajectory(
     times: np.ndarray,
     eta: float,
     closure: Closure,
-    error: SimulatedError | None,
+    error: Error,
 ) -> Trajectory:
     points = np.asarray(path.points)
     finite = np.isfinite(points).all(axis=1)
@@ -194,22 +214,30 @@ def _trajectory(
     )
 
 
-def _error_of(error: SimulatedError | None, moved: float) -> tuple[float | None, tuple[str, ...]]:
+def _error_of(error: Error, moved: float) -> tuple[float | None, tuple[str, ...]]:
     """Return the relative error, and a note where it is not known."""
+    measure = "Give `check_seeds=64` to measure the error by 64 runs of SGD."
     if error is None:
-        return None, ("Give `check_seeds=64` to measure the error by 64 runs of SGD.",)
-    if error.diverged:
-        return None, (f"No estimate of the error: {error.diverged} of {error.seeds} runs of SGD diverged.",)
-    if error.significant and moved > 0:
-        return error.distance / moved, ()
+        return None, ("Give `estimate_error=True` for an estimate of the error, or `check_seeds=64` to measure it.",)
+    if isinstance(error, str):
+        return None, (f"No estimate of the error from the next order: {error}.", measure)
     if not moved > 0:
         return None, ("No estimate of the error: the flow does not move.",)
+    if isinstance(error, NextOrder):
+        if error.distance is not None:
+            return error.distance / moved, ("The error is estimated from the next order in the step size.",)
+        too_strong = "its fluctuations grow beyond the parameters"
+        return None, (f"No estimate of the error from the next order: {too_strong}.", measure)
+    if error.diverged:
+        return None, (f"No estimate of the error: {error.diverged} of {error.seeds} runs of SGD diverged.",)
+    if error.significant:
+        return error.distance / moved, (f"The error is measured by {error.seeds} runs of SGD.",)
     bound = 100 * (error.distance + SIGNIFICANT * error.standard_error) / moved
     return None, (f"The error is below {bound:.2g}%, which {error.seeds} runs of SGD cannot resolve.",)
 
 
 def _regime(
-    path: Path, good: int, points: np.ndarray, times: np.ndarray, eta: float, error: SimulatedError | None, dense: bool
+    path: Path, good: int, points: np.ndarray, times: np.ndarray, eta: float, error: Error, dense: bool
 ) -> Regime:
     """Return the small parameters of the theory at their largest values along the path, and the simulated error.
 
@@ -237,9 +265,12 @@ def _regime(
         apart = float(np.trapezoid(np.maximum(-records.lowest, 0), times[:good]))
         meaning = "integral over time: the logarithm by which runs move apart"
         parameters.append(SmallParameter("negative curvature", apart, 1.0, meaning))
-    if error is not None:
+    if isinstance(error, SimulatedError):
         meaning = f"distance of {error.seeds} runs of SGD to their mean at the end, relative"
         parameters.append(SmallParameter("simulated spread / |params|", error.spread / float(size[-1]), 0.3, meaning))
+    if isinstance(error, NextOrder):
+        meaning = "distance of SGD to its mean to the next order, relative"
+        parameters.append(SmallParameter("next spread / |params|", error.spread, 0.3, meaning))
     estimated_error, notes = None, ()
     if good == len(times):
         estimated_error, notes = _error_of(error, float(np.linalg.norm(points[-1] - points[0])))

@@ -41,6 +41,7 @@ __all__ = [
     "fluctuations",
     "image_route",
     "noise_terms",
+    "relaxed",
     "stationary",
 ]
 
@@ -139,9 +140,9 @@ def fluctuations(
     delay = delays(frame, age, eta, memory)
     inner, growth = delay * terms.inner, jnp.zeros((), point.dtype)
     if closure == "averaged_noise" and terms.respond is not None:
-        relaxed = jnp.expm1(-jnp.maximum(_rates(frame, eta, memory), 0) * age) ** 2
-        inner, growth = _respond_repeatedly(inner, eta * delay * relaxed, terms.respond)
-    outside = None if terms.outside is None else terms.outside * _relaxed(frame.curvature, age)[None]
+        share = jnp.expm1(-jnp.maximum(_rates(frame, eta, memory), 0) * age) ** 2
+        inner, growth = _respond_repeatedly(inner, eta * delay * share, terms.respond)
+    outside = None if terms.outside is None else terms.outside * relaxed(frame.curvature, age)[None]
     return Fluctuations(frame, inner, outside, terms.beside, age, growth)
 
 
@@ -165,7 +166,7 @@ def noise_terms(noise: AbstractNoise, frame: Frame) -> "NoiseTerms":
 
 def delays(frame: Frame, age: Array, eta: Array, memory: Number = 0.0) -> Float[Array, "k k"]:
     """Return (1 - exp(-s t))/s for the rates s of the entries of X: X is this times its source."""
-    return _relaxed(_rates(frame, eta, memory), age)
+    return relaxed(_rates(frame, eta, memory), age)
 
 
 def _rates(frame: Frame, eta: Array, memory: Number) -> Float[Array, "k k"]:
@@ -181,7 +182,7 @@ def _rates(frame: Frame, eta: Array, memory: Number) -> Float[Array, "k k"]:
     return plain - eta * (left * right * (1 - b1) / (1 + b1) - (left - right) ** 2 * b1 / (1 - b1**2))
 
 
-def _relaxed(rate: Array, age: Array) -> Array:
+def relaxed(rate: Array, age: Array) -> Array:
     """Return (1 - exp(-rate t))/rate; t at the rate zero and for negative rates."""
     positive = rate * age > jnp.finfo(rate.dtype).eps
     return jnp.where(positive, -jnp.expm1(-rate * age) / jnp.where(positive, rate, 1), age)

@@ -1,0 +1,208 @@
+"""The next order of the moments of SGD, against the exact moments of Markov chains, closed forms and SGD."""
+
+import itertools
+
+import jax
+import jax.flatten_util
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import undertow as ut
+from tests.manifold.test_limit_regime import MODELS, hyperbola
+from undertow.manifold.averaged import solve_average, velocity
+from undertow.manifold.next_order import displacement, intervals, next_moments, next_order, too_large
+
+
+def identity(x):
+    return x
+
+
+def chebyshev(count, radius):
+    """Return the Chebyshev points of [-radius, radius] and their barycentric weights."""
+    k = np.arange(count + 1)
+    weights = (-1.0) ** k
+    weights[[0, -1]] /= 2
+    return radius * np.cos(np.pi * k / count), weights
+
+
+def interpolation(points, weights, at):
+    """Return the matrix from values at the points to values at other points."""
+    gap = at[:, None] - points[None]
+    same = np.abs(gap) < 1e-14
+    matrix = weights / np.where(same, 1, gap)
+    matrix /= matrix.sum(1, keepdims=True)
+    hit = same.any(1)
+    matrix[hit] = same[hit]
+    return matrix
+
+
+def exact_moments(problem, eta, start, steps, *, count, radius=2.2):
+    """Return the first three moments of SGD with single samples, to the accuracy of polynomials on a box.
+
+    The expectation of a function after a step is a linear map of its values at Chebyshev points.
+    """
+    dimension = len(start)
+    axis, weights = chebyshev(count, radius)
+    grid = np.stack(np.meshgrid(*[axis] * dimension, indexing="ij"), -1).reshape(-1, dimension)
+
+    def spread(at):
+        rows = [interpolation(axis, weights, at[:, d]) for d in range(dimension)]
+        matrix = rows[0]
+        for row in rows[1:]:
+            matrix = (matrix[:, :, None] * row[:, None]).reshape(len(at), -1)
+        return matrix
+
+    gradients = jax.vmap(problem.sample_gradients)(jnp.asarray(grid))  # points, samples, dimension
+    after = grid[:, None] - eta * np.asarray(gradients)
+    assert np.abs(after).max() <= radius  # nothing leaves the box
+    chain = sum(spread(after[:, i]) for i in range(problem.size)) / problem.size
+    law = spread(np.asarray(start)[None])[0] @ np.linalg.matrix_power(chain, steps)
+    mean = law @ grid
+    centred = grid - mean
+    covariance = np.einsum("g,gi,gj->ij", law, centred, centred)
+    return mean, covariance, np.einsum("g,gi,gj,gk->ijk", law, centred, centred, centred)
+
+
+def skewed(dimension):
+    """Samples of which one is far from the others: the noise is skewed, and its covariance depends on the point."""
+    samples = jnp.array([[-2.0, 0.3], [0.5, 0.0], [0.5, -0.6], [0.3, 0.8], [0.4, 1.0]])[:, :dimension]
+
+    def loss(w, y):
+        gap = w - y
+        product = gap[0] * gap[-1] if dimension > 1 else 0.0
+        return jnp.sqrt(3 + jnp.sum(gap**2) + 0.8 * product) + 0.3 * jnp.sum(w**2)
+
+    return ut.Problem(loss, samples)
+
+
+@pytest.mark.parametrize("dimension", [1, 2])
+def test_the_stationary_state_against_the_exact_chain(dimension, x64):
+    """At the exact mean the mean step is zero: the averaged flow is off by eta^2, the next order by eta^3."""
+    problem = skewed(dimension)
+    noise = ut.Minibatch(problem, 1)
+    forever, rest = jnp.asarray(1e9), []
+    for eta in (0.2, 0.1, 0.05):
+        start = np.full(dimension, 0.1)
+        steps = round(60 / eta)
+        mean, covariance, cumulant = exact_moments(problem, eta, start, steps, count=28)
+        at = jnp.asarray(mean)
+        step, predicted, third = next_moments(noise, identity, at, jnp.asarray(eta))
+        flow = velocity(noise, at, identity, forever, jnp.asarray(eta), "averaged_noise")
+        rest.append([np.linalg.norm(flow), np.linalg.norm(step), np.linalg.norm(predicted - covariance)])
+    orders = np.log2(np.divide(rest[:-1], rest[1:]))
+    np.testing.assert_allclose(orders[-1], [2, 3, 3], atol=0.4)
+    assert np.linalg.norm(third - cumulant) < 0.03 * np.linalg.norm(cumulant)
+
+
+def test_the_variance_of_an_anharmonic_well(x64):
+    """L = x^2/2 + a x^3/6 has the density exp(-L/T), T = eta sigma^2/2, and the variance T (1 + a^2 T + ...).
+
+    Half of the correction is that of the curvature at the mean, -a T/2; half comes from the third cumulant, -a T^2.
+    """
+    a, eta = 0.6, 1e-3
+    well = ut.Problem(lambda w, _: w[0] ** 2 / 2 + a * w[0] ** 3 / 6, jnp.zeros(1))
+    temperature = eta / 2
+    _, covariance, cumulant = next_moments(
+        ut.Isotropic(well, 1.0), identity, jnp.array([-a * temperature / 2]), jnp.asarray(eta)
+    )
+    np.testing.assert_allclose(cumulant[0, 0, 0], -a * temperature**2, rtol=3e-3)
+    step = 1 / (1 - eta / 2)  # of the finite step, X = 1/(2h - eta h^2)
+    np.testing.assert_allclose(covariance[0, 0] / temperature / step - 1, a**2 * temperature, rtol=0.02)
+
+
+def solve(noise, start, eta, steps, tolerance=1e-9):
+    times = intervals(eta, eta * steps)
+    path = solve_average(
+        noise, start, jnp.asarray(times), jnp.asarray(eta), {}, "averaged_noise", jnp.asarray(tolerance), 10_000
+    )
+    return times, path.points
+
+
+@pytest.mark.parametrize("dimension", [1, 2])
+def test_the_displacement_on_the_way_against_the_exact_chain(dimension, x64):
+    """From a start away from the minimum: the displacement is the error of the flow, within 15 %."""
+    problem, eta = skewed(dimension), 0.05
+    noise, start = ut.Minibatch(problem, 1), jnp.full(dimension, 1.5)
+    for steps in (6, 40):
+        mean, _, _ = exact_moments(problem, eta, np.asarray(start), steps, count=28)
+        times, points = solve(noise, start, eta, steps)
+        moments = displacement(noise, identity, jnp.asarray(times), points, jnp.asarray(eta), "averaged_noise")
+        error = mean - np.asarray(points[-1])
+        assert np.linalg.norm(moments.delta[-1] - error) < 0.15 * np.linalg.norm(error)
+
+
+def test_the_covariance_on_a_manifold_against_sgd(x64):
+    """On u v = 1 label noise moves SGD along the hyperbola too."""
+    noise, start = hyperbola()
+    eta, steps, seeds = 0.075, 350, 20_000
+    times, points = solve(noise, start, eta, steps, 1e-6)
+    moments = displacement(noise, identity, jnp.asarray(times), points, jnp.asarray(eta), "averaged_noise")
+    run = ut.descend(noise, start, step_size=eta, steps=steps, seeds=seeds, key=0)
+    covariance = np.cov(np.asarray(run.params).T)
+    assert np.linalg.norm(moments.covariance[-1] - covariance) < 0.05 * np.linalg.norm(covariance)
+
+
+def test_runs_that_move_apart_have_no_estimate(x64):
+    """At a saddle the fluctuations grow until the expansion fails."""
+    saddle = ut.Isotropic(ut.Problem(lambda p, _: (p[0] * p[1] - 1) ** 2 / 2, jnp.zeros(1)), 0.1)
+    times, points = solve(saddle, jnp.array([0.1, -0.1]), 0.05, 400, 1e-6)
+    result = next_order(saddle, jnp.array([0.1, -0.1]), times, points, 0.05, "averaged_noise")
+    assert result.distance is None
+    assert not result.spread < 1
+
+
+def test_intervals_start_with_a_step_and_end_at_the_time():
+    times = intervals(0.01, 5.0)
+    assert times[0] == 0
+    np.testing.assert_allclose(times[[1, -1]], [0.01, 5.0])
+    assert all(a < b for a, b in itertools.pairwise(times))
+    assert all(a < b for a, b in itertools.pairwise(intervals(1.0, 2.0)))
+
+
+def test_large_problems_are_refused(x64):
+    wide = ut.Problem(lambda w, x: jnp.sum((w - x) ** 2), jnp.zeros(3))
+    assert "101" in too_large(ut.Minibatch(wide, 1), jnp.zeros(101))
+    assert too_large(ut.Minibatch(wide, 1), jnp.zeros(100)) is None
+    many = ut.Problem(lambda w, x: jnp.sum((w - x) ** 2), jnp.zeros(1001))
+    assert "1001" in too_large(ut.Minibatch(many, 1), jnp.zeros(2))
+
+
+SEEDS = {"linear, 20 unknowns": 60_000, "linear, 40 unknowns": 60_000, "hyperbola": 8_000_000, "motor": 100_000}
+OUTSIDE = {
+    "hyperbola": "the error is 0.05 % of the way, and the estimate three times as large",
+    "linear, 40 unknowns": "the predicted variance is 60 % too large, and 4000 runs do not resolve the error",
+}
+CASES = [
+    pytest.param(name, marks=pytest.mark.xfail(reason=OUTSIDE[name], strict=False) if name in OUTSIDE else ())
+    for name in MODELS
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_the_estimated_error_against_sgd(name, x64):
+    """Within a factor of 3 of the distance of SGD's mean to the flow, at a tenth of the largest stable step."""
+    make, slow_time = MODELS[name]
+    noise, start = make()
+    point, unravel = jax.flatten_util.ravel_pytree(start)
+    hessian = jax.hessian(lambda x: noise.problem.loss(unravel(x)))(point)
+    eta = 0.2 / float(jnp.linalg.eigvalsh(hessian)[-1])
+    steps = round(slow_time / eta**2)
+    flow = ut.average(noise, start, step_size=eta, time=eta * steps, estimate_error=True)
+    seeds = SEEDS.get(name, 10_000)
+    block = min(seeds, 20_000)
+    ends, squares = [], []
+    for key in range(seeds // block):
+        run = ut.descend(noise, start, step_size=eta, steps=steps, seeds=block, key=key, progress=False)
+        last = np.asarray(jax.vmap(lambda p: jax.flatten_util.ravel_pytree(p)[0])(run.params))
+        ends.append(last.mean(0))
+        squares.append(last.var(0, ddof=1).sum())
+    end = np.asarray(jax.flatten_util.ravel_pytree(flow.params)[0])
+    way = np.linalg.norm(end - np.asarray(point))
+    measured = np.linalg.norm(np.mean(ends, axis=0) - end) / way
+    error = np.sqrt(np.mean(squares) / seeds) / way
+    estimated = flow.regime.estimated_error
+    print(f"{name}: step {eta:.3g}, measured {measured:.5f} +- {error:.5f}, estimated {estimated:.5f}")
+    assert measured > 5 * error
+    assert measured / 3 < estimated < measured * 3
