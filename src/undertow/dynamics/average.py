@@ -103,14 +103,7 @@ def average(
         raise ValueError(f"{validate.quote('average', **{name: value})}: give a positive number.")
     num_saves = validate.positive_integer("average", "num_saves", num_saves)
     max_steps = validate.positive_integer("average", "max_steps", max_steps)
-    if optimiser is not None and (check_seeds is not None or estimate_error):
-        name, value = ("check_seeds", check_seeds) if check_seeds is not None else ("estimate_error", True)
-        raise ValueError(
-            f"{validate.quote('average', **{name: value})}: the error is known for SGD alone; leave `{name}` out and "
-            "compare with `descend(..., optimiser=optimiser)`."
-        )
-    if check_seeds is not None and validate.positive_integer("average", "check_seeds", check_seeds) < 2:
-        raise ValueError(f"{validate.quote('average', check_seeds=check_seeds)}: give at least 2 runs.")
+    _check_error_options(optimiser, estimate_error, check_seeds)
     if tolerance is None:
         tolerance = 1e-4 if trees.machine_epsilon(params) < 1e-10 else 1e-3
     validate.finite_number("average", "tolerance", tolerance)
@@ -145,6 +138,17 @@ def average(
         points, observed, records = jax.tree.map(lambda x: x[kept], path[:3])
         path = Path(points, observed, records, path.steps)
     return _trajectory(noise, params, path, times, eta, closure, error)
+
+
+def _check_error_options(optimiser: AbstractOptimiser | None, estimate_error: bool, check_seeds: int | None) -> None:
+    if optimiser is not None and (check_seeds is not None or estimate_error):
+        name, value = ("check_seeds", check_seeds) if check_seeds is not None else ("estimate_error", True)
+        raise ValueError(
+            f"{validate.quote('average', **{name: value})}: the error is known for SGD alone; leave `{name}` out and "
+            "compare with `descend(..., optimiser=optimiser)`."
+        )
+    if check_seeds is not None and validate.positive_integer("average", "check_seeds", check_seeds) < 2:
+        raise ValueError(f"{validate.quote('average', check_seeds=check_seeds)}: give at least 2 runs.")
 
 
 def _average_metric(

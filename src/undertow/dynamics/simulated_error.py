@@ -1,7 +1,7 @@
 """The error of a predicted mean of SGD, measured by a few runs of SGD.
 
-The theory of the averaged flow cannot estimate its own error: the next order assumes that the fluctuations stay small,
-and that is what has to be tested. Runs of SGD assume nothing, and their spread shows whether they stay together.
+An estimate from the next order of the theory assumes that the fluctuations stay small. Runs of SGD assume nothing, and
+their spread shows whether they stay together.
 """
 
 import math
