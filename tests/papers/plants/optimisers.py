@@ -32,4 +32,10 @@ PLANTS: dict[str, Plant] = {
     "averaged-flow-order": replaced(f"{HERE}.order.average", _closure("small_step")),
     "averaged-flow-limit": replaced(f"{HERE}.limit.average", _stronger_labels),
     "averaged-flow-noisy-data": replaced(f"{HERE}.noisy_data.average", _closure("small_step")),
+    "adam-weak-order": replaced(
+        "undertow.dynamics.diffuse.EulerStep._relaxed", lambda right: lambda self, params, state: state
+    ),
+    "square-root-scaling": replaced(
+        f"{HERE}.scaling.square_root", lambda right: lambda step_size, factor: step_size * factor
+    ),
 }

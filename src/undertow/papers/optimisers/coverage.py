@@ -33,6 +33,16 @@ _RESULTS = (
         (),
         "an interpolation between the start and the stationary state",
     ),
+    (
+        "SDE of Adam (arXiv 2205.10287)",
+        "Adam without momentum follows an SDE in (θ, v) to weak order one in the step η² of its clock.",
+        ("adam-weak-order",),
+    ),
+    (
+        "Square-root scaling rule (arXiv 2205.10287)",
+        "A batch k times as large, η times √k and 1 - b1 and 1 - b2 times k leave the distribution of Adam unchanged.",
+        ("square-root-scaling",),
+    ),
 )
 
 COVERAGE: tuple[Entry, ...] = tuple(Entry("optimisers", *row) for row in _RESULTS)
