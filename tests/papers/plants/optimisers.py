@@ -38,4 +38,7 @@ PLANTS: dict[str, Plant] = {
     "square-root-scaling": replaced(
         f"{HERE}.scaling.square_root", lambda right: lambda step_size, factor: step_size * factor
     ),
+    "momentum-effective-step": replaced(
+        f"{HERE}.momentum.effective_step", lambda right: lambda step_size, beta: step_size
+    ),
 }

@@ -43,6 +43,11 @@ _RESULTS = (
         "A batch k times as large, η times √k and 1 - b1 and 1 - b2 times k leave the distribution of Adam unchanged.",
         ("square-root-scaling",),
     ),
+    (
+        "Momentum (arXiv 2307.15196)",
+        "SGD with step size η and momentum β has the distribution of SGD with η/(1 - β), to first order in η.",
+        ("momentum-effective-step",),
+    ),
 )
 
 COVERAGE: tuple[Entry, ...] = tuple(Entry("optimisers", *row) for row in _RESULTS)
