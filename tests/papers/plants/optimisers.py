@@ -41,4 +41,7 @@ PLANTS: dict[str, Plant] = {
     "momentum-effective-step": replaced(
         f"{HERE}.momentum.effective_step", lambda right: lambda step_size, beta: step_size
     ),
+    "adamw-rotation": replaced(
+        f"{HERE}.rotation.predicted_angle", lambda right: lambda step_size, decay, b1: (2 * step_size * decay) ** 0.5
+    ),
 }

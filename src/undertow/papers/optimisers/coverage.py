@@ -48,6 +48,11 @@ _RESULTS = (
         "SGD with step size η and momentum β has the distribution of SGD with η/(1 - β), to first order in η.",
         ("momentum-effective-step",),
     ),
+    (
+        "Rotational equilibrium (arXiv 2305.17212)",
+        "Under AdamW a scale-invariant vector turns by √(2ηλ(1 - b1)/(1 + b1)) per step and has |θ|² = dη/(2λ).",
+        ("adamw-rotation",),
+    ),
 )
 
 COVERAGE: tuple[Entry, ...] = tuple(Entry("optimisers", *row) for row in _RESULTS)
