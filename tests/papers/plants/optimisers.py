@@ -1,5 +1,6 @@
 """Alternatives of the claims on the averaged flow."""
 
+from dataclasses import replace
 from typing import Any
 
 from tests.papers.plants import Plant, replaced
@@ -25,6 +26,16 @@ def _stronger_labels(right: Any) -> Any:
     return lambda noise, *args, **settings: right(LabelNoise(noise.problem, 2**0.5 * noise.strength), *args, **settings)
 
 
+def _time_for_slow_time(right: Any) -> Any:
+    """Read the sum of the step sizes where the claim reads the sum of their squares."""
+
+    def run(*args: Any, **settings: Any) -> Any:
+        plain = right(*args, **settings)
+        return replace(plain, slow_time=plain.time)
+
+    return run
+
+
 PLANTS: dict[str, Plant] = {
     "averaged-flow-trace": replaced(f"{HERE}.network.average", _closure("small_step")),
     "excess-loss": replaced(f"{HERE}.network.predicted_mean", lambda right: lambda flow, name: flow.observed[name]),
@@ -44,4 +55,5 @@ PLANTS: dict[str, Plant] = {
     "adamw-rotation": replaced(
         f"{HERE}.rotation.predicted_angle", lambda right: lambda step_size, decay, b1: (2 * step_size * decay) ** 0.5
     ),
+    "schedules-are-clocks": replaced(f"{HERE}.schedules.descend", _time_for_slow_time),
 }

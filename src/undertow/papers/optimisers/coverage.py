@@ -53,6 +53,11 @@ _RESULTS = (
         "Under AdamW a scale-invariant vector turns by √(2ηλ(1 - b1)/(1 + b1)) per step and has |θ|² = dη/(2λ).",
         ("adamw-rotation",),
     ),
+    (
+        "Schedules",
+        "With a schedule η_k the clock of the motion along the manifold is Σ η_k².",
+        ("schedules-are-clocks",),
+    ),
 )
 
 COVERAGE: tuple[Entry, ...] = tuple(Entry("optimisers", *row) for row in _RESULTS)
