@@ -1,10 +1,11 @@
-"""Alternatives of the claims on the averaged flow."""
+"""Alternatives of the claims on the averaged flow and on optimisers."""
 
 from dataclasses import replace
 from typing import Any
 
 from tests.papers.plants import Plant, replaced
 from undertow.noise.label import LabelNoise
+from undertow.optimisers import SGD
 
 HERE = "undertow.papers.optimisers.claims"
 
@@ -56,4 +57,5 @@ PLANTS: dict[str, Plant] = {
         f"{HERE}.rotation.predicted_angle", lambda right: lambda step_size, decay, b1: (2 * step_size * decay) ** 0.5
     ),
     "schedules-are-clocks": replaced(f"{HERE}.schedules.descend", _time_for_slow_time),
+    "adam-factorisation": replaced(f"{HERE}.sensing.Adam", lambda right: lambda **settings: SGD()),
 }

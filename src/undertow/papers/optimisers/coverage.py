@@ -1,4 +1,4 @@
-"""The statements of the theory of the averaged flow, and the claims that check them."""
+"""The statements on the averaged flow and on optimisers, and the claims that check them."""
 
 from undertow.verification.coverage import Addition, Entry
 
@@ -57,6 +57,11 @@ _RESULTS = (
         "Schedules",
         "With a schedule η_k the clock of the motion along the manifold is Σ η_k².",
         ("schedules-are-clocks",),
+    ),
+    (
+        "Matrix factorisation (arXiv 2511.02773)",
+        "On rank-one matrix sensing with label noise Adam ends with a smaller error than SGD, against the paper.",
+        ("adam-factorisation",),
     ),
 )
 

@@ -8,7 +8,7 @@ import pytest
 from undertow.dynamics.descend import descend
 from undertow.dynamics.diffuse import diffuse
 from undertow.optimisers import Adam
-from undertow.papers.optimisers.models.copies import Copies, Coordinate, CoupledDiffusion, wave
+from undertow.papers.optimisers.models.copies import Coordinate, Copies, CoupledDiffusion, wave
 
 
 def _adam():
@@ -30,9 +30,9 @@ def test_one_part_of_the_coupled_diffusion_is_one_euler_step_with_the_gradient_o
     """With one part the step is w - η g/√v with the v before the step, and v moves towards E g²."""
     noise = Copies(Coordinate(wave(), 2.0), parts=1)
     params, v = jnp.array([0.3, 1.0]), jnp.array([3.0, 5.0])
-    slice = noise.randomness(jax.random.key(0), 1, params)[0]
-    moved, state = CoupledDiffusion(_adam()).step(params, {"v": v}, noise, slice, jnp.asarray(0.1))
-    assert moved == pytest.approx(np.asarray(params - 0.1 * noise.gradient(params, slice) / jnp.sqrt(v)))
+    normals = noise.randomness(jax.random.key(0), 1, params)[0]
+    moved, state = CoupledDiffusion(_adam()).step(params, {"v": v}, noise, normals, jnp.asarray(0.1))
+    assert moved == pytest.approx(np.asarray(params - 0.1 * noise.gradient(params, normals) / jnp.sqrt(v)))
     assert state["v"] == pytest.approx(np.asarray(0.95 * v + 0.05 * noise.second_moment(params)))
 
 

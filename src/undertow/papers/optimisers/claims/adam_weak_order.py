@@ -12,7 +12,7 @@ from undertow.dynamics.descend import descend
 from undertow.figures import style
 from undertow.optimisers import Adam
 from undertow.papers._lanes import lanes
-from undertow.papers.optimisers.models.copies import Copies, Coordinate, CoupledDiffusion, wave
+from undertow.papers.optimisers.models.copies import Coordinate, Copies, CoupledDiffusion, wave
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Check, Within

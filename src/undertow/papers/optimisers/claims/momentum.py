@@ -12,7 +12,7 @@ from jaxtyping import Array, Key
 from undertow.dynamics.descend import descend
 from undertow.figures import style
 from undertow.papers._lanes import lanes
-from undertow.papers.optimisers.models.copies import Copies, Coordinate, wave
+from undertow.papers.optimisers.models.copies import Coordinate, Copies, wave
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Check, Within

@@ -104,7 +104,7 @@ def _run(parameters: Schedules, name: str, kind: str, key: Key[Array, ""]) -> Tr
 def _ways(run: Trajectory) -> tuple[np.ndarray, np.ndarray]:
     """Return the decrease of tr H at every observation, and its standard error."""
     ways = run.observed["trace"][:, :1] - run.observed["trace"]
-    return ways.mean(axis=0), standard_error(ways)
+    return ways.mean(axis=0), np.asarray(standard_error(ways))
 
 
 def _check(name: str, kind: str, run: Trajectory, constant: Trajectory) -> Check:

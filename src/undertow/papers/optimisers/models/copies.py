@@ -17,7 +17,7 @@ from undertow.optimisers.base import AbstractOptimiser, Rates
 from undertow.problem import Problem
 from undertow.regime import Regime
 
-__all__ = ["Copies", "Coordinate", "CoupledDiffusion", "wave"]
+__all__ = ["Coordinate", "Copies", "CoupledDiffusion", "wave"]
 
 
 def _loss(w: Float[Array, ""], sample: Float[Array, ""]) -> Float[Array, ""]:
@@ -114,9 +114,10 @@ class CoupledDiffusion(AbstractOptimiser):
         raise NotImplementedError("the diffusion needs the normals of a step: use `step`.")
 
     def step(
-        self, params: Array, state: PyTree, noise: Copies, slice: Float[Array, "parts copies"], rates: Rates
+        self, params: Array, state: PyTree, noise: AbstractNoise, slice: Float[Array, "parts copies"], rates: Rates
     ) -> tuple[Array, PyTree]:
         """Return params and the state after the time of one step of the optimiser."""
+        assert isinstance(noise, Copies), "the normals of the parts are those of `Copies`"
         euler, one = EulerStep(noise.noise, self.optimiser, noise.parts), noise.noise
         dt, inflation = rates / noise.parts, noise.parts**0.5
 
