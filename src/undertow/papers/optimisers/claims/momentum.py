@@ -107,6 +107,7 @@ def _draw(measurement: Measurement, parameters: Momentum) -> "Figure":
     panels[0].set(xscale="log", yscale="log", xlabel="effective step size η/(1 − β)", ylabel="difference of the means",
                   title="lines: proportional to η")  # fmt: skip
     panels[1].set(xlabel="effective step size η/(1 − β)", ylabel="variance with momentum / without")
+    panels[0].xaxis.set_minor_formatter("")
     for axes in panels:
         axes.legend()
     return figure
