@@ -79,6 +79,12 @@ def _equilibrium(
     return np.arccos(cosines).mean(axis=1), (sizes**2).mean(axis=1)
 
 
+def _mean_of_settings(values: list[np.ndarray]) -> tuple[float, float]:
+    """Return the mean over settings of the means over runs, with its standard error."""
+    pairs = np.array([statistics.mean(row) for row in values])
+    return float(pairs[:, 0].mean()), float(np.linalg.norm(pairs[:, 1]) / len(pairs))
+
+
 def _measure(parameters: Rotation, key: Key[Array, ""]) -> Measurement:
     checks, angles, squares = [], [], []
     product = np.log([step_size * decay for step_size, decay in SETTINGS])
@@ -91,13 +97,16 @@ def _measure(parameters: Rotation, key: Key[Array, ""]) -> Measurement:
         angle, square = (np.array([statistics.mean(run[part]) for run in runs]) for part in (0, 1))
         order, order_error = statistics.slope(product, np.log(angle[:, 0]), angle[:, 1] / angle[:, 0])
         power, power_error = statistics.slope(ratio, np.log(square[:, 0]), square[:, 1] / square[:, 0])
-        predicted = np.array([predicted_angle(*setting, b1) for setting in SETTINGS])
-        relative = np.array([statistics.mean(run[0] / p) for run, p in zip(runs, predicted, strict=True)])
-        without = (1 + b1) / (1 - b1)
+        relative = [run[0] / predicted_angle(*setting, b1) for run, setting in zip(runs, SETTINGS, strict=True)]
+        sizes = [run[1] / predicted_square(*setting) for run, setting in zip(runs, SETTINGS, strict=True)]
+        turned, turned_error = _mean_of_settings(relative)
+        size, size_error = _mean_of_settings(sizes)
+        with_momentum = (1 - b1) / (1 + b1)
         checks += [
             Check(f"b1 = {b1:g}: angle per step / √(2ηλ(1 - b1)/(1 + b1)), mean of {len(SETTINGS)} settings",
-                  relative[:, 0].mean(), 1.0, float(np.linalg.norm(relative[:, 1]) / len(SETTINGS)), Within(0.03, 0.1),
-                  alternative=without**0.5 if b1 else None),
+                  turned, 1.0, turned_error, Within(0.03, 0.1), alternative=with_momentum**-0.5 if b1 else None),
+            Check(f"b1 = {b1:g}: |θ|² / (dη/(2λ)), mean of {len(SETTINGS)} settings", size, 1.0, size_error,
+                  Within(0.06, 0.1), alternative=with_momentum if b1 else None),
             Check(f"b1 = {b1:g}: power of ηλ in the angle per step", order, 0.5, order_error, Within(0.03, 0.2),
                   alternative=1.0),
             Check(f"b1 = {b1:g}: power of η/λ in |θ|²", power, 1.0, power_error, Within(0.05, 0.2), alternative=0.5),
