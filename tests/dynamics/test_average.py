@@ -190,7 +190,7 @@ MISTAKES = {
     ),
     "runs of Adam": (
         lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, optimiser=ut.Adam(), check_seeds=4),
-        "those of SGD",
+        "known for SGD alone",
     ),
     "a state of another shape": (
         lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, optimiser=ut.Adam(), optimiser_state={"v": jnp.ones(1)}),

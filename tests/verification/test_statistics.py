@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from undertow.verification.statistics import mean, median, share
+from undertow.verification.statistics import mean, median, share, slope
 
 
 def test_the_mean_of_four_numbers():
@@ -77,3 +77,10 @@ def test_no_and_yes_are_mirror_images():
     (few, few_error), (many, many_error) = share(flags), share(~flags)
     assert few + many == pytest.approx(1.0)
     assert few_error == pytest.approx(many_error)
+
+
+def test_the_slope_of_three_points_is_that_of_weighted_least_squares():
+    """numpy.polyfit minimises the same sum; the error is that of the slope with known errors of the points."""
+    x, y, errors = np.array([0.0, 1.0, 3.0]), np.array([1.0, 2.5, 3.0]), np.array([0.1, 0.2, 0.4])
+    (expected, _), covariance = np.polyfit(x, y, 1, w=1 / errors, cov="unscaled")
+    assert slope(x, y, errors) == pytest.approx((expected, math.sqrt(covariance[0, 0])))

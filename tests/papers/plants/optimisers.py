@@ -1,5 +1,6 @@
 """Alternatives of the claims on the averaged flow and on optimisers."""
 
+from dataclasses import replace
 from typing import Any
 
 from tests.papers.plants import Plant, replaced
@@ -34,6 +35,16 @@ def _without_excess(right: Any) -> Any:
         flow = right(*args, **settings)
         flow.observed["mean_loss"] = flow.observed["loss"]
         return flow
+
+    return run
+
+
+def _time_for_slow_time(right: Any) -> Any:
+    """Read the sum of the step sizes where the claim reads the sum of their squares."""
+
+    def run(*args: Any, **settings: Any) -> Any:
+        plain = right(*args, **settings)
+        return replace(plain, slow_time=plain.time)
 
     return run
 
@@ -87,4 +98,18 @@ PLANTS: dict[str, Plant] = {
     "adam-equilibrium-order": replaced(f"{HERE}.adam_equilibrium.predicted", _leading),
     "adam-limit-metric": replaced(f"{HERE}.adam.run_adam", _without_correlation),
     "averaged-flow-noisy-data": replaced(f"{HERE}.noisy_data.average", _closure("small_step")),
+    "adam-weak-order": replaced(
+        "undertow.dynamics.diffuse.EulerStep._relaxed", lambda right: lambda self, params, state: state
+    ),
+    "square-root-scaling": replaced(
+        f"{HERE}.scaling.square_root", lambda right: lambda step_size, factor: step_size * factor
+    ),
+    "momentum-effective-step": replaced(
+        f"{HERE}.momentum.effective_step", lambda right: lambda step_size, beta: step_size
+    ),
+    "adamw-rotation": replaced(
+        f"{HERE}.rotation.predicted_angle", lambda right: lambda step_size, decay, b1: (2 * step_size * decay) ** 0.5
+    ),
+    "schedules-are-clocks": replaced(f"{HERE}.schedules.descend", _time_for_slow_time),
+    "adam-factorisation": replaced(f"{HERE}.sensing.Adam", lambda right: lambda **settings: SGD()),
 }

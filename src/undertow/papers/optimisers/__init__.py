@@ -1,1 +1,1 @@
-"""The averaged flow of SGD at a finite step size: theory of undertow itself, beyond the papers."""
+"""The averaged flow of SGD at a finite step size, and published results on Adam, momentum and schedules."""

@@ -68,6 +68,36 @@ _RESULTS = (
         "The leading prediction has an error of first order in η, which the fluctuations explain.",
         ("adam-equilibrium-order",),
     ),
+    (
+        "SDE of Adam (arXiv 2205.10287)",
+        "Adam without momentum follows an SDE in (θ, v) to weak order one in the step η² of its clock.",
+        ("adam-weak-order",),
+    ),
+    (
+        "Square-root scaling rule (arXiv 2205.10287)",
+        "A batch k times as large, η times √k and 1 - b1 and 1 - b2 times k leave the distribution of Adam unchanged.",
+        ("square-root-scaling",),
+    ),
+    (
+        "Momentum (arXiv 2307.15196)",
+        "SGD with step size η and momentum β has the distribution of SGD with η/(1 - β), to first order in η.",
+        ("momentum-effective-step",),
+    ),
+    (
+        "Rotational equilibrium (arXiv 2305.17212)",
+        "Under AdamW a scale-invariant vector turns by √(2ηλ(1 - b1)/(1 + b1)) per step and has |θ|² = dη/(2λ).",
+        ("adamw-rotation",),
+    ),
+    (
+        "Schedules",
+        "With a schedule η_k the clock of the motion along the manifold is Σ η_k².",
+        ("schedules-are-clocks",),
+    ),
+    (
+        "Matrix factorisation (arXiv 2511.02773)",
+        "On rank-one matrix sensing with label noise Adam ends with a smaller error than SGD, against the paper.",
+        ("adam-factorisation",),
+    ),
 )
 
 COVERAGE: tuple[Entry, ...] = tuple(Entry("optimisers", *row) for row in _RESULTS)

@@ -16,6 +16,7 @@ from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.minibatch import Minibatch
 from undertow.problem import Regression
+from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Check, Within
 
@@ -81,9 +82,9 @@ def _measure(parameters: WeakOrder, key: Key[Array, ""]) -> Measurement:
         errors.append(standard_error(run.observed["square"][:, -1], ddof=0))
     sde = np.array([sde_second_moment(eta) for eta in STEP_SIZES])
     gaps, errors = np.abs(np.array(moments) - sde), np.array(errors)
-    slope, slope_error = _slope(np.log(STEP_SIZES), np.log(gaps), errors / gaps)
+    slope, slope_error = statistics.slope(np.log(STEP_SIZES), np.log(gaps), errors / gaps)
     exact = np.abs(np.array([sgd_second_moment(eta) for eta in STEP_SIZES]) - sde)
-    exact_slope, _ = _slope(np.log(STEP_SIZES), np.log(exact), errors / gaps)
+    exact_slope, _ = statistics.slope(np.log(STEP_SIZES), np.log(exact), errors / gaps)
 
     solved = diffuse(
         noise, start, step_size=STEP_SIZES[0], time=TIME, substeps=parameters.substeps,
@@ -110,14 +111,6 @@ def _measure(parameters: WeakOrder, key: Key[Array, ""]) -> Measurement:
         attrs={"slope": slope},
     )
     return Measurement(checks, data, seeds=parameters.seeds)
-
-
-def _slope(x: np.ndarray, y: np.ndarray, errors: np.ndarray) -> tuple[float, float]:
-    """Return the weighted least-squares slope of y on x, with its standard error."""
-    w = 1 / errors**2
-    centred = x - np.average(x, weights=w)
-    total = np.sum(w * centred**2)
-    return float(np.sum(w * centred * y) / total), float(1 / np.sqrt(total))
 
 
 def _draw(measurement: Measurement, parameters: WeakOrder) -> "Figure":

@@ -1,1 +1,1 @@
-"""The claims on the averaged flow, one file per claim or family of similar claims."""
+"""The claims on the averaged flow and on optimisers, one file per claim or family of similar claims."""

@@ -1,1 +1,1 @@
-"""The models of the claims on the averaged flow: each file builds problems, their starts and their observables."""
+"""The models of the claims on the averaged flow and on optimisers: problems, starts, noises and observables."""

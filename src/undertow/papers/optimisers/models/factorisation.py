@@ -1,12 +1,16 @@
-"""A matrix factorisation with noisy labels, which has a manifold of minimisers but does not fit its data."""
+"""Matrix factorisations: one with noisy labels that does not fit its data, and one that senses a matrix of rank one."""
 
+from collections.abc import Callable
+
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
 
-from undertow.problem import Problem
+from undertow import _trees as trees
+from undertow.problem import Problem, Regression
 
-__all__ = ["charge", "noisy_factorisation"]
+__all__ = ["Recovery", "charge", "matrix_sensing", "noisy_factorisation", "random_factors"]
 
 Factors = dict[str, Array]
 
@@ -42,3 +46,47 @@ def noisy_factorisation(
 def charge(params: Factors) -> Float[Array, ""]:
     """Return |U|^2 - |W|^2, which gradient flow conserves."""
     return jnp.sum(params["U"] ** 2) - jnp.sum(params["W"] ** 2)
+
+
+def _inner_product(params: Factors, x: Float[Array, "d d"]) -> Float[Array, ""]:
+    return jnp.vdot(x, params["U"] @ params["V"].T)
+
+
+def matrix_sensing(key: Key[Array, ""], *, size: int, measurements: int) -> tuple[Regression, Float[Array, "d d"]]:
+    """Return the regression <X, U V'> = <X, W> with Gaussian X, and the matrix W, which has rank one and norm three.
+
+    >>> import jax
+    >>> from undertow.papers.optimisers.models.factorisation import matrix_sensing
+    >>> problem, truth = matrix_sensing(jax.random.key(0), size=4, measurements=10)
+    >>> print(problem.size, jax.numpy.linalg.matrix_rank(truth))
+    10 1
+    """
+    k = jax.random.split(key, 3)
+    x = jax.random.normal(k[0], (measurements, size, size), jnp.result_type(float))
+    left, right = (jax.random.normal(k[i], (size,), jnp.result_type(float)) for i in (1, 2))
+    truth = 3 * jnp.outer(left, right) / (jnp.linalg.norm(left) * jnp.linalg.norm(right))
+    return Regression(_inner_product, x, jnp.tensordot(x, truth, axes=2)), truth
+
+
+def random_factors(size: int) -> Callable[[Key[Array, ""]], Factors]:
+    """Return the function that draws square factors with entries N(0, 1/4)."""
+
+    def draw(key: Key[Array, ""]) -> Factors:
+        k = jax.random.split(key)
+        return {name: jax.random.normal(k[i], (size, size), jnp.result_type(float)) / 2 for i, name in enumerate("UV")}
+
+    return draw
+
+
+class Recovery(eqx.Module):
+    """The relative error of U V', and tr H and tr diag(H)^(1/2) of the loss for the factors of `matrix_sensing`."""
+
+    problem: Regression
+    truth: Float[Array, "d d"]
+
+    def __call__(self, params: Factors) -> dict[str, Float[Array, ""]]:
+        """Return the three numbers at `params`; H is the Gauss-Newton matrix, with the diagonal mean J_i^2."""
+        rows = jax.vmap(jax.grad(self.problem.predict), (None, 0))(params, self.problem.inputs)
+        diagonal = trees.ravel(jax.tree.map(lambda row: jnp.mean(row**2, axis=0), rows))
+        error = jnp.linalg.norm(params["U"] @ params["V"].T - self.truth) / jnp.linalg.norm(self.truth)
+        return {"error": error, "trace": jnp.sum(diagonal), "root_trace": jnp.sum(jnp.sqrt(diagonal))}
