@@ -11,12 +11,12 @@ import xarray
 from jaxtyping import Array, Float, Int, Key
 
 from undertow.dynamics.descend import descend
-from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.label import LabelNoise
 from undertow.optimisers import SGD, Adam
 from undertow.papers.optimisers.models.factorisation import Recovery, matrix_sensing, random_factors
 from undertow.trajectory import Trajectory
+from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Below, Check
 
@@ -75,11 +75,12 @@ def _run(parameters: Sensing, name: str, dataset: int, key: Key[Array, ""]) -> T
 def _ratio(adam: Float[np.ndarray, "datasets seeds"], sgd: Float[np.ndarray, "datasets seeds"]) -> tuple[float, float]:
     """Return the geometric mean of the ratios over pairs of runs from the same start, with its standard error.
 
-    The error is that of other starts and other noise on the same data sets.
+    The error is that of other starts and other noise on the same data sets. Pairs with a diverged run are left out.
     """
-    logarithms = np.log(adam / sgd)
-    ratio = float(np.exp(logarithms.mean()))
-    return ratio, ratio * float(np.linalg.norm(standard_error(logarithms.T)) / len(logarithms))
+    pairs = [np.log(a / s) for a, s in zip(adam, sgd, strict=True)]
+    means, errors = np.array([statistics.mean(row[np.isfinite(row)]) for row in pairs]).T
+    ratio = float(np.exp(means.mean()))
+    return ratio, ratio * float(np.linalg.norm(errors) / len(errors))
 
 
 def _measure(parameters: Sensing, key: Key[Array, ""]) -> Measurement:
@@ -96,9 +97,11 @@ def _measure(parameters: Sensing, key: Key[Array, ""]) -> Measurement:
         Check("|U V' - W| of Adam / of SGD, geometric mean", error, 0.0, error_u, Below(0.95), alternative=1.0),
         Check("tr diag(H)^½ of Adam / of SGD, geometric mean", root, 0.0, root_u, Below(0.8), alternative=1.0),
     )
-    logarithms = {name: np.log(values).reshape(len(OPTIMISERS), samples, -1) for name, values in table.items()}
-    columns = {name: np.exp(values.mean(axis=1)) for name, values in logarithms.items()}
-    columns |= {f"{name}_error": columns[name] * standard_error(values, 1) for name, values in logarithms.items()}
+    columns = {}
+    for name, values in table.items():
+        logarithms = np.log(values).reshape(len(OPTIMISERS), samples, -1)
+        columns[name] = np.exp(np.nanmean(logarithms, axis=1))
+        columns[f"{name}_error"] = columns[name] * np.nanstd(logarithms, axis=1) / samples**0.5
     data = xarray.Dataset(
         {name: (("optimiser", "index"), column) for name, column in columns.items()},
         coords={"optimiser": list(OPTIMISERS), "step": ("index", runs[0][0].step)},
