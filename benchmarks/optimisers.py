@@ -15,6 +15,10 @@ from benchmarks.harness import in_words, interleaved, save
 from benchmarks.linear_model import ETA, STRENGTH, D, N, data, predict
 
 B1, B2, EPS, DECAY = 0.9, 0.999, 1e-8, 0.01
+SLOW_TIME = 0.1
+"""The slow time of the limiting flow, in which the params move by 7 % of their norm."""
+STEP_SIZES = (2e-4, 1e-4, 5e-5)
+"""Step sizes at which one run of Adam to that slow time takes SLOW_TIME/step_size^2 steps."""
 
 
 def undertow_loop(steps: int, seeds: int | None) -> Any:
@@ -112,6 +116,17 @@ def torch_loop(steps: int, fused: bool) -> Any:
     return run
 
 
+def limit_seconds(step_size: float) -> float:
+    """Return the seconds of the limiting flow of Adam in (theta, v) up to SLOW_TIME, with its corrections."""
+    with jax.enable_x64(True):
+        z, y = (jnp.asarray(x, float) for x in data())
+        task = ut.Regression(predict, z, y)
+        start = ut.settle(task, (jnp.ones(D), jnp.ones(D)), tolerance=1e-10).params
+        limit = ut.Limit(ut.LabelNoise(task, STRENGTH), optimiser=ut.Adam(B1, 1 - 100 * step_size**2, 1e-3))
+        solve = lambda: limit.solve(start, slow_time=SLOW_TIME, step_size=step_size, num_saves=1)
+        return interleaved({"limit": (solve, 1)}, rounds=3)["limit"]
+
+
 def main() -> list[tuple[str, str, str]]:
     times = interleaved(
         {
@@ -132,7 +147,14 @@ def main() -> list[tuple[str, str, str]]:
         "torch, fused / one trajectory": times["torch, fused"] / one,
         "numpy / 64 seeds": times["numpy"] / many,
     }
-    save("optimisers", {"seconds_per_trajectory_step": times, "ratios": ratios})
+    limits = {step_size: limit_seconds(step_size) for step_size in STEP_SIZES}
+    for step_size, seconds in limits.items():
+        ratios[f"one run to slow time {SLOW_TIME} at step size {step_size:g} / limit"] = (
+            SLOW_TIME / step_size**2 * one / seconds
+        )
+    facts = {"seconds_per_trajectory_step": times, "limit_seconds": limits, "ratios": ratios}
+    save("optimisers", facts)
     rows = [("AdamW: " + name, in_words(value), "per trajectory and step") for name, value in times.items()]
     bars = {"64 seeds / numba": "<= 2.5", "torch, fused / 64 seeds": ">= 500", "torch / 64 seeds": ">= 500"}
+    bars[f"one run to slow time {SLOW_TIME} at step size {STEP_SIZES[-1]:g} / limit"] = ">= 50"
     return rows + [("AdamW: " + name, f"{value:.3g}x", bars.get(name, "")) for name, value in ratios.items()]
