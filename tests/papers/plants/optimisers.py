@@ -83,8 +83,8 @@ def _without_metric(right: Any) -> Any:
 
 
 def _flow_of_sgd(right: Any) -> Any:
-    """Solve the flow of SGD for every optimiser."""
-    return lambda name, *settings: right("SGD", *settings)
+    """Let Adam follow the flow of SGD."""
+    return lambda data: dict.fromkeys(("SGD", "Adam"), right(data)["SGD"])
 
 
 PLANTS: dict[str, Plant] = {
@@ -116,7 +116,7 @@ PLANTS: dict[str, Plant] = {
         f"{HERE}.rotation.predicted_angle", lambda right: lambda step_size, decay, b1: (2 * step_size * decay) ** 0.5
     ),
     "schedules-are-clocks": replaced(f"{HERE}.schedules.descend", _time_for_slow_time),
-    "two-traces": replaced(f"{HERE}.sparsity.sparse_flow", _flow_of_sgd),
-    "adam-sparse-recovery": replaced(f"{HERE}.sparsity.sparse_flow", _flow_of_sgd),
+    "two-traces": replaced(f"{HERE}.sparsity._flows", _flow_of_sgd),
+    "adam-sparse-recovery": replaced(f"{HERE}.sparsity._flows", _flow_of_sgd),
     "adam-factorisation": replaced(f"{HERE}.sensing.Adam", lambda right: lambda **settings: SGD()),
 }

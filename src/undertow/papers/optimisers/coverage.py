@@ -100,7 +100,7 @@ _RESULTS = (
     ),
     (
         "Implicit regulariser of Adam (arXiv 2511.02773)",
-        "With label noise Adam reduces tr diag(H)^½ where SGD reduces tr H; Adam may stop at a local minimum of it.",
+        "With label noise Adam reduces tr diag(H)^½ where SGD reduces tr H; dense solutions: SGD ends lower in both.",
         ("two-traces",),
     ),
     (

@@ -25,6 +25,11 @@ RECOVERED = 0.1
 FEW = (8, 10, 12)
 """The numbers of equations at which the flows are compared."""
 
+TRACES_BEFORE = {"sparse": (0.06, -0.13), "dense": (0.12, 0.04)}
+"""The mean logarithms of the ratios of tr H and of tr diag(H)^½ on 128 other data sets; the theory has signs only."""
+GAIN_BEFORE = 0.2
+"""The gain in recovered data sets on 128 other data sets for each n of `FEW`."""
+
 
 @dataclass(frozen=True)
 class Traces:
@@ -58,9 +63,8 @@ def _flows(data: SparseData) -> dict[Name, FlowPath]:
     return {name: sparse_flow(name, data, *LENGTHS[name]) for name in OPTIMISERS}
 
 
-def _rise(path: Float[Array, "sets times"]) -> float:
+def _rise(path: Float[np.ndarray, "sets times"]) -> float:
     """Return the largest rise in one step of a flow over the whole fall, the largest over data sets."""
-    path = np.asarray(path)
     return float(np.max(np.diff(path, axis=1).max(axis=1) / (path[:, 0] - path[:, -1])))
 
 
@@ -71,18 +75,19 @@ def _measure_traces(parameters: Traces, key: Key[Array, ""]) -> Measurement:
     for index, (kind, nonzero) in enumerate(kinds.items()):
         own = jax.random.fold_in(key, index)
         flows = _flows(draw_data(own, p.sets, d=p.unknowns, n=p.equations, sparsity=nonzero))
-        rises["SGD"].append(_rise(flows["SGD"].trace))
-        rises["Adam"].append(_rise(flows["Adam"].root_trace))
+        rises["SGD"].append(_rise(np.asarray(flows["SGD"].trace)))
+        rises["Adam"].append(_rise(np.asarray(flows["Adam"].root_trace)))
         trace = np.log(flows["Adam"].trace[:, -1] / flows["SGD"].trace[:, -1])
         root = np.log(flows["Adam"].root_trace[:, -1] / flows["SGD"].root_trace[:, -1])
         what = f"{kind}: mean log of {{}} after Adam / after SGD"
-        (more, more_u), (change, change_u) = statistics.mean(trace), statistics.mean(root)
-        side = Below(0.0) if kind == "sparse" else Above(0.0)
-        checks.append(Check(what.format("tr H"), more, 0.1, more_u, Above(0.0), alternative=0.0))
-        sign = -0.1 if kind == "sparse" else 0.1
-        checks.append(Check(what.format("tr diag(H)^½"), change, sign, change_u, side, alternative=0.0))
+        sides = (Above(0.0), Below(0.0) if kind == "sparse" else Above(0.0))
+        rows = zip(("tr H", "tr diag(H)^½"), (trace, root), TRACES_BEFORE[kind], sides, strict=True)
+        for quantity, logarithms, before, side in rows:
+            mean, error = statistics.mean(logarithms)
+            checks.append(Check(what.format(quantity), mean, before, error, side, alternative=0.0))
         columns["trace"].append(np.exp(trace))
         columns["root_trace"].append(np.exp(root))
+    # the steps of Adam freeze the metric, which has an error of first order in their length
     for name, quantity in (("SGD", "tr H"), ("Adam", "tr diag(H)^½")):
         what = f"{quantity} along the flow of {name}: largest rise in a step / whole fall"
         checks.append(Check(what, max(rises[name]), 0.0, 0.0, Below(0.01)))
@@ -116,7 +121,7 @@ def _measure_recovery(parameters: Recovery, key: Key[Array, ""]) -> Measurement:
     few = recovered[:, : len(FEW)].reshape(len(OPTIMISERS), -1).astype(float)
     gain, error = statistics.mean(few[1] - few[0])
     what = f"share of data sets recovered by Adam less that by SGD, n = {', '.join(str(n) for n in FEW)}"
-    check = Check(what, gain, 0.2, error, Above(0.0), alternative=0.0, samples=few.shape[1])
+    check = Check(what, gain, GAIN_BEFORE, error, Above(0.0), alternative=0.0, samples=few.shape[1])
     data = xarray.Dataset(
         {"recovered": (("optimiser", "equations", "set"), recovered)},
         coords={"optimiser": list(OPTIMISERS), "equations": counts},
@@ -143,11 +148,11 @@ CLAIMS = (
         place="Li, Wen and Lyu, arXiv 2511.02773: implicit regulariser of Adam",
         statement="With label noise tr H falls along the limiting flow of SGD, and tr diag(H)^½ along that of Adam. "
         "SGD ends with the smaller tr H. Adam ends with the smaller tr diag(H)^½ where the equations have a sparse "
-        "solution. Where the solution is dense, Adam stops at a local minimum of tr diag(H)^½, and SGD ends with a "
-        "smaller one.",
+        "solution. Where the solution is dense, SGD ends with the smaller value of both: Adam does not reach the least "
+        "tr diag(H)^½, which is not convex in w.",
         equation="SGD: dθ/dτ = -(c/4) P ∇tr H,  Adam: dθ/dτ = -(√c/2) P_S S ∇tr diag(H)^½",
         alternative="The flows of SGD and of Adam end with the same traces.",
-        scales={"smoke": Traces(128), "default": Traces(512), "full": Traces(2048)},
+        scales={"smoke": Traces(192), "default": Traces(512), "full": Traces(2048)},
         measure=_measure_traces,
         draw=_draw_traces,
     ),
@@ -159,7 +164,7 @@ CLAIMS = (
         "Gaussian equations than that of SGD: from 8 to 12 equations it recovers more data sets.",
         equation="tr diag(H)^½ ∝ Σ_j r_j |w_j|^½ for Adam,  tr H ∝ Σ_j r_j² |w_j| for SGD, at u_j v_j = 0",
         alternative="Adam recovers no more data sets than SGD.",
-        scales={"smoke": Recovery(64), "default": Recovery(256, most=20), "full": Recovery(1024, most=24)},
+        scales={"smoke": Recovery(80), "default": Recovery(256, most=20), "full": Recovery(1024, most=24)},
         measure=_measure_recovery,
         draw=_draw_recovery,
     ),

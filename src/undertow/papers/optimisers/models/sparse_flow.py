@@ -5,8 +5,8 @@ With a frozen diagonal metric S the limiting flow of label noise of variance c h
     theta(t + h) = Phi_S(exp(-2 c r^2 S^2 h) theta(t)),     r_j^2 = (1/n) sum_i z_ij^2
 
 where Phi_S is the end of the flow -S grad L. SGD has S = 1. For Adam S is frozen for each step of length h, at
-1/(sqrt(c diag H) + eps), where v is in equilibrium. `Limit.solve` ends where the Hessian loses rank, and it does at a
-sparse end with fewer than n nonzero entries; these steps do not.
+1/(sqrt(c diag H) + eps), the metric of v in equilibrium. `Limit.solve` ends where the Hessian loses rank, as it does at
+an end with fewer than n nonzero entries; these steps go on.
 """
 
 from typing import Literal, NamedTuple
