@@ -82,6 +82,11 @@ def _without_metric(right: Any) -> Any:
     return changed
 
 
+def _flow_of_sgd(right: Any) -> Any:
+    """Let Adam follow the flow of SGD."""
+    return lambda data: dict.fromkeys(("SGD", "Adam"), right(data)["SGD"])
+
+
 PLANTS: dict[str, Plant] = {
     "averaged-flow-trace": replaced(f"{HERE}.network.average", _closure("small_step")),
     "excess-loss": replaced(f"{HERE}.network.average", _without_excess),
@@ -111,5 +116,7 @@ PLANTS: dict[str, Plant] = {
         f"{HERE}.rotation.predicted_angle", lambda right: lambda step_size, decay, b1: (2 * step_size * decay) ** 0.5
     ),
     "schedules-are-clocks": replaced(f"{HERE}.schedules.descend", _time_for_slow_time),
+    "two-traces": replaced(f"{HERE}.sparsity._flows", _flow_of_sgd),
+    "adam-sparse-recovery": replaced(f"{HERE}.sparsity._flows", _flow_of_sgd),
     "adam-factorisation": replaced(f"{HERE}.sensing.Adam", lambda right: lambda **settings: SGD()),
 }

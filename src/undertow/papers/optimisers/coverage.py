@@ -98,6 +98,16 @@ _RESULTS = (
         "On rank-one matrix sensing with label noise Adam ends with a smaller error than SGD, against the paper.",
         ("adam-factorisation",),
     ),
+    (
+        "Implicit regulariser of Adam (arXiv 2511.02773)",
+        "With label noise Adam reduces tr diag(H)^½ where SGD reduces tr H; dense solutions: SGD ends lower in both.",
+        ("two-traces",),
+    ),
+    (
+        "Sparse recovery (arXiv 2511.02773)",
+        "With label noise Adam finds a sparse vector from fewer equations than SGD.",
+        ("adam-sparse-recovery",),
+    ),
 )
 
 COVERAGE: tuple[Entry, ...] = tuple(Entry("optimisers", *row) for row in _RESULTS)
