@@ -164,8 +164,9 @@ CLAIMS = (
         "Gaussian equations than that of SGD: from 8 to 12 equations it recovers more data sets.",
         equation="tr diag(H)^½ ∝ Σ_j r_j |w_j|^½ for Adam,  tr H ∝ Σ_j r_j² |w_j| for SGD, at u_j v_j = 0",
         alternative="Adam recovers no more data sets than SGD.",
-        scales={"smoke": Recovery(80), "default": Recovery(256, most=20), "full": Recovery(1024, most=24)},
+        scales={"smoke": Recovery(80), "default": Recovery(128, most=20), "full": Recovery(512, most=24)},
         measure=_measure_recovery,
         draw=_draw_recovery,
+        long=True,
     ),
 )
