@@ -47,6 +47,30 @@ def test_the_least_curvature_is_that_of_the_metric(x64):
     assert least_relaxed(motion, probe.start, v, 1e-6) == np.inf
 
 
+def test_the_sizes_of_the_corrections(x64):
+    """The one for finite steps is linear in eta, and the gain linear in 1 - b2 while v hardly follows."""
+    probe, age = draw_probe(jax.random.key(3)), jnp.asarray(50.0)
+    point, unravel = jax.flatten_util.ravel_pytree(probe.start)
+    logarithm = jnp.log(ravel(second_moment(probe.noise, probe.start)))
+
+    def sizes(eta, memory):
+        motion = AveragedMotion(probe.noise, probe.adam(0.0, 1 - memory), jnp.asarray(eta), unravel, "finite_step")
+        return np.asarray(motion.sizes((point, logarithm), age))
+
+    whole, half, shorter = sizes(2e-3, 1e-7), sizes(1e-3, 1e-7), sizes(2e-3, 2e-7)
+    np.testing.assert_allclose(whole[0] / half[0], 2, rtol=0.05)
+    np.testing.assert_allclose(shorter[1] / whole[1], 2, rtol=0.05)
+    np.testing.assert_allclose(shorter[0], whole[0], rtol=1e-12)
+
+
+def test_the_sizes_are_in_the_regime(x64):
+    probe = draw_probe(jax.random.key(3))
+    flow = ut.average(probe.noise, probe.start, optimiser=probe.adam(0.0, 0.999), step_size=0.004, time=1.0)
+    names = [parameter.name for parameter in flow.regime.parameters]
+    assert names[-3:] == ["(1 - b2)/(eta lambda)", "finite step / drift", "metric / drift"]
+    assert all(0 < parameter.value < 1 for parameter in flow.regime.parameters[-2:])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("b1", [0.0, 0.9])
 def test_the_mean_of_adam_from_a_start_off_the_manifold(b1, x64):

@@ -15,7 +15,7 @@ from undertow._validate import Number
 from undertow.dynamics.simulated_error import SIGNIFICANT, SimulatedError, simulate_error
 from undertow.manifold.averaged import DENSE_LIMIT, Path, solve_average
 from undertow.manifold.fluctuations import CLOSURES, Closure, image_route
-from undertow.manifold.metric_averaged import AveragedMotion, least_relaxed, solve_metric_average
+from undertow.manifold.metric_averaged import AveragedMotion, correction_sizes, least_relaxed, solve_metric_average
 from undertow.manifold.metric_limit import check_names, has_metric, start_value
 from undertow.manifold.next_order import NextOrder, intervals, next_order, too_large
 from undertow.noise.base import AbstractNoise
@@ -69,7 +69,8 @@ def average(
     - `optimiser`: an optimiser with a metric S, such as `Adam` (None: SGD). The flow is then that of (params, v),
       -S grad L - (eta/2) S d3L[X] - decay params and dv/dt = (1 - b2)/eta (E g^2 - v), with X in the metric. Unless the
       closure is "small_step" it has the correction for a metric that follows the fluctuations (`Limit`). v starts at
-      E g^2, or at that of `optimiser_state={"v": ...}`, and is observed as "v".
+      E g^2, or at that of `optimiser_state={"v": ...}`, and is observed as "v". The regime has the sizes of the
+      corrections.
 
     A `Regression` with fewer equations than parameters is solved in the image of J', with H = J'J/n. Any other problem
     needs the Hessian at every step and has at most 500 parameters.
@@ -177,6 +178,15 @@ def _average_metric(
         return run
     least = float(least_relaxed(motion, params, v, float(times[-1])))
     parameters = run.regime.parameters + optimiser.regime(eta, least).parameters
+    if closure != "small_step":
+        last = None if v is None else jax.tree.map(lambda x: x[-1], path.observed["v"])
+        finite, gain = (float(x) for x in correction_sizes(motion, path.points[-1], last, float(times[-1])))
+        parameters += (
+            SmallParameter(
+                "finite step / drift", finite, None, "change of the drift by noise at a finite step, at the end"
+            ),
+            SmallParameter("metric / drift", gain, None, "gain by a metric that fluctuates, over the drift by noise"),
+        )
     return replace(run, regime=Regime(parameters, None, ()), facts={**run.facts, "optimiser": type(optimiser).__name__})
 
 

@@ -26,7 +26,7 @@ from undertow.manifold.metric import RescaledNoise
 from undertow.noise.base import AbstractNoise, second_moment
 from undertow.optimisers.base import AbstractOptimiser
 
-__all__ = ["AveragedMotion", "least_relaxed", "solve_metric_average"]
+__all__ = ["AveragedMotion", "correction_sizes", "least_relaxed", "solve_metric_average"]
 
 Unravel = Callable[[Array], PyTree]
 State = tuple[Float[Array, " D"], Float[Array, " D"] | None]
@@ -59,17 +59,33 @@ class AveragedMotion(eqx.Module):
         phi, memory = state[0] / metric.root, self.optimiser.memory
         return metric, noise, fluctuations(noise, phi, self.unravel, age, self.step_size, self.closure, memory)
 
+    def noise_drift(self, metric: Metric, noise: RescaledNoise, around: Fluctuations) -> Float[Array, " D"]:
+        """Return -(eta/2) S d3L[X]."""
+        gradient = lambda x: trees.ravel(noise.problem.gradient(self.unravel(x)))
+
+        def third(u: Array, w: Array) -> Array:
+            return jax.jvp(lambda x: jax.jvp(gradient, (x,), (u,))[1], (around.frame.point,), (w,))[1]
+
+        return -self.step_size / 2 * metric.root * around.expect(third)
+
+    def sizes(self, state: State, age: Array) -> tuple[Array, Array]:
+        """Return |change of the drift by noise at a finite step| and |gain G|, both over |drift by noise|."""
+        metric, noise, around = self.around(state, age)
+        small = fluctuations(noise, around.frame.point, self.unravel, age, self.step_size, "small_step")
+        drift, plain = (self.noise_drift(metric, noise, x) for x in (around, small))
+        gain = jnp.zeros(())
+        if state[1] is not None:
+            gain = jnp.linalg.norm(metric_velocity(noise, around, metric, self.step_size, self.optimiser.memory))
+        scale = jnp.maximum(jnp.linalg.norm(plain), jnp.finfo(plain.dtype).tiny)
+        return jnp.linalg.norm(drift - plain) / scale, gain / scale
+
     def velocity(self, state: State, age: Array) -> State:
         """Return d theta/dt and d log v/dt."""
         (point, logarithm), eta = state, self.step_size
         metric, noise, around = self.around(state, age)
         gradient = lambda x: trees.ravel(noise.problem.gradient(self.unravel(x)))
         phi = around.frame.point
-
-        def third(u: Array, w: Array) -> Array:
-            return jax.jvp(lambda x: jax.jvp(gradient, (x,), (u,))[1], (phi,), (w,))[1]
-
-        mean = -metric.root * (gradient(phi) + eta / 2 * around.expect(third)) - metric.decay * point
+        mean = -metric.root * gradient(phi) + self.noise_drift(metric, noise, around) - metric.decay * point
         corrected = self.closure != "small_step"
         if corrected and logarithm is not None:
             mean = mean + metric_velocity(noise, around, metric, eta, self.optimiser.memory)
@@ -147,6 +163,13 @@ def solve_metric_average(
 
     observed, records = jax.lax.map(observation, (path.ys, times))
     return Path(path.ys[0], observed, records, path.stats["num_steps"])
+
+
+@eqx.filter_jit
+def correction_sizes(motion: AveragedMotion, point: Float[Array, " D"], v: PyTree, time: float) -> tuple[Array, Array]:
+    """Return the sizes of the corrections at the end of the flow; see `AveragedMotion.sizes`."""
+    logarithm = None if v is None else jnp.log(trees.ravel(v))
+    return motion.sizes((point, logarithm), jnp.asarray(time, point.dtype))
 
 
 @eqx.filter_jit
