@@ -4,6 +4,7 @@ undertow differentiates a generic loss. The numba and NumPy loops have the gradi
 numbers themselves. PyTorch uses autograd.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -87,7 +88,8 @@ def numpy_loop(steps: int) -> Any:
     return run
 
 
-def torch_loop(steps: int) -> Any:
+def torch_loop(steps: int, make_optimiser: Callable[[list[Any]], Any] | None = None) -> Any:
+    """Return a run of an optimiser of PyTorch, given as a function of the parameters (None: SGD)."""
     import torch
 
     torch.set_num_threads(1)
@@ -97,7 +99,7 @@ def torch_loop(steps: int) -> Any:
         generator = torch.Generator().manual_seed(0)
         u = torch.full((D,), 0.1, requires_grad=True)
         v = torch.full((D,), 0.1, requires_grad=True)
-        optimiser = torch.optim.SGD([u, v], lr=ETA)
+        optimiser = torch.optim.SGD([u, v], lr=ETA) if make_optimiser is None else make_optimiser([u, v])
         for _ in range(steps):
             i = torch.randint(N, (), generator=generator)
             e = 2.0 * torch.randint(2, (), generator=generator) - 1.0

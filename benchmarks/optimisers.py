@@ -12,7 +12,7 @@ import numpy as np
 
 import undertow as ut
 from benchmarks.harness import in_words, interleaved, save
-from benchmarks.linear_model import ETA, STRENGTH, D, N, data, predict
+from benchmarks.linear_model import ETA, STRENGTH, D, N, data, predict, torch_loop
 
 B1, B2, EPS, DECAY = 0.9, 0.999, 1e-8, 0.01
 SLOW_TIME = 0.1
@@ -94,26 +94,11 @@ def numpy_loop(steps: int) -> Any:
     return run
 
 
-def torch_loop(steps: int, fused: bool) -> Any:
+def torch_adamw(steps: int, fused: bool) -> Any:
     import torch
 
-    torch.set_num_threads(1)
-    z, y = (torch.from_numpy(x) for x in data())
-
-    def run() -> None:
-        generator = torch.Generator().manual_seed(0)
-        u = torch.full((D,), 0.1, requires_grad=True)
-        v = torch.full((D,), 0.1, requires_grad=True)
-        optimiser = torch.optim.AdamW([u, v], lr=ETA, betas=(B1, B2), eps=EPS, weight_decay=DECAY, fused=fused)
-        for _ in range(steps):
-            i = torch.randint(N, (), generator=generator)
-            e = 2.0 * torch.randint(2, (), generator=generator) - 1.0
-            loss = (z[i] @ (u**2 - v**2) - y[i] - STRENGTH * e) ** 2 / 2
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-
-    return run
+    settings = {"lr": ETA, "betas": (B1, B2), "eps": EPS, "weight_decay": DECAY, "fused": fused}
+    return torch_loop(steps, lambda params: torch.optim.AdamW(params, **settings))
 
 
 def limit_seconds(step_size: float) -> float:
@@ -132,8 +117,8 @@ def main() -> list[tuple[str, str, str]]:
         {
             "numba": (numba_loop(500_000), 500_000),
             "numpy": (numpy_loop(5_000), 5_000),
-            "torch": (torch_loop(1_000, fused=False), 1_000),
-            "torch, fused": (torch_loop(1_000, fused=True), 1_000),
+            "torch": (torch_adamw(1_000, fused=False), 1_000),
+            "torch, fused": (torch_adamw(1_000, fused=True), 1_000),
             "undertow, one trajectory": (undertow_loop(500_000, None), 500_000),
             "undertow, 64 seeds": (undertow_loop(50_000, 64), 64 * 50_000),
         }

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 
 import undertow as ut
 from undertow.dynamics.diffuse import GaussianNoise
+from undertow.manifold.metric import RescaledNoise
 from undertow.sensing import laws
 from undertow.sensing.ensembles import Correlated
 from undertow.sensing.measurements import FreshMeasurements
@@ -109,6 +110,9 @@ KINDS: dict[str, Build] = {
     "pooled environments": lambda dtype=jnp.float32: ut.Environments(
         problem(dtype), GROUPS, WEIGHTS, batch_size=2
     ).pooled(),
+    "rescaled": lambda dtype=jnp.float32: RescaledNoise(
+        ut.Minibatch(problem(dtype), 3), jax.tree.map(lambda p: 1 + p**2, params(dtype=dtype))
+    ),
     "sampled": lambda dtype=jnp.float32: ut.SampledNoise(
         problem(dtype), scaled_sample_gradient(problem(dtype)), samples=256
     ),

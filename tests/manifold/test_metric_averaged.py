@@ -63,6 +63,7 @@ def test_the_sizes_of_the_corrections(x64):
     np.testing.assert_allclose(shorter[0], whole[0], rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_the_sizes_are_in_the_regime(x64):
     probe = draw_probe(jax.random.key(3))
     flow = ut.average(probe.noise, probe.start, optimiser=probe.adam(0.0, 0.999), step_size=0.004, time=1.0)

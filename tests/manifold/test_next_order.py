@@ -76,7 +76,7 @@ def skewed(dimension):
     return ut.Problem(loss, samples)
 
 
-@pytest.mark.parametrize("dimension", [1, 2])
+@pytest.mark.parametrize("dimension", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_stationary_state_against_the_exact_chain(dimension, x64):
     """At the exact mean the mean step is zero: the averaged flow is off by eta^2, the next order by eta^3."""
     problem = skewed(dimension)
@@ -119,7 +119,7 @@ def solve(noise, start, eta, steps, tolerance=1e-9):
     return times, path.points
 
 
-@pytest.mark.parametrize("dimension", [1, 2])
+@pytest.mark.parametrize("dimension", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_displacement_on_the_way_against_the_exact_chain(dimension, x64):
     """From a start away from the minimum: the displacement is the error of the flow, within 15 %."""
     problem, eta = skewed(dimension), 0.05
@@ -132,6 +132,7 @@ def test_the_displacement_on_the_way_against_the_exact_chain(dimension, x64):
         assert np.linalg.norm(moments.delta[-1] - error) < 0.15 * np.linalg.norm(error)
 
 
+@pytest.mark.slow
 def test_the_covariance_on_a_manifold_against_sgd(x64):
     """On u v = 1 label noise moves SGD along the hyperbola too."""
     noise, start = hyperbola()
@@ -168,10 +169,9 @@ def test_large_problems_are_refused(x64):
     assert "1001" in too_large(ut.Minibatch(many, 1), jnp.zeros(2))
 
 
-SEEDS = {"linear, 20 unknowns": 60_000, "linear, 40 unknowns": 60_000, "hyperbola": 8_000_000, "motor": 100_000}
+SEEDS = {"linear, 20 unknowns": 60_000, "linear, 40 unknowns": 400_000, "hyperbola": 20_000_000, "motor": 100_000}
 OUTSIDE = {
-    "hyperbola": "the error is 0.05 % of the way, and the estimate three times as large",
-    "linear, 40 unknowns": "the predicted variance is 60 % too large, and 4000 runs do not resolve the error",
+    "linear, 40 unknowns": "the variance is predicted 60 % too large, the error (0.1 % of the way) seven times",
 }
 CASES = [
     pytest.param(name, marks=pytest.mark.xfail(reason=OUTSIDE[name], strict=False) if name in OUTSIDE else ())

@@ -10,7 +10,7 @@ import pytest
 import undertow as ut
 from tests.execution.sweeps.functions import brittle, picky, ragged, walk, widening
 from undertow.execution.store import StoreError
-from undertow.execution.sweeps import blocks, sweep
+from undertow.execution.sweeps import blocks, sweep, worker
 from undertow.execution.sweeps.records import BlockTask, DescriptionRequest, ExperimentReference
 from undertow.execution.sweeps.spec import SpecError, point_words
 from undertow.execution.sweeps.worker import describe, error_message, work
@@ -116,6 +116,14 @@ def test_results_are_in_double_precision_and_have_their_cost():
     assert {value.dtype for value in result.values.values()} == {np.dtype(float)}
     assert 0 <= result.run_seconds <= result.seconds
     assert result.worker.rpartition(":")[2].isdigit()
+
+
+def test_a_block_that_compiles_nothing_has_its_cost(monkeypatch):
+    """Also where the process has compiled all programs before."""
+    monkeypatch.setattr(worker, "_prepare", lambda in_process: [])
+    result = work(task(scaled, {"a": [2.0], "n": [2]}, [0]))
+    assert (result.compilations, result.compile_seconds) == (0, 0.0)
+    assert isinstance(result.compile_seconds, float)
 
 
 def raising(key, *, a: float):

@@ -137,7 +137,7 @@ def work(task: BlockTask) -> BlockResult:
         run_seconds=max(0.0, seconds - (sum(compiled) - before)),
         worker=f"{socket.gethostname()}:{os.getpid()}",
         compilations=len(compiled),
-        compile_seconds=sum(compiled),
+        compile_seconds=sum(compiled, 0.0),
     )
 
 
