@@ -174,7 +174,7 @@ OUTSIDE = {
     "linear, 40 unknowns": "the variance is predicted 60 % too large, the error (0.1 % of the way) seven times",
 }
 CASES = [
-    pytest.param(name, marks=pytest.mark.xfail(reason=OUTSIDE[name], strict=False) if name in OUTSIDE else ())
+    pytest.param(name, marks=pytest.mark.xfail(reason=OUTSIDE[name], strict=True) if name in OUTSIDE else ())
     for name in MODELS
 ]
 

@@ -23,28 +23,15 @@ from undertow.problem import AbstractProblem, Population
 from undertow.regime import Regime
 from undertow.trajectory import ProgressReport, Trajectory
 
-__all__ = ["EulerStep", "GaussianNoise", "diffuse", "euler_noise", "euler_optimiser"]
+__all__ = ["AbstractEulerStep", "EulerStep", "GaussianNoise", "diffuse", "euler_noise", "euler_optimiser"]
 
 
-class EulerStep(AbstractOptimiser):
-    """One Euler-Maruyama step of the diffusion of an optimiser in its params and its slow state.
-
-    >>> import jax.numpy as jnp
-    >>> import undertow as ut
-    >>> from undertow.dynamics.diffuse import EulerStep
-    >>> noise = ut.Isotropic(ut.Problem(lambda w, x: 0 * w.sum() + 0 * x, jnp.zeros(1)), 0.5)
-    >>> print(EulerStep(noise, ut.Adam(), 4).init(jnp.zeros(2))["v"])  # the variance
-    [0.25 0.25]
-    """
+class AbstractEulerStep(AbstractOptimiser):
+    """Euler-Maruyama steps of the diffusion of an optimiser; subclasses choose the start of its slow state."""
 
     noise: AbstractNoise
     optimiser: AbstractOptimiser
     substeps: int = eqx.field(static=True)
-
-    def init(self, params: PyTree) -> PyTree:
-        known = jax.eval_shape(self.optimiser.init, params)
-        slow = isinstance(known, dict) and "v" in known
-        return {"v": second_moment(self.noise, params)} if slow else None
 
     def update(self, params: PyTree, state: PyTree, gradient: PyTree, rates: Array) -> tuple[PyTree, PyTree]:
         metric = self.optimiser.metric(state, params)
@@ -70,6 +57,23 @@ class EulerStep(AbstractOptimiser):
 
     def regime(self, step_size: Number, curvature: Number) -> Regime:
         return self.optimiser.regime(step_size, curvature)
+
+
+class EulerStep(AbstractEulerStep):
+    """One Euler-Maruyama step of the diffusion of an optimiser in its params and its slow state.
+
+    >>> import jax.numpy as jnp
+    >>> import undertow as ut
+    >>> from undertow.dynamics.diffuse import EulerStep
+    >>> noise = ut.Isotropic(ut.Problem(lambda w, x: 0 * w.sum() + 0 * x, jnp.zeros(1)), 0.5)
+    >>> print(EulerStep(noise, ut.Adam(), 4).init(jnp.zeros(2))["v"])  # the variance
+    [0.25 0.25]
+    """
+
+    def init(self, params: PyTree) -> PyTree:
+        known = jax.eval_shape(self.optimiser.init, params)
+        slow = isinstance(known, dict) and "v" in known
+        return {"v": second_moment(self.noise, params)} if slow else None
 
 
 def euler_optimiser(noise: AbstractNoise, optimiser: AbstractOptimiser, substeps: int) -> AbstractOptimiser:

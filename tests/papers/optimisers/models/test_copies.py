@@ -31,7 +31,9 @@ def test_one_part_of_the_coupled_diffusion_is_one_euler_step_with_the_gradient_o
     noise = Copies(Coordinate(wave(), 2.0), parts=1)
     params, v = jnp.array([0.3, 1.0]), jnp.array([3.0, 5.0])
     normals = noise.randomness(jax.random.key(0), 1, params)[0]
-    moved, state = CoupledDiffusion(_adam()).step(params, {"v": v}, noise, normals, jnp.asarray(0.1))
+    moved, state = CoupledDiffusion(noise.noise, _adam(), noise.parts).step(
+        params, {"v": v}, noise, normals, jnp.asarray(0.1)
+    )
     assert moved == pytest.approx(np.asarray(params - 0.1 * noise.gradient(params, normals) / jnp.sqrt(v)))
     assert state["v"] == pytest.approx(np.asarray(0.95 * v + 0.05 * noise.second_moment(params)))
 
@@ -41,7 +43,7 @@ def test_the_coupled_diffusion_has_the_distribution_of_diffuse(x64):
     copies = jnp.full(1000, start)
     noise = Copies(one, parts=4)
     coupled = descend(
-        noise, copies, step_size=0.2, steps=40, key=0, seeds=4, optimiser=CoupledDiffusion(adam),
+        noise, copies, step_size=0.2, steps=40, key=0, seeds=4, optimiser=CoupledDiffusion(one, adam, 4),
         optimiser_state={"v": noise.second_moment(copies)}, progress=False,
     ).params.ravel()  # fmt: skip
     plain = diffuse(

@@ -51,7 +51,7 @@ def _ends(parameters: AdamOrder, clock_step: float, key: Key[Array, ""]) -> list
     adam = Adam(b1=0.0, b2=1 - p.memory * clock_step, eps=0.0, bias_correction=False)
     state = {"m": jnp.zeros_like(start), "v": noise.second_moment(start)}
     ends = []
-    for optimiser, initial in ((adam, state), (CoupledDiffusion(adam), {"v": state["v"]})):
+    for optimiser, initial in ((adam, state), (CoupledDiffusion(noise.noise, adam, noise.parts), {"v": state["v"]})):
         run = descend(
             noise, start, step_size=clock_step**0.5, steps=round(p.slow_time / clock_step), seeds=p.runs, key=key,
             optimiser=optimiser, optimiser_state=initial, lane_width=lanes(LANE), progress=False,

@@ -11,11 +11,10 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from undertow._validate import Number
 from undertow.covariance import Factored, ScaledIdentity
-from undertow.dynamics.diffuse import EulerStep
+from undertow.dynamics.diffuse import AbstractEulerStep
 from undertow.noise.base import AbstractNoise, second_moment
-from undertow.optimisers.base import AbstractOptimiser, Rates
+from undertow.optimisers.base import Rates
 from undertow.problem import Problem
-from undertow.regime import Regime
 
 __all__ = ["Coordinate", "Copies", "CoupledDiffusion", "wave"]
 
@@ -98,47 +97,30 @@ class Copies(AbstractNoise):
         return jax.vmap(lambda w: second_moment(self.noise, w))(params)
 
 
-class CoupledDiffusion(AbstractOptimiser):
+class CoupledDiffusion(AbstractEulerStep):
     """The diffusion in (w, v) of Adam, driven by the normals of its steps: one Euler-Maruyama step for each part.
 
     Run with the same `Copies` and the same key, the optimiser and its diffusion stay near each other, so that the
-    difference of their expectations has a small standard error.
+    difference of their expectations has a small standard error. `noise` is that of one copy, a `Coordinate`.
     """
-
-    optimiser: AbstractOptimiser
 
     def init(self, params: PyTree) -> PyTree:
         return {"v": self.optimiser.init(params)["v"]}
-
-    def update(self, params: PyTree, state: PyTree, gradient: PyTree, rates: Rates) -> tuple[PyTree, PyTree]:
-        raise NotImplementedError("the diffusion needs the normals of a step: use `step`.")
 
     def step(
         self, params: Array, state: PyTree, noise: AbstractNoise, slice: Float[Array, "parts copies"], rates: Rates
     ) -> tuple[Array, PyTree]:
         """Return params and the state after the time of one step of the optimiser."""
-        assert isinstance(noise, Copies), "the normals of the parts are those of `Copies`"
-        euler, one = EulerStep(noise.noise, self.optimiser, noise.parts), noise.noise
-        dt, inflation = rates / noise.parts, noise.parts**0.5
+        one = self.noise
+        assert isinstance(one, Coordinate), "the noise of one copy is a `Coordinate`"
+        dt, inflation = rates / self.substeps, self.substeps**0.5
 
         def substep(moving: tuple[Array, PyTree], normal: Array) -> tuple[tuple[Array, PyTree], None]:
             w, state = moving
             gradient = one.mean(w) + inflation * one.deviation(w) * normal
-            return euler.update(w, state, gradient, dt), None
+            return self.update(w, state, gradient, dt), None
 
         def path(w: Array, state: PyTree, normals: Array) -> tuple[Array, PyTree]:
             return jax.lax.scan(substep, (w, state), normals)[0]
 
         return jax.vmap(path, in_axes=(0, 0, 1))(params, state, slice)
-
-    def metric(self, state: PyTree, params: PyTree) -> PyTree:
-        return self.optimiser.metric(state, params)
-
-    def decay(self, metric: PyTree) -> PyTree:
-        return self.optimiser.decay(metric)
-
-    def slow_state(self, state: PyTree, second_moment: PyTree, step_size: Number) -> PyTree:
-        return self.optimiser.slow_state(state, second_moment, step_size)
-
-    def regime(self, step_size: Number, curvature: Number) -> Regime:
-        return self.optimiser.regime(step_size, curvature)
