@@ -4,6 +4,9 @@ The settings are those of `linear_model`. The numba and NumPy loops have the gra
 PyTorch uses autograd and `torch.optim.AdamW`, plain and fused.
 """
 
+import os
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -101,18 +104,30 @@ def torch_adamw(steps: int, fused: bool) -> Any:
     return torch_loop(steps, lambda params: torch.optim.AdamW(params, **settings))
 
 
-def limit_seconds(step_size: float) -> float:
-    """Return the seconds of the limiting flow of Adam in (theta, v) up to SLOW_TIME, with its corrections."""
+def limit_solver(step_size: float) -> Callable[[float | None], tuple[np.ndarray, np.ndarray]]:
+    """Return a function that solves the flow of Adam in (theta, v) up to SLOW_TIME and returns its start and end."""
     with jax.enable_x64(True):
         z, y = (jnp.asarray(x, float) for x in data())
         task = ut.Regression(predict, z, y)
         start = ut.settle(task, (jnp.ones(D), jnp.ones(D)), tolerance=1e-10).params
         limit = ut.Limit(ut.LabelNoise(task, STRENGTH), optimiser=ut.Adam(B1, 1 - 100 * step_size**2, 1e-3))
-        solve = lambda: limit.solve(start, slow_time=SLOW_TIME, step_size=step_size, num_saves=1)
-        return interleaved({"limit": (solve, 1)}, rounds=3)["limit"]
+
+    def solve(tolerance: float | None) -> tuple[np.ndarray, np.ndarray]:
+        with jax.enable_x64(True):
+            path = limit.solve(start, slow_time=SLOW_TIME, step_size=step_size, num_saves=1, tolerance=tolerance)
+            return np.concatenate(start), np.concatenate(path.params)
+
+    return solve
+
+
+def solver_error(solve: Callable[[float | None], tuple[np.ndarray, np.ndarray]]) -> float:
+    """Return the distance of the end to that of a solution with the tolerance 1e-9, over the length of the way."""
+    (start, end), (_, tight) = solve(None), solve(1e-9)
+    return float(np.linalg.norm(end - tight) / np.linalg.norm(tight - start))
 
 
 def main() -> list[tuple[str, str, str]]:
+    limits = {step_size: limit_solver(step_size) for step_size in STEP_SIZES}
     times = interleaved(
         {
             "numba": (numba_loop(500_000), 500_000),
@@ -121,8 +136,10 @@ def main() -> list[tuple[str, str, str]]:
             "torch, fused": (torch_adamw(1_000, fused=True), 1_000),
             "undertow, one trajectory": (undertow_loop(500_000, None), 500_000),
             "undertow, 64 seeds": (undertow_loop(50_000, 64), 64 * 50_000),
+            **{f"limit at step size {step_size:g}": (partial(solve, None), 1) for step_size, solve in limits.items()},
         }
     )
+    load = os.getloadavg()[0]
     one, many = times["undertow, one trajectory"], times["undertow, 64 seeds"]
     ratios = {
         "64 seeds / numba": many / times["numba"],
@@ -132,14 +149,20 @@ def main() -> list[tuple[str, str, str]]:
         "torch, fused / one trajectory": times["torch, fused"] / one,
         "numpy / 64 seeds": times["numpy"] / many,
     }
-    limits = {step_size: limit_seconds(step_size) for step_size in STEP_SIZES}
-    for step_size, seconds in limits.items():
-        ratios[f"one run to slow time {SLOW_TIME} at step size {step_size:g} / limit"] = (
-            SLOW_TIME / step_size**2 * one / seconds
-        )
-    facts = {"seconds_per_trajectory_step": times, "limit_seconds": limits, "ratios": ratios}
-    save("optimisers", facts)
+    seconds = {
+        f"limit at step size {step_size:g}": times.pop(f"limit at step size {step_size:g}") for step_size in limits
+    }
+    for step_size, limit in zip(limits, seconds.values(), strict=True):
+        steps = SLOW_TIME / step_size**2
+        ratios[f"one run to slow time {SLOW_TIME} at step size {step_size:g} / limit"] = steps * one / limit
+    errors = {f"step size {step_size:g}": solver_error(solve) for step_size, solve in limits.items()}
+    facts = {"seconds_per_trajectory_step": times, "limit_seconds": seconds, "ratios": ratios}
+    remark = f"The load of the machine by all programs was {load:.1f}."
+    save("optimisers", facts | {"solver_error_of_the_limit_over_its_way": errors, "remark": remark})
     rows = [("AdamW: " + name, in_words(value), "per trajectory and step") for name, value in times.items()]
     bars = {"64 seeds / numba": "<= 2.5", "torch, fused / 64 seeds": ">= 500", "torch / 64 seeds": ">= 500"}
-    bars[f"one run to slow time {SLOW_TIME} at step size {STEP_SIZES[-1]:g} / limit"] = ">= 50"
-    return rows + [("AdamW: " + name, f"{value:.3g}x", bars.get(name, "")) for name, value in ratios.items()]
+    for step_size in STEP_SIZES[1:]:
+        bars[f"one run to slow time {SLOW_TIME} at step size {step_size:g} / limit"] = ">= 50"
+    rows += [("AdamW: " + name, f"{value:.3g}x", bars.get(name, "")) for name, value in ratios.items()]
+    name = "AdamW: solver error of the limit over its way, "
+    return rows + [(name + setting, f"{error:.1g}", "<= 0.001") for setting, error in errors.items()]

@@ -187,7 +187,8 @@ def _average(facts: dict[str, Any]) -> str:
              f"{values['tolerance 1e-3'] - values['reference']:+.3f}", "{:,} and {:,}".format(*s["solver_steps"])]
         )  # fmt: skip
     return "\n\n".join([
-        "Times, without compiling except in the last column. The flow is solved with the default tolerance, 1e-4, and "
+        "Times, without compiling except in the last column, and without an estimate of the error, which is not made "
+        "by default for 120 parameters. The flow is solved with the default tolerance, 1e-4, and "
         f"with 1e-3. SGD uses all {facts['cores']} cores and the flow mostly one: the ratio of core seconds counts the "
         "time of all cores. The load of the machine by all programs was "
         f"{' / '.join(format(s['load'], '.1f') for s in facts['settings'])}; on idle cores the ratio of wall times "

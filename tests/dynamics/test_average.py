@@ -113,7 +113,7 @@ def test_the_flow_of_a_linear_model_has_no_error_that_runs_resolve(x64):
 
 def test_the_reason_for_a_missing_estimate_is_a_note(x64):
     noise = ut.LabelNoise(product(), 0.1)
-    flow = ut.average(noise, jnp.array([2.0, 0.5]), step_size=0.1, time=1.0)
+    flow = ut.average(noise, jnp.array([2.0, 0.5]), step_size=0.1, time=1.0, estimate_error=False)
     assert flow.regime.estimated_error is None
     assert "check_seeds=" in flow.regime.notes[0]
     # gradient descent diverges at this step size, the flow does not
@@ -127,23 +127,38 @@ def test_the_estimated_error_comes_from_the_next_order(x64):
     """At a large step "small_step" is far off: the estimate against runs of SGD; other results do not change."""
     noise, start = ut.LabelNoise(product(), 1.0), jnp.array([2.0, 0.5])
     settings = {"step_size": 0.1, "time": 10.0, "closure": "small_step", "num_saves": 3, "tolerance": 1e-7}
-    flow = ut.average(noise, start, **settings, estimate_error=True)
+    flow = ut.average(noise, start, **settings)  # small enough for the estimate by default
     run = ut.descend(noise, start, step_size=0.1, steps=100, seeds=20_000, key=7)
     measured = np.linalg.norm(np.asarray(run.params).mean(0) - flow.params) / np.linalg.norm(flow.params - start)
     assert measured > 0.02
     assert flow.regime.estimated_error == pytest.approx(measured, rel=0.3)
     assert "from the next order" in str(flow)
-    plain = ut.average(noise, start, **settings)
+    plain = ut.average(noise, start, **settings, estimate_error=False)
+    assert plain.regime.estimated_error is None
     np.testing.assert_allclose(flow.params, plain.params, atol=1e-5)
     np.testing.assert_allclose(flow.observed["loss"], plain.observed["loss"], atol=1e-5)
     np.testing.assert_array_equal(flow.time, plain.time)
 
 
-def test_too_many_parameters_for_the_next_order_are_a_note(x64):
-    task = ut.Regression(lambda w, x: w @ x, jnp.ones((1, 101)), jnp.ones(1))
-    flow = ut.average(ut.LabelNoise(task, 0.1), jnp.zeros(101), step_size=0.001, time=0.1, estimate_error=True)
+def wide(size):
+    """Return label noise on one linear equation with `size` unknowns."""
+    task = ut.Regression(lambda w, x: w @ x, jnp.ones((1, size)), jnp.ones(1))
+    return ut.LabelNoise(task, 0.1), jnp.zeros(size)
+
+
+@pytest.mark.parametrize("wanted", [None, True])
+def test_too_many_parameters_for_the_next_order_are_a_note(wanted, x64):
+    flow = ut.average(*wide(101), step_size=0.001, time=0.1, estimate_error=wanted)
     assert flow.regime.estimated_error is None
     assert "at most 100 parameters" in flow.regime.notes[0]
+    assert "check_seeds=64" in str(flow)
+
+
+def test_an_expensive_estimate_is_made_on_request_only(x64):
+    noise, start = wide(60)
+    flow = ut.average(noise, start, step_size=0.001, time=0.1)
+    assert flow.regime.estimated_error is None
+    assert "60 parameters: give `estimate_error=True`" in str(flow)
 
 
 def test_divergence_is_data(x64):

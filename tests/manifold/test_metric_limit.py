@@ -56,6 +56,38 @@ def test_a_solution_has_its_clocks_v_kappa_and_the_sizes_of_the_corrections(x64)
     np.testing.assert_allclose([np.mean(leaf[-1]) for leaf in quasi.observed["v"]], moment, rtol=1e-5)
 
 
+@pytest.mark.parametrize("kappa", [50.0, 500.0])
+def test_the_default_tolerance_is_far_below_the_error_of_the_theory(kappa, x64):
+    """The theory is off by about 1 % of the way; records between the steps of the solver are interpolated."""
+    probe, eta = draw_probe(jax.random.key(PROBE_KEY)), 0.004
+    limit = ut.Limit(probe.noise, optimiser=probe.adam(0.9, 1 - kappa * eta**2))
+    far_from_equilibrium = {"v": jax.tree.map(lambda p: 2 * p**2 + 1, probe.start)}
+    observe = {"p": ravel}
+    solve = lambda **settings: limit.solve(
+        probe.start, slow_time=0.1, step_size=eta, state=far_from_equilibrium, observe=observe, **settings
+    )
+    path, tight = solve(), solve(tolerance=1e-10)
+    way = np.linalg.norm(tight.observed["p"][-1] - tight.observed["p"][0])
+    assert np.linalg.norm(path.observed["p"] - tight.observed["p"], axis=1).max() < 5e-4 * way
+    ratios = [np.log(a / b) for a, b in zip(path.observed["v"], tight.observed["v"], strict=True)]
+    assert np.abs(ratios).max() < 5e-3
+    assert path.observed["distance"].max() < 1e-6
+
+
+def test_other_numbers_compile_nothing_new(x64):
+    probe, traces = draw_probe(jax.random.key(PROBE_KEY)), []
+    observe = {"p": lambda p: traces.append(1) or ravel(p)}
+
+    def solve(eta, b2, start):
+        limit = ut.Limit(probe.noise, optimiser=probe.adam(0.5, b2))
+        return limit.solve(start, slow_time=10 * eta, step_size=eta, observe=observe, num_saves=2)
+
+    end = solve(0.001, 0.9999, probe.start).params
+    count = len(traces)
+    solve(0.002, 0.9995, end)
+    assert len(traces) == count > 0
+
+
 def negated(params):
     return jax.tree.map(jnp.negative, params)
 

@@ -209,19 +209,15 @@ def _tangent(problem: AbstractProblem, frame: Frame, along: Float[Array, "D k"])
 
 def normal_part(problem: AbstractProblem, frame: Frame, inner: Float[Array, "r r"]) -> Float[Array, " D"]:
     """Return -P d3L[V X V'] for a symmetric X, as -P grad tr(H(x) A) with A = V X V' held fixed."""
-    weights, rotation = jnp.linalg.eigh((inner + inner.T) / 2)
-    columns = frame.normal @ rotation
     if frame.least_squares and isinstance(problem, Regression):
         # P grad tr(H A) = (1/n) P grad tr(J A J'): the other terms are multiples of rows of J
-        def one(pair: Array) -> Array:
-            weight, direction = pair[0], pair[1:]
-            pushed = lambda x: jax.jvp(partial(_predictions, problem, frame), (x,), (direction,))[1]
-            return weight * jax.grad(lambda x: jnp.sum(pushed(x) ** 2))(frame.point)
-
-        total = _sum_columns(one, jnp.concatenate([weights[None], columns])) / problem.size
-    else:
-        along_two = partial(third, problem, frame)
-        total = _sum_columns(lambda c: c[0] * along_two(c[1:], c[1:]), jnp.concatenate([weights[None], columns]))
+        rows = jacobian(problem, frame.unravel(frame.point)) @ frame.normal
+        symmetric = (inner + inner.T) / 2
+        return -frame.project(trace_gradient(problem, frame.point, frame.unravel, rows @ symmetric @ frame.normal.T))
+    weights, rotation = jnp.linalg.eigh((inner + inner.T) / 2)
+    columns = frame.normal @ rotation
+    along_two = partial(third, problem, frame)
+    total = _sum_columns(lambda c: c[0] * along_two(c[1:], c[1:]), jnp.concatenate([weights[None], columns]))
     return -frame.project(total)
 
 

@@ -24,13 +24,14 @@ from jaxtyping import Array, Float, PyTree
 
 from undertow import _trees as trees
 from undertow._validate import Number
-from undertow.manifold.fluctuations import COLUMNS, Fluctuations
+from undertow.manifold.fluctuations import Fluctuations
 from undertow.manifold.metric import RescaledNoise
 from undertow.noise.base import second_moment
+from undertow.noise.second_moment import SquaresAlong, squares_along
 from undertow.noise.third_moment import third_moment
 from undertow.optimisers.base import AbstractOptimiser
 
-__all__ = ["Metric", "averaged_second_moment", "metric_at", "metric_velocity"]
+__all__ = ["Metric", "averaged_second_moment", "metric_at", "metric_velocity", "squares_around"]
 
 Unravel = Callable[[Array], PyTree]
 
@@ -69,25 +70,38 @@ def metric_at(
     return Metric(diagonal, slope, rate, trees.ravel(optimiser.decay(unravel(diagonal))))
 
 
-def averaged_second_moment(noise: RescaledNoise, around: Fluctuations, step_size: Array) -> Float[Array, " D"]:
-    """Return E g^2 over the fluctuations, (1 + (eta/2) tr X d^2) E g^2 at the mean, in the original coordinates."""
-    squares, point = _squares(noise, around.frame.unravel), around.frame.point
+def squares_around(noise: RescaledNoise, around: Fluctuations) -> SquaresAlong:
+    """Return E g^2 of the original gradients at the mean, its slopes along the basis, and tr X d^2 of it."""
+    frame = around.frame
+    params_at = lambda phi: jax.tree.map(jnp.multiply, noise.root, frame.unravel(phi))
+    squares = squares_along(noise.noise, params_at, frame.point, frame.normal, around.partners)
+    if not around.beside:
+        return squares
+    value = lambda phi: trees.ravel(second_moment(noise.noise, params_at(phi)))
 
     def second(u: Array, w: Array) -> Array:
-        return jax.jvp(lambda x: jax.jvp(squares, (x,), (u,))[1], (point,), (w,))[1]
+        return jax.jvp(lambda x: jax.jvp(value, (x,), (u,))[1], (frame.point,), (w,))[1]
 
-    return squares(point) + step_size / 2 * around.expect(second)
+    return squares._replace(second=squares.second + around.expect_beside(second))
+
+
+def averaged_second_moment(squares: SquaresAlong, step_size: Array) -> Float[Array, " D"]:
+    """Return E g^2 over the fluctuations, (1 + (eta/2) tr X d^2) E g^2 at the mean."""
+    return squares.value + step_size / 2 * squares.second
 
 
 def metric_velocity(
-    noise: RescaledNoise, around: Fluctuations, metric: Metric, step_size: Array, memory: Number
+    noise: RescaledNoise,
+    around: Fluctuations,
+    squares: SquaresAlong,
+    metric: Metric,
+    step_size: Array,
+    memory: Number,
 ) -> Float[Array, " D"]:
     """Return the gain of the mean step over eta, in the original coordinates."""
     frame, eta, k = around.frame, step_size, metric.rate
     basis, h = frame.normal, jnp.maximum(frame.curvature, 0)[None]
-    squares = _squares(noise, frame.unravel)
-    along = lambda u: jax.jvp(squares, (frame.point,), (u,))[1]
-    slopes = jax.lax.map(along, basis.T, batch_size=COLUMNS).T  # grad E g_i^2 in the basis, one row for each i
+    slopes = squares.slopes  # grad E g_i^2 in the basis, one row for each i
     covariance = eta * around.inner
     followed = slopes @ covariance
     b1 = jnp.asarray(memory, basis.dtype)
@@ -104,9 +118,3 @@ def metric_velocity(
         outer = share * metric.diagonal * moments.cubes()
     total = outer + jnp.sum(directions * inner / (k[:, None] + eta * (share * b2)[:, None] * h), axis=1)
     return -metric.slope / metric.diagonal * k * total
-
-
-def _squares(noise: RescaledNoise, unravel: Unravel) -> Callable[[Array], Array]:
-    """Return E g^2 of the original gradients as a function of the rescaled flat params."""
-    original = lambda phi: jax.tree.map(jnp.multiply, noise.root, unravel(phi))
-    return lambda phi: trees.ravel(second_moment(noise.noise, original(phi)))

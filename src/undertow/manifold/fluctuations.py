@@ -15,7 +15,7 @@ as flat. The last term is kept for the entries that have relaxed, with the weigh
 """
 
 from collections.abc import Callable
-from functools import partial, singledispatch
+from functools import partial, reduce, singledispatch
 from typing import Literal, NamedTuple
 
 import equinox as eqx
@@ -78,18 +78,22 @@ class Fluctuations(eqx.Module):
     growth: Float[Array, ""]
     """The factor by which an iteration of the equation for X changes it; the second moments of SGD diverge above 1."""
 
+    @property
+    def partners(self) -> Float[Array, "D k"]:
+        """The columns w_k with E form(x, x) = sum_k form(v_k, w_k) over the basis, but for `beside`."""
+        partners = self.frame.normal @ self.inner
+        return partners if self.outside is None else partners + 2 * self.outside
+
     def expect(self, form: Bilinear) -> PyTree:
         """Return E form(x, x) for x ~ N(0, X) and a symmetric bilinear form on flat vectors."""
-        basis = self.frame.normal
-        partners = basis @ self.inner
-        if self.outside is not None:
-            partners = partners + 2 * self.outside
-        total = _sum_pairs(form, basis, partners)
+        total = _sum_pairs(form, self.frame.normal, self.partners)
+        return trees.add(total, self.expect_beside(form)) if self.beside else total
+
+    def expect_beside(self, form: Bilinear) -> PyTree:
+        """Return the part of `expect` outside the span of the basis."""
         across = lambda x: self.frame.project(trees.ravel(x))
-        for covariance in self.beside:
-            moment = covariance.moment(lambda x: form(across(x), across(x)))
-            total = trees.add(total, trees.scale(self.age, moment))
-        return total
+        moments = [covariance.moment(lambda x: form(across(x), across(x))) for covariance in self.beside]
+        return trees.scale(self.age, reduce(trees.add, moments))
 
     def spread(self) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Return tr X over all directions, and over those that have not relaxed (curvature times age below one)."""

@@ -37,7 +37,10 @@ def label_amount(covariance: AbstractCovariance, problem: AbstractProblem) -> Ar
 def trace_gradient(
     problem: Regression, point: Float[Array, " D"], unravel: Unravel, rows: Float[Array, "rows D"]
 ) -> Float[Array, " D"]:
-    """Return grad tr H = (2/n) sum_i f_i'' J_i: one derivative of every row along itself, in bounded memory."""
+    """Return grad tr(H A) = (2/n) sum_i f_i'' A J_i' for given rows J A, in bounded memory; A = I for grad tr H.
+
+    It neglects the other terms of H than J'J/n, which are zero where the residuals are.
+    """
     shape = problem.targets.shape[1:]
     outputs = max(1, problem.targets[0].size)
     basis = jnp.eye(outputs, dtype=point.dtype).reshape(outputs, *shape)

@@ -36,7 +36,7 @@ from undertow.manifold.metric_limit import (
     solve_metric,
 )
 from undertow.manifold.minimum import farthest, frame_of_minimum
-from undertow.manifold.paths import PlainChart, Recorder, flow, solve_diffusion
+from undertow.manifold.paths import TOLERANCE, PlainChart, Recorder, flow, solve_diffusion
 from undertow.manifold.smoothness import kinks
 from undertow.noise.base import AbstractNoise
 from undertow.optimisers.base import AbstractOptimiser
@@ -176,11 +176,12 @@ class Limit(eqx.Module):
         corrections: bool | Collection[str] = True,
         num_saves: int = 20,
         steps: int = 2000,
-        tolerance: float = 1e-6,
+        tolerance: float | None = None,
     ) -> Trajectory:
         """Solve the limiting diffusion from a point of the manifold up to `slow_time`.
 
-        A flow (no tangent noise) takes adaptive Runge-Kutta steps of relative and absolute error `tolerance`. A
+        A flow (no tangent noise) takes adaptive Runge-Kutta steps of relative and absolute error `tolerance`: by
+        default 1e-6, and 1e-4 for a flow of (params, v), whose error at a finite step size is larger than that. A
         diffusion takes at least `steps` Euler steps, and shorter steps where the smallest curvature across the manifold
         changes fast. Each step ends with a Newton step back to the manifold. `observe` is recorded at 0 and after each
         of `num_saves` equal intervals, together with "distance", the distance of the solution to the manifold. A
@@ -227,7 +228,9 @@ class Limit(eqx.Module):
             chart = PlainChart(self.noise, eta, recorder)
             ends, records, lost = solve_diffusion(chart, frame.point, None, key, seeds, gaps, recorder, steps)
         else:
-            ends, records, lost = flow(self.noise, frame, gaps, eta, recorder, jnp.asarray(tolerance))
+            ends, records, lost = flow(
+                self.noise, frame, gaps, eta, recorder, jnp.asarray(TOLERANCE if tolerance is None else tolerance)
+            )
             check_tangent_noise(self.noise, frame, recorder.frame_of(ends), motion)
             if seeds is not None:
                 repeat = lambda x: jnp.broadcast_to(x[None], (seeds, *x.shape))

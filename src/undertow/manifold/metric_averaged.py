@@ -20,7 +20,13 @@ from jaxtyping import Array, Float, PyTree
 from undertow import _trees as trees
 from undertow._stiff import Linearisation, Multiplier, RosenbrockW, along_eigenvectors
 from undertow.manifold.averaged import Observe, Path, observation_of, record_of
-from undertow.manifold.fluctuating_metric import Metric, averaged_second_moment, metric_at, metric_velocity
+from undertow.manifold.fluctuating_metric import (
+    Metric,
+    averaged_second_moment,
+    metric_at,
+    metric_velocity,
+    squares_around,
+)
 from undertow.manifold.fluctuations import Closure, Fluctuations, directions, fluctuations
 from undertow.manifold.metric import RescaledNoise
 from undertow.noise.base import AbstractNoise, second_moment
@@ -75,7 +81,9 @@ class AveragedMotion(eqx.Module):
         drift, plain = (self.noise_drift(metric, noise, x) for x in (around, small))
         gain = jnp.zeros(())
         if state[1] is not None:
-            gain = jnp.linalg.norm(metric_velocity(noise, around, metric, self.step_size, self.optimiser.memory))
+            squares = squares_around(noise, around)
+            gain = metric_velocity(noise, around, squares, metric, self.step_size, self.optimiser.memory)
+            gain = jnp.linalg.norm(gain)
         scale = jnp.maximum(jnp.linalg.norm(plain), jnp.finfo(plain.dtype).tiny)
         return jnp.linalg.norm(drift - plain) / scale, gain / scale
 
@@ -87,8 +95,9 @@ class AveragedMotion(eqx.Module):
         phi = around.frame.point
         mean = -metric.root * gradient(phi) + self.noise_drift(metric, noise, around) - metric.decay * point
         corrected = self.closure != "small_step"
-        if corrected and logarithm is not None:
-            mean = mean + metric_velocity(noise, around, metric, eta, self.optimiser.memory)
+        squares = squares_around(noise, around) if corrected and logarithm is not None else None
+        if squares is not None:
+            mean = mean + metric_velocity(noise, around, squares, metric, eta, self.optimiser.memory)
         if corrected:
             hessian = jax.jvp(gradient, (phi,), (mean / metric.root,))[1]
             mean = mean + self._delay() * metric.root * hessian
@@ -96,8 +105,8 @@ class AveragedMotion(eqx.Module):
             return mean, None
         v = jnp.maximum(jnp.exp(logarithm), jnp.finfo(point.dtype).tiny)
         target = trees.ravel(second_moment(self.noise, self.unravel(point)))
-        if self.closure == "averaged_noise":
-            target = averaged_second_moment(noise, around, eta)
+        if self.closure == "averaged_noise" and squares is not None:
+            target = averaged_second_moment(squares, eta)
         slope = self.optimiser.slow_state({"v": self.unravel(v)}, self.unravel(target), 1.0)
         return mean, trees.ravel(slope) / (eta * v)
 

@@ -19,7 +19,13 @@ from jaxtyping import Array, Float, PyTree
 
 from undertow import _trees as trees
 from undertow.manifold.drift import covariance_parts, normal_part
-from undertow.manifold.fluctuating_metric import Metric, averaged_second_moment, metric_at, metric_velocity
+from undertow.manifold.fluctuating_metric import (
+    Metric,
+    averaged_second_moment,
+    metric_at,
+    metric_velocity,
+    squares_around,
+)
 from undertow.manifold.fluctuations import stationary
 from undertow.manifold.geometry import Frame, frame_at
 from undertow.manifold.metric import RescaledNoise
@@ -27,15 +33,15 @@ from undertow.manifold.paths import FLATTEST_OF_FLOW, MOST_ATTEMPTS, AbstractCha
 from undertow.noise.base import AbstractNoise, second_moment
 from undertow.optimisers.base import AbstractOptimiser
 
-__all__ = ["CORRECTIONS", "MetricMotion", "Velocity", "metric_flow"]
+__all__ = ["CORRECTIONS", "TOLERANCE_WITH_STATE", "MetricMotion", "Velocity", "metric_flow"]
 
 Unravel = Callable[[Array], PyTree]
 
 CORRECTIONS = ("finite_step", "fluctuating_metric")
 """The corrections for a finite step size."""
 
-FIRST_STEP = 1e-3
-"""The first trial step of the solver, relative to the time of the first record."""
+TOLERANCE_WITH_STATE = 1e-4
+"""The default error of a step of the flow of (params, v). It is far below the error of the theory at a finite step."""
 
 
 class Velocity(NamedTuple):
@@ -84,7 +90,7 @@ class MetricMotion(AbstractChart):
             return v
         noise, frame = self.local(point, metric_at(self.optimiser, v, point, self.unravel))
         around = stationary(noise, frame, self.step_size, self.optimiser.memory)
-        return averaged_second_moment(noise, around, self.step_size)
+        return averaged_second_moment(squares_around(noise, around), self.step_size)
 
     def metric(self, point: Float[Array, " D"], v: Float[Array, " D"] | None) -> Metric:
         """Return the metric for the state v, which is that of equilibrium for None."""
@@ -113,12 +119,13 @@ class MetricMotion(AbstractChart):
             return Velocity(limit, decay, zero, zero, target)
         finite_step = "finite_step" in self.corrections
         around = stationary(noise, frame, eta if finite_step else 0 * eta, self.optimiser.memory)
+        squares = squares_around(noise, around) if self.adaptive else None
         finite = gain = zero
         if finite_step:
             finite = metric.root * (normal_part(noise.problem, frame, around.inner) - normal) / 2
-            target = averaged_second_moment(noise, around, eta) if self.adaptive else None
-        if self.adaptive and "fluctuating_metric" in self.corrections:
-            gain = along(metric_velocity(noise, around, metric, eta, self.optimiser.memory)) / eta
+            target = None if squares is None else averaged_second_moment(squares, eta)
+        if squares is not None and "fluctuating_metric" in self.corrections:
+            gain = along(metric_velocity(noise, around, squares, metric, eta, self.optimiser.memory)) / eta
         return Velocity(limit, decay, finite, gain, target)
 
     def relax(self, v: Float[Array, " D"], target: Float[Array, " D"]) -> Float[Array, " D"]:
@@ -202,10 +209,10 @@ def metric_flow(
         RetractedTsit5(back=back),
         jnp.zeros_like(times[-1]),
         times[-1],
-        FIRST_STEP * times[0],
+        None,
         y,
         saveat=diffrax.SaveAt(t0=True, ts=times),
-        stepsize_controller=diffrax.ClipStepSizeController(diffrax.PIDController(tolerance, tolerance), step_ts=times),
+        stepsize_controller=diffrax.PIDController(tolerance, tolerance),
         max_steps=MOST_ATTEMPTS * gaps.size,
         adjoint=diffrax.ForwardMode(),
         throw=False,

@@ -25,9 +25,9 @@ from undertow.manifold.limit_motion import (
 )
 from undertow.manifold.limit_regime import limit_regime
 from undertow.manifold.metric import RescaledNoise
-from undertow.manifold.metric_flow import CORRECTIONS, MetricMotion, Velocity, metric_flow
+from undertow.manifold.metric_flow import CORRECTIONS, TOLERANCE_WITH_STATE, MetricMotion, Velocity, metric_flow
 from undertow.manifold.minimum import frame_of_minimum
-from undertow.manifold.paths import Recorder, solve_diffusion
+from undertow.manifold.paths import TOLERANCE, Recorder, solve_diffusion
 from undertow.noise.base import AbstractNoise, second_moment
 from undertow.optimisers.base import AbstractOptimiser
 from undertow.optimisers.sgd import SGD
@@ -100,7 +100,7 @@ def start_value(
                 "leave `state` out."
             )
         return None
-    moment = second_moment(noise, params)
+    moment = eqx.filter_jit(second_moment)(noise, params)
     if state is None:
         v = moment
     elif not (isinstance(state, dict) and "v" in state):
@@ -148,7 +148,7 @@ def _prepare(limit: "Limit", params: PyTree, request: Request, resolution: float
     optimiser = limit.optimiser.prepared()
     v = start_value(function, noise, limit.optimiser, params, request.state)
     flat, unravel = jax.flatten_util.ravel_pytree(params)
-    metric = metric_at(optimiser, v, flat, unravel)
+    metric = eqx.filter_jit(metric_at)(optimiser, v, flat, unravel)
     _check_request(limit.optimiser, request, metric.decay)
     root = unravel(metric.root)
     rescaled = RescaledNoise(noise, root)
@@ -210,7 +210,7 @@ def solve_metric(
     seeds: int | None,
     num_saves: int,
     steps: int,
-    tolerance: float,
+    tolerance: float | None,
 ) -> Trajectory:
     """Solve the slow motion of an optimiser with a metric from a point of the manifold up to `slow_time`."""
     eta = request.step_size
@@ -227,12 +227,14 @@ def solve_metric(
     start, followed = trees.ravel(rescaled.root) * frame.point, None if request.quasi_static else v
     times = np.linspace(0.0, slow_time, num_saves + 1)
     gaps, rank = jnp.asarray(np.diff(times)), int(frame.rank)
-    own = motion.own_frame(start, frame)
+    own = eqx.filter_jit(motion.own_frame)(start, frame)
     recorder = Recorder(observe, limit.noise.problem, jnp.max(own.curvature), rank, own.least_squares, frame.unravel)
     sizes = None
     if kind == "diffusion":
         ends, records, lost = solve_diffusion(motion, start, followed, key, seeds, gaps, recorder, steps)
     else:
+        if tolerance is None:
+            tolerance = TOLERANCE if followed is None else TOLERANCE_WITH_STATE
         path = metric_flow(motion, start, followed, gaps, recorder, jnp.asarray(tolerance))
         ends, records, lost, sizes = path.end, path.records, path.lost, np.asarray(path.sizes)
         last = None if followed is None else trees.ravel(jax.tree.map(lambda x: x[-1], records["v"]))

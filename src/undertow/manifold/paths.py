@@ -27,6 +27,7 @@ from undertow.problem import AbstractProblem, Regression
 __all__ = [
     "FLATTEST_OF_FLOW",
     "MOST_ATTEMPTS",
+    "TOLERANCE",
     "AbstractChart",
     "PlainChart",
     "Recorder",
@@ -54,6 +55,8 @@ MOST_STEPS = 20_000
 MOST_ATTEMPTS = 10_000
 """The largest number of Runge-Kutta steps between two records on average, rejected steps included."""
 
+TOLERANCE = 1e-6
+"""The default relative and absolute error of a Runge-Kutta step."""
 
 StateAfter = Callable[[Array], Array | None]
 """The state of the optimiser after a step, as a function of its length."""
@@ -141,8 +144,8 @@ class RetractedTsit5(diffrax.Tsit5):
         solver_state: PyTree,
         made_jump: bool | Array | np.ndarray,
     ) -> tuple[PyTree, PyTree, PyTree, PyTree, diffrax.RESULTS]:
-        # a jump: the last stage of a step was evaluated before its retraction, and is not the first of the next one
-        end, error, dense, state, result = super().step(terms, t0, t1, y0, args, solver_state, made_jump=True)
+        # the first slope of a step is that before the last retraction, whose length is of the order of the error
+        end, error, dense, state, result = super().step(terms, t0, t1, y0, args, solver_state, made_jump)
         error = jax.tree.map(lambda x: jnp.where(jnp.isfinite(x), x, jnp.inf), error)
         return self.back(end), error, dense, state, result
 

@@ -64,7 +64,13 @@ def _linear_checks(parameters: Curvatures, key: Key[Array, ""]) -> tuple[list[Ch
     curvature = np.linalg.eigvalsh(problem.inputs.T @ problem.inputs / problem.size)
     excess = lambda eta, closure="averaged_noise": float(
         average(
-            noise, minimiser, step_size=eta, time=RELAXATIONS / curvature.min(), num_saves=1, closure=closure
+            noise,
+            minimiser,
+            step_size=eta,
+            time=RELAXATIONS / curvature.min(),
+            num_saves=1,
+            closure=closure,
+            estimate_error=False,
         ).observed["excess_loss"][-1]
     )
     rows, gaps, diverged = [], [], 0
@@ -105,7 +111,14 @@ def _network_check(parameters: Curvatures, key: Key[Array, ""]) -> tuple[Check, 
 
     def path(closure: Closure = "averaged_noise") -> np.ndarray:
         solved = average(
-            noise, start, step_size=p.step_size, time=p.time, observe=observe, num_saves=saves, closure=closure
+            noise,
+            start,
+            step_size=p.step_size,
+            time=p.time,
+            observe=observe,
+            num_saves=saves,
+            closure=closure,
+            estimate_error=False,
         )
         return solved.observed["mean_trace"]
 

@@ -59,7 +59,14 @@ def _distances(parameters: SmallSteps, key: Key[Array, ""]) -> tuple[np.ndarray,
     ends = []
     for eta in SHARPNESS / sharpest:
         flow = average(
-            noise, start, step_size=eta, time=p.slow_time / eta, num_saves=1, observe=observe, tolerance=p.tolerance
+            noise,
+            start,
+            step_size=eta,
+            time=p.slow_time / eta,
+            num_saves=1,
+            observe=observe,
+            tolerance=p.tolerance,
+            estimate_error=False,
         )
         ends.append(flow.observed["point"][-1])
     away = np.stack(ends) - end[None]

@@ -95,7 +95,7 @@ def _measure_loss(parameters: Sine, key: Key[Array, ""]) -> Measurement:
             seeds=p.seeds, key=jax.random.fold_in(key, index), progress=False,
         )  # fmt: skip
         diverged += int(run.diverged.sum())
-        flow = average(noise, start, step_size=eta, time=p.time, num_saves=fine * SAVES)
+        flow = average(noise, start, step_size=eta, time=p.time, num_saves=fine * SAVES, estimate_error=False)
         windowed = lambda values: np.array(
             [np.trapezoid(values[fine * k : fine * (k + 1) + 1], dx=1 / fine) for k in range(SAVES)]
         )
