@@ -224,8 +224,10 @@ def test_any_is_rare():
 
 START_UP = {
     "_progress.py": "rich is needed for runs of more than two seconds only",
+    "analysis/census.py": "transformers, which a file of the user's own may not need",
     "analysis/page.py": "rich",
     "cli/analyze.py": "`undertow --help` imports neither jax nor numpy",
+    "cli/census.py": "`undertow --help`",
     "cli/errata.py": "`undertow --help`",
     "cli/listing.py": "`undertow --help`",
     "cli/report.py": "`undertow --help`",
@@ -258,6 +260,7 @@ START_UP = {
     "symmetry/recession.py": "scipy.optimize",
     "torch/__init__.py": "the analysis, which `undertow.torch` re-exports as a facade",
     "torch/_threads.py": "scipy.linalg",
+    "torch/census/twins.py": "transformers, which is no dependency",
     "torch/monitor/output.py": "tensorboard and matplotlib",
     "trajectory.py": "xarray and zarr",
     "verification/live.py": "rich",

@@ -49,3 +49,9 @@ def test_numbers_have_four_digits():
     assert [number(x) for x in (np.float32(1 / 3), np.int64(123456), 2, np.array(1e-9), float("nan"), None)] == [
         "0.3333", "123456", "2", "1e-09", "nan", "",
     ]  # fmt: skip
+
+
+def test_a_table_is_printed_as_text_and_shown_as_html():
+    table = ResultTable("drift", ("part", "norm"), (("a < b", "0.5"),), align="lr")
+    assert str(table) == table.text() == "drift\npart   norm\na < b   0.5"
+    assert table._repr_html_() == f"<div>{table.html()}</div>"

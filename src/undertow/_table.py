@@ -47,6 +47,12 @@ class ResultTable:
             parts.append(f"<tbody>{''.join(self._html_row(row, 'td') for row in self.rows)}</tbody>")
         return "".join([*parts, "</table>", *(f"<p>{html.escape(note)}</p>" for note in self.notes)])
 
+    def __str__(self) -> str:
+        return self.text()
+
+    def _repr_html_(self) -> str:
+        return html_of([self])
+
     def _line(self, line: tuple[str, ...], widths: list[int]) -> str:
         sides = self.align or "l" * len(line)
         cells = [cell.rjust(w) if side == "r" else cell.ljust(w)

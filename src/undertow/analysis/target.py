@@ -4,6 +4,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
 from jaxtyping import PyTree
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from undertow.analysis.torch import Batches
     from undertow.torch._copies import Loss
 
-__all__ = ["JaxTarget", "TorchTarget", "load"]
+__all__ = ["JaxTarget", "TorchTarget", "called", "load", "named_object"]
 
 T = TypeVar("T")
 
@@ -46,24 +47,14 @@ def load(target: str, params_name: str) -> JaxTarget | TorchTarget:
     OBJECT is a problem or a noise, with params in the variable `params_name` of the file; or a pair of both; or a
     PyTorch model with its loss and data, (model, loss, data); or a function without arguments that returns either.
     """
-    path, _, name = target.partition(":")
-    file = Path(path)
-    if not name:
-        raise UserFileError(f"{target}: name an object of the file as well, such as {path or 'FILE.py'}:problem.")
-    if not file.is_file():
-        raise UserFileError(f"{path}: there is no such file.")
-    module = load_file(file)
-    if not hasattr(module, name):
-        public = ", ".join(sorted(key for key in vars(module) if not key.startswith("_"))[:12])
-        raise UserFileError(f"{path} has no object {name!r}; it has {public}.")
-    value = getattr(module, name)
+    module, value = named_object(target, "problem")
     if _is_torch_model(value):
         raise UserFileError(
             f"{target} is a torch model; let the object be (model, loss, data) with loss(model, batch) and data a "
             "Dataset or batches."
         )
     if callable(value) and not isinstance(value, AbstractNoise | AbstractProblem):
-        value = _call(target, value)
+        value = called(target, value)
     if isinstance(value, tuple) and len(value) == 3 and _is_torch_model(value[0]):
         return TorchTarget(*value)
     if isinstance(value, tuple) and len(value) == 2:
@@ -74,6 +65,7 @@ def load(target: str, params_name: str) -> JaxTarget | TorchTarget:
             "(model, loss, data) of torch."
         )
     if not hasattr(module, params_name):
+        path, _, name = target.partition(":")
         raise UserFileError(
             f"{path} has no variable {params_name!r} with the params; name it with --params, or let {name} be a pair "
             "(problem, params)."
@@ -81,7 +73,22 @@ def load(target: str, params_name: str) -> JaxTarget | TorchTarget:
     return JaxTarget(value, getattr(module, params_name))
 
 
-def _call(target: str, function: Callable[[], T]) -> T:
+def named_object(target: str, example: str) -> tuple[ModuleType, object]:
+    """Return the module of a user's file and the object that FILE.py:OBJECT names."""
+    path, _, name = target.partition(":")
+    file = Path(path)
+    if not name:
+        raise UserFileError(f"{target}: name an object of the file as well, such as {path or 'FILE.py'}:{example}.")
+    if not file.is_file():
+        raise UserFileError(f"{path}: there is no such file.")
+    module = load_file(file)
+    if not hasattr(module, name):
+        public = ", ".join(sorted(key for key in vars(module) if not key.startswith("_"))[:12])
+        raise UserFileError(f"{path} has no object {name!r}; it has {public}.")
+    return module, getattr(module, name)
+
+
+def called(target: str, function: Callable[[], T]) -> T:
     """Return what a function of the user's file returns; report an error in it like one in the file."""
     try:
         return function()

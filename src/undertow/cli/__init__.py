@@ -9,6 +9,7 @@ import tyro
 import undertow
 from undertow.cli._status import INTERRUPTED, SUCCESS, complain
 from undertow.cli.analyze import Analyze, analyze
+from undertow.cli.census import Census, take_census
 from undertow.cli.errata import Errata, show_errata
 from undertow.cli.listing import List, list_claims
 from undertow.cli.report import Report, report
@@ -25,15 +26,18 @@ Command = (
     | Annotated[Run, tyro.conf.subcommand("run")]
     | Annotated[Sweep, tyro.conf.subcommand("sweep")]
     | Annotated[Analyze, tyro.conf.subcommand("analyze")]
+    | Annotated[Census, tyro.conf.subcommand("census")]
     | Annotated[Errata, tyro.conf.subcommand("errata")]
     | Annotated[Report, tyro.conf.subcommand("report")]
 )
 
 ACTIONS: dict[type, Callable[..., int]] = {
-    Verify: verify, List: list_claims, Sweep: sweep, Analyze: analyze, Errata: show_errata, Report: report,
+    Verify: verify, List: list_claims, Sweep: sweep, Analyze: analyze, Census: take_census, Errata: show_errata,
+    Report: report,
 }  # fmt: skip
 COMMANDS: dict[str, type] = {
-    "verify": Verify, "list": List, "run": Run, "sweep": Sweep, "analyze": Analyze, "errata": Errata, "report": Report,
+    "verify": Verify, "list": List, "run": Run, "sweep": Sweep, "analyze": Analyze, "census": Census,
+    "errata": Errata, "report": Report,
 }  # fmt: skip
 """The commands by name, in the order of `undertow --help`."""
 

@@ -14,6 +14,9 @@ except ImportError as error:
 
 from undertow.torch.census.axes import Axis, Symmetry
 from undertow.torch.census.census import Census, census
+from undertow.torch.census.scaling.check import ScalingCheck, ScalingReport, check_scaling, check_scaling_map
+from undertow.torch.census.scaling.entries import ScalingEntry, ScalingMap, load_scaling_map
+from undertow.torch.census.twins import narrow_twin
 from undertow.torch.data import EnvironmentBatchSampler, LabelNoise, PooledBatchSampler
 from undertow.torch.equilibrium.equilibrate import equilibrate
 from undertow.torch.equilibrium.result import Equilibrium
@@ -30,10 +33,18 @@ __all__ = [
     "LabelNoise",
     "NoiseMonitor",
     "PooledBatchSampler",
+    "ScalingCheck",
+    "ScalingEntry",
+    "ScalingMap",
+    "ScalingReport",
     "Symmetry",
     "analyze",
     "census",
+    "check_scaling",
+    "check_scaling_map",
     "equilibrate",
+    "load_scaling_map",
+    "narrow_twin",
 ]
 
 _REPLACED = {

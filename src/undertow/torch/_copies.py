@@ -17,12 +17,15 @@ __all__ = [
     "DoublePrecision",
     "Loss",
     "cast_batch",
+    "convolution_kernels",
     "draws_random_numbers",
     "forward",
     "loss_bypasses_outputs",
     "model_copy",
     "norm_epsilon",
+    "norm_gains",
     "random_projection",
+    "random_values",
     "randomise",
     "trainable",
     "unwrap",
@@ -130,6 +133,9 @@ def model_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
             module.gradient_checkpointing = False
         if isinstance(module, nn.Embedding | nn.EmbeddingBag):
             module.sparse = False
+        config = getattr(module, "config", None)
+        if getattr(config, "_experts_implementation", None) not in (None, "eager"):
+            setattr(config, "_experts_implementation", "eager")  # noqa: B010 - grouped products have no kernel in double precision
     return twin
 
 
@@ -159,20 +165,38 @@ def norm_epsilon(model: nn.Module, value: float | None) -> Generator[None]:
 @torch.no_grad()
 def randomise(model: nn.Module, seed: int) -> None:
     """Draw random weights that keep activations of moderate size, without zero biases or factors and unit gains."""
-    generator = torch.Generator().manual_seed(seed)
-    norms = {id(p) for m in model.modules() if _is_norm(m) for n, p in m.named_parameters(recurse=False) if n != "bias"}
+    generators: dict[torch.device, torch.Generator] = {}
+    gains = norm_gains(model)
+    kernels = convolution_kernels(model)
     for parameter in model.parameters():
-        if not parameter.is_floating_point():
-            continue
-        drawn = torch.randn(parameter.shape, generator=generator).double()
-        if id(parameter) in norms:
-            drawn = (0.3 * drawn).exp()
-        elif parameter.ndim < 2:
-            drawn = 0.3 * drawn
-        else:
-            fan = parameter[0].numel() if parameter.ndim > 2 else sum(parameter.shape) / 2
-            drawn = drawn / fan**0.5
-        parameter.copy_(drawn)
+        if parameter.is_floating_point():
+            gain, kernel, device = id(parameter) in gains, id(parameter) in kernels, parameter.device
+            generator = generators.setdefault(device, torch.Generator(device).manual_seed(seed))
+            parameter.copy_(random_values(parameter, generator, gain=gain, kernel=kernel))
+
+
+def norm_gains(model: nn.Module) -> set[int]:
+    """Return the ids of the parameters of norms that are not biases."""
+    return {id(p) for m in model.modules() if _is_norm(m) for n, p in m.named_parameters(recurse=False) if n != "bias"}
+
+
+def convolution_kernels(model: nn.Module) -> set[int]:
+    """Return the ids of the weights of convolutions."""
+    return {id(m.weight) for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd)}
+
+
+def random_values(parameter: Tensor, generator: torch.Generator, *, gain: bool, kernel: bool) -> Tensor:
+    """Return random values for a parameter, on the device of the generator: that of a norm, of a convolution, or other.
+
+    A parameter with three axes that is not the weight of a convolution holds matrices, one per expert.
+    """
+    drawn = torch.randn(parameter.shape, generator=generator, device=generator.device).double()
+    if gain:
+        return (0.3 * drawn).exp()
+    if parameter.ndim < 2:
+        return 0.3 * drawn
+    fan = parameter[0].numel() if kernel else sum(parameter.shape[-2:]) / 2
+    return drawn / fan**0.5
 
 
 def seed_all(seed: int) -> None:

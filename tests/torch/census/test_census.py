@@ -36,6 +36,7 @@ OPTIONS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
 def test_symmetries_of_variants_of_adapters(name):
     torch.manual_seed(0)
@@ -77,6 +78,7 @@ def test_half_precision_has_the_same_census(dtype):
 compiles = pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
 
 
+@pytest.mark.slow
 @compiles
 def test_the_census_of_a_model_inside_a_wrapper():
     model, batch, loss = build("relu")
@@ -144,6 +146,7 @@ def test_tied_weights_break_the_rescaling():
     assert len(census(Tied(), torch.randn(6, 5), square)) == 0
 
 
+@pytest.mark.slow
 def test_a_tied_head_breaks_the_final_gain():
     """Tied embeddings remove one symmetry of Llama, and the scale of the stream then moves the final gain."""
     import transformers

@@ -11,7 +11,7 @@ from undertow.torch import census
 pytestmark = pytest.mark.torch
 
 
-@pytest.mark.parametrize("name", DROPS)
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "batch" else pytest.mark.slow) for n in DROPS])
 def test_dropped_branches_keep_their_symmetries(name):
     """The symmetries are those of the network without dropping, whichever branches are dropped in a draw."""
     torch.manual_seed(0)

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["Axis", "Symmetry", "fold", "move", "unfold"]
+__all__ = ["Axis", "Symmetry", "all_rows", "fold", "move", "unfold"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,6 +39,14 @@ class Axis:
     """Role of the axis in its layer: "out", "in", "bias", "gain" or "whole"."""
     fold: str = ""
     """How indices are combined: "", "group" (of heads), "pair" (of RoPE), "head" or "whole"."""
+    power: int = 1
+    """Exponent: the indices are multiplied by exp(power * amount)."""
+    matrices: int = 1
+    """Number of matrices in a row along the first axis of the parameter: experts, groups of a convolution, or queries,
+    keys and values that read different inputs."""
+    by_matrix: bool = False
+    """Whether every matrix has indices of its own. The index is then matrix * (length of the axis) + k, and `length`
+    counts the indices of all matrices."""
 
     @property
     def size(self) -> int:
@@ -46,8 +54,9 @@ class Axis:
         return self.index.shape[0]
 
     def keys(self, row: int) -> list[tuple[str, int, int]]:
-        """Return the rows of the parameter that generator `row` acts on."""
-        return [(self.parameter, self.axis, int(k)) for k in self.index[row]]
+        """Return the rows of the parameter, or of each of its matrices, that generator `row` acts on."""
+        copies = range(1 if self.by_matrix or self.axis == 0 else self.matrices)
+        return [(self.parameter, self.axis, e * self.length + int(k)) for k in self.index[row] for e in copies]
 
     def __str__(self) -> str:
         used = np.unique(self.index)
@@ -61,6 +70,8 @@ class Axis:
             return name + (f"[{part}]" if part else "")
         places = [":"] * self.dimensions
         places[self.axis] = part or "i"
+        if self.by_matrix:
+            places[0], places[self.axis] = "m", (f"i ({part})" if part else "i")
         return f"{name}[{', '.join(places)}]"
 
 
@@ -68,7 +79,8 @@ class Axis:
 class Symmetry:
     """A symmetry that multiplies `plus` by exp(amount) and `minus` by exp(-amount), for each of `size` generators.
 
-    With `block` > 1 it is GL(block) on each of size/block blocks: `plus` is multiplied by P, `minus` by P^-1.
+    An axis with a power p is multiplied by exp(p amount). With `block` > 1 it is GL(block) on each of size/block
+    blocks: `plus` is multiplied by P, `minus` by P^-1.
     """
 
     kind: str
@@ -122,10 +134,23 @@ class Symmetry:
         return self.name
 
 
+def _axis_first(tensor: Tensor, axis: Axis) -> Tensor:
+    """Return a view in which the axis comes first, after the number of the matrix if the axis counts by matrix."""
+    if tensor.ndim == 0:
+        return tensor.reshape(1)
+    if not axis.by_matrix:
+        return tensor.movedim(axis.axis, 0)
+    return tensor.unflatten(0, (axis.matrices, -1)).movedim((0, axis.axis + 1), (0, 1))
+
+
+def all_rows(tensor: Tensor, axis: Axis) -> Tensor:
+    """Return all indices along an axis, also those that do not move, as rows of a matrix."""
+    return _axis_first(tensor, axis).reshape(axis.length, -1)
+
+
 def unfold(tensor: Tensor, axis: Axis) -> Tensor:
     """Return the indices of an axis as rows: (generators, indices that move together, rest)."""
-    rows = tensor.reshape(1) if tensor.ndim == 0 else tensor
-    rows = rows.movedim(axis.axis, 0).reshape(axis.length, -1)
+    rows = all_rows(tensor, axis)
     first = int(axis.index[0, 0])
     if axis.index.shape[1] == 1 and np.array_equal(axis.index[:, 0], np.arange(first, first + axis.size)):
         return rows[first : first + axis.size, None]  # without a copy
@@ -134,11 +159,13 @@ def unfold(tensor: Tensor, axis: Axis) -> Tensor:
 
 def fold(tensor: Tensor, axis: Axis, rows: Tensor) -> Tensor:
     """Return a copy of the tensor in which the indices of an axis are replaced by `rows`."""
-    shape = (1,) if tensor.ndim == 0 else tuple(tensor.shape)
-    moved = tensor.reshape(shape).movedim(axis.axis, 0)
-    flat = moved.reshape(axis.length, -1).clone()
+    result = tensor.clone(memory_format=torch.contiguous_format)
+    moved = _axis_first(result, axis)
+    flat = moved.reshape(axis.length, -1)
     flat[torch.as_tensor(axis.index, device=tensor.device).reshape(-1)] = rows.reshape(-1, flat.shape[1])
-    return flat.reshape(moved.shape).movedim(0, axis.axis).reshape(tensor.shape).contiguous()
+    if flat.data_ptr() != moved.data_ptr():  # a copy
+        moved.copy_(flat.reshape(moved.shape))
+    return result
 
 
 def move(
@@ -163,7 +190,7 @@ def move(
             rows = unfold(tensor, axis) + offset
             matrix = factor.to(rows)
             if transform.ndim == 1:
-                rows = rows * matrix[:, None, None]
+                rows = rows * (matrix if axis.power == 1 else matrix**axis.power)[:, None, None]
             else:
                 blocks = rows.reshape(matrix.shape[0], matrix.shape[1], math.prod(rows.shape[1:]))
                 rows = (matrix @ blocks).reshape(rows.shape)

@@ -1,14 +1,26 @@
 """Candidate axes: axes of equal length, parts of fused axes, attention heads and RoPE pairs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import nn
 
 from undertow.torch._copies import trainable
 from undertow.torch.census.axes import Axis
 
-__all__ = ["Heads", "Level", "attention_heads", "levels", "owner", "plain_axes", "whole_parameters"]
+__all__ = [
+    "Heads",
+    "Level",
+    "attention_heads",
+    "attention_levels",
+    "is_bias",
+    "length_levels",
+    "owner",
+    "plain_axes",
+    "whole_parameters",
+]
 
 FUSED_NAMES = ("in_proj", "c_attn", "qkv", "query_key_value", "gate_up", "kv_proj")
 """Names of parameters that hold queries, keys and values (or a gate and the values it multiplies) in a row."""
@@ -46,30 +58,77 @@ def owner(model: nn.Module, parameter: str) -> tuple[str, nn.Module, str]:
     return path, model.get_submodule(path), leaf
 
 
+def is_bias(parameter: str) -> bool:
+    """Return whether a parameter is a bias by its name."""
+    leaf = parameter.rpartition(".")[2]
+    return "bias" in leaf or leaf == "beta"
+
+
 def _role(model: nn.Module, parameter: str, axis: int, dimensions: int) -> str:
     _, module, leaf = owner(model, parameter)
     kind = type(module).__name__
     if dimensions < 2:
         return "gain" if "norm" in kind.lower() and leaf != "bias" else "bias"
+    if dimensions > 2 and not isinstance(module, nn.modules.conv._ConvNd):  # experts, and whatever has three axes
+        return "bias" if is_bias(parameter) else "in" if axis == dimensions - 1 else "out"
     backwards = kind == "Conv1D" or isinstance(module, nn.modules.conv._ConvTransposeNd | nn.Embedding)
     return ("in", "out")[(axis == 0) != backwards] if axis < 2 else "kernel"
 
 
 def _shifts(model: nn.Module, parameter: str, role: str) -> tuple[float, ...]:
-    """Return the offsets to try: norms of other libraries than PyTorch may compute with 1 + weight."""
-    _, module, _ = owner(model, parameter)
-    return (0.0, 1.0) if role == "gain" and not type(module).__module__.startswith("torch.nn") else (0.0,)
+    """Return the offset of a parameter: norms of other libraries than PyTorch may compute with 1 + weight.
+
+    It is 0 if the norm is zero where the weight is, and 1 if it is zero where the weight is -1. Where it cannot be
+    called alone, both are returned.
+    """
+    _, module, leaf = owner(model, parameter)
+    if role != "gain" or type(module).__module__.startswith("torch.nn"):
+        return (0.0,)
+    weight = getattr(module, leaf)
+    vector = torch.linspace(1, 2, weight.numel(), dtype=weight.dtype, device=weight.device).expand(2, 2, -1)
+    others = {name: torch.zeros_like(p) for name, p in module.named_parameters() if name != leaf}
+    for shift in (0.0, 1.0):
+        try:
+            values = {leaf: torch.full_like(weight, -shift), **others}
+            with torch.no_grad():
+                out = torch.func.functional_call(module, values, (vector,))
+        except Exception:  # a norm with other inputs
+            return (0.0, 1.0)
+        if isinstance(out, torch.Tensor) and not out.any():
+            return (shift,)
+    return (0.0, 1.0)
+
+
+def _matrices(model: nn.Module, parameter: str) -> int:
+    """Return how many matrices the first axis of a parameter holds: experts, groups, queries and keys and values."""
+    _, module, leaf = owner(model, parameter)
+    shape = getattr(module, leaf).shape
+    if isinstance(module, nn.modules.conv._ConvNd):
+        return module.groups if len(shape) > 2 and shape[1] > 1 else 1
+    if isinstance(module, nn.MultiheadAttention):
+        return 3 if leaf == "in_proj_weight" else 1
+    experts = {p.shape[0] for p in module.parameters(recurse=False) if p.ndim == 3 and 1 not in p.shape}
+    return shape[0] if len(shape) > 1 and shape[0] in experts else 1
 
 
 def plain_axes(model: nn.Module) -> list[Axis]:
-    """Return every axis of every trainable parameter, one generator per index."""
+    """Return every axis of every trainable parameter, one generator per index.
+
+    Axes of several matrices in a row are returned twice: one generator per index, and one per index and matrix.
+    """
     axes = []
     for name, parameter in trainable(model).items():
+        matrices = _matrices(model, name)
         for axis, length in enumerate(parameter.shape):
             role = _role(model, name, axis, parameter.ndim)
-            for shift in _shifts(model, name, role):
-                axes.append(Axis(name, axis, np.arange(length)[:, None], length, parameter.ndim, shift, role))
-    return [axis for axis in axes if axis.length > 1 and axis.role != "kernel"]
+            if role == "kernel" or (axis == 0 and matrices == length):
+                continue
+            plain = Axis(name, axis, np.arange(length)[:, None], length, parameter.ndim, 0.0, role, matrices=matrices)
+            axes += [replace(plain, shift=shift) for shift in _shifts(model, name, role)]
+            if matrices > 1 and axis > 0:
+                total = matrices * length
+                axes.append(replace(plain, index=np.arange(total)[:, None], length=total, by_matrix=True))
+    return [axis for axis in axes if axis.length > 1]
 
 
 def _fused(model: nn.Module, axis: Axis) -> bool:
@@ -122,25 +181,34 @@ def _integer(sources: tuple[object, ...], *names: str) -> int | None:
     return None
 
 
-def levels(model: nn.Module) -> list[Level]:
-    """Return the levels, finest first: axes of equal length over the whole model, then those inside each attention.
+def length_levels(model: nn.Module) -> list[Level]:
+    """Return the levels of axes of equal length over the whole model, longest first.
 
     Scales of whole parameters (`whole_parameters`) are searched separately.
     """
     plain = plain_axes(model)
     lengths = {axis.length for axis in plain}
-    by_size: dict[int, list[Axis]] = {}
+    by_size: dict[tuple[int, bool], list[Axis]] = {}
     for axis in plain:
-        by_size.setdefault(axis.length, []).append(axis)
+        by_size.setdefault((axis.length, axis.by_matrix), []).append(axis)
         for parts in (2, 3):
             length = axis.length // parts
-            if axis.length % parts == 0 and length in lengths and length > 1 and _fused(model, axis):
+            if (
+                not axis.by_matrix
+                and axis.length % parts == 0
+                and length in lengths
+                and length > 1
+                and _fused(model, axis)
+            ):
                 pieces = [replace(axis, index=axis.index[k * length : (k + 1) * length]) for k in range(parts)]
-                by_size.setdefault(length, []).extend(pieces)
-    in_order = [Level(f"length {size}", tuple(by_size[size])) for size in sorted(by_size, reverse=True)]
-    for heads in attention_heads(model):
-        in_order += _attention_levels(heads, plain)
-    return in_order
+                by_size.setdefault((length, False), []).extend(pieces)
+    return [Level(f"length {size[0]}", tuple(by_size[size])) for size in sorted(by_size, reverse=True)]
+
+
+def attention_levels(model: nn.Module) -> list[Level]:
+    """Return the levels inside each attention module: groups of heads, RoPE pairs, whole heads."""
+    plain = plain_axes(model)
+    return [level for heads in attention_heads(model) for level in _attention_levels(heads, plain)]
 
 
 def _attention_levels(h: Heads, plain: list[Axis]) -> list[Level]:
@@ -220,8 +288,31 @@ def whole_parameters(model: nn.Module) -> list[Axis]:
         axis = int(np.argmax(shape))
         role = _role(model, name, axis, parameter.ndim)
         whole = Axis(name, axis, np.arange(shape[axis])[None], shape[axis], parameter.ndim, 0.0, role, "whole")
+        whole = replace(whole, matrices=_matrices(model, name))
         pieces = _parts(heads, name, shape[axis]) if _fused(model, whole) else [whole.index[0]]
         for shift in _shifts(model, name, role):
             for piece in pieces:
                 axes.append(replace(whole, index=piece[None], shift=shift, role="whole"))
     return axes
+
+
+def with_biases(model: nn.Module, views: Sequence[Axis]) -> list[Axis]:
+    """Return the views, each followed by the biases of its layer with the same indices."""
+    params = trainable(model)
+    result = []
+    for view in views:
+        result.append(view)
+        path, module, leaf = owner(model, view.parameter)
+        if view.role == "in":
+            continue
+        for name, _ in module.named_parameters(recurse=False):
+            full = f"{path}.{name}".lstrip(".")
+            bias = params.get(full)
+            if bias is None or name == leaf or not is_bias(full) or name.split("bias")[0] not in leaf:
+                continue
+            plain = replace(view, parameter=full, axis=0, dimensions=1, role="bias", matrices=1, by_matrix=False)
+            if bias.ndim == 1 and len(bias) == view.length:
+                result.append(plain)
+            elif view.by_matrix and bias.ndim == 2 and bias.numel() == view.length:
+                result.append(replace(plain, axis=1, dimensions=2, matrices=view.matrices, by_matrix=True))
+    return result

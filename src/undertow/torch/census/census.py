@@ -7,7 +7,9 @@ matrices G W'.
 """
 
 import math
-from collections.abc import Generator, Iterator, Sequence
+import os
+import re
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -15,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from undertow._table import ResultTable, html_of
 from undertow.torch._copies import (
     Batch,
     DoublePrecision,
@@ -32,11 +35,20 @@ from undertow.torch._isolation import isolated
 from undertow.torch._renamed import Renamed
 from undertow.torch._threads import one_thread
 from undertow.torch.census.axes import Axis, Symmetry
-from undertow.torch.census.candidates import attention_heads, levels
+from undertow.torch.census.candidates import attention_heads, attention_levels, length_levels
+from undertow.torch.census.couplings import coupled_levels
+from undertow.torch.census.folding import fold_names, folded_table
 from undertow.torch.census.moments import MAX_DRAWS, AxisMoments
 from undertow.torch.census.names import name_symmetry
-from undertow.torch.census.proof import OUTPUT_RTOL, OrbitTrial, Refuted, situations, verify_symmetries
+from undertow.torch.census.proof import OUTPUT_RTOL, OrbitTrial, Refuted, hold_with_eps, situations, verify_symmetries
+from undertow.torch.census.scaling.check import ScalingCheck, check_scaling
+from undertow.torch.census.scaling.entries import ScalingMap
+from undertow.torch.census.scaling.writing import scaling_map
 from undertow.torch.census.search import LARGE_EPS, NO_EPS, search_levels, search_whole_parameters
+from undertow.torch.census.stored import encode, json_text, load_record, save_record
+from undertow.torch.census.structure import Structure, structure_of
+from undertow.torch.census.transfer import transferred
+from undertow.torch.census.unexplained import Unexplained, count_unexplained
 
 __all__ = ["Census", "census", "check_census"]
 
@@ -46,8 +58,11 @@ threads gain nothing on so many small operations, and where another program occu
 every one of them (23 million parameters, two cores: 8 seconds with one thread, more than 60 with two threads beside two
 busy programs)."""
 
+MOST_LINES = 24
+"""Number of symmetries up to which `print` shows one line for each; above it shows the table."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Census:
     """The symmetries of a network. Iteration goes over the exact ones."""
 
@@ -63,9 +78,15 @@ class Census:
     """Parameters that do not train. SGD has no symmetry that would have to move them."""
     free: tuple[str, ...]
     """Trainable parameters that no exact symmetry moves."""
+    unexplained: tuple[Unexplained, ...] = ()
+    """Charges that the null space over all indices has and no named symmetry explains. Empty only if there are none;
+    where they could not be counted it says so."""
     broken: tuple[Symmetry, ...] = ()
     """Symmetries of the outputs that the loss breaks, by a penalty on weights for instance; training does not have
     them. `change` is the change of the loss."""
+
+    structure: Structure | None = None
+    """Shapes and sizes of the network, by which `transfer` finds its parameters in a larger one."""
 
     relations = Renamed("symmetries")
     silent = Renamed("without_gradient")
@@ -76,7 +97,100 @@ class Census:
     def __len__(self) -> int:
         return len(self.symmetries)
 
+    def check_scaling(
+        self,
+        source: str,
+        readers: str | Sequence[str],
+        *,
+        model: nn.Module | None = None,
+        batch: Batch = None,
+        loss: Loss | None = None,
+        seed: int = 0,
+    ) -> ScalingCheck:
+        """Return whether a layer may be scaled against its readers; see `undertow.torch.check_scaling`."""
+        return check_scaling(self, source, readers, model=model, batch=batch, loss=loss, seed=seed)
+
+    def scaling_map(self) -> ScalingMap:
+        """Return the layers that may be scaled against their readers, as patterns for quantisation tools."""
+        return scaling_map(self)
+
+    def __repr__(self) -> str:
+        return f"Census({self._summary()})"
+
+    def _summary(self) -> str:
+        charges = sum(symmetry.generators for symmetry in self.symmetries)
+        counts = f"{len(self.symmetries)} symmetries, {charges:,} charges, {len(self.approximate)} approximate"
+        unexplained = sum(part.count for part in self.unexplained)
+        counts += f", {unexplained} unexplained"
+        return counts + (f", {len(self.broken)} broken by the loss" if self.broken else "")
+
+    def _repr_html_(self) -> str:
+        return html_of([self.table()])
+
+    def table(self) -> ResultTable:
+        """Return a table with one row for the same symmetry in every layer. `print` shows it.
+
+        >>> import torch
+        >>> from undertow.torch import census
+        >>> layers = [torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.ReLU(), torch.nn.Linear(6, 4)) for _ in "ab"]
+        >>> net = torch.nn.Sequential(*layers, torch.nn.Tanh())
+        >>> symmetries = census(net, torch.randn(6, 4), lambda model, x: model(x).square().mean())
+        >>> print(symmetries.table().rows[0][:5])
+        ('*', 'rescaling', '6 scales', 'x 2 layers', '12')
+        """
+        groups = (("", self.symmetries), ("up to eps", self.approximate), ("broken by the loss", self.broken))
+        return folded_table(self._summary(), groups, self._names(fold_names))
+
+    def to_json(self) -> str:
+        """Return the census as JSON, as `save` writes it."""
+        return json_text(encode(self))
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the census to a file, as plain JSON; `Census.load` reads it."""
+        save_record(path, encode(self))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "Census":
+        """Return the census of a file that `save` wrote.
+
+        >>> import tempfile, torch
+        >>> from undertow.torch import Census, census
+        >>> net = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3))
+        >>> symmetries = census(net, torch.randn(6, 5), lambda model, x: model(x).square().mean())
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     symmetries.save(f"{folder}/census.json")
+        ...     Census.load(f"{folder}/census.json")
+        Census(1 symmetries, 7 charges, 0 approximate, 0 unexplained)
+        """
+        return load_record(path, cls)
+
+    def transfer(self, model: nn.Module, batch: Batch, loss: Loss, *, seed: int = 0) -> "Census":
+        """Return this census as that of a wider and deeper network of the same structure, proved there.
+
+        Parameters correspond by name, layers by their modules and settings. All symmetries are moved at once on the
+        model itself, in its own precision: outputs and loss may change as by rounding alone. The weights are restored.
+
+        **Arguments:**
+
+        - `model`: a network with the same modules as the one of this census, with other sizes and numbers of layers.
+        - `batch`, `loss`: as in `census`, for this model.
+
+        A `ValueError` says which parameter, layer or size has no counterpart, or which symmetries do not hold.
+
+        >>> import torch
+        >>> from undertow.torch import census
+        >>> from torch.nn import Linear, ReLU, Sequential
+        >>> net = lambda width: Sequential(Linear(5, width), ReLU(), Linear(width, 3))
+        >>> loss = lambda model, x: model(x).square().mean()
+        >>> narrow = census(net(7), torch.randn(6, 5), loss)
+        >>> print(narrow.transfer(net(1000), torch.randn(6, 5), loss).symmetries[0])
+        rescaling, 1000 scales: 0.weight[i, :], 0.bias against 2.weight[:, i]
+        """
+        return transferred(self, unwrap(model), batch, loss, seed)
+
     def __str__(self) -> str:
+        if len(self.symmetries) > MOST_LINES:
+            return self.table().text()
         lines = [f"{len(self.symmetries)} exact symmetries"]
         lines += [f"  {symmetry}  [outputs change by {symmetry.change:.0e}]" for symmetry in self.symmetries]
         if self.approximate:
@@ -85,18 +199,23 @@ class Census:
         if self.broken:
             lines.append(f"{len(self.broken)} symmetries of the outputs that the loss breaks")
             lines += [f"  {symmetry}  [the loss changes by {symmetry.change:.0e}]" for symmetry in self.broken]
-        for title, names in (
+        return "\n".join([*lines, *self._names()])
+
+    def _names(self, shorten: Callable[[Sequence[str]], Sequence[str]] = tuple) -> list[str]:
+        """Return lines with the parameters that have no symmetry and with what is unclear, the first 8 of each."""
+        titled = (
             ("no gradient", self.without_gradient),
             ("frozen", self.frozen),
             ("moved by no symmetry", self.free),
             ("unclear", self.unclear),
-        ):
-            if names:
-                lines.append(f"{title}: {', '.join(names[:8])}" + (f" and {len(names) - 8} more" if names[8:] else ""))
-        return "\n".join(lines)
+        )
+        rest = lambda names: f" and {len(names) - 8} more" if names[8:] else ""
+        short = [(title, shorten(names)) for title, names in titled]
+        lines = [f"{title}: {', '.join(names[:8])}{rest(names)}" for title, names in short if names]
+        return lines + [f"unexplained: {one}" for one in self.unexplained]
 
 
-def census(model: nn.Module, batch: Batch, loss: Loss, *, seed: int = 0) -> Census:
+def census(model: nn.Module, batch: Batch, loss: Loss, *, seed: int = 0, count: bool | None = None) -> Census:
     """Return the exponential symmetries of a network, each named and proved. The network itself is not changed.
 
     A symmetry is proved by moving along its orbit. Outputs and loss must not change, at random weights of several
@@ -107,6 +226,8 @@ def census(model: nn.Module, batch: Batch, loss: Loss, *, seed: int = 0) -> Cens
     - `model`: any `nn.Module`, also inside `torch.compile` or a data-parallel wrapper.
     - `batch`: a small batch. `loss(model, batch)` must call the model it is given and return a scalar tensor.
     - `seed`: seed of the random weights.
+    - `count`: whether to count the charges that no named symmetry explains. It takes about as many gradients of outputs
+      as all axes have indices; by default it is done for networks of at most 400 indices.
 
     >>> import torch
     >>> from undertow.torch import census
@@ -118,7 +239,7 @@ def census(model: nn.Module, batch: Batch, loss: Loss, *, seed: int = 0) -> Cens
     model = unwrap(model)
     large = sum(p.numel() for p in model.parameters()) > ONE_THREAD_LIMIT
     with isolated(model, seed), nullcontext() if large else _single_threaded():
-        return _census(model, batch, loss, seed)
+        return replace(_census(model, batch, loss, seed, count), structure=structure_of(model))
 
 
 @contextmanager
@@ -132,11 +253,11 @@ def _single_threaded() -> Generator[None]:
         torch.set_num_threads(threads)
 
 
-def _census(model: nn.Module, batch: Batch, loss: Loss, seed: int) -> Census:
+def _census(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool | None) -> Census:
     names = list(trainable(model))
     if not names:
         raise ValueError("`census`: no parameter of the model trains (requires_grad is False everywhere).")
-    searched = _search(model, batch, loss, seed)
+    searched = _search(model, batch, loss, seed, count)
     small = model_copy(model, torch.float32)
     randomise(small, seed + 2000)
     trial = OrbitTrial(small, cast_batch(batch, torch.float32), loss, seed + 2000)
@@ -146,7 +267,8 @@ def _census(model: nn.Module, batch: Batch, loss: Loss, seed: int) -> Census:
         exact = symmetry not in searched.approximate
         return name_symmetry(model, heads, replace(symmetry, exact=exact, change=change))
 
-    both = [named(symmetry, trial.change(symmetry, seed)) for symmetry in [*searched.exact, *searched.approximate]]
+    changes = [*trial.changes(searched.exact, seed), *_changes_by_layer(trial, searched.approximate, seed)]
+    both = [named(s, change) for s, change in zip([*searched.exact, *searched.approximate], changes, strict=True)]
     unclear = [
         *searched.unclear,
         *(
@@ -168,7 +290,8 @@ def _census(model: nn.Module, batch: Batch, loss: Loss, seed: int) -> Census:
         symmetries=tuple(sorted(proved, key=place)),
         approximate=tuple(sorted((symmetry for symmetry in both if not symmetry.exact), key=place)),
         unclear=tuple(unclear),
-        without_gradient=tuple(dict.fromkeys(map(str, searched.zero_axes))),
+        unexplained=searched.unexplained,
+        without_gradient=_names_of_axes(searched.zero_axes),
         frozen=tuple(name for name, p in model.named_parameters() if not p.requires_grad),
         free=tuple(name for name in names if name not in moved),
         broken=tuple(sorted((named(r.symmetry, r.change) for r in searched.refuted if r.by_loss), key=place)),
@@ -184,16 +307,19 @@ class _Searched(NamedTuple):
     unclear: list[str]
     zero_axes: list[Axis]
     """Axes without a gradient."""
+    unexplained: tuple[Unexplained, ...]
 
 
-def _search(model: nn.Module, batch: Batch, loss: Loss, seed: int) -> _Searched:
+def _search(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool | None) -> _Searched:
     """Search the symmetries on a copy in double precision and test them in all situations."""
     twin = model_copy(model, torch.float64)
-    candidates = levels(twin)
-    draws = max([2, *(math.ceil(3 * len(level.axes) / level.size) for level in candidates)])
-    draws = min(draws, MAX_DRAWS)
     batch = cast_batch(batch, torch.float64)
     with DoublePrecision():
+        plain, heads = length_levels(twin), attention_levels(twin)
+        randomise(twin, seed)
+        candidates = [*plain, *coupled_levels(twin, batch, loss, [*plain, *heads], seed + 6000), *heads]
+        draws = max([2, *(math.ceil(2.1 * len(level.axes) / level.size) for level in candidates)])
+        draws = min(draws, MAX_DRAWS)
         randomise(twin, seed)
         stochastic = draws_random_numbers(twin, batch, loss)
         moments = lambda loss, eps, seed: AxisMoments(
@@ -208,26 +334,50 @@ def _search(model: nn.Module, batch: Batch, loss: Loss, seed: int) -> _Searched:
             strict_found += of_outputs.with_blocks(search_levels(candidates, of_outputs, [*strict_found, *loose_found]))
         whole, doubts = search_whole_parameters(twin, batch, loss, [*strict_found, *loose_found], strict, seed)
         randomise(twin, seed + 2000)
-        exact, approximate = _split_by_eps(
-            OrbitTrial(twin, batch, loss, seed + 2000), strict_found, [*loose_found, *whole], seed
-        )
+        held = hold_with_eps(twin, batch, loss, whole, strict.covering_seeds(), LARGE_EPS)
+        exact = [*strict_found, *held]
+        approximate = [*loose_found, *(symmetry for symmetry in whole if symmetry not in held)]
         tried, own_weights = situations(seed + 5000, stochastic), [p.detach() for p in model.parameters()]
+        randomise(twin, seed + 2000)
         approximate, refuted = verify_symmetries(
-            twin, batch, loss, approximate, tried, own_weights=own_weights, eps=NO_EPS
+            twin,
+            batch,
+            loss,
+            approximate,
+            [s for s in tried if not s.evaluation and s.split == 1 and s.scale <= 8],
+            own_weights=own_weights,
+            eps=NO_EPS,
         )
         randomise(twin, seed + 2000)
         exact, others = verify_symmetries(twin, batch, loss, exact, tried, own_weights=own_weights, eps=None)
+        explained = [*exact, *(r.symmetry for r in [*others, *refuted])]
+        unexplained = count_unexplained(twin, batch, loss, explained, count, eps=LARGE_EPS, seed=seed + 7000)
     unclear = [*strict.unclear, *loose.unclear, *doubts]
-    return _Searched(exact, approximate, [*others, *refuted], unclear, strict.zero_axes)
+    return _Searched(exact, approximate, [*others, *refuted], unclear, strict.zero_axes, unexplained)
 
 
-def _split_by_eps(
-    trial: OrbitTrial, exact: Sequence[Symmetry], others: Sequence[Symmetry], seed: int
-) -> tuple[list[Symmetry], list[Symmetry]]:
-    """Return the exact symmetries with those of the others that hold at a large eps too, and the rest."""
-    changes = [trial.change(symmetry, seed, LARGE_EPS) for symmetry in others]
-    hold = [symmetry for symmetry, change in zip(others, changes, strict=True) if change <= OUTPUT_RTOL]
-    return [*exact, *hold], [symmetry for symmetry, change in zip(others, changes, strict=True) if change > OUTPUT_RTOL]
+def _names_of_axes(axes: Sequence[Axis]) -> tuple[str, ...]:
+    """Return the names of axes, without parts of one that is there as a whole or as a longer part."""
+    longest = sorted(axes, key=lambda axis: -axis.index.size)
+    seen: dict[tuple[str, int], set[int]] = {}
+    kept = []
+    for axis in longest:
+        places = seen.setdefault((axis.parameter, axis.axis), set())
+        new = set(axis.index.reshape(-1).tolist())
+        if not new <= places:
+            kept.append(axis)
+            places |= new
+    return tuple(dict.fromkeys(str(axis) for axis in axes if axis in kept))
+
+
+def _changes_by_layer(trial: OrbitTrial, symmetries: Sequence[Symmetry], seed: int) -> list[float]:
+    """Return the change of the outputs along each symmetry; those of repeated layers move together."""
+    layer = lambda symmetry: (symmetry.size, *(re.sub(r"\d+", "*", name) for name in symmetry.parameters))
+    groups: dict[tuple, list[Symmetry]] = {}
+    for symmetry in symmetries:
+        groups.setdefault(layer(symmetry), []).append(symmetry)
+    changes = {key: trial.joint_change(group, seed) for key, group in groups.items()}
+    return [changes[layer(symmetry)] for symmetry in symmetries]
 
 
 def check_census(function: str, census: Census, params: dict[str, Tensor]) -> None:
@@ -236,7 +386,7 @@ def check_census(function: str, census: Census, params: dict[str, Tensor]) -> No
         for axis in symmetry.axes:
             parameter = params.get(axis.parameter)
             shape = None if parameter is None else tuple(parameter.shape) or (1,)
-            if shape is None or shape[axis.axis] != axis.length:
+            if shape is None or shape[axis.axis] * (axis.matrices if axis.by_matrix else 1) != axis.length:
                 raise ValueError(
                     f"`{function}`: the census moves {axis}, which this model does not have as a trainable parameter; "
                     "take a census of this model as it trains now."

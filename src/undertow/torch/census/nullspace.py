@@ -1,7 +1,7 @@
-"""Vectors with entries 0, 1 and -1 in the null space of a matrix of moments.
+"""Vectors with small integer entries in the null space of a matrix of moments.
 
 A column of the matrix M belongs to an axis of a parameter, a row to an index and a draw of weights. A vector x with
-M x = 0 is a symmetry: the axes with entry 1 scale against those with entry -1.
+M x = 0 is a symmetry: the axes with entry 1 scale against those with entry -1 (an entry 2 scales twice as fast).
 """
 
 from typing import NamedTuple
@@ -15,6 +15,8 @@ __all__ = ["NONZERO_RTOL", "NULL_RTOL", "NullSpace", "integer_null_space", "spar
 
 NULL_RTOL = 1e-6
 """Singular values below this, relative to the largest, count as zero; those of symmetries are near 1e-12 in float64."""
+LARGEST = 3
+"""Largest coefficient: with a squared ReLU one layer scales twice as fast as the other."""
 NONZERO_RTOL = 1e-3
 """Singular values above this, relative to the largest, count as nonzero; those in between are reported."""
 
@@ -42,7 +44,7 @@ def integer_null_space(moments: np.ndarray) -> NullSpace:
     top = values[0] if values[0] > 0 else 1.0
     null = values <= NULL_RTOL * top
     ambiguous = tuple(float(v / top) for v in values[~null] if v < NONZERO_RTOL * top)
-    reduced = _echelon(vectors[null].T, scales)
+    reduced = _without_fractions(_echelon(vectors[null].T, scales))
     rounded = np.round(reduced)
     good = np.abs(reduced - rounded).max(axis=0, initial=0.0) < 1e-4 if reduced.size else np.zeros(0, bool)
     return NullSpace(rounded[:, good], ambiguous, tuple(reduced[:, ~good].T))
@@ -63,8 +65,20 @@ def _echelon(basis: np.ndarray, scales: np.ndarray) -> np.ndarray:
     return work * scales[pivots][None] / scales[:, None]
 
 
+def _without_fractions(basis: np.ndarray) -> np.ndarray:
+    """Return the columns, each times the smallest integer up to `LARGEST` that makes its entries integers."""
+    result = basis.copy()
+    for column in result.T:
+        for factor in range(2, LARGEST + 1):
+            if np.abs(column - np.round(column)).max(initial=0.0) < 1e-4:
+                break
+            if np.abs(factor * column - np.round(factor * column)).max(initial=0.0) < 1e-4:
+                column *= factor
+    return result
+
+
 def sparse_basis(basis: np.ndarray, known: np.ndarray) -> list[np.ndarray]:
-    """Return the sparsest vectors with entries 0, 1, -1 that extend the span of `known` to that of `known` and `basis`.
+    """Return the sparsest vectors of small integers that extend the span of `known` to that of `known` and `basis`.
 
     Candidates are, for every row, the vectors of least l1 norm with a 1 in that row, by linear programming. Of these,
     those of the smallest support that are independent of `known` and of one another are returned.
@@ -73,7 +87,7 @@ def sparse_basis(basis: np.ndarray, known: np.ndarray) -> list[np.ndarray]:
     missing = np.linalg.matrix_rank(total) - (np.linalg.matrix_rank(known) if known.size else 0)
     if missing == 0:
         return []
-    candidates = [v for v in basis.T if _is_ternary(v)]
+    candidates = [v for v in basis.T if _is_small(v)]
     new = np.any(basis != 0, axis=1)
     for part in _components(total):
         inside = total[:, np.any(total[part] != 0, axis=0)]
@@ -91,8 +105,9 @@ def sparse_basis(basis: np.ndarray, known: np.ndarray) -> list[np.ndarray]:
     return chosen
 
 
-def _is_ternary(vector: np.ndarray) -> bool:
-    return bool(np.all(np.isin(vector, (-1, 0, 1))) and np.any(vector))
+def _is_small(vector: np.ndarray) -> bool:
+    """Return whether the entries are integers up to `LARGEST`, not all zero."""
+    return bool(np.all(vector == np.round(vector)) and 0 < np.abs(vector).max(initial=0) <= LARGEST)
 
 
 def _components(basis: np.ndarray) -> list[list[int]]:
@@ -104,7 +119,7 @@ def _components(basis: np.ndarray) -> list[list[int]]:
 
 
 def _sparsest_through(basis: np.ndarray, row: int) -> np.ndarray | None:
-    """Return the vector of the span with entry 1 at `row` and least l1 norm if its entries are 0, 1, -1, else None."""
+    """Return the vector of the span with entry 1 at `row` and least l1 norm, None if it is not of small integers."""
     rows, count = basis.shape
     cost = np.concatenate([np.zeros(count), np.ones(rows)])
     above = np.block([[basis, -np.eye(rows)], [-basis, -np.eye(rows)]])
@@ -123,4 +138,4 @@ def _sparsest_through(basis: np.ndarray, row: int) -> np.ndarray | None:
         return None
     vector = basis @ program.x[:count]
     rounded = np.round(vector)
-    return rounded if np.abs(vector - rounded).max() < 1e-6 and _is_ternary(rounded) else None
+    return rounded if np.abs(vector - rounded).max() < 1e-6 and _is_small(rounded) else None

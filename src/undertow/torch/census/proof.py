@@ -6,6 +6,7 @@ symmetries in several situations. All symmetries are moved at once, each by its 
 this changes something they are tested separately.
 """
 
+import functools
 import math
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -16,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from undertow.torch._copies import Batch, Loss, forward, norm_epsilon, trainable
-from undertow.torch.census.axes import Symmetry, move
+from undertow.torch.census.axes import Axis, Symmetry, move
+from undertow.torch.census.candidates import with_biases
 
 __all__ = [
     "LARGE_SCALES",
@@ -24,6 +26,7 @@ __all__ = [
     "OrbitTrial",
     "Refuted",
     "Situation",
+    "hold_with_eps",
     "random_transform",
     "situations",
     "verify_symmetries",
@@ -35,9 +38,12 @@ LOSS_RTOL = 1e-8
 """Relative change of a loss in float64 that rounding explains if the outputs change by less than a tenth of it."""
 PERTURBATION = 1e-13
 """Relative change of the weights, well above rounding in float64, that shows how far the network amplifies rounding."""
-LARGE_SCALES = (4.0, 8.0, 64.0)
+LARGE_SCALES = (8.0, 64.0)
 """Factors on random weights, whose activations are near 1. At 8 times the weights ReLU6 and Hardtanh saturate. So do
 queries and keys that are clipped at 8 or 30, because the gain of the norm before them is larger too."""
+SPLITS = (0.2, 0.4, 0.6, 0.8)
+"""Shares of the parameters, in their order, that are multiplied by 8 while the others are divided by 8: a layer that
+saturates can hide one that saturates before it."""
 DROPOUT_DRAWS = 8
 """Draws of dropout in which symmetries are tested."""
 
@@ -58,21 +64,28 @@ def random_transform(symmetry: Symmetry, seed: int, dtype: torch.dtype) -> Tenso
 
 @contextmanager
 def _moved(model: nn.Module, symmetries: Sequence[Symmetry], seed: int) -> Generator[None]:
-    """Move the parameters along the orbits of these symmetries, each by its own transformation, inside the context."""
+    """Move the parameters along the orbits of these symmetries, each by its own transformation, inside the context.
+
+    They are moved in place and back by the inverse transformation: a second copy of a large network would take too much
+    memory.
+    """
     params = trainable(model)
-    original = {name: params[name].detach().clone() for symmetry in symmetries for name in symmetry.parameters}
-    values: dict[str, Tensor] = dict(original)
-    for number, symmetry in enumerate(symmetries):
-        dtype = params[symmetry.parameters[0]].dtype
-        values |= move(values, symmetry, random_transform(symmetry, seed + number, dtype))
-    try:
-        for name, value in values.items():
+
+    def apply(symmetry: Symmetry, transform: Tensor) -> None:
+        for name, value in move(params, symmetry, transform).items():
             params[name].copy_(value)
-        del values
+
+    inverse = lambda transform: 1 / transform if transform.ndim == 1 else torch.linalg.inv(transform)
+    transforms = [
+        random_transform(symmetry, seed + number, torch.float64) for number, symmetry in enumerate(symmetries)
+    ]
+    try:
+        for symmetry, transform in zip(symmetries, transforms, strict=True):
+            apply(symmetry, transform)
         yield
     finally:
-        for name, value in original.items():
-            params[name].copy_(value)
+        for symmetry, transform in reversed(list(zip(symmetries, transforms, strict=True))):
+            apply(symmetry, inverse(transform))
 
 
 class OrbitTrial:
@@ -90,10 +103,25 @@ class OrbitTrial:
     @torch.no_grad()
     def change(self, symmetry: Symmetry, seed: int = 0, eps: float | None = None) -> float:
         """Return the change of the outputs along the orbit, relative to their norm."""
+        return self.joint_change([symmetry], seed, eps)
+
+    @torch.no_grad()
+    def joint_change(self, symmetries: Sequence[Symmetry], seed: int = 0, eps: float | None = None) -> float:
+        """Return the change of the outputs where all symmetries move at once."""
         if eps not in self._original:
             self._original[eps] = self._outputs(eps)
-        with _moved(self.twin, [symmetry], seed):
+        with _moved(self.twin, symmetries, seed):
             return _relative_change(self._outputs(eps), self._original[eps])
+
+    def changes(self, symmetries: Sequence[Symmetry], seed: int = 0) -> list[float]:
+        """Return for each symmetry the change of the outputs, where all move at once unless that changes too much."""
+        if not symmetries:
+            return []
+        change = self.joint_change(symmetries, seed)
+        if change <= OUTPUT_RTOL or len(symmetries) == 1:
+            return [change] * len(symmetries)
+        half = len(symmetries) // 2
+        return self.changes(symmetries[:half], seed) + self.changes(symmetries[half:], seed)
 
 
 def _relative_change(after: Tensor, before: Tensor) -> float:
@@ -105,23 +133,46 @@ class Situation(NamedTuple):
 
     description: str
     scale: float
-    """Power of two by which all weights are multiplied."""
+    """Power of two by which weights are multiplied."""
     own_weights: bool
     """Whether the weights are those of the user's model; otherwise they are random."""
     dropout_seed: int
+    split: float = 1.0
+    """Share of the parameters that are multiplied by the scale; the others are divided by it."""
+    evaluation: bool = False
+    """Whether the network is in evaluation mode: batch norms then use the statistics that they have stored."""
 
 
 def situations(seed: int, stochastic: bool) -> list[Situation]:
-    """Return the situations in which symmetries are tested, each with other random numbers for dropout."""
+    """Return the situations in which symmetries are tested, each with other random numbers for dropout.
+
+    The first is in evaluation mode: a bias before a batch norm has no gradient in training, but must move all the same.
+    """
     first = "in another draw of dropout" if stochastic else "at random weights"
     return [
+        Situation("in evaluation mode", 1.0, False, seed + 300, evaluation=True),
         *(Situation(first, 1.0, False, seed + k) for k in range(DROPOUT_DRAWS if stochastic else 1)),
         *(
             Situation(f"at random weights times {scale:g}", scale, False, seed + 100 + k)
             for k, scale in enumerate(LARGE_SCALES)
         ),
+        *(
+            Situation("at random weights, large and then small", 8.0, False, seed + 150 + k, split=split)
+            for k, split in enumerate(SPLITS)
+        ),
         Situation("at the weights of the model", 1.0, True, seed + 200),
     ]
+
+
+def hold_with_eps(
+    twin: nn.Module, batch: Batch, loss: Loss, symmetries: Sequence[Symmetry], dropout_seeds: Sequence[int], eps: float
+) -> list[Symmetry]:
+    """Return the symmetries that hold with this eps in the norms, in all these draws of dropout."""
+    left = list(symmetries)
+    for dropout_seed in dropout_seeds if left else ():
+        with torch.no_grad(), norm_epsilon(twin, eps):
+            left = _Trial(twin, batch, loss, dropout_seed).partition(left)[0]
+    return left
 
 
 class Refuted(NamedTuple):
@@ -158,41 +209,78 @@ def verify_symmetries(
         if situation.own_weights:
             for parameter, value in zip(twin.parameters(), own_weights, strict=True):
                 parameter.copy_(value)
-        with _scaled(twin, situation.scale), norm_epsilon(twin, eps):
-            trial = _Trial(twin, batch, loss, situation.dropout_seed)
-            if trial.conclusive:
-                left, failures = trial.partition(left)
-                refuted += [Refuted(symmetry, situation.description, *change) for symmetry, change in failures]
+        with _scaled(twin, situation), norm_epsilon(twin, eps), _mode(twin, situation.evaluation):
+            left, failures = _Trial(twin, batch, loss, situation.dropout_seed).partition(left)
+            refuted += [Refuted(symmetry, situation.description, *change) for symmetry, change in failures]
     return left, refuted
 
 
 @contextmanager
-def _scaled(model: nn.Module, scale: float) -> Generator[None]:
-    floating = [p for p in model.parameters() if p.is_floating_point()] if scale != 1 else []
-    for parameter in floating:
-        parameter.mul_(scale)
+def _mode(model: nn.Module, evaluation: bool) -> Generator[None]:
+    """Put the model into evaluation mode inside the context, if asked, with random statistics in its batch norms."""
+    before = {module: module.training for module in model.modules()}
+    if evaluation:
+        model.eval()
+        for module in model.modules():
+            mean, variance = getattr(module, "running_mean", None), getattr(module, "running_var", None)
+            if isinstance(mean, Tensor) and isinstance(variance, Tensor):
+                drawn = torch.linspace(-1, 1, mean.numel(), dtype=mean.dtype, device=mean.device).reshape(mean.shape)
+                mean.copy_(0.3 * drawn)
+                variance.copy_((0.3 * drawn.flip(0)).exp())
     try:
         yield
     finally:
-        for parameter in floating:
-            parameter.div_(scale)
+        for module, training in before.items():
+            module.training = training
+
+
+@contextmanager
+def _scaled(model: nn.Module, situation: Situation) -> Generator[None]:
+    """Multiply the weights by the powers of two of a situation inside the context."""
+    floating = [p for p in model.parameters() if p.is_floating_point()] if situation.scale != 1 else []
+    large = round(situation.split * len(floating))
+    factors = [situation.scale] * large + [1 / situation.scale] * (len(floating) - large)
+    for parameter, factor in zip(floating, factors, strict=True):
+        parameter.mul_(factor)
+    try:
+        yield
+    finally:
+        for parameter, factor in zip(floating, factors, strict=True):
+            parameter.div_(factor)
+
+
+def _distinct(axes: Sequence[Axis]) -> list[Axis]:
+    """Return the axes without those that repeat the indices of another."""
+    return list({(a.parameter, a.axis, a.by_matrix, a.index.tobytes()): a for a in reversed(axes)}.values())[::-1]
 
 
 class _Trial:
-    """Test of symmetries in one situation. The weights are perturbed once to measure the effect of rounding."""
+    """Test of symmetries in one situation. The effect of rounding is measured where a symmetry seems to fail."""
 
     def __init__(self, twin: nn.Module, batch: Batch, loss: Loss, dropout_seed: int):
         self._run = lambda: forward(twin, batch, loss, dropout_seed)
         self.twin, self.dropout_seed = twin, dropout_seed
-        value, outputs = self._run()
-        generator = torch.Generator().manual_seed(dropout_seed)
-        for parameter in trainable(twin).values():
-            drawn = torch.randn((*parameter.shape[:1], *[1] * (parameter.ndim - 1)), generator=generator)
-            parameter.mul_((1 + PERTURBATION * drawn.double()).to(parameter))
         self.value, self.outputs = self._run()
-        self.loss_rounding = float((self.value - value).abs()) / PERTURBATION * 1e-10
+
+    @functools.cached_property
+    def _rounding(self) -> tuple[float, float]:
+        """Changes of the outputs, relative, and of the loss where the weights change by `PERTURBATION`."""
+        params = list(trainable(self.twin).values())
+        generator = torch.Generator().manual_seed(self.dropout_seed)
+        shapes = [(*parameter.shape[:1], *[1] * (parameter.ndim - 1)) for parameter in params]
+        factors = [1 + PERTURBATION * torch.randn(shape, generator=generator).double() for shape in shapes]
+        for parameter, factor in zip(params, factors, strict=True):
+            parameter.mul_(factor.to(parameter))
+        value, outputs = self._run()
+        for parameter, factor in zip(params, factors, strict=True):
+            parameter.div_(factor.to(parameter))
+        return _relative_change(outputs, self.outputs), float((value - self.value).abs())
+
+    @property
+    def conclusive(self) -> bool:
+        """Whether outputs are finite, and the network does not amplify rounding too far."""
         finite = bool(torch.isfinite(self.outputs).all()) and bool(torch.isfinite(self.value))
-        self.conclusive = finite and _relative_change(self.outputs, outputs) <= OUTPUT_RTOL / 10
+        return finite and self._rounding[0] <= OUTPUT_RTOL / 10
 
     def partition(self, symmetries: list[Symmetry]) -> tuple[list[Symmetry], list[tuple[Symmetry, tuple[float, bool]]]]:
         """Return the symmetries that hold, and the others with the change and whether only the loss changed."""
@@ -204,6 +292,10 @@ class _Trial:
             (one, out), (two, more) = map(self.partition, halves)
             return one + two, out + more
         (symmetry,) = symmetries
+        plus, minus = (tuple(_distinct(with_biases(self.twin, side))) for side in (symmetry.plus, symmetry.minus))
+        complete = replace(symmetry, plus=plus, minus=minus)  # biases without a gradient in training
+        if len(complete.axes) > len(symmetry.axes) and self._change([complete]) is None:
+            return [complete], []
         for block in symmetry.block_sizes(symmetry.block - 1):
             smaller = replace(symmetry, block=block)
             if self._change([smaller]) is None:
@@ -218,9 +310,12 @@ class _Trial:
             value, outputs = self._run()
         change = _relative_change(outputs, self.outputs)
         if not change <= OUTPUT_RTOL:
-            return change, False
+            return (change, False) if self.conclusive else None
         size = float(self.value.abs())
         difference = float((value - self.value).abs())
-        if difference <= (LOSS_RTOL + 10 * change) * size + self.loss_rounding:
+        limit = (LOSS_RTOL + 10 * change) * size
+        if difference <= limit or not self.conclusive:
+            return None
+        if difference <= limit + self._rounding[1] / PERTURBATION * 1e-10:
             return None
         return difference / size if size else math.inf, True

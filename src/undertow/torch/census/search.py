@@ -1,6 +1,8 @@
 """Search for symmetries in the null spaces of moments, and between whole parameters."""
 
 import math
+import re
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from undertow.torch._copies import Batch, Loss, forward, norm_epsilon, randomise, trainable
 from undertow.torch.census.axes import Axis, Symmetry, move
 from undertow.torch.census.candidates import Level, whole_parameters
+from undertow.torch.census.generators import Generators, signed, sums_imply
 from undertow.torch.census.moments import AxisMoments
 from undertow.torch.census.nullspace import NONZERO_RTOL, NULL_RTOL, NullSpace, integer_null_space, sparse_basis
 
@@ -19,6 +22,8 @@ LARGE_EPS, NO_EPS = 0.1, 1e-30
 """With a large eps in every norm only exact symmetries hold; without eps the approximate ones are exact too."""
 DIFFERENCE_STEP = 1e-7
 """Step of the differences of outputs in double precision. Their relative error is of this size, below `NULL_RTOL`."""
+MAX_SCALES = 40
+"""Number of whole parameters up to which each is scaled by itself."""
 ZERO_MOMENT_RTOL = 1e-9
 """Moments below this, relative to their bound |G| |W|, count as zero."""
 
@@ -28,7 +33,7 @@ def search_levels(levels: list[Level], moments: AxisMoments, known: list[Symmetr
 
     Doubtful cases are added to `moments.unclear`.
     """
-    symmetries: list[Symmetry] = []
+    found = Generators(known)
     for level, matrix, no_gradient in zip(levels, moments.moments, moments.is_zero, strict=True):
         # a zero moment with a nonzero gradient is a symmetry by itself; without a gradient there is nothing to find
         bounds = np.array([moments.bounds[axis.parameter] for axis in level.axes])
@@ -37,7 +42,7 @@ def search_levels(levels: list[Level], moments: AxisMoments, known: list[Symmetr
         columns = matrix[:, [not q and not s for q, s in zip(no_gradient, zero_moment, strict=True)]]
         for axis, q, s in zip(level.axes, no_gradient, zero_moment, strict=True):
             if s and not q and not axis.shift:
-                _append_new(symmetries, known, _unnamed((axis,), ()))
+                found.add(_unnamed((axis,), ()))
         if len(axes) < 2:
             continue
         if columns.shape[0] < 2 * columns.shape[1]:
@@ -46,10 +51,19 @@ def search_levels(levels: list[Level], moments: AxisMoments, known: list[Symmetr
         null = integer_null_space(columns)
         moments.unclear += _doubts(level.name, null)
         for vector in sparse_basis(null.basis, np.zeros((len(axes), 0))):
-            plus = tuple(axis for axis, c in zip(axes, vector, strict=True) if c > 0)
-            minus = tuple(axis for axis, c in zip(axes, vector, strict=True) if c < 0)
-            _append_new(symmetries, known, _unnamed(plus, minus))
-    return symmetries
+            found.add(_unnamed(*_sides(axes, vector)))
+    return found.without_implied()
+
+
+def _sides(axes: list[Axis], vector: np.ndarray) -> tuple[tuple[Axis, ...], tuple[Axis, ...]]:
+    """Return the axes with positive and with negative coefficients, with their powers; equal parts become one axis."""
+    sides: tuple[dict[tuple, Axis], dict[tuple, Axis]] = ({}, {})
+    for axis, c in zip(axes, vector, strict=True):
+        if c:
+            side, key = sides[int(c < 0)], (axis.parameter, axis.axis, axis.by_matrix, axis.shift, abs(c))
+            index = np.concatenate([side[key].index, axis.index], axis=1) if key in side else axis.index
+            side[key] = replace(axis, index=np.sort(index, axis=1), power=abs(int(c)))
+    return tuple(sides[0].values()), tuple(sides[1].values())
 
 
 def _unnamed(plus: tuple[Axis, ...], minus: tuple[Axis, ...]) -> Symmetry:
@@ -60,62 +74,7 @@ def _unnamed(plus: tuple[Axis, ...], minus: tuple[Axis, ...]) -> Symmetry:
 def _doubts(where: str, null: NullSpace) -> list[str]:
     """Return a sentence for each doubtful vector of a null space."""
     doubts = [f"{where}: a singular value of {value:.0e}, neither zero nor clearly nonzero" for value in null.ambiguous]
-    return doubts + [f"{where}: a null vector with coefficients other than 0, 1, -1" for _ in null.non_integer]
-
-
-def _append_new(symmetries: list[Symmetry], known: list[Symmetry], symmetry: Symmetry) -> None:
-    if not _implied(symmetry, [*known, *symmetries]):
-        symmetries.append(symmetry)
-
-
-_Row = tuple[tuple[str, int, int], float]
-"""A row of a parameter (name, axis, index), with the shift of its layer."""
-
-
-def _signed(symmetry: Symmetry) -> list[tuple[Axis, int]]:
-    return [(axis, 1) for axis in symmetry.plus] + [(axis, -1) for axis in symmetry.minus]
-
-
-def _coefficients(symmetry: Symmetry, generator: int) -> dict[_Row, int]:
-    """Return the rows that a generator scales, with their signs."""
-    return {(key, axis.shift): sign for axis, sign in _signed(symmetry) for key in axis.keys(generator)}
-
-
-def _overlapping(symmetry: Symmetry, row: int, other: Symmetry) -> list[dict[_Row, int]]:
-    """Return the generators of `other` that share a row with generator `row` of `symmetry`."""
-    rows = {
-        int(k)
-        for axis, _ in _signed(other)
-        for mine, _ in _signed(symmetry)
-        if (mine.parameter, mine.axis, mine.shift) == (axis.parameter, axis.axis, axis.shift)
-        for k in np.flatnonzero(np.isin(axis.index, mine.index[row]).any(axis=1))
-    }
-    return [_coefficients(other, k) for k in rows]
-
-
-def _implied(symmetry: Symmetry, known: list[Symmetry]) -> bool:
-    """Return whether every generator is a sum of known generators, as in a coarser or shorter version of them.
-
-    The first, the middle and the last generator stand for all.
-    """
-    if not known:
-        return False
-    for row in {0, symmetry.size // 2, symmetry.size - 1}:
-        target = _coefficients(symmetry, row)
-        columns = [column for other in known for column in _overlapping(symmetry, row, other)]
-        if not columns:
-            return False
-        keys = {key: place for place, key in enumerate(dict.fromkeys([*target, *(k for c in columns for k in c)]))}
-        matrix, vector = np.zeros((len(keys), len(columns))), np.zeros(len(keys))
-        for place, column in enumerate(columns):
-            for key, sign in column.items():
-                matrix[keys[key], place] = sign
-        for key, sign in target.items():
-            vector[keys[key]] = sign
-        best = np.linalg.lstsq(matrix, vector, rcond=None)[0]
-        if np.abs(matrix @ best - vector).max() > 1e-6:
-            return False
-    return True
+    return doubts + [f"{where}: a null vector with coefficients that are not small integers" for _ in null.non_integer]
 
 
 @torch.no_grad()
@@ -127,48 +86,71 @@ def search_whole_parameters(
     The scale of a residual stream is one of them. All outputs stay the same along them, so that differences of outputs
     give as many equations as needed. Parameters whose scales the known symmetries determine are left out. A draw of
     dropout in which a parameter has no effect gives no equation for it: enough draws are used to cover all parameters.
+    Each scale takes a forward pass; with more than `MAX_SCALES` of them those of repeated layers move together.
     """
     zero_rows = {(axis.parameter, axis.axis, k) for axis in moments.zero_axes for k in axis.index.reshape(-1).tolist()}
     has_gradient = lambda a: not all((a.parameter, a.axis, k) in zero_rows for k in a.index[0].tolist())
     scales = [axis for axis in whole_parameters(twin) if has_gradient(axis)]
     implied = _implied_scales(scales, known)
     determined = _pivots(implied)
-    tried = [n for n in range(len(scales)) if n not in determined]
+    tried = _tied([n for n in range(len(scales)) if n not in determined], scales)
     if not tried:
         return [], []
-    differences = _output_differences(twin, batch, loss, [scales[n] for n in tried], moments.covering_seeds(), seed)
+    moved = [[scales[n] for n in group] for group in tried]
+    differences = _output_differences(twin, batch, loss, moved, moments.covering_seeds(), seed)
     matrix, size = differences.matrix, differences.output_size
     largest = np.abs(matrix).max(axis=0)
     null = integer_null_space(np.where((largest <= NULL_RTOL * size)[None], 0.0, matrix))
     basis = np.zeros((len(scales), null.basis.shape[1]))
-    basis[tried] = null.basis
-    symmetries = []
-    for vector in sparse_basis(basis, implied):
-        plus, minus = (tuple(a for a, c in zip(scales, vector, strict=True) if c == sign) for sign in (1, -1))
-        symmetries.append(_unnamed(plus, minus))
+    for group, coefficients in zip(tried, null.basis, strict=True):
+        basis[group] = coefficients
+    symmetries = [_unnamed(*_sides(scales, vector)) for vector in sparse_basis(basis, implied)]
+    symmetries = [symmetry for symmetry in symmetries if not sums_imply(known, symmetry, moments.zero_axes)]
     faint = [
-        f"whole parameters: a scale of {scales[n]} changes the outputs by {change:.0e}"
-        for n, change in zip(tried, largest / size, strict=True)
+        f"whole parameters: a scale of {scales[group[0]]} changes the outputs by {change:.0e}"
+        for group, change in zip(tried, largest / size, strict=True)
         if NULL_RTOL < change < NONZERO_RTOL
     ]
     return symmetries, _doubts("whole parameters", null) + faint
 
 
+def _tied(tried: list[int], scales: list[Axis]) -> list[list[int]]:
+    """Return the scales in groups that move together: one each, or those of repeated layers if there are many."""
+    if len(tried) <= MAX_SCALES:
+        return [[n] for n in tried]
+    groups: dict[tuple, list[int]] = {}
+    for n in tried:
+        axis = scales[n]
+        key = (re.sub(r"\d+", "*", axis.parameter), axis.shift, axis.index.tobytes())
+        groups.setdefault(key, []).append(n)
+    return list(groups.values())
+
+
 def _implied_scales(scales: list[Axis], known: list[Symmetry]) -> np.ndarray:
-    """Return the known symmetries as columns of coefficients of whole scales: (scales, symmetries that act on them)."""
-    place = {(a.parameter, a.shift, k): n for n, a in enumerate(scales) for k in a.index[0].tolist()}
-    implied = np.zeros((len(scales), len(known)))
-    for column, symmetry in enumerate(known):
-        for axis, sign in _signed(symmetry):
-            mine = [n for n, a in enumerate(scales) if a.parameter == axis.parameter and a.shift == axis.shift]
-            if any(scales[n].axis == axis.axis for n in mine):
-                keys = ((axis.parameter, axis.shift, int(k)) for k in axis.index.reshape(-1))
-                hit = {place[key] for key in keys if key in place}
-            else:
-                hit = set(mine)
-            for n in hit:
-                implied[n, column] += sign
-    return implied[:, np.any(implied != 0, axis=0)]
+    """Return the known symmetries as columns of coefficients of whole scales: (scales, symmetries that act on them).
+
+    A symmetry that moves only a part of a scale is left out.
+    """
+    of_parameter: dict[tuple[str, float], list[int]] = {}
+    for n, scale in enumerate(scales):
+        of_parameter.setdefault((scale.parameter, scale.shift), []).append(n)
+    columns = []
+    for symmetry in known:
+        column = np.zeros(len(scales))
+        for axis, power in signed(symmetry):
+            for n in of_parameter.get((axis.parameter, axis.shift), ()):
+                share = _share(axis, scales[n])
+                column[n] += power * share if share in (0, 1) else math.nan
+        if np.isfinite(column).all() and column.any():
+            columns.append(column)
+    return np.stack(columns, axis=1) if columns else np.zeros((len(scales), 0))
+
+
+def _share(axis: Axis, scale: Axis) -> float:
+    """Return the share of a whole scale that an axis moves."""
+    if axis.axis == scale.axis and not axis.by_matrix:
+        return float(np.isin(scale.index, axis.index).mean())
+    return len(np.unique(axis.index)) / axis.length
 
 
 class _Differences(NamedTuple):
@@ -181,9 +163,9 @@ class _Differences(NamedTuple):
 
 
 def _output_differences(
-    twin: nn.Module, batch: Batch, loss: Loss, scales: list[Axis], dropout_seeds: list[int], seed: int
+    twin: nn.Module, batch: Batch, loss: Loss, scales: list[list[Axis]], dropout_seeds: list[int], seed: int
 ) -> _Differences:
-    """Return difference quotients of randomly chosen outputs with respect to the logarithm of each scale."""
+    """Return difference quotients of randomly chosen outputs with respect to the logarithm of each group of scales."""
     parts, sizes = [], []
     with norm_epsilon(twin, NO_EPS):
         randomise(twin, seed + 3000)
@@ -192,21 +174,24 @@ def _output_differences(
             count = min(outputs.numel(), 4 * len(scales) + 64)
             chosen = torch.randperm(outputs.numel(), generator=torch.Generator().manual_seed(dropout_seed))[:count]
             columns = []
-            for axis in scales:
-                moved = _outputs_after_scaling(twin, batch, loss, axis, dropout_seed)
+            for axes in scales:
+                moved = _outputs_after_scaling(twin, batch, loss, axes, dropout_seed)
                 columns.append(((moved - outputs)[chosen] / DIFFERENCE_STEP).numpy(force=True))
             parts.append(np.stack(columns, axis=1))
             sizes.append(float(outputs.norm()) / outputs.numel() ** 0.5)
     return _Differences(np.concatenate(parts), max(sizes))
 
 
-def _outputs_after_scaling(twin: nn.Module, batch: Batch, loss: Loss, axis: Axis, dropout_seed: int) -> Tensor:
-    parameter = trainable(twin)[axis.parameter]
-    original = parameter.detach().clone()
-    factor = torch.tensor([math.exp(DIFFERENCE_STEP)], dtype=torch.float64)
-    parameter.copy_(move({axis.parameter: original}, _unnamed((axis,), ()), factor)[axis.parameter])
+def _outputs_after_scaling(twin: nn.Module, batch: Batch, loss: Loss, axes: list[Axis], dropout_seed: int) -> Tensor:
+    params = trainable(twin)
+    scale = lambda axis, amount: params[axis.parameter].copy_(
+        move(params, _unnamed((axis,), ()), torch.tensor([math.exp(amount)], dtype=torch.float64))[axis.parameter]
+    )
+    for axis in axes:
+        scale(axis, DIFFERENCE_STEP)
     outputs = forward(twin, batch, loss, dropout_seed)[1]
-    parameter.copy_(original)
+    for axis in axes:
+        scale(axis, -DIFFERENCE_STEP)
     return outputs
 
 

@@ -1,0 +1,117 @@
+"""`undertow census`: the symmetries of a network of a user's file, or of a folder with a model of `transformers`."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from undertow.analysis.target import called, named_object
+from undertow.execution.registry import UserFileError
+from undertow.torch.census.batches import mean_square, random_batch
+from undertow.torch.census.census import Census, census
+from undertow.torch.census.scaling.check import check_scaling_map
+from undertow.torch.census.scaling.entries import ScalingMap, load_scaling_map
+from undertow.torch.census.transfer import carried
+from undertow.torch.census.twins import build_model, narrow_twin
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+__all__ = ["Census", "ScalingMap", "census_of_file", "census_of_folder", "check_scaling_map", "load_scaling_map"]
+
+WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
+
+Report = Callable[[str], object]
+
+
+def census_of_file(target: str, *, seed: int, report: Report) -> Census:
+    """Return the census of what FILE.py:OBJECT names: (model, batch, loss), or a function that returns them."""
+    _, value = named_object(target, "network")
+    if callable(value) and not isinstance(value, nn.Module):
+        value = called(target, value)
+    right = isinstance(value, tuple) and len(value) == 3 and isinstance(value[0], nn.Module) and callable(value[2])
+    if not right:
+        shown = f"({', '.join(type(v).__name__ for v in value)})" if isinstance(value, tuple) else type(value).__name__
+        raise UserFileError(
+            f"{target} is {shown}; let the object be (model, batch, loss) with a function loss(model, batch), or a "
+            "function without arguments that returns them."
+        )
+    model, batch, loss = value
+    report(f"searching the symmetries of {_size(model)}")
+    return census(model, batch, loss, seed=seed)
+
+
+def census_of_folder(folder: Path, *, seed: int, report: Report) -> tuple[Census, str]:
+    """Return the census of a model of `transformers` in a folder, and a sentence on where it was proved.
+
+    The census is taken of a narrow twin, from the configuration alone. With weights in safetensors it is transferred to
+    the model and proved there. Files that can execute code when they are loaded are not read.
+    """
+    config = _configuration(folder)
+    has_weights = any((folder / name).is_file() for name in WEIGHTS)
+    pickles = [name for name in PICKLES if (folder / name).is_file()]
+    if pickles and not has_weights:
+        raise ValueError(
+            f"{folder} has its weights in {pickles[0]} only, which can execute code when it is loaded, and is not "
+            "read. Save them with `model.save_pretrained(folder)`, which writes safetensors, or give a folder with "
+            "config.json alone: the symmetries follow from the configuration."
+        )
+    report(f"building a narrow twin of {config.model_type}")
+    twin = narrow_twin(config, seed=seed)
+    report(f"searching the symmetries of the twin, {_size(twin)}")
+    narrow = census(twin, random_batch(twin, seed=seed), mean_square, seed=seed)
+    if not has_weights:
+        with torch.device("meta"):
+            model = build_model(config)
+        return carried(narrow, model), "Proved on a narrow twin; the folder has no weights."
+    report("loading the weights")
+    model = _loaded(folder, config)
+    report(f"proving the symmetries on {_size(model)}")
+    batch = random_batch(model, seed=seed)
+    return narrow.transfer(model, batch, mean_square, seed=seed), f"Proved on the weights of {folder}."
+
+
+def _size(model: nn.Module) -> str:
+    return f"{type(model).__name__} with {sum(p.numel() for p in model.parameters()):,} parameters"
+
+
+def _configuration(folder: Path) -> "PretrainedConfig":
+    """Return the configuration of a folder; code of the folder is not executed."""
+    try:
+        import transformers
+    except ImportError:
+        raise ValueError(
+            f"{folder}: a folder with a model needs transformers; install it with `pip install transformers`, or give "
+            "FILE.py:OBJECT."
+        ) from None
+    path = folder / "config.json"
+    if not path.is_file():
+        raise ValueError(f"{folder}: there is no config.json; give the folder of a model of transformers.")
+    try:
+        fields = json.loads(path.read_text())
+        kind = fields["model_type"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError(f"{path} is no configuration of transformers: it has no `model_type`.") from None
+    if kind not in transformers.CONFIG_MAPPING:
+        own = " (the code in its folder is not executed)" if "auto_map" in fields else ""
+        version = transformers.__version__
+        raise ValueError(f"{path}: transformers {version} does not know the architecture {kind!r}{own}.")
+    return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+
+
+def _loaded(folder: Path, config: "PretrainedConfig") -> nn.Module:
+    """Return the model of a folder with its weights from safetensors, on the GPU if there is one."""
+    with torch.device("meta"):
+        kind = type(build_model(config))
+    options = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True, "dtype": "auto"}
+    try:
+        model, loading = kind.from_pretrained(folder, config=config, output_loading_info=True, **options)
+    except Exception as error:  # safetensors has its own class of errors
+        raise ValueError(f"{folder}: the weights cannot be loaded: {error}") from error
+    if loading["missing_keys"]:
+        raise ValueError(f"{folder}: the weights of {min(loading['missing_keys'])} are missing.")
+    return model.to("cuda") if torch.cuda.is_available() else model

@@ -1,0 +1,1 @@
+"""Scaling maps: which layer may be rescaled against which others, checked against a census and against the model."""

@@ -1,0 +1,180 @@
+"""Charges that the named symmetries do not explain: the null space over all indices of all axes, counted.
+
+A scale of index i along an axis of a parameter changes the outputs by a moment of their Jacobian. The moments of all
+indices of all axes, for many outputs and several draws of weights, form a matrix. Every symmetry of scales lies in its
+null space, also those between indices that no level puts side by side.
+"""
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from undertow.torch._copies import Batch, Loss, forward, norm_epsilon, randomise, trainable
+from undertow.torch.census.axes import Axis, Symmetry, all_rows
+from undertow.torch.census.candidates import plain_axes
+from undertow.torch.census.generators import signed
+
+__all__ = ["MOST_INDICES", "Unexplained", "count_unexplained"]
+
+MOST_INDICES = 400
+"""Largest number of indices of all axes for which the null space is computed by default."""
+OUTPUTS_PER_DRAW = 64
+"""Random combinations of outputs whose gradients are computed at once in a draw of weights."""
+LEAST_DRAWS = 10
+"""Least number of draws of weights: a unit may be inactive in some."""
+NULL_RTOL = 1e-6
+"""Singular values below this, relative to the largest, count as zero."""
+
+
+@dataclass(frozen=True)
+class Unexplained:
+    """Symmetries of scales that the census counts but cannot name."""
+
+    count: int
+    """Number of independent charges; 0 if it could not be counted."""
+    parameters: tuple[str, ...]
+    """Parameters that they move."""
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class _Indices:
+    """All indices of all axes of the trainable parameters, as columns of a matrix."""
+
+    def __init__(self, twin: nn.Module):
+        axes = plain_axes(twin)
+        known = {(axis.parameter, axis.axis) for axis in axes if axis.by_matrix}
+        self.axes = [a for a in axes if a.by_matrix or (a.parameter, a.axis) not in known]
+        self.first = dict(
+            zip(
+                [(a.parameter, a.axis, a.shift) for a in self.axes],
+                np.cumsum([0, *(a.length for a in self.axes)]).tolist(),
+                strict=False,
+            )
+        )
+        self.count = sum(axis.length for axis in self.axes)
+
+    def columns(self, axis: Axis, row: int) -> list[int]:
+        """Return the columns of the indices that a generator of an axis moves."""
+        first = self.first[axis.parameter, axis.axis, axis.shift]
+        return [first + key[2] for key in axis.keys(row)]
+
+    def trivial(self) -> list[np.ndarray]:
+        """Return the vectors that move nothing: all indices of one axis against all of another, for each matrix."""
+        vectors = []
+        by_parameter: dict[tuple[str, float], list[Axis]] = {}
+        for axis in self.axes:
+            by_parameter.setdefault((axis.parameter, axis.shift), []).append(axis)
+        for axes in by_parameter.values():
+            for other in axes[1:]:
+                for part in range(axes[0].matrices):
+                    vector = np.zeros(self.count)
+                    for axis, sign in ((axes[0], 1), (other, -1)):
+                        each = axis.length // axis.matrices
+                        first = self.first[axis.parameter, axis.axis, axis.shift]
+                        vector[first + part * each : first + (part + 1) * each] = sign
+                    vectors.append(vector)
+        return vectors
+
+
+def count_unexplained(
+    twin: nn.Module, batch: Batch, loss: Loss, symmetries: Sequence[Symmetry], count: bool | None, *, eps: float,
+    seed: int,
+) -> tuple[Unexplained, ...]:  # fmt: skip
+    """Return what the symmetries leave of the null space over all indices, in double precision at random weights."""
+    indices = _Indices(twin)
+    if not (indices.count <= MOST_INDICES if count is None else count):
+        text = f"not counted: the network has {indices.count} indices. `count=True` counts, better on a narrow twin"
+        return (Unexplained(0, (), text),)
+    try:
+        gram = _gram(twin, batch, loss, indices, eps, seed)
+    except RuntimeError as error:  # an operation without a batched derivative
+        return (Unexplained(0, (), f"not counted: {str(error).splitlines()[0]}"),)
+    scales = np.sqrt(np.diag(gram))
+    moving = scales > 1e-9 * scales.max(initial=0.0)
+    gram = gram[np.ix_(moving, moving)] / np.outer(scales[moving], scales[moving])
+    values, vectors = np.linalg.eigh(gram)
+    null = np.zeros((indices.count, int((values <= NULL_RTOL**2 * 1e2 * values.max(initial=1.0)).sum())))
+    null[moving] = vectors[:, : null.shape[1]] / scales[moving, None]
+    explained = np.stack([*_vectors(indices, symmetries), *indices.trivial(), np.zeros(indices.count)], axis=1)
+    explained[~moving] = 0
+    rest = _outside(null * scales[:, None], explained * scales[:, None])
+    if rest.shape[1] == 0:
+        return ()
+    names = tuple(
+        dict.fromkeys(
+            axis.parameter
+            for axis in indices.axes
+            if np.abs(rest[(first := indices.first[axis.parameter, axis.axis, axis.shift]) : first + axis.length]).max()
+            > 0.05 * np.abs(rest).max()
+        )
+    )
+    text = f"{rest.shape[1]} charges that no named symmetry explains, of {', '.join(names[:6])}"
+    return (Unexplained(rest.shape[1], names, text + (f" and {len(names) - 6} more" if names[6:] else "")),)
+
+
+def _vectors(indices: _Indices, symmetries: Sequence[Symmetry]) -> list[np.ndarray]:
+    vectors = []
+    for symmetry in symmetries:
+        for row in range(symmetry.size):
+            vector = np.zeros(indices.count)
+            for axis, power in signed(symmetry):
+                if (axis.parameter, axis.axis, axis.shift) in indices.first:
+                    np.add.at(vector, indices.columns(axis, row), power)
+            vectors.append(vector)
+    return vectors
+
+
+def _outside(null: np.ndarray, explained: np.ndarray) -> np.ndarray:
+    """Return an orthonormal basis of the part of a space that is orthogonal to another one inside it."""
+    if null.shape[1] == 0:
+        return null
+    basis = np.linalg.qr(null)[0]
+    inside = basis.T @ explained
+    left, sizes, _ = np.linalg.svd(inside)
+    rank = int((sizes > 1e-6 * max(sizes.max(initial=0.0), 1e-300)).sum())
+    return basis @ left[:, rank:]
+
+
+def _gram(twin: nn.Module, batch: Batch, loss: Loss, indices: _Indices, eps: float, seed: int) -> np.ndarray:
+    """Return M'M for the matrix of moments: its rows are outputs of several draws, its columns the indices."""
+    params = trainable(twin)
+    gram, rows, draws = np.zeros((indices.count, indices.count)), 0, 0
+    while rows < 1.2 * indices.count + 20 or draws < LEAST_DRAWS:
+        with norm_epsilon(twin, eps):
+            randomise(twin, seed + draws)
+            outputs = forward(twin, batch, loss, seed + draws)[1]
+        count = min(OUTPUTS_PER_DRAW, outputs.numel())
+        generator = torch.Generator().manual_seed(seed + draws)
+        weights = torch.randn(count, outputs.numel(), generator=generator, dtype=torch.float64).to(outputs)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # operations whose derivatives are computed one by one
+            gradients = torch.autograd.grad(
+                outputs, list(params.values()), weights, is_grads_batched=True, allow_unused=True
+            )
+        moments = _moments(indices, params, dict(zip(params, gradients, strict=True)), count)
+        moments = moments / max(np.linalg.norm(moments) / count**0.5, 1e-300)
+        gram += moments.T @ moments
+        rows, draws = rows + count, draws + 1
+    return gram
+
+
+def _moments(
+    indices: _Indices, params: dict[str, nn.Parameter], gradients: dict[str, Tensor | None], count: int
+) -> np.ndarray:
+    """Return the moments of all indices for each of `count` gradients."""
+    columns = []
+    for axis in indices.axes:
+        gradient, weight = gradients[axis.parameter], params[axis.parameter].detach()
+        if gradient is None:
+            columns.append(np.zeros((count, axis.length)))
+            continue
+        product = gradient * (weight + axis.shift)
+        columns.append(np.stack([all_rows(one, axis).sum(1).numpy(force=True) for one in product]))
+    return np.concatenate(columns, axis=1)

@@ -1,0 +1,39 @@
+"""The null space over all indices, and what named symmetries leave of it."""
+
+import pytest
+import torch
+from torch import nn
+
+from tests.torch.zoo import square
+from undertow.torch import census
+from undertow.torch._copies import DoublePrecision, cast_batch, model_copy
+from undertow.torch.census.unexplained import count_unexplained
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.Identity, nn.Tanh])
+def test_what_the_named_symmetries_leave_is_counted(activation):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), activation(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
+    x = torch.randn(12, 4)
+    symmetries = census(model, x, square)
+    assert symmetries.unexplained == ()
+    twin = model_copy(model, torch.float64)
+    with DoublePrecision():
+        for left_out, symmetry in enumerate(symmetries):
+            known = [s for k, s in enumerate(symmetries) if k != left_out]
+            (rest,) = count_unexplained(twin, cast_batch(x, torch.float64), square, known, None, eps=0.1, seed=3)
+            assert rest.count == symmetry.size
+            assert set(symmetry.parameters) <= set(rest.parameters)
+
+
+def test_larger_networks_are_counted_on_request():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 250), nn.ReLU(), nn.Linear(250, 3))
+    x = torch.randn(64, 4)
+    (note,) = census(model, x, square).unexplained
+    assert note.count == 0
+    assert "count=True" in str(note)
+    assert census(model, x, square, count=True).unexplained == ()
+    assert "unexplained: not counted" in str(census(model, x, square, count=False))
