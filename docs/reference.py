@@ -96,12 +96,17 @@ PAGES: dict[str, Page] = {
         (),
         (
             "torch.census.census.census", "torch.census.census.Census", "torch.census.axes.Symmetry",
-            "torch.census.axes.Axis", "torch.equilibrium.equilibrate.equilibrate",
+            "torch.census.axes.Axis", "torch.census.scaling.check.check_scaling",
+            "torch.census.scaling.check.check_scaling_map", "torch.census.scaling.check.ScalingCheck",
+            "torch.census.scaling.check.ScalingReport", "torch.census.scaling.verdict.ScaledLayer",
+            "torch.census.scaling.entries.load_scaling_map", "torch.census.scaling.entries.ScalingMap",
+            "torch.census.scaling.entries.ScalingEntry", "torch.equilibrium.equilibrate.equilibrate",
             "torch.equilibrium.result.Equilibrium", "torch.equilibrium.result.MovedSymmetry",
             "torch.monitor.monitor.NoiseMonitor", "torch.monitor.reading.Reading", "torch.data.EnvironmentBatchSampler",
             "torch.data.PooledBatchSampler", "torch.data.LabelNoise", "analysis.torch.analyze",
         ),
-        "Usage: [PyTorch models](../torch.md), [noise while PyTorch trains](../monitor.md).",
+        "Usage: [PyTorch models](../torch.md), [noise while PyTorch trains](../monitor.md), "
+        "[check a scaling map](../howto/scaling-maps.md).",
     ),
     "sweeps": Page("Sweeps", "Experiments over a grid of parameters.", ("execution",)),
     "claims": Page(
