@@ -183,6 +183,13 @@ def test_single_precision_agrees_with_double():
     np.testing.assert_allclose(single.params, double.params, rtol=5e-3)
 
 
+def test_data_in_double_precision_raise_that_of_the_params(x64):
+    noise, start = ut.LabelNoise(product(jnp.float64), 0.5), jnp.array([2.0, 0.1])
+    double = ut.average(noise, start, step_size=0.1, time=10.0)
+    mixed = ut.average(noise, start.astype(jnp.float32), step_size=0.1, time=10.0)
+    np.testing.assert_allclose(mixed.params, double.params, rtol=1e-6)
+
+
 def test_whole_numbers_of_the_user_are_floats(x64):
     noise = ut.LabelNoise(product(), 0.5)
     flow = ut.average(noise, jnp.array([2.0, 0.5]), step_size=np.float32(0.125), time=4)

@@ -90,6 +90,14 @@ def test_every_noise_diffuses(kind):
     assert run.clock == "time"
 
 
+def test_params_in_single_precision_with_data_in_double_precision(x64):
+    bowl = ut.Problem(lambda w, x: jnp.sum((w - x) ** 2) / 2, jnp.arange(4.0))
+    assert bowl.data.dtype == jnp.float64
+    start = jnp.ones(2, jnp.float32)
+    run = ut.diffuse(ut.Minibatch(bowl, 1), start, step_size=0.1, time=1.0, key=0, optimiser=ut.RMSProp())
+    assert run.params.dtype == jnp.float32
+
+
 def test_a_diffusion_can_be_resumed(as_a_user):
     whole = ut.diffuse(BOWL, jnp.ones(2), step_size=0.1, time=3.0, key=KEY, seeds=3, every=5, observe={"w": jnp.sum})
     part = ut.diffuse(BOWL, jnp.ones(2), step_size=0.1, time=1.0, key=KEY, seeds=3, every=5, observe={"w": jnp.sum})

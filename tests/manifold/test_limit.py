@@ -205,3 +205,11 @@ def test_the_parts_are_half_of_those_of_the_second_derivative(x64):
     for part, derivative in zip(parts, twice, strict=True):
         assert np.linalg.norm(derivative) > 1e-2
         np.testing.assert_allclose(part, derivative / 2, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("optimiser", [None, ut.Adam()])
+def test_data_in_double_precision_raise_that_of_the_params(optimiser, x64):
+    task = ut.Regression(lambda p, x: p[0] * p[1] * x, jnp.ones(1), jnp.ones(1))
+    limit, point = ut.Limit(ut.LabelNoise(task, 0.7), optimiser=optimiser), jnp.array([2.0, 0.5])
+    for evaluate in (limit.drift, lambda p: limit.solve(p, slow_time=0.01, step_size=0.01, num_saves=1).params):
+        np.testing.assert_allclose(evaluate(point.astype(jnp.float32)), evaluate(point), rtol=1e-9)

@@ -41,7 +41,7 @@ from undertow.manifold.smoothness import kinks
 from undertow.noise.base import AbstractNoise
 from undertow.optimisers.base import AbstractOptimiser
 from undertow.optimisers.transformation import theory_optimiser
-from undertow.problem import AbstractProblem, Population, Regression
+from undertow.problem import AbstractProblem, Population, Regression, match_precision
 from undertow.trajectory import Trajectory
 
 __all__ = ["Limit"]
@@ -126,6 +126,7 @@ class Limit(eqx.Module):
         the result has weight decay and, unless `corrections=False`, the corrections for that step size.
         """
         validate.params_of_floats("Limit.drift", params)
+        params = match_precision(self.noise.problem, params)
         if has_metric(self.optimiser):
             _check_kinks(self, params)
             request = _request("Limit.drift", state, step_size, finite_step, True, corrections)
@@ -149,6 +150,7 @@ class Limit(eqx.Module):
         parts are those of small steps, for the `state` of `drift`.
         """
         validate.params_of_floats("Limit.parts", params)
+        params = match_precision(self.noise.problem, params)
         _check_kinks(self, params)
         if has_metric(self.optimiser):
             return metric_parts(self, params, _request("Limit.parts", state, None, finite_step, True, False))
@@ -203,6 +205,7 @@ class Limit(eqx.Module):
         """
         problem = self.noise.problem
         validate.params_of_floats("Limit.solve", params)
+        params = match_precision(self.noise.problem, params)
         validate.finite_number("Limit.solve", "slow_time", slow_time)
         num_saves = validate.positive_integer("Limit.solve", "num_saves", num_saves)
         steps = validate.positive_integer("Limit.solve", "steps", steps)

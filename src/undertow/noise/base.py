@@ -63,9 +63,10 @@ class AbstractNoise(eqx.Module):
 
 
 def second_moment(noise: AbstractNoise, params: PyTree) -> PyTree:
-    """Return E g_i^2 for each parameter: the diagonal of the covariance, and the squared mean."""
+    """Return E g_i^2 for each parameter, like params: the diagonal of the covariance, and the squared mean."""
     variance = noise.covariance(params).moment(lambda x: jax.tree.map(jnp.square, x))
-    return jax.tree.map(lambda s, g: s + g**2, variance, noise.mean(params))
+    # data in double precision would promote params in single precision
+    return jax.tree.map(lambda s, g, p: (s + g**2).astype(jnp.result_type(p)), variance, noise.mean(params), params)
 
 
 def normals(key: Key[Array, ""], count: int, like: PyTree) -> PyTree:

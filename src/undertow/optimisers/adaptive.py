@@ -66,7 +66,8 @@ class AbstractAdaptive(AbstractOptimiser):
     def slow_state(self, state: PyTree, second_moment: PyTree, step_size: Number) -> PyTree:
         """Return d v/d slow_time = (1 - b2)/eta^2 (E g^2 - v), as the dict {"v": ...}."""
         kappa = (1 - jnp.asarray(self.b2)) / jnp.asarray(step_size) ** 2
-        return {"v": jax.tree.map(lambda v, target: kappa * (target - v), state["v"], second_moment)}
+        change = lambda v, target: jnp.asarray(kappa, v.dtype) * (target - v)
+        return {"v": jax.tree.map(change, state["v"], second_moment)}
 
     @property
     def memory(self) -> Number:
