@@ -19,8 +19,8 @@ from undertow.symmetry.forecast import Forecast
 from undertow.torch._copies import Batch, Loss, forward, trainable, unwrap
 from undertow.torch._isolation import isolated
 from undertow.torch.census.census import census
+from undertow.torch.equilibrium.amounts import relaxation_times
 from undertow.torch.equilibrium.charge_moments import ChargeMoments
-from undertow.torch.equilibrium.closed_forms import relaxation_times
 from undertow.torch.equilibrium.components import components
 from undertow.torch.equilibrium.curvature import dense_hessian, trace_of_hessian
 from undertow.torch.equilibrium.equilibrate import CURVATURE_BATCHES, equilibrate
@@ -227,10 +227,9 @@ def _row(
     norm = lambda x: float(np.sqrt(np.sum(np.square(x))))
     charge = lambda m: norm(m.weight_plus - m.weight_minus) / 2
     total = float(np.abs(before.noise_plus).sum() + np.abs(before.noise_minus).sum())
-    noise, weight = after.noise_plus + after.noise_minus, after.weight_plus + after.weight_minus
-    times = relaxation_times(noise, weight, step_size, weight_decay)
+    times = relaxation_times(after, None, step_size, weight_decay)
     all_infinite = moved.infinite >= symmetry.size
-    vectors = flow_vectors(SideMoments(*before), step_size, weight_decay)
+    vectors = flow_vectors(SideMoments(*before[:4]), step_size, weight_decay)
     return Row(
         name=symmetry.name,
         generators=symmetry.generators,
@@ -244,8 +243,8 @@ def _row(
         dead=moved.dead,
         infinite=moved.infinite,
         route="gradients of batches",
-        now=sides_of(SideMoments(*before), vectors),
-        then=sides_of(SideMoments(*after), vectors),
+        now=sides_of(SideMoments(*before[:4]), vectors),
+        then=sides_of(SideMoments(*after[:4]), vectors),
     )
 
 
