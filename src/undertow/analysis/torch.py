@@ -22,8 +22,8 @@ from undertow.torch.census.census import census
 from undertow.torch.equilibrium.amounts import relaxation_times
 from undertow.torch.equilibrium.charge_moments import ChargeMoments
 from undertow.torch.equilibrium.components import components
-from undertow.torch.equilibrium.curvature import dense_hessian, trace_of_hessian
-from undertow.torch.equilibrium.equilibrate import CURVATURE_BATCHES, equilibrate
+from undertow.torch.equilibrium.curvature import FIRST_BATCHES, dense_hessian, trace_of_hessian
+from undertow.torch.equilibrium.equilibrate import equilibrate
 from undertow.torch.equilibrium.gradients import format_estimate
 from undertow.torch.equilibrium.measurement import measure_noise
 from undertow.torch.equilibrium.objectives import SGDObjective
@@ -160,13 +160,13 @@ def _forecast(
 
 
 def _spectrum(model: nn.Module, batches: Sequence[Batch], loss: Loss, seed: int) -> Spectrum | None:
-    """Return the spectrum of the Hessian of a small model, on the batches on which `equilibrate` measures lambda_max.
+    """Return the spectrum of the Hessian of a small model, on the first batches on which lambda_max is measured.
 
     None for a large model, or without second derivatives.
     """
     if sum(p.numel() for p in trainable(model).values()) > DENSE:
         return None
-    hessian = dense_hessian(model, batches[:CURVATURE_BATCHES], loss, seed)
+    hessian = dense_hessian(model, batches[:FIRST_BATCHES], loss, seed)
     return None if hessian is None else spectrum_of(hessian)
 
 
