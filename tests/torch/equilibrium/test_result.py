@@ -78,7 +78,7 @@ def test_the_table_shows_the_largest_move_first():
     assert table.title == "2 symmetries would be moved"
     assert [row[-1].split("[")[0] for row in table.rows] == ["2.weight", "0.weight"]
     factors = {m.symmetry.minus[0].parameter: m.factor for m in done.moved}
-    assert float(table.rows[0][4]) == pytest.approx(factors["2.weight"], rel=0.01) > 2
+    assert float(table.rows[0][4]) == pytest.approx(factors["2.weight"], rel=0.01)
     assert "dry run: the model was not changed" in str(done)
     assert "<table>" in done._repr_html_()
 

@@ -123,7 +123,8 @@ class Equilibrium:
             cells = f"{max(one.factor for one in members):.3g}", f"{before:.2g}", f"{after:.1g}", str(still or "")
             rows.append((row.module, first.kind, group, f"x {count}" if count > 1 else "", *cells, row.where))
         header = ("module", "kind", "group", "layers", "factor", "imbalance", "after", "not moved", "parameters")
-        title = f"{len(self.moved)} symmetries {'would be ' if self.dry_run else ''}moved"
+        count = f"{len(self.moved)} {'symmetry' if len(self.moved) == 1 else 'symmetries'}"
+        title = f"{count} {'would be ' if self.dry_run else ''}moved"
         return ResultTable(title, header, tuple(rows), "llllrrrrl")
 
     def _repr_html_(self) -> str:
