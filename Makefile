@@ -6,7 +6,8 @@ WORKERS ?= 2
 # Write bytecode even if the environment disables it: without bytecode every process starts seconds later.
 export PYTHONDONTWRITEBYTECODE :=
 TORCH := src/undertow/torch src/undertow/analysis/torch.py src/undertow/analysis/census.py \
-	tests/torch tests/analysis/test_torch.py tests/analysis/test_census.py
+	src/undertow/analysis/equilibrate.py tests/torch tests/analysis/test_torch.py tests/analysis/test_census.py \
+	tests/analysis/test_equilibrate.py
 QUICK := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 .PHONY: help setup verify check lint types test test-torch test-torch-all test-report test-all browser faults mutants bench docs gallery clean

@@ -228,6 +228,7 @@ START_UP = {
     "analysis/page.py": "rich",
     "cli/analyze.py": "`undertow --help` imports neither jax nor numpy",
     "cli/census.py": "`undertow --help`",
+    "cli/equilibrate.py": "`undertow --help`",
     "cli/errata.py": "`undertow --help`",
     "cli/listing.py": "`undertow --help`",
     "cli/report.py": "`undertow --help`",

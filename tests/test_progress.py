@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from undertow import _progress
-from undertow._progress import PATIENCE_SECONDS, Progress
+from undertow._progress import PATIENCE_SECONDS, Progress, StageProgress
 
 
 @pytest.fixture
@@ -64,3 +64,42 @@ def test_a_bar_stops_where_the_work_raises(clock):
     with pytest.raises(ArithmeticError):
         work()
     assert not bars[0].bar.live.is_started
+
+
+def test_stages_share_one_bar(clock, terminal):
+    with StageProgress("equilibrate", 2, None) as stages:
+        stages.start("noise", 3)
+        clock[0] += 0.6 * PATIENCE_SECONDS
+        stages.advance()
+        assert stages.progress.bar is None
+        stages.start("curvature", None)
+        clock[0] += 0.6 * PATIENCE_SECONDS  # the patience is counted over both stages
+        stages.advance()
+        assert (stages.progress.bar is not None) == terminal
+        if terminal:
+            (task,) = stages.progress.bar.tasks
+            assert (task.description, task.completed, task.total) == ("equilibrate: curvature (2/2)", 1, None)
+            stages.start("more", 5)
+            stages.advance()
+            assert (task.description, task.completed, task.total) == ("equilibrate: more (3/2)", 1, 5)
+    assert stages.progress.bar is None or not stages.progress.bar.live.is_started
+
+
+def test_a_callback_gets_the_name_of_the_stage(clock, terminal):
+    calls = []
+    with StageProgress("equilibrate", 2, lambda *report: calls.append(report)) as stages:
+        stages.start("noise", 2)
+        clock[0] += 10 * PATIENCE_SECONDS
+        stages.advance()
+        stages.start("curvature", None)
+        stages.advance()
+        assert stages.progress.bar is None
+    assert calls == [("noise", 1, 2), ("curvature", 1, None)]
+
+
+def test_stages_can_be_switched_off(clock, terminal):
+    with StageProgress("equilibrate", 1, False) as stages:
+        stages.start("noise", 2)
+        clock[0] += 10 * PATIENCE_SECONDS
+        stages.advance()
+        assert stages.progress.bar is None

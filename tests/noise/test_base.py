@@ -22,7 +22,7 @@ kinds = pytest.mark.parametrize("kind", KINDS)
 
 def test_every_noise_has_an_example():
     # they have no noises, and need PyTorch
-    extra = ("undertow.torch", "undertow.analysis.torch", "undertow.analysis.census")
+    extra = ("undertow.torch", "undertow.analysis.torch", "undertow.analysis.census", "undertow.analysis.equilibrate")
     for module in pkgutil.walk_packages(ut.__path__, "undertow.", onerror=lambda name: None):
         if not module.name.startswith(extra):
             importlib.import_module(module.name)

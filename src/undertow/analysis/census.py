@@ -20,7 +20,15 @@ from undertow.torch.census.twins import build_model, narrow_twin
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
-__all__ = ["Census", "ScalingMap", "census_of_file", "census_of_folder", "check_scaling_map", "load_scaling_map"]
+__all__ = [
+    "Census",
+    "ScalingMap",
+    "census_of_file",
+    "census_of_folder",
+    "census_of_weights",
+    "check_scaling_map",
+    "load_scaling_map",
+]
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
 PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "flax_model.msgpack")
@@ -51,7 +59,29 @@ def census_of_folder(folder: Path, *, seed: int, report: Report) -> tuple[Census
     The census is taken of a narrow twin, from the configuration alone. With weights in safetensors it is transferred to
     the model and proved there. Files that can execute code when they are loaded are not read.
     """
+    config, has_weights = _configuration(folder), _has_weights(folder)
+    narrow = _narrow_census(config, seed, report)
+    if not has_weights:
+        with torch.device("meta"):
+            model = build_model(config)
+        return carried(narrow, model), "Proved on a narrow twin; the folder has no weights."
+    report("loading the weights")
+    return _transferred(narrow, _loaded(folder, config), seed, report), f"Proved on the weights of {folder}."
+
+
+def census_of_weights(folder: Path, *, seed: int, report: Report) -> tuple[nn.Module, Census]:
+    """Return the model of `transformers` in a folder with its weights, in float32, and its census."""
     config = _configuration(folder)
+    if not _has_weights(folder):
+        raise ValueError(f"{folder}: there are no weights, only the configuration; give a folder with {WEIGHTS[0]}.")
+    narrow = _narrow_census(config, seed, report)
+    report("loading the weights")
+    model = _loaded(folder, config).float()
+    return model, _transferred(narrow, model, seed, report)
+
+
+def _has_weights(folder: Path) -> bool:
+    """Return whether a folder has weights in safetensors; raise if they are in a format that can execute code."""
     has_weights = any((folder / name).is_file() for name in WEIGHTS)
     pickles = [name for name in PICKLES if (folder / name).is_file()]
     if pickles and not has_weights:
@@ -60,19 +90,21 @@ def census_of_folder(folder: Path, *, seed: int, report: Report) -> tuple[Census
             "read. Save them with `model.save_pretrained(folder)`, which writes safetensors, or give a folder with "
             "config.json alone: the symmetries follow from the configuration."
         )
+    return has_weights
+
+
+def _narrow_census(config: "PretrainedConfig", seed: int, report: Report) -> Census:
+    """Return the census of a narrow twin."""
     report(f"building a narrow twin of {config.model_type}")
     twin = narrow_twin(config, seed=seed)
     report(f"searching the symmetries of the twin, {_size(twin)}")
-    narrow = census(twin, random_batch(twin, seed=seed), mean_square, seed=seed)
-    if not has_weights:
-        with torch.device("meta"):
-            model = build_model(config)
-        return carried(narrow, model), "Proved on a narrow twin; the folder has no weights."
-    report("loading the weights")
-    model = _loaded(folder, config)
+    return census(twin, random_batch(twin, seed=seed), mean_square, seed=seed)
+
+
+def _transferred(narrow: Census, model: nn.Module, seed: int, report: Report) -> Census:
+    """Return the census of a twin as that of its model, proved on its weights."""
     report(f"proving the symmetries on {_size(model)}")
-    batch = random_batch(model, seed=seed)
-    return narrow.transfer(model, batch, mean_square, seed=seed), f"Proved on the weights of {folder}."
+    return narrow.transfer(model, random_batch(model, seed=seed), mean_square, seed=seed)
 
 
 def _size(model: nn.Module) -> str:

@@ -19,11 +19,11 @@ from undertow.symmetry.forecast import Forecast
 from undertow.torch._copies import Batch, Loss, forward, trainable, unwrap
 from undertow.torch._isolation import isolated
 from undertow.torch.census.census import census
+from undertow.torch.equilibrium.amounts import relaxation_times
 from undertow.torch.equilibrium.charge_moments import ChargeMoments
-from undertow.torch.equilibrium.closed_forms import relaxation_times
 from undertow.torch.equilibrium.components import components
-from undertow.torch.equilibrium.curvature import dense_hessian, trace_of_hessian
-from undertow.torch.equilibrium.equilibrate import CURVATURE_BATCHES, equilibrate
+from undertow.torch.equilibrium.curvature import FIRST_BATCHES, dense_hessian, trace_of_hessian
+from undertow.torch.equilibrium.equilibrate import equilibrate
 from undertow.torch.equilibrium.gradients import format_estimate
 from undertow.torch.equilibrium.measurement import measure_noise
 from undertow.torch.equilibrium.objectives import SGDObjective
@@ -160,13 +160,13 @@ def _forecast(
 
 
 def _spectrum(model: nn.Module, batches: Sequence[Batch], loss: Loss, seed: int) -> Spectrum | None:
-    """Return the spectrum of the Hessian of a small model, on the batches on which `equilibrate` measures lambda_max.
+    """Return the spectrum of the Hessian of a small model, on the first batches on which lambda_max is measured.
 
     None for a large model, or without second derivatives.
     """
     if sum(p.numel() for p in trainable(model).values()) > DENSE:
         return None
-    hessian = dense_hessian(model, batches[:CURVATURE_BATCHES], loss, seed)
+    hessian = dense_hessian(model, batches[:FIRST_BATCHES], loss, seed)
     return None if hessian is None else spectrum_of(hessian)
 
 
@@ -227,10 +227,9 @@ def _row(
     norm = lambda x: float(np.sqrt(np.sum(np.square(x))))
     charge = lambda m: norm(m.weight_plus - m.weight_minus) / 2
     total = float(np.abs(before.noise_plus).sum() + np.abs(before.noise_minus).sum())
-    noise, weight = after.noise_plus + after.noise_minus, after.weight_plus + after.weight_minus
-    times = relaxation_times(noise, weight, step_size, weight_decay)
+    times = relaxation_times(after, None, step_size, weight_decay)
     all_infinite = moved.infinite >= symmetry.size
-    vectors = flow_vectors(SideMoments(*before), step_size, weight_decay)
+    vectors = flow_vectors(SideMoments(*before[:4]), step_size, weight_decay)
     return Row(
         name=symmetry.name,
         generators=symmetry.generators,
@@ -244,8 +243,8 @@ def _row(
         dead=moved.dead,
         infinite=moved.infinite,
         route="gradients of batches",
-        now=sides_of(SideMoments(*before), vectors),
-        then=sides_of(SideMoments(*after), vectors),
+        now=sides_of(SideMoments(*before[:4]), vectors),
+        then=sides_of(SideMoments(*after[:4]), vectors),
     )
 
 

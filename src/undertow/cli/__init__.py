@@ -10,6 +10,7 @@ import undertow
 from undertow.cli._status import INTERRUPTED, SUCCESS, complain
 from undertow.cli.analyze import Analyze, analyze
 from undertow.cli.census import Census, take_census
+from undertow.cli.equilibrate import Equilibrate, equilibrate
 from undertow.cli.errata import Errata, show_errata
 from undertow.cli.listing import List, list_claims
 from undertow.cli.report import Report, report
@@ -27,17 +28,18 @@ Command = (
     | Annotated[Sweep, tyro.conf.subcommand("sweep")]
     | Annotated[Analyze, tyro.conf.subcommand("analyze")]
     | Annotated[Census, tyro.conf.subcommand("census")]
+    | Annotated[Equilibrate, tyro.conf.subcommand("equilibrate")]
     | Annotated[Errata, tyro.conf.subcommand("errata")]
     | Annotated[Report, tyro.conf.subcommand("report")]
 )
 
 ACTIONS: dict[type, Callable[..., int]] = {
-    Verify: verify, List: list_claims, Sweep: sweep, Analyze: analyze, Census: take_census, Errata: show_errata,
-    Report: report,
+    Verify: verify, List: list_claims, Sweep: sweep, Analyze: analyze, Census: take_census, Equilibrate: equilibrate,
+    Errata: show_errata, Report: report,
 }  # fmt: skip
 COMMANDS: dict[str, type] = {
     "verify": Verify, "list": List, "run": Run, "sweep": Sweep, "analyze": Analyze, "census": Census,
-    "errata": Errata, "report": Report,
+    "equilibrate": Equilibrate, "errata": Errata, "report": Report,
 }  # fmt: skip
 """The commands by name, in the order of `undertow --help`."""
 

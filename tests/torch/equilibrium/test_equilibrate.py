@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.torch.layers import SquaredReLU
 from tests.torch.tasks import TASKS, imbalanced, llama_task, outputs, regression, relu_task
 from tests.torch.zoo import build
 from undertow.torch import census, equilibrate
@@ -243,3 +244,79 @@ def test_a_move_that_changes_the_outputs_is_undone():
     with pytest.raises(RuntimeError, match="the model was restored"):
         equilibrate(model, batches, loss, symmetries, step_size=0.1)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def bits(model, optimizer):
+    """Return all numbers of a model and its optimiser as bytes, and the state of the random numbers."""
+    state = [v for p in model.parameters() for v in optimizer.state[p].values() if isinstance(v, torch.Tensor)]
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    tensors = [*model.parameters(), *model.buffers(), *state, *gradients]
+    return [t.detach().numpy().tobytes() for t in tensors] + [torch.get_rng_state().numpy().tobytes()]
+
+
+@pytest.mark.parametrize("optimiser", ["sgd", "adamw"])
+def test_a_dry_run_changes_no_bit_and_measures_the_same(optimiser):
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(6, 9), nn.BatchNorm1d(9), nn.ReLU(), nn.Dropout(0.1), nn.Linear(9, 7), SquaredReLU(), nn.Linear(7, 3)
+    )
+    _, batches, loss = relu_task(count=6)
+    kind, settings = {"sgd": (torch.optim.SGD, {"momentum": 0.9}), "adamw": (torch.optim.AdamW, {})}[optimiser]
+    optimizer = kind(model.parameters(), lr=0.01, **settings)
+    loss(model, batches[0]).backward()
+    optimizer.step()
+    symmetries = census(model, batches[0], loss)
+    options = {"step_size": 0.1, "weight_decay": 0.01, "optimiser": optimiser, "optimizer": optimizer}
+    before = bits(model, optimizer)
+    planned = equilibrate(model, batches, loss, symmetries, dry_run=True, **options)
+    assert bits(model, optimizer) == before
+    planned.undo()
+    assert bits(model, optimizer) == before
+    done = equilibrate(model, batches, loss, symmetries, **options)
+    assert bits(model, optimizer) != before
+    assert (planned.dry_run, done.dry_run) == (True, False)
+    for quantity in ("noise", "cost", "curvature"):
+        one, two = ([e.value for e in getattr(result, quantity)] for result in (planned, done))
+        assert one == pytest.approx(two, rel=1e-6)
+    assert planned.change == done.change
+    for one, two in zip(planned.moved, done.moved, strict=True):
+        assert one.amount.tolist() == two.amount.tolist()
+        assert one.imbalance == two.imbalance
+
+
+def test_progress_counts_every_pass_of_every_stage():
+    model, batches, loss = relu_task(count=3)
+    calls, reports = [], []
+    counted = lambda model, batch: (calls.append(1), loss(model, batch))[1]
+    symmetries = census(model, batches[0], loss)
+    equilibrate(model, batches, counted, symmetries, step_size=0.1, progress=lambda *report: reports.append(report))
+    stages = list(dict.fromkeys(stage for stage, _, _ in reports if stage != "equilibrate"))
+    assert stages == ["curvature before", "noise before", "moving", "noise after", "curvature after"]
+    assert len(reports) == len(calls)
+    assert [report[1:] for report in reports if report[0] == "noise before"] == [(1, 3), (2, 3), (3, 3)]
+    assert {total for stage, _, total in reports if stage == "curvature before"} == {None}
+
+
+def test_an_interrupt_from_the_progress_report_restores_the_model():
+    model, batches, loss = relu_task(count=3)
+    symmetries = census(model, batches[0], loss)
+    before = [p.detach().clone() for p in model.parameters()]
+
+    def report(stage, done, total):
+        if stage == "noise after":
+            assert not torch.equal(before[0], model[0].weight)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        equilibrate(model, batches, loss, symmetries, step_size=0.1, progress=report)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_no_batches_for_the_curvature():
+    model, batches, loss = relu_task(count=3)
+    symmetries = census(model, batches[0], loss)
+    done = equilibrate(model, batches, loss, symmetries, step_size=0.1, curvature_batches=0)
+    assert done.curvature[0].samples == 0
+    assert "curvature" not in str(done)
+    with pytest.raises(ValueError, match=r"`equilibrate\(curvature_batches=-1\)`: give 0 or more\."):
+        equilibrate(model, batches, loss, symmetries, step_size=0.1, curvature_batches=-1)

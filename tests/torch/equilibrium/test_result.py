@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.torch.families import known_census, task
 from tests.torch.tasks import relu_task
 from undertow.estimate import Estimate
 from undertow.torch import Equilibrium, census, equilibrate
@@ -54,6 +55,41 @@ def test_the_largest_step_is_two_over_the_curvature():
     assert before.standard_error == pytest.approx(0.05)  # the relative error is that of the curvature
     assert equilibrium(estimate(-1.0)).largest_step[0].value == np.inf
     assert np.isnan(equilibrium(estimate(np.nan)).largest_step[0].value)
+
+
+def test_a_curvature_that_is_not_resolved_is_not_shown():
+    shown = str(equilibrium(Estimate(4.0, 1.3, 8)))
+    assert "largest curvature: not resolved on 8 batches (it takes 10 or more) -> 0.5 ± 0.05" in shown
+    assert "largest stable step" not in shown
+    assert "largest curvature: 4 ± 1 -> 0.5 ± 0.05" in str(equilibrium(Estimate(4.0, 1.1, 8)))
+    assert "largest stable step: 0.5 ± 0.1 -> 4 ± 0.4" in str(equilibrium(Estimate(4.0, 1.1, 8)))
+    assert "not resolved on 8 batches (it takes 90 or more)" in str(equilibrium(Estimate(1.0, 1.0, 8)))
+    assert "its sign is not known" in str(equilibrium(Estimate(-1.0, 4.0, 8)))
+    assert "4 on 2 batches, of unknown error" in str(equilibrium(Estimate(4.0, np.nan, 2)))
+
+
+def test_the_table_shows_the_largest_move_first():
+    model, batches, loss = relu_task(count=6)
+    with torch.no_grad():
+        model[4].weight *= 8
+    symmetries = census(model, batches[0], loss)
+    done = equilibrate(model, batches, loss, symmetries, step_size=0.1, dry_run=True)
+    table = done.table()
+    assert table.title == "2 symmetries would be moved"
+    assert [row[-1].split("[")[0] for row in table.rows] == ["2.weight", "0.weight"]
+    factors = {m.symmetry.minus[0].parameter: m.factor for m in done.moved}
+    assert float(table.rows[0][4]) == pytest.approx(factors["2.weight"], rel=0.01)
+    assert "dry run: the model was not changed" in str(done)
+    assert "<table>" in done._repr_html_()
+
+
+def test_the_factor_counts_powers():
+    model, batches, loss = task("relu^2")
+    before = model[2].weight.detach().clone()
+    done = equilibrate(model, batches, loss, known_census("relu^2"), step_size=0.1)
+    (squared,) = [m for m in done.moved if any(axis.power == 2 for axis in m.symmetry.axes)]
+    assert squared.factor == pytest.approx(np.exp(2 * np.abs(squared.amount).max()))
+    assert not torch.equal(before, model[2].weight)
 
 
 def test_the_table_reports_an_unknown_curvature():

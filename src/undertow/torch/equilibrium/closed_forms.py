@@ -29,7 +29,7 @@ def _double_on_cpu() -> Generator[None]:
 def rescaling_amounts(moments: ChargeMoments, step_size: float, weight_decay: float) -> np.ndarray:
     """Return the amount to the equilibrium for each generator; infinite for one-sided noise, NaN without noise."""
     with _double_on_cpu(), np.errstate(all="ignore"):
-        arrays = map(jnp.asarray, moments)
+        arrays = map(jnp.asarray, moments[:4])
         return np.asarray(closed_forms.rescaling_amount(*arrays, step_size, weight_decay))
 
 

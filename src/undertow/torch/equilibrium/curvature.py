@@ -1,5 +1,6 @@
 """Curvature of the loss from Hessian-vector products: the largest eigenvalue by Lanczos iteration, and the trace."""
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -13,7 +14,7 @@ from undertow.estimate import Estimate
 from undertow.torch._copies import Batch, Loss, forward, trainable
 from undertow.torch._isolation import isolated
 
-__all__ = ["dense_hessian", "largest_curvature", "trace_of_hessian"]
+__all__ = ["batches_needed", "dense_hessian", "is_resolved", "largest_curvature", "trace_of_hessian"]
 
 T = TypeVar("T")
 
@@ -22,15 +23,45 @@ RESIDUAL_RTOL = 1e-2
 BASIS_SIZE, KEPT = 12, 4
 """Vectors that the iteration holds, each as large as the model, and those that a restart keeps."""
 MAX_PRODUCTS = 200
+FIRST_BATCHES = 8
+"""Batches on which lambda_max is measured first. More are used where these show that more would resolve it."""
+RESOLVED_RTOL = 0.3
+"""An estimate with a relative error above this is not resolved."""
 
 
 def largest_curvature(model: nn.Module, batches: Sequence[Batch], loss: Loss, seed: int) -> Estimate:
-    """Return lambda_max of the Hessian of the mean loss over the batches.
+    """Return lambda_max of the Hessian of the expected loss, which the batches sample.
 
-    The standard error is that of v'Hv over batches, at the eigenvector v. The estimate is NaN if the Lanczos iteration
-    does not converge, or if the loss cannot be differentiated twice.
+    The largest eigenvalue on few batches is too large: its eigenvector v fits their noise. On K batches the excess is
+    b ~ 1/K, and v'Hv on other batches is too small by the same b, to leading order. The batches are therefore split
+    into halves. The estimate is the mean of v'Hv over all batches and over the eigenvectors v of both halves, from
+    which b cancels. The error has two parts: b, half the difference between v'Hv on the half of v and on the other
+    half, and the standard error over batches.
+
+    At first `FIRST_BATCHES` batches are used, and more only if the given ones are enough for `is_resolved`. The
+    estimate is NaN if the Lanczos iteration does not converge, or if the loss cannot be differentiated twice.
     """
-    return _or_nan(_largest, model, batches, loss, seed)
+    first = _or_nan(_largest, model, batches[:FIRST_BATCHES], loss, seed)
+    needed = batches_needed(first)
+    if needed is None or not first.samples < needed <= len(batches):
+        return first
+    return _or_nan(_largest, model, batches[: math.ceil(1.5 * needed)], loss, seed)
+
+
+def is_resolved(estimate: Estimate) -> bool:
+    """Return whether the relative error of an estimate is at most `RESOLVED_RTOL`."""
+    return bool(estimate.standard_error <= RESOLVED_RTOL * abs(estimate.value))
+
+
+def batches_needed(estimate: Estimate) -> int | None:
+    """Return how many batches would about resolve an estimate, None where it is too close to zero or not known.
+
+    The error is taken to fall with the root of the number of batches; the part that falls faster is not known.
+    """
+    if not estimate.value > 0 or not estimate.standard_error <= 3 * estimate.value:
+        return None
+    ratio = estimate.standard_error / (RESOLVED_RTOL * estimate.value)
+    return max(math.ceil(estimate.samples * ratio**2), 2)
 
 
 def dense_hessian(model: nn.Module, batches: Sequence[Batch], loss: Loss, seed: int) -> np.ndarray | None:
@@ -68,18 +99,30 @@ def _or_none(measure: Callable[["_Hessian"], T], model: nn.Module, loss: Loss, s
 
 
 def _largest(hessian: "_Hessian", batches: Sequence[Batch], seed: int) -> Estimate:
+    """Return the estimate of `largest_curvature` on these batches; for one batch lambda_max without an error."""
     count = len(batches)
+    halves = [range(0, count, 2), range(1, count, 2)] if count > 1 else [range(count)]
+    values = np.empty((len(halves), count))
+    for row, half in enumerate(halves):
+        vector = _top_eigenvector(lambda v, half=half: _mean_product(hessian, v, [batches[k] for k in half]),
+                                  hessian.normal(seed))  # fmt: skip
+        if vector is None:
+            return Estimate(float("nan"), float("nan"), count)
+        values[row] = [float(vector @ hessian.product(vector, batch)) for batch in batches]
+    estimate = _mean(values.mean(0).tolist())
+    if count < 3:  # one batch in each half: no variance among equals
+        return Estimate(estimate.value, float("nan"), count)
+    own = np.array([[place in half for place in range(count)] for half in halves])
+    excess = max(float(values[own].mean() - values[~own].mean()) / 2, 0.0)
+    return Estimate(estimate.value, math.hypot(estimate.standard_error, excess), count)
 
-    def mean(vector: Tensor) -> Tensor:
-        total = hessian.product(vector, batches[0])
-        for batch in batches[1:]:
-            total += hessian.product(vector, batch)
-        return total / count
 
-    vector = _top_eigenvector(mean, hessian.normal(seed))
-    if vector is None:
-        return Estimate(float("nan"), float("nan"), count)
-    return _mean([float(vector @ hessian.product(vector, batch)) for batch in batches])
+def _mean_product(hessian: "_Hessian", vector: Tensor, batches: Sequence[Batch]) -> Tensor:
+    """Return H v for the mean loss over batches."""
+    total = hessian.product(vector, batches[0])
+    for batch in batches[1:]:
+        total += hessian.product(vector, batch)
+    return total / len(batches)
 
 
 def trace_of_hessian(model: nn.Module, batches: Sequence[Batch], loss: Loss, seed: int) -> Estimate:

@@ -1,13 +1,15 @@
 """Move a network to its noise equilibrium: the same function, with the two sides of every symmetry equally noisy."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from undertow._progress import StageProgress
+from undertow.estimate import Estimate
 from undertow.torch._copies import Batch, Loss, forward, trainable, unwrap
 from undertow.torch._isolation import isolated
 from undertow.torch.census.axes import Symmetry
@@ -15,7 +17,7 @@ from undertow.torch.census.census import Census, check_census
 from undertow.torch.equilibrium.components import Component, components, memory_groups
 from undertow.torch.equilibrium.curvature import largest_curvature
 from undertow.torch.equilibrium.gradients import batch_gradients, format_estimate
-from undertow.torch.equilibrium.measurement import measure_noise
+from undertow.torch.equilibrium.measurement import NoiseMeasurement, measure_noise
 from undertow.torch.equilibrium.objectives import AdamWObjective, Objective, SGDObjective
 from undertow.torch.equilibrium.optimizer_state import OptimizerState, adamw_state, sgd_state
 from undertow.torch.equilibrium.result import COSTS, Equilibrium, MovedSymmetry, restore
@@ -23,8 +25,10 @@ from undertow.torch.equilibrium.solve import SolvedComponent, solve
 
 __all__ = ["equilibrate"]
 
-CURVATURE_BATCHES = 4
-"""Number of batches on which the largest curvature is measured."""
+CURVATURE_BATCHES = 64
+"""Largest number of batches on which the curvature is measured, unless `curvature_batches` is given."""
+STAGES = 5
+"""Stages that are shown with their progress."""
 CHANGE_RTOL = 1e-4
 """Relative changes of outputs or cost above this exceed rounding: the move is undone."""
 
@@ -38,6 +42,8 @@ class _Training(NamedTuple):
     objective: Objective
     state: OptimizerState
     seed: int
+    curvature_batches: int
+    progress: StageProgress
 
 
 def equilibrate(
@@ -50,15 +56,19 @@ def equilibrate(
     weight_decay: float = 0.0,
     optimiser: str = "sgd",
     optimizer: torch.optim.Optimizer | None = None,
+    dry_run: bool = False,
+    curvature_batches: int = CURVATURE_BATCHES,
+    progress: Callable[[str, int, int | None], object] | bool | None = None,
     seed: int = 0,
 ) -> Equilibrium:
     """Move a network along its exact symmetries, in place, to the point where minibatch noise pushes no charge.
 
     This is the point of the orbit that minimises F = step_size/4 Tr Sigma + weight_decay/2 |params|^2, with Sigma the
     covariance of a minibatch gradient. It is computed by the closed forms of `undertow.symmetry`, swept over linked
-    symmetries. F never rises. Without weight decay F is the noise power up to a factor; with weight decay the noise
-    may rise in exchange for a smaller penalty. Outputs and F are measured before and after. If the outputs change, or F
-    rises, by more than rounding, the move is undone and an error is raised.
+    symmetries; where weights scale at different powers (a squared ReLU) by Newton's method. F never rises. Without
+    weight decay F is the noise power up to a factor; with weight decay the noise may rise in exchange for a smaller
+    penalty. Outputs and F are measured before and after. If the outputs change, or F rises, by more than rounding, the
+    move is undone and an error is raised.
 
     With `optimiser="adamw"` it is the point to which AdamW goes: the least F = sum_i sqrt(v_i) (step_size/2 +
     weight_decay params_i^2), with v_i the mean square of gradient entry i. Adam's metric conserves charges of scales
@@ -75,6 +85,12 @@ def equilibrate(
     - `optimizer`: the `torch.optim.SGD` whose momentum is moved too, or the `torch.optim.AdamW` whose state is moved
       and whose v is used. Its m moves like a gradient, by exp(-s) where a parameter moves by exp(s), its v by
       exp(-2 s). Without it v is the mean square of the gradients of the batches.
+    - `dry_run`: measure what would be moved and what noise, F and curvature would be, and leave the model and the
+      state of the optimiser as they are, to the bit.
+    - `curvature_batches`: the most batches for the largest curvature. Eight are used at first, more only where they
+      would resolve it; 0 measures none.
+    - `progress`: None shows a bar on stderr after two seconds if that is a terminal, True shows it always, False
+      never. A function is called with (stage, passes, total or None) after every pass.
 
     >>> import torch
     >>> from undertow.torch import census, equilibrate
@@ -91,22 +107,30 @@ def equilibrate(
     model = unwrap(model)
     batches, params = list(batches), trainable(model)
     _validate(params, batches, step_size, weight_decay, optimiser, census)
+    if curvature_batches < 0:
+        raise ValueError(f"`equilibrate(curvature_batches={curvature_batches})`: give 0 or more.")
     objective: Objective
     if optimiser == "adamw":
         state = adamw_state(optimizer, params)
         objective = AdamWObjective(step_size, weight_decay, state.second_moment)
     else:
         state, objective = sgd_state(optimizer, params), SGDObjective(step_size, weight_decay)
-    training = _Training(model, batches, loss, objective, state, seed)
     chosen, skipped = _choose(census, weight_decay > 0, optimiser == "adamw")
     names = sorted({name for symmetry in chosen for name in symmetry.parameters})
     tensors = [*(params[name] for name in names), *state.tensors(names)]
     saved = [(tensor, tensor.detach().clone()) for tensor in tensors]
-    try:
-        return _move_and_measure(training, chosen, skipped, saved)
-    except BaseException:  # KeyboardInterrupt too
-        restore(saved)
-        raise
+    with StageProgress("equilibrate", STAGES, progress) as stages:
+        counted = lambda model, batch: (stages.advance(), loss(model, batch))[1]
+        training = _Training(model, batches, counted, objective, state, seed, curvature_batches, stages)
+        try:
+            result = _move_and_measure(training, chosen, skipped)
+        except BaseException:  # KeyboardInterrupt too
+            restore(saved)
+            raise
+    if not dry_run:
+        return replace(result, _undo=saved)
+    restore(saved)
+    return replace(result, dry_run=True)
 
 
 def _check_order(batches: Iterable[Batch]) -> None:
@@ -136,16 +160,14 @@ def _move_and_measure(
     training: _Training,
     chosen: list[Symmetry],
     skipped: list[tuple[Symmetry, str]],
-    saved: list[tuple[Tensor, Tensor]],
 ) -> Equilibrium:
     """Move the chosen symmetries and measure before and after; raise if the outputs or the cost got worse."""
-    model, batches, loss, objective, _, seed = training
-    parts = components(chosen, list(trainable(model)))
-    measure = lambda: measure_noise(model, batches, loss, parts, objective, seed=seed)
-    curvature = lambda: largest_curvature(model, batches[:CURVATURE_BATCHES], loss, seed)
-    outputs, curvature_before, before = _outputs(training), curvature(), measure()
+    objective = training.objective
+    parts = components(chosen, list(trainable(training.model)))
+    outputs = _outputs(training)
+    curvature_before, before = _curvature(training, "before"), _noise(training, parts, "before")
     solved = _move(training, parts)
-    after, outputs_after = measure(), _outputs(training)
+    after, outputs_after = _noise(training, parts, "after"), _outputs(training)
     change = float((outputs_after - outputs).norm() / outputs.norm().clamp_min(1e-300))
     moved = []
     for symmetry in chosen:
@@ -157,11 +179,10 @@ def _move_and_measure(
         skipped=tuple(skipped),
         noise=(before.noise, after.noise),
         cost=(before.cost, after.cost),
-        curvature=(curvature_before, curvature()),
+        curvature=(curvature_before, _curvature(training, "after")),
         change=change,
         sweeps=max((part.sweeps for part, _ in solved.values()), default=1),
         optimiser=objective.optimiser,
-        _undo=saved,
     )
     if not change <= CHANGE_RTOL:
         raise RuntimeError(
@@ -177,12 +198,29 @@ def _move_and_measure(
     return result
 
 
+def _curvature(training: _Training, when: str) -> Estimate:
+    training.progress.start(f"curvature {when}", None)
+    batches = training.batches[: training.curvature_batches]
+    if not batches:
+        return Estimate(math.nan, math.nan, 0)
+    return largest_curvature(training.model, batches, training.loss, training.seed)
+
+
+def _noise(training: _Training, parts: list[Component], when: str) -> NoiseMeasurement:
+    model, batches = training.model, training.batches
+    passes = len(memory_groups(parts, trainable(model), len(batches))) * len(batches)
+    training.progress.start(f"noise {when}", passes)
+    return measure_noise(model, batches, training.loss, parts, training.objective, seed=training.seed)
+
+
 def _move(training: _Training, parts: list[Component]) -> dict[int, tuple[SolvedComponent, int]]:
     """Move all components in place. Return the solution and the place in it, by the id of the symmetry."""
-    model, batches, loss, objective, state, seed = training
+    model, batches, loss, objective, state, seed, *_ = training
     params = trainable(model)
     solved = {}
-    for group in memory_groups(parts, params, len(batches)):
+    groups = memory_groups(parts, params, len(batches))
+    training.progress.start("moving", len(groups) * len(batches))
+    for group in groups:
         moving = [part for part in group if part.symmetries]
         names = [name for part in moving for name in part.parameters]
         stacks = batch_gradients(model, batches, loss, names, seed) if names else {}

@@ -10,7 +10,7 @@ from torch import Tensor
 from undertow.estimate import Estimate
 from undertow.torch.census.axes import Axis, Symmetry, unfold
 from undertow.torch.equilibrium.amounts import Amount, general_amount
-from undertow.torch.equilibrium.charge_moments import ChargeMoments, batched, centred_noise, charge_moments
+from undertow.torch.equilibrium.charge_moments import ChargeMoments, centred_noise, charge_moments, collect_moments
 
 __all__ = ["AdamWObjective", "Objective", "SGDObjective"]
 
@@ -24,7 +24,7 @@ class SGDObjective:
     optimiser = "sgd"
 
     def noise(self, stacks: Mapping[str, Tensor], symmetries: Sequence[Symmetry]) -> dict[str, Tensor]:
-        """Return tensors (rows, *shape) that move like gradients, for `moments`: the centred gradients."""
+        """Return tensors (*shape, rows) that move like gradients, for `moments`: the centred gradients."""
         return centred_noise(stacks, symmetries)
 
     def moments(self, symmetry: Symmetry, values: Mapping[str, Tensor], noise: Mapping[str, Tensor]) -> ChargeMoments:
@@ -51,7 +51,8 @@ class AdamWObjective:
 
     Along a rescaling sqrt(v) changes by exp(-s) on the side plus and theta by exp(s), so that F is a sum of
     exponentials of s, and its minimum is at exp(2 s) = (lambda a_minus + eta/2 b_plus)/(lambda a_plus + eta/2 b_minus),
-    with b = sum sqrt(v) and a = sum sqrt(v) theta^2 on each side. The small eps of Adam is left out.
+    with b = sum sqrt(v) and a = sum sqrt(v) theta^2 on each side. An axis of power p changes by exp(p s); the minimum
+    is then found by Newton's method. The small eps of Adam is left out.
     """
 
     step_size: float
@@ -68,21 +69,17 @@ class AdamWObjective:
 
     def noise(self, stacks: Mapping[str, Tensor], symmetries: Sequence[Symmetry]) -> dict[str, Tensor]:
         """Return sqrt(v) as one row."""
-        return {name: self._roots(name, stack)[None] for name, stack in stacks.items()}
+        return {name: self._roots(name, stack)[..., None] for name, stack in stacks.items()}
 
     def moments(self, symmetry: Symmetry, values: Mapping[str, Tensor], noise: Mapping[str, Tensor]) -> ChargeMoments:
         """Return b and a of both sides, (generators,)."""
+        total = lambda tensor, axis: unfold(tensor, axis).sum(dim=(1, 2)).numpy(force=True)
 
-        def total(side: tuple[Axis, ...], weighted: bool) -> np.ndarray:
-            moment = np.zeros(symmetry.size)
-            for axis in side:
-                tensor = noise[axis.parameter]
-                tensor = tensor * (values[axis.parameter] + axis.shift).square() if weighted else tensor
-                moment = moment + unfold(tensor, batched(axis)).sum(dim=(1, 2)).numpy(force=True)
-            return moment
+        def weight(axis: Axis) -> np.ndarray:
+            squares = (values[axis.parameter] + axis.shift).square()
+            return total(noise[axis.parameter] * squares[..., None], axis)
 
-        sides = symmetry.plus, symmetry.minus
-        return ChargeMoments(*(total(side, weighted) for weighted in (False, True) for side in sides))
+        return collect_moments(symmetry, lambda axis: total(noise[axis.parameter], axis), weight)
 
     def amount(self, symmetry: Symmetry, moments: ChargeMoments) -> Amount:
         """Return the amount: twice that of SGD for the same moments, because b changes by exp(-s), not by exp(-2 s)."""

@@ -1,7 +1,6 @@
 """The equilibrium of linked symmetries, by sweeps of the closed forms."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
@@ -10,7 +9,6 @@ from torch import Tensor
 
 from undertow.torch._threads import one_thread
 from undertow.torch.census.axes import move
-from undertow.torch.equilibrium.charge_moments import batched
 from undertow.torch.equilibrium.components import Component
 from undertow.torch.equilibrium.objectives import Objective
 
@@ -58,9 +56,6 @@ def solve(
     noise = objective.noise(stacks, part.symmetries)
     zeros = {name: torch.zeros_like(value) for name, value in values.items()}
     moving = [zeros | {name: m.double() for name, m in state.items()} if state else {} for state in states]
-    of_stacks = [
-        replace(s, plus=tuple(map(batched, s.plus)), minus=tuple(map(batched, s.minus))) for s in part.symmetries
-    ]
     moved: list[np.ndarray] = [np.zeros(0)] * len(part.symmetries)
     infinite, dead = [0] * len(part.symmetries), [0] * len(part.symmetries)
     sweeps, largest = 0, np.inf
@@ -74,7 +69,7 @@ def solve(
             if imbalance > IMBALANCE_TOL:
                 transform = _transform(amount.amount)
                 values |= move(values, symmetry, transform)
-                noise |= move(noise, of_stacks[place], transform, gradient=True)
+                noise |= move(noise, symmetry, transform, gradient=True)
                 for state in filter(None, moving):
                     state |= move(state, symmetry, transform, gradient=True)
             largest = max(largest, imbalance)
