@@ -16,6 +16,7 @@ __all__ = [
     "Batch",
     "DoublePrecision",
     "Loss",
+    "RandomWeights",
     "cast_batch",
     "cast_model",
     "convolution_kernels",
@@ -199,14 +200,7 @@ def norm_epsilon(model: nn.Module, value: float | None) -> Generator[None]:
 @torch.no_grad()
 def randomise(model: nn.Module, seed: int) -> None:
     """Draw random weights that keep activations of moderate size, without zero biases or factors and unit gains."""
-    generators: dict[torch.device, torch.Generator] = {}
-    gains = norm_gains(model)
-    kernels = convolution_kernels(model)
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            gain, kernel, device = id(parameter) in gains, id(parameter) in kernels, parameter.device
-            generator = generators.setdefault(device, torch.Generator(device).manual_seed(seed))
-            fill_random(parameter, generator, gain=gain, kernel=kernel)
+    RandomWeights(model).draw(seed)
 
 
 def norm_gains(model: nn.Module) -> set[int]:
@@ -219,31 +213,94 @@ def convolution_kernels(model: nn.Module) -> set[int]:
     return {id(m.weight) for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd)}
 
 
-def fill_random(parameter: Tensor, generator: torch.Generator, *, gain: bool, kernel: bool) -> None:
-    """Fill a parameter with random values in place: that of a norm, of a convolution, or other.
+class RandomWeights:
+    """Random weights for all parameters of a model, by seed. Small parameters of a device are drawn together."""
 
-    A parameter with three axes that is not the weight of a convolution holds matrices, one per expert. Large parameters
-    get uniform numbers of 16 bits, four from each random integer, small ones normal numbers: at 23 million parameters a
-    draw then takes a third of the time, and any weights in general position serve.
+    def __init__(self, model: nn.Module):
+        gains, kernels = norm_gains(model), convolution_kernels(model)
+        self._small: dict[torch.device, list[nn.Parameter]] = {}
+        self._large: list[tuple[nn.Parameter, float]] = []
+        factors: dict[torch.device, list[Tensor]] = {}
+        roots: dict[torch.device, list[Tensor]] = {}
+        self._gains: dict[torch.device, list[tuple[int, int]]] = {}
+        for parameter in model.parameters():
+            if not parameter.is_floating_point():
+                continue
+            device, gain = parameter.device, id(parameter) in gains
+            factor, root = _spread(parameter, gain=gain, kernel=id(parameter) in kernels)
+            if parameter.numel() >= LARGE_PARAMETER and not gain:
+                self._large.append((parameter, factor / root))
+                continue
+            held = factors.setdefault(device, [])
+            if gain:
+                first = sum(map(len, held))
+                self._gains.setdefault(device, []).append((first, first + parameter.numel()))
+            full = lambda value, count=parameter.numel(): torch.full((count,), value, dtype=torch.float64)
+            held.append(full(factor))
+            roots.setdefault(device, []).append(full(root))
+            self._small.setdefault(device, []).append(parameter)
+        self._factors = {device: torch.cat(held).to(device) for device, held in factors.items()}
+        self._roots = {device: torch.cat(held).to(device) for device, held in roots.items()}
+
+    @torch.no_grad()
+    def draw(self, seed: int) -> None:
+        """Give every parameter the random values of a seed."""
+        devices = {*self._factors, *(parameter.device for parameter, _ in self._large)}
+        generators = {device: torch.Generator(device).manual_seed(seed) for device in devices}
+        with torch._C.DisableTorchFunction():  # no casts to replace here
+            for device, params in self._small.items():
+                sizes = [parameter.numel() for parameter in params]
+                normal = torch.empty(sum(sizes), device=device)
+                for part in normal.split(sizes):
+                    part.normal_(generator=generators[device])
+                values = normal.double().mul_(self._factors[device]).div_(self._roots[device])
+                for first, last in self._gains.get(device, ()):
+                    values[first:last].exp_()
+                shaped = [part.view(p.shape) for part, p in zip(values.split(sizes), params, strict=True)]
+                torch._foreach_copy_(params, shaped)
+            for parameter, spread in self._large:
+                _fill_large(parameter, generators[parameter.device], spread)
+
+
+def _spread(parameter: Tensor, *, gain: bool, kernel: bool) -> tuple[float, float]:
+    """Return a factor and a divisor: the standard deviation of random values, or that of the logarithm of a gain.
+
+    A parameter with three axes that is not the weight of a convolution holds matrices, one per expert.
     """
     if gain or parameter.ndim < 2:
-        drawn = 0.3 * torch.randn(parameter.shape, generator=generator, device=parameter.device).double()
-        parameter.copy_(drawn.exp() if gain else drawn)
-        return
-    fan = parameter[0].numel() if kernel else sum(parameter.shape[-2:]) / 2
-    if parameter.numel() < LARGE_PARAMETER:
-        drawn = torch.randn(parameter.shape, generator=generator, device=parameter.device).double()
-        parameter.copy_(drawn / fan**0.5)
-        return
+        return 0.3, 1.0
+    return 1.0, (parameter[0].numel() if kernel else sum(parameter.shape[-2:]) / 2) ** 0.5
+
+
+def _fill_large(parameter: Tensor, generator: torch.Generator, spread: float) -> None:
+    """Fill a large parameter with uniform numbers of 16 bits, four from each random integer.
+
+    At 23 million parameters this takes a third of the time of normal numbers, and any weights in general position do.
+    """
     words = torch.empty(-(-parameter.numel() // 4), dtype=torch.int64, device=parameter.device)
     words.random_(-(2**63), None, generator=generator)
     parameter.copy_(words.view(torch.int16)[: parameter.numel()].view(parameter.shape))
-    parameter.add_(0.5).mul_(2**-15 * (3 / fan) ** 0.5)  # no zeros, and the variance of the normal numbers
+    parameter.add_(0.5).mul_(2**-15 * 3**0.5 * spread)  # no zeros
+
+
+def fill_random(parameter: Tensor, generator: torch.Generator, *, gain: bool, kernel: bool) -> None:
+    """Fill a parameter with random values in place: that of a norm, of a convolution, or other."""
+    factor, root = _spread(parameter, gain=gain, kernel=kernel)
+    if parameter.numel() >= LARGE_PARAMETER and not gain:
+        _fill_large(parameter, generator, factor / root)
+        return
+    drawn = factor * torch.randn(parameter.shape, generator=generator, device=parameter.device).double() / root
+    parameter.copy_(drawn.exp() if gain else drawn)
 
 
 def seed_all(seed: int) -> None:
     """Seed the global generators of PyTorch, NumPy and Python; networks draw from all of them."""
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a traceback for every device that is not used
+    for backend in (torch.cuda, torch.xpu):
+        if backend.is_initialized():
+            backend.manual_seed_all(seed)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     random.seed(seed)
 

@@ -311,9 +311,7 @@ class _Searched(NamedTuple):
     unexplained: tuple[Unexplained, ...]
 
 
-def _search(
-    model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool | None
-) -> tuple[_Searched, nn.Module]:
+def _search(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool | None) -> tuple[_Searched, nn.Module]:
     """Search the symmetries on a copy in double precision and test them in all situations.
 
     Return them, and the copy in single precision.
@@ -334,7 +332,8 @@ def _search(
         strict_found = search_levels(candidates, strict, [])
         loose_found = search_levels(candidates, loose, strict_found)
         strict_found, loose_found = strict.with_blocks(strict_found), loose.with_blocks(loose_found)
-        if loss_bypasses_outputs(twin, batch, loss, seed, strict.gradient_size):  # the loss may break symmetries of the outputs
+        if loss_bypasses_outputs(twin, batch, loss, seed, strict.gradient_size):
+            # the loss may break symmetries of the outputs
             of_outputs = moments(random_projection(loss, seed), LARGE_EPS, seed + 4000)
             strict_found += of_outputs.with_blocks(search_levels(candidates, of_outputs, [*strict_found, *loose_found]))
         whole, doubts = search_whole_parameters(twin, batch, loss, [*strict_found, *loose_found], strict, seed)

@@ -6,7 +6,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from undertow.torch._copies import Batch, Loss, forward, norm_epsilon, on_host, randomise, trainable, visit_gradients
+from undertow.torch._copies import (
+    Batch,
+    Loss,
+    RandomWeights,
+    forward,
+    norm_epsilon,
+    on_host,
+    trainable,
+    visit_gradients,
+)
 from undertow.torch.census.axes import Axis, all_rows
 from undertow.torch.census.candidates import is_bias
 from undertow.torch.census.inplace import multiply_along
@@ -32,6 +41,7 @@ class Codes:
 
     def __init__(self, twin: nn.Module, batch: Batch, loss: Loss, toggled: Toggled, seen: list[Axis], seed: int):
         self._twin, self._batch, self._loss, self._seed = twin, batch, loss, seed
+        self._weights = RandomWeights(twin)
         self.toggled, self.seen = toggled, seen
         self.codes = [np.zeros((axes[0].length, 0), bool) for axes in toggled]
         self.zeros = [np.zeros((axis.length, 0), bool) for axis in seen]
@@ -65,7 +75,7 @@ class Codes:
             by_parameter[axis.parameter].append((place, axis))
         for _ in range(passes):
             number = self.passes
-            randomise(self._twin, self._seed + number)
+            self._weights.draw(self._seed + number)
             self._set_to_zero(np.random.default_rng([self._seed, number]))
             with norm_epsilon(self._twin, NORM_EPS):
                 value, _ = forward(self._twin, self._batch, self._loss, self._seed + number)

@@ -11,7 +11,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from undertow.torch._copies import Batch, Loss, forward, norm_epsilon, on_host, randomise, trainable, visit_gradients
+from undertow.torch._copies import (
+    Batch,
+    Loss,
+    RandomWeights,
+    forward,
+    norm_epsilon,
+    on_host,
+    trainable,
+    visit_gradients,
+)
 from undertow.torch.census.axes import Axis, Symmetry, all_rows, unfold
 from undertow.torch.census.candidates import Level
 
@@ -43,6 +52,7 @@ class AxisMoments:
         self.unclear: list[str] = []
         """Sentences about candidates that could not be interpreted."""
         self._twin, self._batch, self._loss, self._eps, self._seed = twin, batch, loss, eps, seed
+        self._weights = RandomWeights(twin)
         self._names = list(trainable(twin))
         axes = [axis for level in searched for axis in level.axes]
         self._places = _Places(axes)
@@ -116,7 +126,7 @@ class AxisMoments:
     def _draw(self, number: int, visit: Callable[[str, Tensor, Tensor], None]) -> None:
         """Visit the weights and gradients of a draw."""
         with norm_epsilon(self._twin, self._eps):
-            randomise(self._twin, self._seed + number)
+            self._weights.draw(self._seed + number)
             value, _ = forward(self._twin, self._batch, self._loss, self.dropout_seed(number))
             visit_gradients(self._twin, value, visit)
 
