@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from undertow.torch._copies import (
     Batch,
     Loss,
-    RandomWeights,
     forward,
     norm_epsilon,
     on_host,
     trainable,
     visit_gradients,
 )
+from undertow.torch._random_weights import RandomWeights
 from undertow.torch.census.axes import Axis, all_rows
 from undertow.torch.census.candidates import is_bias
 from undertow.torch.census.inplace import multiply_along
@@ -57,16 +57,17 @@ class Codes:
     def _set_to_zero(self, random: np.random.Generator) -> None:
         """Set the biases and randomly chosen indices of every toggled axis to zero."""
         params = trainable(self._twin)
-        for name, parameter in params.items():
-            if is_bias(name):
-                parameter.zero_()
-        for number, axes in enumerate(self.toggled):
-            drawn = random.random(axes[0].length) < ZEROS
-            if drawn.all():
-                drawn[random.integers(len(drawn))] = False
-            self.codes[number] = np.concatenate([self.codes[number], drawn[:, None]], axis=1)
-            for axis in axes:
-                multiply_along(params[axis.parameter], axis, (~drawn).astype(float))
+        with torch._C.DisableTorchFunction():  # no casts to replace here
+            for name, parameter in params.items():
+                if is_bias(name):
+                    parameter.zero_()
+            for number, axes in enumerate(self.toggled):
+                drawn = random.random(axes[0].length) < ZEROS
+                if drawn.all():
+                    drawn[random.integers(len(drawn))] = False
+                self.codes[number] = np.concatenate([self.codes[number], drawn[:, None]], axis=1)
+                for axis in axes:
+                    multiply_along(params[axis.parameter], axis, (~drawn).astype(float))
 
     def run(self, passes: int) -> None:
         """Make some more passes."""

@@ -21,9 +21,10 @@ class _Step(NamedTuple):
 
 
 @torch.no_grad()
-def move_in_place(params: Mapping[str, Tensor], parts: Sequence[tuple[Symmetry, Tensor]]) -> None:
+def move_in_place(params: Mapping[str, Tensor], parts: Sequence[tuple[Symmetry, Tensor, Tensor]]) -> None:
     """Move parameters along orbits, one after the other: each symmetry by its transformation, as `axes.move` does.
 
+    The transformation of a symmetry is followed by its inverse: factors, or matrices of one block after the other.
     Scales commute: all factors along one axis of a parameter are multiplied first, so that every entry is read and
     written once per axis, however many symmetries there are.
 
@@ -32,28 +33,29 @@ def move_in_place(params: Mapping[str, Tensor], parts: Sequence[tuple[Symmetry, 
     >>> from undertow.torch.census.inplace import move_in_place
     >>> rows, columns = (Axis(name, axis, np.arange(2)[:, None], length=2) for name, axis in (("a", 0), ("b", 1)))
     >>> params = {"a": torch.ones(2, 1), "b": torch.ones(1, 2)}
-    >>> move_in_place(params, [(Symmetry("rescaling", (columns,), (rows,), 1, True, 0.0), torch.tensor([2.0, 4.0]))])
+    >>> symmetry, factors = Symmetry("rescaling", (columns,), (rows,), 1, True, 0.0), torch.tensor([2.0, 4.0])
+    >>> move_in_place(params, [(symmetry, factors, 1 / factors)])
     >>> params["b"].tolist(), params["a"].flatten().tolist()
     ([[2.0, 4.0]], [0.5, 0.25])
     """
     steps: dict[str, list[_Step]] = {}
-    for symmetry, transform in parts:
-        scales = transform.ndim == 1
-        on_plus, on_minus = (transform, 1 / transform) if scales else (transform.mT, torch.linalg.inv(transform))
-        for side, factor in ((symmetry.plus, on_plus), (symmetry.minus, on_minus)):
+    for symmetry, transform, inverse in parts:
+        on_plus = transform if transform.ndim == 1 else transform.mT
+        for side, factor in ((symmetry.plus, on_plus), (symmetry.minus, inverse)):
             for axis in side:
                 steps.setdefault(axis.parameter, []).append(_Step(axis, factor))
-    for name, own in steps.items():
-        together: list[_Step] = []
-        for step in own:
-            if together and not _commute(together[0], step):
-                _scale(params[name], together)
-                together = []
-            if step.factor.ndim == 1:
-                together.append(step)
-            else:
-                _mix(params[name], step)
-        _scale(params[name], together)
+    with torch._C.DisableTorchFunction():  # no casts to replace here
+        for name, own in steps.items():
+            together: list[_Step] = []
+            for step in own:
+                if together and not _commute(together[0], step):
+                    _scale(params[name], together)
+                    together = []
+                if step.factor.ndim == 1:
+                    together.append(step)
+                else:
+                    _mix(params[name], step)
+            _scale(params[name], together)
 
 
 def _commute(one: _Step, two: _Step) -> bool:
@@ -71,7 +73,6 @@ def _scale(tensor: Tensor, steps: Sequence[_Step]) -> None:
         multiply_along(tensor, axis, vector)
 
 
-@torch.no_grad()
 def multiply_along(tensor: Tensor, axis: Axis, factors: np.ndarray) -> None:
     """Multiply every index along an axis of a parameter, plus its shift, by a factor in place."""
     view = tensor.reshape(1) if tensor.ndim == 0 else tensor

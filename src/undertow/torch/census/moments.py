@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from undertow.torch._copies import (
     Batch,
     Loss,
-    RandomWeights,
     forward,
     norm_epsilon,
     on_host,
     trainable,
     visit_gradients,
 )
+from undertow.torch._random_weights import RandomWeights
 from undertow.torch.census.axes import Axis, Symmetry, all_rows, unfold
 from undertow.torch.census.candidates import Level
 

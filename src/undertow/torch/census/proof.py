@@ -71,16 +71,15 @@ def _moved(model: nn.Module, symmetries: Sequence[Symmetry], seed: int) -> Gener
     memory.
     """
     params = trainable(model)
-    inverse = lambda transform: 1 / transform if transform.ndim == 1 else torch.linalg.inv(transform)
-    parts = [
-        (symmetry, random_transform(symmetry, seed + number, torch.float64))
-        for number, symmetry in enumerate(symmetries)
-    ]
+    parts = []
+    for number, symmetry in enumerate(symmetries):
+        transform = random_transform(symmetry, seed + number, torch.float64)
+        parts.append((symmetry, transform, 1 / transform if transform.ndim == 1 else torch.linalg.inv(transform)))
     try:
         move_in_place(params, parts)
         yield
     finally:
-        move_in_place(params, [(symmetry, inverse(transform)) for symmetry, transform in reversed(parts)])
+        move_in_place(params, [(symmetry, inverse, transform) for symmetry, transform, inverse in reversed(parts)])
 
 
 class OrbitTrial:

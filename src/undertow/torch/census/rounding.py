@@ -14,8 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from undertow.torch._copies import Batch, Loss, convolution_kernels, fill_random, forward, norm_epsilon, norm_gains
+from undertow.torch._copies import Batch, Loss, forward, norm_epsilon
 from undertow.torch._isolation import isolated
+from undertow.torch._random_weights import convolution_kernels, fill_random, norm_gains
 from undertow.torch.census.axes import Symmetry, move
 from undertow.torch.census.proof import random_transform
 

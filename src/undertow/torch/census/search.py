@@ -186,7 +186,7 @@ def _output_differences(
 def _outputs_after_scaling(twin: nn.Module, batch: Batch, loss: Loss, axes: list[Axis], dropout_seed: int) -> Tensor:
     params = trainable(twin)
     by = lambda amount: torch.tensor([math.exp(amount)], dtype=torch.float64)
-    scale = lambda axis, amount: move_in_place(params, [(_unnamed((axis,), ()), by(amount))])
+    scale = lambda axis, amount: move_in_place(params, [(_unnamed((axis,), ()), by(amount), by(-amount))])
     for axis in axes:
         scale(axis, DIFFERENCE_STEP)
     outputs = forward(twin, batch, loss, dropout_seed)[1]

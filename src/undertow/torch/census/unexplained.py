@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from undertow.torch._copies import Batch, Loss, RandomWeights, forward, norm_epsilon, trainable
+from undertow.torch._copies import Batch, Loss, forward, norm_epsilon, trainable
+from undertow.torch._random_weights import RandomWeights
 from undertow.torch.census.axes import Axis, Symmetry
 from undertow.torch.census.candidates import plain_axes
 from undertow.torch.census.generators import signed
