@@ -3,7 +3,15 @@
 import torch
 from torch import Tensor, nn
 
-__all__ = ["RandomWeights", "convolution_kernels", "fill_random", "is_norm", "norm_gains", "randomise"]
+__all__ = [
+    "LARGE_PARAMETER",
+    "RandomWeights",
+    "convolution_kernels",
+    "fill_random",
+    "is_norm",
+    "norm_gains",
+    "randomise",
+]
 
 LARGE_PARAMETER = 2**16
 """Number of entries from which random values are uniform numbers of 16 bits."""

@@ -20,7 +20,7 @@ from undertow.torch._copies import (
     trainable,
     visit_gradients,
 )
-from undertow.torch._random_weights import RandomWeights
+from undertow.torch._random_weights import LARGE_PARAMETER, RandomWeights
 from undertow.torch.census.axes import Axis, Symmetry, all_rows, unfold
 from undertow.torch.census.candidates import Level
 
@@ -103,13 +103,15 @@ class AxisMoments:
         def visit(name: str, weight: Tensor, gradient: Tensor) -> None:
             norm = gradient.norm()
             norms[name] = torch.stack([norm, norm * weight.norm()])
-            product = gradient * weight
             views = self._places.by_parameter.get(name, {})
+            offsets = {key: axis.shift * all_rows(gradient, axis).sum(1) for key, axis in views.items() if axis.shift}
+            # a large parameter in place: a tensor as large would take memory. Random values of large ones are not zero
+            small = weight.numel() < LARGE_PARAMETER
+            product = gradient * weight if small else gradient.mul_(weight)
             for key, axis in views.items():
-                sums[key] = all_rows(product, axis).sum(1)
-                if axis.shift:
-                    sums[key] = sums[key] + axis.shift * all_rows(gradient, axis).sum(1)
-            size = torch.abs(gradient, out=product)
+                total = all_rows(product, axis).sum(1)
+                sums[key] = total + offsets[key] if key in offsets else total
+            size = gradient.abs_() if small else product.div_(weight).abs_()
             for key, axis in views.items():
                 sizes[key] = all_rows(size, axis).amax(1)
 
