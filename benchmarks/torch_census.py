@@ -2,10 +2,12 @@
 
     python -m benchmarks.torch_census
 
-Each runs in its own process, so that its peak memory can be measured.
+Also the census of a Llama of 24 layers, for its number of passes, and of one of 100 million parameters, for its time
+and memory per parameter. Each runs in its own process, so that its peak memory can be measured.
 """
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -13,20 +15,35 @@ from typing import Any
 
 from benchmarks.harness import in_words, peak_mebibytes, save
 
-SECONDS, GIBIBYTES = 15.0, 4.0
+SECONDS, BYTES, PASSES = 4.0, 14.0, 60
+"""Bars: seconds at 23 million parameters, bytes per parameter beyond the model, forward passes at 24 layers."""
 BATCHES = 16
+SIZES = {
+    "census": (9000, 384, 1024, 10, 6, 3),
+    "equilibrate": (9000, 384, 1024, 10, 6, 3),
+    "deep": (9000, 256, 688, 24, 4, 2),
+    "large": (16000, 768, 2048, 12, 12, 6),
+}
+"""Vocabulary, width, width of the MLP, layers, heads and key heads of each Llama."""
 
 
-def llama() -> Any:
+def llama(task: str = "census") -> Any:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
+    vocabulary, width, hidden, layers, heads, key_heads = SIZES[task]
     config = LlamaConfig(
-        vocab_size=9000, hidden_size=384, intermediate_size=1024, num_hidden_layers=10, num_attention_heads=6,
-        num_key_value_heads=3, max_position_embeddings=256,
+        vocab_size=vocabulary, hidden_size=width, intermediate_size=hidden, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=key_heads, max_position_embeddings=256,
     )  # fmt: skip
     return LlamaForCausalLM(config)
+
+
+def resident_bytes() -> int:
+    """Return the memory that this process holds now (Linux)."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def measure(task: str) -> dict[str, Any]:
@@ -34,15 +51,23 @@ def measure(task: str) -> dict[str, Any]:
 
     from undertow.torch import census, equilibrate
 
-    model = llama()
+    model = llama(task)
+    passes = 0
 
     def draw(count: int, length: int) -> dict[str, Any]:
         tokens = torch.randint(0, 9000, (count, length))
         return {"input_ids": tokens, "labels": tokens}
 
-    loss = lambda net, batch: net(**batch).loss
+    def loss(net: Any, batch: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        return net(**batch).loss
+
     facts: dict[str, Any] = {"parameters": sum(p.numel() for p in model.parameters()), "torch": torch.__version__}
     batch = draw(1, 16)
+    with torch.no_grad():
+        loss(model, batch)  # loads what a forward pass needs
+    passes, held = 0, resident_bytes()
     began, used = time.perf_counter(), time.process_time()
     symmetries = census(model, batch, loss)
     if task == "equilibrate":
@@ -51,8 +76,9 @@ def measure(task: str) -> dict[str, Any]:
         done = equilibrate(model, batches, loss, symmetries, step_size=0.1)
         facts |= {"change": done.change, "imbalance": done.imbalance, "noise": [e.value for e in done.noise]}
     else:
-        facts |= {"symmetries": len(symmetries), "approximate": len(symmetries.approximate)}
+        facts |= {"symmetries": len(symmetries), "approximate": len(symmetries.approximate), "passes": passes}
     wall, cpu = time.perf_counter() - began, time.process_time() - used
+    facts["bytes_per_parameter"] = (peak_mebibytes() * 2**20 - held) / facts["parameters"]
     return facts | {
         "seconds": wall, "cpu_seconds": cpu, "gibibytes": peak_mebibytes() / 2**10, "threads": torch.get_num_threads(),
     }  # fmt: skip
@@ -60,12 +86,14 @@ def measure(task: str) -> dict[str, Any]:
 
 def main() -> list[tuple[str, str, str]]:
     facts = {}
-    for task in ("census", "equilibrate"):
+    for task in SIZES:
         command = [sys.executable, "-m", "benchmarks.torch_census", task]
         shown = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
         facts[task] = json.loads(shown.splitlines()[-1])
     save("torch_census", facts)
-    search, move = facts["census"], facts["equilibrate"]
+    search, move, deep, large = (facts[task] for task in SIZES)
+    per_million = lambda fact: in_words(fact["cpu_seconds"] / fact["parameters"] * 1e6)
+    memory = lambda fact: f"{fact['bytes_per_parameter']:.1f} bytes"
     return [
         (
             f"census of a Llama with {search['parameters'] / 1e6:.0f}M parameters",
@@ -73,10 +101,15 @@ def main() -> list[tuple[str, str, str]]:
             f"< {SECONDS:g} s",
         ),
         ("census: CPU time", in_words(search["cpu_seconds"]), ""),
-        ("census: peak memory", f"{search['gibibytes']:.2f} GiB", f"< {GIBIBYTES:g} GiB"),
+        ("census: forward passes", str(search["passes"]), ""),
+        ("census: memory per parameter beyond the model", memory(search), f"< {BYTES:g} bytes"),
         ("census: symmetries, exact", str(search["symmetries"]), "51"),
         ("census: symmetries, approximate", str(search["approximate"]), "1"),
-        (f"equilibrium of the same Llama, {BATCHES} batches of 64 tokens", in_words(move["seconds"]), ""),
+        ("census of 24 layers: forward passes", str(deep["passes"]), f"<= {PASSES}"),
+        ("census: CPU time per million parameters", per_million(search), ""),
+        (f"the same at {large['parameters'] / 1e6:.0f}M parameters", per_million(large), "falls"),
+        ("the same: memory per parameter beyond the model", memory(large), f"< {BYTES:g} bytes"),
+        (f"equilibrium at 23M parameters, {BATCHES} batches of 64 tokens", in_words(move["seconds"]), ""),
         ("equilibrium: CPU time", in_words(move["cpu_seconds"]), ""),
         ("equilibrium: peak memory", f"{move['gibibytes']:.2f} GiB", ""),
         ("equilibrium: change of outputs", f"{move['change']:.0e}", "< 1e-5"),

@@ -12,23 +12,25 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from undertow.torch._random_weights import is_norm, randomise
+
 __all__ = [
     "Batch",
     "DoublePrecision",
     "Loss",
     "cast_batch",
-    "convolution_kernels",
+    "cast_model",
     "draws_random_numbers",
     "forward",
     "loss_bypasses_outputs",
     "model_copy",
     "norm_epsilon",
-    "norm_gains",
+    "on_host",
     "random_projection",
-    "random_values",
     "randomise",
     "trainable",
     "unwrap",
+    "visit_gradients",
 ]
 
 Batch = Any
@@ -50,14 +52,23 @@ class DoublePrecision(TorchFunctionMode):
     def __torch_function__(
         self, function: Callable, types: Sequence[type], args: tuple = (), kwargs: dict[str, object] | None = None
     ) -> object:
-        widened = lambda x: _corresponding_dtype(x, torch.float64)
-        args = tuple(widened(a) if isinstance(a, torch.dtype) else a for a in args)
-        kwargs = {k: widened(v) if isinstance(v, torch.dtype) else v for k, v in (kwargs or {}).items()}
-        if function in (Tensor.float, Tensor.half, Tensor.bfloat16):
-            function = Tensor.double
-        elif function in (Tensor.cfloat, Tensor.chalf):
-            function = Tensor.cdouble
-        return function(*args, **kwargs)
+        # this runs at every operation of every pass: look before anything is copied
+        if torch.dtype in map(type, args):
+            args = tuple(_widened(a) for a in args)
+        function = WIDE_CASTS.get(function, function)
+        if not kwargs:
+            return function(*args)
+        return function(*args, **{name: _widened(value) for name, value in kwargs.items()})
+
+
+WIDE_CASTS: dict[Callable, Callable] = {
+    **dict.fromkeys((Tensor.float, Tensor.half, Tensor.bfloat16), Tensor.double),
+    **dict.fromkeys((Tensor.cfloat, Tensor.chalf), Tensor.cdouble),
+}
+
+
+def _widened(value: object) -> object:
+    return _corresponding_dtype(value, torch.float64) if isinstance(value, torch.dtype) else value
 
 
 def _corresponding_dtype(dtype: torch.dtype, real: torch.dtype) -> torch.dtype:
@@ -97,7 +108,8 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the trainable parameters by name. A tied parameter appears once, under its first name."""
-    return {name: p for name, p in model.named_parameters() if p.requires_grad and p.is_floating_point()}
+    with torch._C.DisableTorchFunction():  # every attribute of a parameter would pass through `DoublePrecision`
+        return {name: p for name, p in model.named_parameters() if p.requires_grad and p.is_floating_point()}
 
 
 def cast_batch(batch: Batch, dtype: torch.dtype) -> Batch:
@@ -119,11 +131,20 @@ def cast_batch(batch: Batch, dtype: torch.dtype) -> Batch:
 
 
 def model_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Return a copy in another precision and in training mode (dropout, batch statistics in batch norms)."""
+    """Return a copy in another precision and in training mode (dropout, batch statistics in batch norms).
+
+    Parameters are copied into the other precision at once: a copy in their own precision first would take more memory.
+    """
+    cast = lambda tensor: tensor.detach().to(_corresponding_dtype(tensor.dtype, dtype), copy=True)
+    copies: dict[int, object] = {
+        id(p): nn.Parameter(cast(p), requires_grad=p.requires_grad)
+        for p in model.parameters()
+        if type(p) is nn.Parameter
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            twin = copy.deepcopy(model)
+            twin = copy.deepcopy(model, copies)
         except RuntimeError as error:
             raise ValueError(f"`census` works on a copy of the model, and copying it failed: {error}") from error
     twin._apply(lambda tensor: tensor.to(_corresponding_dtype(tensor.dtype, dtype))).train()
@@ -139,16 +160,22 @@ def model_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return twin
 
 
-def _is_norm(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower()
+def cast_model(twin: nn.Module, model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Return a copy of a model in another precision, in place, with the buffers that the model has now."""
+    twin._apply(lambda tensor: tensor.to(_corresponding_dtype(tensor.dtype, dtype)))
+    original = dict(model.named_buffers())
+    for name, buffer in twin.named_buffers():
+        if name in original:
+            buffer.copy_(original[name])
+    return twin
 
 
 @contextmanager
 def norm_epsilon(model: nn.Module, value: float | None) -> Generator[None]:
     """Set the eps of every norm to `value` inside the context; None changes nothing."""
     original = []
-    for module in model.modules():
-        for name in EPSILON_NAMES if _is_norm(module) and value is not None else ():
+    for module in model.modules() if value is not None else ():
+        for name in EPSILON_NAMES if is_norm(module) else ():
             if isinstance(getattr(module, name, None), float):
                 original.append((module, name, getattr(module, name)))
                 setattr(module, name, value)
@@ -162,46 +189,14 @@ def norm_epsilon(model: nn.Module, value: float | None) -> Generator[None]:
             setattr(module, name, before)
 
 
-@torch.no_grad()
-def randomise(model: nn.Module, seed: int) -> None:
-    """Draw random weights that keep activations of moderate size, without zero biases or factors and unit gains."""
-    generators: dict[torch.device, torch.Generator] = {}
-    gains = norm_gains(model)
-    kernels = convolution_kernels(model)
-    for parameter in model.parameters():
-        if parameter.is_floating_point():
-            gain, kernel, device = id(parameter) in gains, id(parameter) in kernels, parameter.device
-            generator = generators.setdefault(device, torch.Generator(device).manual_seed(seed))
-            parameter.copy_(random_values(parameter, generator, gain=gain, kernel=kernel))
-
-
-def norm_gains(model: nn.Module) -> set[int]:
-    """Return the ids of the parameters of norms that are not biases."""
-    return {id(p) for m in model.modules() if _is_norm(m) for n, p in m.named_parameters(recurse=False) if n != "bias"}
-
-
-def convolution_kernels(model: nn.Module) -> set[int]:
-    """Return the ids of the weights of convolutions."""
-    return {id(m.weight) for m in model.modules() if isinstance(m, nn.modules.conv._ConvNd)}
-
-
-def random_values(parameter: Tensor, generator: torch.Generator, *, gain: bool, kernel: bool) -> Tensor:
-    """Return random values for a parameter, on the device of the generator: that of a norm, of a convolution, or other.
-
-    A parameter with three axes that is not the weight of a convolution holds matrices, one per expert.
-    """
-    drawn = torch.randn(parameter.shape, generator=generator, device=generator.device).double()
-    if gain:
-        return (0.3 * drawn).exp()
-    if parameter.ndim < 2:
-        return 0.3 * drawn
-    fan = parameter[0].numel() if kernel else sum(parameter.shape[-2:]) / 2
-    return drawn / fan**0.5
-
-
 def seed_all(seed: int) -> None:
     """Seed the global generators of PyTorch, NumPy and Python; networks draw from all of them."""
-    torch.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed formats a traceback for every device that is not used
+    for backend in (torch.cuda, torch.xpu):
+        if backend.is_initialized():
+            backend.manual_seed_all(seed)
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002
     random.seed(seed)
 
@@ -261,27 +256,50 @@ def _run(model: nn.Module, batch: Batch, loss: Loss, seed: int | None) -> tuple[
     return value.reshape(()), tensors
 
 
-def loss_bypasses_outputs(model: nn.Module, batch: Batch, loss: Loss, seed: int) -> bool:
+def on_host(tensors: Sequence[Tensor]) -> np.ndarray:
+    """Return tensors as one vector of doubles on the host, with one transfer where they are on one device."""
+    if len({tensor.device for tensor in tensors}) > 1:
+        tensors = [tensor.cpu() for tensor in tensors]
+    return torch.cat([t.reshape(-1) for t in tensors]).double().numpy(force=True) if tensors else np.zeros(0)
+
+
+def visit_gradients(model: nn.Module, value: Tensor, visit: Callable[[str, Tensor, Tensor], None]) -> None:
+    """Call `visit(name, parameter, gradient)` for every trainable parameter with a gradient, and drop the gradient."""
+
+    def hook(name: str, parameter: Tensor) -> None:
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            gradient, parameter.grad = parameter.grad, None
+            if gradient is not None:
+                visit(name, parameter.detach(), gradient)
+
+    with torch._C.DisableTorchFunction():
+        handles = [
+            parameter.register_post_accumulate_grad_hook(lambda p, name=name: hook(name, p))
+            for name, parameter in trainable(model).items()
+        ]
+    try:
+        value.backward()
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def loss_bypasses_outputs(model: nn.Module, batch: Batch, loss: Loss, seed: int, gradient_size: float) -> bool:
     """Return whether the loss depends on parameters other than through the outputs, by a penalty on weights say.
 
-    The gradient through the outputs is compared with the full gradient. Where one output is computed from another the
-    answer may be True although nothing bypasses the outputs.
+    The derivatives of the loss with respect to the outputs are subtracted at the outputs: what is left of the gradient
+    bypasses them. It is compared with `gradient_size`, the norm of the largest gradient of a parameter. Where one
+    output is computed from another the answer may be True although nothing bypasses the outputs.
     """
-    params = list(trainable(model).values())
     value, tensors = _run(model, batch, loss, seed)
     tensors = [t for t in tensors if t.requires_grad]
-    full = torch.autograd.grad(value, params, retain_graph=True, allow_unused=True)
     signals = torch.autograd.grad(value, tensors, retain_graph=True, allow_unused=True) if tensors else ()
-    used = [(t, s) for t, s in zip(tensors, signals, strict=True) if s is not None]
-    through: Sequence[Tensor | None] = [None] * len(params)
-    if used:
-        through = torch.autograd.grad([t for t, _ in used], params, [s for _, s in used], allow_unused=True)
-    zero = torch.zeros((), dtype=torch.float64)
-    difference, size = 0.0, 0.0
-    for a, b in zip(full, through, strict=True):
-        difference = max(difference, float(((zero if a is None else a) - (zero if b is None else b)).norm()))
-        size = max(size, 0.0 if a is None else float(a.norm()))
-    return difference > GRADIENT_RTOL * size
+    for tensor, signal in zip(tensors, signals, strict=True):
+        if signal is not None:
+            value = value - (tensor * signal).sum()
+    norms: list[Tensor] = []
+    visit_gradients(model, value, lambda name, weight, gradient: norms.append(gradient.norm()))
+    return max(map(float, norms), default=0.0) > GRADIENT_RTOL * gradient_size
 
 
 def random_projection(loss: Loss, seed: int) -> Loss:

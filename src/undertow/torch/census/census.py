@@ -6,6 +6,7 @@ at every draw of weights, a null space. Whether a block of indices allows a GL(d
 matrices G W'.
 """
 
+import functools
 import math
 import os
 import re
@@ -23,6 +24,7 @@ from undertow.torch._copies import (
     DoublePrecision,
     Loss,
     cast_batch,
+    cast_model,
     draws_random_numbers,
     loss_bypasses_outputs,
     model_copy,
@@ -257,8 +259,7 @@ def _census(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool |
     names = list(trainable(model))
     if not names:
         raise ValueError("`census`: no parameter of the model trains (requires_grad is False everywhere).")
-    searched = _search(model, batch, loss, seed, count)
-    small = model_copy(model, torch.float32)
+    searched, small = _search(model, batch, loss, seed, count)
     randomise(small, seed + 2000)
     trial = OrbitTrial(small, cast_batch(batch, torch.float32), loss, seed + 2000)
     heads = attention_heads(model)
@@ -310,18 +311,20 @@ class _Searched(NamedTuple):
     unexplained: tuple[Unexplained, ...]
 
 
-def _search(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool | None) -> _Searched:
-    """Search the symmetries on a copy in double precision and test them in all situations."""
+def _search(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool | None) -> tuple[_Searched, nn.Module]:
+    """Search the symmetries on a copy in double precision and test them in all situations.
+
+    Return them, and the copy in single precision.
+    """
     twin = model_copy(model, torch.float64)
     batch = cast_batch(batch, torch.float64)
     with DoublePrecision():
         plain, heads = length_levels(twin), attention_levels(twin)
         randomise(twin, seed)
+        stochastic = draws_random_numbers(twin, batch, loss)
         candidates = [*plain, *coupled_levels(twin, batch, loss, [*plain, *heads], seed + 6000), *heads]
         draws = max([2, *(math.ceil(2.1 * len(level.axes) / level.size) for level in candidates)])
         draws = min(draws, MAX_DRAWS)
-        randomise(twin, seed)
-        stochastic = draws_random_numbers(twin, batch, loss)
         moments = lambda loss, eps, seed: AxisMoments(
             twin, batch, loss, candidates, eps, draws, seed, stochastic=stochastic
         )
@@ -329,7 +332,8 @@ def _search(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool |
         strict_found = search_levels(candidates, strict, [])
         loose_found = search_levels(candidates, loose, strict_found)
         strict_found, loose_found = strict.with_blocks(strict_found), loose.with_blocks(loose_found)
-        if loss_bypasses_outputs(twin, batch, loss, seed):  # the loss may break symmetries of the outputs
+        if loss_bypasses_outputs(twin, batch, loss, seed, strict.gradient_size):
+            # the loss may break symmetries of the outputs
             of_outputs = moments(random_projection(loss, seed), LARGE_EPS, seed + 4000)
             strict_found += of_outputs.with_blocks(search_levels(candidates, of_outputs, [*strict_found, *loose_found]))
         whole, doubts = search_whole_parameters(twin, batch, loss, [*strict_found, *loose_found], strict, seed)
@@ -337,23 +341,21 @@ def _search(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool |
         held = hold_with_eps(twin, batch, loss, whole, strict.covering_seeds(), LARGE_EPS)
         exact = [*strict_found, *held]
         approximate = [*loose_found, *(symmetry for symmetry in whole if symmetry not in held)]
-        tried, own_weights = situations(seed + 5000, stochastic), [p.detach() for p in model.parameters()]
-        randomise(twin, seed + 2000)
-        approximate, refuted = verify_symmetries(
-            twin,
-            batch,
-            loss,
-            approximate,
-            [s for s in tried if not s.evaluation and s.split == 1 and s.scale <= 8],
-            own_weights=own_weights,
-            eps=NO_EPS,
-        )
-        randomise(twin, seed + 2000)
-        exact, others = verify_symmetries(twin, batch, loss, exact, tried, own_weights=own_weights, eps=None)
-        explained = [*exact, *(r.symmetry for r in [*others, *refuted])]
+        refuted: list[Refuted] = []
+        tried = situations(seed + 5000, stochastic)
+        # random weights are drawn once; the own weights of the model replace them
+        for own in (False, True):
+            several = [s for s in tried if s.own_weights == own]
+            some = [s for s in several if not s.evaluation and s.split == 1 and s.scale <= 8]
+            verify = functools.partial(verify_symmetries, twin, batch, loss, own_weights=list(model.parameters()))
+            approximate, failed = verify(approximate, some, eps=NO_EPS)
+            exact, others = verify(exact, several, eps=None)
+            refuted += [*others, *failed]
+        explained = [*exact, *(r.symmetry for r in refuted)]
         unexplained = count_unexplained(twin, batch, loss, explained, count, eps=LARGE_EPS, seed=seed + 7000)
     unclear = [*strict.unclear, *loose.unclear, *doubts]
-    return _Searched(exact, approximate, [*others, *refuted], unclear, strict.zero_axes, unexplained)
+    searched = _Searched(exact, approximate, refuted, unclear, strict.zero_axes, unexplained)
+    return searched, cast_model(twin, model, torch.float32)
 
 
 def _names_of_axes(axes: Sequence[Axis]) -> tuple[str, ...]:

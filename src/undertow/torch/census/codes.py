@@ -6,10 +6,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from undertow.torch._copies import Batch, Loss, forward, norm_epsilon, randomise, trainable
-from undertow.torch.census.axes import Axis, all_rows, fold
+from undertow.torch._copies import (
+    Batch,
+    Loss,
+    forward,
+    norm_epsilon,
+    on_host,
+    trainable,
+    visit_gradients,
+)
+from undertow.torch._random_weights import RandomWeights
+from undertow.torch.census.axes import Axis, all_rows
 from undertow.torch.census.candidates import is_bias
-from undertow.torch.census.moments import visit_gradients
+from undertow.torch.census.inplace import multiply_along
 
 __all__ = ["Codes", "Toggled", "varies"]
 
@@ -32,6 +41,7 @@ class Codes:
 
     def __init__(self, twin: nn.Module, batch: Batch, loss: Loss, toggled: Toggled, seen: list[Axis], seed: int):
         self._twin, self._batch, self._loss, self._seed = twin, batch, loss, seed
+        self._weights = RandomWeights(twin)
         self.toggled, self.seen = toggled, seen
         self.codes = [np.zeros((axes[0].length, 0), bool) for axes in toggled]
         self.zeros = [np.zeros((axis.length, 0), bool) for axis in seen]
@@ -47,19 +57,17 @@ class Codes:
     def _set_to_zero(self, random: np.random.Generator) -> None:
         """Set the biases and randomly chosen indices of every toggled axis to zero."""
         params = trainable(self._twin)
-        for name, parameter in params.items():
-            if is_bias(name):
-                parameter.zero_()
-        for number, axes in enumerate(self.toggled):
-            drawn = random.random(axes[0].length) < ZEROS
-            if drawn.all():
-                drawn[random.integers(len(drawn))] = False
-            self.codes[number] = np.concatenate([self.codes[number], drawn[:, None]], axis=1)
-            for axis in axes:
-                parameter = params[axis.parameter]
-                keep = torch.as_tensor(~drawn).to(parameter)[:, None]
-                rows = all_rows(parameter, axis)
-                parameter.copy_(fold(parameter, axis, (rows + axis.shift) * keep - axis.shift))
+        with torch._C.DisableTorchFunction():  # no casts to replace here
+            for name, parameter in params.items():
+                if is_bias(name):
+                    parameter.zero_()
+            for number, axes in enumerate(self.toggled):
+                drawn = random.random(axes[0].length) < ZEROS
+                if drawn.all():
+                    drawn[random.integers(len(drawn))] = False
+                self.codes[number] = np.concatenate([self.codes[number], drawn[:, None]], axis=1)
+                for axis in axes:
+                    multiply_along(params[axis.parameter], axis, (~drawn).astype(float))
 
     def run(self, passes: int) -> None:
         """Make some more passes."""
@@ -68,19 +76,23 @@ class Codes:
             by_parameter[axis.parameter].append((place, axis))
         for _ in range(passes):
             number = self.passes
-            randomise(self._twin, self._seed + number)
+            self._weights.draw(self._seed + number)
             self._set_to_zero(np.random.default_rng([self._seed, number]))
             with norm_epsilon(self._twin, NORM_EPS):
                 value, _ = forward(self._twin, self._batch, self._loss, self._seed + number)
-            alive = [np.zeros(axis.length, bool) for axis in self.seen]
+            sizes: dict[int, Tensor] = {}
 
-            def visit(name: str, weight: Tensor, gradient: Tensor, alive=alive) -> None:
-                nonzero = gradient != 0
+            def visit(name: str, weight: Tensor, gradient: Tensor, sizes=sizes) -> None:
+                gradient.abs_()
                 for place, axis in by_parameter[name]:
-                    alive[place] = all_rows(nonzero, axis).any(1).numpy(force=True)
+                    sizes[place] = all_rows(gradient, axis).amax(1)
 
             visit_gradients(self._twin, value, visit)
-            for place, rows in enumerate(alive):
+            ends = np.cumsum([len(size) for size in sizes.values()])
+            parts = np.split(on_host(list(sizes.values())) != 0, ends[:-1])
+            alive = dict(zip(sizes, parts, strict=True)) if sizes else {}
+            for place, axis in enumerate(self.seen):
+                rows = alive.get(place, np.zeros(axis.length, bool))
                 self.zeros[place] = np.concatenate([self.zeros[place], ~rows[:, None]], axis=1)
                 self.valid[place] = np.append(self.valid[place], rows.any())
 

@@ -25,6 +25,8 @@ __all__ = ["coupled_levels"]
 FIRST_PASSES, PASSES, MOST_PASSES = 6, 24, 64
 """Number of passes that show whether there is something to find, that decode it, and at most; passes are added while
 codes are ambiguous."""
+SHORT = 16
+"""Length of an axis below which chance may hide a coupling in the first passes, so that as many more are made."""
 MOST_BY_CHANCE = 0.05
 """Expected number of wrong partners between two axes below which no more passes are made."""
 MOST_PARTNERS = 3
@@ -57,7 +59,11 @@ def coupled_levels(twin: nn.Module, batch: Batch, loss: Loss, searched: Sequence
     if codes is None:
         return []
     codes.run(FIRST_PASSES)
-    maps = {} if _covered(codes, searched) else _decoded(codes)
+    covered = _covered(codes, searched)
+    if covered and min(axis.length for axis in axes) < SHORT:
+        codes.run(FIRST_PASSES)
+        covered = _covered(codes, searched)
+    maps = {} if covered else _decoded(codes)
     found, writers = _levels(twin, codes, maps), codes
     groups: list[Toggled] = [[(axis,) for axis in inputs], [tuple(same) for same in by_length.values()]]
     for toggled in groups:
@@ -88,6 +94,8 @@ def _covered(codes: Codes, searched: Sequence[Level]) -> bool:
             views[_place(axis)].append((level, number))
     for reader, seen in enumerate(codes.seen):
         left = varies(codes.zeros[reader], codes.valid[reader])
+        if _place(seen) in toggled:  # an output whose square is in the loss vanishes with itself, without a partner
+            left &= (codes.zeros[reader] != codes.codes[toggled[_place(seen)]])[:, codes.valid[reader]].any(1)
         for level, number in views[_place(seen)]:
             mine, valid = level.axes[number], codes.valid[reader]
             if not left[mine.index].any():
@@ -105,9 +113,26 @@ def _covered(codes: Codes, searched: Sequence[Level]) -> bool:
                 if not (both & ~zeros).any():
                     left[mine.index] = False
                     break
+        for level, number in views[_place(seen)] if left.any() else ():
+            _drop_dead_units(codes, level, number, reader, left)
         if left.sum() > 0.02 * len(left):
             return False
     return True
+
+
+def _drop_dead_units(codes: Codes, level: Level, number: int, reader: int, left: np.ndarray) -> None:
+    """Clear `left` where what writes an index and what reads it vanish in the same passes: a unit that is not active.
+
+    Both are in the level, side by side.
+    """
+    seen = {_place(axis): place for place, axis in enumerate(codes.seen)}
+    mine, zeros = level.axes[number], codes.zeros[reader]
+    for axis in level.axes:
+        other = seen.get(_place(axis))
+        if other is not None and (axis.role == "in") != (mine.role == "in"):
+            valid = codes.valid[reader] & codes.valid[other]
+            same = codes.zeros[other][axis.index][:, :, valid].all(1) == zeros[mine.index][:, :, valid].all(1)
+            left[mine.index[same.all(1) & valid.any()]] = False
 
 
 _Place = tuple[str, int, bool]

@@ -42,15 +42,14 @@ def sums_imply(known: Sequence[Symmetry], symmetry: Symmetry, without_effect: Se
     is without effect.
     """
     free = [replace(symmetry, plus=(axis,), minus=()) for axis in without_effect]
-    columns = [_total(one) for one in [*known, *free]]
-    lengths = {key: len(values) for column in [*columns, _total(symmetry)] for key, values in column.items()}
+    columns, target = [_total(one) for one in [*known, *free]], _total(symmetry)
+    lengths = {key: len(values) for column in [*columns, target] for key, values in column.items()}
     axes: dict[tuple[str, float], list[tuple[str, int, float]]] = defaultdict(list)
     for key in lengths:
         axes[key[0], key[2]].append(key)
     for same in axes.values():
         columns += [{same[0]: np.ones(lengths[same[0]]), key: -np.ones(lengths[key])} for key in same[1:]]
-    stack = lambda column: np.concatenate([column.get(key, np.zeros(n)) for key, n in lengths.items()])
-    matrix = np.unique(np.stack([stack(column) for column in [*columns, _total(symmetry)]], axis=1), axis=0)
+    matrix = _distinct_rows([*columns, target])
     best = np.linalg.lstsq(np.asarray(matrix[:, :-1], float), np.asarray(matrix[:, -1], float), rcond=None)[0]
     return bool(np.abs(matrix[:, :-1] @ best - matrix[:, -1]).max() <= 1e-6)
 
@@ -66,11 +65,62 @@ def _total(symmetry: Symmetry) -> dict[tuple[str, int, float], np.ndarray]:
     return total
 
 
+def _distinct_rows(columns: Sequence[dict[tuple[str, int, float], np.ndarray]]) -> np.ndarray:
+    """Return the matrix of these columns without repeated rows; the matrix of all indices is never formed."""
+    held: dict[tuple[str, int, float], list[int]] = defaultdict(list)
+    for number, column in enumerate(columns):
+        for key in column:
+            held[key].append(number)
+    parts = []
+    for key, numbers in held.items():
+        values = np.unique(np.stack([columns[n][key] for n in numbers], axis=1), axis=0)
+        part = np.zeros((len(values), len(columns)))
+        part[:, numbers] = values
+        parts.append(part)
+    return np.unique(np.concatenate(parts), axis=0)
+
+
+class _RowIndex:
+    """Which generators of which symmetries scale a row, without a table of all rows."""
+
+    def __init__(self) -> None:
+        self._maps: dict[tuple[str, int, float], list[tuple[int, np.ndarray]]] = defaultdict(list)
+
+    def insert(self, number: int, symmetry: Symmetry) -> None:
+        """Add the generators of a symmetry."""
+        for axis in symmetry.axes:
+            generator = np.full(axis.length, -1)
+            generator[axis.index] = np.arange(axis.size)[:, None]
+            copies = 1 if axis.by_matrix or axis.axis == 0 else axis.matrices
+            self._maps[axis.parameter, axis.axis, axis.shift].append((number, np.tile(generator, copies)))
+
+    def remove(self, number: int) -> None:
+        """Remove a symmetry."""
+        for key, maps in self._maps.items():
+            self._maps[key] = [pair for pair in maps if pair[0] != number]
+
+    def at(self, row: _Row) -> set[tuple[int, int]]:
+        """Return pairs (number of the symmetry, generator)."""
+        (parameter, axis, index), shift = row
+        maps = self._maps.get((parameter, axis, shift), ())
+        return {(number, int(generator[index])) for number, generator in maps if generator[index] >= 0}
+
+
+def _moves_twice(symmetry: Symmetry) -> bool:
+    """Return whether a symmetry moves a row twice."""
+    rows: dict[tuple[str, int], list[np.ndarray]] = defaultdict(list)
+    for axis in symmetry.axes:
+        copies = 1 if axis.by_matrix or axis.axis == 0 else axis.matrices
+        places = axis.index.reshape(-1) + axis.length * np.arange(copies)[:, None]
+        rows[axis.parameter, axis.axis].append(places.reshape(-1))
+    return any(len(np.unique(all_rows := np.concatenate(parts))) < len(all_rows) for parts in rows.values())
+
+
 class Generators:
     """The generators of known symmetries, and of new ones that are added if they are independent of them."""
 
     def __init__(self, known: Sequence[Symmetry]):
-        self._by_row: dict[_Row, set[tuple[int, int]]] = defaultdict(set)
+        self._by_row = _RowIndex()
         self._symmetries: dict[int, Symmetry] = {}
         self._new: list[int] = []
         for symmetry in known:
@@ -79,9 +129,7 @@ class Generators:
     def _insert(self, symmetry: Symmetry) -> int:
         number = len(self._symmetries)
         self._symmetries[number] = symmetry
-        for generator in range(symmetry.size):
-            for row in _coefficients(symmetry, generator):
-                self._by_row[row].add((number, generator))
+        self._by_row.insert(number, symmetry)
         return number
 
     def add(self, symmetry: Symmetry) -> None:
@@ -89,8 +137,7 @@ class Generators:
 
         A candidate that moves a row both ways is not a symmetry of rows and left out.
         """
-        keys = [key for k in range(symmetry.size) for axis in symmetry.axes for key in axis.keys(k)]
-        if len(set(keys)) < len(keys):
+        if _moves_twice(symmetry):
             return
         implied = [self.implied(symmetry, generator) for generator in _sample(symmetry)]
         if all(implied):
@@ -112,19 +159,18 @@ class Generators:
     def _overlapping(self, symmetry: Symmetry) -> list[int]:
         """Return the added symmetries that share a row with generators of a symmetry."""
         rows = (row for k in range(symmetry.size) for row in _coefficients(symmetry, k))
-        return sorted({number for row in rows for number, _ in self._by_row.get(row, ()) if number in self._new})
+        return sorted({number for row in rows for number, _ in self._by_row.at(row) if number in self._new})
 
     def _remove(self, number: int) -> None:
         self._new.remove(number)
-        for pairs in self._by_row.values():
-            pairs -= {pair for pair in pairs if pair[0] == number}
+        self._by_row.remove(number)
 
     def implied(self, symmetry: Symmetry, generator: int, without: int | None = None) -> bool:
         """Return whether a generator is a sum of generators of the symmetries, or does nothing at all."""
         target = _coefficients(symmetry, generator)
         if not target:
             return True
-        others = {pair for row in target for pair in self._by_row.get(row, ()) if pair[0] != without}
+        others = {pair for row in target for pair in self._by_row.at(row) if pair[0] != without}
         if not others:
             return False
         columns = [_coefficients(self._symmetries[number], other) for number, other in sorted(others)]

@@ -11,11 +11,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from undertow.torch._copies import Batch, Loss, forward, norm_epsilon, randomise, trainable
+from undertow.torch._copies import (
+    Batch,
+    Loss,
+    forward,
+    norm_epsilon,
+    on_host,
+    trainable,
+    visit_gradients,
+)
+from undertow.torch._random_weights import LARGE_PARAMETER, RandomWeights
 from undertow.torch.census.axes import Axis, Symmetry, all_rows, unfold
 from undertow.torch.census.candidates import Level
 
-__all__ = ["MAX_DRAWS", "AxisMoments", "visit_gradients"]
+__all__ = ["MAX_DRAWS", "AxisMoments"]
 
 MAX_DRAWS = 16
 """Largest number of draws of random weights; each takes one forward and one backward pass."""
@@ -27,26 +36,6 @@ ZERO_GRADIENT_RTOL = 1e-9
 norm."""
 BLOCK_RTOL = 1e-7
 """Entries of the matrices G W' of both sides agree if they differ by less than this, relative to the largest."""
-
-
-def visit_gradients(model: nn.Module, value: Tensor, visit: Callable[[str, Tensor, Tensor], None]) -> None:
-    """Call `visit(name, parameter, gradient)` for every trainable parameter with a gradient, and drop the gradient."""
-
-    def hook(name: str, parameter: Tensor) -> None:
-        gradient, parameter.grad = parameter.grad, None
-        if gradient is not None:
-            with torch.no_grad():
-                visit(name, parameter.detach(), gradient)
-
-    handles = [
-        parameter.register_post_accumulate_grad_hook(lambda p, name=name: hook(name, p))
-        for name, parameter in trainable(model).items()
-    ]
-    try:
-        value.backward()
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 class AxisMoments:
@@ -63,33 +52,36 @@ class AxisMoments:
         self.unclear: list[str] = []
         """Sentences about candidates that could not be interpreted."""
         self._twin, self._batch, self._loss, self._eps, self._seed = twin, batch, loss, eps, seed
+        self._weights = RandomWeights(twin)
         self._names = list(trainable(twin))
-        rows: list[list[np.ndarray]] = [[] for _ in searched]
         axes = [axis for level in searched for axis in level.axes]
-        self._by_parameter: dict[str, dict[_Key, Axis]] = {name: {} for name in self._names}
-        for axis in axes:
-            self._by_parameter[axis.parameter].setdefault(_key(axis), axis)
-        is_zero = {id(axis): True for axis in axes}
-        self.bounds = dict.fromkeys(self._names, 0.0)
-        """Upper bounds |G| |W| of the moments, by parameter."""
+        self._places = _Places(axes)
+        bounds, self.gradient_size = np.zeros(len(self._names)), 0.0
+        """`gradient_size`: norm of the largest gradient of a parameter."""
         self.nonzero = np.zeros((0, len(self._names)), bool)
         """(draws, parameters): whether the gradient of a parameter was nonzero in a draw."""
+        is_zero, columns = np.ones(len(axes), bool), []
         while not self._has_enough_draws(draws, stochastic):
-            sums, sizes = self._moments(len(self.nonzero))
-            largest = {name: max((s.max() for s in by_axis.values()), default=0.0) for name, by_axis in sizes.items()}
-            self.nonzero = np.concatenate([self.nonzero, [[largest.get(name, 0.0) > 0 for name in self._names]]])
-            limit = ZERO_GRADIENT_RTOL * max(largest.values(), default=0.0)
-            for axis in axes:
-                size = sizes.get(axis.parameter, {}).get(_key(axis))
-                is_zero[id(axis)] &= size is None or bool(size[axis.index].max() <= limit)
-            for level, matrix in zip(searched, rows, strict=True):
-                columns = [sums.get(_key(a), np.zeros(a.length))[a.index].sum(1) for a in level.axes]
-                matrix.append(np.stack(columns, axis=1))
-        self.zero_axes = [axis for axis in axes if is_zero[id(axis)]]
+            sums, sizes, norms = self._moments(len(self.nonzero))
+            self.gradient_size = max(self.gradient_size, float(norms[0].max()))
+            bounds = np.maximum(bounds, norms[1])
+            largest = self._places.largest_by_parameter(sizes, self._names)
+            self.nonzero = np.concatenate([self.nonzero, [largest > 0]])
+            is_zero &= self._places.largest_by_axis(sizes) <= ZERO_GRADIENT_RTOL * largest.max()
+            columns.append(self._places.sums_by_generator(sums))
+        self.bounds = dict(zip(self._names, bounds.tolist(), strict=True))
+        """Upper bounds |G| |W| of the moments, by parameter."""
+        self.zero_axes = [axis for axis, zero in zip(axes, is_zero, strict=True) if zero]
         """Axes without a gradient in any draw."""
-        self.is_zero = [[is_zero[id(axis)] for axis in level.axes] for level in searched]
+        ends = np.cumsum([len(level.axes) for level in searched])[:-1]
+        self.is_zero = [part.tolist() for part in np.split(is_zero, ends)]
         """Whether each axis of each level has no gradient in any draw."""
-        self.moments = [np.concatenate(matrix) for matrix in rows]
+        ends = np.cumsum([len(level.axes) * level.size for level in searched])[:-1]
+        by_draw = [np.split(column, ends) for column in columns]
+        self.moments = [
+            np.concatenate([parts[k].reshape(len(level.axes), level.size).T for parts in by_draw])
+            for k, level in enumerate(searched)
+        ]
         """One matrix (indices of all draws, axes) per level."""
 
     def _has_enough_draws(self, draws: int, stochastic: bool) -> bool:
@@ -99,30 +91,44 @@ class AxisMoments:
         needed = max(draws, MIN_BRANCH_DRAWS) if (counts < done).any() else draws
         return done >= needed and (done >= 4 * needed or bool((counts[counts > 0] >= draws).all()))
 
-    def _moments(self, number: int) -> tuple[dict["_Key", np.ndarray], dict[str, dict["_Key", np.ndarray]]]:
-        """Return the moments of all axes in a draw, and the largest gradient of each index by parameter and axis."""
-        sums: dict[_Key, np.ndarray] = {}
-        sizes: dict[str, dict[_Key, np.ndarray]] = {}
+    def _moments(self, number: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the moments of all places in a draw, the largest gradient there, and by parameter |G| and |G| |W|.
+
+        Everything stays on the device until the pass ends.
+        """
+        sums: dict[_Key, Tensor] = {}
+        sizes: dict[_Key, Tensor] = {}
+        norms: dict[str, Tensor] = {}
 
         def visit(name: str, weight: Tensor, gradient: Tensor) -> None:
-            if not bool(torch.isfinite(gradient).all()):
-                raise ValueError(f"`census`: the gradient of {name} is not finite at random weights.")
-            self.bounds[name] = max(self.bounds[name], float(gradient.norm() * weight.norm()))
-            product, size = gradient * weight, gradient.abs()
-            sizes[name] = {}
-            for key, axis in self._by_parameter[name].items():
-                sums[key] = all_rows(product, axis).sum(1).numpy(force=True)
-                if axis.shift:
-                    sums[key] = sums[key] + axis.shift * all_rows(gradient, axis).sum(1).numpy(force=True)
-                sizes[name][key] = all_rows(size, axis).amax(1).numpy(force=True)
+            norm = gradient.norm()
+            norms[name] = torch.stack([norm, norm * weight.norm()])
+            views = self._places.by_parameter.get(name, {})
+            offsets = {key: axis.shift * all_rows(gradient, axis).sum(1) for key, axis in views.items() if axis.shift}
+            # a large parameter in place: a tensor as large would take memory. Random values of large ones are not zero
+            small = weight.numel() < LARGE_PARAMETER
+            product = gradient * weight if small else gradient.mul_(weight)
+            for key, axis in views.items():
+                total = all_rows(product, axis).sum(1)
+                sums[key] = total + offsets[key] if key in offsets else total
+            size = gradient.abs_() if small else product.div_(weight).abs_()
+            for key, axis in views.items():
+                sizes[key] = all_rows(size, axis).amax(1)
 
         self._draw(number, visit)
-        return sums, sizes
+        table = np.zeros((len(self._names), 2))
+        table[[name in norms for name in self._names]] = on_host(
+            [norms[name] for name in self._names if name in norms]
+        ).reshape(-1, 2)
+        for name, norm in zip(self._names, table[:, 0], strict=True):
+            if not np.isfinite(norm):
+                raise ValueError(f"`census`: the gradient of {name} is not finite at random weights.")
+        return self._places.joined(sums), self._places.joined(sizes), table.T
 
     def _draw(self, number: int, visit: Callable[[str, Tensor, Tensor], None]) -> None:
         """Visit the weights and gradients of a draw."""
         with norm_epsilon(self._twin, self._eps):
-            randomise(self._twin, self._seed + number)
+            self._weights.draw(self._seed + number)
             value, _ = forward(self._twin, self._batch, self._loss, self.dropout_seed(number))
             visit_gradients(self._twin, value, visit)
 
@@ -170,6 +176,48 @@ def _key(axis: Axis) -> _Key:
     return axis.parameter, axis.axis, axis.by_matrix, axis.shift
 
 
+class _Places:
+    """All indices of the parameters along the axes of the levels in one vector, and the axes as positions in it."""
+
+    def __init__(self, axes: Sequence[Axis]):
+        self.by_parameter: dict[str, dict[_Key, Axis]] = {}
+        for axis in axes:
+            self.by_parameter.setdefault(axis.parameter, {}).setdefault(_key(axis), axis)
+        self._lengths = {key: axis.length for views in self.by_parameter.values() for key, axis in views.items()}
+        firsts = np.cumsum([0, *self._lengths.values()])
+        self._count = int(firsts[-1])
+        self._first = dict(zip(self._lengths, firsts.tolist(), strict=False))
+        empty = [np.zeros(0, int)]
+        self._positions = np.concatenate(empty + [self._first[_key(axis)] + axis.index.reshape(-1) for axis in axes])
+        self._axis_starts = np.cumsum([0, *(axis.index.size for axis in axes)])[:-1]
+        together = np.concatenate(empty + [np.full(axis.size, axis.index.shape[1]) for axis in axes])
+        self._generator_starts = np.cumsum([0, *together])[:-1]
+
+    def joined(self, values: dict[_Key, Tensor]) -> np.ndarray:
+        """Return the values of all places as one vector, zero where a parameter has none."""
+        result = np.zeros(self._count)
+        held = [key for key in self._lengths if key in values]
+        vector = on_host([values[key] for key in held])
+        ends = np.cumsum([self._lengths[key] for key in held])
+        for key, end in zip(held, ends.tolist(), strict=True):
+            first, length = self._first[key], self._lengths[key]
+            result[first : first + length] = vector[end - length : end]
+        return result
+
+    def sums_by_generator(self, values: np.ndarray) -> np.ndarray:
+        """Return the sum over the indices that move together, for each generator of each axis."""
+        return np.add.reduceat(values[self._positions], self._generator_starts) if len(self._positions) else values
+
+    def largest_by_axis(self, values: np.ndarray) -> np.ndarray:
+        """Return the largest value of each axis."""
+        return np.maximum.reduceat(values[self._positions], self._axis_starts) if len(self._positions) else values
+
+    def largest_by_parameter(self, values: np.ndarray, names: Sequence[str]) -> np.ndarray:
+        """Return the largest value of each parameter, zero for one without axes."""
+        part = lambda key: values[self._first[key] : self._first[key] + self._lengths[key]].max()
+        return np.array([max(map(part, self.by_parameter.get(name, ())), default=0.0) for name in names])
+
+
 class _Products:
     """Some rows of the sums of G W' over both sides of a symmetry, from which the size of its blocks follows."""
 
@@ -192,7 +240,8 @@ class _Products:
                 if axis.parameter == name:
                     w, g = (unfold(tensor, axis).flatten(1) for tensor in (weight, gradient))
                     product = w @ g[self.rows].T if side == 0 else g @ w[self.rows].T
-                    self._sums[side] = self._sums[side] + product.cpu()
+                    total = self._sums[side]
+                    self._sums[side] = product if total.ndim == 0 else total + product.to(total.device)
 
     def largest_block(self) -> int:
         """Return the largest block on which the sum of G W' over plus is the transpose of that over minus."""

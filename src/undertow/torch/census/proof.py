@@ -17,8 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from undertow.torch._copies import Batch, Loss, forward, norm_epsilon, trainable
-from undertow.torch.census.axes import Axis, Symmetry, move
+from undertow.torch.census.axes import Axis, Symmetry
 from undertow.torch.census.candidates import with_biases
+from undertow.torch.census.inplace import move_in_place
 
 __all__ = [
     "LARGE_SCALES",
@@ -70,22 +71,15 @@ def _moved(model: nn.Module, symmetries: Sequence[Symmetry], seed: int) -> Gener
     memory.
     """
     params = trainable(model)
-
-    def apply(symmetry: Symmetry, transform: Tensor) -> None:
-        for name, value in move(params, symmetry, transform).items():
-            params[name].copy_(value)
-
-    inverse = lambda transform: 1 / transform if transform.ndim == 1 else torch.linalg.inv(transform)
-    transforms = [
-        random_transform(symmetry, seed + number, torch.float64) for number, symmetry in enumerate(symmetries)
-    ]
+    parts = []
+    for number, symmetry in enumerate(symmetries):
+        transform = random_transform(symmetry, seed + number, torch.float64)
+        parts.append((symmetry, transform, 1 / transform if transform.ndim == 1 else torch.linalg.inv(transform)))
     try:
-        for symmetry, transform in zip(symmetries, transforms, strict=True):
-            apply(symmetry, transform)
+        move_in_place(params, parts)
         yield
     finally:
-        for symmetry, transform in reversed(list(zip(symmetries, transforms, strict=True))):
-            apply(symmetry, inverse(transform))
+        move_in_place(params, [(symmetry, inverse, transform) for symmetry, transform, inverse in reversed(parts)])
 
 
 class OrbitTrial:
@@ -205,7 +199,9 @@ def verify_symmetries(
     network that is chaotic there).
     """
     left, refuted = list(symmetries), []
-    for situation in tried if symmetries else ():
+    for situation in tried:
+        if not left:
+            break
         if situation.own_weights:
             for parameter, value in zip(twin.parameters(), own_weights, strict=True):
                 parameter.copy_(value)
@@ -218,7 +214,7 @@ def verify_symmetries(
 @contextmanager
 def _mode(model: nn.Module, evaluation: bool) -> Generator[None]:
     """Put the model into evaluation mode inside the context, if asked, with random statistics in its batch norms."""
-    before = {module: module.training for module in model.modules()}
+    before = {module: module.training for module in model.modules()} if evaluation else {}
     if evaluation:
         model.eval()
         for module in model.modules():
@@ -240,13 +236,12 @@ def _scaled(model: nn.Module, situation: Situation) -> Generator[None]:
     floating = [p for p in model.parameters() if p.is_floating_point()] if situation.scale != 1 else []
     large = round(situation.split * len(floating))
     factors = [situation.scale] * large + [1 / situation.scale] * (len(floating) - large)
-    for parameter, factor in zip(floating, factors, strict=True):
-        parameter.mul_(factor)
+    multiply = lambda numbers: torch._foreach_mul_(floating, numbers) if floating else None
+    multiply(factors)
     try:
         yield
     finally:
-        for parameter, factor in zip(floating, factors, strict=True):
-            parameter.div_(factor)
+        multiply([1 / factor for factor in factors])
 
 
 def _distinct(axes: Sequence[Axis]) -> list[Axis]:

@@ -14,8 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from undertow.torch._copies import Batch, Loss, convolution_kernels, forward, norm_epsilon, norm_gains, random_values
+from undertow.torch._copies import Batch, Loss, forward, norm_epsilon
 from undertow.torch._isolation import isolated
+from undertow.torch._random_weights import convolution_kernels, fill_random, norm_gains
 from undertow.torch.census.axes import Symmetry, move
 from undertow.torch.census.proof import random_transform
 
@@ -76,7 +77,9 @@ class _Weights:
             return self._saved[name].to(parameter.device) if name in self._saved else parameter.detach()
         generator = torch.Generator(parameter.device).manual_seed(self.random_seed + self._places[name])
         gain, kernel = id(parameter) in self._gains, id(parameter) in self._kernels
-        return random_values(parameter, generator, gain=gain, kernel=kernel).to(parameter.dtype)
+        values = torch.empty_like(parameter)
+        fill_random(values, generator, gain=gain, kernel=kernel)
+        return values
 
     def set(self, name: str, value: Tensor) -> None:
         """Replace the values of a parameter; its original ones are kept, on its device if there is room."""

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from undertow.torch._copies import Batch, Loss, forward, norm_epsilon, randomise, trainable
-from undertow.torch.census.axes import Axis, Symmetry, move
+from undertow.torch.census.axes import Axis, Symmetry
 from undertow.torch.census.candidates import Level, whole_parameters
 from undertow.torch.census.generators import Generators, signed, sums_imply
+from undertow.torch.census.inplace import move_in_place
 from undertow.torch.census.moments import AxisMoments
 from undertow.torch.census.nullspace import NONZERO_RTOL, NULL_RTOL, NullSpace, integer_null_space, sparse_basis
 
@@ -184,9 +185,8 @@ def _output_differences(
 
 def _outputs_after_scaling(twin: nn.Module, batch: Batch, loss: Loss, axes: list[Axis], dropout_seed: int) -> Tensor:
     params = trainable(twin)
-    scale = lambda axis, amount: params[axis.parameter].copy_(
-        move(params, _unnamed((axis,), ()), torch.tensor([math.exp(amount)], dtype=torch.float64))[axis.parameter]
-    )
+    by = lambda amount: torch.tensor([math.exp(amount)], dtype=torch.float64)
+    scale = lambda axis, amount: move_in_place(params, [(_unnamed((axis,), ()), by(amount), by(-amount))])
     for axis in axes:
         scale(axis, DIFFERENCE_STEP)
     outputs = forward(twin, batch, loss, dropout_seed)[1]

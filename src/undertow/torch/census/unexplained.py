@@ -13,8 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from undertow.torch._copies import Batch, Loss, forward, norm_epsilon, randomise, trainable
-from undertow.torch.census.axes import Axis, Symmetry, all_rows
+from undertow.torch._copies import Batch, Loss, forward, norm_epsilon, trainable
+from undertow.torch._random_weights import RandomWeights
+from undertow.torch.census.axes import Axis, Symmetry
 from undertow.torch.census.candidates import plain_axes
 from undertow.torch.census.generators import signed
 
@@ -146,9 +147,10 @@ def _gram(twin: nn.Module, batch: Batch, loss: Loss, indices: _Indices, eps: flo
     """Return M'M for the matrix of moments: its rows are outputs of several draws, its columns the indices."""
     params = trainable(twin)
     gram, rows, draws = np.zeros((indices.count, indices.count)), 0, 0
+    random_weights = RandomWeights(twin)
     while rows < 1.2 * indices.count + 20 or draws < LEAST_DRAWS:
         with norm_epsilon(twin, eps):
-            randomise(twin, seed + draws)
+            random_weights.draw(seed + draws)
             outputs = forward(twin, batch, loss, seed + draws)[1]
         count = min(OUTPUTS_PER_DRAW, outputs.numel())
         generator = torch.Generator().manual_seed(seed + draws)
@@ -175,6 +177,9 @@ def _moments(
         if gradient is None:
             columns.append(np.zeros((count, axis.length)))
             continue
-        product = gradient * (weight + axis.shift)
-        columns.append(np.stack([all_rows(one, axis).sum(1).numpy(force=True) for one in product]))
+        product, kept = gradient * (weight + axis.shift), {0, axis.axis + 1}
+        if axis.by_matrix:
+            product, kept = product.unflatten(1, (axis.matrices, -1)), {0, 1, axis.axis + 2}
+        others = [dimension for dimension in range(product.ndim) if dimension not in kept]
+        columns.append((product.sum(others) if others else product).reshape(count, axis.length).numpy(force=True))
     return np.concatenate(columns, axis=1)
