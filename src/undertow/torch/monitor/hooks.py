@@ -294,10 +294,7 @@ class GradientRecorder:
                 self._add_statistics(name)
         current = self._current
         self._discard_pass()
-        if current.finite:
-            self.recorded.add(current)
-        else:  # under a gradient scaler no step follows
-            self.recorded.overflowed = True
+        self.recorded.add(current.if_finite())
 
 
 def _in_backward() -> bool:

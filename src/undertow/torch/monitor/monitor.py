@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -14,25 +15,27 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from undertow import _validate as validate
 from undertow.torch._copies import trainable, unwrap
 from undertow.torch._renamed import Renamed
-from undertow.torch._threads import one_thread
 from undertow.torch.census.census import Census, check_census
 from undertow.torch.monitor import output
-from undertow.torch.monitor.batch_sums import BatchSums
-from undertow.torch.monitor.consistency import compare_gradients
+from undertow.torch.monitor.consistency import NOT_FINITE, compare_gradients
+from undertow.torch.monitor.entries import EntryMap
 from undertow.torch.monitor.hooks import GradientRecorder
+from undertow.torch.monitor.measure import NUMBERS, measure
 from undertow.torch.monitor.output import ScalarWriter
-from undertow.torch.monitor.reading import COLUMNS, Reading, Row, read_symmetry
-from undertow.torch.monitor.requests import Requests, StepMoments
-from undertow.torch.monitor.settings import SGDSettings, common_settings, optimizer_settings
+from undertow.torch.monitor.reading import COLUMNS, Reading, Row, read_step
+from undertow.torch.monitor.requests import Requests
+from undertow.torch.monitor.settings import SGD, StepRule, optimizer_rules
 from undertow.torch.monitor.statistics import ShapeKey
+from undertow.torch.monitor.steps import plan_step
+from undertow.torch.monitor.tensors import to_numpy
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
 __all__ = ["COLUMNS", "NoiseMonitor", "Reading"]
 
-_SettingsOf = Callable[[str], SGDSettings | str]
-"""Settings of a parameter by its name, or why the theory does not apply."""
+_RulesOf = Callable[[], dict[str, StepRule]]
+"""Returns how each parameter is stepped."""
 StepArguments = tuple[tuple, dict[str, object]]
 """The positional and the keyword arguments of the `step()` of an optimiser."""
 
@@ -124,8 +127,9 @@ class NoiseMonitor:
         self.skipped: deque[tuple[int, str]] = deque(maxlen=keep)
         """Steps that could not be measured, each with the reason."""
         self._rows: deque[list[Row]] = deque(maxlen=keep)
-        self._requests = Requests(census)
-        self._recorder = GradientRecorder(self.model, self._requests.all(), batch_axis)
+        requests = Requests(census)
+        self._entries = EntryMap.of(census, requests)
+        self._recorder = GradientRecorder(self.model, requests.all(), batch_axis)
         self._uses_our_parameters: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
         self._leader: weakref.ref[torch.optim.Optimizer] | None = None
         """The optimiser that counts the steps."""
@@ -173,8 +177,9 @@ class NoiseMonitor:
         validate.finite_number("NoiseMonitor.step", "step_size", step_size)
         validate.finite_number("NoiseMonitor.step", "weight_decay", weight_decay)
         validate.finite_number("NoiseMonitor.step", "momentum", momentum, below=1.0)
-        settings = SGDSettings(float(step_size), float(weight_decay), float(momentum))
-        self._end_step(lambda name: settings)
+        state = None if momentum else {}
+        rule = StepRule(SGD, float(step_size), float(weight_decay), float(momentum), state=state)
+        self._end_step(lambda: dict.fromkeys(self._recorder.parameters, rule))
 
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, object]
@@ -188,7 +193,7 @@ class NoiseMonitor:
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure) or not self._recorder.attached:
-            self._end_step(self._settings)
+            self._end_step(self._rules)
             return None
         return (args[0], self._ending_step(closure)), {k: v for k, v in kwargs.items() if k != "closure"}
 
@@ -213,61 +218,60 @@ class NoiseMonitor:
             value = closure()
             if waiting:
                 waiting = False
-                self._end_step(self._settings)
+                self._end_step(self._rules)
             return value
 
         return evaluate
 
-    def _settings(self, name: str) -> SGDSettings | str:
-        """Return how the optimisers step a parameter, or why the theory does not apply."""
+    def _rules(self) -> dict[str, StepRule]:
+        """Return how the optimisers step the parameters."""
         leader = None if self._leader is None else self._leader()
         others = [other for other, ours in self._uses_our_parameters.items() if ours and other is not leader]
         optimizers = others if leader is None else [leader, *others]
-        return optimizer_settings(optimizers, name, self._recorder.parameters[name])
+        return optimizer_rules(optimizers, self._recorder.parameters)
 
-    def _end_step(self, settings: _SettingsOf) -> None:
+    def _end_step(self, rules: _RulesOf) -> None:
         step, self.steps = self.steps, self.steps + 1
         try:
             if self._recorder.attached:
-                self._measure(step, settings)
+                self._measure(step, rules())
         finally:
             if self.steps % self.every == 0:
                 self._recorder.attach()
             elif self._recorder.attached:
                 self._recorder.detach()
 
-    def _measure(self, step: int, settings: _SettingsOf) -> None:
+    def _measure(self, step: int, rules: dict[str, StepRule]) -> None:
         sums, problem = self._recorder.take()
-        scale = 1.0
-        if problem is None:
-            scale, problem = compare_gradients(sums, self._recorder.parameters, self._recorder.requests)
-        if problem is not None:
-            if not self._rows:
-                raise RuntimeError(f"`NoiseMonitor` at step {step}: {problem}.")
-            self.skipped.append((step, problem))
-            warnings.warn(f"`NoiseMonitor` has no measurement of step {step}: {problem}.", stacklevel=2)
+        parameters = self._recorder.parameters
+        comparison = problem or compare_gradients(sums, parameters, self._recorder.requests)
+        if isinstance(comparison, str):
+            self._skip(step, comparison)
             return
-        self.last = self._readings(sums, scale, step, settings)
+        plan = plan_step(self.census.symmetries, rules)
+        measured = measure(self._entries, parameters, plan, sums.sums, comparison.samples, comparison.scale)
+        (values,) = to_numpy([torch.cat([comparison.numbers, measured.numbers.flatten()])])  # the only transfer
+        compared, numbers = np.split(values, [len(comparison.numbers)])
+        problem = comparison.problem(compared)
+        if problem is not None:
+            # a fused optimiser leaves out the steps of a gradient scaler itself
+            scaled = any(rule.grad_scale is not None for rule in rules.values())
+            self._skip(step, problem, expected=scaled and problem == NOT_FINITE)
+            return
+        table = numbers.reshape(-1, len(NUMBERS))
+        self.last = read_step(self._entries, plan, measured, table, parameters, step=step, samples=int(compared[0]))
         rows = [reading.row for reading in self.last]
         self._rows.append(rows)
         if self._writer is not None:
             output.log_rows(self._writer, rows, step)
 
-    def _readings(self, sums: BatchSums, scale: float, step: int, settings: _SettingsOf) -> tuple[Reading, ...]:
-        parameters = self._recorder.parameters
-        with torch.no_grad():
-            moments = StepMoments(self.census, self._requests, parameters, sums)
-        readings = []
-        with one_thread():
-            for symmetry in self.census:
-                common, note = common_settings([settings(name) for name in symmetry.parameters])
-                readings.append(
-                    read_symmetry(
-                        symmetry, self._requests, moments, parameters,
-                        samples=sums.samples, scale=scale, step=step, settings=common, note=note,
-                    )
-                )  # fmt: skip
-        return tuple(readings)
+    def _skip(self, step: int, problem: str, *, expected: bool = False) -> None:
+        """Record that a step was not measured; raise if nothing was measured yet, else warn."""
+        if not self._rows and not expected:
+            raise RuntimeError(f"`NoiseMonitor` at step {step}: {problem}.")
+        self.skipped.append((step, problem))
+        if not expected:
+            warnings.warn(f"`NoiseMonitor` has no measurement of step {step}: {problem}.", stacklevel=2)
 
     def to_csv(self, path: str | Path) -> None:
         """Write all rows as a table; unknown numbers are empty."""

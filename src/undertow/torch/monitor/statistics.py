@@ -35,11 +35,16 @@ class StatisticRequest:
     parameter: str
     axis: int
     index: np.ndarray | None = None
+    matrices: int = 1
+    """Number of matrices in a row along the first axis, if each has indices of its own along `axis`."""
 
 
 def statistic(gradients: Tensor, request: StatisticRequest) -> Tensor:
     """Return the requested sum over gradients (samples, *shape)."""
     axis = request.axis + 1
+    if request.matrices > 1:  # (samples, indices of all matrices, rest)
+        apart = gradients.unflatten(1, (request.matrices, -1)).movedim((1, axis + 1), (1, 2))
+        gradients, axis = apart.reshape(len(gradients), apart.shape[1] * apart.shape[2], -1), 1
     if request.index is None:
         if axis == 1 and gradients.ndim > 2:
             return torch.linalg.vector_norm(gradients.flatten(2), dim=2).square().sum(0)
@@ -55,15 +60,14 @@ def batch_statistics(
 ) -> list[Tensor]:
     """Return the requested sums over samples, of gradients that are the sum of several uses of one parameter."""
     outers = [outer for use in uses if (outer := use.as_outer()) is not None]
-    if len(outers) == len(uses):
+    if len(outers) == len(uses) and all(request.matrices == 1 for request in requests):
         outer = outers[0]
         if len(outers) > 1:  # further uses are further positions
             out, into = (torch.cat([getattr(use, name) for use in outers], 1) for name in ("out", "into"))
             outer = Outer(out, into, outer.shape, outer.flipped)
         return _single_position(outer, requests) if outer.positions == 1 else autotuner.run(outer, requests)
-    like = next(use.formed() for use in uses if use.as_outer() is None)
-    count, *shape = like.shape
-    size = samples_per_chunk(math.prod(shape), like)
+    like = uses[0].formed(0, 1)
+    count, size = uses[0].samples, samples_per_chunk(like.numel(), like)
 
     def chunk(start: int) -> Tensor:
         gradients = [use.formed(start, start + size) for use in uses]
