@@ -9,10 +9,9 @@ from torch import Tensor, nn
 from undertow.torch.equilibrium.amounts import RANK_RTOL
 from undertow.torch.monitor.balance import BlockSolution, block_solution
 from undertow.torch.monitor.entries import BlockEntries, BlockMap
-from undertow.torch.monitor.settings import StepRule
-from undertow.torch.monitor.statistics import StatisticRequest, statistic
+from undertow.torch.monitor.statistics import StatisticRequest, inner_products
 from undertow.torch.monitor.steps import Steps
-from undertow.torch.monitor.tensors import at_least_single
+from undertow.torch.monitor.tensors import at_least_single, joined
 
 __all__ = ["BlockReading", "rank_rtol", "read_blocks"]
 
@@ -40,26 +39,24 @@ def read_blocks(
     rows: BlockEntries,
     steps: Steps,
     parameters: Mapping[str, nn.Parameter],
-    rules: Mapping[str, StepRule],
     sums: Mapping[StatisticRequest, Tensor],
     samples: Tensor,
     scale: Tensor,
 ) -> BlockReading:
     """Return noise, charges and equilibria of the GL symmetries with one block size, under SGD."""
     device = steps.step.device
-    moments: list[list[Tensor]] = [[], [], []]
-    for request in own.requests:
-        parameter = parameters[request.parameter]
-        weight = _gram(parameter.detach(), request)
-        gradient, recorded = torch.zeros_like(weight), sums.get(request)
-        if recorded is not None and parameter.grad is not None:
-            gradient = _gram(parameter.grad.detach(), request)
-        unscale = rules[request.parameter].grad_scale
-        factor = 1.0 if unscale is None else 1 / unscale.to(weight) ** 2
-        second = torch.zeros_like(weight) if recorded is None else recorded.to(weight) * factor
-        for values, new in zip(moments, (weight, gradient * factor, second), strict=True):
-            values.append(new.to(device))
-    weight, gradient, second = (torch.cat(values).double()[rows.request] for values in moments)
+    names = [request.parameter for request in own.requests]
+    zero = lambda request: torch.zeros(*request.index.shape[:2], own.block, dtype=torch.float64, device=device)
+    weight = _grams(own.requests, {name: parameters[name].detach() for name in names}, device)
+    slopes = {name: g.detach() for name in names if (g := parameters[name].grad) is not None}
+    used = [request for request in own.requests if request.parameter in slopes]
+    of_slopes = _grams(used, slopes, device)
+    gradient = torch.cat([of_slopes.get(request, zero(request)) for request in own.requests])[rows.request]
+    second = joined([sums.get(request, zero(request)) for request in own.requests], device)
+    second = second.reshape(-1, own.block, own.block)[rows.request]
+    weight = torch.cat([weight[request] for request in own.requests])[rows.request]
+    unscale = steps.by_parameter.unscale[rows.parameter][:, None, None]
+    gradient, second = gradient * unscale, second * unscale
     noise = (second * scale**2 - gradient / samples) * samples / (samples - 1)
     noise = (noise + noise.mT) / 2
     settings, column = steps.by_parameter, lambda x: x[:, None, None]
@@ -97,6 +94,18 @@ def _rank_rtol(
     return torch.full((len(rows.owner),), rank_rtol(own.block, list(dtypes)), dtype=torch.float64, device=device)
 
 
-def _gram(tensor: Tensor, request: StatisticRequest) -> Tensor:
-    """Return the requested inner products of one tensor."""
-    return statistic(at_least_single(tensor).reshape(1, *(tensor.shape or (1,))), request)
+def _grams(
+    requests: Sequence[StatisticRequest], tensors: Mapping[str, Tensor], device: torch.device
+) -> dict[StatisticRequest, Tensor]:
+    """Return the requested inner products, computed together for tensors and indices that are alike."""
+    alike: dict[tuple, list[StatisticRequest]] = {}
+    for request in requests:
+        tensor = tensors[request.parameter]
+        key = tensor.shape, tensor.dtype, tensor.device, request.axis, request.matrices, request.index.tobytes()
+        alike.setdefault(key, []).append(request)
+    result = {}
+    for group in alike.values():
+        stack = torch.stack([at_least_single(tensors[request.parameter]) for request in group])
+        products = inner_products(stack.reshape(len(group), *(stack.shape[1:] or (1,))), group[0])
+        result |= dict(zip(group, products.to(device, torch.float64), strict=True))
+    return result

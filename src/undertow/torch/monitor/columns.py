@@ -150,24 +150,26 @@ def _sums(stack: _Stack, axes: _Axes, plain: bool) -> Tensor:
     if axes.shift:
         fields["pull"] = axes.total(stack.values * values)
     if stack.rule.kind == SGD:
-        fields |= _sgd_fields(stack, axes, values, fields)
+        fields |= _sgd_fields(stack, axes, values, fields["gradient"], weight)
     elif stack.rule.kind == ADAM:
-        fields |= _adam_fields(stack, axes, values, plain)
+        fields |= _adam_fields(stack, axes, values, weight, plain)
     if not axes.shift:
         fields["pull"] = fields["after"]
     return torch.stack([fields[name] for name in FIELDS])
 
 
-def _sgd_fields(stack: _Stack, axes: _Axes, values: Tensor, fields: dict[str, Tensor]) -> dict[str, Tensor]:
+def _sgd_fields(
+    stack: _Stack, axes: _Axes, values: Tensor, gradient_squares: Tensor, weight: Tensor
+) -> dict[str, Tensor]:
     rule, gradient = stack.rule, stack.gradients
     if gradient is None or rule.state is None:
         return {}
-    eta, fresh, step = rule.step_size, 1.0, rule.sign * gradient
+    eta, fresh, step = rule.step_size, 1.0, gradient if rule.sign > 0 else -gradient
     if rule.momentum:
         step, fresh = _momentum_step(rule, step, stack)
     kept = 1 - eta * fresh * rule.weight_decay
-    second = axes.total(step.square()) if rule.momentum else fields["gradient"]
-    first, decayed = _change(kept, axes, values, step, None, fields["weight"])
+    second = axes.total(step.square()) if rule.momentum else gradient_squares
+    first, decayed = _change(kept, axes, values, step, None, weight)
     return {"first": eta * first, "second": eta**2 * second, "decayed": decayed}
 
 
@@ -185,47 +187,44 @@ def _momentum_step(rule: StepRule, gradient: Tensor, stack: _Stack) -> tuple[Ten
     return gradient + rule.momentum * memory, 1 + rule.momentum * share
 
 
-def _adam_fields(stack: _Stack, axes: _Axes, values: Tensor, plain: bool) -> dict[str, Tensor]:
+def _adam_fields(stack: _Stack, axes: _Axes, values: Tensor, weight: Tensor, plain: bool) -> dict[str, Tensor]:
     rule, gradient, total = stack.rule, stack.gradients, axes.total
     (b1, b2), eps, eta = rule.betas, rule.eps, rule.step_size
-    count, ones = _count(stack), (-1,) + (1,) * (values.ndim - 1)
+    count, squares = _count(stack), values.square()
     memory, second = stack.state.get("exp_avg"), stack.state.get("exp_avg_sq")
-    correction = lambda b, t: torch.where(t > 0, 1 - b ** t.double(), 1.0).to(values).reshape(ones)
-    squares = values.square()
-    if second is None:
-        inverse_before = torch.full_like(values, eps)
-    else:
-        inverse_before = second.sqrt() / correction(b2, count).sqrt() + eps
-    before = total(inverse_before * squares)
+    second = torch.zeros_like(values) if second is None else second
+    before = eps * weight + total(second.sqrt().mul_(squares)) / _correction(b2, count).sqrt()
     if gradient is None:  # the optimiser leaves the parameter as it is
-        drive = total((inverse_before - eps).square() / _positive(inverse_before))
-        pull = {"pull": total(inverse_before * values * stack.values)} if axes.shift else {}
-        return pull | {"before": before, "after": before, "drive": drive, "inverse": total(inverse_before)}
-    gradient = rule.sign * gradient
-    mean = (1 - b1) * gradient if memory is None else b1 * memory + (1 - b1) * gradient
-    mean = mean / correction(b1, count + 1)
-    square = (1 - b2) * gradient.square() if second is None else b2 * second + (1 - b2) * gradient.square()
-    roots = square.sqrt() / correction(b2, count + 1).sqrt()
-    inverse = roots + eps
-    after, safe = total(inverse * squares), _positive(inverse)
-    kept = 1 - eta * rule.weight_decay
-    first, decayed = _change(kept, axes, values, mean, inverse, after)
-    fields = {
-        "before": before,
-        "after": after,
-        "drive": total(roots.square() / safe),
-        "inverse": total(inverse),
-        "first": eta * first,
-        "second": eta**2 * total(mean.square() / safe),
-        "decayed": decayed,
-    }
+        roots, bias = second.sqrt(), _correction(b2, count).sqrt()
+    else:
+        roots = (b2 * second).addcmul_(gradient, gradient, value=1 - b2).sqrt_()
+        bias = _correction(b2, count + 1).sqrt()
+    inverse = (roots / bias.to(values).reshape(-1, *(1,) * (values.ndim - 1))).add_(eps)
+    if not eps:
+        inverse = inverse.clamp_min_(torch.finfo(inverse.dtype).tiny)
+    after = eps * weight + total(squares.mul_(roots)) / bias
+    fields = {"before": before, "after": after, "inverse": total(inverse)}
+    fields["drive"] = total(roots.square_().div_(inverse)) / bias.square()
     if axes.shift:
         fields["pull"] = total(inverse * values * stack.values)
+    if gradient is None:
+        return fields
+    gradient = gradient if rule.sign > 0 else -gradient
+    mean = (1 - b1) * gradient if memory is None else torch.lerp(memory, gradient, 1 - b1)
+    kept, size = 1 - eta * rule.weight_decay, eta / _correction(b1, count + 1)
+    first, fields["decayed"] = _change(kept, axes, values, mean, inverse, after)
+    fields["first"], fields["second"] = size * first, size**2 * total(mean.square().div_(inverse))
     if plain:
-        step = mean / safe
-        fields["plain_first"], fields["plain_second"] = eta * kept * total(values * step), eta**2 * total(step.square())
-        fields["plain_decayed"] = (kept**2 - 1) * total(squares)
+        step = mean.div_(inverse)
+        fields["plain_first"] = size * kept * total(values * step)
+        fields["plain_second"] = size**2 * total(step.square_())
+        fields["plain_decayed"] = (kept**2 - 1) * weight
     return fields
+
+
+def _correction(b: float, count: Tensor) -> Tensor:
+    """Return the bias corrections 1 - b^t of the parameters, (parameters, 1); 1 before the first step."""
+    return torch.where(count > 0, 1 - b ** count.double(), 1.0)[:, None]
 
 
 def _change(
@@ -242,10 +241,6 @@ def _change(
         first = first + lost * axes.total(direction)
         decayed = decayed + 2 * kept * lost * axes.total(metric * values) + lost**2 * axes.total(metric)
     return first, decayed
-
-
-def _positive(inverse: Tensor) -> Tensor:
-    return inverse.clamp_min(torch.finfo(inverse.dtype).tiny)
 
 
 def _count(stack: _Stack) -> Tensor:

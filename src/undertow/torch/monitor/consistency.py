@@ -1,6 +1,6 @@
 """Comparison of the recorded gradients with the gradients in `.grad`."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from undertow.torch.monitor.batch_sums import BatchSums
 from undertow.torch.monitor.sample_gradients import gradient_probe
-from undertow.torch.monitor.statistics import StatisticRequest
-from undertow.torch.monitor.tensors import at_least_single, on_device
+from undertow.torch.monitor.tensors import at_least_single, joined, on_device
 
 __all__ = ["Comparison", "compare_gradients"]
 
@@ -51,13 +50,10 @@ class Comparison:
         self._names = list(probes)
         self._rtol = [_rtol(name, sums, parameters) for name in self._names]
         device = spreads.device
-        recorded, actual = (
-            torch.cat([getattr(p, side).flatten().double().to(device) for p in probes.values()])
-            for side in ("recorded", "actual")
-        )
+        recorded, actual = (joined([getattr(p, side) for p in probes.values()], device) for side in _Probes._fields)
         sizes = torch.tensor([p.recorded.numel() for p in probes.values()])
         owner = on_device(torch.arange(len(probes)).repeat_interleave(sizes), device)
-        by_parameter = lambda values: torch.zeros_like(spreads).index_add_(0, owner, values)
+        by_parameter = lambda values: values.new_zeros(len(probes)).index_add_(0, owner, values)
         product, size = (recorded * actual).sum(), recorded.square().sum()
         cancelled = size <= ZERO_SUM_RTOL**2 * spreads.sum()  # at a minimum there is nothing left to compare
         scale = torch.where(cancelled, 1.0, product / size)
@@ -65,8 +61,9 @@ class Comparison:
         self.samples = torch.as_tensor(sums.counted, device=device).double()
         norms = by_parameter(actual.square()).sqrt()
         errors = by_parameter((scale * recorded - actual).square()).sqrt()
-        totals = torch.stack([self.samples, product, size, scale])
-        self.numbers = torch.cat([totals, norms, errors, spreads])
+        places = [k for k, name in enumerate(parameters) if name in probes]
+        used = spreads if len(places) == len(parameters) else spreads[on_device(torch.tensor(places), device)]
+        self.numbers = torch.cat([torch.stack([self.samples, product, size, scale]), norms, errors, used])
 
     def problem(self, values: np.ndarray) -> str | None:
         """Return why the gradients do not agree, None if they do."""
@@ -83,12 +80,11 @@ class Comparison:
         return None
 
 
-def compare_gradients(
-    sums: BatchSums,
-    parameters: Mapping[str, nn.Parameter],
-    requests: Mapping[str, Sequence[StatisticRequest]],
-) -> Comparison | str:
-    """Compare the recorded gradients with those in `.grad`, by probes; return why if they cannot be compared."""
+def compare_gradients(sums: BatchSums, parameters: Mapping[str, nn.Parameter], spreads: Tensor) -> Comparison | str:
+    """Compare the recorded gradients with those in `.grad`, by probes; return why if they cannot be compared.
+
+    `spreads` are the sums of the squared gradients of samples, in the order of the parameters.
+    """
     probes = _probes(sums, parameters)
     if isinstance(probes, str) and sums.samples:
         return probes
@@ -97,13 +93,8 @@ def compare_gradients(
             "the hooks recorded no backward pass since the last step: check that this model is the one that trains. "
             "Compile a model before the monitor is created, and use non-reentrant activation checkpoints"
         )
-    device = next(iter(parameters.values())).device
-    zero = torch.zeros((), dtype=torch.float64, device=device)
-    spreads = [
-        sum((_trace(sums.sums[r]).double().to(device) for r in requests[name] if r in sums.sums), zero)
-        for name in probes
-    ]
-    return Comparison(sums, parameters, probes, torch.stack(spreads))
+    assert not isinstance(probes, str)
+    return Comparison(sums, parameters, probes, spreads)
 
 
 def _rtol(name: str, sums: BatchSums, parameters: Mapping[str, nn.Parameter]) -> float:
@@ -125,7 +116,3 @@ def _probes(sums: BatchSums, parameters: Mapping[str, nn.Parameter]) -> dict[str
         recorded = sums.probes.get(name)
         probes[name] = _Probes(torch.zeros_like(actual) if recorded is None else recorded.to(actual), actual)
     return probes
-
-
-def _trace(sums: Tensor) -> Tensor:
-    return sums.sum() if sums.ndim == 1 else torch.einsum("bii->", sums)

@@ -11,14 +11,14 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from undertow.torch.census.axes import Axis, Symmetry
 from undertow.torch.census.census import Census
 from undertow.torch.monitor.columns import Slot
 from undertow.torch.monitor.requests import Requests, own_matrices
 from undertow.torch.monitor.statistics import StatisticRequest
-from undertow.torch.monitor.tensors import on_device
+from undertow.torch.monitor.tensors import joined, on_device
 
 __all__ = ["BlockEntries", "BlockMap", "Entries", "EntryMap"]
 
@@ -94,7 +94,10 @@ class EntryMap:
     """The first generator of each symmetry, and the number of generators."""
     blocks: tuple[BlockMap, ...]
     arrays: Entries
+    sample_owner: Tensor
+    """The parameter of each statistic of the samples."""
     _placed: dict[torch.device, tuple[Entries, list[BlockEntries]]] = field(default_factory=dict, repr=False)
+    _counts: dict[torch.device, Tensor] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(census: Census, requests: Requests) -> "EntryMap":
@@ -117,7 +120,7 @@ class EntryMap:
             for axis, sign in _signed(symmetry):
                 index, request = axis.index, requests.of(axis, symmetry)
                 ones = np.ones_like(index)
-                if symmetry.block == 1:
+                if request.index is None:
                     samples = places[id(request)] + index
                 else:  # the statistic of a GL is a sum over the indices that move together: it is added once
                     samples = np.full_like(index, at)
@@ -131,10 +134,13 @@ class EntryMap:
         columns = [torch.as_tensor(np.concatenate([row[k].reshape(-1) for row in rows])) for k in range(7)]
         owner = torch.as_tensor(np.repeat(np.arange(len(census)), np.diff(starts)))
         columns[5] = columns[5].double()
-        blocks = tuple(_block_map(census, requests, d, names) for d in sorted({s.block for s in census if s.block > 1}))
+        lengths = [_length(request, slots) for request in statistics]
+        sample_owner = torch.as_tensor(np.repeat([names[request.parameter] for request in statistics], lengths))
+        sizes = [] if requests.diagonal else sorted({s.block for s in census if s.block > 1})
+        blocks = tuple(_block_map(census, requests, d, names) for d in sizes)
         return EntryMap(
             census, tuple(slots), tuple(names), tuple(statistics), tuple(powers), tuple(starts), blocks,
-            Entries(*columns, owner),
+            Entries(*columns, owner), sample_owner,
         )  # fmt: skip
 
     def on(self, device: torch.device) -> tuple[Entries, list[BlockEntries]]:
@@ -143,6 +149,14 @@ class EntryMap:
             entries = Entries(*(on_device(x, device) for x in self.arrays))
             self._placed[device] = entries, [one.on(device) for one in self.blocks]
         return self._placed[device]
+
+    def counts(self, parameters: Mapping[str, nn.Parameter], device: torch.device) -> Tensor:
+        """Return the number of entries in each of the sums along axes."""
+        if device not in self._counts:
+            each = [parameters[slot.parameter].numel() / slot.length for slot in self.slots]
+            numbers = np.repeat(each, [slot.length for slot in self.slots])
+            self._counts[device] = on_device(torch.as_tensor(numbers), device)
+        return self._counts[device]
 
     def sample_sums(self, sums: Mapping[StatisticRequest, Tensor], device: torch.device) -> Tensor:
         """Return the statistics of the samples in the order of `Entries.samples`, and a 0; 0 where there are none."""
@@ -153,8 +167,13 @@ class EntryMap:
                 parts.append(torch.zeros(_length(request, self.slots), dtype=torch.float64, device=device))
             else:
                 flat = value if value.ndim == 1 else value.diagonal(dim1=1, dim2=2)
-                parts.append(flat.reshape(-1).double().to(device))
-        return torch.cat([*parts, torch.zeros(1, dtype=torch.float64, device=device)])
+                parts.append(flat.reshape(-1))
+        return joined([*parts, torch.zeros(1, dtype=torch.float64, device=device)], device)
+
+    def spreads(self, samples: Tensor) -> Tensor:
+        """Return the sums of `sample_sums` over the requests of each parameter."""
+        owner = on_device(self.sample_owner, samples.device)
+        return samples.new_zeros(len(self.parameters)).index_add_(0, owner, samples[:-1])
 
 
 def _slot(axis: Axis) -> Slot:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from undertow.torch.monitor.balance import BlockSolution, adam_times, diagonal_amounts
 from undertow.torch.monitor.blocks import BlockReading, read_blocks
 from undertow.torch.monitor.columns import FIELDS, step_columns
+from undertow.torch.monitor.consistency import Comparison
 from undertow.torch.monitor.entries import BlockMap, Entries, EntryMap
 from undertow.torch.monitor.settings import ADAM, SGD
 from undertow.torch.monitor.statistics import StatisticRequest
@@ -54,14 +55,14 @@ def measure(
     parameters: Mapping[str, nn.Parameter],
     plan: Plan,
     sums: Mapping[StatisticRequest, Tensor],
-    samples: Tensor,
-    scale: Tensor,
+    recorded: Tensor,
+    comparison: Comparison,
 ) -> Measurement:
     """Return the measurement of a step, from its gradients and the state of the optimiser before it.
 
-    `sums` are the statistics of the samples, `samples` their number, `scale` the factor between `.grad` and the
-    recorded gradients.
+    `sums` are the statistics of the samples, and `recorded` the same as `EntryMap.sample_sums` returns them.
     """
+    samples, scale = comparison.samples, comparison.scale
     symmetries = entries.census.symmetries
     device = parameters[entries.parameters[0]].device
     rows, block_rows = entries.on(device)
@@ -76,16 +77,16 @@ def measure(
     of = dict(zip(FIELDS, columns[:, rows.column], strict=True))
     settings = ParameterSettings.of(entries.parameters, plan.rules, device)
     steps = Steps(rows, settings, len(symmetries), on_device(torch.tensor(plain), device))
-    recorded = entries.sample_sums(sums, device)[rows.samples] * settings.unscale[rows.parameter] * scale**2
-    noise = (recorded - of["gradient"] / samples) * samples / (samples - 1)
+    second = recorded[rows.samples] * settings.unscale[rows.parameter] * scale**2
+    noise = (second - of["gradient"] / samples) * samples / (samples - 1)
     adaptive = on_device(torch.tensor([kind == ADAM for kind in plan.kinds]), device)
     drive = torch.where(adaptive[rows.symmetry], of["drive"], noise)
-    counts = _counts(entries, parameters, device)[rows.column]
+    counts = entries.counts(parameters, device)[rows.column]
     solved = _solve(entries, steps, of, drive, adaptive, counts)
     blocks = []
     for block_map, own in zip(entries.blocks, block_rows, strict=True):
         if any(plan.kinds[k] == SGD for k in block_map.symmetries):
-            reading = read_blocks(block_map, own, steps, parameters, plan.rules, sums, samples, scale)
+            reading = read_blocks(block_map, own, steps, parameters, sums, samples, scale)
             blocks.append(reading)
             solved.replace(entries, block_map, reading.solution, ~adaptive)
     changes = _changes(steps, of)
@@ -213,9 +214,3 @@ def _solve(
     usable = ~dead & ~infinite & steps.moves[rows.owner] & (inertia > 0) & (rate > 0)
     none = torch.zeros_like(dead)
     return _Solved(amount, torch.where(usable, times, torch.inf), infinite, dead, none)
-
-
-def _counts(entries: EntryMap, parameters: Mapping[str, nn.Parameter], device: torch.device) -> Tensor:
-    """Return the number of entries in each of the sums."""
-    parts = [torch.full((slot.length,), parameters[slot.parameter].numel() / slot.length) for slot in entries.slots]
-    return on_device(torch.cat(parts).double(), device)

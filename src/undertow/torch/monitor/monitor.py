@@ -26,7 +26,7 @@ from undertow.torch.monitor.reading import COLUMNS, Reading, Row, read_step
 from undertow.torch.monitor.requests import Requests
 from undertow.torch.monitor.settings import SGD, StepRule, optimizer_rules
 from undertow.torch.monitor.statistics import ShapeKey
-from undertow.torch.monitor.steps import plan_step
+from undertow.torch.monitor.steps import Plan, plan_step
 from undertow.torch.monitor.tensors import to_numpy
 
 if TYPE_CHECKING:
@@ -128,7 +128,9 @@ class NoiseMonitor:
         """Steps that could not be measured, each with the reason."""
         self._rows: deque[list[Row]] = deque(maxlen=keep)
         requests = Requests(census)
-        self._entries = EntryMap.of(census, requests)
+        self._maps = {False: (requests, EntryMap.of(census, requests))}
+        """Requests and entries, by whether a GL is counted by its diagonal generators only."""
+        self._diagonal = False
         self._recorder = GradientRecorder(self.model, requests.all(), batch_axis)
         self._uses_our_parameters: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
         self._leader: weakref.ref[torch.optim.Optimizer] | None = None
@@ -241,15 +243,32 @@ class NoiseMonitor:
             elif self._recorder.attached:
                 self._recorder.detach()
 
+    @property
+    def _entries(self) -> EntryMap:
+        return self._maps[self._diagonal][1]
+
+    def _choose_requests(self, plan: Plan) -> None:
+        """Record what the steps of the optimiser need, from the next measurement on: inner products only for SGD."""
+        pairs = zip(self.census, plan.kinds, strict=True)
+        diagonal = not any(kind == SGD for symmetry, kind in pairs if symmetry.block > 1)
+        if diagonal == self._diagonal:
+            return
+        if diagonal not in self._maps:
+            requests = Requests(self.census, diagonal=diagonal)
+            self._maps[diagonal] = requests, EntryMap.of(self.census, requests)
+        self._diagonal = diagonal
+        self._recorder.record(self._maps[diagonal][0].all())
+
     def _measure(self, step: int, rules: dict[str, StepRule]) -> None:
         sums, problem = self._recorder.take()
-        parameters = self._recorder.parameters
-        comparison = problem or compare_gradients(sums, parameters, self._recorder.requests)
+        parameters = {name: self._recorder.parameters[name] for name in self._entries.parameters}
+        samples = self._entries.sample_sums(sums.sums, parameters[self._entries.parameters[0]].device)
+        comparison = problem or compare_gradients(sums, parameters, self._entries.spreads(samples))
         if isinstance(comparison, str):
             self._skip(step, comparison)
             return
         plan = plan_step(self.census.symmetries, rules)
-        measured = measure(self._entries, parameters, plan, sums.sums, comparison.samples, comparison.scale)
+        measured = measure(self._entries, parameters, plan, sums.sums, samples, comparison)
         (values,) = to_numpy([torch.cat([comparison.numbers, measured.numbers.flatten()])])  # the only transfer
         compared, numbers = np.split(values, [len(comparison.numbers)])
         problem = comparison.problem(compared)
@@ -262,6 +281,7 @@ class NoiseMonitor:
         self.last = read_step(self._entries, plan, measured, table, parameters, step=step, samples=int(compared[0]))
         rows = [reading.row for reading in self.last]
         self._rows.append(rows)
+        self._choose_requests(plan)
         if self._writer is not None:
             output.log_rows(self._writer, rows, step)
 

@@ -66,7 +66,7 @@ class _Arrays:
 
     def of(self, place: int, name: str) -> np.ndarray:
         """Return one number of the generators of a symmetry."""
-        if self.plan.kinds[place] == SGD and self.entries.census.symmetries[place].block > 1:
+        if self.plan.kinds[place] == SGD and place in self.blocks:
             return self.blocks[place][name]
         start, end = self.entries.starts[place : place + 2]
         return self.diagonal[name][start:end]
@@ -149,12 +149,12 @@ def read_step(
             "generators": symmetry.generators,
             "samples": samples,
         }
-        _fill(row, symmetry, plan, place, table)
+        _fill(row, symmetry, plan, place, table, bool(measurement.blocks))
         readings.append(Reading(symmetry, row, place, arrays))
     return tuple(readings)
 
 
-def _fill(row: Row, symmetry: Symmetry, plan: Plan, place: int, table: dict[str, float]) -> None:
+def _fill(row: Row, symmetry: Symmetry, plan: Plan, place: int, table: dict[str, float], whole: bool) -> None:
     """Add the numbers of a symmetry to its row, and notes on those that are not known."""
     kind, notes = plan.kinds[place], [plan.notes[place]]
     rules = [plan.rules[name] for name in symmetry.parameters]
@@ -181,6 +181,8 @@ def _fill(row: Row, symmetry: Symmetry, plan: Plan, place: int, table: dict[str,
             known.append("flow")
         if kind == ADAM:
             known += ["memory", "eps_share"]
+        if kind == SGD and symmetry.block > 1 and not whole:
+            notes.append(f"only its {symmetry.size} scales were measured, because the optimiser has changed")
         if kind == ADAM and symmetry.block > 1:
             notes.append(
                 f"AdamW conserves no charge of the generators that mix: the change is that of the plain charge, and "
