@@ -28,6 +28,7 @@ from undertow.torch.monitor.settings import SGD, StepRule, optimizer_rules
 from undertow.torch.monitor.statistics import ShapeKey
 from undertow.torch.monitor.steps import Plan, plan_step
 from undertow.torch.monitor.tensors import to_numpy
+from undertow.torch.monitor.verdict import TOLERANCE, Verdict, verdicts
 
 if TYPE_CHECKING:
     import matplotlib.figure
@@ -296,6 +297,13 @@ class NoiseMonitor:
     def to_csv(self, path: str | Path) -> None:
         """Write all rows as a table; unknown numbers are empty."""
         output.write_csv(path, self.rows)
+
+    def verdicts(self, tolerance: float = TOLERANCE) -> list[Verdict]:
+        """Return for each symmetry whether it has reached the equilibrium of the optimiser, and if not, how soon.
+
+        `tolerance` is the largest root mean square of the amounts that counts as reached.
+        """
+        return verdicts(self.rows, tolerance)
 
     def plot(self) -> "matplotlib.figure.Figure":
         """Return a figure of charges, noise on both sides and distances to equilibrium over the steps."""

@@ -249,7 +249,7 @@ def _general_equilibria(
             "farthest": float(np.abs(logs).max(initial=0.0)),
             "infinite": amount.infinite,
             "dead": amount.dead,
-            "timed": times.size if tables[place]["step_size"] > 0 else 0,
+            "timed": times.size if tables[place]["step_size"] > 0 and amount.infinite + amount.dead < logs.size else 0,
             "relaxation": float(np.median(times)) if times.size else 0.0,
             "slowest": float(times.max(initial=0.0)),
         }
