@@ -37,9 +37,8 @@ def test_times_of_adam_equal_those_of_jax():
     noise, weight, eta, decay, forgetting = np.array([1.0, 4.0]), np.array([2.0, 0.5]), 0.01, 0.3, 1e-3
     expected = metric_relaxation(noise, weight, 0.9 * noise, 0.9 * weight, eta, decay, forgetting)
     rate = torch.as_tensor(eta * (decay + eta * noise / (2 * weight)))
-    np.testing.assert_allclose(
-        adam_times(rate, 0.9 * rate, torch.as_tensor(np.array(forgetting))), expected, rtol=1e-10
-    )
+    found = adam_times(rate, 0.9 * rate, torch.tensor(forgetting, dtype=torch.float64))
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
 
 
 def test_times_of_adam_are_those_of_the_slow_mode():

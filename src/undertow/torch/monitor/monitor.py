@@ -64,23 +64,28 @@ class NoiseMonitor:
     - `keep`: the largest number of measurements held; the oldest are dropped first.
     - `writer`: a TensorBoard `SummaryWriter` (any object with `add_scalar`), or a folder for one.
 
-    `rows` has one dict per symmetry and measurement:
+    `rows` has one dict per symmetry and measurement. A generator multiplies entry i of the parameters by exp(A_i s).
+    eta_i, lambda_i and beta are the step size, weight decay and momentum of its parameter group, and h_i the effective
+    step, eta_i for Adam and eta_i (1 - dampening)/(1 - beta) for SGD; h is the largest of a symmetry. W is the metric,
+    1 for SGD and sqrt(v)/sqrt(1 - b2^t) + eps for Adam and AdamW.
 
-    - `charge` C, the sum over generators of (|plus|^2 - |minus|^2)/2; `noise_plus`, `noise_minus`, Tr Sigma of both
-      sides.
+    - `charge`: C = 1/2 sum_i A_i (h/h_i) W_i theta_i^2, which gradient flow conserves; `noise_plus`, `noise_minus`: the
+      sums of |A_i| times the variance of the gradient on both sides; `noise_share`: their sum relative to the squared
+      gradient of the step.
     - `flow`: the Noether flow, the expected change of the charge per step by noise and weight decay,
-      h (-2 lambda C + h/2 (noise_plus - noise_minus)), with lambda PyTorch's `weight_decay`. With momentum beta the
-      effective step is h = eta (1 - dampening)/(1 - beta), for heavy-ball and for Nesterov momentum.
-    - `change`: the change of the charge by this step, -2 eta lambda (1 - eta lambda/2) C + eta^2/2 G'AG. It is exact
-      for SGD without momentum, and None with momentum.
-    - `distance`, `farthest`: root mean square and largest |amount| to the equilibrium, where the flow of every
-      generator is 0, with the other symmetries held fixed.
+      h sum_i A_i (h_i/2 n_i - lambda_i W_i theta_i^2), with n the variance of the gradient for SGD and v/W for Adam.
+    - `change`: the exact change of the charge by this step, the sum of `first_order` (the memory of momentum),
+      `second_order` (noise and gradient), `decay` and `metric` (the change of W, 0 for SGD).
+    - `distance`, `farthest`: root mean square and largest |amount| to the equilibrium of the optimiser, where the flow
+      of every generator is 0, with the other symmetries held fixed.
     - `relaxation`, `slowest`: median and largest relaxation time near that equilibrium, in steps.
     - `infinite`, `dead`: numbers of generators whose equilibrium is at infinity, and of those without noise.
-    - `note`: why numbers are None. The theory is that of `torch.optim.SGD`: under any other optimiser (Adam, AdamW,
-      RMSprop, ...), or where the parameters of a symmetry have different settings, only `charge`, `noise_plus` and
-      `noise_minus` are given.
+    - `memory`, `eps_share`: for Adam, 1/(1 - b2) in steps, and the share of eps in W. The theory needs a metric that
+      changes slowly and a small eps.
+    - `optimiser`: whose equilibrium it is, "SGD" or "AdamW". `note`: why numbers are None. Under optimisers without a
+      theory (RMSprop, Adafactor, amsgrad, ...) only charge and noise are given.
 
+    `verdicts()` says for each symmetry whether it has reached that equilibrium.
     `last` holds the newest measurement generator by generator. A step that cannot be measured raises an error if it is
     the first one, and a warning later, with no row for that step. Both come from `step()`, never from `backward()`.
 
