@@ -1,5 +1,7 @@
 """Sums over entries along axes, against the entries themselves and the optimiser's own step."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -70,3 +72,22 @@ def test_columns_describe_the_step_of_the_optimiser(name, steps, shift):
     moved = [w * (y**2 - x**2) for w, x, y in zip(metric, before, after, strict=True)]
     np.testing.assert_allclose(change, total(moved), rtol=1e-9, atol=1e-12)
     assert change[-7:].abs().max() == 0
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_a_step_size_on_the_device_stays_there(name):
+    """A capturable optimiser has its step size as a tensor; the columns are the same as for the number."""
+    torch.manual_seed(0)
+    parameters = {name: nn.Parameter(torch.randn(4, 3, dtype=torch.float64)) for name in "ab"}
+    optimizer = OPTIMISERS[name](list(parameters.values()))
+    for _ in range(2):
+        for p in parameters.values():
+            p.grad = torch.randn(4, 3, dtype=torch.float64)
+        optimizer.step()
+    slots = [Slot(name, axis, 1, 0.0, (4, 3)[axis]) for name in "ab" for axis in (0, 1)]
+    rules = optimizer_rules([optimizer], parameters)
+    size = torch.tensor(0.1, dtype=torch.float64)
+    on_device = {name: replace(rule, step_size=size) for name, rule in rules.items()}
+    columns = [step_columns(slots, parameters, own, frozenset("ab")) for own in (rules, on_device)]
+    np.testing.assert_allclose(*columns, rtol=1e-14)
+    assert columns[0][FIELDS.index("first")].abs().max() > 0

@@ -101,7 +101,8 @@ def _grams(
     alike: dict[tuple, list[StatisticRequest]] = {}
     for request in requests:
         tensor = tensors[request.parameter]
-        key = tensor.shape, tensor.dtype, tensor.device, request.axis, request.matrices, request.index.tobytes()
+        index = b"" if request.index is None else request.index.tobytes()
+        key = tensor.shape, tensor.dtype, tensor.device, request.axis, request.matrices, index
         alike.setdefault(key, []).append(request)
     result = {}
     for group in alike.values():

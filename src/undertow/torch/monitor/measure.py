@@ -49,6 +49,46 @@ class Measurement:
     """The GL symmetries under SGD."""
 
 
+@dataclass(frozen=True)
+class _Step:
+    """The entries of one step: sums along axes, noise, and what the optimiser does with them."""
+
+    steps: Steps
+    of: dict[str, Tensor]
+    """The columns of `FIELDS`, (entries,) each."""
+    noise: Tensor
+    """Variances of the gradient."""
+    drive: Tensor
+    """n: the noise for SGD, v/W for Adam."""
+    adaptive: Tensor
+    """Which symmetries are stepped by Adam."""
+    counts: Tensor
+    """Numbers of entries in the sums along axes."""
+
+    @property
+    def plain(self) -> Tensor:
+        """Which entries belong to a plain charge."""
+        return self.steps.plain[self.steps.rows.symmetry]
+
+    @property
+    def weight(self) -> Tensor:
+        """The terms of the charge, without factors."""
+        return torch.where(self.plain, self.of["weight"], self.of["before"])
+
+    def total(self, values: Tensor) -> Tensor:
+        """Return sum_i A_i x_i for each symmetry."""
+        return self.steps.by_symmetry(self.steps.rows.factor * values)
+
+    def size(self, values: Tensor) -> Tensor:
+        """Return sum_i |A_i| x_i for each symmetry."""
+        return self.steps.by_symmetry(self.steps.rows.factor.abs() * values)
+
+    def sides(self) -> tuple[Tensor, Tensor]:
+        """Return |A_i| times the noise, of the entries of the side plus and of the side minus."""
+        factor = self.steps.rows.factor
+        return factor.clamp_min(0) * self.noise, (-factor).clamp_min(0) * self.noise
+
+
 @torch.no_grad()
 def measure(
     entries: EntryMap,
@@ -62,74 +102,69 @@ def measure(
 
     `sums` are the statistics of the samples, and `recorded` the same as `EntryMap.sample_sums` returns them.
     """
-    samples, scale = comparison.samples, comparison.scale
-    symmetries = entries.census.symmetries
-    device = parameters[entries.parameters[0]].device
-    rows, block_rows = entries.on(device)
-    plain = plan.plain(symmetries)
-    mixed = frozenset(
-        name
-        for symmetry, kind in zip(symmetries, plan.kinds, strict=True)
-        if kind == ADAM and symmetry.block > 1
-        for name in symmetry.parameters
-    )
-    columns = step_columns(entries.slots, parameters, plan.rules, mixed)
-    of = dict(zip(FIELDS, columns[:, rows.column], strict=True))
-    settings = ParameterSettings.of(entries.parameters, plan.rules, device)
-    steps = Steps(rows, settings, len(symmetries), on_device(torch.tensor(plain), device))
-    second = recorded[rows.samples] * settings.unscale[rows.parameter] * scale**2
-    noise = (second - of["gradient"] / samples) * samples / (samples - 1)
-    adaptive = on_device(torch.tensor([kind == ADAM for kind in plan.kinds]), device)
-    drive = torch.where(adaptive[rows.symmetry], of["drive"], noise)
-    counts = entries.counts(parameters, device)[rows.column]
-    solved = _solve(entries, steps, of, drive, adaptive, counts)
+    step = _prepare(entries, parameters, plan, recorded, comparison)
+    solved = _solve(entries, step)
     blocks = []
-    for block_map, own in zip(entries.blocks, block_rows, strict=True):
+    for block_map, own in zip(entries.blocks, entries.on(recorded.device)[1], strict=True):
         if any(plan.kinds[k] == SGD for k in block_map.symmetries):
-            reading = read_blocks(block_map, own, steps, parameters, sums, samples, scale)
-            blocks.append(reading)
-            solved.replace(entries, block_map, reading.solution, ~adaptive)
-    changes = _changes(steps, of)
-    at = torch.where(steps.plain[rows.symmetry], of["weight"], of["before"])
-    by_symmetry = lambda values: steps.by_symmetry(rows.factor * values)
-    sides = [steps.by_symmetry(torch.where(rows.factor * sign > 0, rows.factor.abs() * noise, 0)) for sign in (1, -1)]
-    size = steps.by_symmetry(rows.factor.abs() * of["gradient"])
-    flow = steps.reference * by_symmetry(steps.step / 2 * drive - steps.decay * of["pull"])
-    inverse = steps.by_symmetry(rows.factor.abs() * of["inverse"])
-    share = steps.by_symmetry(rows.factor.abs() * steps.eps * counts) / inverse
-    numbers = {
-        "step_size": steps.largest(settings.eta[rows.parameter]),
-        "charge": by_symmetry(steps.unit * at) / 2,
-        "noise_plus": sides[0].clamp_min(0),
-        "noise_minus": sides[1].clamp_min(0),
-        "noise_share": (sides[0] + sides[1]).clamp_min(0) / size,
-        "flow": torch.where(steps.moves, flow, 0),
-        **changes,
-        **solved.summary(entries, rows, len(symmetries)),
-        "memory": 1 / steps.least(settings.forgetting[rows.parameter]),
-        "eps_share": share,
-    }
+            moments = comparison.samples, comparison.scale
+            blocks.append(read_blocks(block_map, own, step.steps, parameters, sums, *moments))
+            solved.replace(entries, block_map, blocks[-1].solution, ~step.adaptive)
+    rows = step.steps.rows
+    numbers = _totals(step) | solved.summary(entries, rows, len(plan.kinds))
+    plus, minus = step.sides()
     generators = {
-        "charge": rows.by_generator(rows.factor * steps.unit * at) / 2,
-        "noise_plus": rows.by_generator(torch.where(rows.factor > 0, rows.factor * noise, 0)).clamp_min(0),
-        "noise_minus": rows.by_generator(torch.where(rows.factor < 0, -rows.factor * noise, 0)).clamp_min(0),
-        "gradient": rows.by_generator(rows.factor * of["gradient"]),
+        "charge": rows.by_generator(rows.factor * step.steps.unit * step.weight) / 2,
+        "noise_plus": rows.by_generator(plus).clamp_min(0),
+        "noise_minus": rows.by_generator(minus).clamp_min(0),
+        "gradient": rows.by_generator(rows.factor * step.of["gradient"]),
         "amount": solved.amount,
     }
     return Measurement(torch.stack([numbers[name] for name in NUMBERS], 1), generators, tuple(blocks))
 
 
-def _changes(steps: Steps, of: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the parts of the exact change of each charge by this step."""
-    plain = steps.plain[steps.rows.symmetry]
-    chosen = lambda name: torch.where(plain, of[f"plain_{name}"], steps.unit * of[name])
-    total = lambda values: steps.by_symmetry(steps.rows.factor * values)
-    metric = torch.where(plain, 0.0, steps.unit * (of["after"] - of["before"]))
+def _prepare(
+    entries: EntryMap,
+    parameters: Mapping[str, nn.Parameter],
+    plan: Plan,
+    recorded: Tensor,
+    comparison: Comparison,
+) -> _Step:
+    """Return the entries of a step."""
+    device, symmetries = recorded.device, entries.census.symmetries
+    rows, _ = entries.on(device)
+    columns = step_columns(entries.slots, parameters, plan.rules, plan.mixed(symmetries))
+    of = dict(zip(FIELDS, columns[:, rows.column], strict=True))
+    settings = ParameterSettings.of(entries.parameters, plan.rules, device)
+    steps = Steps(rows, settings, len(symmetries), on_device(torch.tensor(plan.plain(symmetries)), device))
+    samples = comparison.samples
+    second = recorded[rows.samples] * settings.unscale[rows.parameter] * comparison.scale**2
+    noise = (second - of["gradient"] / samples) * samples / (samples - 1)
+    adaptive = on_device(torch.tensor([kind == ADAM for kind in plan.kinds]), device)
+    drive = torch.where(adaptive[rows.symmetry], of["drive"], noise)
+    return _Step(steps, of, noise, drive, adaptive, entries.counts(parameters, device)[rows.column])
+
+
+def _totals(step: _Step) -> dict[str, Tensor]:
+    """Return charge, noise, flow and the exact change of each symmetry, and the regime."""
+    steps, of, rows = step.steps, step.of, step.steps.rows
+    plus, minus = (steps.by_symmetry(side).clamp_min(0) for side in step.sides())
+    flow = steps.reference * step.total(steps.step / 2 * step.drive - steps.decay * of["pull"])
+    chosen = lambda name: torch.where(step.plain, of[f"plain_{name}"], steps.unit * of[name])
+    metric = torch.where(step.plain, 0.0, steps.unit * (of["after"] - of["before"]))
     return {
-        "first_order": -total(chosen("first")),
-        "second_order": total(chosen("second")) / 2,
-        "decay": total(chosen("decayed")) / 2,
-        "metric": total(metric) / 2,
+        "step_size": steps.largest(steps.by_parameter.eta[rows.parameter]),
+        "charge": step.total(steps.unit * step.weight) / 2,
+        "noise_plus": plus,
+        "noise_minus": minus,
+        "noise_share": (plus + minus) / step.size(of["gradient"]),
+        "flow": torch.where(steps.moves, flow, 0),
+        "first_order": -step.total(chosen("first")),
+        "second_order": step.total(chosen("second")) / 2,
+        "decay": step.total(chosen("decayed")) / 2,
+        "metric": step.total(metric) / 2,
+        "memory": 1 / steps.least(steps.forgetting),
+        "eps_share": step.size(steps.eps * step.counts) / step.size(of["inverse"]),
     }
 
 
@@ -181,10 +216,9 @@ class _Solved:
         }
 
 
-def _solve(
-    entries: EntryMap, steps: Steps, of: dict[str, Tensor], drive: Tensor, adaptive: Tensor, counts: Tensor
-) -> _Solved:
+def _solve(entries: EntryMap, step: _Step) -> _Solved:
     """Return the amounts and times of all diagonal generators."""
+    steps, of, drive, adaptive = step.steps, step.of, step.drive, step.adaptive
     rows = steps.rows
     size, up = rows.factor.abs(), rows.factor > 0
     noise, decay = size * steps.step / 2 * drive, size * steps.decay * of["pull"]
@@ -207,7 +241,7 @@ def _solve(
     parts = torch.stack([size * noise / moved, size * decay * moved])
     inertia = rows.by_generator(size.square() * of["after"] / steps.step * moved)
     rate = rows.by_generator(parts.sum(0)) / inertia
-    follows = (1 - steps.eps * counts / of["inverse"]).clamp_min(0)
+    follows = (1 - steps.eps * step.counts / of["inverse"]).clamp_min(0)
     following = rows.by_generator(follows * parts.sum(0)) / inertia
     forgetting = steps.least(steps.forgetting)[rows.owner]
     times = torch.where(adaptive[rows.owner], adam_times(rate, following, forgetting), 1 / (2 * rate))

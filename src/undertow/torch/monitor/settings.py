@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -84,19 +84,20 @@ def _rule(optimizer: torch.optim.Optimizer, group: dict, parameter: nn.Parameter
     if problem := _problem(optimizer, group, name):
         return StepRule(UNKNOWN, note=problem, grad_scale=scale)
     state = {key: value for key, value in optimizer.state.get(parameter, {}).items() if isinstance(value, Tensor)}
-    common = {
-        "step_size": _number(group["lr"]),
-        "weight_decay": float(group["weight_decay"]),
-        "sign": -1.0 if group.get("maximize") else 1.0,
-        "state": state,
-        "grad_scale": scale,
-    }
-    if isinstance(optimizer, torch.optim.SGD):
+    rule = StepRule(
+        SGD if isinstance(optimizer, torch.optim.SGD) else ADAM,
+        _number(group["lr"]),
+        float(group["weight_decay"]),
+        sign=-1.0 if group.get("maximize") else 1.0,
+        state=state,
+        grad_scale=scale,
+    )
+    if rule.kind == SGD:
         momentum = float(group["momentum"])
         dampening = float(group["dampening"]) if momentum else 0.0
-        return StepRule(SGD, **common, momentum=momentum, dampening=dampening, nesterov=bool(group["nesterov"]))
+        return replace(rule, momentum=momentum, dampening=dampening, nesterov=bool(group["nesterov"]))
     first, second = group["betas"]
-    return StepRule(ADAM, **common, betas=(float(first), float(second)), eps=float(group["eps"]))
+    return replace(rule, betas=(float(first), float(second)), eps=float(group["eps"]))
 
 
 def _problem(optimizer: torch.optim.Optimizer, group: dict, name: str) -> str | None:

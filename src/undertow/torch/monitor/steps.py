@@ -29,6 +29,11 @@ class Plan:
             for kind, symmetry in zip(self.kinds, symmetries, strict=True)
         ]
 
+    def mixed(self, symmetries: Sequence[Symmetry]) -> frozenset[str]:
+        """Return the parameters of GL symmetries under Adam."""
+        pairs = zip(symmetries, self.kinds, strict=True)
+        return frozenset(name for s, kind in pairs if kind == ADAM and s.block > 1 for name in s.parameters)
+
 
 def plan_step(symmetries: Sequence[Symmetry], rules: Mapping[str, StepRule]) -> Plan:
     """Return what can be computed for each symmetry under these steps of its parameters."""

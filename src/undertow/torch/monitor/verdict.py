@@ -60,20 +60,25 @@ def _verdict(name: str, rows: list[Row], tolerance: float) -> Verdict:
     if last["distance"] is None:
         return Verdict(name, "unknown", f"not known: {last['note']}", None, None)
     known = [row for row in rows if row["distance"] is not None and row["optimiser"] == last["optimiser"]]
-    distance = statistics.median(float(row["distance"]) for row in known[-RECENT:])
+    distance = statistics.median(_number(row, "distance") for row in known[-RECENT:])
     owner = f"{last['optimiser']}'s equilibrium"
     if last["relaxation"] is None:
         return Verdict(name, "none", f"not known: {last['note']}", distance, None)
     if distance <= tolerance:
         return Verdict(name, "reached", f"at {owner}: the distance is {distance:.2g}", distance, None)
-    time = float(last["relaxation"])
-    waited = (int(last["step"]) - int(known[0]["step"])) / time
-    if waited > PATIENCE and distance > float(known[0]["distance"]) / 2:
-        start = float(known[0]["distance"])
+    time, start = _number(last, "relaxation"), _number(known[0], "distance")
+    waited = (_number(last, "step") - _number(known[0], "step")) / time
+    if waited > PATIENCE and distance > start / 2:
         text = f"not approaching {owner}: {distance:.2g} after {waited:.0f} relaxation times, where it was {start:.2g}"
         return Verdict(name, "stalled", text, distance, None)
     left = time * math.log(distance / tolerance)
     return Verdict(name, "moving", f"moving to {owner}: about {_rounded(left)} steps left", distance, left)
+
+
+def _number(row: Row, name: str) -> float:
+    value = row[name]
+    assert isinstance(value, int | float)
+    return float(value)
 
 
 def _rounded(steps: float) -> str:
