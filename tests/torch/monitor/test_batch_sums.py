@@ -33,3 +33,14 @@ def test_sums_that_overflow_are_not_finite():
     assert sums(2, {request: [1.0, 2.0]}).finite
     assert not sums(2, {request: [1.0, float("inf")]}).finite
     assert not sums(2, {request: [float("nan"), 0.0]}).finite
+
+
+def test_a_pass_that_overflows_adds_nothing():
+    """Its samples are not counted, and the numbers stay on the device."""
+    request = StatisticRequest("weight", 0)
+    total = BatchSums()
+    total.add(sums(2, {request: [1.0, float("inf")]}).if_finite())
+    total.add(sums(3, {request: [1.0, 2.0]}).if_finite())
+    assert (total.samples, int(total.counted)) == (5, 3)
+    assert total.sums[request].tolist() == [1.0, 2.0]
+    assert total.probes["weight"].tolist() == [1.0, 1.0]

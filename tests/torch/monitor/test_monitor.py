@@ -1,15 +1,20 @@
 """The noise monitor in training loops, and on models of transformers."""
 
 import copy
+import dataclasses
+import functools
 import gc
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.torch.flows import hooks_on
 from tests.torch.oracle import (
+    Block,
     assert_noise,
     census_of,
     monitored_step,
@@ -139,3 +144,84 @@ def test_noise_of_models_of_transformers(name):
     monitor, before = monitored_step(model, symmetries, loss, drawn)
     # Gemma's norms compute in single precision
     assert_noise(monitor, sample_gradients_in_a_loop(before, loss, drawn), 1e-5 if name == "Gemma" else 1e-9)
+
+
+class Transfers(TorchDispatchMode):
+    """Counts of what reads a tensor on the host; on a GPU each of these waits for it."""
+
+    READS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero")
+
+    def __init__(self, monkeypatch):
+        super().__init__()
+        self.calls = []
+        for name in ("cpu", "numpy", "tolist"):
+            monkeypatch.setattr(torch.Tensor, name, self.counted(name, getattr(torch.Tensor, name)))
+
+    def counted(self, name, method):
+        def call(tensor, *args, **kwargs):
+            self.calls.append(name)
+            return method(tensor, *args, **kwargs)
+
+        return call
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        if name in self.READS:
+            self.calls.append(name)
+        return function(*args, **(kwargs or {}))
+
+
+@functools.cache
+def text_model():
+    """Return a small transformer with symmetries of all shapes, its census, tokens and loss."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(11, 8), Block(), nn.Linear(8, 11))
+    ids = torch.randint(0, 11, (5, 8))
+    loss = lambda net, s: F.cross_entropy(net(s[:, :-1]).flatten(0, 1), s[:, 1:].flatten())
+    return model, census(model, ids[:2], loss), ids, loss
+
+
+@pytest.mark.parametrize("kind", ["SGD", "AdamW", "fused"])
+def test_a_measurement_is_one_transfer(monkeypatch, kind):
+    """Hooks, comparison and readings leave all numbers on the device until the rows are made."""
+    model, symmetries, ids, loss = text_model()
+    model = copy.deepcopy(model)
+    assert any(symmetry.block > 1 for symmetry in symmetries)
+    if kind == "SGD":
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=kind == "fused")
+    with NoiseMonitor(model, symmetries, every=2) as monitor:
+        counts = []
+        for step in range(6):
+            optimizer.zero_grad()
+            measured = len(monitor.rows)
+            with monkeypatch.context() as patch, Transfers(patch) as transfers:
+                loss(model, ids).backward()
+                optimizer.step()
+            counts.append(len(transfers.calls))
+            assert (len(monitor.rows) > measured) == (step % 2 == 0)
+    plain = counts[3]  # calls of the model and the optimiser themselves
+    assert counts[2] - plain == counts[4] - plain == 1, counts
+    assert np.isfinite(monitor.last[0].charge).all()
+
+
+def test_numbers_of_many_symmetries_do_not_mix():
+    """A census of one symmetry gives the same row as the census of all."""
+    model, symmetries, ids, loss = text_model()
+    for optimiser in (torch.optim.SGD, torch.optim.AdamW):
+        rows = []
+        for chosen in (symmetries.symmetries, *((one,) for one in symmetries)):
+            own = copy.deepcopy(model)
+            optimizer = optimiser(own.parameters(), lr=0.01)
+            with NoiseMonitor(own, dataclasses.replace(symmetries, symmetries=chosen), every=1) as monitor:
+                for _ in range(2):
+                    optimizer.zero_grad()
+                    loss(own, ids).backward()
+                    optimizer.step()
+            rows.append(monitor.rows[-len(chosen) :])
+        for together, (alone,) in zip(rows[0], rows[1:], strict=True):
+            for name, value in alone.items():
+                # sums of single precision in another order
+                same = pytest.approx(value, rel=1e-3, abs=1e-9) if isinstance(value, float) else value
+                assert together[name] == same, name

@@ -64,7 +64,8 @@ def test_a_step_size_of_zero():
             square(monitor.model, x).backward()
             monitor.step(step, decay, momentum=0.9)
         (rows[step, decay],) = monitor.rows
-    assert rows[0.0, 0.0]["distance"] == rows[STEP, 0.0]["distance"] > 0.01
+    assert rows[0.0, 0.0]["distance"] == pytest.approx(rows[STEP, 0.0]["distance"], rel=1e-12)
+    assert rows[0.0, 0.0]["distance"] > 0.01
     assert rows[0.0, 0.0]["flow"] == 0.0
     assert rows[0.0, 0.0]["relaxation"] is None
     assert rows[0.0, DECAY]["distance"] is None
@@ -165,4 +166,49 @@ def test_momentum_multiplies_the_flow():
             optimizer.step()
         rows += monitor.rows
     assert rows[1]["flow"] == pytest.approx(100 * rows[0]["flow"])
-    assert rows[1]["change"] is None
+
+
+def test_the_distance_uses_the_effective_step():
+    """With decay the balance depends on eta/(1 - beta): momentum 0.9 is as 10 times the step size without it."""
+    x = torch.randn(8, 5, dtype=torch.float64)
+    distances = {}
+    for momentum, step, nesterov in ((0.0, 0.1, False), (0.0, 0.01, False), (0.9, 0.01, False), (0.9, 0.01, True)):
+        model = relu()
+        optimizer = torch.optim.SGD(
+            model.parameters(), lr=step, momentum=momentum, nesterov=nesterov, weight_decay=DECAY
+        )
+        with NoiseMonitor(model, relu_census(), every=1) as monitor:
+            square(model, x).backward()
+            optimizer.step()
+        distances[momentum, step, nesterov] = monitor.rows[0]["distance"]
+    assert distances[0.9, 0.01, False] == pytest.approx(distances[0.0, 0.1, False], rel=1e-9)
+    assert distances[0.9, 0.01, True] == pytest.approx(distances[0.0, 0.1, False], rel=1e-9)
+    assert abs(distances[0.0, 0.01, False] - distances[0.0, 0.1, False]) > 1e-3
+
+
+def test_every_empty_number_has_a_note():
+    """Numbers that the theory should give are there, or the note says why not."""
+    for step, momentum in ((0.1, 0.9), (0.0, 0.0), (0.1, 0.0)):
+        model, x = relu(), torch.randn(8, 5, dtype=torch.float64)
+        with NoiseMonitor(model, relu_census(), every=1) as monitor:
+            square(model, x).backward()
+            monitor.step(step, momentum=momentum)
+        (row,) = monitor.rows
+        empty = [name for name, value in row.items() if value is None and name not in ("memory", "eps_share")]
+        assert bool(empty) == bool(row["note"])
+
+
+def test_readings_without_full_rank_use_the_general_form():
+    """An adapter with B = 0 has no finite equilibrium: every direction is counted, and nothing moves."""
+    model = linear_pair()
+    with torch.no_grad():
+        model[1].weight.zero_()
+    symmetries = census_of(linear_pair(), torch.randn(4, 5, dtype=torch.float64))
+    loss = lambda net, s: (net(s) - s[:, :4]).square().sum(1).mean()
+    with NoiseMonitor(model, symmetries, every=1) as monitor:
+        loss(model, torch.randn(8, 5, dtype=torch.float64)).backward()
+        torch.optim.SGD(model.parameters(), lr=STEP).step()
+    (reading,) = monitor.last
+    assert (reading.row["infinite"], reading.row["dead"], reading.row["distance"]) == (3, 0, 0.0)
+    assert "no generator has a finite equilibrium" in reading.row["note"]
+    np.testing.assert_array_equal(reading.amount, 0.0)

@@ -1,13 +1,10 @@
-"""Statistics that symmetries share are requested once, and moments of a step are those of its tensors."""
+"""Statistics that symmetries share are requested once."""
 
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 from undertow.torch import Axis, Census, Symmetry
-from undertow.torch.monitor.batch_sums import BatchSums
-from undertow.torch.monitor.requests import Requests, StepMoments
+from undertow.torch.monitor.requests import Requests
 
 pytestmark = pytest.mark.torch
 
@@ -34,21 +31,10 @@ def test_scales_of_one_axis_share_a_request():
     assert requests.of(COLUMNS, columns).axis == 1
 
 
-def test_moments_of_weights_and_gradients():
-    shifted, block = symmetry(SHIFTED), symmetry(ROWS, 2)
-    census = census_with(shifted, block)
-    requests = Requests(census)
-    weight = nn.Parameter(torch.randn(4, 3, dtype=torch.float64))
-    weight.grad = torch.randn(4, 3, dtype=torch.float64)
-    sums = BatchSums()
-    sums.sums = {requests.of(ROWS, block): torch.ones(2, 2, 2)}
-    moments = StepMoments(census, requests, {"weight": weight}, sums)
-    value = weight.detach().numpy()
-    np.testing.assert_allclose(moments.weight(requests.of(SHIFTED, shifted), 1.0), ((value + 1) ** 2).sum(1))
-    pairs = value.reshape(2, 2, 3)
-    np.testing.assert_allclose(moments.weight(requests.of(ROWS, block), 0.0), pairs @ pairs.swapaxes(1, 2))
-    samples, gradient = moments.samples_and_gradient(requests.of(ROWS, block))
-    pairs = weight.grad.numpy().reshape(2, 2, 3)
-    np.testing.assert_allclose(gradient, pairs @ pairs.swapaxes(1, 2))
-    np.testing.assert_allclose(samples, 1.0)
-    assert moments.samples_and_gradient(requests.of(SHIFTED, shifted)) is None
+def test_matrices_with_indices_of_their_own_are_other_requests():
+    experts = Axis("experts", 1, np.arange(6)[:, None], 6, 3, matrices=2, by_matrix=True)
+    shared = Axis("experts", 1, np.arange(3)[:, None], 3, 3, matrices=2)
+    first, second = symmetry(experts), symmetry(shared)
+    requests = Requests(census_with(first, second))
+    assert [request.matrices for request in requests.all()] == [2, 1]
+    assert requests.of(experts, first) is not requests.of(shared, second)

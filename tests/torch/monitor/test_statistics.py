@@ -93,3 +93,16 @@ def test_only_algorithms_that_may_be_the_fastest_are_tried(monkeypatch):
     assert runs_of(monkeypatch, balanced, requests) == [("direct", 9)]
     monkeypatch.setattr(statistics, "MEMORY", 8)  # neither algorithm fits: the one with less memory
     assert runs_of(monkeypatch, balanced, requests) == [("direct", 9)]
+
+
+@pytest.mark.parametrize("positions", [1, 3])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_matrices_with_indices_of_their_own(axis, positions):
+    """Two matrices in a row along the first axis: the squares along an axis by matrix, formed from outer products."""
+    torch.manual_seed(0)
+    out, into = (torch.randn(5, positions, size, dtype=torch.float64) for size in (6, 4))
+    gradients = (out.mT @ into).reshape(5, 2, 3, 4)  # samples, matrices, rows, columns
+    exact = gradients.square().sum((0, 3 if axis == 0 else 2)).flatten()
+    request = StatisticRequest("weight", axis, matrices=2)
+    (found,) = statistics.batch_statistics([Outer(out, into, (6, 4))], [request], Autotuner())
+    np.testing.assert_allclose(found, exact, rtol=1e-12)

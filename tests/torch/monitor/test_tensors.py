@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from undertow.torch.monitor.tensors import at_least_single, tensors_in, to_numpy
+from undertow.torch.monitor.tensors import at_least_single, joined, on_device, tensors_in, to_numpy
 
 pytestmark = pytest.mark.torch
 
@@ -27,3 +27,11 @@ def test_half_precision_becomes_single():
 def test_tensors_inside_trees():
     one, two = torch.ones(1), torch.zeros(2)
     assert tensors_in((one, {"key": [two, 3]}, None)) == [one, two]
+
+
+def test_tensors_of_any_precision_are_joined():
+    device = torch.device("cpu")
+    together = joined([torch.ones(2, 1), torch.zeros(1, dtype=torch.float64), torch.full((1,), 3.0)], device)
+    assert together.dtype == torch.float64
+    assert together.tolist() == [1.0, 1.0, 0.0, 3.0]
+    assert on_device(together, device) is together

@@ -1,17 +1,15 @@
 """Comparison of the recorded gradients with the gradients in `.grad`."""
 
-import itertools
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from undertow.torch.monitor.batch_sums import BatchSums
 from undertow.torch.monitor.sample_gradients import gradient_probe
-from undertow.torch.monitor.statistics import StatisticRequest
-from undertow.torch.monitor.tensors import at_least_single, to_numpy
+from undertow.torch.monitor.tensors import at_least_single, joined, on_device
 
 __all__ = ["Comparison", "compare_gradients"]
 
@@ -28,14 +26,6 @@ CAUSES = (
 )
 
 
-class Comparison(NamedTuple):
-    """The factor between `.grad` and the recorded gradients, or the reason why they cannot be compared."""
-
-    scale: float
-    """A factor common to all parameters comes from gradient scaling or clipping."""
-    problem: str | None = None
-
-
 class _Probes(NamedTuple):
     """Projections of the recorded gradient and of `.grad`, for one parameter."""
 
@@ -43,49 +33,72 @@ class _Probes(NamedTuple):
     actual: Tensor
 
 
-def compare_gradients(
-    sums: BatchSums,
-    parameters: Mapping[str, nn.Parameter],
-    requests: Mapping[str, Sequence[StatisticRequest]],
-) -> Comparison:
-    """Compare the recorded gradients with those in `.grad`, by probes."""
-    if problem := _without_noise(sums):
-        return Comparison(1.0, problem)
+class Comparison:
+    """Recorded gradients beside those in `.grad`, as numbers on the device of the model.
+
+    `scale` is the factor between `.grad` and the recorded gradients, which comes from gradient scaling or clipping.
+    `problem(values)` returns why they do not agree, from `numbers` on the host.
+    """
+
+    def __init__(
+        self,
+        sums: BatchSums,
+        parameters: Mapping[str, nn.Parameter],
+        probes: dict[str, _Probes],
+        spreads: Tensor,
+    ):
+        self._names = list(probes)
+        self._rtol = [_rtol(name, sums, parameters) for name in self._names]
+        device = spreads.device
+        recorded, actual = (joined([getattr(p, side) for p in probes.values()], device) for side in _Probes._fields)
+        sizes = torch.tensor([p.recorded.numel() for p in probes.values()])
+        owner = on_device(torch.arange(len(probes)).repeat_interleave(sizes), device)
+        by_parameter = lambda values: values.new_zeros(len(probes)).index_add_(0, owner, values)
+        product, size = (recorded * actual).sum(), recorded.square().sum()
+        cancelled = size <= ZERO_SUM_RTOL**2 * spreads.sum()  # at a minimum there is nothing left to compare
+        scale = torch.where(cancelled, 1.0, product / size)
+        self.scale = torch.where((scale - 1).abs() < 1e-3, 1.0, scale)
+        self.samples = torch.as_tensor(sums.counted, device=device).double()
+        norms = by_parameter(actual.square()).sqrt()
+        errors = by_parameter((scale * recorded - actual).square()).sqrt()
+        places = [k for k, name in enumerate(parameters) if name in probes]
+        used = spreads if len(places) == len(parameters) else spreads[on_device(torch.tensor(places), device)]
+        self.numbers = torch.cat([torch.stack([self.samples, product, size, scale]), norms, errors, used])
+
+    def problem(self, values: np.ndarray) -> str | None:
+        """Return why the gradients do not agree, None if they do."""
+        (samples, product, size, scale), rest = values[:4], values[4:]
+        if samples == 0 or not np.isfinite([product, size]).all():
+            return NOT_FINITE
+        if samples < 2:
+            return "one sample per step does not show noise: use batches of at least 2"
+        if not 0 < scale < 1 + HALF_RTOL:
+            return f"the gradients in `.grad` are {scale:.3g} times those that were recorded: {CAUSES}"
+        for name, rtol, norm, error, spread in zip(self._names, self._rtol, *np.split(rest, 3), strict=True):
+            if error > rtol * (norm + scale * spread**0.5):
+                return f"the gradient of {name} is not the one that was recorded: {CAUSES}"
+        return None
+
+
+def compare_gradients(sums: BatchSums, parameters: Mapping[str, nn.Parameter], spreads: Tensor) -> Comparison | str:
+    """Compare the recorded gradients with those in `.grad`, by probes; return why if they cannot be compared.
+
+    `spreads` are the sums of the squared gradients of samples, in the order of the parameters.
+    """
     probes = _probes(sums, parameters)
-    if isinstance(probes, str):
-        return Comparison(1.0, probes)
-    traces = [[_trace(sums.sums[r]) for r in requests[name] if r in sums.sums] for name in probes]
-    products = [(p.recorded * p.actual).sum() for p in probes.values()]
-    squares = [p.recorded.square().sum() for p in probes.values()]
-    numbers = iter(map(float, to_numpy([*products, *squares, *itertools.chain(*traces)])))
-    product, size = (sum(itertools.islice(numbers, len(probes))) for _ in range(2))
-    if not math.isfinite(product) or not math.isfinite(size):
-        return Comparison(1.0, NOT_FINITE)
-    spreads = {name: sum(itertools.islice(numbers, len(parts))) for name, parts in zip(probes, traces, strict=True)}
-    cancelled = size <= ZERO_SUM_RTOL**2 * sum(spreads.values())  # at a minimum there is nothing left to compare
-    scale = 1.0 if cancelled else product / size
-    if not 0 < scale < 1 + HALF_RTOL:
-        return Comparison(1.0, f"the gradients in `.grad` are {scale:.3g} times those that were recorded: {CAUSES}")
-    norms = to_numpy([x.norm() for p in probes.values() for x in (p.actual, scale * p.recorded - p.actual)])
-    for name, norm, error in zip(probes, norms[::2], norms[1::2], strict=True):
-        rtol = HALF_RTOL if name in sums.half else GRADIENT_RTOL.get(parameters[name].dtype, HALF_RTOL)
-        if error > rtol * (norm + scale * spreads[name] ** 0.5):
-            return Comparison(1.0, f"the gradient of {name} is not the one that was recorded: {CAUSES}")
-    return Comparison(1.0 if abs(scale - 1) < 1e-3 else scale)
-
-
-def _without_noise(sums: BatchSums) -> str | None:
-    """Return why the recorded samples show no noise, None if they do."""
-    if sums.samples == 0 and sums.overflowed:
-        return NOT_FINITE
-    if sums.samples == 0:
+    if isinstance(probes, str) and sums.samples:
+        return probes
+    if sums.samples == 0 or not probes:
         return (
             "the hooks recorded no backward pass since the last step: check that this model is the one that trains. "
             "Compile a model before the monitor is created, and use non-reentrant activation checkpoints"
         )
-    if sums.samples < 2:
-        return "one sample per step does not show noise: use batches of at least 2"
-    return None
+    assert not isinstance(probes, str)
+    return Comparison(sums, parameters, probes, spreads)
+
+
+def _rtol(name: str, sums: BatchSums, parameters: Mapping[str, nn.Parameter]) -> float:
+    return HALF_RTOL if name in sums.half else GRADIENT_RTOL.get(parameters[name].dtype, HALF_RTOL)
 
 
 def _probes(sums: BatchSums, parameters: Mapping[str, nn.Parameter]) -> dict[str, _Probes] | str:
@@ -103,7 +116,3 @@ def _probes(sums: BatchSums, parameters: Mapping[str, nn.Parameter]) -> dict[str
         recorded = sums.probes.get(name)
         probes[name] = _Probes(torch.zeros_like(actual) if recorded is None else recorded.to(actual), actual)
     return probes
-
-
-def _trace(sums: Tensor) -> Tensor:
-    return sums.sum() if sums.ndim == 1 else torch.einsum("bii->", sums)

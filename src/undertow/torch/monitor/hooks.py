@@ -66,8 +66,7 @@ class GradientRecorder:
     def __init__(self, model: nn.Module, requests: Sequence[StatisticRequest], batch_axis: int = 0):
         self.model, self.batch_axis = model, batch_axis
         self.requests: dict[str, list[StatisticRequest]] = {}
-        for request in requests:
-            self.requests.setdefault(request.parameter, []).append(request)
+        self.record(requests)
         self.parameters = {name: model.get_parameter(name) for name in self.requests}
         self._all_parameters = {id(p): p for p in model.parameters()}
         self.autotuner = Autotuner()
@@ -83,6 +82,12 @@ class GradientRecorder:
         self._find_batch_norms()
         if problem := self._check_batch_norms():
             raise ValueError(f"`NoiseMonitor`: {problem}.")
+
+    def record(self, requests: Sequence[StatisticRequest]) -> None:
+        """Record these statistics, of the same parameters, from the next step on."""
+        self.requests = {}
+        for request in requests:
+            self.requests.setdefault(request.parameter, []).append(request)
 
     def _find_batch_norms(self) -> None:
         kind = nn.modules.batchnorm._BatchNorm
@@ -294,10 +299,7 @@ class GradientRecorder:
                 self._add_statistics(name)
         current = self._current
         self._discard_pass()
-        if current.finite:
-            self.recorded.add(current)
-        else:  # under a gradient scaler no step follows
-            self.recorded.overflowed = True
+        self.recorded.add(current.if_finite())
 
 
 def _in_backward() -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -14,25 +15,28 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from undertow import _validate as validate
 from undertow.torch._copies import trainable, unwrap
 from undertow.torch._renamed import Renamed
-from undertow.torch._threads import one_thread
 from undertow.torch.census.census import Census, check_census
 from undertow.torch.monitor import output
-from undertow.torch.monitor.batch_sums import BatchSums
-from undertow.torch.monitor.consistency import compare_gradients
+from undertow.torch.monitor.consistency import NOT_FINITE, compare_gradients
+from undertow.torch.monitor.entries import EntryMap
 from undertow.torch.monitor.hooks import GradientRecorder
+from undertow.torch.monitor.measure import NUMBERS, measure
 from undertow.torch.monitor.output import ScalarWriter
-from undertow.torch.monitor.reading import COLUMNS, Reading, Row, read_symmetry
-from undertow.torch.monitor.requests import Requests, StepMoments
-from undertow.torch.monitor.settings import SGDSettings, common_settings, optimizer_settings
+from undertow.torch.monitor.reading import COLUMNS, Reading, Row, read_step
+from undertow.torch.monitor.requests import Requests
+from undertow.torch.monitor.settings import SGD, StepRule, optimizer_rules
 from undertow.torch.monitor.statistics import ShapeKey
+from undertow.torch.monitor.steps import Plan, plan_step
+from undertow.torch.monitor.tensors import to_numpy
+from undertow.torch.monitor.verdict import TOLERANCE, Verdict, verdicts
 
 if TYPE_CHECKING:
     import matplotlib.figure
 
 __all__ = ["COLUMNS", "NoiseMonitor", "Reading"]
 
-_SettingsOf = Callable[[str], SGDSettings | str]
-"""Settings of a parameter by its name, or why the theory does not apply."""
+_RulesOf = Callable[[], dict[str, StepRule]]
+"""Returns how each parameter is stepped."""
 StepArguments = tuple[tuple, dict[str, object]]
 """The positional and the keyword arguments of the `step()` of an optimiser."""
 
@@ -60,23 +64,28 @@ class NoiseMonitor:
     - `keep`: the largest number of measurements held; the oldest are dropped first.
     - `writer`: a TensorBoard `SummaryWriter` (any object with `add_scalar`), or a folder for one.
 
-    `rows` has one dict per symmetry and measurement:
+    `rows` has one dict per symmetry and measurement. A generator multiplies entry i of the parameters by exp(A_i s).
+    eta_i, lambda_i and beta are the step size, weight decay and momentum of its parameter group, and h_i the effective
+    step, eta_i for Adam and eta_i (1 - dampening)/(1 - beta) for SGD; h is the largest of a symmetry. W is the metric,
+    1 for SGD and sqrt(v)/sqrt(1 - b2^t) + eps for Adam and AdamW.
 
-    - `charge` C, the sum over generators of (|plus|^2 - |minus|^2)/2; `noise_plus`, `noise_minus`, Tr Sigma of both
-      sides.
+    - `charge`: C = 1/2 sum_i A_i (h/h_i) W_i theta_i^2, which gradient flow conserves; `noise_plus`, `noise_minus`: the
+      sums of |A_i| times the variance of the gradient on both sides; `noise_share`: their sum relative to the squared
+      gradient of the step.
     - `flow`: the Noether flow, the expected change of the charge per step by noise and weight decay,
-      h (-2 lambda C + h/2 (noise_plus - noise_minus)), with lambda PyTorch's `weight_decay`. With momentum beta the
-      effective step is h = eta (1 - dampening)/(1 - beta), for heavy-ball and for Nesterov momentum.
-    - `change`: the change of the charge by this step, -2 eta lambda (1 - eta lambda/2) C + eta^2/2 G'AG. It is exact
-      for SGD without momentum, and None with momentum.
-    - `distance`, `farthest`: root mean square and largest |amount| to the equilibrium, where the flow of every
-      generator is 0, with the other symmetries held fixed.
+      h sum_i A_i (h_i/2 n_i - lambda_i W_i theta_i^2), with n the variance of the gradient for SGD and v/W for Adam.
+    - `change`: the exact change of the charge by this step, the sum of `first_order` (the memory of momentum),
+      `second_order` (noise and gradient), `decay` and `metric` (the change of W, 0 for SGD).
+    - `distance`, `farthest`: root mean square and largest |amount| to the equilibrium of the optimiser, where the flow
+      of every generator is 0, with the other symmetries held fixed.
     - `relaxation`, `slowest`: median and largest relaxation time near that equilibrium, in steps.
     - `infinite`, `dead`: numbers of generators whose equilibrium is at infinity, and of those without noise.
-    - `note`: why numbers are None. The theory is that of `torch.optim.SGD`: under any other optimiser (Adam, AdamW,
-      RMSprop, ...), or where the parameters of a symmetry have different settings, only `charge`, `noise_plus` and
-      `noise_minus` are given.
+    - `memory`, `eps_share`: for Adam, 1/(1 - b2) in steps, and the share of eps in W. The theory needs a metric that
+      changes slowly and a small eps.
+    - `optimiser`: whose equilibrium it is, "SGD" or "AdamW". `note`: why numbers are None. Under optimisers without a
+      theory (RMSprop, Adafactor, amsgrad, ...) only charge and noise are given.
 
+    `verdicts()` says for each symmetry whether it has reached that equilibrium.
     `last` holds the newest measurement generator by generator. A step that cannot be measured raises an error if it is
     the first one, and a warning later, with no row for that step. Both come from `step()`, never from `backward()`.
 
@@ -124,8 +133,11 @@ class NoiseMonitor:
         self.skipped: deque[tuple[int, str]] = deque(maxlen=keep)
         """Steps that could not be measured, each with the reason."""
         self._rows: deque[list[Row]] = deque(maxlen=keep)
-        self._requests = Requests(census)
-        self._recorder = GradientRecorder(self.model, self._requests.all(), batch_axis)
+        requests = Requests(census)
+        self._maps = {False: (requests, EntryMap.of(census, requests))}
+        """Requests and entries, by whether a GL is counted by its diagonal generators only."""
+        self._diagonal = False
+        self._recorder = GradientRecorder(self.model, requests.all(), batch_axis)
         self._uses_our_parameters: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
         self._leader: weakref.ref[torch.optim.Optimizer] | None = None
         """The optimiser that counts the steps."""
@@ -173,8 +185,9 @@ class NoiseMonitor:
         validate.finite_number("NoiseMonitor.step", "step_size", step_size)
         validate.finite_number("NoiseMonitor.step", "weight_decay", weight_decay)
         validate.finite_number("NoiseMonitor.step", "momentum", momentum, below=1.0)
-        settings = SGDSettings(float(step_size), float(weight_decay), float(momentum))
-        self._end_step(lambda name: settings)
+        state = None if momentum else {}
+        rule = StepRule(SGD, float(step_size), float(weight_decay), float(momentum), state=state)
+        self._end_step(lambda: dict.fromkeys(self._recorder.parameters, rule))
 
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, object]
@@ -188,7 +201,7 @@ class NoiseMonitor:
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure) or not self._recorder.attached:
-            self._end_step(self._settings)
+            self._end_step(self._rules)
             return None
         return (args[0], self._ending_step(closure)), {k: v for k, v in kwargs.items() if k != "closure"}
 
@@ -213,65 +226,89 @@ class NoiseMonitor:
             value = closure()
             if waiting:
                 waiting = False
-                self._end_step(self._settings)
+                self._end_step(self._rules)
             return value
 
         return evaluate
 
-    def _settings(self, name: str) -> SGDSettings | str:
-        """Return how the optimisers step a parameter, or why the theory does not apply."""
+    def _rules(self) -> dict[str, StepRule]:
+        """Return how the optimisers step the parameters."""
         leader = None if self._leader is None else self._leader()
         others = [other for other, ours in self._uses_our_parameters.items() if ours and other is not leader]
         optimizers = others if leader is None else [leader, *others]
-        return optimizer_settings(optimizers, name, self._recorder.parameters[name])
+        return optimizer_rules(optimizers, self._recorder.parameters)
 
-    def _end_step(self, settings: _SettingsOf) -> None:
+    def _end_step(self, rules: _RulesOf) -> None:
         step, self.steps = self.steps, self.steps + 1
         try:
             if self._recorder.attached:
-                self._measure(step, settings)
+                self._measure(step, rules())
         finally:
             if self.steps % self.every == 0:
                 self._recorder.attach()
             elif self._recorder.attached:
                 self._recorder.detach()
 
-    def _measure(self, step: int, settings: _SettingsOf) -> None:
-        sums, problem = self._recorder.take()
-        scale = 1.0
-        if problem is None:
-            scale, problem = compare_gradients(sums, self._recorder.parameters, self._recorder.requests)
-        if problem is not None:
-            if not self._rows:
-                raise RuntimeError(f"`NoiseMonitor` at step {step}: {problem}.")
-            self.skipped.append((step, problem))
-            warnings.warn(f"`NoiseMonitor` has no measurement of step {step}: {problem}.", stacklevel=2)
+    @property
+    def _entries(self) -> EntryMap:
+        return self._maps[self._diagonal][1]
+
+    def _choose_requests(self, plan: Plan) -> None:
+        """Record what the steps of the optimiser need, from the next measurement on: inner products only for SGD."""
+        pairs = zip(self.census, plan.kinds, strict=True)
+        diagonal = not any(kind == SGD for symmetry, kind in pairs if symmetry.block > 1)
+        if diagonal == self._diagonal:
             return
-        self.last = self._readings(sums, scale, step, settings)
+        if diagonal not in self._maps:
+            requests = Requests(self.census, diagonal=diagonal)
+            self._maps[diagonal] = requests, EntryMap.of(self.census, requests)
+        self._diagonal = diagonal
+        self._recorder.record(self._maps[diagonal][0].all())
+
+    def _measure(self, step: int, rules: dict[str, StepRule]) -> None:
+        sums, problem = self._recorder.take()
+        parameters = {name: self._recorder.parameters[name] for name in self._entries.parameters}
+        samples = self._entries.sample_sums(sums.sums, parameters[self._entries.parameters[0]].device)
+        comparison = problem or compare_gradients(sums, parameters, self._entries.spreads(samples))
+        if isinstance(comparison, str):
+            self._skip(step, comparison)
+            return
+        plan = plan_step(self.census.symmetries, rules)
+        measured = measure(self._entries, parameters, plan, sums.sums, samples, comparison)
+        (values,) = to_numpy([torch.cat([comparison.numbers, measured.numbers.flatten()])])  # the only transfer
+        compared, numbers = np.split(values, [len(comparison.numbers)])
+        problem = comparison.problem(compared)
+        if problem is not None:
+            # a fused optimiser leaves out the steps of a gradient scaler itself
+            scaled = any(rule.grad_scale is not None for rule in rules.values())
+            self._skip(step, problem, expected=scaled and problem == NOT_FINITE)
+            return
+        table = numbers.reshape(-1, len(NUMBERS))
+        self.last = read_step(self._entries, plan, measured, table, parameters, step=step, samples=int(compared[0]))
         rows = [reading.row for reading in self.last]
         self._rows.append(rows)
+        self._choose_requests(plan)
         if self._writer is not None:
             output.log_rows(self._writer, rows, step)
 
-    def _readings(self, sums: BatchSums, scale: float, step: int, settings: _SettingsOf) -> tuple[Reading, ...]:
-        parameters = self._recorder.parameters
-        with torch.no_grad():
-            moments = StepMoments(self.census, self._requests, parameters, sums)
-        readings = []
-        with one_thread():
-            for symmetry in self.census:
-                common, note = common_settings([settings(name) for name in symmetry.parameters])
-                readings.append(
-                    read_symmetry(
-                        symmetry, self._requests, moments, parameters,
-                        samples=sums.samples, scale=scale, step=step, settings=common, note=note,
-                    )
-                )  # fmt: skip
-        return tuple(readings)
+    def _skip(self, step: int, problem: str, *, expected: bool = False) -> None:
+        """Record that a step was not measured; raise if nothing was measured yet, else warn."""
+        if not self._rows and not expected:
+            raise RuntimeError(f"`NoiseMonitor` at step {step}: {problem}.")
+        self.skipped.append((step, problem))
+        if not expected:
+            warnings.warn(f"`NoiseMonitor` has no measurement of step {step}: {problem}.", stacklevel=2)
 
     def to_csv(self, path: str | Path) -> None:
         """Write all rows as a table; unknown numbers are empty."""
         output.write_csv(path, self.rows)
+
+    def verdicts(self, tolerance: float = TOLERANCE) -> list[Verdict]:
+        """Return for each symmetry whether it has reached the equilibrium of the optimiser, and if not, how soon.
+
+        `tolerance` is the largest root mean square of the amounts that counts as reached.
+        """
+        return verdicts(self.rows, tolerance)
 
     def plot(self) -> "matplotlib.figure.Figure":
         """Return a figure of charges, noise on both sides and distances to equilibrium over the steps."""

@@ -1,153 +1,257 @@
-"""The measurement of one symmetry at one step: charge, noise, flow, distance to equilibrium, relaxation times."""
+"""The measurement of one symmetry at one step: charge, noise, flow, change, distance to equilibrium, relaxation."""
 
-from dataclasses import dataclass
+import functools
+import math
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 from torch import nn
 
 from undertow.torch._renamed import Renamed
-from undertow.torch.census.axes import Axis, Symmetry
-from undertow.torch.equilibrium.amounts import RANK_RTOL, relaxation_times, solve_amount
+from undertow.torch.census.axes import Symmetry
+from undertow.torch.equilibrium import closed_forms
+from undertow.torch.equilibrium.amounts import Amount, Solution, relaxation_times
 from undertow.torch.equilibrium.charge_moments import ChargeMoments
-from undertow.torch.monitor.requests import Requests, StepMoments
-from undertow.torch.monitor.settings import SGDSettings
+from undertow.torch.monitor.blocks import BlockReading, rank_rtol
+from undertow.torch.monitor.entries import EntryMap
+from undertow.torch.monitor.measure import NUMBERS, Measurement
+from undertow.torch.monitor.settings import ADAM, SGD, UNKNOWN
+from undertow.torch.monitor.steps import Plan
+from undertow.torch.monitor.tensors import to_numpy
 
-__all__ = ["COLUMNS", "Reading", "Row", "read_symmetry"]
+__all__ = ["COLUMNS", "EQUILIBRIA", "Reading", "Row", "read_step"]
 
 Row = dict[str, int | float | str | None]
-"""One symmetry at one step in numbers, by column; None where the theory does not apply."""
+"""One symmetry at one step in numbers, by column; None where a number is not known, and the note says why."""
 COLUMNS = (
-    "step", "symmetry", "kind", "generators", "samples", "step_size", "charge", "noise_plus", "noise_minus", "flow",
-    "change", "distance", "farthest", "relaxation", "slowest", "infinite", "dead", "note",
+    "step", "symmetry", "kind", "generators", "samples", "optimiser", "step_size", "charge", "noise_plus",
+    "noise_minus", "noise_share", "flow", "change", "first_order", "second_order", "decay", "metric", "distance",
+    "farthest", "relaxation", "slowest", "infinite", "dead", "memory", "eps_share", "note",
 )  # fmt: skip
 """Columns of a row."""
-SINGLE_EPS = torch.finfo(torch.float32).eps
+EQUILIBRIA = {SGD: "SGD", ADAM: "AdamW", UNKNOWN: None}
+"""The optimiser whose equilibrium is meant, by the kind of steps. Adam is AdamW without weight decay."""
+CHANGE = ("first_order", "second_order", "decay", "metric")
+DISTANCE = ("distance", "farthest", "relaxation", "slowest", "infinite", "dead")
 
 
-@dataclass(frozen=True)
+class _Arrays:
+    """Numbers by generator of all symmetries at one step, which are transferred when one of them is read."""
+
+    def __init__(self, entries: EntryMap, plan: Plan, measurement: Measurement, replaced: Mapping[int, np.ndarray]):
+        self.entries, self.plan, self.measurement, self.replaced = entries, plan, measurement, replaced
+
+    @functools.cached_property
+    def diagonal(self) -> dict[str, np.ndarray]:
+        """The numbers of diagonal generators."""
+        tensors = self.measurement.generators
+        return dict(zip(tensors, to_numpy(list(tensors.values())), strict=True))
+
+    @functools.cached_property
+    def blocks(self) -> dict[int, dict[str, np.ndarray]]:
+        """The matrices of GL symmetries under SGD, by their place in the census."""
+        result: dict[int, dict[str, np.ndarray]] = {}
+        for reading in self.measurement.blocks:
+            logs, vectors = reading.solution.logs, reading.solution.vectors
+            amount = (vectors * logs[:, None]) @ vectors.mT
+            tensors = reading.charge, *reading.sides, reading.gradient, amount
+            arrays = to_numpy(tensors)
+            for place, part in _parts(reading, self.entries):
+                names = ("charge", "noise_plus", "noise_minus", "gradient", "amount")
+                result[place] = {name: x[part] for name, x in zip(names, arrays, strict=True)}
+                if place in self.replaced:
+                    result[place]["amount"] = self.replaced[place]
+        return result
+
+    def of(self, place: int, name: str) -> np.ndarray:
+        """Return one number of the generators of a symmetry."""
+        if self.plan.kinds[place] == SGD and place in self.blocks:
+            return self.blocks[place][name]
+        start, end = self.entries.starts[place : place + 2]
+        return self.diagonal[name][start:end]
+
+
 class Reading:
-    """One symmetry at one step, generator by generator: (generators,), or (blocks, block, block) of a GL."""
+    """One symmetry at one step, generator by generator: (generators,), or (blocks, block, block) of a GL under SGD.
 
-    symmetry: Symmetry
-    charge: np.ndarray
-    """C = (plus plus' - minus minus')/2."""
-    noise_plus: np.ndarray
-    """Covariance of the gradient of the step on the side plus."""
-    noise_minus: np.ndarray
-    """Covariance of the gradient of the step on the side minus."""
-    gradient: np.ndarray
-    """G'A G of the gradient G of the step."""
-    amount: np.ndarray
-    """Amount to the symmetry's own equilibrium; 0 where the equilibrium is at infinity, NaN where the theory does not
-    cover the optimiser (`row["note"]` says why)."""
-    row: Row
-    """Totals over the generators."""
+    Under Adam a GL is counted by its diagonal generators, and so it is under optimisers without a theory. The arrays
+    are copied from the device of the model when they are read.
+    """
 
     relation = Renamed("symmetry")
 
+    def __init__(self, symmetry: Symmetry, row: Row, place: int, arrays: _Arrays):
+        self.symmetry = symmetry
+        self.row = row
+        """Totals over the generators."""
+        self._place, self._arrays = place, arrays
 
-class _Moments(NamedTuple):
-    """Second moments on one side of a symmetry."""
+    @property
+    def charge(self) -> np.ndarray:
+        """C = 1/2 sum_i A_i (h/h_i) W_i theta_i^2, with W the metric of the optimiser."""
+        return self._arrays.of(self._place, "charge")
 
-    noise: np.ndarray
-    gradient: np.ndarray
-    weight: np.ndarray
+    @property
+    def noise_plus(self) -> np.ndarray:
+        """Covariance of the gradient of the step on the side plus, times the powers of the axes."""
+        return self._arrays.of(self._place, "noise_plus")
+
+    @property
+    def noise_minus(self) -> np.ndarray:
+        """Covariance of the gradient of the step on the side minus, times the powers of the axes."""
+        return self._arrays.of(self._place, "noise_minus")
+
+    @property
+    def gradient(self) -> np.ndarray:
+        """G'A G of the gradient G of the step."""
+        return self._arrays.of(self._place, "gradient")
+
+    @property
+    def amount(self) -> np.ndarray:
+        """Amount to the symmetry's own equilibrium; 0 where there is none, NaN where it is not known."""
+        amount = self._arrays.of(self._place, "amount")
+        return np.full_like(amount, np.nan) if self.row["distance"] is None else amount
+
+    def __repr__(self) -> str:
+        return f"Reading({self.symmetry.name!r}, step={self.row['step']})"
 
 
-def read_symmetry(
-    symmetry: Symmetry,
-    requests: Requests,
-    moments: StepMoments,
-    parameters: dict[str, nn.Parameter],
+class _General(NamedTuple):
+    """The equilibrium of a GL symmetry whose sides do not have full rank."""
+
+    amount: np.ndarray
+    numbers: dict[str, float]
+
+
+def read_step(
+    entries: EntryMap,
+    plan: Plan,
+    measurement: Measurement,
+    numbers: np.ndarray,
+    parameters: Mapping[str, nn.Parameter],
     *,
-    samples: int,
-    scale: float,
     step: int,
-    settings: SGDSettings | None,
-    note: str,
-) -> Reading:
-    """Return the reading of one symmetry.
-
-    `scale` is the factor between `.grad` and the recorded gradients. `settings` are None where the theory does not
-    apply, and `note` says why.
-    """
-    plus, minus = (
-        _side_moments(side, symmetry, requests, moments, samples, scale) for side in (symmetry.plus, symmetry.minus)
-    )
-    charge, gradient = (plus.weight - minus.weight) / 2, plus.gradient - minus.gradient
-    if settings is not None and symmetry.shifted and settings.weight_decay > 0:
-        settings, note = None, "weight decay acts on the parameter, but the layer uses 1 + parameter"
-    if settings is not None and settings.effective_step <= 0 < settings.weight_decay:
-        settings, note = None, "the step size is 0: the balance of noise and weight decay is not defined"
-    row: Row = dict.fromkeys(COLUMNS)
-    row |= {
-        "step": step,
-        "symmetry": symmetry.name,
-        "kind": symmetry.kind,
-        "generators": symmetry.generators,
-        "samples": samples,
-        "charge": _trace(charge),
-        "noise_plus": _trace(plus.noise),
-        "noise_minus": _trace(minus.noise),
-        "note": note,
-    }
-    amount = np.full_like(charge, np.nan)
-    if settings is not None:
-        sides = ChargeMoments(plus.noise, minus.noise, plus.weight, minus.weight)
-        rounding = max(torch.finfo(parameters[name].dtype).eps for name in symmetry.parameters)
-        # half precision is summed in single precision
-        rank_rtol = max(RANK_RTOL, 8 * symmetry.block * min(rounding, SINGLE_EPS))
-        amount = _fill_theory(row, symmetry, sides, _trace(gradient), settings, rank_rtol)
-    return Reading(symmetry, charge, plus.noise, minus.noise, gradient, amount, row)
+    samples: int,
+) -> tuple[Reading, ...]:
+    """Return the readings of all symmetries; `numbers` are those of the measurement on the host."""
+    tables = [dict(zip(NUMBERS, map(float, row), strict=True)) for row in numbers]
+    general = _general_equilibria(entries, measurement, tables, parameters)
+    arrays = _Arrays(entries, plan, measurement, {place: one.amount for place, one in general.items()})
+    readings = []
+    for place, symmetry in enumerate(entries.census):
+        table = tables[place] | (general[place].numbers if place in general else {})
+        row: Row = dict.fromkeys(COLUMNS)
+        row |= {
+            "step": step,
+            "symmetry": symmetry.name,
+            "kind": symmetry.kind,
+            "generators": symmetry.generators,
+            "samples": samples,
+        }
+        _fill(row, symmetry, plan, place, table, bool(measurement.blocks))
+        readings.append(Reading(symmetry, row, place, arrays))
+    return tuple(readings)
 
 
-def _trace(moments: np.ndarray) -> float:
-    return float(moments.sum() if moments.ndim == 1 else np.einsum("bii->", moments))
+def _fill(row: Row, symmetry: Symmetry, plan: Plan, place: int, table: dict[str, float], whole: bool) -> None:
+    """Add the numbers of a symmetry to its row, and notes on those that are not known."""
+    kind, notes = plan.kinds[place], [plan.notes[place]]
+    rules = [plan.rules[name] for name in symmetry.parameters]
+    own = {axis.parameter for axis in symmetry.axes if axis.shift}
+    row["optimiser"] = EQUILIBRIA[kind]
+    known = ["charge", "noise_plus", "noise_minus", "noise_share"]
+    if kind != UNKNOWN:
+        known.append("step_size")
+        moves = table["step_size"] > 0
+        if all(rule.state is not None or not rule.momentum for rule in rules):
+            known += CHANGE
+        else:
+            notes.append("the change is not known: `step()` of the monitor does not see the momentum buffer")
+        if any(plan.rules[name].weight_decay > 0 for name in own):
+            notes.append(
+                "the distance is not known: weight decay acts on the parameter, but the layer uses 1 + parameter"
+            )
+        elif not moves and any(rule.weight_decay > 0 for rule in rules):
+            notes.append("the step size is 0: the balance of noise and weight decay is not defined")
+        else:
+            known += ["distance", "farthest", "infinite", "dead"]
+            known += ["relaxation", "slowest"] if table["timed"] else []
+        if kind == SGD or symmetry.block == 1:
+            known.append("flow")
+        if kind == ADAM:
+            known += ["memory", "eps_share"]
+        if kind == SGD and symmetry.block > 1 and not whole:
+            notes.append(f"only its {symmetry.size} scales were measured, because the optimiser has changed")
+        if kind == ADAM and symmetry.block > 1:
+            notes.append(
+                f"AdamW conserves no charge of the generators that mix: the change is that of the plain charge, and "
+                f"the distance that of its {symmetry.size} scales"
+            )
+    row |= {name: table[name] for name in known}
+    for name in ("infinite", "dead"):
+        row[name] = None if row[name] is None else int(table[name])
+    if all(name in known for name in CHANGE):
+        row["change"] = math.fsum(table[name] for name in CHANGE)
+    broken = [name for name, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
+    if broken:
+        row |= dict.fromkeys(broken)
+        notes.append(f"not finite: {', '.join(broken)}")
+    if kind != UNKNOWN and row["distance"] is not None and row["relaxation"] is None:
+        notes.append(_without_time(row, table["step_size"] > 0))
+    row["note"] = "; ".join(filter(None, notes))
 
 
-def _side_moments(
-    axes: tuple[Axis, ...], symmetry: Symmetry, requests: Requests, moments: StepMoments, samples: int, scale: float
-) -> _Moments:
-    """Return noise, gradient and weight of one side, summed over its axes."""
-    block = symmetry.block
-    zero = np.zeros(symmetry.size if block == 1 else (symmetry.size // block, block, block))
-    noise, gradient, weight = zero, zero, zero
-    for axis in axes:
-        request = requests.of(axis, symmetry)
-        along = lambda x, axis=axis: x[axis.index].sum(1) if block == 1 else x
-        weight = weight + along(moments.weight(request, axis.shift))
-        recorded = moments.samples_and_gradient(request)
-        if recorded is not None:
-            second, whole = along(recorded[0]) * scale**2, along(recorded[1])
-            covariance = (second - whole / samples) * samples / (samples - 1)
-            noise = noise + (np.maximum(covariance, 0) if block == 1 else (covariance + covariance.swapaxes(1, 2)) / 2)
-            gradient = gradient + whole
-    return _Moments(noise, gradient, weight)
+def _without_time(row: Row, moves: bool) -> str:
+    if not moves:
+        return "there is no relaxation time: the step size is 0"
+    return "there is no relaxation time: no generator has a finite equilibrium"
 
 
-def _fill_theory(
-    row: Row, symmetry: Symmetry, sides: ChargeMoments, gradient: float, settings: SGDSettings, rank_rtol: float
-) -> np.ndarray:
-    """Add flow, change, distance and relaxation times to a row; return the amount to the equilibrium."""
-    eta, decay, effective = settings.step_size, settings.weight_decay, settings.effective_step
-    charge = _trace((sides.weight_plus - sides.weight_minus) / 2)
-    noise = _trace(sides.noise_plus) - _trace(sides.noise_minus)
-    moves = effective > 0
-    # without weight decay the step size does not matter: a first step of size 0 has a distance too
-    solution = solve_amount(symmetry, sides, effective if moves else 1.0, decay, rank_rtol)
-    times = relaxation_times(sides, solution, effective, decay) if moves else np.zeros(0)
-    change = -2 * eta * decay * (1 - eta * decay / 2) * charge + eta**2 / 2 * gradient
-    row |= {
-        "step_size": eta,
-        "flow": effective * (-2 * decay * charge + effective / 2 * noise),
-        "change": None if settings.momentum else change,
-        "distance": float(np.sqrt(np.mean(solution.logs**2))),
-        "farthest": float(np.abs(solution.logs).max(initial=0.0)),
-        "relaxation": float(np.median(times)) if times.size else None,
-        "slowest": float(times.max()) if times.size else None,
-        "infinite": solution.amount.infinite,
-        "dead": solution.amount.dead,
-    }
-    return solution.amount.amount
+def _parts(reading: BlockReading, entries: EntryMap) -> list[tuple[int, slice]]:
+    """Return the places of the GL symmetries of one size in the census, each with its blocks."""
+    result, start = [], 0
+    for place in reading.map.symmetries:
+        count = entries.census.symmetries[place].size // reading.map.block
+        result.append((place, slice(start, start + count)))
+        start += count
+    return result
+
+
+def _general_equilibria(
+    entries: EntryMap,
+    measurement: Measurement,
+    tables: Sequence[dict[str, float]],
+    parameters: Mapping[str, nn.Parameter],
+) -> dict[int, _General]:
+    """Return the equilibria of GL symmetries without full rank, by the general closed form on the host."""
+    chosen = [
+        (place, part, reading)
+        for reading in measurement.blocks
+        for place, part in _parts(reading, entries)
+        if tables[place]["irregular"]
+    ]
+    if not chosen:
+        return {}
+    tensors = [x[part] for _, part, reading in chosen for x in (*reading.push, *reading.weights, *reading.inertia)]
+    arrays = iter(to_numpy(tensors))
+    result = {}
+    for place, _, reading in chosen:
+        up, down, plus, minus, *inertia = (next(arrays) for _ in range(6))
+        dtypes = [parameters[request.parameter].dtype for request in reading.map.requests]
+        moments = ChargeMoments(up, down, plus, minus)
+        amount = Amount(*closed_forms.gl_amounts(moments, 1.0, 0.0, rank_rtol(reading.map.block, dtypes)))
+        logs, vectors = np.linalg.eigh(amount.amount)
+        pushed = ChargeMoments(2 * up, 2 * down, *inertia)
+        times = relaxation_times(pushed, Solution(amount, logs, vectors), 1.0, 0.0)
+        numbers = {
+            "distance": float(np.sqrt(np.mean(logs**2))),
+            "farthest": float(np.abs(logs).max(initial=0.0)),
+            "infinite": amount.infinite,
+            "dead": amount.dead,
+            "timed": times.size if tables[place]["step_size"] > 0 and amount.infinite + amount.dead < logs.size else 0,
+            "relaxation": float(np.median(times)) if times.size else 0.0,
+            "slowest": float(times.max(initial=0.0)),
+        }
+        result[place] = _General(amount.amount, numbers)
+    return result

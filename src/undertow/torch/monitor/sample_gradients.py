@@ -31,6 +31,11 @@ class Dense:
 
     gradients: Tensor
 
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return len(self.gradients)
+
     def formed(self, start: int = 0, stop: int | None = None) -> Tensor:
         """Return the gradients of some samples."""
         return self.gradients[start:stop]
@@ -56,6 +61,11 @@ class Outer:
     """Shape of the parameter."""
     flipped: bool = False
     """Whether the parameter is (inputs, outputs)."""
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return len(self.out)
 
     @property
     def positions(self) -> int:

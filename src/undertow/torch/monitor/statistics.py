@@ -5,6 +5,7 @@ either the inner products a_t a_s' (the Gram matrix) or the gradient itself is c
 once for each shape, unless the numbers of operations already decide.
 """
 
+import functools
 import math
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from undertow.torch.monitor.sample_gradients import GPU_CHUNK_BYTES, Dense, Outer, samples_per_chunk
 
-__all__ = ["Autotuner", "ShapeKey", "StatisticRequest", "batch_statistics", "statistic"]
+__all__ = ["Autotuner", "ShapeKey", "StatisticRequest", "batch_statistics", "inner_products", "statistic"]
 
 MEMORY = GPU_CHUNK_BYTES
 """Bytes of one sample above which an algorithm is not used."""
@@ -35,19 +36,36 @@ class StatisticRequest:
     parameter: str
     axis: int
     index: np.ndarray | None = None
+    matrices: int = 1
+    """Number of matrices in a row along the first axis, if each has indices of its own along `axis`."""
 
 
 def statistic(gradients: Tensor, request: StatisticRequest) -> Tensor:
     """Return the requested sum over gradients (samples, *shape)."""
-    axis = request.axis + 1
-    if request.index is None:
-        if axis == 1 and gradients.ndim > 2:
-            return torch.linalg.vector_norm(gradients.flatten(2), dim=2).square().sum(0)
-        return gradients.square().sum([k for k in range(gradients.ndim) if k != axis])
+    if request.index is not None:
+        return inner_products(gradients, request).sum(0)
+    gradients, axis = _apart(gradients, request)
+    if axis == 1 and gradients.ndim > 2:
+        return torch.linalg.vector_norm(gradients.flatten(2), dim=2).square().sum(0)
+    return gradients.square().sum([k for k in range(gradients.ndim) if k != axis])
+
+
+def inner_products(tensors: Tensor, request: StatisticRequest) -> Tensor:
+    """Return the requested inner products of each of the tensors (tensors, *shape): (tensors, blocks, block, block)."""
+    assert request.index is not None
+    tensors, axis = _apart(tensors, request)
     blocks, block, together = request.index.shape
-    rows = _select(gradients.movedim(axis, 1), 1, request.index)
-    rows = rows.reshape(len(rows), blocks, block, together, -1)
-    return sum(((rows[:, :, :, k] @ rows[:, :, :, k].mT).sum(0) for k in range(together)), 0)
+    rows = _select(tensors.movedim(axis, 1), 1, request.index).reshape(len(tensors), blocks, block, together, -1)
+    return sum(rows[:, :, :, k] @ rows[:, :, :, k].mT for k in range(together))
+
+
+def _apart(tensors: Tensor, request: StatisticRequest) -> tuple[Tensor, int]:
+    """Return (tensors, *shape) with the indices of all matrices along one axis, and this axis."""
+    axis = request.axis + 1
+    if request.matrices == 1:
+        return tensors, axis
+    apart = tensors.unflatten(1, (request.matrices, -1)).movedim((1, axis + 1), (1, 2))
+    return apart.reshape(len(tensors), apart.shape[1] * apart.shape[2], -1), 1
 
 
 def batch_statistics(
@@ -55,15 +73,14 @@ def batch_statistics(
 ) -> list[Tensor]:
     """Return the requested sums over samples, of gradients that are the sum of several uses of one parameter."""
     outers = [outer for use in uses if (outer := use.as_outer()) is not None]
-    if len(outers) == len(uses):
+    if len(outers) == len(uses) and all(request.matrices == 1 for request in requests):
         outer = outers[0]
         if len(outers) > 1:  # further uses are further positions
             out, into = (torch.cat([getattr(use, name) for use in outers], 1) for name in ("out", "into"))
             outer = Outer(out, into, outer.shape, outer.flipped)
         return _single_position(outer, requests) if outer.positions == 1 else autotuner.run(outer, requests)
-    like = next(use.formed() for use in uses if use.as_outer() is None)
-    count, *shape = like.shape
-    size = samples_per_chunk(math.prod(shape), like)
+    like = uses[0].formed(0, 1)
+    count, size = uses[0].samples, samples_per_chunk(like.numel(), like)
 
     def chunk(start: int) -> Tensor:
         gradients = [use.formed(start, start + size) for use in uses]
@@ -77,7 +94,13 @@ def _select(x: Tensor, axis: int, index: np.ndarray) -> Tensor:
     flat = index.reshape(-1)
     if np.array_equal(flat, np.arange(flat[0], flat[0] + flat.size)):
         return x.narrow(axis, int(flat[0]), flat.size)
-    return x.index_select(axis, torch.as_tensor(flat, device=x.device))
+    return x.index_select(axis, _indices(flat.astype(np.int64).tobytes(), x.device))
+
+
+@functools.lru_cache(maxsize=4096)
+def _indices(data: bytes, device: torch.device) -> Tensor:
+    """Return indices as a tensor, which is copied to a device once: a copy waits for a GPU."""
+    return torch.frombuffer(bytearray(data), dtype=torch.int64).to(device)
 
 
 def _factor_columns(index: np.ndarray, inner: int) -> np.ndarray:

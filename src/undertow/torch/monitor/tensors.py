@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["at_least_single", "tensors_in", "to_numpy"]
+__all__ = ["at_least_single", "joined", "on_device", "tensors_in", "to_numpy"]
 
 
 def to_numpy(tensors: Sequence[Tensor]) -> list[np.ndarray]:
@@ -19,6 +19,20 @@ def to_numpy(tensors: Sequence[Tensor]) -> list[np.ndarray]:
         for (place, x), part in zip(on_device.items(), np.split(flat, ends[:-1]), strict=True):
             arrays[place] = part.reshape(x.shape)
     return [arrays[place] for place in range(len(tensors))]
+
+
+def joined(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return tensors as one flat tensor in double precision on a device."""
+    if len({x.device for x in tensors}) > 1:
+        tensors = [x.to(device) for x in tensors]
+    return torch.cat([x.reshape(-1) for x in tensors]).to(device, torch.float64)
+
+
+def on_device(x: Tensor, device: torch.device) -> Tensor:
+    """Return a tensor on a device; the host does not wait for a GPU that receives it."""
+    if device.type == "cuda" and x.device.type == "cpu":
+        return x.pin_memory().to(device, non_blocking=True)
+    return x.to(device)
 
 
 def at_least_single(x: Tensor) -> Tensor:

@@ -1,0 +1,109 @@
+"""The steps of an optimiser as tensors: step sizes, decays and the unit of the charges, entry by entry."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from undertow.torch.census.axes import Symmetry
+from undertow.torch.monitor.entries import Entries
+from undertow.torch.monitor.settings import ADAM, SGD, StepRule, common_rule
+from undertow.torch.monitor.tensors import on_device
+
+__all__ = ["ParameterSettings", "Plan", "Steps", "plan_step"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is computed for each symmetry: the kind of steps, whether they are counted by scales, and why not more."""
+
+    kinds: tuple[str, ...]
+    notes: tuple[str, ...]
+    rules: Mapping[str, StepRule]
+
+    def plain(self, symmetries: Sequence[Symmetry]) -> list[bool]:
+        """Return for which symmetries the charge is the plain one: those of unknown steps, and GL under Adam."""
+        return [
+            kind not in (SGD, ADAM) or (kind == ADAM and symmetry.block > 1)
+            for kind, symmetry in zip(self.kinds, symmetries, strict=True)
+        ]
+
+    def mixed(self, symmetries: Sequence[Symmetry]) -> frozenset[str]:
+        """Return the parameters of GL symmetries under Adam."""
+        pairs = zip(symmetries, self.kinds, strict=True)
+        return frozenset(name for s, kind in pairs if kind == ADAM and s.block > 1 for name in s.parameters)
+
+
+def plan_step(symmetries: Sequence[Symmetry], rules: Mapping[str, StepRule]) -> Plan:
+    """Return what can be computed for each symmetry under these steps of its parameters."""
+    pairs = [common_rule([rules[name] for name in symmetry.parameters]) for symmetry in symmetries]
+    return Plan(tuple(kind for kind, _ in pairs), tuple(note for _, note in pairs), rules)
+
+
+@dataclass(frozen=True)
+class ParameterSettings:
+    """Settings by parameter, as tensors (parameters,)."""
+
+    eta: Tensor
+    step: Tensor
+    """Effective step sizes h."""
+    decay: Tensor
+    forgetting: Tensor
+    eps: Tensor
+    unscale: Tensor
+    """Factor of squared gradients of samples, under a gradient scaler that a fused optimiser applies itself."""
+
+    @staticmethod
+    def of(names: Sequence[str], rules: Mapping[str, StepRule], device: torch.device) -> "ParameterSettings":
+        own = [rules[name] for name in names]
+        scales = [1.0 if r.grad_scale is None else 1 / r.grad_scale.detach().double().reshape(()) ** 2 for r in own]
+        return ParameterSettings(
+            _vector([r.step_size for r in own], device),
+            _vector([r.effective_step for r in own], device),
+            _vector([r.weight_decay for r in own], device),
+            _vector([1 - r.betas[1] if r.kind == ADAM else 1.0 for r in own], device),
+            _vector([r.eps for r in own], device),
+            _vector(scales, device),
+        )
+
+
+def _vector(values: Sequence[float | Tensor], device: torch.device) -> Tensor:
+    """Return numbers and tensors of one number as a tensor, without waiting for the device."""
+    numbers = torch.tensor([0.0 if isinstance(x, Tensor) else x for x in values], dtype=torch.float64)
+    result = on_device(numbers, device)
+    for place, x in enumerate(values):
+        if isinstance(x, Tensor):
+            result[place] = x.to(result)
+    return result
+
+
+class Steps:
+    """Step sizes and decays of the entries, and the unit of the charges."""
+
+    def __init__(self, rows: Entries, settings: ParameterSettings, symmetries: int, plain: Tensor):
+        self.rows, self.symmetries, self.plain = rows, symmetries, plain
+        step = settings.step[rows.parameter]
+        largest = self.largest(step)
+        self.moves = largest > 0
+        self.reference = torch.where(self.moves, largest, 1.0)
+        # without weight decay the step size does not matter: a first step of size 0 has a distance too
+        self.step = torch.where(self.moves[rows.symmetry], step, 1.0)
+        self.unit = torch.where(plain[rows.symmetry], 1.0, self.reference[rows.symmetry] / self.step)
+        self.decay = settings.decay[rows.parameter]
+        self.eps = settings.eps[rows.parameter]
+        self.forgetting = settings.forgetting[rows.parameter]
+        self.by_parameter = settings
+
+    def by_symmetry(self, values: Tensor) -> Tensor:
+        """Return the sums of (entries,) over the entries of each symmetry."""
+        return values.new_zeros(self.symmetries).index_add_(0, self.rows.symmetry, values)
+
+    def largest(self, values: Tensor) -> Tensor:
+        """Return the largest of nonnegative values of the entries of each symmetry."""
+        return values.new_zeros(self.symmetries).scatter_reduce_(0, self.rows.symmetry, values, "amax")
+
+    def least(self, values: Tensor) -> Tensor:
+        """Return the least of the values of the entries of each symmetry."""
+        start = values.new_full((self.symmetries,), torch.inf)
+        return start.scatter_reduce_(0, self.rows.symmetry, values, "amin")

@@ -1,0 +1,93 @@
+"""Sums over entries along axes, against the entries themselves and the optimiser's own step."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from undertow.torch.monitor.columns import FIELDS, Slot, reduce_to_axis, step_columns
+from undertow.torch.monitor.settings import optimizer_rules
+
+pytestmark = pytest.mark.torch
+
+
+def test_reductions_to_an_axis():
+    entries = torch.arange(48.0).reshape(2, 4, 3, 2)
+    rows = entries.numpy()
+    np.testing.assert_array_equal(reduce_to_axis(entries, 1, 1), rows.sum((1, 3)))
+    # two matrices of two rows each, with columns of their own
+    apart = rows.reshape(2, 2, 2, 3, 2).sum((2, 4)).reshape(2, 6)
+    np.testing.assert_array_equal(reduce_to_axis(entries, 1, 2), apart)
+    np.testing.assert_array_equal(reduce_to_axis(torch.ones(3), 0, 1), np.ones((3, 1)))
+
+
+OPTIMISERS = {
+    "SGD": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.2),
+    "momentum": lambda p: torch.optim.SGD(p, lr=0.1, weight_decay=0.2, momentum=0.9, nesterov=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, lr=0.1, weight_decay=0.2, eps=0.01),
+}
+
+
+def inverse_metric(optimizer, parameter):
+    """Return 1/S of the optimiser's state: 1 for SGD."""
+    state = optimizer.state[parameter]
+    if "exp_avg_sq" not in state:
+        return (
+            torch.ones_like(parameter) if isinstance(optimizer, torch.optim.SGD) else torch.full_like(parameter, 0.01)
+        )
+    return (state["exp_avg_sq"] / (1 - 0.999 ** float(state["step"]))).sqrt() + 0.01
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("steps", [0, 2])
+@pytest.mark.parametrize("shift", [0.0, 1.0])
+def test_columns_describe_the_step_of_the_optimiser(name, steps, shift):
+    """W x+^2 - W x^2 is decay, twice the first and the second order, for parameters that are computed together."""
+    torch.manual_seed(0)
+    parameters = {name: nn.Parameter(torch.randn(4, 3, dtype=torch.float64)) for name in "abc"}
+    optimizer = OPTIMISERS[name](list(parameters.values()))
+    for step in range(steps + 1):
+        for p in parameters.values():
+            p.grad = torch.randn(4, 3, dtype=torch.float64)
+        if step < steps:
+            optimizer.step()
+    parameters["c"].grad = None  # not used in this step
+    slots = [Slot(name, axis, 1, shift, (4, 3)[axis]) for name in "abc" for axis in (0, 1)]
+    columns = step_columns(slots, parameters, optimizer_rules([optimizer], parameters), frozenset())
+    parts = dict(zip(FIELDS, columns, strict=True))
+    total = lambda entries: np.concatenate([x.sum(1 - axis).numpy() for x in entries for axis in (0, 1)])
+    values = lambda: [p.detach() + shift for p in parameters.values()]
+    before, metric_before = values(), [inverse_metric(optimizer, p).detach() for p in parameters.values()]
+    thetas = [p.detach().clone() for p in parameters.values()]
+    optimizer.step()
+    after, metric = values(), [inverse_metric(optimizer, p).detach() for p in parameters.values()]
+    close = lambda name, expected: np.testing.assert_allclose(parts[name], total(expected), rtol=1e-9, atol=1e-12)
+    close("weight", [x**2 for x in before])
+    close("before", [w * x**2 for w, x in zip(metric_before, before, strict=True)])
+    close("after", [w * x**2 for w, x in zip(metric, before, strict=True)])
+    close("pull", [w * x * t for w, x, t in zip(metric, before, thetas, strict=True)])
+    change = parts["decayed"] - 2 * parts["first"] + parts["second"]
+    moved = [w * (y**2 - x**2) for w, x, y in zip(metric, before, after, strict=True)]
+    np.testing.assert_allclose(change, total(moved), rtol=1e-9, atol=1e-12)
+    assert change[-7:].abs().max() == 0
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_a_step_size_on_the_device_stays_there(name):
+    """A capturable optimiser has its step size as a tensor; the columns are the same as for the number."""
+    torch.manual_seed(0)
+    parameters = {name: nn.Parameter(torch.randn(4, 3, dtype=torch.float64)) for name in "ab"}
+    optimizer = OPTIMISERS[name](list(parameters.values()))
+    for _ in range(2):
+        for p in parameters.values():
+            p.grad = torch.randn(4, 3, dtype=torch.float64)
+        optimizer.step()
+    slots = [Slot(name, axis, 1, 0.0, (4, 3)[axis]) for name in "ab" for axis in (0, 1)]
+    rules = optimizer_rules([optimizer], parameters)
+    size = torch.tensor(0.1, dtype=torch.float64)
+    on_device = {name: replace(rule, step_size=size) for name, rule in rules.items()}
+    columns = [step_columns(slots, parameters, own, frozenset("ab")) for own in (rules, on_device)]
+    np.testing.assert_allclose(*columns, rtol=1e-14)
+    assert columns[0][FIELDS.index("first")].abs().max() > 0
