@@ -120,7 +120,7 @@ def test_gradients_that_cannot_be_recorded_are_reported(as_a_user):
     normed = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     with pytest.raises(ValueError, match="put it in eval mode"):
         NoiseMonitor(normed, claimed_census(normed, "0.weight"))
-    with pytest.raises(ValueError, match="one process"):
+    with pytest.raises(ValueError, match="use DistributedDataParallel"):
         NoiseMonitor(nn.DataParallel(relu()), symmetries)
     with pytest.raises(TypeError, match="give `census"):
         NoiseMonitor(relu(), [])

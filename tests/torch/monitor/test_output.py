@@ -50,10 +50,11 @@ def test_csv_figure_and_log(tmp_path, monkeypatch, as_a_user):
         "charge",
         "noise power",
         "log distance to equilibrium",
+        "gradient noise scale (samples)",
     ]
     line = figure.axes[0].lines[0]
     np.testing.assert_allclose(line.get_ydata(), [row["charge"] for row in monitor.rows])
-    with pytest.raises(TypeError, match="has no `add_scalar`"):
+    with pytest.raises(TypeError, match="has no `add_scalar` and no `log`"):
         NoiseMonitor(model, symmetries, writer=3)
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ImportError, match="pip install tensorboard"):

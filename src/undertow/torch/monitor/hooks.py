@@ -267,7 +267,7 @@ class GradientRecorder:
     def _open_pass(self) -> BatchSums:
         """Return the sums of the backward pass that runs, after it was started if necessary.
 
-        Where all gradients are None now, `zero_grad` was called after the forward pass, and earlier passes do not count.
+        Where all gradients are None now, `zero_grad` followed the forward pass, and earlier passes do not count.
         """
         if self._current is None:
             if self._gradients_are_clear():

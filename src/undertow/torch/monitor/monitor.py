@@ -1,11 +1,12 @@
 """Measure gradient noise along the symmetries of a network while it trains."""
 
+import re
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import nn
@@ -16,18 +17,23 @@ from undertow.torch._copies import trainable, unwrap
 from undertow.torch._renamed import Renamed
 from undertow.torch._threads import one_thread
 from undertow.torch.census.census import Census, check_census
-from undertow.torch.monitor import output
+from undertow.torch.monitor import output, plots
 from undertow.torch.monitor.batch_sums import BatchSums
 from undertow.torch.monitor.consistency import compare_gradients
 from undertow.torch.monitor.hooks import GradientRecorder
-from undertow.torch.monitor.output import ScalarWriter
+from undertow.torch.monitor.noise_scale import NoiseScales
+from undertow.torch.monitor.output import Writer
+from undertow.torch.monitor.ranks import Selected, WholeParameters, is_sharded, runs_distributed, sum_over_ranks
 from undertow.torch.monitor.reading import COLUMNS, Reading, Row, read_symmetry
+from undertow.torch.monitor.report import write_report
 from undertow.torch.monitor.requests import Requests, StepMoments
+from undertow.torch.monitor.scale_requests import measure_power, scale_requests
 from undertow.torch.monitor.settings import SGDSettings, common_settings, optimizer_settings
 from undertow.torch.monitor.statistics import ShapeKey
 
 if TYPE_CHECKING:
     import matplotlib.figure
+    import xarray
 
 __all__ = ["COLUMNS", "NoiseMonitor", "Reading"]
 
@@ -35,6 +41,8 @@ _SettingsOf = Callable[[str], SGDSettings | str]
 """Settings of a parameter by its name, or why the theory does not apply."""
 StepArguments = tuple[tuple, dict[str, object]]
 """The positional and the keyword arguments of the `step()` of an optimiser."""
+MOST_ROWS = 100_000
+"""Largest number of rows held, about 100 MB, whatever `keep` is."""
 
 
 class NoiseMonitor:
@@ -54,13 +62,20 @@ class NoiseMonitor:
     **Arguments:**
 
     - `model`: the network that trains.
-    - `census`: the census of this model; its exact symmetries are measured.
+    - `census`: the census of this model; its exact symmetries are measured. Without a census only the noise scale is.
     - `every`: steps between measurements; step 0 is measured.
     - `batch_axis`: the axis of activations that counts samples (1 for sequence-first models).
-    - `keep`: the largest number of measurements held; the oldest are dropped first.
-    - `writer`: a TensorBoard `SummaryWriter` (any object with `add_scalar`), or a folder for one.
+    - `keep`: the largest number of measurements held; the oldest are dropped first. At most 100,000 rows are held.
+    - `writer`: a TensorBoard `SummaryWriter` (any object with `add_scalar`), or a folder for one; or a function of a
+      dict of numbers, or any object with `log(dict)` such as a run of wandb.
+    - `window`: number of measurements over which the noise scale is averaged.
+    - `on_error`: "raise" raises an error if the first measurement is impossible; "warn" only warns, as later
+      measurements do.
+    - `distributed`: whether to add up the samples of all processes. By default this is done for a model inside
+      DistributedDataParallel, and for one that FSDP2 (`fully_shard`) has sharded.
 
-    `rows` has one dict per symmetry and measurement:
+    `noise_scale` has the gradient noise scale B = tr Sigma/|G|^2 in total, by layer and by symmetry, with its standard
+    error: see `undertow.torch.monitor.noise_scale`. `rows` has one dict per symmetry and measurement:
 
     - `charge` C, the sum over generators of (|plus|^2 - |minus|^2)/2; `noise_plus`, `noise_minus`, Tr Sigma of both
       sides.
@@ -78,7 +93,8 @@ class NoiseMonitor:
       `noise_minus` are given.
 
     `last` holds the newest measurement generator by generator. A step that cannot be measured raises an error if it is
-    the first one, and a warning later, with no row for that step. Both come from `step()`, never from `backward()`.
+    the first one, and later a warning, once for each reason, with no row for that step. Both come from `step()`, never
+    from `backward()`.
 
     >>> import torch
     >>> from undertow.torch import NoiseMonitor, census
@@ -98,34 +114,47 @@ class NoiseMonitor:
     def __init__(
         self,
         model: nn.Module,
-        census: Census,
+        census: Census | None = None,
         every: int = 50,
         *,
         batch_axis: int = 0,
         keep: int = 10_000,
-        writer: ScalarWriter | str | Path | None = None,
+        writer: Writer | str | Path | None = None,
+        window: int = 50,
+        on_error: Literal["raise", "warn"] = "raise",
+        distributed: bool | None = None,
     ):
-        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            raise ValueError(
-                f"`NoiseMonitor`: a {type(model).__name__} spreads the samples over replicas, where hooks do not see "
-                "them; monitor a model that trains in one process."
-            )
+        _validate_wrapper(model)
         self.every = validate.positive_integer("NoiseMonitor", "every", every)
         keep = validate.positive_integer("NoiseMonitor", "keep", keep)
+        window = validate.positive_integer("NoiseMonitor", "window", window)
         if batch_axis not in (0, 1):
             raise ValueError(f"`NoiseMonitor(batch_axis={batch_axis!r})`: samples are counted by axis 0 or 1.")
+        if on_error not in ("raise", "warn"):
+            raise ValueError(f"`NoiseMonitor(on_error={on_error!r})`: give 'raise' or 'warn'.")
+        wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
         self.model = unwrap(model)
         _validate_census(self.model, census)
-        self.census = census
+        self.census = Census((), (), (), (), (), ()) if census is None else census
+        sharded = is_sharded(self.model)
+        self._distributed = runs_distributed() and (wrapped or sharded if distributed is None else distributed)
+        self._on_error = on_error
         self.steps = 0
         """Number of steps of the optimiser so far."""
         self.last: tuple[Reading, ...] = ()
         """The newest measurement, one reading per symmetry."""
         self.skipped: deque[tuple[int, str]] = deque(maxlen=keep)
         """Steps that could not be measured, each with the reason."""
-        self._rows: deque[list[Row]] = deque(maxlen=keep)
-        self._requests = Requests(census)
-        self._recorder = GradientRecorder(self.model, self._requests.all(), batch_axis)
+        self._rows: deque[list[Row]] = deque(maxlen=min(keep, max(1, MOST_ROWS // max(1, len(self.census)))))
+        self._measured = False
+        self._warned: set[str] = set()
+        self._requests = Requests(self.census)
+        requests = self._requests.all()
+        optional = scale_requests(requests, trainable(self.model))
+        self._recorder = GradientRecorder(self.model, requests, batch_axis, optional=optional)
+        self.noise_scale = NoiseScales(window, {symmetry.name: symmetry.parameters for symmetry in self.census})
+        """The gradient noise scale in total, by layer and by symmetry."""
+        self._parameters = WholeParameters(self._recorder.parameters) if sharded else self._recorder.parameters
         self._uses_our_parameters: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
         self._leader: weakref.ref[torch.optim.Optimizer] | None = None
         """The optimiser that counts the steps."""
@@ -168,6 +197,11 @@ class NoiseMonitor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def start_pass(self, args: tuple, kwargs: dict[str, object]) -> None:
+        """Start a forward pass on these arguments, in a loop that calls parts of the model and not the model itself."""
+        if self._recorder.attached:
+            self._recorder.start_pass(args, kwargs)
+
     def step(self, step_size: float, weight_decay: float = 0.0, momentum: float = 0.0) -> None:
         """End a step in a loop without a PyTorch optimiser: call it after the backward pass and before the update."""
         validate.finite_number("NoiseMonitor.step", "step_size", step_size)
@@ -187,9 +221,10 @@ class NoiseMonitor:
         if not self._uses_our_parameters[optimizer] or not self._leads(optimizer):
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if not callable(closure) or not self._recorder.attached:
+        if not callable(closure):
             self._end_step(self._settings)
             return None
+        # also between measurements: hooks attached before the closure would record this step as part of the next one
         return (args[0], self._ending_step(closure)), {k: v for k, v in kwargs.items() if k != "closure"}
 
     def _leads(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -237,24 +272,47 @@ class NoiseMonitor:
                 self._recorder.detach()
 
     def _measure(self, step: int, settings: _SettingsOf) -> None:
-        sums, problem = self._recorder.take()
-        scale = 1.0
+        """Measure a step. After the first measurement no error may stop the training."""
+        cause: Exception | None = None
+        try:
+            problem = self._try_to_measure(step, settings)
+        except Exception as error:
+            cause, problem = error, f"{type(error).__name__}: {error}"
         if problem is None:
-            scale, problem = compare_gradients(sums, self._recorder.parameters, self._recorder.requests)
-        if problem is not None:
-            if not self._rows:
-                raise RuntimeError(f"`NoiseMonitor` at step {step}: {problem}.")
-            self.skipped.append((step, problem))
-            warnings.warn(f"`NoiseMonitor` has no measurement of step {step}: {problem}.", stacklevel=2)
+            self._measured = True
             return
+        if not self._measured and self._on_error == "raise":
+            raise RuntimeError(f"`NoiseMonitor` at step {step}: {problem}.") from cause
+        self.skipped.append((step, problem))
+        kind = re.sub(r"[\d.]+", "", problem)
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(f"`NoiseMonitor` has no measurement of step {step}: {problem}.", stacklevel=2)
+
+    def _try_to_measure(self, step: int, settings: _SettingsOf) -> str | None:
+        """Measure a step; return why it could not be measured, None if it was."""
+        recorder = self._recorder
+        sums, problem = recorder.take()
+        if self._distributed:
+            sums, problem = sum_over_ranks(sums, problem, recorder.requests, recorder.uncovered)
+        if problem is not None:
+            return problem
+        covered = Selected(self._parameters, [n for n in recorder.parameters if n not in recorder.uncovered])
+        scale, problem, unmatched = compare_gradients(sums, covered, recorder.requests, recorder.required)
+        if problem is not None:
+            return problem
+        recorder.uncovered |= unmatched
+        power = measure_power(step, sums, scale, self._parameters, recorder.requests, recorder.uncovered)
         self.last = self._readings(sums, scale, step, settings)
+        self.noise_scale.add(power, recorder.uncovered)
         rows = [reading.row for reading in self.last]
         self._rows.append(rows)
         if self._writer is not None:
-            output.log_rows(self._writer, rows, step)
+            output.log_measurement(self._writer, rows, self.noise_scale, step)
+        return None
 
     def _readings(self, sums: BatchSums, scale: float, step: int, settings: _SettingsOf) -> tuple[Reading, ...]:
-        parameters = self._recorder.parameters
+        parameters = self._parameters
         with torch.no_grad():
             moments = StepMoments(self.census, self._requests, parameters, sums)
         readings = []
@@ -273,11 +331,29 @@ class NoiseMonitor:
         """Write all rows as a table; unknown numbers are empty."""
         output.write_csv(path, self.rows)
 
+    def to_xarray(self) -> "xarray.Dataset":
+        """Return all rows as arrays over steps and symmetries, and the noise scale over steps and layers."""
+        self._check_measured("to_xarray")
+        return output.to_xarray(self.census, list(self._rows), self.noise_scale)
+
     def plot(self) -> "matplotlib.figure.Figure":
-        """Return a figure of charges, noise on both sides and distances to equilibrium over the steps."""
-        if not self._rows:
-            raise ValueError("`NoiseMonitor.plot()`: nothing was measured yet; train a step first.")
-        return output.plot_rows(self.census, self._rows)
+        """Return a figure over the steps: noise scale, charges, noise on both sides and distances to equilibrium."""
+        self._check_measured("plot")
+        return plots.plot_symmetries(self.census, list(self._rows), self.noise_scale)
+
+    def plot_layers(self) -> "matplotlib.figure.Figure":
+        """Return a figure with a small panel for each layer: its noise scale over the steps."""
+        self._check_measured("plot_layers")
+        return plots.plot_layers(self.noise_scale)
+
+    def report(self, path: str | Path) -> Path:
+        """Write an HTML page: what was measured, what it means, what one might do, and what not to conclude."""
+        self._check_measured("report")
+        return write_report(path, self.census, list(self._rows), self.noise_scale, list(self.skipped))
+
+    def _check_measured(self, method: str) -> None:
+        if not self._measured:
+            raise ValueError(f"`NoiseMonitor.{method}()`: nothing was measured yet; train a step first.")
 
 
 def _release(handle: torch.utils.hooks.RemovableHandle, recorder: GradientRecorder) -> None:
@@ -285,11 +361,24 @@ def _release(handle: torch.utils.hooks.RemovableHandle, recorder: GradientRecord
     recorder.detach()
 
 
-def _validate_census(model: nn.Module, census: Census) -> None:
+def _validate_wrapper(model: nn.Module) -> None:
+    if isinstance(model, nn.DataParallel):
+        raise ValueError(
+            "`NoiseMonitor`: a DataParallel spreads the samples over replicas, where hooks do not see them; use "
+            "DistributedDataParallel."
+        )
+    if type(model).__name__ == "FullyShardedDataParallel":
+        raise ValueError(
+            "`NoiseMonitor`: FullyShardedDataParallel (FSDP1) flattens the parameters, so that those of a layer cannot "
+            "be told apart; use FSDP2 (`torch.distributed.fsdp.fully_shard`)."
+        )
+
+
+def _validate_census(model: nn.Module, census: Census | None) -> None:
+    if census is None:
+        return
     if not isinstance(census, Census):
         raise TypeError(
             f"`NoiseMonitor(model, census)`: `census` is a {type(census).__name__}; give `census(model, ...)`."
         )
-    if not len(census):
-        raise ValueError("`NoiseMonitor`: the census has no exact symmetry, so that there is nothing to measure.")
     check_census("NoiseMonitor", census, trainable(model))

@@ -62,7 +62,7 @@ class Dense:
 
     def row_squares(self) -> None:
         """Return None: sums of squares are formed from the gradients."""
-        return None
+        return
 
     def probe(self) -> Tensor:
         """Return the gradient of the batch."""
@@ -108,7 +108,7 @@ class Outer:
 
     def row_squares(self) -> None:
         """Return None: sums of squares are formed from the factors."""
-        return None
+        return
 
     def chunks(self, numbers: int) -> Iterator["Outer"]:
         """Iterate over the samples, as many at a time as fit in memory with so many numbers each."""
@@ -135,7 +135,7 @@ class Scattered:
     tokens: Tensor
     """(samples, positions): rows of the embedding."""
     out: Tensor
-    """(samples, positions, width): derivatives of the loss with respect to the outputs, 0 where a row does not train."""
+    """(samples, positions, width): derivatives of the loss by the outputs, 0 where a row does not train."""
     shape: tuple[int, ...]
     """Shape of the parameter."""
     flipped: bool = True
@@ -159,7 +159,7 @@ class Scattered:
 
     def as_outer(self) -> None:
         """Return None: the factors would have as many columns as there are tokens."""
-        return None
+        return
 
     def row_squares(self) -> tuple[Tensor, Tensor]:
         """Return the sums over samples of the squares of all entries, by row and by column.

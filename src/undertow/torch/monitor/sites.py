@@ -119,14 +119,20 @@ def unrecordable(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, 
             owner = owner.rpartition(".")[0]
         module = modules[owner]
         if hasattr(module, "weight_g") and hasattr(module, "weight_v"):
-            yield name, f"{owner} has the old `torch.nn.utils.weight_norm`, which computes the weight outside of the call"
+            yield (
+                name,
+                f"{owner} has the old `torch.nn.utils.weight_norm`, which computes the weight outside of the call",
+            )
         elif isinstance(module, nn.MultiheadAttention):
             continue
         elif any(
             any(True for _ in child.parameters()) and not _never_called(modules, f"{owner}.{key}".lstrip("."))
             for key, child in module.named_children()
         ):
-            yield name, f"{owner or 'the model'} uses it directly, beside layers of its own: give it a module of its own"
+            yield (
+                name,
+                f"{owner or 'the model'} uses it directly, beside layers of its own: give it a module of its own",
+            )
 
 
 def _never_called(modules: dict[str, nn.Module], path: str) -> bool:
