@@ -1,12 +1,14 @@
 """Start a monitor at the first forward pass of a training loop, with a census taken from the batch of this pass."""
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from undertow import _validate as validate
 from undertow.torch._copies import trainable
@@ -66,8 +68,28 @@ class FirstPass:
                 self._remove_hooks()
                 self._start(module, whole, (args, kwargs), distributed)
 
+        self._handles.append(register_optimizer_step_pre_hook(self._before_step))
         for module in modules:
             self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
+
+    def _before_step(
+        self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, object]
+    ) -> tuple[tuple, dict[str, object]] | None:
+        """End the first step where its forward pass is inside a closure: the hook of the monitor is not there yet."""
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure):
+            return None
+        waiting = True
+
+        def evaluate() -> object:
+            nonlocal waiting
+            value = closure()
+            if waiting and self.monitor is not None:
+                waiting = False
+                self.monitor.end_step(optimizer)
+            return value
+
+        return (args[0], evaluate), {name: value for name, value in kwargs.items() if name != "closure"}
 
     def _remove_hooks(self) -> None:
         for handle in self._handles:
@@ -80,9 +102,8 @@ class FirstPass:
         model = module if has_all else whole
         symmetries = self.options.census
         if symmetries is None and self.options.symmetries:
-            symmetries, self.problem = (
-                _census_of(model, call) if has_all else (None, SEVERAL.format(type(module).__name__))
-            )
+            several = None, SEVERAL.format(type(module).__name__)
+            symmetries, self.problem = _census_of(model, call) if has_all else several
             if self.problem is not None:
                 warnings.warn(f"`NoiseCallback` measures the noise scale only: {self.problem}.", stacklevel=2)
         options = self.options
@@ -124,10 +145,27 @@ def _census_of(model: nn.Module, call: Call) -> tuple[Census | None, str | None]
             "(`undertow.torch.narrow_twin`, `Census.transfer`) and give it as `census=`"
         )
     try:
-        with torch.enable_grad():
-            return census(model, _few_samples(call), _outputs_loss), None
+        device = next(model.parameters()).device.type
+        with torch.enable_grad(), torch.autocast(device, enabled=False), _without_wrapper(model):
+            symmetries = census(model, _few_samples(call), _outputs_loss)
+            return symmetries, None if len(symmetries) else "the census of the model has no exact symmetry"
     except Exception as error:
         return None, f"no census could be taken from the first batch ({type(error).__name__}: {error})"
+
+
+@contextmanager
+def _without_wrapper(model: nn.Module) -> Generator[None]:
+    """Remove the autocast that accelerate puts around a forward pass: symmetries are proved in full precision."""
+    wrapped = vars(model).get("forward")
+    original = vars(model).get("_original_forward")
+    if wrapped is None or original is None:
+        yield
+        return
+    model.forward = original
+    try:
+        yield
+    finally:
+        model.forward = wrapped
 
 
 def _few_samples(call: Call) -> Call:
@@ -146,7 +184,8 @@ def _outputs_loss(model: nn.Module, call: Call) -> Tensor:
     loss = out.get("loss") if hasattr(out, "get") else None
     if isinstance(loss, Tensor) and loss.ndim == 0:
         return loss
-    squares = [x.square().mean() for x in tensors_in(out) if x.is_floating_point() and x.requires_grad]
+    tensors = tensors_in(dict(out) if isinstance(out, Mapping) else out)
+    squares = [x.square().mean() for x in tensors if x.is_floating_point()]
     return torch.stack(squares).sum()
 
 

@@ -202,6 +202,10 @@ class NoiseMonitor:
         if self._recorder.attached:
             self._recorder.start_pass(args, kwargs)
 
+    def end_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """End a step of an optimiser whose `step()` began before the monitor existed."""
+        self._before_step(optimizer, (optimizer,), {})
+
     def step(self, step_size: float, weight_decay: float = 0.0, momentum: float = 0.0) -> None:
         """End a step in a loop without a PyTorch optimiser: call it after the backward pass and before the update."""
         validate.finite_number("NoiseMonitor.step", "step_size", step_size)
