@@ -47,7 +47,6 @@ def test_statistics_of_samples_are_added_once():
     sums = {request: torch.tensor([[[3.0, 1.0], [1.0, 5.0]]])}
     samples = entries.sample_sums(sums, torch.device("cpu"))
     assert rows.by_generator(samples[rows.samples]).tolist() == [3.0, 5.0]
-    assert entries.spreads(samples).tolist() == [8.0]
     assert entries.sample_sums({}, torch.device("cpu")).abs().max() == 0
     diagonal = EntryMap.of(census, Requests(census, diagonal=True))
     assert diagonal.blocks == ()

@@ -1,6 +1,7 @@
 """Comparison of the recorded gradients with the gradients in `.grad`."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
 import numpy as np
@@ -9,9 +10,11 @@ from torch import Tensor, nn
 
 from undertow.torch.monitor.batch_sums import BatchSums
 from undertow.torch.monitor.sample_gradients import gradient_probe
+from undertow.torch.monitor.scale_requests import squares_over_samples
+from undertow.torch.monitor.statistics import StatisticRequest
 from undertow.torch.monitor.tensors import at_least_single, joined, on_device
 
-__all__ = ["Comparison", "compare_gradients"]
+__all__ = ["NOT_FINITE", "Compared", "Comparison", "compare_gradients"]
 
 GRADIENT_RTOL = {torch.float64: 1e-6, torch.float32: 2e-3}
 """Tolerated difference between the gradient in `.grad` and the recorded one, by dtype of the parameter."""
@@ -20,6 +23,7 @@ HALF_RTOL = 5e-2
 ZERO_SUM_RTOL = 1e-5
 """A sum of gradients below this, relative to the gradients of the samples, is rounding."""
 NOT_FINITE = "the gradient is not finite"
+ONE_SAMPLE = "one sample per step does not show noise: use batches of at least 2"
 CAUSES = (
     "the parameter is used outside its module, or `.grad` held something before the backward pass (call "
     "`zero_grad()`), or was changed, or a layer that had to be run again draws random numbers (dropout)"
@@ -27,92 +31,163 @@ CAUSES = (
 
 
 class _Probes(NamedTuple):
-    """Projections of the recorded gradient and of `.grad`, for one parameter."""
+    """Projections of the recorded gradient and of `.grad`, for one parameter, and the squared norm of the latter."""
 
     recorded: Tensor
     actual: Tensor
+    square: Tensor
+    rtol: float
+
+
+class Compared(NamedTuple):
+    """The comparison of a step, on the host."""
+
+    problem: str | None
+    """Why the gradients of a required parameter do not agree, None if they do."""
+    samples: int
+    unmatched: dict[str, str]
+    """Parameters that are not required and whose gradients do not agree, with the reason."""
+    second: dict[str, float]
+    """Sum over samples of the squared gradient, by parameter, before gradient scaling or clipping."""
+    square: dict[str, float]
+    """Square of the gradient, likewise."""
 
 
 class Comparison:
     """Recorded gradients beside those in `.grad`, as numbers on the device of the model.
 
     `scale` is the factor between `.grad` and the recorded gradients, which comes from gradient scaling or clipping.
-    `problem(values)` returns why they do not agree, from `numbers` on the host.
+    `read(values)` returns whether they agree, from `numbers` on the host.
     """
 
     def __init__(
         self,
         sums: BatchSums,
-        parameters: Mapping[str, nn.Parameter],
         probes: dict[str, _Probes],
         spreads: Tensor,
+        required: AbstractSet[str],
+        unmatched: dict[str, str],
     ):
-        self._names = list(probes)
-        self._rtol = [_rtol(name, sums, parameters) for name in self._names]
+        self._names, self._required, self._unmatched = list(probes), required, unmatched
+        self._rtol = [probe.rtol for probe in probes.values()]
+        self._recorded = set(sums.probes)
         device = spreads.device
-        recorded, actual = (joined([getattr(p, side) for p in probes.values()], device) for side in _Probes._fields)
+        recorded, actual = (joined([p[side] for p in probes.values()], device) for side in (0, 1))
         sizes = torch.tensor([p.recorded.numel() for p in probes.values()])
         owner = on_device(torch.arange(len(probes)).repeat_interleave(sizes), device)
         by_parameter = lambda values: values.new_zeros(len(probes)).index_add_(0, owner, values)
-        product, size = (recorded * actual).sum(), recorded.square().sum()
-        cancelled = size <= ZERO_SUM_RTOL**2 * spreads.sum()  # at a minimum there is nothing left to compare
-        scale = torch.where(cancelled, 1.0, product / size)
+        product, size = by_parameter(recorded * actual), by_parameter(recorded.square())
+        scale = self._common_scale(product, size, spreads, sums.half)
         self.scale = torch.where((scale - 1).abs() < 1e-3, 1.0, scale)
         self.samples = torch.as_tensor(sums.counted, device=device).double()
         norms = by_parameter(actual.square()).sqrt()
         errors = by_parameter((scale * recorded - actual).square()).sqrt()
-        places = [k for k, name in enumerate(parameters) if name in probes]
-        used = spreads if len(places) == len(parameters) else spreads[on_device(torch.tensor(places), device)]
-        self.numbers = torch.cat([torch.stack([self.samples, product, size, scale]), norms, errors, used])
+        squares = joined([p.square for p in probes.values()], device)
+        head = torch.stack([self.samples, product.sum(), size.sum(), scale])
+        self.numbers = torch.cat([head, norms, errors, spreads, squares])
 
-    def problem(self, values: np.ndarray) -> str | None:
-        """Return why the gradients do not agree, None if they do."""
+    def _common_scale(self, product: Tensor, size: Tensor, spreads: Tensor, half: AbstractSet[str]) -> Tensor:
+        """Return the factor between `.grad` and the recorded gradients, 1 if these cancel over the samples.
+
+        Where parameters are required it is their least-squares factor, else a weighted median of all, which some
+        parameters that do not agree leave as it is. Rounding in half precision would give a factor that parameters in
+        full precision do not have.
+        """
+        chosen = [name in self._required for name in self._names]
+        chosen = chosen if any(chosen) else [True] * len(chosen)
+        precise = [own and name not in half for own, name in zip(chosen, self._names, strict=True)]
+        mask, narrow = (on_device(torch.tensor(x, dtype=torch.float64), size.device) for x in (chosen, precise))
+        mask = torch.where((narrow * size).sum() > 0, narrow, mask)
+        total = (mask * size).sum()
+        if self._required:
+            scale = (mask * product).sum() / total
+        else:
+            used = (mask > 0) & (size > 0)
+            ratios = torch.where(used, product / size, torch.inf)
+            # weights are squares of `.grad` along the recorded gradients, because some of the latter may be wrong
+            ratios, order = ratios.sort()
+            below = torch.where(used, product.square() / size, 0.0)[order].cumsum(0)
+            scale = ratios[(below < below[-1] / 2).sum().clamp_max(len(ratios) - 1)]
+        cancelled = total <= ZERO_SUM_RTOL**2 * (mask * spreads).sum()  # at a minimum there is nothing left to compare
+        return torch.where(cancelled, 1.0, scale)
+
+    def read(self, values: np.ndarray) -> Compared:
+        """Return the comparison, from `numbers` on the host."""
         (samples, product, size, scale), rest = values[:4], values[4:]
         if samples == 0 or not np.isfinite([product, size]).all():
-            return NOT_FINITE
+            return _failed(NOT_FINITE)
         if samples < 2:
-            return "one sample per step does not show noise: use batches of at least 2"
+            return _failed(ONE_SAMPLE)
         if not 0 < scale < 1 + HALF_RTOL:
-            return f"the gradients in `.grad` are {scale:.3g} times those that were recorded: {CAUSES}"
-        for name, rtol, norm, error, spread in zip(self._names, self._rtol, *np.split(rest, 3), strict=True):
+            return _failed(f"the gradients in `.grad` are {scale:.3g} times those that were recorded: {CAUSES}")
+        unmatched = dict(self._unmatched)
+        norms, errors, spreads, squares = np.split(rest, 4)
+        for name, rtol, norm, error, spread in zip(self._names, self._rtol, norms, errors, spreads, strict=True):
             if error > rtol * (norm + scale * spread**0.5):
-                return f"the gradient of {name} is not the one that was recorded: {CAUSES}"
-        return None
+                problem = f"the gradient of {name} is not the one that was recorded: {CAUSES}"
+                if name in self._required:
+                    return _failed(problem)
+                unmatched[name] = problem
+        if unmatched and not set(self._names) - set(unmatched):
+            return _failed(next(iter(unmatched.values())))
+        factor = 1.0 if abs(scale - 1) < 1e-3 else scale
+        used = [k for k, name in enumerate(self._names) if name in self._recorded and name not in unmatched]
+        second = {self._names[k]: float(spreads[k]) for k in used}
+        square = {self._names[k]: float(squares[k] / factor**2) for k in used}
+        return Compared(None, int(samples), unmatched, second, square)
 
 
-def compare_gradients(sums: BatchSums, parameters: Mapping[str, nn.Parameter], spreads: Tensor) -> Comparison | str:
+def _failed(problem: str) -> Compared:
+    return Compared(problem, 0, {}, {}, {})
+
+
+@torch.no_grad()
+def compare_gradients(
+    sums: BatchSums,
+    parameters: Mapping[str, nn.Parameter],
+    requests: Mapping[str, Sequence[StatisticRequest]],
+    required: AbstractSet[str] | None = None,
+) -> Comparison | str:
     """Compare the recorded gradients with those in `.grad`, by probes; return why if they cannot be compared.
 
-    `spreads` are the sums of the squared gradients of samples, in the order of the parameters.
+    A parameter of `required` (by default all) whose gradients do not agree is a problem; others are listed.
     """
-    probes = _probes(sums, parameters)
-    if isinstance(probes, str) and sums.samples:
-        return probes
-    if sums.samples == 0 or not probes:
+    if sums.samples == 0:
         return (
             "the hooks recorded no backward pass since the last step: check that this model is the one that trains. "
-            "Compile a model before the monitor is created, and use non-reentrant activation checkpoints"
+            "Compile a model before the monitor is created"
         )
-    assert not isinstance(probes, str)
-    return Comparison(sums, parameters, probes, spreads)
-
-
-def _rtol(name: str, sums: BatchSums, parameters: Mapping[str, nn.Parameter]) -> float:
-    return HALF_RTOL if name in sums.half else GRADIENT_RTOL.get(parameters[name].dtype, HALF_RTOL)
-
-
-def _probes(sums: BatchSums, parameters: Mapping[str, nn.Parameter]) -> dict[str, _Probes] | str:
-    """Return the probes by parameter, or why a gradient is not available."""
+    if sums.samples < 2:
+        return ONE_SAMPLE
+    required = set(parameters) if required is None else required
     probes: dict[str, _Probes] = {}
+    unmatched: dict[str, str] = {}
     for name, parameter in parameters.items():
-        if not parameter.requires_grad:
-            return f"{name} does not train any more: take a new census"
-        gradient = parameter.grad
-        if gradient is None and name not in sums.probes:
-            continue  # not used in this step
-        if gradient is None or gradient.is_sparse:
-            return f"the gradient of {name} is not in its `.grad` as a dense tensor: use `loss.backward()`"
-        actual = gradient_probe(at_least_single(gradient), sums.flipped.get(name))
-        recorded = sums.probes.get(name)
-        probes[name] = _Probes(torch.zeros_like(actual) if recorded is None else recorded.to(actual), actual)
-    return probes
+        probe = _probe(name, parameter, sums)
+        if isinstance(probe, str) and name in required:
+            return probe
+        if isinstance(probe, str):
+            unmatched[name] = probe
+        elif probe is not None:
+            probes[name] = probe
+    if not probes:
+        return next(iter(unmatched.values()), "no parameter was used in this step")
+    device = next(iter(probes.values())).actual.device
+    return Comparison(sums, probes, squares_over_samples(sums, requests, list(probes), device), required, unmatched)
+
+
+def _probe(name: str, parameter: nn.Parameter, sums: BatchSums) -> _Probes | str | None:
+    """Return the probes of a parameter, why there are none, or None if it was not used in this step."""
+    if not parameter.requires_grad:
+        return f"{name} does not train any more: take a new census"
+    gradient = parameter.grad
+    if gradient is None and name not in sums.probes:
+        return None
+    if gradient is None or gradient.is_sparse:
+        return f"the gradient of {name} is not in its `.grad` as a dense tensor: use `loss.backward()`"
+    single = at_least_single(gradient)
+    actual = gradient_probe(single, sums.flipped.get(name))
+    recorded = sums.probes.get(name)
+    probe = torch.zeros_like(actual) if recorded is None else recorded.to(actual)
+    rtol = HALF_RTOL if name in sums.half else GRADIENT_RTOL.get(parameter.dtype, HALF_RTOL)
+    return _Probes(probe, actual, torch.linalg.vector_norm(single).double().square(), rtol)

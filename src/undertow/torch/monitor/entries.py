@@ -94,8 +94,6 @@ class EntryMap:
     """The first generator of each symmetry, and the number of generators."""
     blocks: tuple[BlockMap, ...]
     arrays: Entries
-    sample_owner: Tensor
-    """The parameter of each statistic of the samples."""
     _placed: dict[torch.device, tuple[Entries, list[BlockEntries]]] = field(default_factory=dict, repr=False)
     _counts: dict[torch.device, Tensor] = field(default_factory=dict, repr=False)
 
@@ -134,13 +132,11 @@ class EntryMap:
         columns = [torch.as_tensor(np.concatenate([row[k].reshape(-1) for row in rows])) for k in range(7)]
         owner = torch.as_tensor(np.repeat(np.arange(len(census)), np.diff(starts)))
         columns[5] = columns[5].double()
-        lengths = [_length(request, slots) for request in statistics]
-        sample_owner = torch.as_tensor(np.repeat([names[request.parameter] for request in statistics], lengths))
         sizes = [] if requests.diagonal else sorted({s.block for s in census if s.block > 1})
         blocks = tuple(_block_map(census, requests, d, names) for d in sizes)
         return EntryMap(
             census, tuple(slots), tuple(names), tuple(statistics), tuple(powers), tuple(starts), blocks,
-            Entries(*columns, owner), sample_owner,
+            Entries(*columns, owner),
         )  # fmt: skip
 
     def on(self, device: torch.device) -> tuple[Entries, list[BlockEntries]]:
@@ -169,11 +165,6 @@ class EntryMap:
                 flat = value if value.ndim == 1 else value.diagonal(dim1=1, dim2=2)
                 parts.append(flat.reshape(-1))
         return joined([*parts, torch.zeros(1, dtype=torch.float64, device=device)], device)
-
-    def spreads(self, samples: Tensor) -> Tensor:
-        """Return the sums of `sample_sums` over the requests of each parameter."""
-        owner = on_device(self.sample_owner, samples.device)
-        return samples.new_zeros(len(self.parameters)).index_add_(0, owner, samples[:-1])
 
 
 def _slot(axis: Axis) -> Slot:

@@ -16,8 +16,8 @@ from undertow.torch.monitor.batch_sums import BatchSums
 from undertow.torch.monitor.eager import EAGER_MODE
 from undertow.torch.monitor.layers import layer_gradients
 from undertow.torch.monitor.replay import replayed_gradients
-from undertow.torch.monitor.sample_gradients import Dense, Outer
-from undertow.torch.monitor.sites import Call, Site, autocast_now, depends_on_parameters_only, find_sites
+from undertow.torch.monitor.sample_gradients import SampleGradients
+from undertow.torch.monitor.sites import Call, Site, autocast_now, depends_on_parameters_only, find_sites, unrecordable
 from undertow.torch.monitor.statistics import Autotuner, StatisticRequest, batch_statistics
 from undertow.torch.monitor.tensors import tensors_in
 
@@ -61,12 +61,27 @@ def _record_errors(hook: Callable[..., None]) -> Callable[..., None]:
 
 
 class GradientRecorder:
-    """Statistics of per-sample gradients during training steps: `attach()`, train a step, `take()`."""
+    """Statistics of per-sample gradients during training steps: `attach()`, train a step, `take()`.
 
-    def __init__(self, model: nn.Module, requests: Sequence[StatisticRequest], batch_axis: int = 0):
+    A parameter among `requests` that cannot be recorded is an error of the step. One that is only among `optional`
+    ones is listed in `uncovered` with the reason, and the step is valid without it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        requests: Sequence[StatisticRequest],
+        batch_axis: int = 0,
+        *,
+        optional: Sequence[StatisticRequest] = (),
+    ):
         self.model, self.batch_axis = model, batch_axis
         self.requests: dict[str, list[StatisticRequest]] = {}
-        self.record(requests)
+        self.required = {request.parameter for request in requests}
+        """Parameters without which a step is not measured."""
+        self.uncovered = dict(unrecordable(model, {request.parameter for request in optional} - self.required))
+        """Parameters that cannot be recorded, with the reason."""
+        self.record(requests, optional)
         self.parameters = {name: model.get_parameter(name) for name in self.requests}
         self._all_parameters = {id(p): p for p in model.parameters()}
         self.autotuner = Autotuner()
@@ -83,10 +98,10 @@ class GradientRecorder:
         if problem := self._check_batch_norms():
             raise ValueError(f"`NoiseMonitor`: {problem}.")
 
-    def record(self, requests: Sequence[StatisticRequest]) -> None:
+    def record(self, requests: Sequence[StatisticRequest], optional: Sequence[StatisticRequest] = ()) -> None:
         """Record these statistics, of the same parameters, from the next step on."""
         self.requests = {}
-        for request in requests:
+        for request in [*requests, *(r for r in optional if r.parameter not in self.uncovered)]:
             self.requests.setdefault(request.parameter, []).append(request)
 
     def _find_batch_norms(self) -> None:
@@ -119,8 +134,10 @@ class GradientRecorder:
     def _discard_pass(self) -> None:
         """Discard a backward pass that did not complete."""
         self._current: BatchSums | None = None
-        self._pending: dict[str, list[Outer | Dense]] = {}
+        self._pending: dict[str, list[SampleGradients]] = {}
         self._incomplete: list[Call] = []
+        self._recomputed: set[str] = set()
+        """Parameters used in a forward pass inside the backward pass; how often is known at the end of the pass."""
 
     @property
     def attached(self) -> bool:
@@ -156,24 +173,35 @@ class GradientRecorder:
         self._reset()
         return result
 
-    @_record_errors
     def _before_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, object]) -> None:
-        """Start a forward pass of the model. Earlier passes that left no gradient do not count."""
-        if self._replaying or not torch.is_grad_enabled() or _in_backward():
+        if not self._replaying and not _in_backward():
+            self.start_pass(args, kwargs)
+
+    @_record_errors
+    def start_pass(self, args: tuple, kwargs: dict[str, object]) -> None:
+        """Start a forward pass of the model on these arguments. Earlier passes that left no gradient do not count."""
+        if not torch.is_grad_enabled():
             return
         self._discard_pass()
-        if all(p.grad is None for p in self.parameters.values()):
+        if self._gradients_are_clear():
             self.recorded, self.problem = BatchSums(), None
         self._batch_norm_problem = self._check_batch_norms()
         sizes = [x.shape[self.batch_axis] for x in tensors_in((args, kwargs)) if x.ndim > self.batch_axis]
         self._samples = sizes[0] if sizes else None
 
+    def _gradients_are_clear(self) -> bool:
+        return all(p.grad is None for p in self.parameters.values())
+
     @_record_errors
     def _after_forward(
         self, site: Site, module: nn.Module, args: tuple, kwargs: dict[str, object], output: object
     ) -> None:
-        """Record a call of a site, and register hooks on its outputs."""
-        ignored = not torch.is_grad_enabled() or _in_backward() or torch._C._are_functorch_transforms_active()
+        """Record a call of a site, and register hooks on its outputs.
+
+        A call inside the backward pass repeats one of the forward pass (activation checkpoints). With a reentrant
+        checkpoint the first call ran without gradients, and this one gets the derivatives; otherwise it gets none.
+        """
+        ignored = not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
         if self._replaying or ignored:
             return
         outputs = tensors_in(output)
@@ -191,9 +219,13 @@ class GradientRecorder:
         detach = lambda x: x.detach() if isinstance(x, Tensor) else x
         args, kwargs = torch.utils._pytree.tree_map(detach, (args, kwargs))
         autocast = autocast_now(outputs[0].device.type)
-        call = Call(site, args, kwargs, len(outputs), self._samples, self._step, autocast, problem)
-        for name in site.leaves.values():
-            self._open_calls[name] = self._open_calls.get(name, 0) + 1
+        recomputed = _in_backward()
+        call = Call(site, args, kwargs, len(outputs), self._samples, self._step, autocast, problem, recomputed)
+        if recomputed:
+            self._open_pass()  # here, because the derivatives come in a backward pass inside of this one
+        else:
+            for name in site.leaves.values():
+                self._open_calls[name] = self._open_calls.get(name, 0) + 1
         for place, x in enumerate(outputs):
             if x.requires_grad:
                 x.register_hook(lambda back, place=place: self._receive(call, place, back))
@@ -214,43 +246,79 @@ class GradientRecorder:
         if not self.attached or self.problem is not None:
             return
         if call.problem is not None:
-            self._fail(call.problem)
+            self._fail_call(call, call.problem)
             return
         if call.step != self._step:
             self._fail("the backward pass went through a forward pass from before the last step")
             return
-        if self._current is None:
-            self._current = BatchSums()
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish_pass)
+        current = self._open_pass()
         if call.back[place] is not None:
             self._fail(f"{call.site.name} got two derivatives for one call: backward ran twice through one graph")
             return
         call.back[place] = back.detach()
-        if self._current.samples not in (0, call.samples):
+        if current.samples not in (0, call.samples):
             self._fail("one backward pass went through batches of different sizes")
             return
-        self._current.samples = call.samples
+        current.samples = call.samples
         if back.dtype in (torch.float16, torch.bfloat16):
-            self._current.half |= set(call.site.leaves.values())
+            current.half |= set(call.site.leaves.values())
+        if call.recomputed:
+            self._recomputed |= set(call.site.leaves.values())
         if len(call.back) == 1:
             self._complete_call(call)
         elif call not in self._incomplete:  # whether further outputs get derivatives is known at the end of the pass
             self._incomplete.append(call)
 
+    def _open_pass(self) -> BatchSums:
+        """Return the sums of the backward pass that runs, after it was started if necessary.
+
+        Where all gradients are None now, `zero_grad` followed the forward pass, and earlier passes do not count.
+        """
+        if self._current is None:
+            if self._gradients_are_clear():
+                self.recorded = BatchSums()
+            self._current = BatchSums()
+            torch.autograd.Variable._execution_engine.queue_callback(self._finish_pass)
+        return self._current
+
+    def _fail_call(self, call: Call, problem: str) -> None:
+        """Keep the error if a parameter of the call is required, else list its parameters as uncovered."""
+        names = set(call.site.leaves.values())
+        if names & self.required:
+            self._fail(problem)
+        else:
+            self.uncovered |= dict.fromkeys(names, problem)
+
     def _complete_call(self, call: Call) -> None:
         """Compute the per-sample gradients of a call, and the statistics once all calls of a parameter are complete."""
         try:
-            for leaf, gradients in self._gradients(call).items():
+            gradients = self._gradients_of_leaves(call)
+            for leaf, use in gradients.items():
                 name = call.site.leaves[leaf]
                 pending = self._pending.setdefault(name, [])
-                pending.append(gradients)
-                if len(pending) == self._open_calls[name]:
+                pending.append(use)
+                if len(pending) == self._open_calls.get(name) and name not in self._recomputed:
                     self._add_statistics(name)
         except Exception as error:
-            self._fail(f"{call.site}: {error}")
+            self._fail_call(call, f"{call.site}: {error}")
 
-    def _gradients(self, call: Call) -> dict[str, Outer | Dense]:
-        site, samples, leaves = call.site, call.samples, [*call.site.leaves]
+    def _gradients_of_leaves(self, call: Call) -> dict[str, SampleGradients]:
+        """Return the gradients of the parameters that are not uncovered; of the required ones alone if others fail."""
+        covered = [leaf for leaf, name in call.site.leaves.items() if name not in self.uncovered]
+        required = [leaf for leaf in covered if call.site.leaves[leaf] in self.required]
+        if not covered:
+            return {}
+        if required in ([], covered):
+            return self._gradients(call, covered)
+        try:
+            return self._gradients(call, covered)
+        except Exception as error:
+            for leaf in set(covered) - set(required):
+                self.uncovered[call.site.leaves[leaf]] = f"{call.site}: {error}"
+            return self._gradients(call, required)
+
+    def _gradients(self, call: Call, leaves: Sequence[str]) -> dict[str, SampleGradients]:
+        site, samples = call.site, call.samples
         inputs = tensors_in((call.args, call.kwargs))
         if len(inputs) == len(call.back) == 1 and call.back[0] is not None:
             with torch.no_grad(), self._without_autocast():
@@ -276,15 +344,18 @@ class GradientRecorder:
         """Add the statistics and the probe of a parameter, from all its calls."""
         uses = self._pending.pop(name)
         assert self._current is not None
-        self._open_calls[name] -= len(uses)
+        if name in self._current.probes:
+            self._fail(f"{name} is used inside and outside of a reentrant checkpoint: use the non-reentrant kind")
+            return
+        if name in self._open_calls:
+            self._open_calls[name] -= len(uses)
         part, requests = BatchSums(), self.requests[name]
         with self._without_autocast():
             part.sums = dict(zip(requests, batch_statistics(uses, requests, self.autotuner), strict=True))
-            outers = [outer for use in uses if (outer := use.as_outer()) is not None]
-            if len(outers) == len(uses):
-                part.probes[name], part.flipped[name] = sum(outer.probe() for outer in outers), outers[0].flipped
-            else:
-                part.probes[name], part.flipped[name] = sum(use.total().flatten() for use in uses), None
+            flipped = {use.flipped for use in uses}
+            part.flipped[name] = flipped.pop() if len(flipped) == 1 else None
+            whole = part.flipped[name] is None
+            part.probes[name] = sum(use.total().flatten() if whole else use.probe() for use in uses)
         self._current.add(part)
 
     @_record_errors
@@ -296,7 +367,12 @@ class GradientRecorder:
             for call in self._incomplete:
                 self._complete_call(call)
             for name in list(self._pending):
-                self._add_statistics(name)
+                try:
+                    self._add_statistics(name)
+                except Exception as error:
+                    if name in self.required:
+                        raise
+                    self.uncovered[name] = str(error)
         current = self._current
         self._discard_pass()
         self.recorded.add(current.if_finite())

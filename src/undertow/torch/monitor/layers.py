@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Sequence
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from undertow.torch.monitor.sample_gradients import Dense, Outer
+from undertow.torch.monitor.sample_gradients import Dense, Outer, SampleGradients, Scattered
 from undertow.torch.monitor.tensors import at_least_single
 
 __all__ = ["layer_gradients", "samples_first"]
@@ -31,8 +32,10 @@ def samples_first(x: Tensor, samples: int, batch_axis: int) -> Tensor | None:
 
 def layer_gradients(
     module: nn.Module, received: Tensor, back: Tensor, samples: int, batch_axis: int, leaves: Sequence[str]
-) -> dict[str, Outer | Dense] | None:
-    """Return per-sample gradients by parameter for a dense layer, a norm or a convolution, None for other layers.
+) -> dict[str, SampleGradients] | None:
+    """Return per-sample gradients by parameter for a layer of a known kind, None for others.
+
+    Known are dense layers, embeddings, norms and convolutions.
 
     `received` is the input of the layer and `back` the derivative of the loss with respect to its output.
     """
@@ -40,7 +43,8 @@ def layer_gradients(
     if gradients_of is None:
         return None
     received = received.to(back.dtype) if received.is_floating_point() else received  # as autocast did
-    a, b = (samples_first(x, samples, batch_axis) for x in (received, back))
+    first = _tokens_first if gradients_of is _embedding else samples_first
+    a, b = first(received, samples, batch_axis), samples_first(back, samples, batch_axis)
     if a is None or b is None:
         raise ValueError(
             f"no axis of its input of shape {tuple(received.shape)} can be identified as that of the {samples} samples"
@@ -49,7 +53,7 @@ def layer_gradients(
     return {leaf: gradients[leaf]() for leaf in leaves} if set(leaves) <= set(gradients) else None
 
 
-_Gradients = dict[str, Callable[[], Outer | Dense]]
+_Gradients = dict[str, Callable[[], SampleGradients]]
 """Functions that return the per-sample gradients, by the name of the parameter in its module."""
 
 
@@ -61,6 +65,8 @@ def _gradients_of(module: nn.Module, back: Tensor) -> Callable[[nn.Module, Tenso
         return _norm
     if _plain_convolution(module) and back.ndim == module.weight.ndim:
         return _convolution
+    if _runs_as(module, nn.Embedding) and module.max_norm is None and not module.scale_grad_by_freq:
+        return _embedding
     return None
 
 
@@ -74,6 +80,26 @@ def _dense(module: nn.Module, a: Tensor, b: Tensor) -> _Gradients:
     out, into = b.reshape(samples, -1, b.shape[-1]), a.reshape(samples, -1, a.shape[-1])
     shape = tuple(module.weight.shape)
     return {"weight": lambda: Outer(out, into, shape, _is_transposed(module)), "bias": lambda: Dense(out.sum(1))}
+
+
+def _embedding(module: nn.Module, a: Tensor, b: Tensor) -> _Gradients:
+    tokens, out = a.reshape(len(b), -1), b.reshape(len(b), -1, b.shape[-1])
+    if module.padding_idx is not None:
+        out = out * (tokens != module.padding_idx)[..., None]
+    return {"weight": lambda: Scattered(tokens, out, tuple(module.weight.shape))}
+
+
+def _tokens_first(tokens: Tensor, samples: int, batch_axis: int) -> Tensor:
+    """Return tokens with the axis of samples first. Positions 0, 1, 2, ... without another axis are not samples."""
+    axis = batch_axis if tokens.ndim > 1 else 0
+    if tokens.ndim and tokens.shape[axis] == samples:
+        counted = torch.arange(samples, device=tokens.device, dtype=tokens.dtype)
+        if tokens.ndim > 1 or not torch.equal(tokens, counted):
+            return tokens.movedim(axis, 0)
+    raise ValueError(
+        f"its input of shape {tuple(tokens.shape)} is not one row of tokens for each of the {samples} samples, so that "
+        "the gradients of the samples are summed before they reach it"
+    )
 
 
 def _convolution(module: nn.Module, a: Tensor, b: Tensor) -> _Gradients:

@@ -1,11 +1,12 @@
 """Measure gradient noise along the symmetries of a network while it trains."""
 
+import re
 import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -16,22 +17,23 @@ from undertow import _validate as validate
 from undertow.torch._copies import trainable, unwrap
 from undertow.torch._renamed import Renamed
 from undertow.torch.census.census import Census, check_census
-from undertow.torch.monitor import output
+from undertow.torch.monitor import output, plots, ranks
 from undertow.torch.monitor.consistency import NOT_FINITE, compare_gradients
-from undertow.torch.monitor.entries import EntryMap
 from undertow.torch.monitor.hooks import GradientRecorder
-from undertow.torch.monitor.measure import NUMBERS, measure
-from undertow.torch.monitor.output import ScalarWriter
-from undertow.torch.monitor.reading import COLUMNS, Reading, Row, read_step
-from undertow.torch.monitor.requests import Requests
+from undertow.torch.monitor.noise_scale import NoiseScales, gradient_power
+from undertow.torch.monitor.output import Writer
+from undertow.torch.monitor.reading import COLUMNS, Reading, Row
+from undertow.torch.monitor.report import write_report
+from undertow.torch.monitor.scale_requests import scale_requests
 from undertow.torch.monitor.settings import SGD, StepRule, optimizer_rules
-from undertow.torch.monitor.statistics import ShapeKey
-from undertow.torch.monitor.steps import Plan, plan_step
+from undertow.torch.monitor.statistics import ShapeKey, StatisticRequest
+from undertow.torch.monitor.symmetry_meter import SymmetryMeter
 from undertow.torch.monitor.tensors import to_numpy
 from undertow.torch.monitor.verdict import TOLERANCE, Verdict, verdicts
 
 if TYPE_CHECKING:
     import matplotlib.figure
+    import xarray
 
 __all__ = ["COLUMNS", "NoiseMonitor", "Reading"]
 
@@ -39,6 +41,8 @@ _RulesOf = Callable[[], dict[str, StepRule]]
 """Returns how each parameter is stepped."""
 StepArguments = tuple[tuple, dict[str, object]]
 """The positional and the keyword arguments of the `step()` of an optimiser."""
+MOST_ROWS = 100_000
+"""Largest number of rows held, about 100 MB, whatever `keep` is."""
 
 
 class NoiseMonitor:
@@ -58,16 +62,23 @@ class NoiseMonitor:
     **Arguments:**
 
     - `model`: the network that trains.
-    - `census`: the census of this model; its exact symmetries are measured.
+    - `census`: the census of this model; its exact symmetries are measured. Without a census only the noise scale is.
     - `every`: steps between measurements; step 0 is measured.
     - `batch_axis`: the axis of activations that counts samples (1 for sequence-first models).
-    - `keep`: the largest number of measurements held; the oldest are dropped first.
-    - `writer`: a TensorBoard `SummaryWriter` (any object with `add_scalar`), or a folder for one.
+    - `keep`: the largest number of measurements held; the oldest are dropped first. At most 100,000 rows are held.
+    - `writer`: a TensorBoard `SummaryWriter` (any object with `add_scalar`), or a folder for one; or a function of a
+      dict of numbers, or any object with `log(dict)` such as a run of wandb.
+    - `window`: number of measurements over which the noise scale is averaged.
+    - `on_error`: "raise" raises an error if the first measurement is impossible; "warn" only warns, as later
+      measurements do.
+    - `distributed`: whether to add up the samples of all processes. By default this is done for a model inside
+      DistributedDataParallel, and for one that FSDP2 (`fully_shard`) has sharded.
 
-    `rows` has one dict per symmetry and measurement. A generator multiplies entry i of the parameters by exp(A_i s).
-    eta_i, lambda_i and beta are the step size, weight decay and momentum of its parameter group, and h_i the effective
-    step, eta_i for Adam and eta_i (1 - dampening)/(1 - beta) for SGD; h is the largest of a symmetry. W is the metric,
-    1 for SGD and sqrt(v)/sqrt(1 - b2^t) + eps for Adam and AdamW.
+    `noise_scale` has the gradient noise scale B = tr Sigma/|G|^2 in total, by layer and by symmetry, with its standard
+    error: see `undertow.torch.monitor.noise_scale`. `rows` has one dict per symmetry and measurement. A generator
+    multiplies entry i of the parameters by exp(A_i s). eta_i, lambda_i and beta are the step size, weight decay and
+    momentum of its parameter group, and h_i the effective step, eta_i for Adam and eta_i (1 - dampening)/(1 - beta) for
+    SGD; h is the largest of a symmetry. W is the metric, 1 for SGD and sqrt(v)/sqrt(1 - b2^t) + eps for Adam and AdamW.
 
     - `charge`: C = 1/2 sum_i A_i (h/h_i) W_i theta_i^2, which gradient flow conserves; `noise_plus`, `noise_minus`: the
       sums of |A_i| times the variance of the gradient on both sides; `noise_share`: their sum relative to the squared
@@ -87,7 +98,8 @@ class NoiseMonitor:
 
     `verdicts()` says for each symmetry whether it has reached that equilibrium.
     `last` holds the newest measurement generator by generator. A step that cannot be measured raises an error if it is
-    the first one, and a warning later, with no row for that step. Both come from `step()`, never from `backward()`.
+    the first one, and later a warning, once for each reason, with no row for that step. Both come from `step()`, never
+    from `backward()`.
 
     >>> import torch
     >>> from undertow.torch import NoiseMonitor, census
@@ -107,37 +119,46 @@ class NoiseMonitor:
     def __init__(
         self,
         model: nn.Module,
-        census: Census,
+        census: Census | None = None,
         every: int = 50,
         *,
         batch_axis: int = 0,
         keep: int = 10_000,
-        writer: ScalarWriter | str | Path | None = None,
+        writer: Writer | str | Path | None = None,
+        window: int = 50,
+        on_error: Literal["raise", "warn"] = "raise",
+        distributed: bool | None = None,
     ):
-        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
-            raise ValueError(
-                f"`NoiseMonitor`: a {type(model).__name__} spreads the samples over replicas, where hooks do not see "
-                "them; monitor a model that trains in one process."
-            )
+        _validate_wrapper(model)
         self.every = validate.positive_integer("NoiseMonitor", "every", every)
         keep = validate.positive_integer("NoiseMonitor", "keep", keep)
+        window = validate.positive_integer("NoiseMonitor", "window", window)
         if batch_axis not in (0, 1):
             raise ValueError(f"`NoiseMonitor(batch_axis={batch_axis!r})`: samples are counted by axis 0 or 1.")
+        if on_error not in ("raise", "warn"):
+            raise ValueError(f"`NoiseMonitor(on_error={on_error!r})`: give 'raise' or 'warn'.")
+        wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
         self.model = unwrap(model)
         _validate_census(self.model, census)
-        self.census = census
+        self.census = Census((), (), (), (), (), ()) if census is None else census
+        sharded = ranks.is_sharded(self.model)
+        self._distributed = ranks.runs_distributed() and (wrapped or sharded if distributed is None else distributed)
+        self._on_error = on_error
         self.steps = 0
         """Number of steps of the optimiser so far."""
         self.last: tuple[Reading, ...] = ()
         """The newest measurement, one reading per symmetry."""
         self.skipped: deque[tuple[int, str]] = deque(maxlen=keep)
         """Steps that could not be measured, each with the reason."""
-        self._rows: deque[list[Row]] = deque(maxlen=keep)
-        requests = Requests(census)
-        self._maps = {False: (requests, EntryMap.of(census, requests))}
-        """Requests and entries, by whether a GL is counted by its diagonal generators only."""
-        self._diagonal = False
-        self._recorder = GradientRecorder(self.model, requests.all(), batch_axis)
+        self._rows: deque[list[Row]] = deque(maxlen=min(keep, max(1, MOST_ROWS // max(1, len(self.census)))))
+        self._measured = False
+        self._warned: set[str] = set()
+        self._meter = SymmetryMeter(self.census)
+        self._recorder = GradientRecorder(self.model, self._meter.requests, batch_axis, optional=self._optional())
+        self.noise_scale = NoiseScales(window, {symmetry.name: symmetry.parameters for symmetry in self.census})
+        """The gradient noise scale in total, by layer and by symmetry."""
+        self._sharded = sharded
+        self._parameters = ranks.WholeParameters(self._recorder.parameters) if sharded else self._recorder.parameters
         self._uses_our_parameters: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
         self._leader: weakref.ref[torch.optim.Optimizer] | None = None
         """The optimiser that counts the steps."""
@@ -180,6 +201,15 @@ class NoiseMonitor:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def start_pass(self, args: tuple, kwargs: dict[str, object]) -> None:
+        """Start a forward pass on these arguments, in a loop that calls parts of the model and not the model itself."""
+        if self._recorder.attached:
+            self._recorder.start_pass(args, kwargs)
+
+    def end_step(self, optimizer: torch.optim.Optimizer) -> None:
+        """End a step of an optimiser whose `step()` began before the monitor existed."""
+        self._before_step(optimizer, (optimizer,), {})
+
     def step(self, step_size: float, weight_decay: float = 0.0, momentum: float = 0.0) -> None:
         """End a step in a loop without a PyTorch optimiser: call it after the backward pass and before the update."""
         validate.finite_number("NoiseMonitor.step", "step_size", step_size)
@@ -200,9 +230,10 @@ class NoiseMonitor:
         if not self._uses_our_parameters[optimizer] or not self._leads(optimizer):
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if not callable(closure) or not self._recorder.attached:
+        if not callable(closure):
             self._end_step(self._rules)
             return None
+        # also between measurements: hooks attached before the closure would record this step as part of the next one
         return (args[0], self._ending_step(closure)), {k: v for k, v in kwargs.items() if k != "closure"}
 
     def _leads(self, optimizer: torch.optim.Optimizer) -> bool:
@@ -249,55 +280,61 @@ class NoiseMonitor:
             elif self._recorder.attached:
                 self._recorder.detach()
 
-    @property
-    def _entries(self) -> EntryMap:
-        return self._maps[self._diagonal][1]
-
-    def _choose_requests(self, plan: Plan) -> None:
-        """Record what the steps of the optimiser need, from the next measurement on: inner products only for SGD."""
-        pairs = zip(self.census, plan.kinds, strict=True)
-        diagonal = not any(kind == SGD for symmetry, kind in pairs if symmetry.block > 1)
-        if diagonal == self._diagonal:
-            return
-        if diagonal not in self._maps:
-            requests = Requests(self.census, diagonal=diagonal)
-            self._maps[diagonal] = requests, EntryMap.of(self.census, requests)
-        self._diagonal = diagonal
-        self._recorder.record(self._maps[diagonal][0].all())
+    def _optional(self) -> list[StatisticRequest]:
+        """Return what the noise scale needs beside the statistics of the symmetries."""
+        return scale_requests(self._meter.requests, trainable(self.model))
 
     def _measure(self, step: int, rules: dict[str, StepRule]) -> None:
-        sums, problem = self._recorder.take()
-        parameters = {name: self._recorder.parameters[name] for name in self._entries.parameters}
-        samples = self._entries.sample_sums(sums.sums, parameters[self._entries.parameters[0]].device)
-        comparison = problem or compare_gradients(sums, parameters, self._entries.spreads(samples))
-        if isinstance(comparison, str):
-            self._skip(step, comparison)
+        """Measure a step. After the first measurement no error may stop the training."""
+        cause: Exception | None = None
+        try:
+            problem = self._try_to_measure(step, rules)
+        except Exception as error:
+            cause, problem = error, f"{type(error).__name__}: {error}"
+        if problem is None:
+            self._measured = True
             return
-        plan = plan_step(self.census.symmetries, rules)
-        measured = measure(self._entries, parameters, plan, sums.sums, samples, comparison)
-        (values,) = to_numpy([torch.cat([comparison.numbers, measured.numbers.flatten()])])  # the only transfer
-        compared, numbers = np.split(values, [len(comparison.numbers)])
-        problem = comparison.problem(compared)
+        # a fused optimiser leaves out the steps of a gradient scaler itself
+        expected = problem == NOT_FINITE and any(rule.grad_scale is not None for rule in rules.values())
+        if not self._measured and not expected and self._on_error == "raise":
+            raise RuntimeError(f"`NoiseMonitor` at step {step}: {problem}.") from cause
+        self.skipped.append((step, problem))
+        kind = re.sub(r"[\d.]+", "", problem)
+        if kind not in self._warned and not expected:
+            self._warned.add(kind)
+            warnings.warn(f"`NoiseMonitor` has no measurement of step {step}: {problem}.", stacklevel=2)
+
+    def _try_to_measure(self, step: int, rules: dict[str, StepRule]) -> str | None:
+        """Measure a step; return why it could not be measured, None if it was."""
+        recorder = self._recorder
+        sums, problem = recorder.take()
+        if self._distributed:
+            sums, problem = ranks.sum_over_ranks(sums, problem, recorder.requests, recorder.uncovered)
         if problem is not None:
-            # a fused optimiser leaves out the steps of a gradient scaler itself
-            scaled = any(rule.grad_scale is not None for rule in rules.values())
-            self._skip(step, problem, expected=scaled and problem == NOT_FINITE)
-            return
-        table = numbers.reshape(-1, len(NUMBERS))
-        self.last = read_step(self._entries, plan, measured, table, parameters, step=step, samples=int(compared[0]))
+            return problem
+        covered = ranks.Selected(self._parameters, [n for n in recorder.parameters if n not in recorder.uncovered])
+        comparison = compare_gradients(sums, covered, recorder.requests, recorder.required)
+        if isinstance(comparison, str):
+            return comparison
+        if self._sharded:
+            rules = {name: ranks.whole_state(rule) for name, rule in rules.items()}
+        measured = self._meter.measure(sums, self._parameters, rules, comparison)
+        (values,) = to_numpy([torch.cat([comparison.numbers, measured.numbers])])  # the only transfer
+        ahead, numbers = np.split(values, [len(comparison.numbers)])
+        compared = comparison.read(ahead)
+        if compared.problem is not None:
+            return compared.problem
+        recorder.uncovered |= compared.unmatched
+        self.last = self._meter.read(measured, numbers, self._parameters, step, compared.samples)
+        power = gradient_power(step, compared.samples, compared.second, compared.square)
+        self.noise_scale.add(power, recorder.uncovered)
         rows = [reading.row for reading in self.last]
         self._rows.append(rows)
-        self._choose_requests(plan)
+        if self._meter.choose_requests(measured):
+            recorder.record(self._meter.requests, self._optional())
         if self._writer is not None:
-            output.log_rows(self._writer, rows, step)
-
-    def _skip(self, step: int, problem: str, *, expected: bool = False) -> None:
-        """Record that a step was not measured; raise if nothing was measured yet, else warn."""
-        if not self._rows and not expected:
-            raise RuntimeError(f"`NoiseMonitor` at step {step}: {problem}.")
-        self.skipped.append((step, problem))
-        if not expected:
-            warnings.warn(f"`NoiseMonitor` has no measurement of step {step}: {problem}.", stacklevel=2)
+            output.log_measurement(self._writer, rows, self.noise_scale, step)
+        return None
 
     def to_csv(self, path: str | Path) -> None:
         """Write all rows as a table; unknown numbers are empty."""
@@ -310,11 +347,29 @@ class NoiseMonitor:
         """
         return verdicts(self.rows, tolerance)
 
+    def to_xarray(self) -> "xarray.Dataset":
+        """Return all rows as arrays over steps and symmetries, and the noise scale over steps and layers."""
+        self._check_measured("to_xarray")
+        return output.to_xarray(self.census, list(self._rows), self.noise_scale)
+
     def plot(self) -> "matplotlib.figure.Figure":
-        """Return a figure of charges, noise on both sides and distances to equilibrium over the steps."""
-        if not self._rows:
-            raise ValueError("`NoiseMonitor.plot()`: nothing was measured yet; train a step first.")
-        return output.plot_rows(self.census, self._rows)
+        """Return a figure over the steps: noise scale, charges, noise on both sides and distances to equilibrium."""
+        self._check_measured("plot")
+        return plots.plot_symmetries(self.census, list(self._rows), self.noise_scale)
+
+    def plot_layers(self) -> "matplotlib.figure.Figure":
+        """Return a figure with a small panel for each layer: its noise scale over the steps."""
+        self._check_measured("plot_layers")
+        return plots.plot_layers(self.noise_scale)
+
+    def report(self, path: str | Path) -> Path:
+        """Write an HTML page: what was measured, what it means, what one might do, and what not to conclude."""
+        self._check_measured("report")
+        return write_report(path, self.census, list(self._rows), self.noise_scale, list(self.skipped))
+
+    def _check_measured(self, method: str) -> None:
+        if not self._measured:
+            raise ValueError(f"`NoiseMonitor.{method}()`: nothing was measured yet; train a step first.")
 
 
 def _release(handle: torch.utils.hooks.RemovableHandle, recorder: GradientRecorder) -> None:
@@ -322,11 +377,24 @@ def _release(handle: torch.utils.hooks.RemovableHandle, recorder: GradientRecord
     recorder.detach()
 
 
-def _validate_census(model: nn.Module, census: Census) -> None:
+def _validate_wrapper(model: nn.Module) -> None:
+    if isinstance(model, nn.DataParallel):
+        raise ValueError(
+            "`NoiseMonitor`: a DataParallel spreads the samples over replicas, where hooks do not see them; use "
+            "DistributedDataParallel."
+        )
+    if type(model).__name__ == "FullyShardedDataParallel":
+        raise ValueError(
+            "`NoiseMonitor`: FullyShardedDataParallel (FSDP1) flattens the parameters, so that those of a layer cannot "
+            "be told apart; use FSDP2 (`torch.distributed.fsdp.fully_shard`)."
+        )
+
+
+def _validate_census(model: nn.Module, census: Census | None) -> None:
+    if census is None:
+        return
     if not isinstance(census, Census):
         raise TypeError(
             f"`NoiseMonitor(model, census)`: `census` is a {type(census).__name__}; give `census(model, ...)`."
         )
-    if not len(census):
-        raise ValueError("`NoiseMonitor`: the census has no exact symmetry, so that there is nothing to measure.")
     check_census("NoiseMonitor", census, trainable(model))

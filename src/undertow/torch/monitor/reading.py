@@ -242,7 +242,7 @@ def _general_equilibria(
         moments = ChargeMoments(up, down, plus, minus)
         amount = Amount(*closed_forms.gl_amounts(moments, 1.0, 0.0, rank_rtol(reading.map.block, dtypes)))
         logs, vectors = np.linalg.eigh(amount.amount)
-        pushed = ChargeMoments(2 * up, 2 * down, *inertia)
+        pushed = ChargeMoments(2 * up, 2 * down, inertia[0], inertia[1])
         times = relaxation_times(pushed, Solution(amount, logs, vectors), 1.0, 0.0)
         numbers = {
             "distance": float(np.sqrt(np.mean(logs**2))),

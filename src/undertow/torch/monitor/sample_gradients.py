@@ -1,8 +1,9 @@
-"""Per-sample gradients of a parameter, stored as they are or as sums of outer products.
+"""Per-sample gradients of a parameter, stored as they are, as sums of outer products, or by the rows that they have.
 
 The gradient of one sample with respect to the weights of a dense layer is sum_t b_t a_t' over its positions t, with a
 the input of the layer and b the derivative of the loss with respect to its output. `Outer` stores a and b, and forms
-the gradient only where needed. Both types have the same methods.
+the gradient only where needed. An embedding has one row per token: `Scattered` stores tokens and b. All three types
+have the same methods.
 """
 
 import functools
@@ -13,7 +14,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-__all__ = ["CPU_CHUNK_BYTES", "GPU_CHUNK_BYTES", "Dense", "Outer", "gradient_probe", "samples_per_chunk"]
+__all__ = [
+    "CPU_CHUNK_BYTES",
+    "GPU_CHUNK_BYTES",
+    "Dense",
+    "Outer",
+    "SampleGradients",
+    "Scattered",
+    "gradient_probe",
+    "samples_per_chunk",
+]
 
 GPU_CHUNK_BYTES, CPU_CHUNK_BYTES = 2**28, 2**21
 """Bytes of per-sample quantities formed at once. On a CPU, quantities that fit in its cache are faster."""
@@ -30,6 +40,8 @@ class Dense:
     """Per-sample gradients as they are: (samples, *shape of the parameter)."""
 
     gradients: Tensor
+    flipped: None = None
+    """No projection: the probe is the whole gradient."""
 
     @property
     def samples(self) -> int:
@@ -47,6 +59,14 @@ class Dense:
     def as_outer(self) -> "Outer | None":
         """Return None: these gradients have no factors."""
         return None
+
+    def row_squares(self) -> None:
+        """Return None: sums of squares are formed from the gradients."""
+        return
+
+    def probe(self) -> Tensor:
+        """Return the gradient of the batch."""
+        return self.total().flatten()
 
 
 @dataclass(frozen=True)
@@ -86,6 +106,10 @@ class Outer:
         """Return the gradients themselves."""
         return self
 
+    def row_squares(self) -> None:
+        """Return None: sums of squares are formed from the factors."""
+        return
+
     def chunks(self, numbers: int) -> Iterator["Outer"]:
         """Iterate over the samples, as many at a time as fit in memory with so many numbers each."""
         size = samples_per_chunk(numbers, self.out)
@@ -102,6 +126,61 @@ class Outer:
         """Return the gradient of the batch times a fixed vector along the inputs, without forming the gradient."""
         along = self.into @ _probe_vector(self.into.shape[2], self.into.dtype, self.into.device)
         return along.flatten() @ self.out.flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class Scattered:
+    """Per-sample gradients of an embedding: the derivative at each position is added to the row of its token."""
+
+    tokens: Tensor
+    """(samples, positions): rows of the embedding."""
+    out: Tensor
+    """(samples, positions, width): derivatives of the loss by the outputs, 0 where a row does not train."""
+    shape: tuple[int, ...]
+    """Shape of the parameter."""
+    flipped: bool = True
+    """The parameter is (inputs, outputs), with the tokens as inputs."""
+
+    @property
+    def samples(self) -> int:
+        """Number of samples."""
+        return len(self.out)
+
+    def formed(self, start: int = 0, stop: int | None = None) -> Tensor:
+        """Return the gradients of some samples."""
+        tokens, out = self.tokens[start:stop], self.out[start:stop]
+        gradients = out.new_zeros(len(out), *self.shape)
+        return gradients.scatter_add_(1, tokens[..., None].expand_as(out), out)
+
+    def total(self) -> Tensor:
+        """Return the sum of the gradients over samples."""
+        zero = self.out.new_zeros(self.shape)
+        return zero.index_add_(0, self.tokens.flatten(), self.out.flatten(0, 1))
+
+    def as_outer(self) -> None:
+        """Return None: the factors would have as many columns as there are tokens."""
+        return
+
+    def row_squares(self) -> tuple[Tensor, Tensor]:
+        """Return the sums over samples of the squares of all entries, by row and by column.
+
+        Positions of one sample with the same token are added before they are squared.
+        """
+        samples = torch.arange(len(self.tokens), device=self.tokens.device)[:, None]
+        keys, place = torch.unique(self.tokens + samples * self.shape[0], return_inverse=True)
+        rows = self.out.new_zeros(len(keys), self.shape[1])
+        squares = rows.index_add_(0, place.flatten(), self.out.flatten(0, 1)).square()
+        by_row = self.out.new_zeros(self.shape[0])
+        return by_row.index_add_(0, keys % self.shape[0], squares.sum(1)), squares.sum(0)
+
+    def probe(self) -> Tensor:
+        """Return the gradient of the batch times a fixed vector along the tokens, without forming the gradient."""
+        along = _probe_vector(self.shape[0], self.out.dtype, self.out.device)[self.tokens]
+        return along.flatten() @ self.out.flatten(0, 1)
+
+
+SampleGradients = Dense | Outer | Scattered
+"""Per-sample gradients of a parameter in one of its uses."""
 
 
 @functools.lru_cache(maxsize=256)

@@ -1,14 +1,14 @@
 """Modules that use the parameters of interest, and their calls."""
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Call", "Site", "autocast_now", "depends_on_parameters_only", "find_sites"]
+__all__ = ["Call", "Site", "autocast_now", "depends_on_parameters_only", "find_sites", "unrecordable"]
 
 CONTAINERS = (nn.ParameterList, nn.ParameterDict)
 """Modules that are never called; the module that holds them is."""
@@ -52,6 +52,8 @@ class Call:
     """The autocast context of the call."""
     problem: str | None = None
     """Why the derivatives cannot be separated by sample, if so."""
+    recomputed: bool = False
+    """Whether the call was made inside the backward pass, by an activation checkpoint."""
     back: list[Tensor | None] = field(init=False)
     """Derivatives of the loss with respect to the outputs."""
 
@@ -103,6 +105,34 @@ def find_sites(model: nn.Module, parameters: dict[str, nn.Parameter]) -> list[Si
             site = sites.setdefault(owner, Site(owner or type(model).__name__, modules[owner], {}))
             site.leaves[inside] = names[id(parameter)]
     return list(sites.values())
+
+
+def unrecordable(model: nn.Module, names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Iterate over the parameters that no layer of their own holds, each with the reason.
+
+    A module that holds other layers would have to be run again as a whole for each sample.
+    """
+    modules = dict(model.named_modules())
+    for name in names:
+        owner = name.rpartition(".")[0]
+        while owner and _never_called(modules, owner):
+            owner = owner.rpartition(".")[0]
+        module = modules[owner]
+        if hasattr(module, "weight_g") and hasattr(module, "weight_v"):
+            yield (
+                name,
+                f"{owner} has the old `torch.nn.utils.weight_norm`, which computes the weight outside of the call",
+            )
+        elif isinstance(module, nn.MultiheadAttention):
+            continue
+        elif any(
+            any(True for _ in child.parameters()) and not _never_called(modules, f"{owner}.{key}".lstrip("."))
+            for key, child in module.named_children()
+        ):
+            yield (
+                name,
+                f"{owner or 'the model'} uses it directly, beside layers of its own: give it a module of its own",
+            )
 
 
 def _never_called(modules: dict[str, nn.Module], path: str) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from undertow.torch.monitor.sample_gradients import GPU_CHUNK_BYTES, Dense, Outer, samples_per_chunk
+from undertow.torch.monitor.sample_gradients import GPU_CHUNK_BYTES, Outer, SampleGradients, samples_per_chunk
 
 __all__ = ["Autotuner", "ShapeKey", "StatisticRequest", "batch_statistics", "inner_products", "statistic"]
 
@@ -69,24 +69,29 @@ def _apart(tensors: Tensor, request: StatisticRequest) -> tuple[Tensor, int]:
 
 
 def batch_statistics(
-    uses: Sequence[Outer | Dense], requests: Sequence[StatisticRequest], autotuner: "Autotuner"
+    uses: Sequence[SampleGradients], requests: Sequence[StatisticRequest], autotuner: "Autotuner"
 ) -> list[Tensor]:
     """Return the requested sums over samples, of gradients that are the sum of several uses of one parameter."""
+    rows = all(request.index is None and request.matrices == 1 for request in requests)
+    squares = uses[0].row_squares() if len(uses) == 1 and rows else None
+    if squares is not None:
+        return [squares[request.axis] for request in requests]
     outers = [outer for use in uses if (outer := use.as_outer()) is not None]
-    if len(outers) == len(uses) and all(request.matrices == 1 for request in requests):
+    alike = len(outers) == len(uses) and len({outer.flipped for outer in outers}) == 1
+    if alike and all(request.matrices == 1 for request in requests):
         outer = outers[0]
         if len(outers) > 1:  # further uses are further positions
             out, into = (torch.cat([getattr(use, name) for use in outers], 1) for name in ("out", "into"))
             outer = Outer(out, into, outer.shape, outer.flipped)
         return _single_position(outer, requests) if outer.positions == 1 else autotuner.run(outer, requests)
     like = uses[0].formed(0, 1)
-    count, size = uses[0].samples, samples_per_chunk(like.numel(), like)
+    size = samples_per_chunk(like.numel(), like)
 
     def chunk(start: int) -> Tensor:
         gradients = [use.formed(start, start + size) for use in uses]
         return sum(gradients[1:], gradients[0])
 
-    return _add_up(_statistics(chunk(start), requests) for start in range(0, count, size))
+    return _add_up(_statistics(chunk(start), requests) for start in range(0, uses[0].samples, size))
 
 
 def _select(x: Tensor, axis: int, index: np.ndarray) -> Tensor:
