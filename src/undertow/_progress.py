@@ -20,7 +20,7 @@ class Progress:
     `report=None` shows the bar where stderr is a terminal, `report=False` shows nothing.
     """
 
-    def __init__(self, what: str, total: int | None, report: Callable[[int, int | None], object] | bool | None):
+    def __init__(self, what: str, total: int | None, report: Callable[[int, int], object] | bool | None):
         self.what = what
         self.total = total
         self.callback = report if callable(report) else None
@@ -39,7 +39,7 @@ class Progress:
     def update(self, done: int) -> None:
         """Report that `done` of the total is finished."""
         if self.callback is not None:
-            self.callback(done, self.total)
+            self.callback(done, self.total or 0)
         elif self.visible and self.bar is None and time.monotonic() - self.began > PATIENCE_SECONDS:
             self._show()
         if self.bar is not None and self.task is not None:
@@ -72,7 +72,7 @@ class StageProgress:
     def __init__(self, what: str, stages: int, report: Callable[[str, int, int | None], object] | bool | None):
         self.what, self.stages = what, stages
         self.callback = report if callable(report) else None
-        self.progress = Progress(what, None, False if self.callback is not None else report)
+        self.progress = Progress(what, None, None if report is None else report is True)
         self.stage, self.number, self.done = what, 0, 0
 
     def __enter__(self) -> "StageProgress":

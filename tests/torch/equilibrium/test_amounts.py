@@ -18,6 +18,9 @@ from tests.torch.oracle import (
     relu_census,
     square,
 )
+from undertow.torch import Axis, Symmetry
+from undertow.torch.equilibrium.amounts import relaxation_times, solve_amount
+from undertow.torch.equilibrium.charge_moments import ChargeMoments, ExponentMoments
 
 pytestmark = pytest.mark.torch
 
@@ -94,3 +97,47 @@ def test_directions_without_noise_are_separated_from_rounding():
         assert (row["infinite"], row["dead"]) == (3, 0)
         rows.append([row[name] for name in ("distance", "farthest", "relaxation")])
     np.testing.assert_allclose(*rows, rtol=1e-3)
+
+
+def with_powers(seed=0):
+    """Return moments of six generators with the exponents -1, 2 and 3, and a symmetry that they may belong to."""
+    generator = np.random.default_rng(seed)
+    draw = lambda: np.exp(generator.standard_normal(6))
+    parts = tuple(ExponentMoments(exponent, draw(), draw()) for exponent in (-1, 2, 3))
+    side = lambda name, sign: sum(abs(p.exponent) * getattr(p, name) for p in parts if sign * p.exponent > 0)
+    moments = ChargeMoments(side("noise", 1), side("noise", -1), side("weight", 1), side("weight", -1), parts)
+    index = np.arange(6)[:, None]
+    return Symmetry("", (Axis("u", 1, index, 6, power=2),), (Axis("w", 0, index, 6),), 1, True, 0.0), moments
+
+
+def test_the_flow_vanishes_at_the_amount_of_axes_with_powers():
+    """C = sum_e e w_e exp(2 e s)/2, and its flow is h (-2 lambda C + h/2 sum_e e n_e exp(-2 e s))."""
+    symmetry, moments = with_powers()
+    solution = solve_amount(symmetry, moments, 0.1, DECAY)
+
+    def at(amount):
+        parts = [(p.exponent, p.noise, p.weight) for p in moments.by_exponent]
+        charge = sum(e * w * np.exp(2 * e * amount) for e, _, w in parts) / 2
+        return charge, 0.1 * (-2 * DECAY * charge + 0.05 * sum(e * n * np.exp(-2 * e * amount) for e, n, _ in parts))
+
+    _, flow = at(solution.logs)
+    np.testing.assert_allclose(flow, 0, atol=1e-12)
+    np.testing.assert_allclose(at(0.0)[0], (moments.weight_plus - moments.weight_minus) / 2)
+    (before, slower), (after, faster) = (at(solution.logs + away) for away in (-1e-5, 1e-5))
+    times = -(after - before) / (faster - slower)
+    np.testing.assert_allclose(relaxation_times(moments, solution, 0.1, DECAY), times, rtol=1e-6)
+    k = 2 * DECAY / 0.1
+    up, down = moments.noise_plus + k * moments.weight_minus, moments.noise_minus + k * moments.weight_plus
+    assert solution.amount.imbalance == pytest.approx(np.abs(np.log(up / down)).max(), rel=1e-9)
+
+
+def test_one_sided_and_dead_generators_with_powers():
+    symmetry, moments = with_powers()
+    zero = lambda x, *places: np.where(np.isin(np.arange(6), places), 0.0, x)
+    parts = [
+        part._replace(noise=zero(part.noise, *((0, 1) if part.exponent < 0 else (1,)))) for part in moments.by_exponent
+    ]
+    solution = solve_amount(symmetry, moments._replace(by_exponent=tuple(parts)), 0.1, 0.0)
+    assert (solution.amount.infinite, solution.amount.dead) == (1, 1)
+    assert np.all(solution.logs[:2] == 0)
+    assert np.all(solution.logs[2:] != 0)

@@ -1,5 +1,7 @@
 """Noise and weights on the two sides of a symmetry, against the covariance matrix."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -47,3 +49,38 @@ def test_the_noise_of_equal_batches_is_exactly_zero():
     moments = charge_moments(symmetry, values, centred_noise(equal, [symmetry]))
     assert (moments.noise_plus == 0).all()
     assert (moments.noise_minus == 0).all()
+
+
+def test_an_axis_of_power_two_counts_twice_and_is_kept_apart():
+    symmetry, values, gradients = example(1)
+    plain = charge_moments(symmetry, values, centred_noise(gradients, [symmetry]))
+    assert plain.by_exponent == ()
+    squared = replace(symmetry, plus=(replace(symmetry.plus[0], power=2),))
+    moments = charge_moments(squared, values, centred_noise(gradients, [squared]))
+    np.testing.assert_allclose(moments.noise_plus, 2 * plain.noise_plus)
+    np.testing.assert_allclose(moments.weight_plus, 2 * plain.weight_plus)
+    np.testing.assert_allclose(moments.noise_minus, plain.noise_minus)
+    assert [part.exponent for part in moments.by_exponent] == [-1, 2]
+    np.testing.assert_allclose(moments.by_exponent[1].noise, plain.noise_plus)
+    np.testing.assert_allclose(moments.by_exponent[0].weight, plain.weight_minus)
+
+
+@pytest.mark.parametrize("block", [1, 2])
+def test_every_matrix_has_indices_of_its_own(block):
+    """Two matrices (2, 4) in a row: generators 0 to 3 move columns of the first, 4 to 7 those of the second."""
+    axis = Axis("both", 1, np.arange(8)[:, None], 8, matrices=2, by_matrix=True)
+    symmetry = Symmetry("", (axis,), (), block, True, 0.0)
+    generator = torch.Generator().manual_seed(0)
+    values = {"both": torch.randn(4, 4, generator=generator, dtype=torch.float64)}
+    gradients = {"both": torch.randn(9, 4, 4, generator=generator, dtype=torch.float64)}
+    moments = charge_moments(symmetry, values, centred_noise(gradients, [symmetry]))
+    columns = torch.cat([values["both"][:2], values["both"][2:]], 1)
+    stack = torch.cat([gradients["both"][:, :2], gradients["both"][:, 2:]], 2)
+    if block == 1:
+        np.testing.assert_allclose(moments.weight_plus, columns.square().sum(0))
+        np.testing.assert_allclose(moments.noise_plus, stack.var(0).sum(0))
+    else:
+        np.testing.assert_allclose(moments.weight_plus[1], (columns.mT @ columns)[2:4, 2:4])
+        covariance = sum(np.cov(stack[:, k].numpy().T) for k in range(2))
+        np.testing.assert_allclose(moments.noise_plus[3], covariance[6:, 6:])
+    assert np.all(moments.noise_minus == 0)
