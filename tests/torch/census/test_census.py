@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from tests.torch.dropping import DROPS, Stream
-from tests.torch.known import assert_known_symmetries
+from tests.torch.known import assert_known_symmetries, census_of
 from tests.torch.zoo import KNOWN, adapter, build, language, square, tokens
 from undertow.torch import census
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_census_returns_exactly_the_known_symmetries(name):
-    assert_known_symmetries(name, census(*build(name)))
+    assert_known_symmetries(name, census_of(name))
 
 
 @pytest.mark.slow
