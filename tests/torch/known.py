@@ -1,11 +1,12 @@
 """Assertions on the census of networks whose symmetries are known."""
 
+import functools
 from collections import Counter
 
 import torch
 
 from tests.torch.zoo import KNOWN, build
-from undertow.torch import census
+from undertow.torch import Census, census
 from undertow.torch._copies import cast_batch, model_copy, randomise, unwrap
 from undertow.torch.census.axes import Symmetry
 from undertow.torch.census.proof import OrbitTrial
@@ -25,9 +26,15 @@ def assert_known_symmetries(name, symmetries):
     assert symmetries.unclear == ()
 
 
+@functools.cache
+def census_of(name: str) -> Census:
+    """Return the census of a network of the zoo. Tests that only read it share it."""
+    return census(*build(name))
+
+
 def orbit_trial(name):
     model, batch, loss = build(name)
-    symmetries = census(model, batch, loss)
+    symmetries = census_of(name)
     small = model_copy(unwrap(model), torch.float32)
     randomise(small, 7)
     return symmetries, OrbitTrial(small, cast_batch(batch, torch.float32), loss)

@@ -7,7 +7,7 @@ from torch import nn
 from tests.torch.dropping import DROPS, Stream, rows
 from tests.torch.zoo import build, square
 from undertow.torch import census
-from undertow.torch._copies import draws_random_numbers
+from undertow.torch._copies import DoublePrecision, cast_model, draws_random_numbers, model_copy, seed_all
 
 pytestmark = pytest.mark.torch
 
@@ -68,6 +68,8 @@ def test_the_census_of_a_network_with_complex_inputs_and_outputs():
 def test_networks_that_draw_random_numbers_are_detected(name):
     drop = DROPS[name]() if name in DROPS else nn.Dropout(0.0)
     assert draws_random_numbers(Stream(drop), torch.randn(6, 5), square) == (name != "none")
+    with DoublePrecision():
+        assert draws_random_numbers(Stream(drop).double(), torch.randn(6, 5).double(), square) == (name != "none")
 
 
 def test_a_batch_of_a_tokenizer_is_read_by_attributes():
@@ -77,3 +79,32 @@ def test_a_batch_of_a_tokenizer_is_read_by_attributes():
     encoding = transformers.BatchEncoding(batch)
     symmetries = census(model, encoding, lambda net, b: net(input_ids=b.input_ids, labels=b.labels).loss)
     assert len(symmetries) == 4
+
+
+def test_a_copy_in_another_precision_keeps_ties_and_shares_nothing():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 4))
+    model[2].weight = model[0].weight
+    model[0].bias.requires_grad_(False)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    for dtype in (torch.float64, torch.float32):
+        twin = model_copy(model, dtype)
+        assert twin[2].weight is twin[0].weight
+        assert [p.requires_grad for p in twin.parameters()] == [p.requires_grad for p in model.parameters()]
+        assert {p.dtype for p in twin.parameters()} == {twin[1].running_mean.dtype} == {dtype}
+        with torch.no_grad():
+            for parameter in twin.parameters():
+                parameter.add_(1)
+        twin(torch.randn(6, 4, dtype=dtype))
+        again = cast_model(twin, model, torch.float32)
+        assert again[2].weight is again[0].weight
+        torch.testing.assert_close(again[1].running_mean, before["1.running_mean"])
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_seeds_are_not_queued_for_devices_that_are_not_used():
+    """`torch.manual_seed` keeps a call with its traceback for every device that is not initialised."""
+    queued = len(torch.cuda._queued_calls)
+    seed_all(3)
+    assert torch.initial_seed() == 3
+    assert torch.cuda.is_initialized() or len(torch.cuda._queued_calls) == queued

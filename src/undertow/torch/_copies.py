@@ -50,9 +50,10 @@ class DoublePrecision(TorchFunctionMode):
     """Replace casts to lower precision inside a model (common in norms and softmax) by casts to double precision."""
 
     def __torch_function__(
-        self, function: Callable, types: Sequence[type], args: tuple = (), kwargs: dict[str, object] | None = None
+        self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None
     ) -> object:
-        # this runs at every operation of every pass: look before anything is copied
+        # this runs at every operation of every pass: look before anything is copied. A check of the type of elements at
+        # run time would draw from Python's generator, and every network would seem to draw random numbers
         if torch.dtype in map(type, args):
             args = tuple(_widened(a) for a in args)
         function = WIDE_CASTS.get(function, function)

@@ -1,7 +1,10 @@
 """The census finds exactly the known symmetries of networks, and does not change them."""
 
 import copy
+import json
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -9,7 +12,7 @@ import torch
 from torch import nn
 
 from tests.torch.dropping import DROPS, Stream
-from tests.torch.known import assert_known_symmetries
+from tests.torch.known import assert_known_symmetries, census_of
 from tests.torch.zoo import KNOWN, adapter, build, language, square, tokens
 from undertow.torch import census
 
@@ -18,7 +21,7 @@ pytestmark = pytest.mark.torch
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_census_returns_exactly_the_known_symmetries(name):
-    assert_known_symmetries(name, census(*build(name)))
+    assert_known_symmetries(name, census_of(name))
 
 
 @pytest.mark.slow
@@ -100,6 +103,41 @@ def test_the_census_of_a_model_compiled_in_place():
     model, batch, loss = build("relu")
     model.compile()
     assert_known_symmetries("relu", census(model, batch, loss))
+
+
+def passes_of(model, batch, loss):
+    """Return the census and the number of forward passes that it makes."""
+    calls = []
+
+    def counted(net, x):
+        calls.append(None)
+        return loss(net, x)
+
+    return census(model, batch, counted), len(calls)
+
+
+@pytest.mark.parametrize(("name", "most"), [("relu", 70), ("tanh", 60), ("attention", 70), ("Llama", 65)])
+def test_networks_of_plain_layers_take_few_passes(name, most):
+    """Indices need no decoding where every coupling lies in a level: an output whose square is in the loss, and a unit
+    that is not active, vanish without a partner."""
+    symmetries, passes = passes_of(*build(name))
+    assert_known_symmetries(name, symmetries)
+    assert passes <= most
+
+
+@pytest.mark.slow
+def test_the_number_of_passes_and_the_memory_do_not_grow_with_the_network():
+    """The bars of the benchmark: 24 layers take as few passes as 10, and 14 bytes per parameter beyond the model."""
+    from benchmarks.torch_census import BYTES, PASSES
+
+    facts = {}
+    for task in ("census", "deep"):
+        command = [sys.executable, "-m", "benchmarks.torch_census", task]
+        shown = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        facts[task] = json.loads(shown.splitlines()[-1])
+    assert (facts["census"]["symmetries"], facts["deep"]["symmetries"]) == (51, 121)  # 5 per layer, and the last gain
+    assert facts["deep"]["passes"] <= min(PASSES, facts["census"]["passes"] + 4)
+    assert facts["census"]["bytes_per_parameter"] < BYTES
 
 
 def test_frozen_parameters_have_no_symmetries():

@@ -5,8 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.torch.zoo import LAYERS, build
-from undertow.torch import Axis, Symmetry, census
+from tests.torch.known import census_of
+from tests.torch.zoo import LAYERS
+from undertow.torch import Axis, Symmetry
 from undertow.torch.census.folding import fold_symmetries, folded_table
 
 pytestmark = pytest.mark.torch
@@ -19,7 +20,7 @@ def chain(*places: tuple[str, str], size: int = 4) -> list[Symmetry]:
 
 
 def test_layers_of_a_language_model_are_folded():
-    taken = census(*build("Llama"))
+    taken = census_of("Llama")
     rows = fold_symmetries(taken.symmetries)
     assert [(row.module, row.symmetries[0].kind, len(row.symmetries)) for row in rows] == [
         ("model.layers.*.self_attn", "QK on RoPE pairs", LAYERS),
@@ -39,7 +40,7 @@ def test_layers_of_a_language_model_are_folded():
 
 
 def test_many_symmetries_are_printed_as_the_table():
-    few = census(*build("relu"))
+    few = census_of("relu")
     assert "0.weight[i, :]" in str(few)
     many = replace(few, symmetries=tuple(chain(*((f"layers.{k}.a", f"layers.{k}.b") for k in range(40)))))
     assert str(many) == str(many.table())

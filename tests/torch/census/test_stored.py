@@ -7,8 +7,9 @@ from dataclasses import fields, replace
 import numpy as np
 import pytest
 
-from tests.torch.zoo import KNOWN, build
-from undertow.torch import Axis, Census, Symmetry, census
+from tests.torch.known import census_of
+from tests.torch.zoo import KNOWN
+from undertow.torch import Axis, Census, Symmetry
 from undertow.torch.census.axes import Symmetry as SymmetryType
 from undertow.torch.census.stored import VERSION, decode, encode, load_record
 
@@ -34,7 +35,7 @@ def assert_equal(one: object, two: object) -> None:
 
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_census_is_the_same_after_save_and_load(name, tmp_path):
-    taken = census(*build(name))
+    taken = census_of(name)
     taken.save(tmp_path / "census.json")
     loaded = Census.load(tmp_path / "census.json")
     assert_equal(taken, loaded)
@@ -85,7 +86,7 @@ BROKEN = {
 @pytest.mark.parametrize("name", BROKEN)
 def test_another_file_is_refused_with_a_sentence(name, tmp_path):
     path = tmp_path / "census.json"
-    census(*build("relu")).save(path)
+    census_of("relu").save(path)
     change, sentence = BROKEN[name]
     changed = change(path.read_text())
     assert changed != path.read_text()
@@ -104,13 +105,13 @@ def test_paths_without_a_file(tmp_path):
     with pytest.raises(ValueError, match="not a text file"):
         Census.load(tmp_path / "binary")
     with pytest.raises(FileNotFoundError, match="there is no folder"):
-        census(*build("relu")).save(tmp_path / "no" / "census.json")
+        census_of("relu").save(tmp_path / "no" / "census.json")
     assert [p.name for p in tmp_path.iterdir()] == ["binary"]
 
 
 def test_a_failed_save_keeps_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "census.json"
-    taken = census(*build("relu"))
+    taken = census_of("relu")
     taken.save(path)
     before = path.read_text()
     monkeypatch.setattr("pathlib.Path.replace", lambda *a: (_ for _ in ()).throw(OSError("no space")))
@@ -126,6 +127,6 @@ def test_values_that_are_not_data_are_not_stored():
 
 
 def test_a_record_is_read_as_the_type_that_is_asked_for(tmp_path):
-    census(*build("relu")).save(tmp_path / "census.json")
+    census_of("relu").save(tmp_path / "census.json")
     with pytest.raises(ValueError, match="damaged: Symmetry has no field"):
         load_record(tmp_path / "census.json", SymmetryType)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.torch.known import census_of
 from tests.torch.zoo import KNOWN, build, square
 from undertow.torch import ScalingEntry, census, check_scaling_map
 from undertow.torch.census.scaling.writing import scaling_map
@@ -20,7 +21,7 @@ LLAMA = {
 
 
 def test_the_map_of_a_llama():
-    written = scaling_map(census(*build("Llama")))
+    written = scaling_map(census_of("Llama"))
     ends = {entry.source: tuple(r.rstrip("$").rpartition(".")[2] for r in entry.readers) for entry in written}
     assert ends == LLAMA
     (values,) = [entry for entry in written if "v_proj" in entry.source]
@@ -71,11 +72,11 @@ def test_blocks_of_different_kinds_have_patterns_with_their_numbers():
 
 
 def test_values_of_a_fused_layer_are_noted():
-    (entry,) = (entry for entry in scaling_map(census(*build("attention"))) if "in_proj" in entry.source)
+    (entry,) = (entry for entry in scaling_map(census_of("attention")) if "in_proj" in entry.source)
     expected = ScalingEntry("attention.in_proj_weight", ("attention.out_proj",), "the last 12 of 36 channels")
     assert entry == expected
 
 
 def test_numbered_layers_that_cannot_be_paired_by_their_parents_have_entries_of_their_own():
-    entries = [(entry.source, entry.readers) for entry in scaling_map(census(*build("relu")))]
+    entries = [(entry.source, entry.readers) for entry in scaling_map(census_of("relu"))]
     assert entries == [("0", ("2",)), ("2", ("4",))]
