@@ -98,6 +98,7 @@ class EntryMap:
     """The parameter of each statistic of the samples."""
     _placed: dict[torch.device, tuple[Entries, list[BlockEntries]]] = field(default_factory=dict, repr=False)
     _counts: dict[torch.device, Tensor] = field(default_factory=dict, repr=False)
+    _owners: dict[torch.device, Tensor] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(census: Census, requests: Requests) -> "EntryMap":
@@ -172,7 +173,9 @@ class EntryMap:
 
     def spreads(self, samples: Tensor) -> Tensor:
         """Return the sums of `sample_sums` over the requests of each parameter."""
-        owner = on_device(self.sample_owner, samples.device)
+        if samples.device not in self._owners:
+            self._owners[samples.device] = on_device(self.sample_owner, samples.device)
+        owner = self._owners[samples.device]
         return samples.new_zeros(len(self.parameters)).index_add_(0, owner, samples[:-1])
 
 
