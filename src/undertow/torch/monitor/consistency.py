@@ -88,6 +88,8 @@ def compare_gradients(sums: BatchSums, parameters: Mapping[str, nn.Parameter], s
     probes = _probes(sums, parameters)
     if isinstance(probes, str) and sums.samples:
         return probes
+    if sums.samples and not probes and sums.not_separable:
+        return next(iter(sums.not_separable.values()))
     if sums.samples == 0 or not probes:
         return (
             "the hooks recorded no backward pass since the last step: check that this model is the one that trains. "
@@ -107,6 +109,8 @@ def _probes(sums: BatchSums, parameters: Mapping[str, nn.Parameter]) -> dict[str
     for name, parameter in parameters.items():
         if not parameter.requires_grad:
             return f"{name} does not train any more: take a new census"
+        if name in sums.not_separable:
+            continue
         gradient = parameter.grad
         if gradient is None and name not in sums.probes:
             continue  # not used in this step

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from undertow.torch.monitor.batch_sums import BatchSums
 from undertow.torch.monitor.eager import EAGER_MODE
 from undertow.torch.monitor.layers import layer_gradients
-from undertow.torch.monitor.replay import replayed_gradients
+from undertow.torch.monitor.replay import NotSeparableError, replayed_gradients
 from undertow.torch.monitor.sample_gradients import Dense, Outer
 from undertow.torch.monitor.sites import Call, Site, autocast_now, depends_on_parameters_only, find_sites
 from undertow.torch.monitor.statistics import Autotuner, StatisticRequest, batch_statistics
@@ -246,6 +246,9 @@ class GradientRecorder:
                 pending.append(gradients)
                 if len(pending) == self._open_calls[name]:
                     self._add_statistics(name)
+        except NotSeparableError as error:
+            assert self._current is not None
+            self._current.not_separable |= dict.fromkeys(call.site.leaves.values(), f"{call.site}: {error}")
         except Exception as error:
             self._fail(f"{call.site}: {error}")
 

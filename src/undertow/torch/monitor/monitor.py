@@ -283,8 +283,10 @@ class NoiseMonitor:
             scaled = any(rule.grad_scale is not None for rule in rules.values())
             self._skip(step, problem, expected=scaled and problem == NOT_FINITE)
             return
-        table = numbers.reshape(-1, len(NUMBERS))
-        self.last = read_step(self._entries, plan, measured, table, parameters, step=step, samples=int(compared[0]))
+        table, missing = numbers.reshape(-1, len(NUMBERS)), sums.not_separable
+        self.last = read_step(
+            self._entries, plan, measured, table, parameters, step=step, samples=int(compared[0]), not_separable=missing
+        )
         rows = [reading.row for reading in self.last]
         self._rows.append(rows)
         self._choose_requests(plan)
