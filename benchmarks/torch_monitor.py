@@ -167,6 +167,42 @@ def _noise(gradients: Any, axis: Any, block: int) -> Any:
     return total[:, 0, 0] if block == 1 else total
 
 
+def llama(torch: Any) -> tuple[Any, Any, Callable]:
+    """Return a Llama of 12 layers and width 128 with 4 sequences of 64 tokens, and its loss."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=128, intermediate_size=256, num_hidden_layers=12, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=128,
+    )  # fmt: skip
+    loss = lambda model, ids: model(input_ids=ids, labels=ids, use_cache=False).loss
+    return LlamaForCausalLM(config), torch.randint(0, 256, (4, 64)), loss
+
+
+def readings(torch: Any, rounds: int = 9) -> dict[str, float]:
+    """Return the CPU seconds of a plain step and of what a measurement does in `optimizer.step()`, by optimiser."""
+    from undertow.torch import NoiseMonitor, census
+
+    net, batch, loss = llama(torch)
+    symmetries = census(net, batch[:2, :12], loss)
+    result: dict[str, float] = {"symmetries": len(symmetries)}
+    kinds = {"SGD": {"lr": 1e-3, "momentum": 0.9}, "AdamW": {"lr": 1e-3, "weight_decay": 0.1}}
+    for kind, options in kinds.items():
+        model = copy.deepcopy(net)
+        optimizer = getattr(torch.optim, kind)(model.parameters(), **options)
+        spent: dict[bool, list[float]] = {False: [], True: []}
+        with NoiseMonitor(model, symmetries, every=2):
+            for step in range(2 * rounds + 4):
+                optimizer.zero_grad()
+                loss(model, batch).backward()
+                began = time.process_time()
+                optimizer.step()
+                spent[step % 2 == 0].append(time.process_time() - began)
+        result[kind] = statistics.median(spent[True][2:]) - statistics.median(spent[False][2:])
+    return result
+
+
 def idle(build: Callable, count: int, rounds: int) -> float:
     """Return the relative cost of a monitor that measures every 50 steps, with 50 steps per round."""
     times = ratios({"plain": build(None), "monitored": build(EVERY)}, count, rounds)
@@ -232,6 +268,10 @@ def main() -> list[tuple[str, str, str]]:
     rounded = worst(torch, net, batch, loss, census(net, batch[:2, :9], loss), exact=True)
     rows.append(("transformer with GELU: single precision against double", f"{rounded:.1e}", ""))
     facts["smooth transformer"] = {"single_against_double": rounded}
+    facts["llama"] = readings(torch)
+    for kind in ("SGD", "AdamW"):
+        name = f"Llama, 12 layers, {facts['llama']['symmetries']} symmetries: reading under {kind}"
+        rows.append((name, in_words(facts["llama"][kind]), ""))
     save("torch_monitor", facts)
     return rows
 

@@ -102,8 +102,9 @@ PAGES: dict[str, Page] = {
             "torch.census.scaling.entries.load_scaling_map", "torch.census.scaling.entries.ScalingMap",
             "torch.census.scaling.entries.ScalingEntry", "torch.equilibrium.equilibrate.equilibrate",
             "torch.equilibrium.result.Equilibrium", "torch.equilibrium.result.MovedSymmetry",
-            "torch.monitor.monitor.NoiseMonitor", "torch.monitor.reading.Reading", "torch.data.EnvironmentBatchSampler",
-            "torch.data.PooledBatchSampler", "torch.data.LabelNoise", "analysis.torch.analyze",
+            "torch.monitor.monitor.NoiseMonitor", "torch.monitor.reading.Reading", "torch.monitor.verdict.Verdict",
+            "torch.data.EnvironmentBatchSampler", "torch.data.PooledBatchSampler", "torch.data.LabelNoise",
+            "analysis.torch.analyze",
         ),
         "Usage: [PyTorch models](../torch.md), [noise while PyTorch trains](../monitor.md), "
         "[check a scaling map](../howto/scaling-maps.md).",

@@ -32,6 +32,8 @@ class BatchSums:
         """How to make the same projection of the gradient of a parameter; None: the probe is the whole gradient."""
         self.half: set[str] = set()
         """Parameters whose derivatives came in half precision."""
+        self.not_separable: dict[str, str] = {}
+        """Parameters whose gradients cannot be separated by sample (experts), with the reason."""
 
     def add(self, other: "BatchSums") -> None:
         """Add the samples of another backward pass."""
@@ -41,6 +43,7 @@ class BatchSums:
         self.probes = _added(self.probes, other.probes)
         self.flipped |= other.flipped
         self.half |= other.half
+        self.not_separable |= other.not_separable
 
     @property
     def finite(self) -> Tensor:
@@ -57,6 +60,7 @@ class BatchSums:
         result.sums = {request: kept(x) for request, x in self.sums.items()}
         result.probes = {name: kept(x) for name, x in self.probes.items()}
         result.flipped, result.half = dict(self.flipped), set(self.half)
+        result.not_separable = dict(self.not_separable)
         return result
 
 

@@ -163,6 +163,10 @@ def compare_gradients(
     probes: dict[str, _Probes] = {}
     unmatched: dict[str, str] = {}
     for name, parameter in parameters.items():
+        if name in sums.not_separable:
+            if name not in required:
+                unmatched[name] = sums.not_separable[name]
+            continue
         probe = _probe(name, parameter, sums)
         if isinstance(probe, str) and name in required:
             return probe
@@ -171,7 +175,8 @@ def compare_gradients(
         elif probe is not None:
             probes[name] = probe
     if not probes:
-        return next(iter(unmatched.values()), "no parameter was used in this step")
+        reasons = {**sums.not_separable, **unmatched}
+        return next(iter(reasons.values()), "no parameter was used in this step")
     device = next(iter(probes.values())).actual.device
     return Comparison(sums, probes, squares_over_samples(sums, requests, list(probes), device), required, unmatched)
 

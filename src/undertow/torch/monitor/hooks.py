@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from undertow.torch.monitor.batch_sums import BatchSums
 from undertow.torch.monitor.eager import EAGER_MODE
 from undertow.torch.monitor.layers import layer_gradients
-from undertow.torch.monitor.replay import replayed_gradients
+from undertow.torch.monitor.replay import NotSeparableError, replayed_gradients
 from undertow.torch.monitor.sample_gradients import SampleGradients
 from undertow.torch.monitor.sites import Call, Site, autocast_now, depends_on_parameters_only, find_sites, unrecordable
 from undertow.torch.monitor.statistics import Autotuner, StatisticRequest, batch_statistics
@@ -299,6 +299,9 @@ class GradientRecorder:
                 pending.append(use)
                 if len(pending) == self._open_calls.get(name) and name not in self._recomputed:
                     self._add_statistics(name)
+        except NotSeparableError as error:
+            assert self._current is not None
+            self._current.not_separable |= dict.fromkeys(call.site.leaves.values(), f"{call.site}: {error}")
         except Exception as error:
             self._fail_call(call, f"{call.site}: {error}")
 

@@ -222,7 +222,7 @@ def _solve(entries: EntryMap, step: _Step) -> _Solved:
     rows = steps.rows
     size, up = rows.factor.abs(), rows.factor > 0
     noise, decay = size * steps.step / 2 * drive, size * steps.decay * of["pull"]
-    powers = torch.tensor(entries.powers, dtype=torch.float64, device=size.device)
+    powers = on_device(torch.tensor(entries.powers, dtype=torch.float64), size.device)
     places = rows.size * len(rows.owner) + rows.generator
     zero = size.new_zeros(len(powers) * len(rows.owner))
     by_power = lambda values: zero.index_add(0, places, values).reshape(len(powers), -1).clamp_min(0)

@@ -59,7 +59,7 @@ def sum_over_ranks(
     total = BatchSums()
     total.samples = sum(status.samples for status in known)
     total.half = set().union(*(status.half for status in known))
-    total.flipped = dict(names)
+    total.flipped, total.not_separable = dict(names), dict(sums.not_separable)
     keys = [r for name, _ in names for r in requests[name] if r in sums.sums]
     if not names:
         return total, None

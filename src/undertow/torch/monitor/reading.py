@@ -95,12 +95,16 @@ class Reading:
     @property
     def noise_plus(self) -> np.ndarray:
         """Covariance of the gradient of the step on the side plus, times the powers of the axes."""
-        return self._arrays.of(self._place, "noise_plus")
+        return self._noise("noise_plus")
 
     @property
     def noise_minus(self) -> np.ndarray:
         """Covariance of the gradient of the step on the side minus, times the powers of the axes."""
-        return self._arrays.of(self._place, "noise_minus")
+        return self._noise("noise_minus")
+
+    def _noise(self, name: str) -> np.ndarray:
+        noise = self._arrays.of(self._place, name)
+        return np.full_like(noise, np.nan) if self.row[name] is None else noise
 
     @property
     def gradient(self) -> np.ndarray:
@@ -133,8 +137,12 @@ def read_step(
     *,
     step: int,
     samples: int,
+    not_separable: Mapping[str, str],
 ) -> tuple[Reading, ...]:
-    """Return the readings of all symmetries; `numbers` are those of the measurement on the host."""
+    """Return the readings of all symmetries; `numbers` are those of the measurement on the host.
+
+    `not_separable` are the parameters whose noise is not known, with the reason.
+    """
     tables = [dict(zip(NUMBERS, map(float, row), strict=True)) for row in numbers]
     general = _general_equilibria(entries, measurement, tables, parameters)
     arrays = _Arrays(entries, plan, measurement, {place: one.amount for place, one in general.items()})
@@ -150,6 +158,8 @@ def read_step(
             "samples": samples,
         }
         _fill(row, symmetry, plan, place, table, bool(measurement.blocks))
+        if reasons := [not_separable[name] for name in symmetry.parameters if name in not_separable]:
+            _without_noise(row, reasons[0])
         readings.append(Reading(symmetry, row, place, arrays))
     return tuple(readings)
 
@@ -200,6 +210,15 @@ def _fill(row: Row, symmetry: Symmetry, plan: Plan, place: int, table: dict[str,
     if kind != UNKNOWN and row["distance"] is not None and row["relaxation"] is None:
         notes.append(_without_time(row, table["step_size"] > 0))
     row["note"] = "; ".join(filter(None, notes))
+
+
+def _without_noise(row: Row, reason: str) -> None:
+    """Remove what follows from the noise of samples: under Adam flow and distance do not."""
+    unknown = ["noise_plus", "noise_minus", "noise_share"]
+    if row["optimiser"] == EQUILIBRIA[SGD]:
+        unknown += ["flow", *DISTANCE]
+    row |= dict.fromkeys(unknown)
+    row["note"] = "; ".join(filter(None, [str(row["note"]), f"the noise is not known: {reason}"]))
 
 
 def _without_time(row: Row, moves: bool) -> str:

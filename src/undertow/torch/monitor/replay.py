@@ -10,10 +10,14 @@ from torch import Tensor, nn
 from undertow.torch.monitor.sample_gradients import GPU_CHUNK_BYTES, Dense
 from undertow.torch.monitor.tensors import at_least_single, tensors_in
 
-__all__ = ["replayed_gradients"]
+__all__ = ["NotSeparableError", "replayed_gradients"]
 
 MAX_BYTES = 2**31
 """Limit on the bytes of per-sample gradients of a layer that is run again, which are all held at once."""
+
+
+class NotSeparableError(ValueError):
+    """The gradients of a layer cannot be separated by sample."""
 
 
 def replayed_gradients(
@@ -35,13 +39,13 @@ def replayed_gradients(
     flat, structure = torch.utils._pytree.tree_flatten((args, kwargs))
     axes = [_sample_axis(x, samples, batch_axis) if isinstance(x, Tensor) else None for x in flat]
     if all(k is None for k in axes):
-        raise ValueError(f"none of its inputs has the {samples} samples of the batch along an axis")
+        raise NotSeparableError(f"none of its inputs has the {samples} samples of the batch along an axis")
     inputs = [x.detach() for x, k in zip(flat, axes, strict=True) if k is not None]
     used = [k for k, b in enumerate(back) if b is not None]
     signals = [b for b in back if b is not None]
     signal_axes = [_sample_axis(b, samples, batch_axis) for b in signals]
     if any(k is None for k in signal_axes):
-        raise ValueError(f"one of its outputs does not have the {samples} samples of the batch along an axis")
+        raise NotSeparableError(f"one of its outputs does not have the {samples} samples of the batch along an axis")
 
     def outputs(params: dict[str, Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
         given, filled = iter(inputs), list(flat)

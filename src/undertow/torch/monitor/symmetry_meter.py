@@ -1,6 +1,7 @@
 """The symmetries of a census at the steps of an optimiser: what has to be recorded, measured and read."""
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,8 @@ class MeasuredStep(NamedTuple):
     measurement: Measurement | None
     numbers: Tensor
     """What `SymmetryMeter.read` needs on the host, as one flat tensor."""
+    not_separable: Mapping[str, str] = MappingProxyType({})
+    """Parameters whose noise is not known, with the reason."""
 
 
 class SymmetryMeter:
@@ -68,7 +71,7 @@ class SymmetryMeter:
         samples = entries.sample_sums(sums.sums, device)
         plan = plan_step(self.census.symmetries, rules)
         measured = measure(entries, parameters, plan, sums.sums, samples, comparison)
-        return MeasuredStep(plan, measured, measured.numbers.flatten())
+        return MeasuredStep(plan, measured, measured.numbers.flatten(), sums.not_separable)
 
     def read(
         self,
@@ -82,8 +85,10 @@ class SymmetryMeter:
         if measured.plan is None or measured.measurement is None:
             return ()
         table = numbers.reshape(-1, len(NUMBERS))
-        entries = self._current()[1]
-        return read_step(entries, measured.plan, measured.measurement, table, parameters, step=step, samples=samples)
+        return read_step(
+            self._current()[1], measured.plan, measured.measurement, table, parameters,
+            step=step, samples=samples, not_separable=measured.not_separable,
+        )  # fmt: skip
 
     def choose_requests(self, measured: MeasuredStep) -> bool:
         """Choose what the steps of the optimiser need; return whether other statistics have to be recorded now."""
