@@ -1,7 +1,5 @@
 """Readings of symmetries with powers, with indices of single matrices and with one side, against sums over samples."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 import torch
@@ -18,9 +16,6 @@ pytestmark = pytest.mark.torch
 
 STEP, DECAY = 0.1, 0.05
 FAMILIES = ("relu^2", "two relu^2", "LeNet", "U-Net block", "groups", "cross-attention", "RoPE", "weight norm")
-# the monitor that measures entry by entry knows powers and matrices; the one before it did not
-BY_ENTRIES = importlib.util.find_spec("undertow.torch.monitor.entries") is not None
-UNKNOWN = ("relu^2", "two relu^2", "groups", "cross-attention")
 
 
 def network(name):
@@ -57,12 +52,7 @@ def by_exponent(symmetry, values, parts):
     return sums
 
 
-def names():
-    broken = pytest.mark.xfail(not BY_ENTRIES, reason="powers and matrices are not known", strict=True)
-    return [pytest.param(name, marks=broken) if name in UNKNOWN else name for name in FAMILIES]
-
-
-@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("name", FAMILIES)
 def test_charge_noise_and_distance(name):
     """Sums over samples, with the powers of the axes, and the minimum of noise and penalty along each generator."""
     model, batch, symmetries = network(name)

@@ -17,7 +17,7 @@ from scipy.special import stdtrit
 from undertow._table import ResultTable, number, shortened
 from undertow.torch.monitor.thinned import Thinned
 
-__all__ = ["GradientPower", "NoiseScale", "NoiseScales", "gradient_power"]
+__all__ = ["GradientPower", "NoiseScale", "NoiseScales", "gradient_power", "ratio_uncertainty"]
 
 HISTORY = 1024
 """Largest number of earlier estimates held for figures."""
@@ -134,6 +134,12 @@ class NoiseScales:
 
     Numerator and denominator are averaged separately over the measurements, because the ratio of single steps is
     biased. The scale of a symmetry is that of all parameters that the symmetry moves.
+
+    >>> from undertow.torch.monitor.noise_scale import NoiseScales, gradient_power
+    >>> scales = NoiseScales()
+    >>> scales.add(gradient_power(0, 2, {"a.w": 10.0}, {"a.w": 16.0}), {})
+    >>> print(round(scales.total.value, 3), list(scales.layers))  # 2 samples, noise 4, signal 12
+    0.667 ['a']
     """
 
     def __init__(self, window: int = 50, symmetries: Mapping[str, Sequence[str]] | None = None):
@@ -196,7 +202,7 @@ class NoiseScales:
         samples = np.array([power.samples for power in powers], float)
         numerator = samples * noise
         value = _ratio(float(numerator.mean()), float(signal.mean())) if powers else math.nan
-        error, low, high = _uncertainty(numerator, signal)
+        error, low, high = ratio_uncertainty(numerator, signal)
         mean = lambda x: float(x.mean()) if len(x) else math.nan
         return NoiseScale(name, value, error, low, high, mean(noise), mean(signal), mean(samples), len(powers))
 
@@ -236,7 +242,7 @@ def _ratio(numerator: float, denominator: float) -> float:
     return math.inf if numerator > 0 else math.nan
 
 
-def _uncertainty(numerator: np.ndarray, denominator: np.ndarray) -> tuple[float, float, float]:
+def ratio_uncertainty(numerator: np.ndarray, denominator: np.ndarray) -> tuple[float, float, float]:
     """Return the standard error of a ratio of means by the delta method, and a 95 % interval by Fieller's theorem."""
     count = len(numerator)
     if count < 3:
