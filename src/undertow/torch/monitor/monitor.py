@@ -24,9 +24,8 @@ from undertow.torch.monitor.noise_scale import NoiseScales, gradient_power
 from undertow.torch.monitor.output import Writer
 from undertow.torch.monitor.reading import COLUMNS, Reading, Row
 from undertow.torch.monitor.report import write_report
-from undertow.torch.monitor.scale_requests import scale_requests
 from undertow.torch.monitor.settings import SGD, StepRule, optimizer_rules
-from undertow.torch.monitor.statistics import ShapeKey, StatisticRequest
+from undertow.torch.monitor.statistics import ShapeKey
 from undertow.torch.monitor.symmetry_meter import SymmetryMeter
 from undertow.torch.monitor.tensors import to_numpy
 from undertow.torch.monitor.verdict import TOLERANCE, Verdict, verdicts
@@ -154,7 +153,9 @@ class NoiseMonitor:
         self._measured = False
         self._warned: set[str] = set()
         self._meter = SymmetryMeter(self.census)
-        self._recorder = GradientRecorder(self.model, self._meter.requests, batch_axis, optional=self._optional())
+        self._recorder = GradientRecorder(
+            self.model, self._meter.requests, batch_axis, optional=self._meter.optional(self.model)
+        )
         self.noise_scale = NoiseScales(window, {symmetry.name: symmetry.parameters for symmetry in self.census})
         """The gradient noise scale in total, by layer and by symmetry."""
         self._sharded = sharded
@@ -271,10 +272,6 @@ class NoiseMonitor:
             elif self._recorder.attached:
                 self._recorder.detach()
 
-    def _optional(self) -> list[StatisticRequest]:
-        """Return what the noise scale needs beside the statistics of the symmetries."""
-        return scale_requests(self._meter.requests, trainable(self.model))
-
     def _measure(self, step: int, rules: dict[str, StepRule]) -> None:
         """Measure a step. After the first measurement no error may stop the training."""
         cause: Exception | None = None
@@ -322,7 +319,7 @@ class NoiseMonitor:
         rows = [reading.row for reading in self.last]
         self._rows.append(rows)
         if self._meter.choose_requests(measured):
-            recorder.record(self._meter.requests, self._optional())
+            recorder.record(self._meter.requests, self._meter.optional(self.model))
         if self._writer is not None:
             output.log_measurement(self._writer, rows, self.noise_scale, step)
         return None

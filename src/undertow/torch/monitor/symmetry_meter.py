@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from undertow.torch._copies import trainable
 from undertow.torch.census.census import Census
 from undertow.torch.monitor.batch_sums import BatchSums
 from undertow.torch.monitor.consistency import Comparison
@@ -15,6 +16,7 @@ from undertow.torch.monitor.entries import EntryMap
 from undertow.torch.monitor.measure import NUMBERS, Measurement, measure
 from undertow.torch.monitor.reading import Reading, read_step
 from undertow.torch.monitor.requests import Requests
+from undertow.torch.monitor.scale_requests import scale_requests
 from undertow.torch.monitor.settings import SGD, StepRule
 from undertow.torch.monitor.statistics import StatisticRequest
 from undertow.torch.monitor.steps import Plan, plan_step
@@ -55,6 +57,10 @@ class SymmetryMeter:
     def requests(self) -> list[StatisticRequest]:
         """The statistics of the samples that have to be recorded."""
         return list(self._current()[0].all()) if len(self.census) else []
+
+    def optional(self, model: nn.Module) -> list[StatisticRequest]:
+        """Return what the noise scale needs beside `requests`."""
+        return scale_requests(self.requests, trainable(model))
 
     def measure(
         self,
