@@ -194,7 +194,7 @@ its square; the measured charges show that it is not constant.
 {_adam_table(networks)}
 
 "Share of first order" is the part of the change that is linear in the step. Under SGD it is zero by symmetry. Adam
-rescales every entry separately, which breaks the symmetry, and `NoiseMonitor` reports no flow there.
+rescales every entry separately, so that it does not conserve this charge; `NoiseMonitor` reports that of its metric.
 
 ## Settings
 
