@@ -53,6 +53,8 @@ def sum_over_ranks(
         uncovered |= status.uncovered
         if status.problem is not None:
             return sums, f"on rank {rank}, {status.problem}"
+        if status.overflowed and not status.samples:
+            return sums, f"on rank {rank}, the gradient is not finite"
     if len({status.names for status in known}) > 1:
         return sums, "the processes used different parameters in this step, so that their sums cannot be added"
     total = BatchSums()
@@ -120,7 +122,8 @@ class Selected(Mapping[str, nn.Parameter]):
 def _whole(parameter: nn.Parameter) -> nn.Parameter:
     if not hasattr(parameter, "full_tensor"):
         return parameter
-    whole = nn.Parameter(parameter.detach().full_tensor(), requires_grad=parameter.requires_grad)
+    with torch.no_grad():
+        whole = nn.Parameter(parameter.full_tensor(), requires_grad=parameter.requires_grad)
     if parameter.grad is not None:
         whole.grad = parameter.grad.full_tensor()
     return whole

@@ -4,6 +4,7 @@ import tempfile
 
 import torch
 from datasets import Dataset
+from datasets.table import InMemoryTable
 from peft import LoraConfig
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, set_seed
@@ -15,8 +16,9 @@ vocabulary = {word: number for number, word in enumerate(["<pad>", "<eos>", "<un
 raw = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
 raw.pre_tokenizer = pre_tokenizers.Whitespace()
 tokenizer = PreTrainedTokenizerFast(tokenizer_object=raw, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
-draw = lambda: " ".join(words[k] for k in torch.randint(0, 40, (int(torch.randint(4, 12, ())),)))
-data = Dataset.from_list([{"text": draw()} for _ in range(36)])
+texts = [" ".join(words[k] for k in torch.randint(0, 40, (4 + number % 8,))) for number in range(36)]
+table = InMemoryTable.from_pydict({"input_ids": [tokenizer(text)["input_ids"] for text in texts]})
+data = Dataset(table, fingerprint="texts")  # a fingerprint of its own needs a pyarrow whose classes can be pickled
 config = LlamaConfig(
     vocab_size=64, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, pad_token_id=0
 )
@@ -27,7 +29,8 @@ trainer = SFTTrainer(
         per_device_train_batch_size=4,
         num_train_epochs=1,
         logging_steps=2,
-        max_length=16,
+        max_length=None,
+        dataset_kwargs={"skip_prepare_dataset": True},
         report_to=[],
         save_strategy="no",
         use_cpu=True,
