@@ -9,7 +9,7 @@ TORCH := src/undertow/torch src/undertow/analysis/torch.py src/undertow/analysis
 	tests/torch tests/analysis/test_torch.py tests/analysis/test_census.py
 QUICK := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
-.PHONY: help setup verify check lint types test test-torch test-torch-all test-report test-all browser faults mutants bench docs gallery clean
+.PHONY: help setup verify check lint types test test-torch test-torch-all test-integrations test-report test-all browser faults mutants bench docs gallery clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -23,6 +23,10 @@ setup: .venv/.done ## create a virtual environment in .venv with undertow and it
 
 .venv/.done-torch: .venv/.done
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev,torch-test]'
+	@touch $@
+
+.venv/.done-integrations: .venv/.done-torch
+	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev,torch-test,integrations]'
 	@touch $@
 
 .venv/.done-bench: .venv/.done
@@ -53,6 +57,9 @@ test-torch: .venv/.done-torch ## test the PyTorch bridge on models of transforme
 
 test-torch-all: .venv/.done-torch ## test-torch with the slow tests: every census for five seeds
 	OMP_NUM_THREADS=1 $(QUICK) $(BIN)/python -m pytest -q -n $(WORKERS) $(TORCH)
+
+test-integrations: .venv/.done-integrations ## test the callbacks with Trainer, Lightning, Accelerate, trl and two processes
+	OMP_NUM_THREADS=1 $(QUICK) $(BIN)/python -m pytest -q -n $(WORKERS) tests/torch/integrations tests/torch/monitor/test_ranks.py
 
 test-report: setup browser ## test report.html in Chromium: mouse, keyboard, phone, dark scheme, print
 	$(BIN)/python -m pytest -q -m browser tests/verification

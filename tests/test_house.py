@@ -261,7 +261,8 @@ START_UP = {
     "torch/__init__.py": "the analysis, which `undertow.torch` re-exports as a facade",
     "torch/_threads.py": "scipy.linalg",
     "torch/census/twins.py": "transformers, which is no dependency",
-    "torch/monitor/output.py": "tensorboard and matplotlib",
+    "torch/monitor/output.py": "tensorboard and xarray",
+    "torch/monitor/plots.py": "matplotlib",
     "trajectory.py": "xarray and zarr",
     "verification/live.py": "rich",
     "verification/measure.py": "jax: the parent process of the workers does not need it",
@@ -296,6 +297,7 @@ def test_help_imports_nothing_heavy():
 def test_templates_and_styles_are_part_of_the_package():
     """Hatch packs every file under src/undertow; a template that is not beside its module would be missing."""
     for name in ("verification/templates/report.html", "analysis/templates/analysis.html",
+                 "torch/monitor/templates/noise.html",
                  "figures/templates/page.html", "figures/page.css", "figures/page.js"):  # fmt: skip
         assert (SOURCE / name).is_file(), name
 

@@ -1,6 +1,6 @@
 """Run a training script as the main program and print what its monitor measured, as JSON in the last line.
 
-    python -m tests.torch.integrations.measured SCRIPT.py
+python -m tests.torch.integrations.measured SCRIPT.py
 """
 
 import json

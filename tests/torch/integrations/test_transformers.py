@@ -68,6 +68,7 @@ def fresh_state():
     reset_accelerate()
 
 
+@pytest.mark.slow
 def test_trainer_logs_the_noise_scale_and_keeps_the_same_weights(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

@@ -9,6 +9,9 @@ from torch.nn import functional as F  # noqa: N812
 from tests.torch.flows import reported
 from tests.torch.oracle import claimed_census, monitored_step, relu, relu_census, square
 from undertow.torch import NoiseMonitor
+from undertow.torch.monitor.batch_sums import BatchSums
+from undertow.torch.monitor.consistency import compare_gradients
+from undertow.torch.monitor.statistics import StatisticRequest
 
 pytestmark = pytest.mark.torch
 
@@ -88,6 +91,38 @@ class Functional(nn.Module):
 
     def forward(self, x):
         return self.head(F.linear(x.sin(), self.layer.weight) + self.layer(x))
+
+
+def test_rounding_in_half_precision_does_not_change_the_factor_of_the_others():
+    """Parameters in half precision may be off by percents; the factor is fitted to those in full precision."""
+    torch.manual_seed(0)
+    parameters, sums, requests = {}, BatchSums(), {}
+    for name, error in (("half", 0.01), ("full", 0.0)):
+        parameters[name] = nn.Parameter(torch.zeros(40))
+        gradient = torch.randn(40) * (100 if name == "half" else 1)
+        parameters[name].grad = gradient * (1 + error)
+        request = StatisticRequest(name, 0)
+        requests[name] = [request]
+        sums.sums[request], sums.probes[name], sums.flipped[name] = gradient.square() / 8, gradient, None
+    sums.samples, sums.half = 8, {"half"}
+    assert compare_gradients(sums, parameters, requests) == (1.0, None, {})
+
+
+def test_a_parameter_that_is_not_required_is_listed_if_it_does_not_agree():
+    parameters, sums, requests = {}, BatchSums(), {}
+    torch.manual_seed(0)
+    for name in ("a", "b", "c"):
+        parameters[name] = nn.Parameter(torch.zeros(5))
+        parameters[name].grad = torch.randn(5)
+        request = StatisticRequest(name, 0)
+        requests[name] = [request]
+        sums.sums[request], sums.flipped[name] = torch.ones(5), None
+        sums.probes[name] = parameters[name].grad * (3 if name == "c" else 1)
+    sums.samples = 8
+    for required in (set(), {"a"}):
+        scale, problem, unmatched = compare_gradients(sums, parameters, requests, required)
+        assert (scale, problem, set(unmatched)) == (1.0, None, {"c"})
+    assert "gradient of c" in compare_gradients(sums, parameters, requests, {"c", "a"}).problem
 
 
 def test_gradients_that_cannot_be_recorded_are_reported(as_a_user):

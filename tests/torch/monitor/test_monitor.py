@@ -70,6 +70,70 @@ def test_a_step_with_a_closure_is_measured():
     assert len(monitor.rows) == 2
 
 
+@pytest.mark.parametrize("every", [1, 2, 3])
+def test_closures_that_clear_gradients_after_the_forward_pass_are_measured(every):
+    """Lightning's order: forward pass, `zero_grad`, backward pass, all inside the closure of `step`."""
+    model = relu()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = torch.randn(7, 8, 5, dtype=torch.float64)
+    with NoiseMonitor(model, relu_census(), every=every) as monitor:
+        for x in batches:
+            before = copy.deepcopy(model)
+
+            def closure(x=x):
+                value = square(model, x)
+                optimizer.zero_grad()
+                value.backward()
+                return value
+
+            optimizer.step(closure)
+            if monitor.rows[-1]["step"] == monitor.steps - 1:
+                assert_noise(monitor, sample_gradients_by_vmap(before, square, x), 1e-11)
+    assert [row["step"] for row in monitor.rows] == list(range(0, 7, every))
+    assert all(row["samples"] == 8 for row in monitor.rows)
+    assert not monitor.skipped
+
+
+def test_an_error_after_the_first_measurement_does_not_stop_the_training(monkeypatch):
+    """Each reason gives one warning, and all steps are listed."""
+
+    def fails(*_, **__):
+        raise ZeroDivisionError("no such thing")
+
+    model, x = relu(), torch.randn(8, 5, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        square(model, x).backward()
+        optimizer.step()
+
+    with NoiseMonitor(model, relu_census(), every=1) as monitor:
+        step()
+        monkeypatch.setattr("undertow.torch.monitor.monitor.read_symmetry", fails)
+        with pytest.warns(UserWarning, match="ZeroDivisionError: no such thing") as caught:
+            step()
+            step()
+    assert len(caught) == 1
+    assert [number for number, _ in monitor.skipped] == [1, 2]
+    with NoiseMonitor(relu(), relu_census(), every=1) as monitor, pytest.raises(RuntimeError, match="no such thing"):
+        model = monitor.model
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        step()
+
+
+def test_a_first_measurement_that_is_impossible_may_warn():
+    model, x = relu(), torch.randn(1, 5, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with NoiseMonitor(model, every=1, on_error="warn") as monitor:
+        square(model, x).backward()
+        with pytest.warns(UserWarning, match="one sample per step"):
+            optimizer.step()
+    assert monitor.noise_scale.newest_step == -1
+    with pytest.raises(ValueError, match="on_error='never'"):
+        NoiseMonitor(model, on_error="never")
+
+
 def test_a_loop_without_an_optimiser_is_measured():
     model, x = relu(), torch.randn(8, 5, dtype=torch.float64)
     symmetries, before = relu_census(), copy.deepcopy(model)

@@ -10,7 +10,6 @@ import peft
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from tests.torch.oracle import relu, relu_census, square

@@ -75,3 +75,51 @@ def test_tensorboard_can_read_the_log(tmp_path, as_a_user):
     events = read.Scalars(f"{monitor.rows[0]['symmetry']}/charge")
     assert [event.step for event in events] == [0, 1, 2]
     np.testing.assert_allclose([event.value for event in events], [row["charge"] for row in monitor.rows], rtol=1e-6)
+
+
+def test_dictionary_loggers_get_all_numbers():
+    model, x = relu(), torch.randn(8, 5, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    logged, objects = [], type("Run", (), {"log": lambda self, values: kept.append(values)})()
+    kept = []
+    for writer in (logged.append, objects):
+        with NoiseMonitor(model, relu_census(), every=1, writer=writer) as monitor:
+            optimizer.zero_grad()
+            square(model, x).backward()
+            optimizer.step()
+    for values in (logged[0], kept[0]):
+        assert values["step"] == 0
+        assert values["noise/share"] == pytest.approx(monitor.noise_scale.total.noise_share, rel=0.5)
+        assert {"noise_scale/0", "noise_scale/2", f"{monitor.rows[0]['symmetry']}/charge"} <= set(values)
+        assert all(isinstance(value, int | float) for value in values.values())
+
+
+def test_arrays_have_the_numbers_of_the_rows():
+    model, x = relu(), torch.randn(8, 5, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with NoiseMonitor(model, relu_census(), every=2) as monitor:
+        for _ in range(5):
+            optimizer.zero_grad()
+            square(model, x).backward()
+            optimizer.step()
+    data = monitor.to_xarray()
+    assert data.step.values.tolist() == [0, 2, 4]
+    assert data.symmetry.values.tolist() == ["0: rescaling"]
+    np.testing.assert_allclose(data.charge.values[:, 0], [row["charge"] for row in monitor.rows])
+    last = data.noise_scale.sel(layer="2").values[-1]
+    assert last == pytest.approx(monitor.noise_scale.layers["2"].value)
+
+
+def test_memory_is_bounded(monkeypatch):
+    """Rows are bounded by their number, whatever `keep` is; the noise scale covers the whole run."""
+    monkeypatch.setattr("undertow.torch.monitor.monitor.MOST_ROWS", 3)
+    monkeypatch.setattr("undertow.torch.monitor.noise_scale.HISTORY", 4)
+    model, x = relu(), torch.randn(8, 5, dtype=torch.float64)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with NoiseMonitor(model, relu_census(), every=1) as monitor:
+        for _ in range(9):
+            optimizer.zero_grad()
+            square(model, x).backward()
+            optimizer.step()
+    assert [row["step"] for row in monitor.rows] == [6, 7, 8]
+    assert [record.step for record in monitor.noise_scale.history] == [0, 4, 8]

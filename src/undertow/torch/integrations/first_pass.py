@@ -13,6 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from undertow import _validate as validate
 from undertow.torch._copies import trainable
 from undertow.torch.census.census import Census, census
+from undertow.torch.monitor.eager import EAGER_MODE
 from undertow.torch.monitor.monitor import NoiseMonitor
 from undertow.torch.monitor.output import Writer, layer_scalars, scalars
 from undertow.torch.monitor.tensors import tensors_in
@@ -68,6 +69,7 @@ class FirstPass:
                 self._remove_hooks()
                 self._start(module, whole, (args, kwargs), distributed)
 
+        EAGER_MODE.acquire()  # a hook inside compiled code would be traced, with the census in it
         self._handles.append(register_optimizer_step_pre_hook(self._before_step))
         for module in modules:
             self._handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
@@ -92,6 +94,8 @@ class FirstPass:
         return (args[0], evaluate), {name: value for name, value in kwargs.items() if name != "closure"}
 
     def _remove_hooks(self) -> None:
+        if self._handles:
+            EAGER_MODE.release()
         for handle in self._handles:
             handle.remove()
         self._handles = []

@@ -83,7 +83,10 @@ def compare_gradients(
     sizes = _sizes(sums, probes, requests)
     if not all(math.isfinite(x.product) and math.isfinite(x.size) for x in sizes.values()):
         return Comparison(1.0, NOT_FINITE)
-    scale = _common_scale([x for name, x in sizes.items() if name in required] or list(sizes.values()), bool(required))
+    fitted = [name for name in sizes if name in required] or list(sizes)
+    # rounding in half precision would give a factor that parameters in full precision do not have
+    fitted = [name for name in fitted if name not in sums.half and sizes[name].size > 0] or fitted
+    scale = _common_scale([sizes[name] for name in fitted], bool(required))
     if not 0 < scale < 1 + HALF_RTOL:
         return Comparison(1.0, f"the gradients in `.grad` are {scale:.3g} times those that were recorded: {CAUSES}")
     norms = to_numpy([x.norm() for p in probes.values() for x in (p.actual, scale * p.recorded - p.actual)])
@@ -123,9 +126,10 @@ def _common_scale(sizes: Sequence[_Sizes], agree: bool) -> float:
         return 1.0
     if agree:
         return sum(x.product for x in sizes) / size
-    ratios = sorted((x.product / x.size, x.size) for x in sizes if x.size > 0)
-    below = itertools.accumulate(weight for _, weight in ratios)
-    return next(ratio for (ratio, _), weight in zip(ratios, below, strict=True) if weight >= size / 2)
+    # weights are squares of `.grad` along the recorded gradients, because some of the latter may be wrong
+    ratios = sorted((x.product / x.size, x.product**2 / x.size) for x in sizes if x.size > 0)
+    below = list(itertools.accumulate(weight for _, weight in ratios))
+    return next(ratio for (ratio, _), weight in zip(ratios, below, strict=True) if weight >= below[-1] / 2)
 
 
 def _without_noise(sums: BatchSums) -> str | None:

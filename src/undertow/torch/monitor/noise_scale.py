@@ -242,7 +242,7 @@ def _uncertainty(numerator: np.ndarray, denominator: np.ndarray) -> tuple[float,
     if count < 3:
         return math.nan, math.nan, math.nan
     a, b = float(numerator.mean()), float(denominator.mean())
-    (v_aa, v_ab), (_, v_bb) = np.cov(numerator, denominator) / count
+    (v_aa, v_ab), (_, v_bb) = (np.cov(numerator, denominator) / count).tolist()
     error = math.nan
     if b > 0:
         error = math.sqrt(max(0.0, v_aa - 2 * a / b * v_ab + (a / b) ** 2 * v_bb)) / b

@@ -24,6 +24,7 @@ __all__ = [
     "measured_columns",
     "open_writer",
     "scalars",
+    "symmetry_labels",
     "to_xarray",
     "write_csv",
 ]
@@ -114,6 +115,11 @@ def labels(symmetries: Sequence[tuple[str, Sequence[str]]]) -> list[str]:
     return names
 
 
+def symmetry_labels(census: Census) -> list[str]:
+    """Return the labels of all symmetries, each with the layer of its side minus: a gain, the first layer of two."""
+    return labels([(s.kind, [axis.parameter for axis in (*s.minus, *s.plus)]) for s in census])
+
+
 def log_measurement(writer: Writer, rows: Sequence[Row], scales: NoiseScales, step: int) -> None:
     """Log the numbers of a step: of all symmetries, and the noise scale in total and by layer."""
     numbers = {f"{row['symmetry']}/{name}": value for row in rows for name, value in measured_columns(row).items()}
@@ -139,7 +145,7 @@ def to_xarray(census: Census, measurements: Sequence[Sequence[Row]], scales: Noi
     """Return the numeric columns over (step, symmetry), and the noise scale over (scale_step, layer)."""
     import xarray
 
-    named = labels([(symmetry.kind, symmetry.parameters) for symmetry in census])
+    named = symmetry_labels(census)
     columns = dict.fromkeys(name for rows in measurements for row in rows for name in measured_columns(row))
     values = {
         name: (

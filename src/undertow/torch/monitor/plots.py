@@ -9,7 +9,7 @@ import numpy as np
 from undertow.figures import style
 from undertow.torch.census.census import Census
 from undertow.torch.monitor.noise_scale import NoiseScales
-from undertow.torch.monitor.output import labels
+from undertow.torch.monitor.output import symmetry_labels
 from undertow.torch.monitor.reading import Row
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ def plot_symmetries(
         figure, (charges, noises, distances, scale) = _grid(2, 2, 5.0, 3.3)
         steps = np.array([rows[0]["step"] for rows in measurements], int)
         column = lambda name: np.array([[row.get(name) for row in rows] for rows in measurements], float)
-        named = labels([(symmetry.kind, symmetry.parameters) for symmetry in census])
+        named = symmetry_labels(census)
         plus, minus = column("noise_plus"), column("noise_minus")
         order = np.argsort(-np.nan_to_num(plus + minus).mean(0), kind="stable")
         lines, rest = order[: len(LINE_COLOURS)].tolist(), order[len(LINE_COLOURS) :].tolist()
@@ -106,8 +106,9 @@ def _scale_line(axes: "Axes", steps: np.ndarray, value: np.ndarray, low: np.ndar
         axes.fill_between(
             steps[known], low[known], upper, color=LINE_COLOURS[0], alpha=0.2, lw=0, label="95 % interval"
         )
+    shown = np.where(finite, value, np.nan)  # a gap where the estimate is infinite
     axes.plot(
-        steps[finite], value[finite], color=LINE_COLOURS[0], marker="o" if finite.sum() == 1 else None, ms=3,
+        steps, shown, color=LINE_COLOURS[0], marker="o" if finite.sum() == 1 else None, ms=3,
         label="noise scale",
     )  # fmt: skip
 

@@ -14,7 +14,7 @@ from undertow.figures.page import page, templates
 from undertow.torch.census.census import Census
 from undertow.torch.monitor.advice import sections
 from undertow.torch.monitor.noise_scale import NoiseScale, NoiseScales
-from undertow.torch.monitor.output import labels, measured_columns
+from undertow.torch.monitor.output import measured_columns, symmetry_labels
 from undertow.torch.monitor.plots import plot_layers, plot_symmetries
 from undertow.torch.monitor.reading import Row
 
@@ -95,7 +95,7 @@ def _symmetry_tables(census: Census, rows: Sequence[Row], scales: NoiseScales) -
     """Return the last row of each symmetry, with whatever numbers and notes it has."""
     if not rows:
         return []
-    named = labels([(symmetry.kind, symmetry.parameters) for symmetry in census])
+    named = symmetry_labels(census)
     columns = list(dict.fromkeys(name for row in rows for name in measured_columns(row)))
     noise_scales = scales.symmetries
     cells = tuple(

@@ -25,7 +25,9 @@ class Network(nn.Module):
 model = Network()
 decayed = [p for p in model.parameters() if p.ndim > 1]
 others = [p for p in model.parameters() if p.ndim < 2]
-optimizer = torch.optim.AdamW([{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=1e-2)
+optimizer = torch.optim.AdamW(
+    [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}], lr=1e-2
+)
 loader = DataLoader(TensorDataset(torch.randint(0, 30, (44, 7))), batch_size=8, shuffle=True)
 for epoch in range(2):
     for (tokens,) in loader:

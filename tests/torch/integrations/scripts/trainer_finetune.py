@@ -21,7 +21,14 @@ class Texts(Dataset):
 
 
 config = GPT2Config(
-    vocab_size=64, n_positions=32, n_embd=16, n_layer=2, n_head=2, bos_token_id=0, eos_token_id=0, loss_type="ForCausalLM"
+    vocab_size=64,
+    n_positions=32,
+    n_embd=16,
+    n_layer=2,
+    n_head=2,
+    bos_token_id=0,
+    eos_token_id=0,
+    loss_type="ForCausalLM",
 )
 model = GPT2LMHeadModel(config)
 arguments = TrainingArguments(
