@@ -13,7 +13,7 @@ DOCS = Path(__file__).parent.parent.parent / "docs"
 BLOCK = re.compile(r"^```py\n(?P<code>.*?)^```\n\s*^```text\n(?P<shown>.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
-@pytest.mark.parametrize("name", ["torch.md", "monitor.md", "howto/scaling-maps.md"])
+@pytest.mark.parametrize("name", ["torch.md", "monitor.md", "howto/scaling-maps.md", "howto/watching-noise.md"])
 def test_the_code_of_the_page_prints_the_output_shown(name):
     text = (DOCS / name).read_text()
     blocks = list(BLOCK.finditer(text))

@@ -36,6 +36,7 @@ class Thinned(Generic[Item]):
             self._items.append(item)
             self._newest = []
             if len(self._items) == self.most:
+                self._newest = self._items[-1:] if self.most % 2 == 0 else []
                 self._items = self._items[::2]
                 self.stride *= 2
         self._appended += 1
