@@ -102,10 +102,13 @@ PAGES: dict[str, Page] = {
             "torch.census.scaling.entries.load_scaling_map", "torch.census.scaling.entries.ScalingMap",
             "torch.census.scaling.entries.ScalingEntry", "torch.equilibrium.equilibrate.equilibrate",
             "torch.equilibrium.result.Equilibrium", "torch.equilibrium.result.MovedSymmetry",
-            "torch.monitor.monitor.NoiseMonitor", "torch.monitor.reading.Reading", "torch.data.EnvironmentBatchSampler",
+            "torch.monitor.monitor.NoiseMonitor", "torch.monitor.reading.Reading",
+            "torch.monitor.noise_scale.NoiseScales", "torch.monitor.noise_scale.NoiseScale",
+            "torch.integrations.transformers.NoiseCallback", "torch.data.EnvironmentBatchSampler",
             "torch.data.PooledBatchSampler", "torch.data.LabelNoise", "analysis.torch.analyze",
         ),
         "Usage: [PyTorch models](../torch.md), [noise while PyTorch trains](../monitor.md), "
+        "[watching noise in your training loop](../howto/watching-noise.md), "
         "[check a scaling map](../howto/scaling-maps.md).",
     ),
     "sweeps": Page("Sweeps", "Experiments over a grid of parameters.", ("execution",)),

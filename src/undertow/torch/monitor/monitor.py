@@ -316,9 +316,9 @@ class NoiseMonitor:
         return None
 
     def _readings(self, sums: BatchSums, scale: float, step: int, settings: _SettingsOf) -> tuple[Reading, ...]:
-        parameters = self._parameters
+        parameters = self._recorder.parameters
         with torch.no_grad():
-            moments = StepMoments(self.census, self._requests, parameters, sums)
+            moments = StepMoments(self.census, self._requests, self._parameters, sums)
         readings = []
         with one_thread():
             for symmetry in self.census:

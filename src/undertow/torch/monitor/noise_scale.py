@@ -134,6 +134,12 @@ class NoiseScales:
 
     Numerator and denominator are averaged separately over the measurements, because the ratio of single steps is
     biased. The scale of a symmetry is that of all parameters that the symmetry moves.
+
+    >>> from undertow.torch.monitor.noise_scale import NoiseScales, gradient_power
+    >>> scales = NoiseScales()
+    >>> scales.add(gradient_power(0, 2, {"a.w": 10.0}, {"a.w": 16.0}), {})
+    >>> print(round(scales.total.value, 3), list(scales.layers))  # 2 samples, noise 4, signal 12
+    0.667 ['a']
     """
 
     def __init__(self, window: int = 50, symmetries: Mapping[str, Sequence[str]] | None = None):
