@@ -16,7 +16,7 @@ def _lightning() -> ModuleType:
         try:
             return importlib.import_module(name)
         except ModuleNotFoundError as error:
-            if error.name not in ("lightning", "pytorch_lightning"):
+            if (error.name or "").partition(".")[0] not in ("lightning", "pytorch_lightning"):
                 raise
     raise ImportError(
         "`undertow.torch.integrations.lightning` needs Lightning: install it with `pip install lightning`."

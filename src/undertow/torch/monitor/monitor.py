@@ -161,16 +161,7 @@ class NoiseMonitor:
         self._steps_without_leader = 0
         self._writer, self._owns_writer = output.open_writer(writer)
         self._recorder.attach()
-        weak_self = weakref.ref(self)  # the global registry of optimiser hooks must not keep a monitor alive
-
-        def before_step(
-            optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, object]
-        ) -> StepArguments | None:
-            monitor = weak_self()
-            return None if monitor is None else monitor._before_step(optimizer, args, kwargs)
-
-        handle = register_optimizer_step_pre_hook(before_step)
-        self._release = weakref.finalize(self, _release, handle, self._recorder)
+        self._release = weakref.finalize(self, _release, _follow_optimizers(self), self._recorder)
         self._release.atexit = False
 
     ways = Renamed("algorithms")
@@ -358,6 +349,17 @@ class NoiseMonitor:
     def _check_measured(self, method: str) -> None:
         if not self._measured:
             raise ValueError(f"`NoiseMonitor.{method}()`: nothing was measured yet; train a step first.")
+
+
+def _follow_optimizers(monitor: NoiseMonitor) -> torch.utils.hooks.RemovableHandle:
+    """Call a monitor before the steps of all optimisers."""
+    weak = weakref.ref(monitor)  # the global registry of optimiser hooks must not keep a monitor alive
+
+    def before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, object]) -> StepArguments | None:
+        monitor = weak()
+        return None if monitor is None else monitor._before_step(optimizer, args, kwargs)
+
+    return register_optimizer_step_pre_hook(before_step)
 
 
 def _release(handle: torch.utils.hooks.RemovableHandle, recorder: GradientRecorder) -> None:
