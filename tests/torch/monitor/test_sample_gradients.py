@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from undertow.torch.monitor.sample_gradients import Dense, Outer, gradient_probe
+from undertow.torch.monitor.sample_gradients import Dense, Outer, Scattered, gradient_probe
 
 pytestmark = pytest.mark.torch
 
@@ -34,6 +34,23 @@ def test_the_probe_is_that_of_the_whole_gradient(flipped):
     factors = outer(flipped)
     torch.testing.assert_close(factors.probe(), gradient_probe(factors.total(), flipped))
     torch.testing.assert_close(gradient_probe(factors.total(), None), factors.total().flatten())
+
+
+def test_gradients_of_an_embedding_have_the_rows_of_its_tokens():
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, 4, (7, 5), generator=generator)  # repeated within and between samples
+    out = torch.randn(7, 5, 3, generator=generator, dtype=torch.float64)
+    rows = Scattered(tokens, out, (6, 3))
+    expected = torch.einsum("stv,std->svd", torch.nn.functional.one_hot(tokens, 6).double(), out)
+    torch.testing.assert_close(rows.formed(), expected)
+    torch.testing.assert_close(rows.formed(2, 5), expected[2:5])
+    torch.testing.assert_close(rows.total(), expected.sum(0))
+    by_row, by_column = rows.row_squares()
+    torch.testing.assert_close(by_row, expected.square().sum((0, 2)))
+    torch.testing.assert_close(by_column, expected.square().sum((0, 1)))
+    torch.testing.assert_close(rows.probe(), gradient_probe(rows.total(), True))
+    assert rows.samples == Dense(expected).samples == 7
+    assert rows.as_outer() is None
 
 
 def test_chunks_fit_in_memory():

@@ -17,7 +17,7 @@ from scipy.special import stdtrit
 from undertow._table import ResultTable, number, shortened
 from undertow.torch.monitor.thinned import Thinned
 
-__all__ = ["GradientPower", "NoiseScale", "NoiseScales", "gradient_power"]
+__all__ = ["GradientPower", "NoiseScale", "NoiseScales", "gradient_power", "ratio_uncertainty"]
 
 HISTORY = 1024
 """Largest number of earlier estimates held for figures."""
@@ -202,7 +202,7 @@ class NoiseScales:
         samples = np.array([power.samples for power in powers], float)
         numerator = samples * noise
         value = _ratio(float(numerator.mean()), float(signal.mean())) if powers else math.nan
-        error, low, high = _uncertainty(numerator, signal)
+        error, low, high = ratio_uncertainty(numerator, signal)
         mean = lambda x: float(x.mean()) if len(x) else math.nan
         return NoiseScale(name, value, error, low, high, mean(noise), mean(signal), mean(samples), len(powers))
 
@@ -242,7 +242,7 @@ def _ratio(numerator: float, denominator: float) -> float:
     return math.inf if numerator > 0 else math.nan
 
 
-def _uncertainty(numerator: np.ndarray, denominator: np.ndarray) -> tuple[float, float, float]:
+def ratio_uncertainty(numerator: np.ndarray, denominator: np.ndarray) -> tuple[float, float, float]:
     """Return the standard error of a ratio of means by the delta method, and a 95 % interval by Fieller's theorem."""
     count = len(numerator)
     if count < 3:
