@@ -21,13 +21,15 @@ def test_it_is_that_of_the_data():
     x = torch.randn(40, 3, dtype=torch.float64) * scales
     y = x @ torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64) + torch.randn(40, dtype=torch.float64)
     model = nn.Linear(3, 1, bias=False).double()
+    with torch.no_grad():  # the steep direction is nearly solved: the signal is elsewhere, and the noise is in it
+        model.weight.copy_(torch.tensor([[0.9, 0.0, 0.0]]))
     rows = ((model(x)[:, 0] - y)[:, None] * x).detach()
     hessian, mean = x.T @ x / 40, rows.mean(0)
     covariance = (rows - mean).T @ (rows - mean) / 40
     exact = float(torch.trace(hessian @ covariance) / (mean @ hessian @ mean))
     simple = float(torch.trace(covariance) / (mean @ mean))
-    draws = [torch.randint(0, 40, (8,)) for _ in range(1500)]
-    scale = curvature_noise_scale(model, [(x[k], y[k]) for k in draws], least_squares, batch_size=8)
+    draws = [torch.randint(0, 40, (32,)) for _ in range(1500)]
+    scale = curvature_noise_scale(model, [(x[k], y[k]) for k in draws], least_squares, batch_size=32)
     assert scale.measurements == 500
     assert abs(scale.value - exact) < 4 * scale.error
     assert scale.low < exact < scale.high
