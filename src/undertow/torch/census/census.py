@@ -41,6 +41,7 @@ from undertow.torch.census.folding import fold_names, folded_table
 from undertow.torch.census.moments import MAX_DRAWS, AxisMoments
 from undertow.torch.census.names import name_symmetry
 from undertow.torch.census.proof import OUTPUT_RTOL, OrbitTrial, Refuted, hold_with_eps, situations, verify_symmetries
+from undertow.torch.census.remaining import remaining_symmetries
 from undertow.torch.census.scaling.check import ScalingCheck, check_scaling
 from undertow.torch.census.scaling.entries import ScalingMap
 from undertow.torch.census.scaling.writing import scaling_map
@@ -48,7 +49,7 @@ from undertow.torch.census.search import LARGE_EPS, NO_EPS, search_levels, searc
 from undertow.torch.census.stored import encode, json_text, load_record, save_record
 from undertow.torch.census.structure import Structure, structure_of
 from undertow.torch.census.transfer import transferred
-from undertow.torch.census.unexplained import Unexplained, count_unexplained
+from undertow.torch.census.unexplained import Unexplained, index_null_space
 
 __all__ = ["Census", "census", "check_census"]
 
@@ -226,8 +227,9 @@ def census(model: nn.Module, batch: Batch, loss: Loss, *, seed: int = 0, count: 
     - `model`: any `nn.Module`, also inside `torch.compile` or a data-parallel wrapper.
     - `batch`: a small batch. `loss(model, batch)` must call the model it is given and return a scalar tensor.
     - `seed`: seed of the random weights.
-    - `count`: whether to count the charges that no named symmetry explains. It takes about as many gradients of outputs
-      as all axes have indices; by default it is done for networks of at most 400 indices.
+    - `count`: whether to compute the null space over all indices of all axes. It gives symmetries between indices that
+      the search by layers does not put side by side, and counts the charges that no named symmetry explains. It takes
+      about as many gradients of outputs as all axes have indices; by default it is done up to 600 indices.
 
     >>> import torch
     >>> from undertow.torch import census
@@ -349,9 +351,19 @@ def _search(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool |
             eps=NO_EPS,
         )
         randomise(twin, seed + 2000)
-        exact, others = verify_symmetries(twin, batch, loss, exact, tried, own_weights=own_weights, eps=None)
-        explained = [*exact, *(r.symmetry for r in [*others, *refuted])]
-        unexplained = count_unexplained(twin, batch, loss, explained, count, eps=LARGE_EPS, seed=seed + 7000)
+        verified = lambda symmetries: verify_symmetries(
+            twin, batch, loss, symmetries, tried, own_weights=own_weights, eps=None
+        )
+        exact, others = verified(exact)
+        space = index_null_space(twin, batch, loss, count, eps=LARGE_EPS, seed=seed + 7000)
+        if isinstance(space, Unexplained):
+            unexplained: tuple[Unexplained, ...] = (space,)
+        else:
+            remaining = strict.with_blocks(remaining_symmetries(space, exact))
+            randomise(twin, seed + 2000)
+            more, failed = verified(remaining)
+            exact, others = [*exact, *more], [*others, *failed]
+            unexplained = space.unexplained([*exact, *(r.symmetry for r in [*others, *refuted])])
     unclear = [*strict.unclear, *loose.unclear, *doubts]
     return _Searched(exact, approximate, [*others, *refuted], unclear, strict.zero_axes, unexplained)
 
