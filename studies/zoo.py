@@ -236,7 +236,8 @@ def page(facts: dict[str, Any]) -> str:
         "element at other random weights and on other data, in both modes, with a large eps in all norms: "
         f"{_moves(ran)}",
         results.table(head, [_cells(row) for row in rows]),
-        '"Seconds" is the CPU time of the census, "unexplained" the length of `census.unexplained`. "Up to eps" are scales that hold up to the eps of norms '
+        '"Seconds" is the CPU time of the census, "unexplained" the length of `census.unexplained`. "Up to eps" are '
+        "scales that hold up to the eps of norms "
         f"(`census.approximate`), found and in the reference. {total('rotated', judged)} further charges of the "
         "reference belong to no axis and are not in the table: where every norm that reads a stream removes its mean, "
         "but a linear layer reads it too, this mean has a scale of its own.",

@@ -35,13 +35,14 @@ from undertow.torch._isolation import isolated
 from undertow.torch._renamed import Renamed
 from undertow.torch._threads import one_thread
 from undertow.torch.census.axes import Axis, Symmetry
-from undertow.torch.census.candidates import attention_heads, attention_levels, length_levels
+from undertow.torch.census.candidates import attention_heads, attention_levels, length_levels, plain_axes
 from undertow.torch.census.couplings import coupled_levels
 from undertow.torch.census.folding import fold_names, folded_table
 from undertow.torch.census.moments import MAX_DRAWS, AxisMoments
-from undertow.torch.census.names import name_symmetry
+from undertow.torch.census.names import name_symmetry, names_of_axes
 from undertow.torch.census.proof import OUTPUT_RTOL, OrbitTrial, Refuted, hold_with_eps, situations, verify_symmetries
-from undertow.torch.census.remaining import remaining_symmetries
+from undertow.torch.census.remaining import remaining_symmetries, without_sums
+from undertow.torch.census.samples import too_few_samples
 from undertow.torch.census.scaling.check import ScalingCheck, check_scaling
 from undertow.torch.census.scaling.entries import ScalingMap
 from undertow.torch.census.scaling.writing import scaling_map
@@ -293,7 +294,7 @@ def _census(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool |
         approximate=tuple(sorted((symmetry for symmetry in both if not symmetry.exact), key=place)),
         unclear=tuple(unclear),
         unexplained=searched.unexplained,
-        without_gradient=_names_of_axes(searched.zero_axes),
+        without_gradient=names_of_axes(searched.zero_axes),
         frozen=tuple(name for name, p in model.named_parameters() if not p.requires_grad),
         free=tuple(name for name in names if name not in moved),
         broken=tuple(sorted((named(r.symmetry, r.change) for r in searched.refuted if r.by_loss), key=place)),
@@ -362,24 +363,11 @@ def _search(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool |
             remaining = strict.with_blocks(remaining_symmetries(space, exact))
             randomise(twin, seed + 2000)
             more, failed = verified(remaining)
-            exact, others = [*exact, *more], [*others, *failed]
+            exact = without_sums(space, [*exact, *more]) if more else exact
+            others = [*others, *failed]
             unexplained = space.unexplained([*exact, *(r.symmetry for r in [*others, *refuted])])
-    unclear = [*strict.unclear, *loose.unclear, *doubts]
+    unclear = [*strict.unclear, *loose.unclear, *doubts, *too_few_samples(plain_axes(twin), strict.inactive, batch)]
     return _Searched(exact, approximate, [*others, *refuted], unclear, strict.zero_axes, unexplained)
-
-
-def _names_of_axes(axes: Sequence[Axis]) -> tuple[str, ...]:
-    """Return the names of axes, without parts of one that is there as a whole or as a longer part."""
-    longest = sorted(axes, key=lambda axis: -axis.index.size)
-    seen: dict[tuple[str, int], set[int]] = {}
-    kept = []
-    for axis in longest:
-        places = seen.setdefault((axis.parameter, axis.axis), set())
-        new = set(axis.index.reshape(-1).tolist())
-        if not new <= places:
-            kept.append(axis)
-            places |= new
-    return tuple(dict.fromkeys(str(axis) for axis in axes if axis in kept))
 
 
 def _changes_by_layer(trial: OrbitTrial, symmetries: Sequence[Symmetry], seed: int) -> list[float]:

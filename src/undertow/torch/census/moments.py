@@ -70,6 +70,8 @@ class AxisMoments:
         for axis in axes:
             self._by_parameter[axis.parameter].setdefault(_key(axis), axis)
         is_zero = {id(axis): True for axis in axes}
+        self.inactive: dict[_Key, list[float]] = {}
+        """Shares of the indices of each axis without a gradient, in the draws in which its parameter has one."""
         self.bounds = dict.fromkeys(self._names, 0.0)
         """Upper bounds |G| |W| of the moments, by parameter."""
         self.nonzero = np.zeros((0, len(self._names)), bool)
@@ -79,6 +81,9 @@ class AxisMoments:
             largest = {name: max((s.max() for s in by_axis.values()), default=0.0) for name, by_axis in sizes.items()}
             self.nonzero = np.concatenate([self.nonzero, [[largest.get(name, 0.0) > 0 for name in self._names]]])
             limit = ZERO_GRADIENT_RTOL * max(largest.values(), default=0.0)
+            for name in (name for name, size in largest.items() if size > limit):
+                for key, size in sizes[name].items():
+                    self.inactive.setdefault(key, []).append(float((size <= limit).mean()))
             for axis in axes:
                 size = sizes.get(axis.parameter, {}).get(_key(axis))
                 is_zero[id(axis)] &= size is None or bool(size[axis.index].max() <= limit)

@@ -16,7 +16,7 @@ from undertow.torch.census.axes import Axis, Symmetry
 from undertow.torch.census.nullspace import LARGEST
 from undertow.torch.census.unexplained import IndexNullSpace, IndexTable
 
-__all__ = ["remaining_symmetries"]
+__all__ = ["remaining_symmetries", "without_sums"]
 
 MOST_REMAINING = 100
 """Largest number of vectors that are searched, each by a linear program."""
@@ -26,8 +26,14 @@ _Part = tuple[Axis, int, tuple[int, ...]]
 
 
 def remaining_symmetries(space: IndexNullSpace, symmetries: Sequence[Symmetry]) -> list[Symmetry]:
-    """Return symmetries that extend the known ones to the null space over all indices, as far as they are integer."""
+    """Return symmetries that extend the known ones to the null space over all indices, as far as they are integer.
+
+    Scales of whole parameters do not count as known: they may be sums of what is found (see `without_sums`).
+    """
     found: list[np.ndarray] = []
+    if space.outside(symmetries).shape[1] == 0:
+        return []
+    symmetries = [symmetry for symmetry in symmetries if not _is_whole(symmetry)]
     inverse = np.divide(1.0, space.scales, out=np.zeros_like(space.scales), where=space.moving)
     basis = space.null * inverse[:, None]
     rest = space.outside(symmetries)
@@ -41,6 +47,19 @@ def remaining_symmetries(space: IndexNullSpace, symmetries: Sequence[Symmetry]) 
         if rest.shape[1] == 0:
             break
     return _grouped([_parts(space.indices, vector) for vector in found])
+
+
+def without_sums(space: IndexNullSpace, symmetries: Sequence[Symmetry]) -> list[Symmetry]:
+    """Return the symmetries without scales of whole parameters that are sums of others."""
+    kept = [symmetry for symmetry in symmetries if not _is_whole(symmetry)]
+    for symmetry in filter(_is_whole, symmetries):
+        if space.outside([*kept, symmetry]).shape[1] < space.outside(kept).shape[1]:
+            kept.append(symmetry)
+    return kept
+
+
+def _is_whole(symmetry: Symmetry) -> bool:
+    return all(axis.role == "whole" for axis in symmetry.axes)
 
 
 def _sparsest(basis: np.ndarray, functional: np.ndarray) -> np.ndarray | None:
@@ -98,11 +117,10 @@ def _symmetry(generators: list[list[_Part]]) -> Symmetry:
     sides: tuple[list[Axis], list[Axis]] = ([], [])
     place = lambda part: (part[0].parameter, part[0].axis, part[0].shift, part[1])
     ordered = [sorted(parts, key=place) for parts in generators]
+    whole = len(generators) == 1 and all(len(index) == axis.length for axis, _, index in generators[0])
     for same in zip(*ordered, strict=True):
         axis, power, _ = same[0]
-        index = np.array([index for _, _, index in same])
-        whole = index.shape == (1, axis.length)
-        moved = replace(axis, index=index, power=abs(power), fold="whole" if whole else axis.fold)
-        sides[int(power < 0)].append(moved)
+        moved = replace(axis, index=np.array([index for _, _, index in same]), power=abs(power))
+        sides[int(power < 0)].append(replace(moved, role="whole", fold="whole") if whole else moved)
     plus, minus = map(tuple, sides)
     return Symmetry("", plus or minus, minus if plus else (), 1, False, np.inf)
