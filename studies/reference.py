@@ -101,6 +101,11 @@ class Reference:
             return np.zeros((self.space.unknowns, 0))
         return _range(np.concatenate(vectors, axis=1) * self.scales[:, None])
 
+    def compressed(self) -> "Reference":
+        """Return the reference with rows and effects in as few rows as there are unknowns; it compares equally."""
+        triangle = lambda matrix: np.linalg.qr(matrix, mode="r") if len(matrix) > matrix.shape[1] else matrix
+        return replace(self, rows=triangle(self.rows), effects=triangle(self.effects))
+
     def compare(self, symmetries: Iterable[Symmetry]) -> Comparison:
         """Return the dimensions of a census and of what it gets wrong."""
         span = self._span(symmetries)

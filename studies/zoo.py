@@ -4,16 +4,19 @@ Each architecture is built in a tiny configuration with random weights. `underto
 null space of the derivatives of the outputs (`studies.reference`), which knows nothing of layers. Every symmetry of the
 census is also moved along by a random finite amount, at other weights and on other data.
 
-`python -m studies.zoo --only Llama LeNet` runs some of the architectures and writes nothing.
+`python -m studies.zoo --only Llama LeNet` runs some of the architectures and writes nothing. The reference does not
+depend on the census: `--references FOLDER` keeps it in a folder, for further runs.
 """
 
 import argparse
 import importlib.util
+import pickle
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,6 +24,7 @@ from studies import results
 from studies.reference import (
     EXACT_EPS,
     WITHOUT_EPS,
+    Reference,
     Space,
     moves_function,
     reference,
@@ -62,13 +66,39 @@ class Row:
     approximate: tuple[int, int] = (0, 0)
     """Scales that hold up to the eps of norms: found, and in the reference."""
     seconds: float = 0.0
-    """Time of the census."""
+    """CPU time of the census."""
     error: str = ""
     missed_vectors: tuple[str, ...] = ()
     """Some of the missed symmetries: parameter@axis{index: coefficient}."""
 
 
-def measure(name: str, library: str, build: Callable[[], Example], seed: int = 0) -> Row:
+class References(NamedTuple):
+    """The references of an architecture."""
+
+    exact: Reference
+    strict: Reference
+    """Scales in training mode, with a large eps in all norms."""
+    loose: Reference
+    """Scales in training mode, without eps."""
+
+
+def references(name: str, example: Example, folder: Path | None = None) -> References:
+    """Return the references of an architecture; with a folder they are computed once and kept there."""
+    path = folder / f"{name}.pickle" if folder else None
+    if path and path.exists():
+        return References(*pickle.loads(path.read_bytes()))
+    exact = reference(*example, space=smallest_space(example.model))
+    strict, loose = (
+        reference(*example, space=Space(example.model, "diagonal"), eps=eps, evaluation=False)
+        for eps in (EXACT_EPS, WITHOUT_EPS)
+    )
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(pickle.dumps(tuple(one.compressed() for one in (exact, strict, loose))))
+    return References(exact, strict, loose)
+
+
+def measure(name: str, library: str, build: Callable[[], Example], seed: int = 0, folder: Path | None = None) -> Row:
     """Return the row of an architecture; a crash of the census is part of it."""
     try:
         if importlib.util.find_spec("torchvision"):  # transformers imports it too
@@ -79,44 +109,41 @@ def measure(name: str, library: str, build: Callable[[], Example], seed: int = 0
         return Row(name, library, error=f"not built: {_short(error)}")
     count = sum(p.numel() for p in example.model.parameters())
     try:
-        exact = reference(*example, space=smallest_space(example.model))
+        known = references(name, example, folder)
     except (RuntimeError, ValueError) as error:
         return Row(name, library, count, error=f"not counted: {_short(error)}")
+    exact = known.exact
     row: dict[str, Any] = {
         "parameters": count, "matrices": exact.space.kind != "diagonal", "reference": exact.charges,
         "rotated": exact.rotated,
     }  # fmt: skip
-    start = time.perf_counter()
+    start = time.process_time()
     try:
         found = census(*example)
     except Exception as error:
         return Row(name, library, **row, missed=exact.charges, error=f"census: {_short(error)}")
-    row["seconds"] = time.perf_counter() - start
+    row["seconds"] = time.process_time() - start
     _, row["found"], row["false"], row["missed"] = exact.compare(found)
     row["unexplained"] = len(getattr(found, "unexplained", ()))
     changes = [moves_function(example.model, s, *example[1:], eps=EXACT_EPS) for s in found]
     row["change"] = max((max(change) for change in changes), default=0.0)
     row["missed_vectors"] = tuple(exact.missed(found, 4)) if row["missed"] else ()
-    row["approximate"] = approximate(example, found)
+    row["approximate"] = approximate(known, found)
     return Row(name, library, **row)
 
 
-def approximate(example: Example, found: Census) -> tuple[int, int]:
+def approximate(known: References, found: Census) -> tuple[int, int]:
     """Return the number of scales that hold up to eps: in the census and in the reference."""
-    strict, loose = (
-        reference(*example, space=Space(example.model, "diagonal"), eps=eps, evaluation=False)
-        for eps in (EXACT_EPS, WITHOUT_EPS)
-    )
     both = [*found, *found.approximate]
-    right = [count.charges - count.compare(both).missed for count in (strict, loose)]
-    return right[1] - right[0], loose.charges - strict.charges
+    right = [count.charges - count.compare(both).missed for count in (known.strict, known.loose)]
+    return right[1] - right[0], known.loose.charges - known.strict.charges
 
 
 def _short(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0][:160]
 
 
-def study(only: Sequence[str] = (), stored: dict[str, Any] | None = None) -> dict[str, Any]:
+def study(only: Sequence[str] = (), stored: dict[str, Any] | None = None, folder: Path | None = None) -> dict[str, Any]:
     """Run all architectures or some, except those with a stored row. Without `only` save the results after each."""
     facts = stored or {"rows": [], "seconds": 0.0}
     before, start = facts["seconds"], time.perf_counter()
@@ -128,7 +155,7 @@ def study(only: Sequence[str] = (), stored: dict[str, Any] | None = None) -> dic
             for name, build in builders.items():
                 if only and name not in only:
                     continue
-                rows.append(known.get(name) or asdict(measure(name, library, build)))
+                rows.append(known.get(name) or asdict(measure(name, library, build, folder=folder)))
                 spent = before + time.perf_counter() - start
                 facts = {"rows": rows, "versions": _versions()} | results.made_by(torch.device("cpu"), spent)
                 if name not in known:
@@ -209,7 +236,8 @@ def page(facts: dict[str, Any]) -> str:
         "element at other random weights and on other data, in both modes, with a large eps in all norms: "
         f"{_moves(ran)}",
         results.table(head, [_cells(row) for row in rows]),
-        '"Unexplained" is the length of `census.unexplained`. "Up to eps" are scales that hold up to the eps of norms '
+        '"Seconds" is the CPU time of the census, "unexplained" the length of `census.unexplained`. "Up to eps" are '
+        "scales that hold up to the eps of norms "
         f"(`census.approximate`), found and in the reference. {total('rotated', judged)} further charges of the "
         "reference belong to no axis and are not in the table: where every norm that reads a stream removes its mean, "
         "but a linear layer reads it too, this mean has a scale of its own.",
@@ -235,8 +263,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", default=(), metavar="NAME", help="run these architectures, write nothing")
     parser.add_argument("--resume", action="store_true", help="run the architectures that have no stored row")
+    parser.add_argument("--references", type=Path, metavar="FOLDER", help="keep the references in this folder")
     options = parser.parse_args()
-    facts = study(options.only, results.load(NAME) if options.resume else None)
+    facts = study(options.only, results.load(NAME) if options.resume else None, options.references)
     if not options.only:
         results.save(NAME, facts)
         results.publish(NAME, page, lambda facts: {})

@@ -7,7 +7,7 @@ from torch import nn
 from tests.torch.dropping import DROPS, Stream, rows
 from tests.torch.zoo import build, square
 from undertow.torch import census
-from undertow.torch._copies import DoublePrecision, cast_model, draws_random_numbers, model_copy, seed_all
+from undertow.torch._copies import DoublePrecision, cast_model, draws_random_numbers, forward, model_copy, seed_all
 
 pytestmark = pytest.mark.torch
 
@@ -108,3 +108,31 @@ def test_seeds_are_not_queued_for_devices_that_are_not_used():
     seed_all(3)
     assert torch.initial_seed() == 3
     assert torch.cuda.is_initialized() or len(torch.cuda._queued_calls) == queued
+
+
+class WithParts(nn.Module):
+    """A model that returns the states of its parts beside its outputs, as CLIP does."""
+
+    def __init__(self):
+        super().__init__()
+        self.one, self.two = nn.Linear(3, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        hidden = self.one(x)
+        return {"embeddings": self.two(hidden), "text_model_output": {"last_hidden_state": hidden}}
+
+
+def test_states_of_parts_of_a_model_are_no_outputs():
+    torch.manual_seed(0)
+    loss = lambda model, x: model(x)["embeddings"].square().mean()
+    _, outputs = forward(WithParts(), torch.randn(5, 3), loss)
+    assert outputs.numel() == 10
+    (symmetry,) = census(WithParts(), torch.randn(5, 3), loss)
+    assert symmetry.block == 4
+
+
+def test_new_tensors_are_in_double_precision():
+    with DoublePrecision():
+        least = torch.full((), torch.finfo(torch.float64).min)
+        assert least.dtype == torch.float64
+    assert torch.zeros(()).dtype == torch.float32

@@ -1,6 +1,7 @@
 """The zoo: its rows, what it does when something fails, and the whole of it."""
 
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -40,6 +41,29 @@ def test_a_row():
     assert row.matrices
     assert row.approximate == (1, 1)  # the scale of the first layer
     assert row.change < 1e-12
+
+
+def test_references_are_computed_once(tmp_path, monkeypatch):
+    first = zoo.measure("small", "torch.nn", example, folder=tmp_path)
+    monkeypatch.setattr(zoo, "reference", lambda *args, **options: pytest.fail("the reference is stored"))
+    second = zoo.measure("small", "torch.nn", example, folder=tmp_path)
+    assert replace(second, seconds=0.0) == replace(first, seconds=0.0)
+
+
+OF_THE_SECOND_EDITION = (
+    "Mixtral", "Qwen3-MoE", "LeNet", "VAE", "U-Net", "DenseNet block", "DeepSeek-V3", "Falcon, key heads",
+    "Falcon, head by head", "GPT-J", "CLIP", "nn.Transformer", "Mamba", "RWKV", "OLMo with clip_qkv",
+    "torchvision EfficientNet",
+)  # fmt: skip
+"""Architectures on which an earlier census failed, found false symmetries or missed some."""
+
+
+@pytest.mark.parametrize("name", OF_THE_SECOND_EDITION)
+def test_the_stored_rows_of_the_second_edition_are_complete(name):
+    (row,) = (row for row in load(zoo.NAME)["rows"] if row["name"] == name)
+    assert (row["error"], row["false"], row["missed"]) == ("", 0, 0)
+    assert row["reference"] > 0
+    assert row["change"] <= zoo.MOVED_RTOL
 
 
 def test_a_crash_of_the_census_is_a_row(monkeypatch):
@@ -93,14 +117,12 @@ def rows():
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="biases that training mode ignores are not moved: false in evaluation mode")
 def test_no_symmetry_of_the_zoo_is_false(rows):
     assert len(rows) >= 60
     assert not [row["name"] for row in rows if row["false"] or row["change"] > zoo.MOVED_RTOL]
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(reason="experts, concatenations, flattened images and other layouts are missed")
 def test_the_census_of_the_zoo_is_complete(rows):
     missed = {row["name"]: row["missed"] for row in rows if row["missed"]}
     assert sum(missed.values()) <= 0.01 * sum(row["reference"] for row in rows), missed

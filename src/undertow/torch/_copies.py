@@ -47,7 +47,19 @@ EPSILON_NAMES = ("eps", "variance_epsilon", "epsilon", "layer_norm_eps", "layer_
 
 
 class DoublePrecision(TorchFunctionMode):
-    """Replace casts to lower precision inside a model (common in norms and softmax) by casts to double precision."""
+    """Replace casts to lower precision inside a model (common in norms and softmax) by casts to double precision.
+
+    New tensors are in double precision too: masks are filled with the least number of a precision.
+    """
+
+    def __enter__(self) -> "DoublePrecision":
+        self._default = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float64)
+        return super().__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        super().__exit__(*exception)
+        torch.set_default_dtype(self._default)
 
     def __torch_function__(
         self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None
@@ -336,6 +348,10 @@ def _output_tensors(out: object) -> list[Tensor]:
         for name in ("logits", "last_hidden_state"):  # caches and losses beside them do not count as outputs
             if isinstance(out.get(name), Tensor):
                 return [out[name]]
+        plain = [value for value in out.values() if not isinstance(value, Mapping)]
+        tensors = [t for value in plain for t in _output_tensors(value)]
+        if tensors:  # outputs of parts of the model beside them, as those of an encoder, do not count
+            return tensors
         return [t for value in out.values() for t in _output_tensors(value)]
     if isinstance(out, list | tuple):
         return [t for value in out for t in _output_tensors(value)]

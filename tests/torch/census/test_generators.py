@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from undertow.torch import Axis, Symmetry
-from undertow.torch.census.generators import Generators, signed, sums_imply
+from undertow.torch.census.generators import Generators, moves_nothing, signed, sums_imply
 
 pytestmark = pytest.mark.torch
 
@@ -66,3 +66,15 @@ def test_whole_parameters_that_sums_of_families_imply():
     assert not sums_imply([FINE], scales([whole("a", 0, 4)]))
     assert sums_imply([FINE], scales([whole("a", 0, 4)]), [whole("b", 1, 4)])
     assert signed(FINE)[1][1] == -1
+
+
+def test_one_axis_against_another_of_the_same_parameter_moves_nothing():
+    whole = lambda axis, n: rows("w", axis, np.arange(n)[None], n)
+    assert moves_nothing(scales([whole(0, 4)], [whole(1, 3)]), 0)
+    assert not moves_nothing(scales([whole(0, 4)], [rows("w", 1, [[0, 1]], 3)]), 0)
+    each = {"dimensions": 3, "matrices": 2, "by_matrix": True}
+    stacked = scales([rows("w", 1, [[0, 1, 2], [3, 4, 5]], 6, **each)], [rows("w", 2, [[0, 1], [2, 3]], 4, **each)])
+    assert moves_nothing(stacked, 0)
+    found = Generators([])
+    found.add(stacked)
+    assert found.without_implied() == []

@@ -57,3 +57,26 @@ def test_axes_in_two_symmetries_and_residual_streams():
         ("rescaling", 8, 4, 2),
         ("rescaling", 12, 2, 1),
     ]
+
+
+def test_whole_scales_are_found_with_fewer_outputs_than_parameters():
+    """Two samples with two outputs each, and twelve parameters: the scale of the stream is found all the same."""
+    torch.manual_seed(0)
+    block = lambda: nn.Sequential(nn.LayerNorm(6), nn.Linear(6, 9), nn.GELU(), nn.Linear(9, 6))
+
+    class Stream(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.into, self.one, self.two = nn.Linear(5, 6), block(), block()
+            self.norm, self.out = nn.LayerNorm(6), nn.Linear(6, 2)
+
+        def forward(self, x):
+            x = self.into(x)
+            x = x + self.one(x)
+            return self.out(self.norm(x + self.two(x)))
+
+    symmetries = census(Stream(), torch.randn(2, 5), square, count=False)
+    (stream,) = (s for s in symmetries.approximate if s.kind == "whole scale")
+    writers = {"into.weight", "into.bias", "one.3.weight", "one.3.bias", "two.3.weight", "two.3.bias"}
+    assert set(stream.parameters) == writers
+    assert not [text for text in symmetries.unclear if "whole parameters" in text]

@@ -7,7 +7,7 @@ from torch import nn
 from tests.torch.zoo import square
 from undertow.torch import census
 from undertow.torch._copies import DoublePrecision, cast_batch, model_copy
-from undertow.torch.census.unexplained import count_unexplained
+from undertow.torch.census.unexplained import IndexNullSpace
 
 pytestmark = pytest.mark.torch
 
@@ -21,16 +21,25 @@ def test_what_the_named_symmetries_leave_is_counted(activation):
     assert symmetries.unexplained == ()
     twin = model_copy(model, torch.float64)
     with DoublePrecision():
-        for left_out, symmetry in enumerate(symmetries):
-            known = [s for k, s in enumerate(symmetries) if k != left_out]
-            (rest,) = count_unexplained(twin, cast_batch(x, torch.float64), square, known, None, eps=0.1, seed=3)
-            assert rest.count == symmetry.size
-            assert set(symmetry.parameters) <= set(rest.parameters)
+        space = IndexNullSpace(twin, cast_batch(x, torch.float64), square, eps=0.1, seed=3)
+    for left_out, symmetry in enumerate(symmetries):
+        known = [s for k, s in enumerate(symmetries) if k != left_out]
+        (rest,) = space.unexplained(known)
+        assert rest.count == symmetry.size
+        assert set(symmetry.parameters) <= set(rest.parameters)
+
+
+def test_units_that_saturate_at_large_weights_are_not_unexplained():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU6(), nn.Linear(6, 3))
+    with DoublePrecision():
+        space = IndexNullSpace(model_copy(model, torch.float64), torch.randn(12, 4), square, eps=0.1, seed=3)
+    assert space.unexplained([]) == ()
 
 
 def test_larger_networks_are_counted_on_request():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 250), nn.ReLU(), nn.Linear(250, 3))
+    model = nn.Sequential(nn.Linear(4, 320), nn.ReLU(), nn.Linear(320, 3))
     x = torch.randn(64, 4)
     (note,) = census(model, x, square).unexplained
     assert note.count == 0

@@ -84,7 +84,8 @@ class Symmetry:
     """
 
     kind: str
-    """Name of the kind: "rescaling", "GL", "gain", "QK", "OV", "RoPE pairs", "up/down", "LoRA", "weight norm", ..."""
+    """Name of the kind: "rescaling", "GL", "gain against readers", "QK", "QK on RoPE pairs", "OV", "MLA low rank",
+    "up against down", "expert", "LayerScale", "state space", "LoRA", "weight norm", "whole scale", ..."""
     plus: tuple[Axis, ...]
     minus: tuple[Axis, ...]
     block: int

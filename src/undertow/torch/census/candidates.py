@@ -108,7 +108,7 @@ def _matrices(model: nn.Module, parameter: str) -> int:
     if isinstance(module, nn.MultiheadAttention):
         return 3 if leaf == "in_proj_weight" else 1
     experts = {p.shape[0] for p in module.parameters(recurse=False) if p.ndim == 3 and 1 not in p.shape}
-    return shape[0] if len(shape) > 1 and shape[0] in experts else 1
+    return shape[0] if len(shape) > 1 and experts == {shape[0]} else 1  # all of them have as many experts
 
 
 def plain_axes(model: nn.Module) -> list[Axis]:
@@ -167,7 +167,9 @@ def attention_heads(model: nn.Module) -> list[Heads]:
         key_heads = _integer(sources, "num_key_value_heads")
         key_heads = key_heads or heads // (_integer(sources, "num_key_value_groups") or 1)
         if heads % key_heads == 0:
-            attentions.append(Heads(name, heads, key_heads, width, _integer(sources, "rotary_ndims") or width))
+            attentions.append(
+                Heads(name, heads, key_heads, width, _integer(sources, "rotary_ndims", "rotary_dim") or width)
+            )
     return attentions
 
 

@@ -37,12 +37,14 @@ from undertow.torch._isolation import isolated
 from undertow.torch._renamed import Renamed
 from undertow.torch._threads import one_thread
 from undertow.torch.census.axes import Axis, Symmetry
-from undertow.torch.census.candidates import attention_heads, attention_levels, length_levels
+from undertow.torch.census.candidates import attention_heads, attention_levels, length_levels, plain_axes
 from undertow.torch.census.couplings import coupled_levels
 from undertow.torch.census.folding import fold_names, folded_table
 from undertow.torch.census.moments import MAX_DRAWS, AxisMoments
-from undertow.torch.census.names import name_symmetry
+from undertow.torch.census.names import name_symmetry, names_of_axes
 from undertow.torch.census.proof import OUTPUT_RTOL, OrbitTrial, Refuted, hold_with_eps, situations, verify_symmetries
+from undertow.torch.census.remaining import remaining_symmetries, without_sums
+from undertow.torch.census.samples import too_few_samples
 from undertow.torch.census.scaling.check import ScalingCheck, check_scaling
 from undertow.torch.census.scaling.entries import ScalingMap
 from undertow.torch.census.scaling.writing import scaling_map
@@ -50,7 +52,7 @@ from undertow.torch.census.search import LARGE_EPS, NO_EPS, search_levels, searc
 from undertow.torch.census.stored import encode, json_text, load_record, save_record
 from undertow.torch.census.structure import Structure, structure_of
 from undertow.torch.census.transfer import transferred
-from undertow.torch.census.unexplained import Unexplained, count_unexplained
+from undertow.torch.census.unexplained import Unexplained, index_null_space
 
 __all__ = ["Census", "census", "check_census"]
 
@@ -228,8 +230,9 @@ def census(model: nn.Module, batch: Batch, loss: Loss, *, seed: int = 0, count: 
     - `model`: any `nn.Module`, also inside `torch.compile` or a data-parallel wrapper.
     - `batch`: a small batch. `loss(model, batch)` must call the model it is given and return a scalar tensor.
     - `seed`: seed of the random weights.
-    - `count`: whether to count the charges that no named symmetry explains. It takes about as many gradients of outputs
-      as all axes have indices; by default it is done for networks of at most 400 indices.
+    - `count`: whether to compute the null space over all indices of all axes. It gives symmetries between indices that
+      the search by layers does not put side by side, and counts the charges that no named symmetry explains. It takes
+      about as many gradients of outputs as all axes have indices; by default it is done up to 600 indices.
 
     >>> import torch
     >>> from undertow.torch import census
@@ -292,7 +295,7 @@ def _census(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool |
         approximate=tuple(sorted((symmetry for symmetry in both if not symmetry.exact), key=place)),
         unclear=tuple(unclear),
         unexplained=searched.unexplained,
-        without_gradient=_names_of_axes(searched.zero_axes),
+        without_gradient=names_of_axes(searched.zero_axes),
         frozen=tuple(name for name, p in model.named_parameters() if not p.requires_grad),
         free=tuple(name for name in names if name not in moved),
         broken=tuple(sorted((named(r.symmetry, r.change) for r in searched.refuted if r.by_loss), key=place)),
@@ -343,33 +346,28 @@ def _search(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool |
         approximate = [*loose_found, *(symmetry for symmetry in whole if symmetry not in held)]
         refuted: list[Refuted] = []
         tried = situations(seed + 5000, stochastic)
+        verify = functools.partial(verify_symmetries, twin, batch, loss, own_weights=list(model.parameters()))
         # random weights are drawn once; the own weights of the model replace them
         for own in (False, True):
             several = [s for s in tried if s.own_weights == own]
             some = [s for s in several if not s.evaluation and s.split == 1 and s.scale <= 8]
-            verify = functools.partial(verify_symmetries, twin, batch, loss, own_weights=list(model.parameters()))
             approximate, failed = verify(approximate, some, eps=NO_EPS)
             exact, others = verify(exact, several, eps=None)
             refuted += [*others, *failed]
-        explained = [*exact, *(r.symmetry for r in refuted)]
-        unexplained = count_unexplained(twin, batch, loss, explained, count, eps=LARGE_EPS, seed=seed + 7000)
-    unclear = [*strict.unclear, *loose.unclear, *doubts]
+        space = index_null_space(twin, batch, loss, count, eps=LARGE_EPS, seed=seed + 7000)
+        if isinstance(space, Unexplained):
+            unexplained: tuple[Unexplained, ...] = (space,)
+        else:
+            remaining = strict.with_blocks(remaining_symmetries(space, exact))
+            if remaining:
+                randomise(twin, seed + 2000)
+                more, failed = verify(remaining, tried, eps=None)
+                exact = without_sums(space, [*exact, *more]) if more else exact
+                refuted += failed
+            unexplained = space.unexplained([*exact, *(r.symmetry for r in refuted)])
+    unclear = [*strict.unclear, *loose.unclear, *doubts, *too_few_samples(plain_axes(twin), strict.inactive, batch)]
     searched = _Searched(exact, approximate, refuted, unclear, strict.zero_axes, unexplained)
     return searched, cast_model(twin, model, torch.float32)
-
-
-def _names_of_axes(axes: Sequence[Axis]) -> tuple[str, ...]:
-    """Return the names of axes, without parts of one that is there as a whole or as a longer part."""
-    longest = sorted(axes, key=lambda axis: -axis.index.size)
-    seen: dict[tuple[str, int], set[int]] = {}
-    kept = []
-    for axis in longest:
-        places = seen.setdefault((axis.parameter, axis.axis), set())
-        new = set(axis.index.reshape(-1).tolist())
-        if not new <= places:
-            kept.append(axis)
-            places |= new
-    return tuple(dict.fromkeys(str(axis) for axis in axes if axis in kept))
 
 
 def _changes_by_layer(trial: OrbitTrial, symmetries: Sequence[Symmetry], seed: int) -> list[float]:

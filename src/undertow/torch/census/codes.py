@@ -1,5 +1,6 @@
 """Random codes: indices that are set to zero in some passes, and gradients that vanish with them."""
 
+import math
 from collections import defaultdict
 
 import numpy as np
@@ -29,6 +30,9 @@ MOST_CANDIDATES = 64
 """Largest number of indices among which a pair is searched."""
 LEAST_PAIRS = 0.3
 """Share of the indices of an axis that must have a pair, where pairs are accepted at all."""
+
+OTHER_ZEROS = 0.25
+"""Share of the passes without a gradient that a pair need not explain: all values of a narrow head may be zero."""
 
 Toggled = list[tuple[Axis, ...]]
 
@@ -138,11 +142,14 @@ class Codes:
             return None, False
         pairs, doubtful = np.full((len(zeros), 2), -1), 0
         for k in varies.tolist():
-            inside = np.flatnonzero(~(zeros[k] & ~codes).any(1))  # zero whenever the gradient vanishes
+            total = int(zeros[k].sum())
+            least = math.ceil((1 - OTHER_ZEROS) * total)
+            inside = np.flatnonzero((zeros[k] & codes).sum(1) >= least)  # zero (almost) whenever the gradient vanishes
             if len(inside) < 2 or len(inside) > MOST_CANDIDATES:
                 continue
-            both = (codes[inside][:, None] & codes[inside][None] == zeros[k]).all(2)
-            one, two = np.nonzero(np.triu(both, 1))
+            both = codes[inside][:, None] & codes[inside][None]
+            explained = np.triu(np.where((both & ~zeros[k]).any(2), 0, both.sum(2)), 1)
+            one, two = np.nonzero(explained >= max(least, explained.max()))
             doubtful += len(one) > 1
             if len(one) == 1:
                 pairs[k] = inside[one[0]], inside[two[0]]

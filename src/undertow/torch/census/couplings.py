@@ -36,6 +36,9 @@ MOST_APART = 4
 """Largest number of indices with one partner that are tried apart: a gate and what it multiplies do not move together,
 the heads of a group and the pixels of a channel do."""
 
+LEAST_APART = 0.1
+"""Share of the generators of a level whose indices must vanish one by one for the level to be too coarse."""
+
 _Maps = dict[tuple[int, int, int, int], np.ndarray]
 """Reader, writer, number of indices of the writer that move together, and rank where an index has several partners (a
 gate and what it multiplies): the partner of each index, -1 for none."""
@@ -105,6 +108,8 @@ def _covered(codes: Codes, searched: Sequence[Level]) -> bool:
                 writer = toggled.get(_place(level.axes[other]))
                 if writer is None or other == number:
                     continue
+                if _apart(codes.zeros[reader], codes.codes[writer], mine, level.axes[other], valid):
+                    continue
                 code = codes.codes[writer][level.axes[other].index][:, :, valid].all(1)
                 if code.any() and not (code & ~zeros).any():  # vanishes wherever this partner is zero
                     both = code
@@ -133,6 +138,16 @@ def _drop_dead_units(codes: Codes, level: Level, number: int, reader: int, left:
             valid = codes.valid[reader] & codes.valid[other]
             same = codes.zeros[other][axis.index][:, :, valid].all(1) == zeros[mine.index][:, :, valid].all(1)
             left[mine.index[same.all(1) & valid.any()]] = False
+
+
+def _apart(zeros: np.ndarray, codes: np.ndarray, mine: Axis, other: Axis, valid: np.ndarray) -> bool:
+    """Return whether indices that a level moves together vanish one by one, as those that RoPE does not rotate."""
+    if mine.index.shape[1] == 1 or other.index.shape[1] == 1:
+        return False
+    vanish, code = zeros[mine.index][:, :, valid], codes[other.index][:, :, valid]
+    single = ~(code[:, None] & ~vanish[:, :, None]).any(3) & code.any(2)[:, None]
+    alone = single.any(2).all(1) & (vanish != vanish[:, :1]).any((1, 2))
+    return int(alone.sum()) >= max(2, LEAST_APART * mine.size)
 
 
 _Place = tuple[str, int, bool]

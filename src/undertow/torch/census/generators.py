@@ -8,7 +8,7 @@ import numpy as np
 
 from undertow.torch.census.axes import Axis, Symmetry
 
-__all__ = ["Generators", "signed", "sums_imply"]
+__all__ = ["Generators", "moves_nothing", "signed", "sums_imply"]
 
 _Row = tuple[tuple[str, int, int], float]
 """A row of a parameter (name, axis, index), with the shift of its layer."""
@@ -116,6 +116,20 @@ def _moves_twice(symmetry: Symmetry) -> bool:
     return any(len(np.unique(all_rows := np.concatenate(parts))) < len(all_rows) for parts in rows.values())
 
 
+def moves_nothing(symmetry: Symmetry, generator: int) -> bool:
+    """Return whether a generator scales all indices of an axis against all of another axis of the same parameter."""
+    part = lambda side: tuple(replace(axis, index=axis.index[generator : generator + 1]) for axis in side)
+    totals = _total(replace(symmetry, plus=part(symmetry.plus), minus=part(symmetry.minus)))
+    matrices = {axis.parameter: axis.matrices for axis in symmetry.axes}
+    sums: dict[tuple[str, float], np.ndarray] = {}
+    for (parameter, _, shift), values in totals.items():
+        parts = values.reshape(matrices[parameter], -1)
+        if (parts != parts[:, :1]).any():
+            return False
+        sums[parameter, shift] = sums.get((parameter, shift), 0) + parts[:, 0]
+    return not any(total.any() for total in sums.values())
+
+
 class Generators:
     """The generators of known symmetries, and of new ones that are added if they are independent of them."""
 
@@ -135,9 +149,10 @@ class Generators:
     def add(self, symmetry: Symmetry) -> None:
         """Add a symmetry, or those of its generators that are not implied. What it completes is dropped.
 
-        A candidate that moves a row both ways is not a symmetry of rows and left out.
+        A candidate that moves a row both ways is not a symmetry of rows and left out, as is one that moves nothing.
         """
-        if _moves_twice(symmetry):
+        nothing = lambda generator: moves_nothing(symmetry, generator)
+        if _moves_twice(symmetry) or all(map(nothing, _sample(symmetry))):
             return
         implied = [self.implied(symmetry, generator) for generator in _sample(symmetry)]
         if all(implied):

@@ -58,6 +58,8 @@ class AxisMoments:
         self._places = _Places(axes)
         bounds, self.gradient_size = np.zeros(len(self._names)), 0.0
         """`gradient_size`: norm of the largest gradient of a parameter."""
+        self.inactive: dict[_Key, list[float]] = {}
+        """Shares of the indices of each axis without a gradient, in the draws in which its parameter has one."""
         self.nonzero = np.zeros((0, len(self._names)), bool)
         """(draws, parameters): whether the gradient of a parameter was nonzero in a draw."""
         is_zero, columns = np.ones(len(axes), bool), []
@@ -67,7 +69,10 @@ class AxisMoments:
             bounds = np.maximum(bounds, norms[1])
             largest = self._places.largest_by_parameter(sizes, self._names)
             self.nonzero = np.concatenate([self.nonzero, [largest > 0]])
-            is_zero &= self._places.largest_by_axis(sizes) <= ZERO_GRADIENT_RTOL * largest.max()
+            limit = ZERO_GRADIENT_RTOL * largest.max()
+            is_zero &= self._places.largest_by_axis(sizes) <= limit
+            for key, share in self._places.shares_below(sizes, limit).items():
+                self.inactive.setdefault(key, []).append(share)
             columns.append(self._places.sums_by_generator(sums))
         self.bounds = dict(zip(self._names, bounds.tolist(), strict=True))
         """Upper bounds |G| |W| of the moments, by parameter."""
@@ -211,6 +216,11 @@ class _Places:
     def largest_by_axis(self, values: np.ndarray) -> np.ndarray:
         """Return the largest value of each axis."""
         return np.maximum.reduceat(values[self._positions], self._axis_starts) if len(self._positions) else values
+
+    def shares_below(self, values: np.ndarray, limit: float) -> dict[_Key, float]:
+        """Return the share of the values of each view that are at most `limit`, where a larger one occurs."""
+        parts = {key: values[first : first + self._lengths[key]] for key, first in self._first.items()}
+        return {key: float((part <= limit).mean()) for key, part in parts.items() if part.max(initial=0.0) > limit}
 
     def largest_by_parameter(self, values: np.ndarray, names: Sequence[str]) -> np.ndarray:
         """Return the largest value of each parameter, zero for one without axes."""

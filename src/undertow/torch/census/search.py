@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from undertow.torch._copies import Batch, Loss, forward, norm_epsilon, randomise, trainable
-from undertow.torch.census.axes import Axis, Symmetry
+from undertow.torch._copies import Batch, Loss, forward, norm_epsilon, randomise, trainable, visit_gradients
+from undertow.torch.census.axes import Axis, Symmetry, unfold
 from undertow.torch.census.candidates import Level, whole_parameters
 from undertow.torch.census.generators import Generators, signed, sums_imply
 from undertow.torch.census.inplace import move_in_place
@@ -25,6 +25,8 @@ DIFFERENCE_STEP = 1e-7
 """Step of the differences of outputs in double precision. Their relative error is of this size, below `NULL_RTOL`."""
 MAX_SCALES = 40
 """Number of whole parameters up to which each is scaled by itself."""
+ROWS_PER_SCALE = 1.5
+"""Least number of outputs per scale of a whole parameter; with fewer, a null vector may be one of the batch only."""
 ZERO_MOMENT_RTOL = 1e-9
 """Moments below this, relative to their bound |G| |W|, count as zero."""
 
@@ -166,12 +168,20 @@ class _Differences(NamedTuple):
 def _output_differences(
     twin: nn.Module, batch: Batch, loss: Loss, scales: list[list[Axis]], dropout_seeds: list[int], seed: int
 ) -> _Differences:
-    """Return difference quotients of randomly chosen outputs with respect to the logarithm of each group of scales."""
+    """Return derivatives of outputs with respect to the logarithm of each group of scales.
+
+    They are difference quotients of randomly chosen outputs. Where there are fewer outputs than equations are needed
+    they are gradients of random combinations of outputs, at as many draws of weights as needed.
+    """
     parts, sizes = [], []
+    needed = math.ceil(ROWS_PER_SCALE * len(scales)) + 8
     with norm_epsilon(twin, NO_EPS):
         randomise(twin, seed + 3000)
         for dropout_seed in dropout_seeds:
             outputs = forward(twin, batch, loss, dropout_seed)[1]
+            sizes.append(float(outputs.norm()) / outputs.numel() ** 0.5)
+            if outputs.numel() * len(dropout_seeds) < needed:
+                continue
             count = min(outputs.numel(), 4 * len(scales) + 64)
             chosen = torch.randperm(outputs.numel(), generator=torch.Generator().manual_seed(dropout_seed))[:count]
             columns = []
@@ -179,8 +189,31 @@ def _output_differences(
                 moved = _outputs_after_scaling(twin, batch, loss, axes, dropout_seed)
                 columns.append(((moved - outputs)[chosen] / DIFFERENCE_STEP).numpy(force=True))
             parts.append(np.stack(columns, axis=1))
-            sizes.append(float(outputs.norm()) / outputs.numel() ** 0.5)
+        if not parts:
+            for row in range(needed):
+                dropout_seed = dropout_seeds[row % len(dropout_seeds)]
+                randomise(twin, seed + 3000 + row)
+                parts.append(_output_gradient(twin, batch, loss, scales, dropout_seed, seed + row))
     return _Differences(np.concatenate(parts), max(sizes))
+
+
+@torch.enable_grad()
+def _output_gradient(
+    twin: nn.Module, batch: Batch, loss: Loss, scales: list[list[Axis]], dropout_seed: int, seed: int
+) -> np.ndarray:
+    """Return the derivative of a random combination of the outputs with respect to each group of scales, as a row."""
+    outputs = forward(twin, batch, loss, dropout_seed)[1]
+    signal = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    column = {id(axis): number for number, axes in enumerate(scales) for axis in axes}
+    row = np.zeros((1, len(scales)))
+
+    def visit(name: str, weight: Tensor, gradient: Tensor) -> None:
+        for axis in (axis for axes in scales for axis in axes if axis.parameter == name):
+            moment = (unfold(gradient, axis) * (unfold(weight, axis) + axis.shift)).sum()
+            row[0, column[id(axis)]] += float(moment)
+
+    visit_gradients(twin, (outputs * signal.to(outputs)).sum() / outputs.numel() ** 0.5, visit)
+    return row
 
 
 def _outputs_after_scaling(twin: nn.Module, batch: Batch, loss: Loss, axes: list[Axis], dropout_seed: int) -> Tensor:

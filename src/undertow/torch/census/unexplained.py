@@ -19,14 +19,16 @@ from undertow.torch.census.axes import Axis, Symmetry
 from undertow.torch.census.candidates import plain_axes
 from undertow.torch.census.generators import signed
 
-__all__ = ["MOST_INDICES", "Unexplained", "count_unexplained"]
+__all__ = ["MOST_INDICES", "IndexNullSpace", "Unexplained", "index_null_space"]
 
-MOST_INDICES = 400
+MOST_INDICES = 600
 """Largest number of indices of all axes for which the null space is computed by default."""
 OUTPUTS_PER_DRAW = 64
 """Random combinations of outputs whose gradients are computed at once in a draw of weights."""
 LEAST_DRAWS = 10
 """Least number of draws of weights: a unit may be inactive in some."""
+LARGEST_FACTOR = 8.0
+"""Largest factor on the parameters in every second draw: ReLU6 and clipped queries saturate there."""
 NULL_RTOL = 1e-6
 """Singular values below this, relative to the largest, count as zero."""
 
@@ -45,7 +47,7 @@ class Unexplained:
         return self.text
 
 
-class _Indices:
+class IndexTable:
     """All indices of all axes of the trainable parameters, as columns of a matrix."""
 
     def __init__(self, twin: nn.Module):
@@ -66,6 +68,11 @@ class _Indices:
         first = self.first[axis.parameter, axis.axis, axis.shift]
         return [first + key[2] for key in axis.keys(row)]
 
+    def rows(self, axis: Axis) -> slice:
+        """Return the columns of all indices of one of the axes."""
+        first = self.first[axis.parameter, axis.axis, axis.shift]
+        return slice(first, first + axis.length)
+
     def trivial(self) -> list[np.ndarray]:
         """Return the vectors that move nothing: all indices of one axis against all of another, for each matrix."""
         vectors = []
@@ -84,73 +91,84 @@ class _Indices:
         return vectors
 
 
-def count_unexplained(
-    twin: nn.Module, batch: Batch, loss: Loss, symmetries: Sequence[Symmetry], count: bool | None, *, eps: float,
-    seed: int,
-) -> tuple[Unexplained, ...]:  # fmt: skip
-    """Return what the symmetries leave of the null space over all indices, in double precision at random weights."""
-    indices = _Indices(twin)
+class IndexNullSpace:
+    """Null space of the moments of all indices of all axes, with the part that symmetries explain."""
+
+    def __init__(self, twin: nn.Module, batch: Batch, loss: Loss, *, eps: float, seed: int):
+        self.indices = IndexTable(twin)
+        gram = _gram(twin, batch, loss, self.indices, eps, seed)
+        self.scales = np.sqrt(np.diag(gram))
+        """Sizes of the columns, in which null vectors are measured."""
+        self.moving = self.scales > 1e-9 * self.scales.max(initial=0.0)
+        """Indices with a gradient."""
+        gram = gram[np.ix_(self.moving, self.moving)] / np.outer(self.scales[self.moving], self.scales[self.moving])
+        values, vectors = np.linalg.eigh(gram)
+        dimension = int((values <= NULL_RTOL**2 * 1e2 * values.max(initial=1.0)).sum())
+        self.null = np.zeros((self.indices.count, dimension))
+        """Orthonormal null vectors (columns), in exponents times `scales`."""
+        self.null[self.moving] = vectors[:, :dimension]
+
+    def outside(self, symmetries: Sequence[Symmetry], vectors: Sequence[np.ndarray] = ()) -> np.ndarray:
+        """Return an orthonormal basis of the null vectors orthogonal to symmetries and to vectors of exponents."""
+        known = [*self._exponents(symmetries), *self.indices.trivial(), *vectors, np.zeros(self.indices.count)]
+        inside = self.null.T @ (np.stack(known, axis=1) * (self.scales * self.moving)[:, None])
+        left, sizes, _ = np.linalg.svd(inside)
+        rank = int((sizes > 1e-6 * max(sizes.max(initial=0.0), 1e-300)).sum())
+        return self.null @ left[:, rank:]
+
+    def _exponents(self, symmetries: Sequence[Symmetry]) -> list[np.ndarray]:
+        """Return the exponents of all indices, for each generator."""
+        vectors = []
+        for symmetry in symmetries:
+            for row in range(symmetry.size):
+                vector = np.zeros(self.indices.count)
+                for axis, power in signed(symmetry):
+                    if (axis.parameter, axis.axis, axis.shift) in self.indices.first:
+                        np.add.at(vector, self.indices.columns(axis, row), power)
+                vectors.append(vector)
+        return vectors
+
+    def unexplained(self, symmetries: Sequence[Symmetry]) -> tuple[Unexplained, ...]:
+        """Return what the symmetries leave of the null space."""
+        rest = self.outside(symmetries)
+        if rest.shape[1] == 0:
+            return ()
+        largest = np.abs(rest).max()
+        names = tuple(
+            dict.fromkeys(
+                axis.parameter
+                for axis in self.indices.axes
+                if np.abs(rest[self.indices.rows(axis)]).max() > 0.05 * largest
+            )
+        )
+        text = f"{rest.shape[1]} charges that no named symmetry explains, of {', '.join(names[:6])}"
+        return (Unexplained(rest.shape[1], names, text + (f" and {len(names) - 6} more" if names[6:] else "")),)
+
+
+def index_null_space(
+    twin: nn.Module, batch: Batch, loss: Loss, count: bool | None, *, eps: float, seed: int
+) -> IndexNullSpace | Unexplained:
+    """Return the null space over all indices, in double precision at random weights, or why it was not computed."""
+    indices = IndexTable(twin)
     if not (indices.count <= MOST_INDICES if count is None else count):
         text = f"not counted: the network has {indices.count} indices. `count=True` counts, better on a narrow twin"
-        return (Unexplained(0, (), text),)
+        return Unexplained(0, (), text)
     try:
-        gram = _gram(twin, batch, loss, indices, eps, seed)
+        return IndexNullSpace(twin, batch, loss, eps=eps, seed=seed)
     except RuntimeError as error:  # an operation without a batched derivative
-        return (Unexplained(0, (), f"not counted: {str(error).splitlines()[0]}"),)
-    scales = np.sqrt(np.diag(gram))
-    moving = scales > 1e-9 * scales.max(initial=0.0)
-    gram = gram[np.ix_(moving, moving)] / np.outer(scales[moving], scales[moving])
-    values, vectors = np.linalg.eigh(gram)
-    null = np.zeros((indices.count, int((values <= NULL_RTOL**2 * 1e2 * values.max(initial=1.0)).sum())))
-    null[moving] = vectors[:, : null.shape[1]] / scales[moving, None]
-    explained = np.stack([*_vectors(indices, symmetries), *indices.trivial(), np.zeros(indices.count)], axis=1)
-    explained[~moving] = 0
-    rest = _outside(null * scales[:, None], explained * scales[:, None])
-    if rest.shape[1] == 0:
-        return ()
-    names = tuple(
-        dict.fromkeys(
-            axis.parameter
-            for axis in indices.axes
-            if np.abs(rest[(first := indices.first[axis.parameter, axis.axis, axis.shift]) : first + axis.length]).max()
-            > 0.05 * np.abs(rest).max()
-        )
-    )
-    text = f"{rest.shape[1]} charges that no named symmetry explains, of {', '.join(names[:6])}"
-    return (Unexplained(rest.shape[1], names, text + (f" and {len(names) - 6} more" if names[6:] else "")),)
+        return Unexplained(0, (), f"not counted: {str(error).splitlines()[0]}")
 
 
-def _vectors(indices: _Indices, symmetries: Sequence[Symmetry]) -> list[np.ndarray]:
-    vectors = []
-    for symmetry in symmetries:
-        for row in range(symmetry.size):
-            vector = np.zeros(indices.count)
-            for axis, power in signed(symmetry):
-                if (axis.parameter, axis.axis, axis.shift) in indices.first:
-                    np.add.at(vector, indices.columns(axis, row), power)
-            vectors.append(vector)
-    return vectors
-
-
-def _outside(null: np.ndarray, explained: np.ndarray) -> np.ndarray:
-    """Return an orthonormal basis of the part of a space that is orthogonal to another one inside it."""
-    if null.shape[1] == 0:
-        return null
-    basis = np.linalg.qr(null)[0]
-    inside = basis.T @ explained
-    left, sizes, _ = np.linalg.svd(inside)
-    rank = int((sizes > 1e-6 * max(sizes.max(initial=0.0), 1e-300)).sum())
-    return basis @ left[:, rank:]
-
-
-def _gram(twin: nn.Module, batch: Batch, loss: Loss, indices: _Indices, eps: float, seed: int) -> np.ndarray:
+def _gram(twin: nn.Module, batch: Batch, loss: Loss, indices: IndexTable, eps: float, seed: int) -> np.ndarray:
     """Return M'M for the matrix of moments: its rows are outputs of several draws, its columns the indices."""
     params = trainable(twin)
-    gram, rows, draws = np.zeros((indices.count, indices.count)), 0, 0
+    gram, rows, draws, used = np.zeros((indices.count, indices.count)), 0, 0, 0
     random_weights = RandomWeights(twin)
-    while rows < 1.2 * indices.count + 20 or draws < LEAST_DRAWS:
+    while rows < 1.2 * indices.count + 20 or used < LEAST_DRAWS:
+        draws += 1
         with norm_epsilon(twin, eps):
             random_weights.draw(seed + draws)
+            _enlarge(twin, LARGEST_FACTOR if draws % 2 else 1.0, seed + draws)
             outputs = forward(twin, batch, loss, seed + draws)[1]
         count = min(OUTPUTS_PER_DRAW, outputs.numel())
         generator = torch.Generator().manual_seed(seed + draws)
@@ -161,14 +179,25 @@ def _gram(twin: nn.Module, batch: Batch, loss: Loss, indices: _Indices, eps: flo
                 outputs, list(params.values()), weights, is_grads_batched=True, allow_unused=True
             )
         moments = _moments(indices, params, dict(zip(params, gradients, strict=True)), count)
-        moments = moments / max(np.linalg.norm(moments) / count**0.5, 1e-300)
-        gram += moments.T @ moments
-        rows, draws = rows + count, draws + 1
+        if np.isfinite(moments).all():
+            moments = moments / max(np.linalg.norm(moments) / count**0.5, 1e-300)
+            gram += moments.T @ moments
+            rows, used = rows + count, used + 1
+        elif draws > 4 * LEAST_DRAWS + used:
+            raise RuntimeError("gradients are not finite at random weights")
     return gram
 
 
+@torch.no_grad()
+def _enlarge(twin: nn.Module, largest: float, seed: int) -> None:
+    """Multiply each parameter by a random factor between 1 and `largest`."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in trainable(twin).values():
+        parameter.mul_(largest ** torch.rand((), generator=generator).item())
+
+
 def _moments(
-    indices: _Indices, params: dict[str, nn.Parameter], gradients: dict[str, Tensor | None], count: int
+    indices: IndexTable, params: dict[str, nn.Parameter], gradients: dict[str, Tensor | None], count: int
 ) -> np.ndarray:
     """Return the moments of all indices for each of `count` gradients."""
     columns = []
