@@ -77,8 +77,8 @@ def test_exponents_are_small_integers():
     (symmetry,) = remaining_symmetries(space_of(Product(), torch.randn(5, 3)), [])
     powers = {axis.parameter: (axis.power, axis.index[:, 0].tolist()) for axis in symmetry.axes}
     assert powers == {"one": (2, [0, 1, 2]), "two": (3, [1, 2, 0])}
-    assert _integer(np.array([0.5, -0.25, 0.0])).tolist() == [2, -1, 0]
-    assert _integer(np.array([1.0, np.pi])) is None
+    assert _integer(np.eye(3), np.array([0.5, -0.25, 0.0])).tolist() == [2, -1, 0]
+    assert _integer(np.eye(2), np.array([1.0, np.pi])) is None
 
 
 def test_whole_scales_that_are_sums_are_left_out(chain):

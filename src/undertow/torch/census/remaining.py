@@ -20,6 +20,8 @@ __all__ = ["remaining_symmetries", "without_sums"]
 
 MOST_REMAINING = 100
 """Largest number of vectors that are searched, each by a linear program."""
+MOST_DIRECTIONS = 12
+"""Largest number of directions in which a vector of integers is searched before the search ends."""
 
 _Part = tuple[Axis, int, tuple[int, ...]]
 """An axis, an exponent and the indices that have it."""
@@ -38,8 +40,8 @@ def remaining_symmetries(space: IndexNullSpace, symmetries: Sequence[Symmetry]) 
     basis = space.null * inverse[:, None]
     rest = space.outside(symmetries)
     for _ in range(min(rest.shape[1], MOST_REMAINING)):
-        coefficients = _sparsest(basis, rest[:, 0] @ space.null)
-        vector = None if coefficients is None else _integer(basis @ coefficients)
+        tried = (_integer(basis, _sparsest(basis, direction @ space.null)) for direction in rest.T[:MOST_DIRECTIONS])
+        vector = next((vector for vector in tried if vector is not None), None)
         if vector is None:
             break
         found.append(vector)
@@ -80,8 +82,11 @@ def _sparsest(basis: np.ndarray, functional: np.ndarray) -> np.ndarray | None:
     return program.x[: basis.shape[1]] if program.status == 0 else None
 
 
-def _integer(vector: np.ndarray) -> np.ndarray | None:
-    """Return the vector times the factor that makes its entries small integers, None if there is none."""
+def _integer(basis: np.ndarray, coefficients: np.ndarray | None) -> np.ndarray | None:
+    """Return a combination times the factor that makes its entries small integers, None if there is none."""
+    if coefficients is None:
+        return None
+    vector = basis @ coefficients
     sizes = np.abs(vector)
     least = sizes[sizes > 1e-4 * sizes.max()].min()
     for factor in range(1, LARGEST + 1):
