@@ -24,6 +24,7 @@ __all__ = [
     "elements",
     "floats_bytes",
     "machine_epsilon",
+    "match_precision",
     "mismatch",
     "names",
     "ravel",
@@ -128,6 +129,15 @@ def standard_normal(key: Key[Array, ""], like: PyTree) -> PyTree:
 def machine_epsilon(tree: PyTree) -> float:
     """Return the largest machine epsilon of the types of the leaves."""
     return max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(tree))
+
+
+def match_precision(loss: Callable[[PyTree], Array], params: PyTree) -> PyTree:
+    """Return params in the precision of the loss, to which data in double precision raise single precision."""
+    params = jax.tree.map(jnp.asarray, params)
+    if all(leaf.dtype == jnp.result_type(float) for leaf in jax.tree.leaves(params)):
+        return params
+    precise = jax.eval_shape(loss, params).dtype
+    return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, precise)), params)
 
 
 def mismatch(tree: PyTree, params: PyTree, call: str) -> str:

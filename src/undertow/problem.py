@@ -21,15 +21,7 @@ from undertow import _validate as validate
 from undertow._validate import KeyLike
 from undertow.estimate import Estimate
 
-__all__ = [
-    "AbstractProblem",
-    "AbstractSampled",
-    "Population",
-    "Problem",
-    "Regression",
-    "batch_gradient",
-    "match_precision",
-]
+__all__ = ["AbstractProblem", "AbstractSampled", "Population", "Problem", "Regression", "batch_gradient"]
 
 Scalar = Float[Array, ""]
 
@@ -179,15 +171,6 @@ def batch_gradient(loss: Callable[[PyTree, PyTree], Scalar], params: PyTree, bat
 
 
 @eqx.filter_jit
-def match_precision(problem: AbstractProblem, params: PyTree) -> PyTree:
-    """Return params in the precision of the loss, to which data in double precision raise single precision."""
-    params = jax.tree.map(jnp.asarray, params)
-    if all(leaf.dtype == jnp.result_type(float) for leaf in jax.tree.leaves(params)):
-        return params
-    precise = jax.eval_shape(problem.loss, params).dtype
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, precise)), params)
-
-
 def _loss_of(problem: AbstractProblem, params: PyTree) -> Array:
     return problem.loss(params)
 

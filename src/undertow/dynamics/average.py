@@ -21,7 +21,7 @@ from undertow.manifold.next_order import NextOrder, cheap, next_order, too_large
 from undertow.noise.base import AbstractNoise
 from undertow.optimisers.base import AbstractOptimiser
 from undertow.optimisers.transformation import theory_optimiser
-from undertow.problem import Population, match_precision
+from undertow.problem import Population
 from undertow.regime import Regime, SmallParameter
 from undertow.trajectory import Trajectory
 
@@ -101,7 +101,7 @@ def average(
     [0.99 0.99] 0.01
     """
     _check(noise, params, closure)
-    params = match_precision(noise.problem, params)
+    params = trees.match_precision(noise.problem.loss, params)
     eta = validate.as_float("average", "step_size", step_size)
     length = validate.as_float("average", "time", time)
     if not eta > 0 or not length > 0:

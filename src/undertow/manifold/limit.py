@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
+from undertow import _trees as trees
 from undertow import _validate as validate
 from undertow._validate import KeyLike, Number
 from undertow.manifold.drift import Parts, covariance_parts
@@ -41,7 +42,7 @@ from undertow.manifold.smoothness import kinks
 from undertow.noise.base import AbstractNoise
 from undertow.optimisers.base import AbstractOptimiser
 from undertow.optimisers.transformation import theory_optimiser
-from undertow.problem import AbstractProblem, Population, Regression, match_precision
+from undertow.problem import AbstractProblem, Population, Regression
 from undertow.trajectory import Trajectory
 
 __all__ = ["Limit"]
@@ -126,7 +127,7 @@ class Limit(eqx.Module):
         the result has weight decay and, unless `corrections=False`, the corrections for that step size.
         """
         validate.params_of_floats("Limit.drift", params)
-        params = match_precision(self.noise.problem, params)
+        params = trees.match_precision(self.noise.problem.loss, params)
         if has_metric(self.optimiser):
             _check_kinks(self, params)
             request = _request("Limit.drift", state, step_size, finite_step, True, corrections)
@@ -150,7 +151,7 @@ class Limit(eqx.Module):
         parts are those of small steps, for the `state` of `drift`.
         """
         validate.params_of_floats("Limit.parts", params)
-        params = match_precision(self.noise.problem, params)
+        params = trees.match_precision(self.noise.problem.loss, params)
         _check_kinks(self, params)
         if has_metric(self.optimiser):
             return metric_parts(self, params, _request("Limit.parts", state, None, finite_step, True, False))
@@ -205,7 +206,7 @@ class Limit(eqx.Module):
         """
         problem = self.noise.problem
         validate.params_of_floats("Limit.solve", params)
-        params = match_precision(self.noise.problem, params)
+        params = trees.match_precision(self.noise.problem.loss, params)
         validate.finite_number("Limit.solve", "slow_time", slow_time)
         num_saves = validate.positive_integer("Limit.solve", "num_saves", num_saves)
         steps = validate.positive_integer("Limit.solve", "steps", steps)

@@ -128,7 +128,7 @@ def clipped(name, clip):
     ("name", "present", "absent"),
     [
         ("OLMo", ["up against down"], ["QK on RoPE pairs", "OV"]),
-        ("MPT", ["gain against readers"] * 2, ["QK", "GL"]),
+        ("MPT", ["gain against readers"] * 2, ["QK", "OV"]),
     ],
 )
 @pytest.mark.parametrize("clip", [8.0, 30.0])

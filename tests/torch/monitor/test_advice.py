@@ -31,8 +31,9 @@ def test_an_unresolved_scale_gives_no_advice():
     assert "the first was step 3: one sample" in found["measured"]
 
 
-def test_verdicts_of_rows_are_sentences():
-    found = text(
-        drawn_scales(np.random.default_rng(0), 5), [{"symmetry": "a", "verdict": "balanced"}, {"symmetry": "b"}]
-    )
-    assert "a: balanced" in found["meaning"]
+def test_verdicts_are_sentences_with_alike_symmetries_together():
+    row = {"step": 0, "optimiser": "AdamW", "relaxation": 1000.0, "note": ""}
+    rows = [row | {"symmetry": name, "distance": distance} for name, distance in (("a", 0.5), ("b", 0.5), ("c", 0.05))]
+    meaning = sections(drawn_scales(np.random.default_rng(0), 5), rows, [])[1]
+    assert "a, b: moving to AdamW's equilibrium: about 1,600 steps left." in meaning.sentences
+    assert "c: at AdamW's equilibrium: the distance is 0.05." in meaning.sentences

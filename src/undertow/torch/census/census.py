@@ -358,7 +358,8 @@ def _search(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool |
         if isinstance(space, Unexplained):
             unexplained: tuple[Unexplained, ...] = (space,)
         else:
-            remaining = strict.with_blocks(remaining_symmetries(space, exact))
+            known = [*exact, *(r.symmetry for r in refuted)]
+            remaining = strict.with_blocks(remaining_symmetries(space, known))
             if remaining:
                 randomise(twin, seed + 2000)
                 more, failed = verify(remaining, tried, eps=None)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from undertow._table import number
 from undertow.torch.monitor.noise_scale import NoiseScale, NoiseScales
 from undertow.torch.monitor.reading import Row
+from undertow.torch.monitor.verdict import verdicts
 
 __all__ = ["Section", "sections"]
 
@@ -26,7 +27,7 @@ class Section:
 
 
 def sections(scales: NoiseScales, rows: Sequence[Row], skipped: Sequence[tuple[int, str]]) -> list[Section]:
-    """Return the sentences about a run; `rows` are those of its last measurement."""
+    """Return the sentences about a run; `rows` are those of all its measurements."""
     total = scales.total
     return [
         Section("measured", "What was measured", (*_measured(total, scales.uncovered), *_skipped(skipped))),
@@ -88,8 +89,15 @@ def _layers(scales: NoiseScales) -> list[str]:
 
 
 def _verdicts(rows: Sequence[Row]) -> list[str]:
-    """Return the verdict on each symmetry, where its row has one."""
-    return [f"{row['symmetry']}: {row['verdict']}" for row in rows if row.get("verdict")]
+    """Return whether each symmetry is at the equilibrium of the optimiser, with the symmetries of a kind together."""
+    by_text: dict[str, list[str]] = {}
+    for verdict in verdicts(rows) if rows else ():
+        by_text.setdefault(verdict.text, []).append(verdict.symmetry)
+    return [f"{', '.join(names[:NAMED])}{_rest(names)}: {text}." for text, names in by_text.items()]
+
+
+def _rest(names: Sequence[str]) -> str:
+    return f" and {len(names) - NAMED} more" if names[NAMED:] else ""
 
 
 def _options(total: NoiseScale) -> tuple[str, ...]:

@@ -54,7 +54,7 @@ def write_report(
             last=history[-1].step,
             measurements=scales.total.measurements,
             uncovered=scales.uncovered,
-            sections=sections(scales, rows, skipped),
+            sections=sections(scales, [row for rows in measurements for row in rows], skipped),
             plots=plots,
             tables=[
                 _scale_table("Noise scale by layer", scales.total, scales.layers),
