@@ -1,11 +1,17 @@
 """Every test runs with shapes and types checked, rank promotion refused and warnings as errors."""
 
+import importlib.util
 import sys
 
 import jax
 import jaxtyping
 import pytest
 from jaxtyping import install_import_hook
+
+# scripts of users, and what needs a package that may not be there
+collect_ignore_glob = ["tests/torch/integrations/scripts/*"]
+if not importlib.util.find_spec("lightning") and not importlib.util.find_spec("pytorch_lightning"):
+    collect_ignore_glob.append("src/undertow/torch/integrations/lightning.py")
 
 # before anything imports undertow: its annotations become checks
 install_import_hook("undertow", "beartype.beartype")

@@ -120,10 +120,21 @@ def test_a_layer_that_cannot_be_separated_by_sample_has_a_note(kind):
     assert second["charge"] - first["charge"] == pytest.approx(first["change"], rel=1e-8)
 
 
+def test_without_the_noise_of_any_symmetry_the_noise_scale_of_the_other_layers_is_left():
+    torch.manual_seed(0)
+    model, x = Routed(), torch.randn(8, 5, dtype=torch.float64)
+    census = routed_census()
+    monitor, _ = monitored_step(model, replace(census, symmetries=census.symmetries[1:]), square, x)
+    assert monitor.rows[0]["noise_plus"] is None
+    assert set(monitor.noise_scale.uncovered) == {"expert.up", "expert.down"}
+    assert "first.weight" in monitor.noise_scale.covered
+
+
 def test_a_model_of_such_layers_alone_is_refused():
     torch.manual_seed(0)
     model, x = Routed(), torch.randn(8, 5, dtype=torch.float64)
     census = routed_census()
-    census = replace(census, symmetries=census.symmetries[1:])
+    for layer in (model.first, model.second):
+        layer.requires_grad_(False)
     with pytest.raises(RuntimeError, match="none of its inputs has the 8 samples"):
-        monitored_step(model, census, square, x)
+        monitored_step(model, replace(census, symmetries=census.symmetries[1:]), square, x)

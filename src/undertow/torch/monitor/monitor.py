@@ -315,7 +315,7 @@ class NoiseMonitor:
         recorder.uncovered |= compared.unmatched
         self.last = self._meter.read(measured, numbers, recorder.parameters, step, compared.samples)
         power = gradient_power(step, compared.samples, compared.second, compared.square)
-        self.noise_scale.add(power, recorder.uncovered)
+        self.noise_scale.add(power, {**recorder.uncovered, **sums.not_separable})
         rows = [reading.row for reading in self.last]
         self._rows.append(rows)
         if self._meter.choose_requests(measured):
