@@ -7,6 +7,7 @@ import pytest
 
 import undertow
 from tests.cli.calls import FAST, call
+from undertow import cli
 
 
 def test_help_has_a_sentence_for_every_flag(capsys):
@@ -28,6 +29,18 @@ def test_help_does_not_import_the_heavy_things():
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
     assert out.strip().endswith("[]")
+
+
+@pytest.mark.parametrize(("arguments", "continues"), [(["verify", FAST], True), (["errata"], False)])
+def test_ctrl_c_promises_to_continue_only_where_results_are_kept(arguments, continues, capsys, monkeypatch):
+    def stop(command):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "ACTIONS", dict.fromkeys(cli.ACTIONS, stop))
+    status, _, error = call(capsys, *arguments)
+    assert status == 130
+    assert "Stopped." in error
+    assert ("continues from there" in error) is continues
 
 
 MISTAKES = {

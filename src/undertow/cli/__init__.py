@@ -42,6 +42,8 @@ COMMANDS: dict[str, type] = {
     "equilibrate": Equilibrate, "errata": Errata, "report": Report,
 }  # fmt: skip
 """The commands by name, in the order of `undertow --help`."""
+RESUMED = ("verify", "run", "sweep")
+"""The commands that keep finished results, and continue when they are called again."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -59,7 +61,8 @@ def main(arguments: list[str] | None = None) -> None:
     except StoreError as error:
         status = complain(str(error))
     except KeyboardInterrupt:
-        print("\nStopped. Finished results are kept; the same command continues from there.", file=sys.stderr)
+        kept = " Finished results are kept; the same command continues from there."
+        print(f"\nStopped.{kept if arguments[0] in RESUMED else ''}", file=sys.stderr)
         status = INTERRUPTED
     raise SystemExit(status)
 
