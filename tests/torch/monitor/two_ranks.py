@@ -1,8 +1,8 @@
 """One of two processes that train together on the CPU, and what the monitor measured, as JSON.
 
-    python -m tests.torch.monitor.two_ranks RANK STORE KIND
+    python -m tests.torch.monitor.two_ranks RANK STORE KIND OPTIMIZER
 
-KIND is DDP, FSDP2, or "not finite" (a loss that is not finite on rank 1 alone).
+KIND is DDP, FSDP2, or "not finite" (a loss that is not finite on rank 1 alone), OPTIMIZER SGD or AdamW.
 """
 
 import json
@@ -40,13 +40,17 @@ def wrapped(kind, model):
     return fully_shard(model, mesh=mesh)
 
 
-def main(rank, store, kind):
+def optimizer_of(name, model):
+    return getattr(torch.optim, name)(model.parameters(), lr=0.1 if name == "SGD" else 1e-3)
+
+
+def main(rank, store, kind, optimizer):
     """Train two steps on half of the samples."""
     distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     model = network()
     symmetries = symmetries_of(model)
     model = wrapped(kind, model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = optimizer_of(optimizer, model)
     x = batch()[6 * rank : 6 * rank + 6]
     result = {}
     try:
@@ -65,4 +69,4 @@ def main(rank, store, kind):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], sys.argv[3])
+    main(int(sys.argv[1]), *sys.argv[2:])
