@@ -122,7 +122,7 @@ def test_axes_without_parts_of_longer_ones():
 
 EXPECTED = {
     "DeepSeek-V3": {"OV", "QK", "QK on RoPE pairs", "gain against readers", "up against down"},
-    "Mamba": {"state space", "gain against readers"},
+    "Mamba": {"state space", "state space low rank", "gain against readers"},
     "timm CaiT": {"LayerScale", "QK", "OV"},
 }
 

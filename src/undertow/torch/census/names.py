@@ -50,8 +50,8 @@ def _kind(model: nn.Module, heads: list[Heads], symmetry: Symmetry) -> str:
         return "gain against readers"
     if any(_is_layer_scale(model, axis) for axis in axes):
         return "LayerScale"
-    if all(_state_space(model, axis) for axis in axes) and "in" not in roles:
-        return "state space"
+    if all(_state_space(model, axis) for axis in axes) and (symmetry.block > 1 or "in" not in roles):
+        return "state space low rank" if symmetry.block > 1 else "state space"
     written = [axis for axis in symmetry.minus if axis.role == "out"]
     within = lambda axis: [h for h in heads if axis.parameter.startswith(f"{h.module}." if h.module else "")]
     attention = _attentions(model, axes)
