@@ -110,7 +110,7 @@ class AxisMoments:
             norms[name] = torch.stack([norm, norm * weight.norm()])
             views = self._places.by_parameter.get(name, {})
             offsets = {key: axis.shift * all_rows(gradient, axis).sum(1) for key, axis in views.items() if axis.shift}
-            # a large parameter in place: a tensor as large would take memory. Random values of large ones are not zero
+            # in place for large parameters, to save memory; their random values are never zero, so that div_ is safe
             small = weight.numel() < LARGE_PARAMETER
             product = gradient * weight if small else gradient.mul_(weight)
             for key, axis in views.items():

@@ -25,7 +25,7 @@ class ScalingEntry:
     source: str
     readers: tuple[str, ...]
     note: str = ""
-    """Remark on the scales, such as the number of readers' inputs per scale."""
+    """A remark on the scales, for example how many inputs of the readers share one scale."""
 
     def __str__(self) -> str:
         return f"{self.source} against {', '.join(self.readers)}"
