@@ -1,0 +1,162 @@
+"""Cost of one measurement of the noise monitor on a GPU, in plain training steps, for Llamas of four sizes.
+
+    python -m benchmarks.llama_monitor
+
+Batches of 8 sequences of 512 tokens under bfloat16 autocast, with SGD and with AdamW. A measurement is the difference
+between a measured and a plain step. Memory is the peak of allocations on the GPU: that of a measured step beyond that
+of a plain step, relative to the latter.
+"""
+
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from benchmarks.harness import in_words, save
+
+SIZES = {
+    "22M": (9000, 384, 1024, 10, 6, 3),
+    "88M": (8000, 768, 2048, 12, 12, 4),
+    "316M": (16000, 1024, 2816, 24, 16, 8),
+    "1.1e9": (32000, 2048, 5632, 22, 32, 4),
+    "tiny": (64, 32, 48, 2, 4, 2),
+}
+"""Vocabulary, width, width of the MLP, layers, heads and key heads of each Llama."""
+STEPS, MEMORY, EVERY_50 = 1.5, 0.4, 0.03
+"""Bars: a measurement in plain steps, its memory relative to the peak of a plain step, its share at every 50 steps."""
+OPTIMISERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "SGD": ("SGD", {"lr": 1e-3}),
+    "AdamW": ("AdamW", {"lr": 1e-4, "weight_decay": 0.1, "fused": True}),
+}
+
+
+def build(torch: Any, size: str, device: str) -> tuple[Any, Any, Callable]:
+    """Return a Llama, a batch and its loss under autocast."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    vocabulary, width, hidden, layers, heads, key_heads = SIZES[size]
+    config = LlamaConfig(
+        vocab_size=vocabulary, hidden_size=width, intermediate_size=hidden, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=key_heads, max_position_embeddings=512,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    with torch.device(device):
+        model = LlamaForCausalLM(config)
+        tokens = torch.randint(0, vocabulary, (8, 512 if device == "cuda" else 16))
+
+    def loss(net: Any, ids: Any) -> Any:
+        with torch.autocast(device, torch.bfloat16):
+            return net(input_ids=ids, labels=ids, use_cache=False).loss
+
+    return model, tokens, loss
+
+
+def symmetries_of(torch: Any, model: Any) -> Any:
+    """Return the symmetries of a Llama, found on a narrow twin and proved on the model."""
+    from undertow.torch import census, narrow_twin
+
+    plain = lambda net, batch: net(**batch, use_cache=False).loss
+
+    def draw(limit: int, device: Any) -> dict[str, Any]:
+        tokens = torch.randint(0, limit, (2, 12), device=device)
+        return {"input_ids": tokens, "labels": tokens}
+
+    twin = narrow_twin(model.config)
+    found = census(twin, draw(twin.config.vocab_size, "cpu"), plain)
+    return found.transfer(model, draw(model.config.vocab_size, model.device), plain)
+
+
+class Training:
+    """A model in training; `step()` is one step, and `seconds()` its duration on the device."""
+
+    def __init__(self, torch: Any, model: Any, batch: Any, loss: Callable, optimiser: str):
+        kind, settings = OPTIMISERS[optimiser]
+        self.torch, self.model, self.batch, self.loss = torch, model, batch, loss
+        self.cuda = batch.is_cuda
+        self.optimizer = getattr(torch.optim, kind)(model.parameters(), **settings)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.loss(self.model, self.batch).backward()
+        self.optimizer.step()
+
+    def _wait(self) -> None:
+        if self.cuda:
+            self.torch.cuda.synchronize()
+
+    def seconds(self) -> float:
+        self._wait()
+        began = time.perf_counter()
+        self.step()
+        self._wait()
+        return time.perf_counter() - began
+
+    def peak(self) -> int:
+        """Return the largest number of bytes allocated in one step."""
+        if not self.cuda:
+            return 1
+        gc.collect()
+        self.torch.cuda.reset_peak_memory_stats()
+        self.seconds()
+        return self.torch.cuda.max_memory_allocated()
+
+
+def measure(torch: Any, size: str, optimiser: str, device: str = "cuda", rounds: int = 12) -> dict[str, Any]:
+    """Return the cost of a measurement in seconds, plain steps and memory."""
+    from undertow.torch import NoiseMonitor
+
+    model, batch, loss = build(torch, size, device)
+    symmetries = symmetries_of(torch, model)
+    run = Training(torch, model, batch, loss, optimiser)
+    for _ in range(3):
+        run.step()
+    plain_peak = run.peak()
+    plain = [run.seconds() for _ in range(rounds)]
+    with NoiseMonitor(model, symmetries, every=1) as monitor:
+        for _ in range(3):
+            run.step()
+        peak = run.peak()
+        measured = [run.seconds() for _ in range(rounds)]
+    plain += [run.seconds() for _ in range(rounds)]
+    one = statistics.median(plain)
+    return {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "symmetries": len(symmetries),
+        "plain_seconds": one,
+        "measured_seconds": statistics.median(measured),
+        "steps": (statistics.median(measured) - one) / one,
+        "every_50": (statistics.median(measured) - one) / one / 50,
+        "memory": peak / plain_peak - 1,
+        "plain_gibibytes": plain_peak / 2**30,
+        "noise_scale": monitor.noise_scale.total.value,
+    }
+
+
+def main(*sizes: str, device: str = "cuda") -> list[tuple[str, str, str]]:
+    import torch
+
+    facts: dict[str, Any] = {"torch": torch.__version__}
+    rows = []
+    for size in sizes or [name for name in SIZES if name != "tiny"]:
+        for optimiser in OPTIMISERS:
+            result = measure(torch, size, optimiser, device)
+            facts[f"{size}, {optimiser}"] = result
+            print(size, optimiser, json.dumps(result), flush=True)
+            rows += [
+                (f"Llama {size}, {optimiser}: plain step", in_words(result["plain_seconds"]), ""),
+                ("one measurement, in plain steps", f"{result['steps']:.2f}", f"<= {STEPS:g}"),
+                ("memory beyond a plain step", f"{result['memory']:.0%}", f"< {MEMORY:.0%}"),
+                ("measured at every 50 steps", f"{result['every_50']:+.1%}", f"< {EVERY_50:.0%}"),
+            ]
+    if device == "cuda" and not sizes:
+        facts["kind"] = torch.cuda.get_device_name()
+        save("llama_monitor_gpu", facts)
+    return rows
+
+
+if __name__ == "__main__":
+    for row in main(*sys.argv[1:]):
+        print("  ".join(row))
