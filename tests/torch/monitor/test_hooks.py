@@ -184,7 +184,7 @@ def test_a_backward_pass_through_an_old_forward_pass_is_reported():
     assert_noise(monitor, sample_gradients_by_vmap(before, square, x), 1e-11)
 
 
-@pytest.mark.parametrize("where", ["batch_statistics", "layer_gradients", "tensors_in"])
+@pytest.mark.parametrize("where", ["LayerQueue.compute", "layer_gradients", "tensors_in"])
 @pytest.mark.parametrize("error", [KeyError, MemoryError])
 def test_errors_in_hooks_do_not_reach_the_backward_pass(monkeypatch, where, error):
     def fails(*_):
@@ -200,7 +200,7 @@ def test_errors_in_hooks_do_not_reach_the_backward_pass(monkeypatch, where, erro
                 optimizer.step()
             optimizer.zero_grad()
             with monkeypatch.context() as patch:
-                patch.setattr(hooks, where, fails)
+                patch.setattr(f"{hooks.__name__}.{where}", fails)
                 square(model, x).backward()
             with reported("no such thing", measured=steps):
                 optimizer.step()

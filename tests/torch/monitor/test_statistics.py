@@ -70,7 +70,7 @@ def runs_of(monkeypatch, outer, requests):
     algorithms = {name: spy(name, algorithm) for name, algorithm in statistics.ALGORITHMS.items()}
     with monkeypatch.context() as patch:
         patch.setattr(statistics, "ALGORITHMS", algorithms)
-        (statistic,) = Autotuner().run(outer, requests)
+        ((statistic,),) = Autotuner().run(outer, requests)
     exact = outer.formed().flatten(2).square().sum((0, 2))
     torch.testing.assert_close(statistic, exact, rtol=1e-10, atol=0)
     return runs

@@ -4,6 +4,7 @@ A symmetry of a network scales (or mixes) the indices along an axis of one param
 `Axis` names the parameter, the axis, and for each of n generators the indices that move together.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -113,7 +114,7 @@ class Symmetry:
         """Axes of both sides, plus first."""
         return self.plus + self.minus
 
-    @property
+    @functools.cached_property
     def parameters(self) -> tuple[str, ...]:
         """Names of the parameters that the symmetry moves."""
         return tuple(dict.fromkeys(axis.parameter for axis in self.axes))
@@ -123,7 +124,7 @@ class Symmetry:
         """Whether a layer uses one of the parameters with an offset, so that weight decay pulls to another point."""
         return any(axis.shift for axis in self.axes)
 
-    @property
+    @functools.cached_property
     def name(self) -> str:
         """Kind, group and parameters as one line of text."""
         group = f"{self.size // self.block} x GL({self.block})" if self.block > 1 else f"{self.size} scales"

@@ -39,8 +39,8 @@ class BatchSums:
         """Add the samples of another backward pass."""
         self.samples += other.samples
         self.counted = self.counted + other.counted
-        self.sums = _added(self.sums, other.sums)
-        self.probes = _added(self.probes, other.probes)
+        for mine, theirs in ((self.sums, other.sums), (self.probes, other.probes)):
+            _add_to(mine, theirs)
         self.flipped |= other.flipped
         self.half |= other.half
         self.not_separable |= other.not_separable
@@ -48,21 +48,44 @@ class BatchSums:
     @property
     def finite(self) -> Tensor:
         """Whether all sums are finite, as a tensor."""
-        totals = [value.sum() for value in self.sums.values()]
-        return torch.stack([x.to(totals[0]) for x in totals]).isfinite().all() if totals else torch.tensor(True)
+        return _all_finite(self.sums)
 
     def if_finite(self) -> "BatchSums":
         """Return these sums, or zeros if they are not finite: under a gradient scaler no step follows then."""
         finite = self.finite
-        kept = lambda x: torch.where(finite.to(x.device), x, torch.zeros((), dtype=x.dtype, device=x.device))
         result = BatchSums()
         result.samples, result.counted = self.samples, finite * self.samples
-        result.sums = {request: kept(x) for request, x in self.sums.items()}
-        result.probes = {name: kept(x) for name, x in self.probes.items()}
+        result.sums = _where(finite, self.sums)
+        result.probes = _where(finite, self.probes)
         result.flipped, result.half = dict(self.flipped), set(self.half)
         result.not_separable = dict(self.not_separable)
         return result
 
 
-def _added(mine: dict[Key, Tensor], theirs: dict[Key, Tensor]) -> dict[Key, Tensor]:
-    return mine | {key: mine[key] + value if key in mine else value for key, value in theirs.items()}
+def _add_to(mine: dict[Key, Tensor], theirs: dict[Key, Tensor]) -> None:
+    for key, value in theirs.items():
+        mine[key] = mine[key] + value if key in mine else value
+
+
+def _all_finite(tensors: dict[Key, Tensor]) -> Tensor:
+    flat = [torch.cat([x.reshape(-1) for x in group.values()]).isfinite().all() for group in _alike(tensors).values()]
+    return torch.stack([x.to(flat[0].device) for x in flat]).all() if flat else torch.tensor(True)
+
+
+def _where(finite: Tensor, tensors: dict[Key, Tensor]) -> dict[Key, Tensor]:
+    """Return the tensors, or zeros, with one operation for all tensors of a kind."""
+    result: dict[Key, Tensor] = dict(tensors)
+    for group in _alike(tensors).values():
+        flat = torch.cat([x.reshape(-1) for x in group.values()])
+        flat = torch.where(finite.to(flat.device), flat, torch.zeros((), dtype=flat.dtype, device=flat.device))
+        parts = flat.split([x.numel() for x in group.values()])
+        result |= {key: part.view(x.shape) for (key, x), part in zip(group.items(), parts, strict=True)}
+    return result
+
+
+def _alike(tensors: dict[Key, Tensor]) -> dict[tuple, dict[Key, Tensor]]:
+    """Return the tensors by device and dtype."""
+    groups: dict[tuple, dict[Key, Tensor]] = {}
+    for key, x in tensors.items():
+        groups.setdefault((x.device, x.dtype), {})[key] = x
+    return groups

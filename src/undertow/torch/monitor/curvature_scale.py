@@ -51,9 +51,9 @@ def curvature_noise_scale(
         pairs = np.array([_noise_and_signal(model, triple, loss) for triple in triples])
     noise, signal = pairs.T
     value = batch_size * noise.mean() / signal.mean() if signal.mean() > 0 else math.inf
-    error, low, high = ratio_uncertainty(batch_size * noise, signal)
+    uncertainty = map(float, ratio_uncertainty(batch_size * noise, signal))
     means = float(noise.mean()), float(signal.mean())
-    return NoiseScale("curvature", float(value), error, low, high, *means, float(batch_size), len(triples))
+    return NoiseScale("curvature", float(value), *uncertainty, *means, float(batch_size), len(triples))
 
 
 def _noise_and_signal(model: nn.Module, triple: Sequence[Batch], loss: Loss) -> tuple[float, float]:

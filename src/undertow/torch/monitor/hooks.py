@@ -6,7 +6,7 @@ sample, however often a layer was used. Another backward pass brings other sampl
 
 import contextlib
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 
 import torch
@@ -14,12 +14,14 @@ from torch import Tensor, nn
 
 from undertow.torch.monitor.batch_sums import BatchSums
 from undertow.torch.monitor.eager import EAGER_MODE
+from undertow.torch.monitor.gains import GainLayers
+from undertow.torch.monitor.layer_queue import LayerQueue, Waiting
 from undertow.torch.monitor.layers import layer_gradients
 from undertow.torch.monitor.replay import NotSeparableError, replayed_gradients
 from undertow.torch.monitor.sample_gradients import SampleGradients
 from undertow.torch.monitor.sites import Call, Site, autocast_now, depends_on_parameters_only, find_sites, unrecordable
-from undertow.torch.monitor.statistics import Autotuner, StatisticRequest, batch_statistics
-from undertow.torch.monitor.tensors import tensors_in
+from undertow.torch.monitor.statistics import Autotuner, StatisticRequest
+from undertow.torch.monitor.tensors import detached, tensors_in
 
 __all__ = ["GradientRecorder"]
 
@@ -85,6 +87,7 @@ class GradientRecorder:
         self.parameters = {name: model.get_parameter(name) for name in self.requests}
         self._all_parameters = {id(p): p for p in model.parameters()}
         self.autotuner = Autotuner()
+        self._gain_layers = GainLayers()
         self.sites = find_sites(model, self.parameters)
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._replaying = False
@@ -135,6 +138,7 @@ class GradientRecorder:
         """Discard a backward pass that did not complete."""
         self._current: BatchSums | None = None
         self._pending: dict[str, list[SampleGradients]] = {}
+        self._queue = LayerQueue(self.autotuner)
         self._incomplete: list[Call] = []
         self._recomputed: set[str] = set()
         """Parameters used in a forward pass inside the backward pass; how often is known at the end of the pass."""
@@ -216,8 +220,7 @@ class GradientRecorder:
                 f"{site} receives a tensor made of parameters alone, so that the gradients of the samples are summed "
                 "before they reach it: `expand` it to one copy per sample before the layer"
             )
-        detach = lambda x: x.detach() if isinstance(x, Tensor) else x
-        args, kwargs = torch.utils._pytree.tree_map(detach, (args, kwargs))
+        args, kwargs = detached(args, kwargs)
         autocast = autocast_now(outputs[0].device.type)
         recomputed = _in_backward()
         call = Call(site, args, kwargs, len(outputs), self._samples, self._step, autocast, problem, recomputed)
@@ -246,7 +249,7 @@ class GradientRecorder:
         if not self.attached or self.problem is not None:
             return
         if call.problem is not None:
-            self._fail_call(call, call.problem)
+            self._fail_parameters(call.site.leaves.values(), call.problem)
             return
         if call.step != self._step:
             self._fail("the backward pass went through a forward pass from before the last step")
@@ -281,9 +284,9 @@ class GradientRecorder:
             torch.autograd.Variable._execution_engine.queue_callback(self._finish_pass)
         return self._current
 
-    def _fail_call(self, call: Call, problem: str) -> None:
-        """Keep the error if a parameter of the call is required, else list its parameters as uncovered."""
-        names = set(call.site.leaves.values())
+    def _fail_parameters(self, names: Iterable[str], problem: str) -> None:
+        """Keep the error if one of the parameters is required, else list them as uncovered."""
+        names = set(names)
         if names & self.required:
             self._fail(problem)
         else:
@@ -303,7 +306,7 @@ class GradientRecorder:
             assert self._current is not None
             self._current.not_separable |= dict.fromkeys(call.site.leaves.values(), f"{call.site}: {error}")
         except Exception as error:
-            self._fail_call(call, f"{call.site}: {error}")
+            self._fail_parameters(call.site.leaves.values(), f"{call.site}: {error}")
 
     def _gradients_of_leaves(self, call: Call) -> dict[str, SampleGradients]:
         """Return the gradients of the parameters that are not uncovered; of the required ones alone if others fail."""
@@ -328,11 +331,11 @@ class GradientRecorder:
                 known = layer_gradients(site.module, inputs[0], call.back[0], samples, self.batch_axis, leaves)
             if known is not None:
                 return known
+        rest = call.args, call.kwargs, call.back, samples, self.batch_axis, leaves
         self._replaying = True
         try:
-            return {**replayed_gradients(
-                site.module, call.args, call.kwargs, call.back, samples, self.batch_axis, leaves, call.autocast()
-            )}  # fmt: skip
+            known = self._gain_layers.gradients(site.module, *rest, call.autocast())
+            return {**(replayed_gradients(site.module, *rest, call.autocast()) if known is None else known)}
         finally:
             self._replaying = False
 
@@ -342,24 +345,29 @@ class GradientRecorder:
         on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
         return torch.autocast(device, enabled=False) if on else contextlib.nullcontext()
 
-    @torch.no_grad()
     def _add_statistics(self, name: str) -> None:
-        """Add the statistics and the probe of a parameter, from all its calls."""
+        """Add a parameter to the queue, from all its calls, and compute the statistics if the queue is full."""
         uses = self._pending.pop(name)
         assert self._current is not None
-        if name in self._current.probes:
+        if name in self._current.probes or name in self._queue:
             self._fail(f"{name} is used inside and outside of a reentrant checkpoint: use the non-reentrant kind")
             return
         if name in self._open_calls:
             self._open_calls[name] -= len(uses)
-        part, requests = BatchSums(), self.requests[name]
+        self._queue.add(Waiting(name, uses, self.requests[name]))
+        if self._queue.full:
+            self._compute_queue()
+
+    @torch.no_grad()
+    def _compute_queue(self) -> None:
+        """Add the statistics and the probes of all parameters in the queue to those of the pass."""
+        assert self._current is not None
         with self._without_autocast():
-            part.sums = dict(zip(requests, batch_statistics(uses, requests, self.autotuner), strict=True))
-            flipped = {use.flipped for use in uses}
-            part.flipped[name] = flipped.pop() if len(flipped) == 1 else None
-            whole = part.flipped[name] is None
-            part.probes[name] = sum(use.total().flatten() if whole else use.probe() for use in uses)
-        self._current.add(part)
+            for group in self._queue.take():
+                try:
+                    self._current.add(self._queue.compute(group))
+                except Exception as error:
+                    self._fail_parameters([one.name for one in group], f"{group[0].name}: {error}")
 
     @_record_errors
     def _finish_pass(self) -> None:
@@ -370,12 +378,8 @@ class GradientRecorder:
             for call in self._incomplete:
                 self._complete_call(call)
             for name in list(self._pending):
-                try:
-                    self._add_statistics(name)
-                except Exception as error:
-                    if name in self.required:
-                        raise
-                    self.uncovered[name] = str(error)
+                self._add_statistics(name)
+            self._compute_queue()
         current = self._current
         self._discard_pass()
         self.recorded.add(current.if_finite())

@@ -49,8 +49,18 @@ def layer_gradients(
         raise ValueError(
             f"no axis of its input of shape {tuple(received.shape)} can be identified as that of the {samples} samples"
         )
-    gradients = gradients_of(module, at_least_single(a), at_least_single(b))
+    precise = _product_precision if gradients_of is _dense else at_least_single
+    gradients = gradients_of(module, precise(a), precise(b))
     return {leaf: gradients[leaf]() for leaf in leaves} if set(leaves) <= set(gradients) else None
+
+
+HALF_PRODUCTS = ("cuda",)
+"""Devices that multiply matrices in bfloat16 fast, and add up the products in single precision."""
+
+
+def _product_precision(x: Tensor) -> Tensor:
+    """Return a factor of a matrix product in the precision in which it is multiplied."""
+    return x if x.dtype == torch.bfloat16 and x.device.type in HALF_PRODUCTS else at_least_single(x)
 
 
 _Gradients = dict[str, Callable[[], SampleGradients]]
@@ -79,7 +89,11 @@ def _dense(module: nn.Module, a: Tensor, b: Tensor) -> _Gradients:
     samples = len(b)
     out, into = b.reshape(samples, -1, b.shape[-1]), a.reshape(samples, -1, a.shape[-1])
     shape = tuple(module.weight.shape)
-    return {"weight": lambda: Outer(out, into, shape, _is_transposed(module)), "bias": lambda: Dense(out.sum(1))}
+    dtype = torch.float32 if out.dtype == torch.bfloat16 else None
+    return {
+        "weight": lambda: Outer(out, into, shape, _is_transposed(module)),
+        "bias": lambda: Dense(out.sum(1, dtype=dtype)),
+    }
 
 
 def _embedding(module: nn.Module, a: Tensor, b: Tensor) -> _Gradients:

@@ -146,6 +146,12 @@ class NoiseScales:
         self.window = window
         self._symmetries = dict(symmetries or {})
         self._recent: deque[GradientPower] = deque(maxlen=window)
+        self._columns: dict[str, int] = {}
+        """Place of each parameter in the arrays of noise and signal."""
+        self._names: deque[tuple[str, ...]] = deque(maxlen=window)
+        """Parameters of each of the recent measurements."""
+        self._values: deque[np.ndarray] = deque(maxlen=window)
+        """(2, parameters): noise and signal of each of the recent measurements."""
         self.uncovered: dict[str, str] = {}
         """Parameters that no number here includes, with the reason."""
         self.history: Thinned[ScaleRecord] = Thinned(HISTORY)
@@ -153,9 +159,17 @@ class NoiseScales:
 
     def add(self, power: GradientPower, uncovered: Mapping[str, str]) -> None:
         """Add a measurement. Parameters that are uncovered in one measurement are left out of all."""
+        for name in power.noise:
+            self._columns.setdefault(name, len(self._columns))
+        values = np.zeros((2, len(self._columns)))
+        places = [self._columns[name] for name in power.noise]
+        values[:, places] = list(power.noise.values()), list(power.signal.values())
+        names = tuple(power.noise)
+        self._names.append(self._names[-1] if self._names and self._names[-1] == names else names)
         self._recent.append(power)
+        self._values.append(values)
         self.uncovered |= uncovered
-        estimates = {"total": self.total, **self.layers}
+        estimates = self._of_groups({"total": self.covered, **self._layer_groups()})
         pick = lambda field: {name: getattr(scale, field) for name, scale in estimates.items()}
         self.history.append(
             ScaleRecord(power.step, power.samples, pick("value"), pick("low"), pick("high"), pick("noise_share"))
@@ -169,7 +183,8 @@ class NoiseScales:
     @property
     def covered(self) -> list[str]:
         """Parameters that were measured."""
-        names = dict.fromkeys(name for power in self._recent for name in power.noise)
+        different = {id(names): names for names in self._names}.values()
+        names = dict.fromkeys(name for names in different for name in names)
         return [name for name in names if name not in self.uncovered]
 
     @property
@@ -180,31 +195,43 @@ class NoiseScales:
     @property
     def layers(self) -> dict[str, NoiseScale]:
         """Noise scales by module."""
+        return self._of_groups(self._layer_groups())
+
+    def _layer_groups(self) -> dict[str, list[str]]:
         groups: dict[str, list[str]] = {}
         for name in self.covered:
             groups.setdefault(name.rpartition(".")[0] or "the model", []).append(name)
-        return {layer: self.of(layer, names) for layer, names in groups.items()}
+        return groups
 
     @property
     def symmetries(self) -> dict[str, NoiseScale]:
         """Noise scales by symmetry, each of all parameters that the symmetry moves."""
         covered = set(self.covered)
         groups = {key: [n for n in names if n in covered] for key, names in self._symmetries.items()}
-        return {key: self.of(key, names) for key, names in groups.items() if names}
+        return self._of_groups({key: names for key, names in groups.items() if names})
 
     def of(self, name: str, parameters: Iterable[str]) -> NoiseScale:
         """Return the noise scale of some parameters."""
-        parameters = list(parameters)
-        powers = list(self._recent)
-        over = lambda values: sum(values.get(name, 0.0) for name in parameters)
-        noise = np.array([over(power.noise) for power in powers])
-        signal = np.array([over(power.signal) for power in powers])
-        samples = np.array([power.samples for power in powers], float)
-        numerator = samples * noise
-        value = _ratio(float(numerator.mean()), float(signal.mean())) if powers else math.nan
-        error, low, high = ratio_uncertainty(numerator, signal)
-        mean = lambda x: float(x.mean()) if len(x) else math.nan
-        return NoiseScale(name, value, error, low, high, mean(noise), mean(signal), mean(samples), len(powers))
+        return self._of_groups({name: list(parameters)})[name]
+
+    def _of_groups(self, groups: Mapping[str, Sequence[str]]) -> dict[str, NoiseScale]:
+        """Return the noise scale of each group of parameters."""
+        count, width = len(self._values), len(self._columns)
+        values = np.zeros((2, count, width + 1))  # the last column is that of unknown parameters
+        for place, one in enumerate(self._values):
+            values[:, place, : one.shape[1]] = one
+        columns = [[self._columns.get(name, width) for name in names] for names in groups.values()]
+        noise, signal = np.stack([values[:, :, own].sum(2) for own in columns], 2) if groups else values[:, :, :0]
+        samples = np.array([power.samples for power in self._recent], float)
+        numerator = samples[:, None] * noise
+        uncertainty = ratio_uncertainty(numerator, signal)
+        mean = (lambda x: x.mean(0)) if count else (lambda x: np.full(x.shape[1:], math.nan))
+        tops, noise, signal = mean(numerator).tolist(), mean(noise).tolist(), mean(signal).tolist()
+        errors, lows, highs = (x.tolist() for x in uncertainty)
+        ratios = [_ratio(top, bottom) for top, bottom in zip(tops, signal, strict=True)]
+        size = float(mean(samples))
+        columns_of = zip(groups, ratios, errors, lows, highs, noise, signal, strict=True)
+        return {name: NoiseScale(name, *numbers, size, count) for name, *numbers in columns_of}
 
     def table(self) -> ResultTable:
         """Return total and layers as a table."""
@@ -242,22 +269,28 @@ def _ratio(numerator: float, denominator: float) -> float:
     return math.inf if numerator > 0 else math.nan
 
 
-def ratio_uncertainty(numerator: np.ndarray, denominator: np.ndarray) -> tuple[float, float, float]:
-    """Return the standard error of a ratio of means by the delta method, and a 95 % interval by Fieller's theorem."""
+def ratio_uncertainty(numerator: np.ndarray, denominator: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the standard error of ratios of means by the delta method, and 95 % intervals by Fieller's theorem.
+
+    Means are over the first axis; the results have the shape of the other axes.
+    """
     count = len(numerator)
     if count < 3:
-        return math.nan, math.nan, math.nan
-    a, b = float(numerator.mean()), float(denominator.mean())
-    (v_aa, v_ab), (_, v_bb) = (np.cov(numerator, denominator) / count).tolist()
-    error = math.nan
-    if b > 0:
-        error = math.sqrt(max(0.0, v_aa - 2 * a / b * v_ab + (a / b) ** 2 * v_bb)) / b
+        nothing = np.full(numerator.shape[1:], math.nan)
+        return nothing, nothing, nothing
+    a, b = numerator.mean(0), denominator.mean(0)
+    covariance = lambda x, y: ((x - x.mean(0)) * (y - y.mean(0))).sum(0) / (count - 1) / count
+    v_aa, v_bb = covariance(numerator, numerator), covariance(denominator, denominator)
+    v_ab = covariance(numerator, denominator)
     t = float(stdtrit(count - 1, 0.975))
     # (a - r b)^2 <= t^2 (v_aa - 2 r v_ab + r^2 v_bb), a quadratic in the ratio r
     square, linear, constant = b**2 - t**2 * v_bb, a * b - t**2 * v_ab, a**2 - t**2 * v_aa
-    root = math.sqrt(max(0.0, linear**2 - square * constant))
-    if square > 0 and b > 0:
-        return error, (linear - root) / square, (linear + root) / square
-    # the denominator cannot be told from 0: the interval has no upper end
-    low = constant / (linear + root) if linear + root > 0 else math.nan
-    return error, max(0.0, low), math.inf
+    root = np.sqrt(np.maximum(0.0, linear**2 - square * constant))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        error = np.where(b > 0, np.sqrt(np.maximum(0.0, v_aa - 2 * a / b * v_ab + (a / b) ** 2 * v_bb)) / b, math.nan)
+        bounded = (square > 0) & (b > 0)
+        # where the denominator cannot be told from 0, the interval has no upper end
+        open_low = np.where(linear + root > 0, np.maximum(0.0, constant / (linear + root)), 0.0)
+        low = np.where(bounded, (linear - root) / square, open_low)
+        high = np.where(bounded, (linear + root) / square, math.inf)
+    return error, low, high

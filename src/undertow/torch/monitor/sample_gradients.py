@@ -8,11 +8,13 @@ have the same methods.
 
 import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+
+from undertow.torch.monitor.tensors import at_least_single
 
 __all__ = [
     "CPU_CHUNK_BYTES",
@@ -42,6 +44,11 @@ class Dense:
     gradients: Tensor
     flipped: None = None
     """No projection: the probe is the whole gradient."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that are held."""
+        return (self.gradients,)
 
     @property
     def samples(self) -> int:
@@ -81,11 +88,26 @@ class Outer:
     """Shape of the parameter."""
     flipped: bool = False
     """Whether the parameter is (inputs, outputs)."""
+    layers: int = 1
+    """Number of layers of the same shape, whose samples follow each other: (layers * samples, positions, ...)."""
+
+    @staticmethod
+    def stacked(outers: "Sequence[Outer]") -> "Outer":
+        """Return the gradients of layers of the same shape as one."""
+        if len(outers) == 1:
+            return outers[0]
+        out, into = (torch.cat([getattr(outer, name) for outer in outers]) for name in ("out", "into"))
+        return replace(outers[0], out=out, into=into, layers=len(outers))
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that are held."""
+        return self.out, self.into
 
     @property
     def samples(self) -> int:
-        """Number of samples."""
-        return len(self.out)
+        """Number of samples of each layer."""
+        return len(self.out) // self.layers
 
     @property
     def positions(self) -> int:
@@ -111,10 +133,18 @@ class Outer:
         return
 
     def chunks(self, numbers: int) -> Iterator["Outer"]:
-        """Iterate over the samples, as many at a time as fit in memory with so many numbers each."""
+        """Iterate over the samples of one layer, as many at a time as fit in memory with so many numbers each."""
         size = samples_per_chunk(numbers, self.out)
         for start in range(0, self.out.shape[0], size):
             yield replace(self, out=self.out[start : start + size], into=self.into[start : start + size])
+
+    def layer_chunks(self, numbers: int) -> Iterator["Outer"]:
+        """Iterate over the layers, as many at a time as fit in memory with so many numbers per sample; at least one."""
+        size = max(1, samples_per_chunk(numbers, self.out) // self.samples)
+        for first in range(0, self.layers, size):
+            count = min(size, self.layers - first)
+            part = slice(first * self.samples, (first + count) * self.samples)
+            yield replace(self, out=self.out[part], into=self.into[part], layers=count)
 
     def factors(self, axis: int) -> tuple[Tensor, Tensor, int]:
         """Return the factor that has this axis, the other factor, and the number of columns per index of the axis."""
@@ -124,8 +154,13 @@ class Outer:
 
     def probe(self) -> Tensor:
         """Return the gradient of the batch times a fixed vector along the inputs, without forming the gradient."""
+        return self.probes()[0]
+
+    def probes(self) -> Tensor:
+        """Return the probes of all layers: (layers, outputs)."""
         along = self.into @ _probe_vector(self.into.shape[2], self.into.dtype, self.into.device)
-        return along.flatten() @ self.out.flatten(0, 1)
+        products = along.reshape(self.layers, 1, -1) @ self.out.reshape(self.layers, -1, self.out.shape[2])
+        return at_least_single(products[:, 0])
 
 
 @dataclass(frozen=True)
@@ -140,6 +175,11 @@ class Scattered:
     """Shape of the parameter."""
     flipped: bool = True
     """The parameter is (inputs, outputs), with the tokens as inputs."""
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """The tensors that are held."""
+        return self.tokens, self.out
 
     @property
     def samples(self) -> int:

@@ -1,7 +1,7 @@
 """How an optimiser steps the parameters: its settings and its state, parameter by parameter."""
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -59,37 +59,34 @@ def optimizer_rules(
     """Return how the first of the optimisers that has a parameter steps it, for each parameter."""
     names = {id(p): name for name, p in parameters.items()}
     rules: dict[str, StepRule] = {}
-    for optimizer, group, parameter in _trained(optimizers):
-        name = names.get(id(parameter))
-        if name is not None and name not in rules:
-            rules[name] = _rule(optimizer, group, parameter)
+    for optimizer, group in ((optimizer, group) for optimizer in optimizers for group in optimizer.param_groups):
+        own = [p for p in group["params"] if id(p) in names and names[id(p)] not in rules]
+        if own:
+            shared = _rule(optimizer, group)
+            rules |= {names[id(p)]: _with_state(shared, optimizer.state.get(p, {})) for p in own}
     return {
         name: rules.get(name, StepRule(UNKNOWN, note=f"the step size of {name} is not known")) for name in parameters
     }
 
 
-def _trained(
-    optimizers: Sequence[torch.optim.Optimizer],
-) -> Iterator[tuple[torch.optim.Optimizer, dict, nn.Parameter]]:
-    for optimizer in optimizers:
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                yield optimizer, group, parameter
+def _with_state(rule: StepRule, state: Mapping[str, object]) -> StepRule:
+    if rule.kind == UNKNOWN:
+        return rule
+    return replace(rule, state={key: value for key, value in state.items() if isinstance(value, Tensor)})
 
 
-def _rule(optimizer: torch.optim.Optimizer, group: dict, parameter: nn.Parameter) -> StepRule:
+def _rule(optimizer: torch.optim.Optimizer, group: dict) -> StepRule:
+    """Return how an optimiser steps the parameters of a group, without their state."""
     name = type(optimizer).__name__
     scale = getattr(optimizer, "grad_scale", None)
     scale = scale if isinstance(scale, Tensor) else None
     if problem := _problem(optimizer, group, name):
         return StepRule(UNKNOWN, note=problem, grad_scale=scale)
-    state = {key: value for key, value in optimizer.state.get(parameter, {}).items() if isinstance(value, Tensor)}
     rule = StepRule(
         SGD if isinstance(optimizer, torch.optim.SGD) else ADAM,
         _number(group["lr"]),
         float(group["weight_decay"]),
         sign=-1.0 if group.get("maximize") else 1.0,
-        state=state,
         grad_scale=scale,
     )
     if rule.kind == SGD:

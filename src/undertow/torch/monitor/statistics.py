@@ -16,8 +16,17 @@ import torch
 from torch import Tensor
 
 from undertow.torch.monitor.sample_gradients import GPU_CHUNK_BYTES, Outer, SampleGradients, samples_per_chunk
+from undertow.torch.monitor.tensors import at_least_single
 
-__all__ = ["Autotuner", "ShapeKey", "StatisticRequest", "batch_statistics", "inner_products", "statistic"]
+__all__ = [
+    "Autotuner",
+    "ShapeKey",
+    "StatisticRequest",
+    "batch_statistics",
+    "inner_products",
+    "layer_statistics",
+    "statistic",
+]
 
 MEMORY = GPU_CHUNK_BYTES
 """Bytes of one sample above which an algorithm is not used."""
@@ -40,14 +49,21 @@ class StatisticRequest:
     """Number of matrices in a row along the first axis, if each has indices of its own along `axis`."""
 
 
-def statistic(gradients: Tensor, request: StatisticRequest) -> Tensor:
-    """Return the requested sum over gradients (samples, *shape)."""
+def statistic(gradients: Tensor, request: StatisticRequest, layers: int = 1) -> Tensor:
+    """Return the requested sums over gradients (layers * samples, *shape), layer by layer."""
+    by_layer = lambda values: values.unflatten(0, (layers, -1))
     if request.index is not None:
-        return inner_products(gradients, request).sum(0)
+        return by_layer(inner_products(gradients, request)).sum(1)
     gradients, axis = _apart(gradients, request)
+    half = gradients.dtype == torch.bfloat16
+    dtype = torch.float32 if half else None
     if axis == 1 and gradients.ndim > 2:
-        return torch.linalg.vector_norm(gradients.flatten(2), dim=2).square().sum(0)
-    return gradients.square().sum([k for k in range(gradients.ndim) if k != axis])
+        return by_layer(torch.linalg.vector_norm(gradients.flatten(2), dim=2, dtype=dtype).square()).sum(1)
+    gradients = by_layer(gradients)
+    others = [k for k in range(1, gradients.ndim) if k != axis + 1]
+    if half:
+        return torch.linalg.vector_norm(gradients, dim=others, dtype=dtype).square()
+    return gradients.square().sum(others)
 
 
 def inner_products(tensors: Tensor, request: StatisticRequest) -> Tensor:
@@ -56,6 +72,7 @@ def inner_products(tensors: Tensor, request: StatisticRequest) -> Tensor:
     tensors, axis = _apart(tensors, request)
     blocks, block, together = request.index.shape
     rows = _select(tensors.movedim(axis, 1), 1, request.index).reshape(len(tensors), blocks, block, together, -1)
+    rows = at_least_single(rows)
     return sum(rows[:, :, :, k] @ rows[:, :, :, k].mT for k in range(together))
 
 
@@ -83,7 +100,7 @@ def batch_statistics(
         if len(outers) > 1:  # further uses are further positions
             out, into = (torch.cat([getattr(use, name) for use in outers], 1) for name in ("out", "into"))
             outer = Outer(out, into, outer.shape, outer.flipped)
-        return _single_position(outer, requests) if outer.positions == 1 else autotuner.run(outer, requests)
+        return [values[0] for values in layer_statistics(outer, requests, autotuner)]
     like = uses[0].formed(0, 1)
     size = samples_per_chunk(like.numel(), like)
 
@@ -91,7 +108,13 @@ def batch_statistics(
         gradients = [use.formed(start, start + size) for use in uses]
         return sum(gradients[1:], gradients[0])
 
-    return _add_up(_statistics(chunk(start), requests) for start in range(0, uses[0].samples, size))
+    parts = (_statistics(chunk(start), requests) for start in range(0, uses[0].samples, size))
+    return [values[0] for values in _add_up(parts)]
+
+
+def layer_statistics(outer: Outer, requests: Sequence[StatisticRequest], autotuner: "Autotuner") -> list[Tensor]:
+    """Return the requested sums over samples for every layer: (layers, ...) each."""
+    return _single_position(outer, requests) if outer.positions == 1 else autotuner.run(outer, requests)
 
 
 def _select(x: Tensor, axis: int, index: np.ndarray) -> Tensor:
@@ -115,21 +138,21 @@ def _factor_columns(index: np.ndarray, inner: int) -> np.ndarray:
 
 
 def _block_products(own: Tensor, weighted: Tensor, index: np.ndarray) -> Tensor:
-    """Return the sum over rows of own' weighted for each block of columns: (blocks, block, block)."""
+    """Return the sum over rows of own' weighted for each block of columns: (layers, blocks, block, block)."""
     blocks, block, together = index.shape
-    first, second = (_select(x, 1, index).reshape(-1, blocks, block, together) for x in (own, weighted))
-    return sum((first[..., k].permute(1, 2, 0) @ second[..., k].transpose(0, 1) for k in range(together)), 0)
+    first, second = (_select(x, 2, index).reshape(*x.shape[:2], blocks, block, together) for x in (own, weighted))
+    return sum((first[..., k].permute(0, 2, 3, 1) @ second[..., k].transpose(1, 2) for k in range(together)), 0)
 
 
 def _from_factors(request: StatisticRequest, own: Tensor, weighted: Tensor, inner: int) -> Tensor:
-    """Return a statistic from the columns of `own` and the same columns weighted, positions as rows."""
+    """Return a statistic from the columns of `own` and the same columns weighted: (layers, positions, columns)."""
     if request.index is not None:
         return _block_products(own, weighted, _factor_columns(request.index, inner))
-    return _sum_inner((own * weighted).sum(0), inner)
+    return _sum_inner((own * weighted).sum(1), inner)
 
 
 def _sum_inner(squares: Tensor, inner: int) -> Tensor:
-    return squares.reshape(-1, inner).sum(1) if inner > 1 else squares
+    return squares.unflatten(-1, (-1, inner)).sum(-1) if inner > 1 else squares
 
 
 def _single_position(outer: Outer, requests: Sequence[StatisticRequest]) -> list[Tensor]:
@@ -137,42 +160,56 @@ def _single_position(outer: Outer, requests: Sequence[StatisticRequest]) -> list
     statistics = []
     for request in requests:
         own, other, inner = outer.factors(request.axis)
-        own, other = own[:, 0], other[:, 0]
-        power = torch.linalg.vector_norm(other, dim=1).square()  # without a temporary as large as the input
+        own, other = (at_least_single(x[:, 0]).unflatten(0, (outer.layers, -1)) for x in (own, other))
+        power = torch.linalg.vector_norm(other, dim=2).square()  # without a temporary as large as the input
         if request.index is None:
-            statistics.append(_sum_inner(power @ own.square(), inner))
+            statistics.append(_sum_inner((power[:, None] @ own.square())[:, 0], inner))
         else:
-            statistics.append(_from_factors(request, own, own * power[:, None], inner))
+            statistics.append(_from_factors(request, own, own * power[..., None], inner))
     return statistics
+
+
+def _over_chunks(
+    outer: Outer, numbers: int, statistics: Callable[[Outer, Sequence[StatisticRequest]], list[Tensor]],
+    requests: Sequence[StatisticRequest],
+) -> list[Tensor]:  # fmt: skip
+    """Return the statistics of all layers, as many of them or of the samples of one at a time as fit in memory."""
+    if outer.layers == 1:
+        return _add_up(statistics(chunk, requests) for chunk in outer.chunks(numbers))
+    parts = []
+    for some in outer.layer_chunks(numbers):
+        parts.append(
+            statistics(some, requests) if some.layers > 1 else _over_chunks(some, numbers, statistics, requests)
+        )
+    return [torch.cat(values) for values in zip(*parts, strict=True)]
 
 
 def _by_gram(outer: Outer, requests: Sequence[StatisticRequest]) -> list[Tensor]:
     """Return the statistics by inner products of positions: sum_ts b_ti (a_t a_s') b_si."""
-    return _add_up(_gram_statistics(chunk, requests) for chunk in outer.chunks(_numbers_per_sample(outer)["gram"]))
+    return _over_chunks(outer, _numbers_per_sample(outer)["gram"], _gram_statistics, requests)
 
 
 def _gram_statistics(outer: Outer, requests: Sequence[StatisticRequest]) -> list[Tensor]:
     weighted_factors: dict[bool, tuple[Tensor, Tensor]] = {}
+    by_layer = lambda x: x.reshape(outer.layers, -1, x.shape[2])
     statistics = []
     for request in requests:
         own, other, inner = outer.factors(request.axis)
         is_out = own is outer.out
         if is_out not in weighted_factors:
-            weighted = torch.bmm(torch.bmm(other, other.mT), own)
-            weighted_factors[is_out] = own.flatten(0, 1), weighted.flatten(0, 1)
+            weighted_factors[is_out] = by_layer(own), by_layer(torch.bmm(torch.bmm(other, other.mT), own))
         statistics.append(_from_factors(request, *weighted_factors[is_out], inner))
     return statistics
 
 
 def _directly(outer: Outer, requests: Sequence[StatisticRequest]) -> list[Tensor]:
     """Return the statistics from the gradients themselves."""
-    return _add_up(
-        _statistics(chunk.formed(), requests) for chunk in outer.chunks(_numbers_per_sample(outer)["direct"])
-    )
+    formed = lambda part, wanted: _statistics(part.formed(), wanted, part.layers)
+    return _over_chunks(outer, _numbers_per_sample(outer)["direct"], formed, requests)
 
 
-def _statistics(gradients: Tensor, requests: Sequence[StatisticRequest]) -> list[Tensor]:
-    return [statistic(gradients, request) for request in requests]
+def _statistics(gradients: Tensor, requests: Sequence[StatisticRequest], layers: int = 1) -> list[Tensor]:
+    return [statistic(gradients, request, layers) for request in requests]
 
 
 def _add_up(chunks: Iterable[list[Tensor]]) -> list[Tensor]:
@@ -208,7 +245,12 @@ def _operations_per_sample(outer: Outer, requests: Sequence[StatisticRequest]) -
 
 
 def _worth_trying(outer: Outer, requests: Sequence[StatisticRequest]) -> list[str]:
-    """Return the algorithms that may be the fastest and whose numbers fit in memory, if those of any do."""
+    """Return the algorithms that may be the fastest and whose numbers fit in memory, if those of any do.
+
+    In half precision the Gram matrix would be rounded before it is summed over; a gradient is rounded once.
+    """
+    if outer.out.dtype == torch.bfloat16:
+        return ["direct"]
     numbers, operations = _numbers_per_sample(outer), _operations_per_sample(outer, requests)
     limit = max(MEMORY // outer.out.element_size(), min(numbers[name] for name in ALGORITHMS))
     fit = [name for name in ALGORITHMS if numbers[name] <= limit]
@@ -240,7 +282,9 @@ class Autotuner:
 def _measure(name: str, outer: Outer, requests: Sequence[StatisticRequest]) -> float:
     """Return the seconds per sample of one chunk: the shorter of two runs after a warm-up run."""
     synchronise = torch.cuda.synchronize if outer.out.is_cuda else lambda: None
-    chunk = next(outer.chunks(_numbers_per_sample(outer)[name]))
+    numbers = _numbers_per_sample(outer)[name]
+    chunk = next(outer.layer_chunks(numbers))
+    chunk = next(chunk.chunks(numbers)) if chunk.layers == 1 else chunk
     seconds = []
     for _ in range(3):
         synchronise()

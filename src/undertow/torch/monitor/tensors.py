@@ -1,12 +1,13 @@
 """Transfer and precision of tensors."""
 
 from collections.abc import Sequence
+from typing import cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["at_least_single", "joined", "on_device", "tensors_in", "to_numpy"]
+__all__ = ["at_least_single", "detached", "joined", "on_device", "tensors_in", "to_numpy"]
 
 
 def to_numpy(tensors: Sequence[Tensor]) -> list[np.ndarray]:
@@ -42,4 +43,17 @@ def at_least_single(x: Tensor) -> Tensor:
 
 def tensors_in(tree: object) -> list[Tensor]:
     """Return the tensors among the leaves of nested lists, tuples and dicts."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    if type(tree) in (list, tuple):
+        return [x for part in cast(Sequence[object], tree) for x in tensors_in(part)]
+    if type(tree) is dict:
+        return [x for part in tree.values() for x in tensors_in(part)]
     return [x for x in torch.utils._pytree.tree_leaves(tree) if isinstance(x, Tensor)]
+
+
+def detached(args: tuple, kwargs: dict[str, object]) -> tuple[tuple, dict[str, object]]:
+    """Return the arguments of a call with tensors that have no graph."""
+    if not kwargs and len(args) == 1 and isinstance(args[0], Tensor):
+        return (args[0].detach(),), kwargs
+    return torch.utils._pytree.tree_map(lambda x: x.detach() if isinstance(x, Tensor) else x, (args, kwargs))
