@@ -1,8 +1,8 @@
-"""Per-sample gradients of layers that multiply a function of their input by a vector, such as the norms of transformers.
+"""Per-sample gradients of layers that multiply a function of their input by a vector, such as norms of transformers.
 
 The output w * n(x) or (1 + w) * n(x) is linear in w, and n(x) is the output at w = 1 or at w = 0. One call on the whole
-batch then takes the place of one for each sample. Whether a layer has this form is tested on its first input: at weights
-of different signs and sizes, and on one sample alone.
+batch then takes the place of one for each sample. Whether a layer has this form is tested on its first input, with
+weights of different signs and sizes, and on one sample alone.
 """
 
 import weakref
@@ -57,7 +57,7 @@ class GainLayers:
 def _output(module: nn.Module, leaf: str, x: Tensor, weight: Tensor) -> Tensor:
     """Return the output of a layer with another weight; hooks on the layer do not run."""
     own = module._parameters[leaf]
-    module._parameters[leaf] = weight  # ty: ignore[invalid-assignment]
+    module._parameters[leaf] = weight
     try:
         return module.forward(x)
     finally:

@@ -73,7 +73,8 @@ class LayerQueue:
         elif isinstance(uses[0], Outer):
             stack = Outer.stacked([use for use in uses if isinstance(use, Outer)])
             sums = [*layer_statistics(stack, first.requests, self.autotuner)]
-            part.flipped, probes = dict.fromkeys((one.name for one in group), stack.flipped), stack.probes()
+            part.flipped |= dict.fromkeys((one.name for one in group), stack.flipped)
+            probes = stack.probes()
         else:
             stack = torch.cat([use.formed() for use in uses])
             sums = [statistic(stack, request, len(group)) for request in first.requests]

@@ -59,7 +59,7 @@ def optimizer_rules(
     """Return how the first of the optimisers that has a parameter steps it, for each parameter."""
     names = {id(p): name for name, p in parameters.items()}
     rules: dict[str, StepRule] = {}
-    for optimizer, group in ((optimizer, group) for optimizer in optimizers for group in optimizer.param_groups):
+    for optimizer, group in ((one, group) for one in optimizers for group in one.param_groups):
         own = [p for p in group["params"] if id(p) in names and names[id(p)] not in rules]
         if own:
             shared = _rule(optimizer, group)
