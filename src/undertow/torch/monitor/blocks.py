@@ -1,19 +1,26 @@
-"""GL symmetries under SGD: noise, charges and equilibria of all blocks of one size at once."""
+"""GL symmetries under SGD: noise, charges and equilibria of all blocks of one size at once.
+
+The matrices are computed on the device of the model. The equilibria need eigenvalues, for which a GPU takes as long as
+for several training steps: they are computed on the host.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from undertow.torch.equilibrium.amounts import RANK_RTOL
-from undertow.torch.monitor.balance import BlockSolution, block_solution
-from undertow.torch.monitor.entries import BlockEntries, BlockMap
+from undertow.torch.equilibrium import closed_forms
+from undertow.torch.equilibrium.amounts import RANK_RTOL, Amount, Solution, relaxation_times
+from undertow.torch.equilibrium.charge_moments import ChargeMoments
+from undertow.torch.monitor.balance import block_solution
+from undertow.torch.monitor.entries import BlockEntries, BlockMap, EntryMap
 from undertow.torch.monitor.statistics import StatisticRequest, inner_products
 from undertow.torch.monitor.steps import Steps
 from undertow.torch.monitor.tensors import at_least_single, joined
 
-__all__ = ["BlockReading", "rank_rtol", "read_blocks"]
+__all__ = ["BlockEquilibria", "BlockReading", "rank_rtol", "read_blocks"]
 
 SINGLE_EPS = torch.finfo(torch.float32).eps
 
@@ -31,7 +38,55 @@ class BlockReading:
     """What pushes the charge up and down."""
     weights: tuple[Tensor, Tensor]
     inertia: tuple[Tensor, Tensor]
-    solution: BlockSolution
+    rank_rtol: float
+    """The noise, relative to the largest, below which a direction has only rounding."""
+
+    @property
+    def matrices(self) -> tuple[Tensor, ...]:
+        """What the equilibria follow from."""
+        return *self.push, *self.weights, *self.inertia
+
+    def parts(self, entries: EntryMap) -> list[tuple[int, slice]]:
+        """Return the places of the symmetries in the census, each with its blocks."""
+        counts = [entries.census.symmetries[place].size // self.map.block for place in self.map.symmetries]
+        ends = np.cumsum([0, *counts]).tolist()
+        return [(place, slice(*ends[k : k + 2])) for k, place in enumerate(self.map.symmetries)]
+
+
+class BlockEquilibria:
+    """The equilibria of the blocks of one size, from `BlockReading.matrices` on the host."""
+
+    def __init__(self, reading: BlockReading, matrices: Sequence[np.ndarray]):
+        self.reading, self._matrices = reading, matrices
+        up, down, *others = map(torch.from_numpy, matrices)
+        rtol = torch.full((len(up),), reading.rank_rtol, dtype=torch.float64)
+        solution = block_solution(up, down, tuple(others[:2]), tuple(others[2:]), rtol)
+        self._logs, self._vectors, self._times, self._regular = (x.numpy() for x in solution)
+
+    def numbers(self, part: slice, *, moves: bool) -> tuple[dict[str, float], np.ndarray]:
+        """Return the numbers of one symmetry, and the amounts of its blocks."""
+        if self._regular[part].all():
+            logs, vectors, times = self._logs[part], self._vectors[part], self._times[part]
+            times = times[np.isfinite(times)]
+            amount, infinite, dead = (vectors * logs[:, None]) @ np.swapaxes(vectors, 1, 2), 0, 0
+        else:
+            up, down, plus, minus, *inertia = (x[part] for x in self._matrices)
+            moments = ChargeMoments(up, down, plus, minus)
+            found = Amount(*closed_forms.gl_amounts(moments, 1.0, 0.0, self.reading.rank_rtol))
+            logs, vectors = np.linalg.eigh(found.amount)
+            pushed = ChargeMoments(2 * up, 2 * down, inertia[0], inertia[1])
+            times = relaxation_times(pushed, Solution(found, logs, vectors), 1.0, 0.0)
+            amount, infinite, dead = found.amount, found.infinite, found.dead
+        numbers = {
+            "distance": float(np.sqrt(np.mean(logs**2))),
+            "farthest": float(np.abs(logs).max(initial=0.0)),
+            "infinite": infinite,
+            "dead": dead,
+            "timed": times.size if moves and infinite + dead < logs.size else 0,
+            "relaxation": float(np.median(times)) if times.size else 0.0,
+            "slowest": float(times.max(initial=0.0)),
+        }
+        return numbers, amount
 
 
 def read_blocks(
@@ -43,7 +98,7 @@ def read_blocks(
     samples: Tensor,
     scale: Tensor,
 ) -> BlockReading:
-    """Return noise, charges and equilibria of the GL symmetries with one block size, under SGD."""
+    """Return noise and charges of the GL symmetries with one block size, under SGD."""
     device = steps.step.device
     names = [request.parameter for request in own.requests]
     zero = lambda request: torch.zeros(*request.index.shape[:2], own.block, dtype=torch.float64, device=device)
@@ -68,7 +123,7 @@ def read_blocks(
     up = side(step / 2 * noise, True) + side(decay * weight, False)
     down = side(step / 2 * noise, False) + side(decay * weight, True)
     weights, inertia = ((side(x, True), side(x, False)) for x in (weight, weight / step))
-    rank_rtol = _rank_rtol(own, rows, parameters, device)
+    dtypes = {parameters[request.parameter].dtype for request in own.requests}
     return BlockReading(
         own,
         (side(noise, True), side(noise, False)),
@@ -77,7 +132,7 @@ def read_blocks(
         (up, down),
         weights,
         inertia,
-        block_solution(up, down, weights, inertia, rank_rtol),
+        rank_rtol(own.block, list(dtypes)),
     )
 
 
@@ -85,13 +140,6 @@ def rank_rtol(block: int, dtypes: Sequence[torch.dtype]) -> float:
     """Return the noise, relative to the largest, below which a direction of a GL has only rounding."""
     rounding = max(torch.finfo(dtype).eps for dtype in dtypes)
     return max(RANK_RTOL, 8 * block * min(rounding, SINGLE_EPS))  # half precision is summed in single precision
-
-
-def _rank_rtol(
-    own: BlockMap, rows: BlockEntries, parameters: Mapping[str, nn.Parameter], device: torch.device
-) -> Tensor:
-    dtypes = {parameters[request.parameter].dtype for request in own.requests}
-    return torch.full((len(rows.owner),), rank_rtol(own.block, list(dtypes)), dtype=torch.float64, device=device)
 
 
 def _grams(

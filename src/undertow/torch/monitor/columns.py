@@ -23,8 +23,8 @@ FIELDS = (
 )  # fmt: skip
 """Sums over entries, with x the parameter plus its shift: x^2, g^2, W_before x^2, W x^2, W theta x, v/W, W (both 0
 for SGD), W kept x d, W d^2, W ((kept x)^2 - x^2), and the last three with W = 1."""
-GPU_ENTRIES, CPU_ENTRIES = 2**25, 2**18
-"""Entries that are computed at once. On a CPU, tensors that fit in its cache are faster."""
+GPU_ENTRIES, CPU_ENTRIES = 2**24, 2**16
+"""Entries that are computed at once, up to ten numbers for each. On a CPU, tensors that fit in its cache are faster."""
 
 
 class Slot(NamedTuple):
@@ -60,13 +60,20 @@ class _Axes(NamedTuple):
 
     def total(self, entries: Tensor) -> Tensor:
         """Return the sums along each of the axes, one after the other: (parameters, sum of lengths)."""
-        return torch.cat([reduce_to_axis(entries, slot.axis, slot.matrices) for slot in self.slots], 1)
+        return self.totals(entries[None])[0]
+
+    def totals(self, fields: Tensor) -> Tensor:
+        """Return the same for several fields at once: (fields, parameters, sum of lengths)."""
+        count, names = fields.shape[:2]
+        rows = fields.flatten(0, 1)
+        sums = torch.cat([reduce_to_axis(rows, slot.axis, slot.matrices) for slot in self.slots], 1)
+        return sums.reshape(count, names, -1)
 
 
 def reduce_to_axis(entries: Tensor, axis: int, matrices: int) -> Tensor:
     """Return the sums of (parameters, *shape) over all other axes: (parameters, length)."""
     if entries.ndim == 1:
-        return entries[:, None]
+        return entries[:, None].double()
     if matrices > 1:
         entries, kept = entries.unflatten(1, (matrices, -1)), {0, 1, axis + 2}
     else:
@@ -142,11 +149,15 @@ def _stacked(tensors: Sequence[Tensor]) -> Tensor:
 def _sums(stack: _Stack, axes: _Axes, plain: bool) -> Tensor:
     """Return the fields of the axes: (fields, parameters, sum of lengths)."""
     values = stack.values + axes.shift if axes.shift else stack.values
-    weight = axes.total(values.square())
+    squared = values.new_empty(2 if stack.gradients is not None else 1, *values.shape)
+    torch.mul(values, values, out=squared[0])
+    if stack.gradients is not None:
+        torch.mul(stack.gradients, stack.gradients, out=squared[1])
+    weight, *gradient = axes.totals(squared)
     zero = torch.zeros_like(weight)
     fields = dict.fromkeys(FIELDS, zero) | {"weight": weight, "before": weight, "after": weight}
-    if stack.gradients is not None:
-        fields["gradient"] = axes.total(stack.gradients.square())
+    if gradient:
+        fields["gradient"] = gradient[0]
     if axes.shift:
         fields["pull"] = axes.total(stack.values * values)
     if stack.rule.kind == SGD:
@@ -169,7 +180,7 @@ def _sgd_fields(
         step, fresh = _momentum_step(rule, step, stack)
     kept = 1 - eta * fresh * rule.weight_decay
     second = axes.total(step.square()) if rule.momentum else gradient_squares
-    first, decayed = _change(kept, axes, values, step, None, weight)
+    first, decayed = _change(kept, axes, values, (axes.total(values * step), step), None, weight)
     return {"first": eta * first, "second": eta**2 * second, "decayed": decayed}
 
 
@@ -188,36 +199,51 @@ def _momentum_step(rule: StepRule, gradient: Tensor, stack: _Stack) -> tuple[Ten
 
 
 def _adam_fields(stack: _Stack, axes: _Axes, values: Tensor, weight: Tensor, plain: bool) -> dict[str, Tensor]:
-    rule, gradient, total = stack.rule, stack.gradients, axes.total
+    rule, gradient = stack.rule, stack.gradients
     (b1, b2), eps, eta = rule.betas, rule.eps, rule.step_size
-    count, squares = _count(stack), values.square()
-    memory, second = stack.state.get("exp_avg"), stack.state.get("exp_avg_sq")
+    count, memory, second = _count(stack), stack.state.get("exp_avg"), stack.state.get("exp_avg_sq")
     second = torch.zeros_like(values) if second is None else second
-    before = eps * weight + total(second.sqrt().mul_(squares)) / _correction(b2, count).sqrt()
+    parts = values.new_empty((4 if gradient is None else 8 if plain else 6), *values.shape)
+    before, after, inverse, drive = parts[:4]
+    old_bias = bias = _correction(b2, count).sqrt()
     if gradient is None:  # the optimiser leaves the parameter as it is
-        roots, bias = second.sqrt(), _correction(b2, count).sqrt()
+        roots = second.sqrt()
     else:
         roots = (b2 * second).addcmul_(gradient, gradient, value=1 - b2).sqrt_()
         bias = _correction(b2, count + 1).sqrt()
-    inverse = (roots / bias.to(values).reshape(-1, *(1,) * (values.ndim - 1))).add_(eps)
+    squares = values.square()
+    torch.mul(second.sqrt(), squares, out=before)
+    torch.mul(roots, squares, out=after)
+    torch.div(roots, bias.to(values).reshape(-1, *(1,) * (values.ndim - 1)), out=inverse).add_(eps)
     if not eps:
-        inverse = inverse.clamp_min_(torch.finfo(inverse.dtype).tiny)
-    after = eps * weight + total(squares.mul_(roots)) / bias
-    fields = {"before": before, "after": after, "inverse": total(inverse)}
-    fields["drive"] = total(roots.square_().div_(inverse)) / bias.square()
+        inverse.clamp_min_(torch.finfo(inverse.dtype).tiny)
+    torch.div(roots.square_(), inverse, out=drive)
+    mean = None
+    if gradient is not None:
+        gradient = gradient if rule.sign > 0 else -gradient
+        mean = (1 - b1) * gradient if memory is None else torch.lerp(memory, gradient, 1 - b1)
+        torch.mul(values, mean, out=parts[4])
+        torch.div(mean, inverse, out=squares)
+        torch.mul(mean, squares, out=parts[5])
+        if plain:
+            torch.mul(values, squares, out=parts[6])
+            torch.mul(squares, squares, out=parts[7])
+    sums = axes.totals(parts)
+    fields = {
+        "before": eps * weight + sums[0] / old_bias,
+        "after": eps * weight + sums[1] / bias,
+        "inverse": sums[2],
+        "drive": sums[3] / bias.square(),
+    }
     if axes.shift:
-        fields["pull"] = total(inverse * values * stack.values)
-    if gradient is None:
+        fields["pull"] = axes.total(inverse * values * stack.values)
+    if mean is None:
         return fields
-    gradient = gradient if rule.sign > 0 else -gradient
-    mean = (1 - b1) * gradient if memory is None else torch.lerp(memory, gradient, 1 - b1)
     kept, size = 1 - eta * rule.weight_decay, eta / _correction(b1, count + 1)
-    first, fields["decayed"] = _change(kept, axes, values, mean, inverse, after)
-    fields["first"], fields["second"] = size * first, size**2 * total(mean.square().div_(inverse))
+    first, fields["decayed"] = _change(kept, axes, values, (sums[4], mean), inverse, fields["after"])
+    fields["first"], fields["second"] = size * first, size**2 * sums[5]
     if plain:
-        step = mean.div_(inverse)
-        fields["plain_first"] = size * kept * total(values * step)
-        fields["plain_second"] = size**2 * total(step.square_())
+        fields["plain_first"], fields["plain_second"] = size * kept * sums[6], size**2 * sums[7]
         fields["plain_decayed"] = (kept**2 - 1) * weight
     return fields
 
@@ -228,17 +254,20 @@ def _correction(b: float, count: Tensor) -> Tensor:
 
 
 def _change(
-    kept: float | Tensor, axes: _Axes, values: Tensor, direction: Tensor, inverse: Tensor | None, weight: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return the sums of (kept x) direction and of W ((kept x)^2 - x^2), with `weight` the sum of W x^2.
+    kept: float | Tensor, axes: _Axes, values: Tensor, direction: tuple[Tensor, Tensor], inverse: Tensor | None,
+    weight: Tensor,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return the sums of (kept x) direction and of W ((kept x)^2 - x^2).
 
-    Decay acts on the parameter without its shift: kept x stands for kept x + (1 - kept) shift.
+    `direction` has the sums of x direction, and the direction itself; `weight` is the sum of W x^2. Decay acts on the
+    parameter without its shift: kept x stands for kept x + (1 - kept) shift.
     """
-    first, decayed = kept * axes.total(values * direction), (kept**2 - 1) * weight
+    products, along = direction
+    first, decayed = kept * products, (kept**2 - 1) * weight
     if axes.shift:
         lost = (1 - kept) * axes.shift
         metric = torch.ones_like(values) if inverse is None else inverse
-        first = first + lost * axes.total(direction)
+        first = first + lost * axes.total(along)
         decayed = decayed + 2 * kept * lost * axes.total(metric * values) + lost**2 * axes.total(metric)
     return first, decayed
 

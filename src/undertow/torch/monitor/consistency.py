@@ -31,11 +31,11 @@ CAUSES = (
 
 
 class _Probes(NamedTuple):
-    """Projections of the recorded gradient and of `.grad`, for one parameter, and the squared norm of the latter."""
+    """Projections of the recorded gradient and of `.grad`, for one parameter, and the latter itself."""
 
     recorded: Tensor
     actual: Tensor
-    square: Tensor
+    gradient: Tensor
     rtol: float
 
 
@@ -82,7 +82,7 @@ class Comparison:
         self.samples = torch.as_tensor(sums.counted, device=device).double()
         norms = by_parameter(actual.square()).sqrt()
         errors = by_parameter((scale * recorded - actual).square()).sqrt()
-        squares = joined([p.square for p in probes.values()], device)
+        squares = joined(torch._foreach_norm([p.gradient for p in probes.values()]), device).square()
         head = torch.stack([self.samples, product.sum(), size.sum(), scale])
         self.numbers = torch.cat([head, norms, errors, spreads, squares])
 
@@ -195,4 +195,4 @@ def _probe(name: str, parameter: nn.Parameter, sums: BatchSums) -> _Probes | str
     recorded = sums.probes.get(name)
     probe = torch.zeros_like(actual) if recorded is None else recorded.to(actual)
     rtol = HALF_RTOL if name in sums.half else GRADIENT_RTOL.get(parameter.dtype, HALF_RTOL)
-    return _Probes(probe, actual, torch.linalg.vector_norm(single).double().square(), rtol)
+    return _Probes(probe, actual, single, rtol)

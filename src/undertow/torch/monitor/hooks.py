@@ -88,6 +88,8 @@ class GradientRecorder:
         self._all_parameters = {id(p): p for p in model.parameters()}
         self.autotuner = Autotuner()
         self._gain_layers = GainLayers()
+        device = next((p.device.type for p in self.parameters.values()), "cpu")
+        self._autocast_device = device if torch.amp.is_autocast_available(device) else None
         self.sites = find_sites(model, self.parameters)
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._replaying = False
@@ -215,7 +217,8 @@ class GradientRecorder:
             self._fail("the model itself was not called, only parts of it, or with no tensor: call `model(batch)`")
             return
         problem = self._batch_norm_problem
-        if self._independent_of_batch(site, tensors_in((args, kwargs))):
+        inputs = tensors_in((args, kwargs)) if kwargs else tensors_in(args)
+        if self._independent_of_batch(site, inputs):
             problem = (
                 f"{site} receives a tensor made of parameters alone, so that the gradients of the samples are summed "
                 "before they reach it: `expand` it to one copy per sample before the layer"
@@ -223,7 +226,8 @@ class GradientRecorder:
         args, kwargs = detached(args, kwargs)
         autocast = autocast_now(outputs[0].device.type)
         recomputed = _in_backward()
-        call = Call(site, args, kwargs, len(outputs), self._samples, self._step, autocast, problem, recomputed)
+        inputs = [x.detach() for x in inputs]
+        call = Call(site, args, kwargs, inputs, len(outputs), self._samples, self._step, autocast, problem, recomputed)
         if recomputed:
             self._open_pass()  # here, because the derivatives come in a backward pass inside of this one
         else:
@@ -325,7 +329,7 @@ class GradientRecorder:
 
     def _gradients(self, call: Call, leaves: Sequence[str]) -> dict[str, SampleGradients]:
         site, samples = call.site, call.samples
-        inputs = tensors_in((call.args, call.kwargs))
+        inputs = call.inputs
         if len(inputs) == len(call.back) == 1 and call.back[0] is not None:
             with torch.no_grad(), self._without_autocast():
                 known = layer_gradients(site.module, inputs[0], call.back[0], samples, self.batch_axis, leaves)
@@ -341,8 +345,8 @@ class GradientRecorder:
 
     def _without_autocast(self) -> AbstractContextManager:
         """Switch autocast off if the backward pass runs under it: squares of half-precision numbers overflow."""
-        device = next(iter(self.parameters.values())).device.type
-        on = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+        device = self._autocast_device
+        on = device is not None and torch.is_autocast_enabled(device)
         return torch.autocast(device, enabled=False) if on else contextlib.nullcontext()
 
     def _add_statistics(self, name: str) -> None:

@@ -11,14 +11,15 @@ with n_i the variance of the gradient for SGD, and v_i/W_i for Adam, where v sta
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from undertow.torch.monitor.balance import BlockSolution, adam_times, diagonal_amounts
+from undertow.torch.monitor.balance import adam_times, diagonal_amounts
 from undertow.torch.monitor.blocks import BlockReading, read_blocks
 from undertow.torch.monitor.columns import FIELDS, step_columns
 from undertow.torch.monitor.consistency import Comparison
-from undertow.torch.monitor.entries import BlockMap, Entries, EntryMap
+from undertow.torch.monitor.entries import Entries, EntryMap
 from undertow.torch.monitor.settings import ADAM, SGD
 from undertow.torch.monitor.statistics import StatisticRequest
 from undertow.torch.monitor.steps import ParameterSettings, Plan, Steps
@@ -29,10 +30,9 @@ __all__ = ["NUMBERS", "Measurement", "measure"]
 NUMBERS = (
     "step_size", "charge", "noise_plus", "noise_minus", "noise_share", "flow", "first_order", "second_order", "decay",
     "metric", "distance", "farthest", "relaxation", "slowest", "timed", "infinite", "dead", "memory", "eps_share",
-    "irregular",
 )  # fmt: skip
-"""Numbers of each symmetry; `timed` counts generators with a relaxation time, `irregular` blocks of a GL without full
-rank."""
+"""Numbers of each symmetry; `timed` counts generators with a relaxation time. Those of the equilibrium are of diagonal
+generators; a GL under SGD has others (`BlockEquilibria`)."""
 DEAD_RTOL = 1e-12
 """A generator of Adam is dead if m^2 is smaller than this, relative to v: no gradient in the last 130 steps."""
 
@@ -47,6 +47,22 @@ class Measurement:
     """charge, noise_plus, noise_minus, gradient and amount by generator."""
     blocks: tuple[BlockReading, ...]
     """The GL symmetries under SGD."""
+
+    def flat(self) -> Tensor:
+        """Return what `read_step` needs on the host as one tensor: the numbers, then the matrices of the blocks."""
+        matrices = [x.flatten() for reading in self.blocks for x in reading.matrices]
+        return torch.cat([self.numbers.flatten(), *matrices])
+
+    def split(self, values: np.ndarray) -> tuple[np.ndarray, list[list[np.ndarray]]]:
+        """Return the numbers of `flat` as a table by symmetry, and the matrices by block size."""
+        numbers, at = values[: self.numbers.numel()].reshape(self.numbers.shape), self.numbers.numel()
+        matrices: list[list[np.ndarray]] = []
+        for reading in self.blocks:
+            matrices.append([])
+            for x in reading.matrices:
+                matrices[-1].append(values[at : at + x.numel()].reshape(x.shape))
+                at += x.numel()
+        return numbers, matrices
 
 
 @dataclass(frozen=True)
@@ -109,7 +125,6 @@ def measure(
         if any(plan.kinds[k] == SGD for k in block_map.symmetries):
             moments = comparison.samples, comparison.scale
             blocks.append(read_blocks(block_map, own, step.steps, parameters, sums, *moments))
-            solved.replace(entries, block_map, blocks[-1].solution, ~step.adaptive)
     rows = step.steps.rows
     numbers = _totals(step) | solved.summary(entries, rows, len(plan.kinds))
     plus, minus = step.sides()
@@ -176,22 +191,6 @@ class _Solved:
     times: Tensor
     infinite: Tensor
     dead: Tensor
-    irregular: Tensor
-
-    def replace(self, entries: EntryMap, own: BlockMap, solution: BlockSolution, chosen: Tensor) -> None:
-        """Replace those of the diagonal generators of a GL, for the chosen symmetries."""
-        spans = [torch.arange(entries.starts[k], entries.starts[k + 1]) for k in own.symmetries]
-        places = on_device(torch.cat(spans), self.amount.device)
-        owner = entries.on(self.amount.device)[0].owner
-        chosen = chosen[owner[places]]
-        regular = solution.regular.repeat_interleave(own.block)
-        none = torch.zeros_like(regular)
-        for name, new in (
-            ("amount", solution.logs.reshape(-1)), ("times", solution.times.reshape(-1)), ("infinite", none),
-            ("dead", none), ("irregular", ~regular),
-        ):  # fmt: skip
-            values = getattr(self, name)
-            setattr(self, name, values.index_copy(0, places, torch.where(chosen, new, values[places])))
 
     def summary(self, entries: EntryMap, rows: Entries, symmetries: int) -> dict[str, Tensor]:
         """Return root mean squares, extremes, medians and counts by symmetry."""
@@ -212,7 +211,6 @@ class _Solved:
             "timed": timed.double(),
             "infinite": count(self.infinite),
             "dead": count(self.dead),
-            "irregular": count(self.irregular),
         }
 
 
@@ -246,5 +244,4 @@ def _solve(entries: EntryMap, step: _Step) -> _Solved:
     forgetting = steps.least(steps.forgetting)[rows.owner]
     times = torch.where(adaptive[rows.owner], adam_times(rate, following, forgetting), 1 / (2 * rate))
     usable = ~dead & ~infinite & steps.moves[rows.owner] & (inertia > 0) & (rate > 0)
-    none = torch.zeros_like(dead)
-    return _Solved(amount, torch.where(usable, times, torch.inf), infinite, dead, none)
+    return _Solved(amount, torch.where(usable, times, torch.inf), infinite, dead)

@@ -1,5 +1,6 @@
 """Measure gradient noise along the symmetries of a network while it trains."""
 
+import functools
 import re
 import warnings
 import weakref
@@ -14,17 +15,20 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from undertow import _validate as validate
-from undertow.torch._copies import trainable, unwrap
+from undertow.torch._copies import unwrap
 from undertow.torch._renamed import Renamed
-from undertow.torch.census.census import Census, check_census
+from undertow.torch.census.census import Census
 from undertow.torch.monitor import output, plots, ranks
+from undertow.torch.monitor.arguments import validate_census, validate_wrapper
 from undertow.torch.monitor.consistency import NOT_FINITE, compare_gradients
 from undertow.torch.monitor.hooks import GradientRecorder
 from undertow.torch.monitor.noise_scale import NoiseScales, gradient_power
+from undertow.torch.monitor.optimizers import OptimizerTracker
 from undertow.torch.monitor.output import Writer
 from undertow.torch.monitor.reading import COLUMNS, Reading, Row
+from undertow.torch.monitor.reading_queue import ReadingQueue
 from undertow.torch.monitor.report import write_report
-from undertow.torch.monitor.settings import SGD, StepRule, optimizer_rules
+from undertow.torch.monitor.settings import SGD, StepRule
 from undertow.torch.monitor.statistics import ShapeKey
 from undertow.torch.monitor.symmetry_meter import SymmetryMeter
 from undertow.torch.monitor.tensors import to_numpy
@@ -39,7 +43,7 @@ __all__ = ["COLUMNS", "NoiseMonitor", "Reading"]
 _RulesOf = Callable[[], dict[str, StepRule]]
 """Returns how each parameter is stepped."""
 StepArguments = tuple[tuple, dict[str, object]]
-"""The positional and the keyword arguments of the `step()` of an optimiser."""
+"""Arguments of the `step()` of an optimiser."""
 MOST_ROWS = 100_000
 """Largest number of rows held, about 100 MB, whatever `keep` is."""
 
@@ -53,10 +57,9 @@ class NoiseMonitor:
     bias by N/(N-1) sum_n (c_n - G/N)(c_n - G/N)'. A sample is an index of the batch; for sequences it is the whole
     sequence.
 
-    Layers have the samples along `batch_axis` or the first axis, which may hold positions too (outside of the samples
-    with `batch_axis=1`, else inside of them). Axes are identified by their lengths alone. A model that moves the
-    samples to another axis, or sends a table that does not depend on the batch through a layer, must not have as many
-    entries there as samples, nor a multiple. A table of parameters raises an error.
+    Layers have the samples along `batch_axis` or the first axis, which may hold positions too. Axes are identified by
+    their lengths alone: a model that moves the samples to another axis, or sends a table that does not depend on the
+    batch through a layer, must not have as many entries there as samples, nor a multiple.
 
     **Arguments:**
 
@@ -90,15 +93,12 @@ class NoiseMonitor:
       of every generator is 0, with the other symmetries held fixed.
     - `relaxation`, `slowest`: median and largest relaxation time near that equilibrium, in steps.
     - `infinite`, `dead`: numbers of generators whose equilibrium is at infinity, and of those without noise.
-    - `memory`, `eps_share`: for Adam, 1/(1 - b2) in steps, and the share of eps in W. The theory needs a metric that
-      changes slowly and a small eps.
-    - `optimiser`: whose equilibrium it is, "SGD" or "AdamW". `note`: why numbers are None. Under optimisers without a
-      theory (RMSprop, Adafactor, amsgrad, ...) only charge and noise are given.
+    - `memory`, `eps_share`: for Adam, 1/(1 - b2) in steps, and the share of eps in W, which should be small.
+    - `optimiser`: whose equilibrium it is, "SGD" or "AdamW". `note`: why numbers are None.
 
-    `verdicts()` says for each symmetry whether it has reached that equilibrium.
-    `last` holds the newest measurement generator by generator. A step that cannot be measured raises an error if it is
-    the first one, and later a warning, once for each reason, with no row for that step. Both come from `step()`, never
-    from `backward()`.
+    `verdicts()` says for each symmetry whether it has reached that equilibrium. `last` holds the newest measurement
+    generator by generator. A step that cannot be measured raises an error if it is the first one, and later a warning,
+    once for each reason, with no row for that step. Both come from `step()`, never from `backward()`.
 
     >>> import torch
     >>> from undertow.torch import NoiseMonitor, census
@@ -128,7 +128,7 @@ class NoiseMonitor:
         on_error: Literal["raise", "warn"] = "raise",
         distributed: bool | None = None,
     ):
-        _validate_wrapper(model)
+        validate_wrapper(model)
         self.every = validate.positive_integer("NoiseMonitor", "every", every)
         keep = validate.positive_integer("NoiseMonitor", "keep", keep)
         window = validate.positive_integer("NoiseMonitor", "window", window)
@@ -138,15 +138,15 @@ class NoiseMonitor:
             raise ValueError(f"`NoiseMonitor(on_error={on_error!r})`: give 'raise' or 'warn'.")
         wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
         self.model = unwrap(model)
-        _validate_census(self.model, census)
+        validate_census(self.model, census)
         self.census = Census((), (), (), (), (), ()) if census is None else census
         sharded = ranks.is_sharded(self.model)
         self._distributed = ranks.runs_distributed() and (wrapped or sharded if distributed is None else distributed)
         self._on_error = on_error
         self.steps = 0
         """Number of steps of the optimiser so far."""
-        self.last: tuple[Reading, ...] = ()
-        """The newest measurement, one reading per symmetry."""
+        self._last: tuple[Reading, ...] = ()
+        self._unread: ReadingQueue[tuple[Reading, ...]] = ReadingQueue()
         self.skipped: deque[tuple[int, str]] = deque(maxlen=keep)
         """Steps that could not be measured, each with the reason."""
         self._rows: deque[list[Row]] = deque(maxlen=min(keep, max(1, MOST_ROWS // max(1, len(self.census)))))
@@ -160,10 +160,7 @@ class NoiseMonitor:
         """The gradient noise scale in total, by layer and by symmetry."""
         self._sharded = sharded
         self._parameters = ranks.WholeParameters(self._recorder.parameters) if sharded else self._recorder.parameters
-        self._uses_our_parameters: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
-        self._leader: weakref.ref[torch.optim.Optimizer] | None = None
-        """The optimiser that counts the steps."""
-        self._steps_without_leader = 0
+        self._optimizers = OptimizerTracker(self._recorder.parameters)
         self._writer, self._owns_writer = output.open_writer(writer)
         self._recorder.attach()
         self._release = weakref.finalize(self, _release, _follow_optimizers(self), self._recorder)
@@ -174,7 +171,18 @@ class NoiseMonitor:
     @property
     def rows(self) -> list[Row]:
         """All measurements, one dict per symmetry and step."""
-        return [row for rows in self._rows for row in rows]
+        return [row for rows in self._measurements() for row in rows]
+
+    @property
+    def last(self) -> tuple[Reading, ...]:
+        """The newest measurement, one reading per symmetry."""
+        self._collect(wait=True)
+        return self._last
+
+    def _measurements(self) -> list[list[Row]]:
+        """Return the rows of all measurements."""
+        self._collect(wait=True)
+        return list(self._rows)
 
     @property
     def algorithms(self) -> dict[ShapeKey, str]:
@@ -184,6 +192,7 @@ class NoiseMonitor:
     def close(self) -> None:
         """Remove all hooks. The measurements stay."""
         self._release()
+        self._collect(wait=True)
         if self._owns_writer:
             self._writer.close()  # ty: ignore[missing-attribute]
 
@@ -214,31 +223,14 @@ class NoiseMonitor:
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, object]
     ) -> StepArguments | None:
-        if optimizer not in self._uses_our_parameters:
-            ours = set(map(id, self._recorder.parameters.values()))
-            self._uses_our_parameters[optimizer] = any(
-                id(p) in ours for group in optimizer.param_groups for p in group["params"]
-            )
-        if not self._uses_our_parameters[optimizer] or not self._leads(optimizer):
+        if not self._optimizers.counts(optimizer):
             return None
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if not callable(closure):
-            self._end_step(self._rules)
+            self._end_step(self._optimizers.rules)
             return None
         # also between measurements: hooks attached before the closure would record this step as part of the next one
         return (args[0], self._ending_step(closure)), {k: v for k, v in kwargs.items() if k != "closure"}
-
-    def _leads(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Return whether an optimiser counts the steps.
-
-        Where several optimisers share the parameters, the first one counts the steps as long as it makes any.
-        """
-        leader = None if self._leader is None else self._leader()
-        self._steps_without_leader = 0 if leader is optimizer else self._steps_without_leader + 1
-        if leader is None or self._steps_without_leader > len(self._uses_our_parameters):
-            self._leader, self._steps_without_leader = weakref.ref(optimizer), 0
-            return True
-        return leader is optimizer
 
     def _ending_step(self, closure: Callable[..., object]) -> Callable[[], object]:
         """Return a closure that ends the step after its first evaluation."""
@@ -249,20 +241,14 @@ class NoiseMonitor:
             value = closure()
             if waiting:
                 waiting = False
-                self._end_step(self._rules)
+                self._end_step(self._optimizers.rules)
             return value
 
         return evaluate
 
-    def _rules(self) -> dict[str, StepRule]:
-        """Return how the optimisers step the parameters."""
-        leader = None if self._leader is None else self._leader()
-        others = [other for other, ours in self._uses_our_parameters.items() if ours and other is not leader]
-        optimizers = others if leader is None else [leader, *others]
-        return optimizer_rules(optimizers, self._recorder.parameters)
-
     def _end_step(self, rules: _RulesOf) -> None:
         step, self.steps = self.steps, self.steps + 1
+        self._collect(wait=False)
         try:
             if self._recorder.attached:
                 self._measure(step, rules())
@@ -286,11 +272,30 @@ class NoiseMonitor:
         expected = problem == NOT_FINITE and any(rule.grad_scale is not None for rule in rules.values())
         if not self._measured and not expected and self._on_error == "raise":
             raise RuntimeError(f"`NoiseMonitor` at step {step}: {problem}.") from cause
+        self._skip(step, problem, warn=not expected)
+
+    def _skip(self, step: int, problem: str, *, warn: bool = True) -> None:
+        """Keep the reason why a step has no measurement, with one warning for each kind of reason."""
         self.skipped.append((step, problem))
         kind = re.sub(r"[\d.]+", "", problem)
-        if kind not in self._warned and not expected:
+        if kind not in self._warned and warn:
             self._warned.add(kind)
             warnings.warn(f"`NoiseMonitor` has no measurement of step {step}: {problem}.", stacklevel=2)
+
+    def _collect(self, *, wait: bool) -> None:
+        """Keep the readings that the thread has completed, or wait for all of them."""
+        for step, result in self._unread.take(wait=wait):
+            if isinstance(result, Exception):
+                self._skip(step, f"{type(result).__name__}: {result}")
+            else:
+                self._keep(step, result)
+
+    def _keep(self, step: int, readings: tuple[Reading, ...]) -> None:
+        self._last = readings
+        rows = [reading.row for reading in readings]
+        self._rows.append(rows)
+        if self._writer is not None:
+            output.log_measurement(self._writer, rows, self.noise_scale, step)
 
     def _try_to_measure(self, step: int, rules: dict[str, StepRule]) -> str | None:
         """Measure a step; return why it could not be measured, None if it was."""
@@ -313,15 +318,16 @@ class NoiseMonitor:
         if compared.problem is not None:
             return compared.problem
         recorder.uncovered |= compared.unmatched
-        self.last = self._meter.read(measured, numbers, recorder.parameters, step, compared.samples)
         power = gradient_power(step, compared.samples, compared.second, compared.square)
         self.noise_scale.add(power, {**recorder.uncovered, **sums.not_separable})
-        rows = [reading.row for reading in self.last]
-        self._rows.append(rows)
+        read = functools.partial(measured.read, numbers, step, compared.samples)
+        if measured.waits:
+            self._unread.submit(step, read)
+        else:
+            self._collect(wait=True)
+            self._keep(step, read())
         if self._meter.choose_requests(measured):
             recorder.record(self._meter.requests, self._meter.optional(self.model))
-        if self._writer is not None:
-            output.log_measurement(self._writer, rows, self.noise_scale, step)
         return None
 
     def to_csv(self, path: str | Path) -> None:
@@ -338,12 +344,12 @@ class NoiseMonitor:
     def to_xarray(self) -> "xarray.Dataset":
         """Return all rows as arrays over steps and symmetries, and the noise scale over steps and layers."""
         self._check_measured("to_xarray")
-        return output.to_xarray(self.census, list(self._rows), self.noise_scale)
+        return output.to_xarray(self.census, self._measurements(), self.noise_scale)
 
     def plot(self) -> "matplotlib.figure.Figure":
         """Return a figure over the steps: noise scale, charges, noise on both sides and distances to equilibrium."""
         self._check_measured("plot")
-        return plots.plot_symmetries(self.census, list(self._rows), self.noise_scale)
+        return plots.plot_symmetries(self.census, self._measurements(), self.noise_scale)
 
     def plot_layers(self) -> "matplotlib.figure.Figure":
         """Return a figure with a small panel for each layer: its noise scale over the steps."""
@@ -353,7 +359,7 @@ class NoiseMonitor:
     def report(self, path: str | Path) -> Path:
         """Write an HTML page: what was measured, what it means, what one might do, and what not to conclude."""
         self._check_measured("report")
-        return write_report(path, self.census, list(self._rows), self.noise_scale, list(self.skipped))
+        return write_report(path, self.census, self._measurements(), self.noise_scale, list(self.skipped))
 
     def _check_measured(self, method: str) -> None:
         if not self._measured:
@@ -374,26 +380,3 @@ def _follow_optimizers(monitor: NoiseMonitor) -> torch.utils.hooks.RemovableHand
 def _release(handle: torch.utils.hooks.RemovableHandle, recorder: GradientRecorder) -> None:
     handle.remove()
     recorder.detach()
-
-
-def _validate_wrapper(model: nn.Module) -> None:
-    if isinstance(model, nn.DataParallel):
-        raise ValueError(
-            "`NoiseMonitor`: a DataParallel spreads the samples over replicas, where hooks do not see them; use "
-            "DistributedDataParallel."
-        )
-    if type(model).__name__ == "FullyShardedDataParallel":
-        raise ValueError(
-            "`NoiseMonitor`: FullyShardedDataParallel (FSDP1) flattens the parameters, so that those of a layer cannot "
-            "be told apart; use FSDP2 (`torch.distributed.fsdp.fully_shard`)."
-        )
-
-
-def _validate_census(model: nn.Module, census: Census | None) -> None:
-    if census is None:
-        return
-    if not isinstance(census, Census):
-        raise TypeError(
-            f"`NoiseMonitor(model, census)`: `census` is a {type(census).__name__}; give `census(model, ...)`."
-        )
-    check_census("NoiseMonitor", census, trainable(model))

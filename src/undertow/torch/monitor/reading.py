@@ -2,18 +2,13 @@
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import numpy as np
-from torch import nn
 
 from undertow.torch._renamed import Renamed
 from undertow.torch.census.axes import Symmetry
-from undertow.torch.equilibrium import closed_forms
-from undertow.torch.equilibrium.amounts import Amount, Solution, relaxation_times
-from undertow.torch.equilibrium.charge_moments import ChargeMoments
-from undertow.torch.monitor.blocks import BlockReading, rank_rtol
+from undertow.torch.monitor.blocks import BlockEquilibria
 from undertow.torch.monitor.entries import EntryMap
 from undertow.torch.monitor.measure import NUMBERS, Measurement
 from undertow.torch.monitor.settings import ADAM, SGD, UNKNOWN
@@ -39,8 +34,8 @@ DISTANCE = ("distance", "farthest", "relaxation", "slowest", "infinite", "dead")
 class _Arrays:
     """Numbers by generator of all symmetries at one step, which are transferred when one of them is read."""
 
-    def __init__(self, entries: EntryMap, plan: Plan, measurement: Measurement, replaced: Mapping[int, np.ndarray]):
-        self.entries, self.plan, self.measurement, self.replaced = entries, plan, measurement, replaced
+    def __init__(self, entries: EntryMap, plan: Plan, measurement: Measurement, amounts: Mapping[int, np.ndarray]):
+        self.entries, self.plan, self.measurement, self.amounts = entries, plan, measurement, amounts
 
     @functools.cached_property
     def diagonal(self) -> dict[str, np.ndarray]:
@@ -53,15 +48,11 @@ class _Arrays:
         """The matrices of GL symmetries under SGD, by their place in the census."""
         result: dict[int, dict[str, np.ndarray]] = {}
         for reading in self.measurement.blocks:
-            logs, vectors = reading.solution.logs, reading.solution.vectors
-            amount = (vectors * logs[:, None]) @ vectors.mT
-            tensors = reading.charge, *reading.sides, reading.gradient, amount
-            arrays = to_numpy(tensors)
-            for place, part in _parts(reading, self.entries):
-                names = ("charge", "noise_plus", "noise_minus", "gradient", "amount")
+            arrays = to_numpy([reading.charge, *reading.sides, reading.gradient])
+            for place, part in reading.parts(self.entries):
+                names = ("charge", "noise_plus", "noise_minus", "gradient")
                 result[place] = {name: x[part] for name, x in zip(names, arrays, strict=True)}
-                if place in self.replaced:
-                    result[place]["amount"] = self.replaced[place]
+                result[place]["amount"] = self.amounts.get(place, np.zeros(0))
         return result
 
     def of(self, place: int, name: str) -> np.ndarray:
@@ -121,34 +112,33 @@ class Reading:
         return f"Reading({self.symmetry.name!r}, step={self.row['step']})"
 
 
-class _General(NamedTuple):
-    """The equilibrium of a GL symmetry whose sides do not have full rank."""
-
-    amount: np.ndarray
-    numbers: dict[str, float]
-
-
 def read_step(
     entries: EntryMap,
     plan: Plan,
     measurement: Measurement,
-    numbers: np.ndarray,
-    parameters: Mapping[str, nn.Parameter],
+    values: np.ndarray,
     *,
     step: int,
     samples: int,
     not_separable: Mapping[str, str],
 ) -> tuple[Reading, ...]:
-    """Return the readings of all symmetries; `numbers` are those of the measurement on the host.
+    """Return the readings of all symmetries; `values` are those of `Measurement.flat` on the host.
 
     `not_separable` are the parameters whose noise is not known, with the reason.
     """
-    tables = [dict(zip(NUMBERS, map(float, row), strict=True)) for row in numbers]
-    general = _general_equilibria(entries, measurement, tables, parameters)
-    arrays = _Arrays(entries, plan, measurement, {place: one.amount for place, one in general.items()})
+    numbers, matrices = measurement.split(values)
+    tables = [dict(zip(NUMBERS, row, strict=True)) for row in numbers.tolist()]
+    amounts: dict[int, np.ndarray] = {}
+    for reading, own in zip(measurement.blocks, matrices, strict=True):
+        equilibria = BlockEquilibria(reading, own)
+        for place, part in reading.parts(entries):
+            if plan.kinds[place] == SGD:
+                found, amounts[place] = equilibria.numbers(part, moves=tables[place]["step_size"] > 0)
+                tables[place] |= found
+    arrays = _Arrays(entries, plan, measurement, amounts)
     readings = []
     for place, symmetry in enumerate(entries.census):
-        table = tables[place] | (general[place].numbers if place in general else {})
+        table = tables[place]
         row: Row = dict.fromkeys(COLUMNS)
         row |= {
             "step": step,
@@ -225,52 +215,3 @@ def _without_time(row: Row, moves: bool) -> str:
     if not moves:
         return "there is no relaxation time: the step size is 0"
     return "there is no relaxation time: no generator has a finite equilibrium"
-
-
-def _parts(reading: BlockReading, entries: EntryMap) -> list[tuple[int, slice]]:
-    """Return the places of the GL symmetries of one size in the census, each with its blocks."""
-    result, start = [], 0
-    for place in reading.map.symmetries:
-        count = entries.census.symmetries[place].size // reading.map.block
-        result.append((place, slice(start, start + count)))
-        start += count
-    return result
-
-
-def _general_equilibria(
-    entries: EntryMap,
-    measurement: Measurement,
-    tables: Sequence[dict[str, float]],
-    parameters: Mapping[str, nn.Parameter],
-) -> dict[int, _General]:
-    """Return the equilibria of GL symmetries without full rank, by the general closed form on the host."""
-    chosen = [
-        (place, part, reading)
-        for reading in measurement.blocks
-        for place, part in _parts(reading, entries)
-        if tables[place]["irregular"]
-    ]
-    if not chosen:
-        return {}
-    tensors = [x[part] for _, part, reading in chosen for x in (*reading.push, *reading.weights, *reading.inertia)]
-    arrays = iter(to_numpy(tensors))
-    result = {}
-    for place, _, reading in chosen:
-        up, down, plus, minus, *inertia = (next(arrays) for _ in range(6))
-        dtypes = [parameters[request.parameter].dtype for request in reading.map.requests]
-        moments = ChargeMoments(up, down, plus, minus)
-        amount = Amount(*closed_forms.gl_amounts(moments, 1.0, 0.0, rank_rtol(reading.map.block, dtypes)))
-        logs, vectors = np.linalg.eigh(amount.amount)
-        pushed = ChargeMoments(2 * up, 2 * down, inertia[0], inertia[1])
-        times = relaxation_times(pushed, Solution(amount, logs, vectors), 1.0, 0.0)
-        numbers = {
-            "distance": float(np.sqrt(np.mean(logs**2))),
-            "farthest": float(np.abs(logs).max(initial=0.0)),
-            "infinite": amount.infinite,
-            "dead": amount.dead,
-            "timed": times.size if tables[place]["step_size"] > 0 and amount.infinite + amount.dead < logs.size else 0,
-            "relaxation": float(np.median(times)) if times.size else 0.0,
-            "slowest": float(times.max(initial=0.0)),
-        }
-        result[place] = _General(amount.amount, numbers)
-    return result

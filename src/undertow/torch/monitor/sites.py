@@ -44,6 +44,8 @@ class Call:
     site: Site
     args: tuple
     kwargs: dict[str, object]
+    inputs: list[Tensor]
+    """The tensors among the arguments."""
     outputs: int
     samples: int
     step: int

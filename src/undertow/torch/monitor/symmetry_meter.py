@@ -13,7 +13,7 @@ from undertow.torch.census.census import Census
 from undertow.torch.monitor.batch_sums import BatchSums
 from undertow.torch.monitor.consistency import Comparison
 from undertow.torch.monitor.entries import EntryMap
-from undertow.torch.monitor.measure import NUMBERS, Measurement, measure
+from undertow.torch.monitor.measure import Measurement, measure
 from undertow.torch.monitor.reading import Reading, read_step
 from undertow.torch.monitor.requests import Requests
 from undertow.torch.monitor.scale_requests import scale_requests
@@ -28,11 +28,24 @@ class MeasuredStep(NamedTuple):
     """The measurement of a step, on the device of the model."""
 
     plan: Plan | None
+    entries: EntryMap | None
     measurement: Measurement | None
     numbers: Tensor
-    """What `SymmetryMeter.read` needs on the host, as one flat tensor."""
+    """What `read` needs on the host, as one flat tensor."""
     not_separable: Mapping[str, str] = MappingProxyType({})
     """Parameters whose noise is not known, with the reason."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether a thread reads the numbers while training goes on: a GL under SGD on a GPU needs eigenvalues."""
+        return self.numbers.is_cuda and self.measurement is not None and bool(self.measurement.blocks)
+
+    def read(self, values: np.ndarray, step: int, samples: int) -> tuple[Reading, ...]:
+        """Return one reading per symmetry, from `numbers` on the host."""
+        if self.plan is None or self.entries is None or self.measurement is None:
+            return ()
+        facts = {"step": step, "samples": samples, "not_separable": self.not_separable}
+        return read_step(self.entries, self.plan, self.measurement, values, **facts)
 
 
 class SymmetryMeter:
@@ -72,29 +85,12 @@ class SymmetryMeter:
         """Return the measurement of a step from the sums over its samples, and the state of the optimiser before it."""
         device = comparison.numbers.device
         if not len(self.census):
-            return MeasuredStep(None, None, torch.zeros(0, dtype=torch.float64, device=device))
+            return MeasuredStep(None, None, None, torch.zeros(0, dtype=torch.float64, device=device))
         entries = self._current()[1]
         samples = entries.sample_sums(sums.sums, device)
         plan = plan_step(self.census.symmetries, rules)
         measured = measure(entries, parameters, plan, sums.sums, samples, comparison)
-        return MeasuredStep(plan, measured, measured.numbers.flatten(), sums.not_separable)
-
-    def read(
-        self,
-        measured: MeasuredStep,
-        numbers: np.ndarray,
-        parameters: Mapping[str, nn.Parameter],
-        step: int,
-        samples: int,
-    ) -> tuple[Reading, ...]:
-        """Return one reading per symmetry, from the numbers of a measurement on the host."""
-        if measured.plan is None or measured.measurement is None:
-            return ()
-        table = numbers.reshape(-1, len(NUMBERS))
-        return read_step(
-            self._current()[1], measured.plan, measured.measurement, table, parameters,
-            step=step, samples=samples, not_separable=measured.not_separable,
-        )  # fmt: skip
+        return MeasuredStep(plan, entries, measured, measured.flat(), sums.not_separable)
 
     def choose_requests(self, measured: MeasuredStep) -> bool:
         """Choose what the steps of the optimiser need; return whether other statistics have to be recorded now."""
