@@ -19,7 +19,15 @@ from undertow.torch.monitor.layer_queue import LayerQueue, Waiting
 from undertow.torch.monitor.layers import layer_gradients
 from undertow.torch.monitor.replay import NotSeparableError, replayed_gradients
 from undertow.torch.monitor.sample_gradients import SampleGradients
-from undertow.torch.monitor.sites import Call, Site, autocast_now, depends_on_parameters_only, find_sites, unrecordable
+from undertow.torch.monitor.sites import (
+    Call,
+    Site,
+    autocast_now,
+    depends_on_parameters_only,
+    find_sites,
+    in_backward,
+    unrecordable,
+)
 from undertow.torch.monitor.statistics import Autotuner, StatisticRequest
 from undertow.torch.monitor.tensors import detached, tensors_in
 
@@ -180,7 +188,7 @@ class GradientRecorder:
         return result
 
     def _before_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, object]) -> None:
-        if not self._replaying and not _in_backward():
+        if not self._replaying and not in_backward():
             self.start_pass(args, kwargs)
 
     @_record_errors
@@ -225,7 +233,7 @@ class GradientRecorder:
             )
         args, kwargs = detached(args, kwargs)
         autocast = autocast_now(outputs[0].device.type)
-        recomputed = _in_backward()
+        recomputed = in_backward()
         inputs = [x.detach() for x in inputs]
         call = Call(site, args, kwargs, inputs, len(outputs), self._samples, self._step, autocast, problem, recomputed)
         if recomputed:
@@ -331,7 +339,7 @@ class GradientRecorder:
         site, samples = call.site, call.samples
         inputs = call.inputs
         if len(inputs) == len(call.back) == 1 and call.back[0] is not None:
-            with torch.no_grad(), self._without_autocast():
+            with self._without_autocast():
                 known = layer_gradients(site.module, inputs[0], call.back[0], samples, self.batch_axis, leaves)
             if known is not None:
                 return known
@@ -344,10 +352,19 @@ class GradientRecorder:
             self._replaying = False
 
     def _without_autocast(self) -> AbstractContextManager:
-        """Switch autocast off if the backward pass runs under it: squares of half-precision numbers overflow."""
+        """Switch autocast off if the backward pass runs under it: squares of half-precision numbers overflow.
+
+        Gradients are switched off too, which a backward pass with `create_graph=True` leaves on.
+        """
         device = self._autocast_device
         on = device is not None and torch.is_autocast_enabled(device)
-        return torch.autocast(device, enabled=False) if on else contextlib.nullcontext()
+        if not on and not torch.is_grad_enabled():
+            return contextlib.nullcontext()
+        contexts = contextlib.ExitStack()
+        contexts.enter_context(torch.no_grad())
+        if on:
+            contexts.enter_context(torch.autocast(device, enabled=False))
+        return contexts
 
     def _add_statistics(self, name: str) -> None:
         """Add a parameter to the queue, from all its calls, and compute the statistics if the queue is full."""
@@ -362,7 +379,6 @@ class GradientRecorder:
         if self._queue.full:
             self._compute_queue()
 
-    @torch.no_grad()
     def _compute_queue(self) -> None:
         """Add the statistics and the probes of all parameters in the queue to those of the pass."""
         assert self._current is not None
@@ -387,8 +403,3 @@ class GradientRecorder:
         current = self._current
         self._discard_pass()
         self.recorded.add(current.if_finite())
-
-
-def _in_backward() -> bool:
-    """Return whether a backward pass runs. A forward pass inside it repeats a recorded one (activation checkpoints)."""
-    return torch._C._current_graph_task_id() != -1

@@ -89,9 +89,8 @@ class LayerQueue:
 def _kind(one: Waiting) -> tuple:
     """Return what parameters must have in common to be computed together; the name where it is computed alone."""
     use = one.uses[0]
-    apart = any(request.matrices > 1 for request in one.requests)
-    if len(one.uses) > 1 or apart or not isinstance(use, Outer | Dense):
+    if len(one.uses) > 1 or not isinstance(use, Outer | Dense) or any(r.matrices > 1 for r in one.requests):
         return (one.name,)
-    shapes = tuple((x.shape, x.dtype, x.device) for x in use.tensors)
-    requests = tuple((r.axis, None if r.index is None else (r.index.shape, r.index.tobytes())) for r in one.requests)
-    return type(use), shapes, use.flipped, requests
+    first, last = use.tensors[0], use.tensors[-1]
+    kinds = tuple(request.kind for request in one.requests)
+    return type(use), first.shape, last.shape, first.dtype, first.device, use.shape, use.flipped, kinds

@@ -1,5 +1,6 @@
 """Per-sample gradients of layers of known kinds, from their inputs and the derivatives of their outputs."""
 
+import weakref
 from collections.abc import Callable, Sequence
 
 import torch
@@ -67,13 +68,25 @@ _Gradients = dict[str, Callable[[], SampleGradients]]
 """Functions that return the per-sample gradients, by the name of the parameter in its module."""
 
 
-def _gradients_of(module: nn.Module, back: Tensor) -> Callable[[nn.Module, Tensor, Tensor], _Gradients] | None:
+_Rule = Callable[[nn.Module, Tensor, Tensor], _Gradients]
+_KNOWN: weakref.WeakKeyDictionary[nn.Module, _Rule | None] = weakref.WeakKeyDictionary()
+"""The function for each layer that was met."""
+
+
+def _gradients_of(module: nn.Module, back: Tensor) -> _Rule | None:
     """Return the function for the kind of a layer, None for an unknown kind."""
+    if module not in _KNOWN:
+        _KNOWN[module] = _find_rule(module)
+    rule = _KNOWN[module]
+    return None if rule is _convolution and back.ndim != module.weight.ndim else rule
+
+
+def _find_rule(module: nn.Module) -> _Rule | None:
     if _is_transposed(module) or _runs_as(module, nn.Linear):
         return _dense
     if _runs_as(module, nn.LayerNorm, nn.RMSNorm):
         return _norm
-    if _plain_convolution(module) and back.ndim == module.weight.ndim:
+    if _plain_convolution(module):
         return _convolution
     if _runs_as(module, nn.Embedding) and module.max_norm is None and not module.scale_grad_by_freq:
         return _embedding

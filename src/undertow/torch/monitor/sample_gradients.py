@@ -51,6 +51,11 @@ class Dense:
         return (self.gradients,)
 
     @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the parameter."""
+        return self.gradients.shape[1:]
+
+    @property
     def samples(self) -> int:
         """Number of samples."""
         return len(self.gradients)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Call", "Site", "autocast_now", "depends_on_parameters_only", "find_sites", "unrecordable"]
+__all__ = ["Call", "Site", "autocast_now", "depends_on_parameters_only", "find_sites", "in_backward", "unrecordable"]
 
 CONTAINERS = (nn.ParameterList, nn.ParameterDict)
 """Modules that are never called; the module that holds them is."""
@@ -144,3 +144,8 @@ def _never_called(modules: dict[str, nn.Module], path: str) -> bool:
     in_attention = isinstance(around, nn.MultiheadAttention) and last == "out_proj"
     in_parametrizations = last == "parametrizations" or parent.rpartition(".")[2] == "parametrizations"
     return isinstance(modules[path], CONTAINERS) or in_attention or in_parametrizations
+
+
+def in_backward() -> bool:
+    """Return whether a backward pass runs. A forward pass inside it repeats a recorded one (activation checkpoints)."""
+    return torch._C._current_graph_task_id() != -1

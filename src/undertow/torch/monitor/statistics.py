@@ -48,6 +48,11 @@ class StatisticRequest:
     matrices: int = 1
     """Number of matrices in a row along the first axis, if each has indices of its own along `axis`."""
 
+    @functools.cached_property
+    def kind(self) -> tuple:
+        """What requests of parameters that are computed together have in common."""
+        return self.axis, self.matrices, None if self.index is None else (self.index.shape, self.index.tobytes())
+
 
 def statistic(gradients: Tensor, request: StatisticRequest, layers: int = 1) -> Tensor:
     """Return the requested sums over gradients (layers * samples, *shape), layer by layer."""
