@@ -1,7 +1,7 @@
-"""Hooks that record the inputs of layers and the derivatives of their outputs during a user's training step.
+"""Hooks that record the inputs of layers and the derivatives of their outputs while a training step is recorded.
 
-Hooks are attached only while a step is recorded. The derivatives of one backward pass belong together, sample by
-sample, however often a layer was used. Another backward pass brings other samples (gradient accumulation).
+The derivatives of one backward pass belong together, sample by sample, however often a layer was used. Another backward
+pass brings other samples (gradient accumulation).
 """
 
 import contextlib
@@ -23,6 +23,7 @@ from undertow.torch.monitor.sites import (
     Call,
     Site,
     autocast_now,
+    batch_norm_problem,
     depends_on_parameters_only,
     find_sites,
     in_backward,
@@ -108,7 +109,7 @@ class GradientRecorder:
         self._batch_norms: list[tuple[str, nn.Module]] = []
         self._reset()
         self._find_batch_norms()
-        if problem := self._check_batch_norms():
+        if problem := batch_norm_problem(self._batch_norms):
             raise ValueError(f"`NoiseMonitor`: {problem}.")
 
     def record(self, requests: Sequence[StatisticRequest], optional: Sequence[StatisticRequest] = ()) -> None:
@@ -120,16 +121,6 @@ class GradientRecorder:
     def _find_batch_norms(self) -> None:
         kind = nn.modules.batchnorm._BatchNorm
         self._batch_norms = [(name, module) for name, module in self.model.named_modules() if isinstance(module, kind)]
-
-    def _check_batch_norms(self) -> str | None:
-        """Return why the samples of a batch are not independent, None if they are."""
-        for name, module in self._batch_norms:
-            if module.training or module.running_mean is None:
-                return (
-                    f"the samples of a batch are not independent: {name or 'the model'} is a {type(module).__name__} "
-                    "that trains; put it in eval mode, or use LayerNorm or GroupNorm"
-                )
-        return None
 
     def _fail(self, problem: str) -> None:
         """Keep the first error."""
@@ -199,7 +190,7 @@ class GradientRecorder:
         self._discard_pass()
         if self._gradients_are_clear():
             self.recorded, self.problem = BatchSums(), None
-        self._batch_norm_problem = self._check_batch_norms()
+        self._batch_norm_problem = batch_norm_problem(self._batch_norms)
         sizes = [x.shape[self.batch_axis] for x in tensors_in((args, kwargs)) if x.ndim > self.batch_axis]
         self._samples = sizes[0] if sizes else None
 
@@ -326,11 +317,11 @@ class GradientRecorder:
         required = [leaf for leaf in covered if call.site.leaves[leaf] in self.required]
         if not covered:
             return {}
-        if required in ([], covered):
-            return self._gradients(call, covered)
         try:
             return self._gradients(call, covered)
         except Exception as error:
+            if required in ([], covered):
+                raise
             for leaf in set(covered) - set(required):
                 self.uncovered[call.site.leaves[leaf]] = f"{call.site}: {error}"
             return self._gradients(call, required)

@@ -8,7 +8,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Call", "Site", "autocast_now", "depends_on_parameters_only", "find_sites", "in_backward", "unrecordable"]
+__all__ = [
+    "Call",
+    "Site",
+    "autocast_now",
+    "batch_norm_problem",
+    "depends_on_parameters_only",
+    "find_sites",
+    "in_backward",
+    "unrecordable",
+]
 
 CONTAINERS = (nn.ParameterList, nn.ParameterDict)
 """Modules that are never called; the module that holds them is."""
@@ -149,3 +158,14 @@ def _never_called(modules: dict[str, nn.Module], path: str) -> bool:
 def in_backward() -> bool:
     """Return whether a backward pass runs. A forward pass inside it repeats a recorded one (activation checkpoints)."""
     return torch._C._current_graph_task_id() != -1
+
+
+def batch_norm_problem(batch_norms: Iterable[tuple[str, nn.Module]]) -> str | None:
+    """Return why the samples of a batch are not independent, None if they are."""
+    for name, module in batch_norms:
+        if module.training or module.running_mean is None:
+            return (
+                f"the samples of a batch are not independent: {name or 'the model'} is a {type(module).__name__} "
+                "that trains; put it in eval mode, or use LayerNorm or GroupNorm"
+            )
+    return None
