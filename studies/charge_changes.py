@@ -27,13 +27,14 @@ from studies.training import Text, manual
 __all__ = ["NAME", "SMALL", "Scale", "changes", "compare", "follow", "settings", "study"]
 
 NAME = "charge-changes"
+SIZES = Sizes(width=128, heads=4, layers=4, tokens=64, text_batch=16)
 
 
 @dataclass(frozen=True)
 class Scale:
     """Sizes of the study."""
 
-    sizes: Sizes = Sizes(width=128, heads=4, layers=4, tokens=64, text_batch=16)
+    sizes: Sizes = SIZES
     seeds: int = 10
     steps: int = 2000
     every: int = 10

@@ -1,4 +1,4 @@
-"""The study of predicted changes of charges: its numbers are those of the monitor, and its statistics have known laws."""
+"""The study of changes of charges: its numbers are those of the monitor, and its statistics follow known laws."""
 
 import numpy as np
 import pytest
