@@ -119,7 +119,8 @@ def compare(of: dict[str, np.ndarray], late: int) -> dict[str, Any]:
     for target in ("charge", "rest"):
         for phase, chosen in (("all", np.ones_like(second)), ("late", second)):
             facts[f"{target}_{phase}"] = _agreement(of["flow"][chosen], of[target][chosen])
-    parts = ("flow", "charge", "first_order", "second_order", "decay", "metric")
+            facts[f"present_{target}_{phase}"] = _agreement(of["present_flow"][chosen], of[target][chosen])
+    parts = ("flow", "present_flow", "charge", "first_order", "second_order", "decay", "metric")
     rms = lambda values: float(np.sqrt(np.mean(values**2)))
     facts["rms"] = {name: rms(of[name]) for name in parts}
     facts["late_rms"] = {name: rms(of[name][second]) for name in parts}
@@ -159,13 +160,13 @@ def _facts(records: np.ndarray, losses: np.ndarray, run: Setting, scale: Scale, 
     }
     last = changes(whole, scale.windows[-1], scale)
     exact = np.abs(
-        records[-1, 0] - records[1, 0] - (records[-1, 3:] - records[1, 3:]).sum(0)
+        records[-1, 0] - records[1, 0] - (records[-1, 4:] - records[1, 4:]).sum(0)
     ).max() / records[-1, 1].max()  # fmt: skip
     every = max(1, len(losses) // 40)
     return asdict(replace(run, seed=0)) | {
         **compared,
         "exact": float(exact),
-        "scatter": {name: last[name][-1] for name in ("flow", "charge", "rest")},
+        "scatter": {name: last[name][-1] for name in ("flow", "present_flow", "charge", "rest")},
         "loss_steps": (np.arange(len(losses))[::every] + 1) * scale.every,
         "loss": losses[::every].mean(1),
         "last_loss": losses[-max(1, len(losses) // 10) :].mean(0),

@@ -20,8 +20,9 @@ __all__ = ["PARTS", "RECORDED", "ChargeProgram", "Setting"]
 
 BETA, EPS = 0.9, 1e-8
 """Momentum of both optimisers, and eps of AdamW."""
-PARTS = ("flow", "first_order", "second_order", "decay", "metric")
-"""Sums over steps: the prediction, and the four parts of the exact change."""
+PARTS = ("flow", "present_flow", "first_order", "second_order", "decay", "metric")
+"""Sums over steps: the prediction of the monitor, the one with the squared gradient of the step for n_i W_i, and the
+four parts of the exact change."""
 RECORDED = ("charge", "size", *PARTS)
 """What a record holds; size is 1/2 sum_i |A_i| W_i theta_i^2."""
 
@@ -124,10 +125,13 @@ class ChargeProgram:
             after, moved = before, eta * self.first
             h, drive = eta64 / (1 - BETA), noise
             self.first.add_(decay * self.flat)
+        # W before the step does not depend on g; before the first step it is eps
+        present = g.square() / torch.where(self.t > 1, before, after)
         square = self.flat.square()
         weight = self._total(after * square, self.signed)
         parts = {
             "flow": h * (h / 2 * self._total(drive, self.signed) - self.decay * weight),
+            "present_flow": h * (h / 2 * self._total(present, self.signed) - self.decay * weight),
             "first_order": -self._total(after * kept * self.flat * moved, self.signed),
             "second_order": self._total(after * moved.square(), self.signed) / 2,
             "decay": ((1 - eta64 * self.decay) ** 2 - 1) * weight / 2,
