@@ -99,12 +99,12 @@ class Scale:
     """Largest time per task; batch sizes that are not finished by then are left out."""
     resamples: int = 200
     """Bootstrap samples."""
-    noise_seeds: int = 3
+    noise_seeds: int = 4
     measurements: int = 100
     """Measurements of the noise scale per run."""
     segments: int = 10
     """Parts of a run with one noise scale each."""
-    curvature_batches: int = 30
+    curvature_batches: int = 60
     curvature_points: int = 5
     base_steps: int = 3000
     weight_decay: float = 0.01
@@ -169,11 +169,11 @@ def first_crossing(steps: np.ndarray, losses: np.ndarray, target: float) -> np.n
     """
     below = losses <= target
     at = below.argmax(0)
-    after = np.take_along_axis(losses, at[None], 0)[0]
     before = np.take_along_axis(losses, np.maximum(at - 1, 0)[None], 0)[0]
-    fall = np.where(np.isfinite(before), before - after, np.inf)
-    part = np.where(fall > 0, np.clip((before - target) / np.where(fall > 0, fall, 1.0), 0, 1), 1.0)
-    part = np.where(np.isfinite(before), part, 1.0)
+    after = np.take_along_axis(losses, at[None], 0)[0]
+    known = np.isfinite(before) & (before > target) & below.any(0)
+    above, fall = np.where(known, before, target) - target, np.where(known, before, 1.0) - np.where(known, after, 0.0)
+    part = np.where(known, above / fall, 1.0)
     low, high = np.log(steps[np.maximum(at - 1, 0)]), np.log(steps[at])
     return np.where(below.any(0), np.exp(low + part * (high - low)), np.inf)
 

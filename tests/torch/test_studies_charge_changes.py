@@ -78,13 +78,13 @@ def test_the_four_parts_add_up_to_the_change():
 def simulated(bias: float) -> np.ndarray:
     """Return records of charges that move by a known flow and by noise, with the size 2."""
     rng = np.random.default_rng(0)
-    scale, shape = study.Scale(every=1), (401, 8, 300)
+    shape = (401, 8, 300)
     rates = 0.02 * rng.normal(size=shape[2])
     flow = np.cumsum(np.broadcast_to(rates, shape), 0)
     noise = np.cumsum(0.1 * rng.normal(size=shape), 0)
     zero = np.zeros(shape)
     of = {"charge": (1 + bias) * flow + noise, "size": zero + 2, "flow": flow, "metric": bias * flow}
-    assert scale.every == 1
+    of["present_flow"] = flow / 2
     return np.stack([of.get(name, zero) for name in RECORDED], 1)
 
 
@@ -98,6 +98,7 @@ def test_the_statistics_recover_a_known_flow():
         assert facts["charge_all"]["slope"] == pytest.approx(1, abs=0.05)
         # |t| < 2 has the probability 0.914 for Student's t with 7 degrees of freedom
         assert facts["charge_all"]["within_two"] == pytest.approx(0.914, abs=0.03)
+        assert facts["present_charge_all"]["slope"] == pytest.approx(2, abs=0.1)
         assert facts["windows"] == 400 // length - 1
     biased = study.compare(study.changes(simulated(1.0), 200, scale), 200)
     assert biased["charge_all"]["slope"] == pytest.approx(2, abs=0.05)
