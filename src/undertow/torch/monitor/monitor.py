@@ -4,7 +4,7 @@ import re
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -14,11 +14,12 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from undertow import _validate as validate
-from undertow.torch._copies import trainable, unwrap
+from undertow.torch._copies import Batch, Loss, trainable, unwrap
 from undertow.torch._renamed import Renamed
-from undertow.torch.census.census import Census, check_census
+from undertow.torch.census.census import Census
 from undertow.torch.monitor import output, plots, ranks
 from undertow.torch.monitor.consistency import NOT_FINITE, compare_gradients
+from undertow.torch.monitor.curvature_scale import MetricCurvature, fill_regime, metric_curvature, paused
 from undertow.torch.monitor.hooks import GradientRecorder
 from undertow.torch.monitor.noise_scale import NoiseScales, gradient_power
 from undertow.torch.monitor.output import Writer
@@ -26,7 +27,7 @@ from undertow.torch.monitor.reading import COLUMNS, Reading, Row
 from undertow.torch.monitor.report import write_report
 from undertow.torch.monitor.settings import SGD, StepRule, optimizer_rules
 from undertow.torch.monitor.statistics import ShapeKey
-from undertow.torch.monitor.symmetry_meter import SymmetryMeter
+from undertow.torch.monitor.symmetry_meter import SymmetryMeter, validate_census
 from undertow.torch.monitor.tensors import to_numpy
 from undertow.torch.monitor.verdict import TOLERANCE, Verdict, verdicts
 
@@ -91,7 +92,8 @@ class NoiseMonitor:
     - `relaxation`, `slowest`: median and largest relaxation time near that equilibrium, in steps.
     - `infinite`, `dead`: numbers of generators whose equilibrium is at infinity, and of those without noise.
     - `memory`, `eps_share`: for Adam, 1/(1 - b2) in steps, and the share of eps in W. The theory needs a metric that
-      changes slowly and a small eps.
+      changes slowly and a small eps. `regime`: (1 - b2)/(eta lambda), None until `measure_curvature` has measured
+      lambda, the curvature in the metric; the theory needs a value below about 1.
     - `optimiser`: whose equilibrium it is, "SGD" or "AdamW". `note`: why numbers are None. Under optimisers without a
       theory (RMSprop, Adafactor, amsgrad, ...) only charge and noise are given.
 
@@ -128,7 +130,7 @@ class NoiseMonitor:
         on_error: Literal["raise", "warn"] = "raise",
         distributed: bool | None = None,
     ):
-        _validate_wrapper(model)
+        ranks.validate_wrapper(model)
         self.every = validate.positive_integer("NoiseMonitor", "every", every)
         keep = validate.positive_integer("NoiseMonitor", "keep", keep)
         window = validate.positive_integer("NoiseMonitor", "window", window)
@@ -138,7 +140,7 @@ class NoiseMonitor:
             raise ValueError(f"`NoiseMonitor(on_error={on_error!r})`: give 'raise' or 'warn'.")
         wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
         self.model = unwrap(model)
-        _validate_census(self.model, census)
+        validate_census(self.model, census)
         self.census = Census((), (), (), (), (), ()) if census is None else census
         sharded = ranks.is_sharded(self.model)
         self._distributed = ranks.runs_distributed() and (wrapped or sharded if distributed is None else distributed)
@@ -158,6 +160,8 @@ class NoiseMonitor:
         )
         self.noise_scale = NoiseScales(window, {symmetry.name: symmetry.parameters for symmetry in self.census})
         """The gradient noise scale in total, by layer and by symmetry."""
+        self.curvature: MetricCurvature | None = None
+        """The curvature in the metric of Adam, by `measure_curvature`."""
         self._sharded = sharded
         self._parameters = ranks.WholeParameters(self._recorder.parameters) if sharded else self._recorder.parameters
         self._uses_our_parameters: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool] = weakref.WeakKeyDictionary()
@@ -254,12 +258,12 @@ class NoiseMonitor:
 
         return evaluate
 
-    def _rules(self) -> dict[str, StepRule]:
-        """Return how the optimisers step the parameters."""
+    def _rules(self, parameters: Mapping[str, nn.Parameter] | None = None) -> dict[str, StepRule]:
+        """Return how the optimisers step parameters, by default those that are recorded."""
         leader = None if self._leader is None else self._leader()
         others = [other for other, ours in self._uses_our_parameters.items() if ours and other is not leader]
         optimizers = others if leader is None else [leader, *others]
-        return optimizer_rules(optimizers, self._recorder.parameters)
+        return optimizer_rules(optimizers, self._recorder.parameters if parameters is None else parameters)
 
     def _end_step(self, rules: _RulesOf) -> None:
         step, self.steps = self.steps, self.steps + 1
@@ -317,6 +321,8 @@ class NoiseMonitor:
         power = gradient_power(step, compared.samples, compared.second, compared.square)
         self.noise_scale.add(power, {**recorder.uncovered, **sums.not_separable})
         rows = [reading.row for reading in self.last]
+        if self.curvature is not None:
+            fill_regime(rows, self.curvature)
         self._rows.append(rows)
         if self._meter.choose_requests(measured):
             recorder.record(self._meter.requests, self._meter.optional(self.model))
@@ -334,6 +340,20 @@ class NoiseMonitor:
         `tolerance` is the largest root mean square of the amounts that counts as reached.
         """
         return verdicts(self.rows, tolerance)
+
+    def measure_curvature(self, batches: Sequence[Batch], loss: Loss) -> MetricCurvature:
+        """Measure the curvature lambda in the metric of Adam, for `regime` of the newest rows and of all later ones.
+
+        `batches` are at least 9 independent batches of `loss(model, batch)`; three of them take two gradients and one
+        Hessian-vector product. Call it between two steps of training.
+        """
+        if self._sharded:
+            raise ValueError("`NoiseMonitor.measure_curvature()`: the model is sharded; measure a whole model.")
+        with paused(self._recorder):
+            rules = self._rules(trainable(self.model))
+            self.curvature = metric_curvature(self.model, batches, loss, rules)
+        fill_regime(self._rows[-1] if self._rows else [], self.curvature)
+        return self.curvature
 
     def to_xarray(self) -> "xarray.Dataset":
         """Return all rows as arrays over steps and symmetries, and the noise scale over steps and layers."""
@@ -374,26 +394,3 @@ def _follow_optimizers(monitor: NoiseMonitor) -> torch.utils.hooks.RemovableHand
 def _release(handle: torch.utils.hooks.RemovableHandle, recorder: GradientRecorder) -> None:
     handle.remove()
     recorder.detach()
-
-
-def _validate_wrapper(model: nn.Module) -> None:
-    if isinstance(model, nn.DataParallel):
-        raise ValueError(
-            "`NoiseMonitor`: a DataParallel spreads the samples over replicas, where hooks do not see them; use "
-            "DistributedDataParallel."
-        )
-    if type(model).__name__ == "FullyShardedDataParallel":
-        raise ValueError(
-            "`NoiseMonitor`: FullyShardedDataParallel (FSDP1) flattens the parameters, so that those of a layer cannot "
-            "be told apart; use FSDP2 (`torch.distributed.fsdp.fully_shard`)."
-        )
-
-
-def _validate_census(model: nn.Module, census: Census | None) -> None:
-    if census is None:
-        return
-    if not isinstance(census, Census):
-        raise TypeError(
-            f"`NoiseMonitor(model, census)`: `census` is a {type(census).__name__}; give `census(model, ...)`."
-        )
-    check_census("NoiseMonitor", census, trainable(model))
