@@ -118,8 +118,8 @@ SMALL = Scale(
 )  # fmt: skip
 
 
-EASY = {"ReLU network": (2.28, 0.1), "convolutions": (2.3, 0.01), "text": (4.4, 0.02), "regression": (0.6, 0.05),
-        "LoRA": (3.3, 0.02)}  # fmt: skip
+EASY = {"ReLU network": (2.35, 0.1), "convolutions": (2.32, 0.01), "text": (4.2, 0.1), "regression": (0.6, 0.05),
+        "LoRA": (3.47, 0.1)}  # fmt: skip
 SMALL_CASES = tuple(
     replace(case, target=EASY[case.network][0], step_size=EASY[case.network][1], batches=(2, 4, 8)) for case in CASES
 )

@@ -5,9 +5,12 @@ import pytest
 import torch
 
 from studies import charge_changes as study
+from studies import charge_changes_page
+from studies.adamw import Inputs
 from studies.adamw_networks import Sizes, census_rows
 from studies.adamw_program import Sides
 from studies.charge_changes_program import PARTS, RECORDED, ChargeProgram, Setting
+from studies.results import load
 from studies.training import cross_entropy, manual
 from undertow.torch import NoiseMonitor, census
 
@@ -111,3 +114,16 @@ def test_the_manual_is_a_text():
     assert 50 < text.words < 300
     assert len(text.ids) > 100_000
     assert int(text.ids.max()) == text.words - 1
+
+
+def test_the_study_makes_a_page(tmp_path):
+    study.study(study.SMALL, Inputs.make(study.SMALL.sizes, ("Llama",)), CPU, tmp_path)
+    facts = load(study.NAME, tmp_path)
+    assert [(row["adaptive"], row["b2"], row["warm_up"]) for row in facts["settings"]] == [
+        (True, 0.95, 0), (True, 0.95, 10), (True, 0.999, 0), (True, 0.999, 10), (False, 0.0, 0), (False, 0.0, 10)
+    ]  # fmt: skip
+    assert max(row["exact"] for row in facts["settings"]) < 1e-5
+    text = charge_changes_page.page(facts)
+    assert text.count("AdamW, b2 0.999, warm-up") >= 5
+    assert "nan" not in text
+    assert set(charge_changes_page.figures(facts)) == {"charge-changes-scatter", "charge-changes-windows"}
