@@ -99,13 +99,13 @@ class Scale:
     """Largest time per task; batch sizes that are not finished by then are left out."""
     resamples: int = 200
     """Bootstrap samples."""
-    noise_seeds: int = 4
-    measurements: int = 100
+    noise_seeds: int = 3
+    measurements: int = 60
     """Measurements of the noise scale per run."""
     segments: int = 10
     """Parts of a run with one noise scale each."""
     curvature_batches: int = 60
-    curvature_points: int = 5
+    curvature_points: int = 4
     base_steps: int = 3000
     weight_decay: float = 0.01
     b2: float = 0.95
