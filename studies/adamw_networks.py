@@ -191,6 +191,8 @@ class Task(NamedTuple):
     """Number of different samples or windows."""
     samples: int
     """Samples of a minibatch."""
+    loss: Callable[[Callable[[Tensor], Tensor], tuple[Tensor, Tensor]], Tensor] = cross_entropy
+    """Mean loss of a model on a batch."""
 
 
 def adapters(net: nn.Module, rank: int) -> nn.Module:

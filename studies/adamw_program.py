@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from studies.adamw_networks import Generators, Task
-from studies.training import Params, Repeated, cross_entropy, gradients
+from studies.training import Params, Repeated, gradients
 
 __all__ = ["SCHEDULES", "Amounts", "Program", "Run", "Sides", "schedule", "start"]
 
@@ -157,7 +157,7 @@ class Program:
         index = torch.randint(0, self.mine.indices, shape, device=self.flat.device)
         inputs, targets = self.mine.batch(index)
         batch = inputs.index_select(0, self.seed), targets.index_select(0, self.seed)
-        losses, slopes = gradients(self.net, cross_entropy, self.views(self.flat), batch)
+        losses, slopes = gradients(self.net, self.mine.loss, self.views(self.flat), batch)
         return losses, torch.cat([slopes[name].flatten(1) for name in self.shapes], 1)
 
     @property

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 __all__ = [
-    "Adapted", "Recipe", "Repeated", "Text", "Transformer", "cross_entropy", "digits", "gradients", "grammar", "mlp",
-    "repeat", "stacked", "train",
+    "Adapted", "Recipe", "Repeated", "Text", "Transformer", "cross_entropy", "digits", "gradients", "grammar", "manual",
+    "mlp", "repeat", "stacked", "train",
 ]  # fmt: skip
 
 Params = dict[str, Tensor]
@@ -169,6 +169,15 @@ def grammar(sentences: int, seed: int, tilt: float = 1.0) -> Text:
             phrase(1)
         out.append(stop)
     return Text(verbs + 2 * VERBS, torch.as_tensor(out))
+
+
+def manual() -> Text:
+    """Return the manual of the Python language, which every Python carries for its `help()`, by characters."""
+    from pydoc_data.topics import topics
+
+    text = "\n".join(topics[name] for name in sorted(topics))
+    words = {character: place for place, character in enumerate(sorted(set(text)))}
+    return Text(len(words), torch.tensor([words[character] for character in text]))
 
 
 # training

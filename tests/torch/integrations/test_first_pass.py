@@ -9,7 +9,7 @@ from torch import nn
 from tests.torch.flows import hooks_on
 from tests.torch.oracle import relu, relu_census, square
 from undertow.torch.integrations import first_pass
-from undertow.torch.integrations.first_pass import FirstPass, MonitorOptions, measured_scalars
+from undertow.torch.integrations.first_pass import FirstPass, MonitorOptions
 
 pytestmark = pytest.mark.torch
 
@@ -40,7 +40,25 @@ def test_the_first_step_is_measured_with_a_census_of_its_batch():
     assert [row["step"] for row in waiter.monitor.rows] == [0, 1, 2]
     assert [s.name for s in waiter.monitor.census] == [s.name for s in relu_census()]
     assert hooks_on(model) == 0
-    assert set(measured_scalars(waiter.monitor, details=True)) > set(measured_scalars(waiter.monitor, details=False))
+
+
+def test_the_numbers_of_a_measurement_are_logged_once():
+    names = {}
+    for details in (False, True):
+        model = relu()
+        waiter = started(model, MonitorOptions(every=2, symmetries=False, details=details))
+        assert waiter.new_scalars() == {}
+        train(model, steps=1)
+        names[details] = set(waiter.new_scalars())
+        train(model, steps=1)
+        assert waiter.new_scalars() == {}
+        train(model, steps=1)
+        assert set(waiter.new_scalars()) == names[details]
+        again = waiter.restarted()
+        assert hooks_on(model) == 0
+        assert (again.options, again.monitor) == (waiter.options, None)
+    assert "noise/share" in names[False]
+    assert names[True] - names[False] == {"noise_scale/0", "noise_scale/2"}
 
 
 def test_the_first_step_of_a_closure_is_measured():

@@ -1,4 +1,4 @@
-"""Charges, their exact change, flow and distance under SGD, Adam and AdamW, with settings of each parameter."""
+"""The exact change of charges under SGD, Adam and AdamW, with settings of each parameter."""
 
 import copy
 import itertools
@@ -10,65 +10,13 @@ import torch
 from torch import nn
 
 import undertow as ut
-from tests.torch.flows import linear_pair, move_to_equilibrium
+from tests.torch.flows import linear_pair
+from tests.torch.monitor.measured_steps import OPTIMISERS, PARTS, assert_exact_change, halves, train
 from tests.torch.oracle import census_of, relu, relu_census, sample_gradients_by_vmap, square
-from tests.torch.products import Products, product_census, train_products
 from undertow.symmetry.metric_charge import charge_change
-from undertow.torch import Axis, Census, NoiseMonitor, Symmetry, census
-from undertow.torch.census.axes import unfold
+from undertow.torch import Axis, Census, NoiseMonitor, Symmetry
 
 pytestmark = pytest.mark.torch
-
-PARTS = ("first_order", "second_order", "decay", "metric")
-
-
-def halves(model, **second):
-    """Return two parameter groups with different step sizes and decays, one for each side of a symmetry."""
-    parameters = list(model.parameters())
-    k = len(parameters) // 2
-    return [{"params": parameters[:k], "lr": 0.01}, {"params": parameters[k:], "lr": 0.03, **second}]
-
-
-OPTIMISERS = {
-    "SGD": lambda net: torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=0.05),
-    "heavy ball": lambda net: torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=0.05),
-    "Nesterov": lambda net: torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=0.05, nesterov=True),
-    "dampening": lambda net: torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, dampening=0.3, maximize=True),
-    "SGD groups": lambda net: torch.optim.SGD(halves(net, weight_decay=0.2), momentum=0.5),
-    "fused SGD": lambda net: torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=0.05, fused=True),
-    "Adam": lambda net: torch.optim.Adam(net.parameters(), lr=0.01),
-    "AdamW": lambda net: torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.1),
-    "fused": lambda net: torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.1, fused=True),
-    "foreach": lambda net: torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.1, foreach=True),
-    "tensor": lambda net: torch.optim.AdamW(net.parameters(), lr=torch.tensor(0.01, dtype=torch.float64)),
-    "maximize": lambda net: torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.1, maximize=True),
-    "eps": lambda net: torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.1, eps=0.1, betas=(0.8, 0.9)),
-    "AdamW groups": lambda net: torch.optim.AdamW(halves(net, weight_decay=0.2, betas=(0.5, 0.99)), weight_decay=0.0),
-}
-
-
-def train(model, symmetries, optimizer, steps=4, dtype=torch.float64, clip=None, loss=square):
-    """Return the monitor of some steps on fresh data."""
-    torch.manual_seed(3)
-    with NoiseMonitor(model, symmetries, every=1) as monitor:
-        for _ in range(steps):
-            optimizer.zero_grad()
-            loss(model, torch.randn(8, 5, dtype=dtype)).backward()
-            if clip:
-                nn.utils.clip_grad_norm_(model.parameters(), clip)
-            optimizer.step()
-    return monitor
-
-
-def assert_exact_change(monitor, tolerance):
-    """Assert that the parts of the change add up to the difference of the charges of consecutive steps."""
-    for place in range(len(monitor.census)):
-        rows = monitor.rows[place :: len(monitor.census)]
-        for one, two in itertools.pairwise(rows):
-            size = sum(abs(one[name]) for name in PARTS)
-            assert size > 0
-            assert abs(two["charge"] - one["charge"] - one["change"]) < tolerance * size
-            assert one["change"] == pytest.approx(sum(one[name] for name in PARTS))
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)
@@ -180,80 +128,6 @@ def test_the_change_equals_that_of_jax(x64):
         assert row[name] == pytest.approx(sign * float(value.sum()), rel=1e-8), name
 
 
-def adamw_amount(values, model, optimizer, symmetry, step_size, decay):
-    """Return the amounts to AdamW's equilibrium by the formula, from v of the optimiser after a step."""
-
-    def sums(side):
-        total = 0
-        for axis in side:
-            state = optimizer.state[model.get_parameter(axis.parameter)]
-            root = (state["exp_avg_sq"] / (1 - 0.999 ** float(state["step"]))).sqrt()
-            entries = root, root * values[axis.parameter].square()
-            total = total + torch.stack([unfold(x, axis).sum((1, 2)) for x in entries])
-        return total
-
-    (b_plus, a_plus), (b_minus, a_minus) = sums(symmetry.plus), sums(symmetry.minus)
-    ratio = (decay * a_minus + step_size / 2 * b_plus) / (decay * a_plus + step_size / 2 * b_minus)
-    return ratio.log().numpy() / 2
-
-
-@pytest.mark.parametrize("decay", [0.0, 0.3])
-def test_the_amount_to_the_equilibrium_of_adamw(decay):
-    """e^(2s) = (lambda a_minus + eta/2 b_plus)/(lambda a_plus + eta/2 b_minus), also for the scales of a GL."""
-    for build in (relu, linear_pair):
-        model = build()
-        symmetries = relu_census() if build is relu else census_of(model, torch.randn(4, 5, dtype=torch.float64))
-        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=decay)
-        train(model, symmetries, optimizer, steps=3)
-        before = {name: p.detach().clone() for name, p in model.named_parameters()}
-        (reading,) = train(model, symmetries, optimizer, steps=1).last
-        expected = adamw_amount(before, model, optimizer, reading.symmetry, 0.01, decay)
-        np.testing.assert_allclose(reading.amount, expected, rtol=1e-5)
-        assert reading.row["distance"] == pytest.approx(np.sqrt(np.mean(expected**2)), rel=1e-5)
-        assert reading.row["farthest"] == pytest.approx(np.abs(expected).max(), rel=1e-5)
-
-
-class SquaredReLU(nn.Module):
-    """A layer, relu^2, a layer: the outgoing weights scale twice as fast."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.second = nn.Linear(5, 4).double(), nn.Linear(4, 3).double()
-
-    def forward(self, x):
-        return self.second(self.first(x).relu().square())
-
-
-KINDS = {
-    "SGD": lambda net: torch.optim.SGD(halves(net, weight_decay=0.3)),
-    "AdamW": lambda net: torch.optim.AdamW(halves(net, weight_decay=0.3), weight_decay=0.1, eps=0.0),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("build", [relu, SquaredReLU])
-def test_flow_and_distance_vanish_at_the_equilibrium_of_groups(kind, build):
-    """The amount leads to the point where the flow of every generator is 0, for any powers and settings of the sides.
-
-    In the first step v is the square of the gradient, so that it moves along the orbit with the parameters.
-    """
-    torch.manual_seed(0)
-    model = build()
-    symmetries = relu_census() if build is relu else census(model, torch.randn(6, 5), square)
-    assert {abs(axis.power) for s in symmetries for axis in s.axes} == ({1} if build is relu else {1, 2})
-    distances = []
-    for _ in range(2):
-        own = copy.deepcopy(model)
-        (reading,) = train(own, symmetries, KINDS[kind](own), steps=1).last
-        assert (reading.row["infinite"], reading.row["dead"]) == (0, 0)
-        distances.append((reading.row["distance"], abs(reading.row["flow"])))
-        move_to_equilibrium(model, reading)
-    assert distances[0][0] > 0.1
-    assert distances[0][1] > 1e-6
-    assert distances[1][0] < 1e-7
-    assert distances[1][1] < 1e-8 * distances[0][1] + 1e-12
-
-
 class Gain(nn.Module):
     """A gain 1 + w against the layer that reads it, as in Gemma."""
 
@@ -296,65 +170,6 @@ def test_a_gain_without_decay_has_a_distance():
     assert row["note"] == ""
     assert row["distance"] > 0
     assert row["relaxation"] > 0
-
-
-def test_one_sided_scales():
-    """Where nothing scales the other way, decay alone balances the noise: h/2 noise = lambda |theta|^2."""
-    model = relu()
-    axis = Axis("0.weight", 0, np.arange(8)[:, None], 8)
-    symmetries = Census((Symmetry("claimed", (axis,), (), 1, True, 0.0),), (), (), (), (), ())
-    (reading,) = train(model, symmetries, torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.05), steps=1).last
-    weight = relu()[0].weight.detach().square().sum(1).numpy()
-    np.testing.assert_allclose(reading.amount, np.log(0.05 * reading.noise_plus / (0.05 * weight)) / 4, rtol=1e-10)
-    (reading,) = train(model, symmetries, torch.optim.SGD(model.parameters(), lr=0.1), steps=1).last
-    assert reading.row["infinite"] == 8
-    assert "no generator has a finite equilibrium" in reading.row["note"]
-
-
-GROUPS = {"lr_u": 0.02, "lr_w": 0.08, "decay_u": 0.05, "decay_w": 0.0}
-
-
-def sides(model, lr_u, lr_w, decay_u, decay_w):
-    return [
-        {"params": [model.u], "lr": lr_u, "weight_decay": decay_u},
-        {"params": [model.w], "lr": lr_w, "weight_decay": decay_w},
-    ]
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.8])
-def test_sgd_with_groups_goes_to_the_predicted_ratio(momentum):
-    """A simulation of pairs u w with different step sizes and decays ends where the flow is 0, within its error.
-
-    At the equilibrium (h_u/2 s + lambda_w) w^2 = (h_w/2 s + lambda_u) u^2, with s the variance of the mean residual.
-    """
-    torch.manual_seed(0)
-    pairs = 200
-    model = Products(pairs)
-    groups = GROUPS | {name: GROUPS[name] * (1 - momentum) for name in ("lr_u", "lr_w")}
-    optimizer = torch.optim.SGD(sides(model, **groups), momentum=momentum)
-    train_products(model, optimizer, 3000, sigma=8**0.5, samples=16)
-    with NoiseMonitor(model, product_census(pairs), every=1) as monitor:
-        train_products(model, optimizer, 1, sigma=8**0.5, samples=16)
-    amount = monitor.last[0].amount
-    assert abs(amount.mean()) < 4 * amount.std() / pairs**0.5 + 0.02
-    ratio = (model.u / model.w).detach().log().numpy()
-    predicted = np.log((0.01 * 0.5) / (0.04 * 0.5 + 0.05)) / 2
-    assert predicted < -1.3  # the start is 0, and the prediction without decay is -0.69
-    assert abs(ratio.mean() - predicted) < 4 * ratio.std() / pairs**0.5 + 0.03
-
-
-@pytest.mark.slow
-def test_adamw_with_groups_goes_to_the_predicted_ratio():
-    torch.manual_seed(0)
-    pairs = 300
-    model = Products(pairs)
-    optimizer = torch.optim.AdamW(sides(model, 0.01, 0.02, 0.2, 0.05), betas=(0.9, 0.9995))
-    train_products(model, optimizer, 14_000)
-    with NoiseMonitor(model, product_census(pairs), every=1) as monitor:
-        train_products(model, optimizer, 1)
-    amount, ratio = monitor.last[0].amount, (model.u / model.w).detach().log().numpy()
-    assert ratio.mean() < -1.2  # the start is 0
-    assert abs(amount.mean()) < 4 * amount.std() / pairs**0.5 + 0.005
 
 
 def test_charges_stay_in_gradient_flow_with_two_step_sizes():
@@ -402,17 +217,3 @@ def test_experts_have_scales_of_their_own():
             exact = centred.square().sum((2, 3)).flatten() * 8 / 7
             np.testing.assert_allclose(noise, exact.numpy(), rtol=1e-10)
         assert_exact_change(train(model, symmetries, optimizer), 1e-10)
-
-
-def test_a_dead_generator_under_adam_is_counted():
-    """A neuron without gradients for a long time has the v of long ago: it is dead."""
-    model = relu()
-    with torch.no_grad():
-        model[0].bias[0] = -100.0
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.5, 0.999))
-    optimizer.zero_grad()
-    square(model, torch.randn(8, 5, dtype=torch.float64) * 100).backward()  # the neuron is alive in one step
-    optimizer.step()
-    monitor = train(model, relu_census(), optimizer, steps=40)
-    assert monitor.rows[-1]["dead"] == 1
-    assert monitor.last[0].amount[0] == 0

@@ -18,7 +18,7 @@ from undertow.torch.monitor.monitor import NoiseMonitor
 from undertow.torch.monitor.output import Writer, layer_scalars, scalars
 from undertow.torch.monitor.tensors import tensors_in
 
-__all__ = ["FirstPass", "MonitorOptions", "measured_scalars"]
+__all__ = ["FirstPass", "MonitorOptions"]
 
 MOST_PARAMETERS = 100_000_000
 """Largest model of which a census is taken without being asked for: it takes about 60 bytes per parameter."""
@@ -60,6 +60,8 @@ class FirstPass:
     problem: str | None = None
     """Why there is no monitor, or no census."""
     _handles: list[torch.utils.hooks.RemovableHandle] = field(default_factory=list)
+    _logged: int = -1
+    """The newest step whose numbers were returned."""
 
     def wait_for(self, modules: Iterable[nn.Module], whole: nn.Module, *, distributed: bool = False) -> None:
         """Wait for the first forward pass of one of these modules, which are parts of the model `whole`."""
@@ -131,6 +133,19 @@ class FirstPass:
         if self.options.report is not None and self.monitor.steps and self.monitor.noise_scale.history:
             self.monitor.report(self.options.report)
 
+    def restarted(self) -> "FirstPass":
+        """Close this one and return a new one with the same options, for another run of training."""
+        self.close()
+        return FirstPass(self.options)
+
+    def new_scalars(self) -> dict[str, float]:
+        """Return the numbers of the newest measurement that a training loop logs, {} if they were returned before."""
+        if self.monitor is None or self.monitor.noise_scale.newest_step == self._logged:
+            return {}
+        scales = self.monitor.noise_scale
+        self._logged = scales.newest_step
+        return scalars(scales) | (layer_scalars(scales.layers) if self.options.details else {})
+
 
 SEVERAL = (
     "the training step calls {} first, which does not hold all parameters that train; give `NoiseCallback(census=...)` "
@@ -191,9 +206,3 @@ def _outputs_loss(model: nn.Module, call: Call) -> Tensor:
     tensors = tensors_in(dict(out) if isinstance(out, Mapping) else out)
     squares = [x.square().mean() for x in tensors if x.is_floating_point()]
     return torch.stack(squares).sum()
-
-
-def measured_scalars(monitor: NoiseMonitor, *, details: bool) -> dict[str, float]:
-    """Return the numbers of the newest measurement that a training loop logs."""
-    numbers = scalars(monitor.noise_scale)
-    return numbers | layer_scalars(monitor.noise_scale.layers) if details else numbers

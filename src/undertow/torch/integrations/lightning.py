@@ -5,7 +5,7 @@ from types import ModuleType
 
 import torch
 
-from undertow.torch.integrations.first_pass import FirstPass, MonitorOptions, measured_scalars
+from undertow.torch.integrations.first_pass import FirstPass, MonitorOptions
 from undertow.torch.monitor.monitor import NoiseMonitor
 from undertow.torch.monitor.ranks import runs_distributed
 
@@ -48,7 +48,6 @@ class NoiseCallback(pl.Callback):
     def __init__(self, every: int = 50, **options: object):
         super().__init__()
         self._first_pass = FirstPass(MonitorOptions(every, **options))  # ty: ignore[invalid-argument-type]
-        self._logged = -1
 
     @property
     def monitor(self) -> NoiseMonitor | None:
@@ -62,9 +61,7 @@ class NoiseCallback(pl.Callback):
 
     def on_train_start(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule") -> None:
         """Wait for the first forward pass of a module with parameters."""
-        self._first_pass.close()
-        self._first_pass = FirstPass(self._first_pass.options)
-        self._logged = -1
+        self._first_pass = self._first_pass.restarted()
         trains = lambda module: any(p.requires_grad for p in module.parameters())
         parts = [module for module in pl_module.modules() if trains(module)]
         self._first_pass.wait_for(parts, pl_module, distributed=runs_distributed())
@@ -81,12 +78,8 @@ class NoiseCallback(pl.Callback):
         self, trainer: "pl.Trainer", pl_module: "pl.LightningModule", outputs: object, batch: object, batch_idx: int
     ) -> None:
         """Log a new measurement."""
-        if self.monitor is None or not self.monitor.noise_scale.history:
-            return
-        measured = self.monitor.noise_scale.newest_step
-        if measured != self._logged:
-            self._logged = measured
-            pl_module.log_dict(measured_scalars(self.monitor, details=self._first_pass.options.details))
+        if numbers := self._first_pass.new_scalars():
+            pl_module.log_dict(numbers)
 
     def on_train_end(self, trainer: "pl.Trainer", pl_module: "pl.LightningModule") -> None:
         """Remove all hooks, and write the report."""

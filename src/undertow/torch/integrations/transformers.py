@@ -4,7 +4,7 @@ import inspect
 
 from torch import nn
 
-from undertow.torch.integrations.first_pass import FirstPass, MonitorOptions, measured_scalars
+from undertow.torch.integrations.first_pass import FirstPass, MonitorOptions
 from undertow.torch.monitor.monitor import NoiseMonitor
 from undertow.torch.monitor.ranks import runs_distributed
 
@@ -40,7 +40,6 @@ class NoiseCallback(TrainerCallback):
 
     def __init__(self, every: int = 50, **options: object):
         self._first_pass = FirstPass(MonitorOptions(every, **options))  # ty: ignore[invalid-argument-type]
-        self._logged = -1
 
     @property
     def monitor(self) -> NoiseMonitor | None:
@@ -63,9 +62,7 @@ class NoiseCallback(TrainerCallback):
     ) -> None:
         """Wait for the first forward pass."""
         _move_to_front(self)
-        self._first_pass.close()
-        self._first_pass = FirstPass(self._first_pass.options)
-        self._logged = -1
+        self._first_pass = self._first_pass.restarted()
         self._first_pass.wait_for([model], model, distributed=runs_distributed())
 
     def on_log(
@@ -73,13 +70,7 @@ class NoiseCallback(TrainerCallback):
         **kwargs: object,
     ) -> None:  # fmt: skip
         """Add the numbers of a new measurement to the log."""
-        if self.monitor is None or not self.monitor.noise_scale.history:
-            return
-        measured = self.monitor.noise_scale.newest_step
-        if measured == self._logged or "loss" not in logs:
-            return
-        self._logged = measured
-        numbers = measured_scalars(self.monitor, details=self._first_pass.options.details)
+        numbers = self._first_pass.new_scalars() if "loss" in logs else {}
         logs |= numbers
         if state.log_history:  # a copy of `logs` that was made before
             state.log_history[-1] |= numbers

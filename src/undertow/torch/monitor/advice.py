@@ -33,7 +33,7 @@ def sections(scales: NoiseScales, rows: Sequence[Row], skipped: Sequence[tuple[i
         Section("measured", "What was measured", (*_measured(total, scales.uncovered), *_skipped(skipped))),
         Section("meaning", "What it means", (*_meaning(total), *_layers(scales), *_verdicts(rows))),
         Section("options", "What one might do", _options(total)),
-        Section("cautions", "What not to conclude", _cautions(total)),
+        Section("cautions", "What not to conclude", (*_cautions(total), *_regime(rows))),
     ]
 
 
@@ -121,6 +121,18 @@ def _options(total: NoiseScale) -> tuple[str, ...]:
             "nearly the same number of steps.",
         )
     return ("The batch is near the noise scale, the usual compromise between steps and samples: keep it.",)
+
+
+def _regime(rows: Sequence[Row]) -> tuple[str, ...]:
+    """Return that the regime of AdamW's equilibrium is not known, where it was not measured."""
+    last = rows[-1]["step"] if rows else None
+    newest = [row for row in rows if row["step"] == last and row.get("memory") is not None]
+    if not newest or any(row.get("regime") is not None for row in newest):
+        return ()
+    return (
+        "The equilibrium of AdamW assumes that v changes slowly: (1 - b2)/(ηλ) below about 1, with λ the curvature in "
+        "its metric. This was not measured; `monitor.measure_curvature(batches, loss)` does.",
+    )
 
 
 def _cautions(total: NoiseScale) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ import re
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -15,12 +15,12 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from undertow import _validate as validate
-from undertow.torch._copies import unwrap
+from undertow.torch._copies import Batch, Loss, trainable, unwrap
 from undertow.torch._renamed import Renamed
 from undertow.torch.census.census import Census
 from undertow.torch.monitor import output, plots, ranks
-from undertow.torch.monitor.arguments import validate_census, validate_wrapper
 from undertow.torch.monitor.consistency import NOT_FINITE, compare_gradients
+from undertow.torch.monitor.curvature_scale import MetricCurvature, fill_regime, metric_curvature, paused
 from undertow.torch.monitor.hooks import GradientRecorder
 from undertow.torch.monitor.noise_scale import NoiseScales, gradient_power
 from undertow.torch.monitor.optimizers import OptimizerTracker
@@ -30,7 +30,7 @@ from undertow.torch.monitor.reading_queue import ReadingQueue
 from undertow.torch.monitor.report import write_report
 from undertow.torch.monitor.settings import SGD, StepRule
 from undertow.torch.monitor.statistics import ShapeKey
-from undertow.torch.monitor.symmetry_meter import SymmetryMeter
+from undertow.torch.monitor.symmetry_meter import SymmetryMeter, validate_census
 from undertow.torch.monitor.tensors import to_numpy
 from undertow.torch.monitor.verdict import TOLERANCE, Verdict, verdicts
 
@@ -93,7 +93,9 @@ class NoiseMonitor:
       of every generator is 0, with the other symmetries held fixed.
     - `relaxation`, `slowest`: median and largest relaxation time near that equilibrium, in steps.
     - `infinite`, `dead`: numbers of generators whose equilibrium is at infinity, and of those without noise.
-    - `memory`, `eps_share`: for Adam, 1/(1 - b2) in steps, and the share of eps in W, which should be small.
+    - `memory`, `eps_share`: for Adam, 1/(1 - b2) in steps, and the share of eps in W, which should be small. `regime`:
+      (1 - b2)/(eta lambda), None until `measure_curvature` has measured lambda, the curvature in the metric; the theory
+      needs a value below about 1.
     - `optimiser`: whose equilibrium it is, "SGD" or "AdamW". `note`: why numbers are None.
 
     `verdicts()` says for each symmetry whether it has reached that equilibrium. `last` holds the newest measurement
@@ -128,7 +130,7 @@ class NoiseMonitor:
         on_error: Literal["raise", "warn"] = "raise",
         distributed: bool | None = None,
     ):
-        validate_wrapper(model)
+        ranks.validate_wrapper(model)
         self.every = validate.positive_integer("NoiseMonitor", "every", every)
         keep = validate.positive_integer("NoiseMonitor", "keep", keep)
         window = validate.positive_integer("NoiseMonitor", "window", window)
@@ -158,6 +160,8 @@ class NoiseMonitor:
         )
         self.noise_scale = NoiseScales(window, {symmetry.name: symmetry.parameters for symmetry in self.census})
         """The gradient noise scale in total, by layer and by symmetry."""
+        self.curvature: MetricCurvature | None = None
+        """The curvature in the metric of Adam, by `measure_curvature`."""
         self._sharded = sharded
         self._parameters = ranks.WholeParameters(self._recorder.parameters) if sharded else self._recorder.parameters
         self._optimizers = OptimizerTracker(self._recorder.parameters)
@@ -293,6 +297,8 @@ class NoiseMonitor:
     def _keep(self, step: int, readings: tuple[Reading, ...]) -> None:
         self._last = readings
         rows = [reading.row for reading in readings]
+        if self.curvature is not None:
+            fill_regime(rows, self.curvature)
         self._rows.append(rows)
         if self._writer is not None:
             output.log_measurement(self._writer, rows, self.noise_scale, step)
@@ -340,6 +346,21 @@ class NoiseMonitor:
         `tolerance` is the largest root mean square of the amounts that counts as reached.
         """
         return verdicts(self.rows, tolerance)
+
+    def measure_curvature(self, batches: Sequence[Batch], loss: Loss) -> MetricCurvature:
+        """Measure the curvature lambda in the metric of Adam, for `regime` of the newest rows and of all later ones.
+
+        `batches` are at least 9 independent batches of `loss(model, batch)`; three of them take two gradients and one
+        Hessian-vector product. Call it between two steps of training.
+        """
+        if self._sharded:
+            raise ValueError("`NoiseMonitor.measure_curvature()`: the model is sharded; measure a whole model.")
+        with paused(self._recorder):
+            rules = self._optimizers.rules(trainable(self.model))
+            self.curvature = metric_curvature(self.model, batches, loss, rules)
+        rows = self._measurements()
+        fill_regime(rows[-1] if rows else [], self.curvature)
+        return self.curvature
 
     def to_xarray(self) -> "xarray.Dataset":
         """Return all rows as arrays over steps and symmetries, and the noise scale over steps and layers."""

@@ -38,8 +38,8 @@ class OptimizerTracker:
             return True
         return leader is optimizer
 
-    def rules(self) -> dict[str, StepRule]:
-        """Return how the optimisers step the parameters; the leader's rule comes first."""
+    def rules(self, parameters: Mapping[str, nn.Parameter] | None = None) -> dict[str, StepRule]:
+        """Return how the optimisers step parameters, by default all of these; the leader's rule comes first."""
         leader = None if self._leader is None else self._leader()
         optimizers = sorted((one for one, ours in self._ours.items() if ours), key=lambda one: one is not leader)
-        return optimizer_rules(optimizers, self._parameters)
+        return optimizer_rules(optimizers, self._parameters if parameters is None else parameters)

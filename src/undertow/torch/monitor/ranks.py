@@ -15,12 +15,34 @@ from undertow.torch.monitor.batch_sums import BatchSums
 from undertow.torch.monitor.settings import StepRule
 from undertow.torch.monitor.statistics import StatisticRequest
 
-__all__ = ["Selected", "WholeParameters", "is_sharded", "runs_distributed", "sum_over_ranks", "whole_state"]
+__all__ = [
+    "Selected",
+    "WholeParameters",
+    "is_sharded",
+    "runs_distributed",
+    "sum_over_ranks",
+    "validate_wrapper",
+    "whole_state",
+]
 
 
 def is_sharded(model: nn.Module) -> bool:
     """Return whether parameters of a model are shards, as FSDP2 (`fully_shard`) makes them."""
     return any(hasattr(p, "full_tensor") for p in model.parameters())
+
+
+def validate_wrapper(model: nn.Module) -> None:
+    """Raise an error for wrappers whose samples or parameters cannot be seen."""
+    if isinstance(model, nn.DataParallel):
+        raise ValueError(
+            "`NoiseMonitor`: a DataParallel spreads the samples over replicas, where hooks do not see them; use "
+            "DistributedDataParallel."
+        )
+    if type(model).__name__ == "FullyShardedDataParallel":
+        raise ValueError(
+            "`NoiseMonitor`: FullyShardedDataParallel (FSDP1) flattens the parameters, so that those of a layer cannot "
+            "be told apart; use FSDP2 (`torch.distributed.fsdp.fully_shard`)."
+        )
 
 
 def runs_distributed() -> bool:

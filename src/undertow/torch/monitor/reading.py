@@ -22,7 +22,7 @@ Row = dict[str, int | float | str | None]
 COLUMNS = (
     "step", "symmetry", "kind", "generators", "samples", "optimiser", "step_size", "charge", "noise_plus",
     "noise_minus", "noise_share", "flow", "change", "first_order", "second_order", "decay", "metric", "distance",
-    "farthest", "relaxation", "slowest", "infinite", "dead", "memory", "eps_share", "note",
+    "farthest", "relaxation", "slowest", "infinite", "dead", "memory", "eps_share", "regime", "note",
 )  # fmt: skip
 """Columns of a row."""
 EQUILIBRIA = {SGD: "SGD", ADAM: "AdamW", UNKNOWN: None}

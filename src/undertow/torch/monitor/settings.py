@@ -45,6 +45,13 @@ class StepRule:
         """
         return self.step_size * (1 - self.dampening) / (1 - self.momentum) if self.momentum else self.step_size
 
+    def inverse_metric(self) -> Tensor | None:
+        """Return sqrt(v)/sqrt(1 - b2^t) + eps of Adam after its last step; None if it made none, or is another one."""
+        state = self.state or {}
+        if self.kind != ADAM or "exp_avg_sq" not in state:
+            return None
+        return (state["exp_avg_sq"] / (1 - self.betas[1] ** float(state["step"]))).sqrt() + self.eps
+
     @property
     def shared(self) -> tuple:
         """What parameters must have in common to be computed together."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from undertow.torch._copies import trainable
-from undertow.torch.census.census import Census
+from undertow.torch.census.census import Census, check_census
 from undertow.torch.monitor.batch_sums import BatchSums
 from undertow.torch.monitor.consistency import Comparison
 from undertow.torch.monitor.entries import EntryMap
@@ -21,7 +21,18 @@ from undertow.torch.monitor.settings import SGD, StepRule
 from undertow.torch.monitor.statistics import StatisticRequest
 from undertow.torch.monitor.steps import Plan, plan_step
 
-__all__ = ["MeasuredStep", "SymmetryMeter"]
+__all__ = ["MeasuredStep", "SymmetryMeter", "validate_census"]
+
+
+def validate_census(model: nn.Module, census: Census | None) -> None:
+    """Raise an error if a census is not one of this model."""
+    if census is None:
+        return
+    if not isinstance(census, Census):
+        raise TypeError(
+            f"`NoiseMonitor(model, census)`: `census` is a {type(census).__name__}; give `census(model, ...)`."
+        )
+    check_census("NoiseMonitor", census, trainable(model))
 
 
 class MeasuredStep(NamedTuple):

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from undertow import _validate as validate
 from undertow.torch.monitor.reading import Row
@@ -14,6 +14,8 @@ TOLERANCE = 0.1
 """Largest root mean square of the amounts that counts as reached: factors of the weights within about 10 %."""
 RECENT = 5
 """Measurements whose median distance counts."""
+REGIME_LIMIT = 1.0
+"""Largest (1 - b2)/(eta lambda) of the theory, as in `undertow.AdamW.regime`."""
 PATIENCE = 3.0
 """Relaxation times after which a distance must have fallen; exp(-3) of it would be left."""
 
@@ -33,6 +35,8 @@ class Verdict:
     """Median of the newest distances, the root mean square of the amounts to the equilibrium."""
     steps_left: float | None
     """Steps until the distance is below the tolerance, at the present step size; None where it is not moving there."""
+    regime: float | None = None
+    """(1 - b2)/(eta lambda) of AdamW, with lambda the curvature in its metric; None where it was not measured."""
 
     def __str__(self) -> str:
         return f"{self.symmetry}: {self.text}"
@@ -52,7 +56,16 @@ def verdicts(rows: Sequence[Row], tolerance: float = TOLERANCE) -> list[Verdict]
     by_symmetry: dict[str, list[Row]] = {}
     for row in rows:
         by_symmetry.setdefault(str(row["symmetry"]), []).append(row)
-    return [_verdict(name, own, tolerance) for name, own in by_symmetry.items()]
+    return [_with_regime(_verdict(name, own, tolerance), own[-1].get("regime")) for name, own in by_symmetry.items()]
+
+
+def _with_regime(verdict: Verdict, regime: float | str | None) -> Verdict:
+    """Return a verdict with the regime in its text."""
+    if not isinstance(regime, float) or verdict.state in ("none", "unknown"):
+        return verdict
+    outside = "" if regime < REGIME_LIMIT else ": outside the theory"
+    text = f"{verdict.text}; (1 - b2)/(eta lambda) = {regime:.2g}{outside}"
+    return replace(verdict, text=text, regime=regime)
 
 
 def _verdict(name: str, rows: list[Row], tolerance: float) -> Verdict:
