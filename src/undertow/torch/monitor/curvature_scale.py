@@ -95,7 +95,7 @@ def metric_curvature(
 
     with isolated(model, seed), sdpa_kernel(SDPBackend.MATH):
         bent, plain = np.array([bent_and_plain(triple) for triple in triples]).T
-    return MetricCurvature(float(bent.mean() / plain.mean()), *ratio_uncertainty(bent, plain), len(triples))
+    return MetricCurvature(float(bent.mean() / plain.mean()), *map(float, ratio_uncertainty(bent, plain)), len(triples))
 
 
 def fill_regime(rows: Sequence[Row], curvature: MetricCurvature) -> None:

@@ -52,10 +52,9 @@ class NoiseMonitor:
     """Measure the gradient noise of a network in a user's own training loop, at every `every`-th step.
 
     The loop needs no call: hooks record the inputs of layers and the derivatives of their outputs, and the `step()` of
-    the optimiser ends a step. Between measurements there are no hooks. For a batch of N samples with contributions c_n
-    to the gradient G = sum_n c_n, whatever the loss divides by, the noise is the covariance of G, estimated without
-    bias by N/(N-1) sum_n (c_n - G/N)(c_n - G/N)'. A sample is an index of the batch; for sequences it is the whole
-    sequence.
+    the optimiser ends a step. Between measurements there are no hooks. For a batch of N samples (whole sequences) with
+    contributions c_n to the gradient G = sum_n c_n, whatever the loss divides by, the noise is the covariance of G,
+    estimated without bias by N/(N-1) sum_n (c_n - G/N)(c_n - G/N)'.
 
     Layers have the samples along `batch_axis` or the first axis, which may hold positions too. Axes are identified by
     their lengths alone: a model that moves the samples to another axis, or sends a table that does not depend on the
@@ -67,7 +66,7 @@ class NoiseMonitor:
     - `census`: the census of this model; its exact symmetries are measured. Without a census only the noise scale is.
     - `every`: steps between measurements; step 0 is measured.
     - `batch_axis`: the axis of activations that counts samples (1 for sequence-first models).
-    - `keep`: the largest number of measurements held; the oldest are dropped first. At most 100,000 rows are held.
+    - `keep`: the largest number of measurements held (at most 100,000 rows); the oldest are dropped first.
     - `writer`: a TensorBoard `SummaryWriter` (any object with `add_scalar`), or a folder for one; or a function of a
       dict of numbers, or any object with `log(dict)` such as a run of wandb.
     - `window`: number of measurements over which the noise scale is averaged.
@@ -341,10 +340,7 @@ class NoiseMonitor:
         output.write_csv(path, self.rows)
 
     def verdicts(self, tolerance: float = TOLERANCE) -> list[Verdict]:
-        """Return for each symmetry whether it has reached the equilibrium of the optimiser, and if not, how soon.
-
-        `tolerance` is the largest root mean square of the amounts that counts as reached.
-        """
+        """Return for each symmetry whether it is nearer than `tolerance` to its equilibrium, and if not, how soon."""
         return verdicts(self.rows, tolerance)
 
     def measure_curvature(self, batches: Sequence[Batch], loss: Loss) -> MetricCurvature:
