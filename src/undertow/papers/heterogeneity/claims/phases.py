@@ -307,6 +307,7 @@ CLAIMS = (
         equation="R+ = (1 + η - η R²) R,  R_0 = α",
         alternative="The step is the gradient of the loss (2), 2 G U, and the growth is twice as fast; the line after "
         "(83) and Eq. (86) are right as printed.",
+        controls=True,
         scales={
             "smoke": Path(64, 8.0, 250, m=10**9),
             "default": Path(128, 8.0, 250, m=10**9),

@@ -271,6 +271,7 @@ CLAIMS = (
         "larger step size. Gaussian noise of the same covariance gives the same distances.",
         equation="|UU' - A*| and |UU' - A* - E A(e)| at m = 80, d = 30",
         alternative="Pooled SGD ends at the mean solution for every step size, as with many measurements.",
+        controls=True,
         scales={"smoke": Few(16), "default": Few(100), "full": Few(1000)},
         measure=_measure_few,
         accelerated=True,

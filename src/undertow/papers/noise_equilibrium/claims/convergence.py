@@ -325,6 +325,7 @@ CLAIMS = (
         "Lemma B.3, which drops a term of the wrong sign, and SGD is slower than the bound.",
         equation="-dC/dt/(C - C*) = 2σ² Tr[ΣA²]/θ'A²θ at a point between θ and θ*",
         alternative="SGD relaxes half as fast, at the rate σ² Tr[ΣA²]/θ'A²θ: the paper's form with A instead of A_+.",
+        controls=True,
         scales={"smoke": Relaxing(64, 20), "default": Relaxing(512, 100), "full": Relaxing(4096, 1000)},
         measure=_measure,
         draw=_draw,

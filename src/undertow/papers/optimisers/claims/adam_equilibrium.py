@@ -195,6 +195,7 @@ CLAIMS = (
         "the params in part. The move is predicted from the curvature and the third moments of the noise.",
         equation="(1 - b₂) Σ_i A_i θ_i/(2√v_i) E[x_i (g_i² - v_i)],  E[x v_i] = (1 - b₂) B (e_i - η S T_i)",
         alternative="The equilibrium does not depend on b₂.",
+        controls=True,
         scales={"smoke": Memories(16), "default": Memories(64), "full": Memories(64, steps=8_000_000)},
         measure=_memory,
     ),

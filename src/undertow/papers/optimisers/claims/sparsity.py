@@ -152,6 +152,7 @@ CLAIMS = (
         "tr diag(H)^½, which is not convex in w.",
         equation="SGD: dθ/dτ = -(c/4) P ∇tr H,  Adam: dθ/dτ = -(√c/2) P_S S ∇tr diag(H)^½",
         alternative="The flows of SGD and of Adam end with the same traces.",
+        controls=True,
         scales={"smoke": Traces(192), "default": Traces(512), "full": Traces(2048)},
         measure=_measure_traces,
         draw=_draw_traces,

@@ -155,6 +155,7 @@ CLAIMS = (
         equation="dΦ(x) = P(x) for x in Γ;  dΦ ∇L = 0 and d²Φ[∇L, ∇L] = -dΦ H ∇L anywhere",
         alternative="Φ keeps normal displacements; and along the gradient it is constant to second order on straight "
         "lines, d²Φ[∇L, ∇L] = 0.",
+        controls=True,
         scales={"smoke": Directions(2), "default": Directions(10), "full": Directions(100)},
         measure=_measure_first,
     ),

@@ -261,6 +261,7 @@ CLAIMS = (
         "weighted l1 norm among all solutions (from u = v = 1, with n = d/10 and n = 2d/5 equations).",
         equation="min ∑_j s_j |w_j| subject to Z w = y",
         alternative="It ends at the minimiser of the plain l1 norm, ∑_j |w_j|.",
+        controls=True,
         scales={"smoke": DataSets(5), "default": DataSets(20), "full": DataSets(200)},
         measure=_measure_program,
     ),
@@ -273,6 +274,7 @@ CLAIMS = (
         equation="E |w - w*|²/|w*|² = 1 - n/d for gradient descent",
         alternative="Gradient descent recovers the vector as often as the limiting flow, or its error is 1 - n/(2d), "
         "as for 2d free parameters.",
+        controls=True,
         scales={"smoke": DataSets(64), "default": DataSets(100), "full": DataSets(1000)},
         measure=_measure_recovery,
         draw=_draw_recovery,

@@ -149,6 +149,7 @@ CLAIMS = (
         "is faster, as HX + XH - η HXH = Σ predicts in place of the Lyapunov equation.",
         equation="d angle/dt = (D - 2)/8,  X_ij = S_ij / (h_i + h_j - η h_i h_j)",
         alternative="The speed is (D - 2)/2, as printed, and a finite step size does not change it.",
+        controls=True,
         scales=SCALES,
         measure=_measure_speed,
         draw=_draw,
