@@ -123,7 +123,7 @@ def named_claims(
             problems.append(f"{place}: {how}; give it an `id` such as 'my-claim'.")
             continue
         filled = {"id": name, "paper": claim.paper or paper, "plant": claim.plant or plants.get(name)}
-        named.append(replace(claim, module=module.__name__, **filled))  # ty: ignore[invalid-argument-type]
+        named.append(replace(claim, module=module.__name__, **filled))
     return named, problems
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
@@ -96,7 +96,7 @@ class Claim(Generic[P]):
     place: str = ""
     """Its place in the paper."""
     equation: str = ""
-    scales: "Mapping[Scale, P]" = field(default_factory=dict)
+    scales: dict[Scale, P] = field(default_factory=dict)
     """The parameters, a frozen dataclass, at each scale; scales differ in seeds, steps and sizes, never in criteria."""
     draw: "Callable[[Measurement, P], Figure]" = draw_checks
     """`draw(measurement, parameters)` returns the figure; by default the checks beside their predictions."""

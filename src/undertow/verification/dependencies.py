@@ -4,12 +4,12 @@ import difflib
 from collections.abc import Collection, Mapping
 from graphlib import CycleError, TopologicalSorter
 
-from undertow.execution.packs import AbstractClaim
+from undertow.verification.claim import Claim
 
 __all__ = ["dependency_problems"]
 
 
-def dependency_problems(claims: Mapping[str, AbstractClaim], known: Collection[str] = ()) -> dict[str, str]:
+def dependency_problems(claims: Mapping[str, Claim], known: Collection[str] = ()) -> dict[str, str]:
     """Return a sentence for every claim that rests on a missing one, or on itself through others, by claim.
 
     `known` are names of claims beside those in `claims`.

@@ -1,6 +1,7 @@
 """Plants of the claims of `zero_loss`."""
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 
 from undertow.manifold.drift import Parts

@@ -284,6 +284,7 @@ CLAIMS = (
         equation="y = <X, u*u*' + s v*v*'>,  s in {1 - M, 1 + M}",
         alternative="Only the mean of the spurious signal matters: at every heterogeneity it is learnt like the "
         "invariant signal.",
+        rests_on=("exact-law",),
         controls=True,
         scales={"smoke": Sweep(96, 3, d=20), "default": Sweep(128, 14), "full": Sweep(1000, 29)},
         measure=_measure_spread,
@@ -299,6 +300,7 @@ CLAIMS = (
         equation="λ = E log|1 + η s| < 0 needs η > 2 E s/(M² - E s²)",
         alternative="Twice as many steps of half the size filter as many runs as the scalar map predicts for the "
         "whole step size.",
+        rests_on=("exact-law",),
         controls=True,
         scales={"smoke": Steps(256, 2, d=20), "default": Steps(256, 4), "full": Steps(1000, 4)},
         measure=_measure_steps,

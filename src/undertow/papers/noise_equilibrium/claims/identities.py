@@ -371,6 +371,7 @@ CLAIMS = (
         equation="E dC = -4η γ (1 - η γ) C + η²/2 (∇L'A ∇L + c Tr[ΣA]/S)",
         alternative="The expected change per step is the flow in continuous time times the step size: the mean "
         "gradient contributes nothing.",
+        rests_on=("step-identity", "minibatch-covariance"),
         scales={"smoke": Batches(5_000), "default": Batches(100_000), "full": Batches(1_000_000)},
         measure=_measure_expected,
         draw=_draw_expected,

@@ -168,6 +168,7 @@ CLAIMS = (
         equation="d²Φ[S] = -H⁺ d³L[PSP] - P d³L[L_H⁻¹(QSQ)] - 2 P d³L[H⁺ QSP]",
         alternative="The tangent and the mixed part have a plus sign, as printed in Eq. (9), and the normal part is "
         "twice as large, with H⁻¹ in place of L_H⁻¹.",
+        rests_on=("dphi-projector",),
         scales={"smoke": Directions(3), "default": Directions(8), "full": Directions(40)},
         measure=_measure_second,
     ),
