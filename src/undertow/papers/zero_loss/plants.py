@@ -18,7 +18,7 @@ __all__ = ["PLANTS"]
 HERE = "undertow.papers.zero_loss.claims"
 
 
-def _weaker_labels(factor: float):
+def _weaker_labels(factor: float | int):
     """Run an experiment with label noise of another strength."""
     return lambda right: (
         lambda noise, *args, **settings: right(LabelNoise(noise.problem, factor * noise.strength), *args, **settings)
@@ -55,7 +55,7 @@ def _gauss_newton(right):
     return end
 
 
-def _parts(tangent: float, normal: float, mixed: float):
+def _parts(tangent: float | int, normal: float | int, mixed: float | int):
     """Multiply the three parts of the second derivative by factors."""
     scaled = lambda factor, part: jax.tree.map(lambda x: factor * x, part)
     return lambda right: (
