@@ -10,6 +10,7 @@ from _balance_chain import (
     SCALES,
     balanced,
     chain,
+    full_batch,
     labels,
     log_product,
     moments,
@@ -118,7 +119,7 @@ two_layers = Claim(
     alternative="The mean is the minimum b2/b1; the shape is b2/(2 T a3), without the term of Ito.",
     scales=SCALES,
     rests_on=("balance-decays",),
-    plant=replaced(measure_gamma, one_layer, "balanced"),
+    plant=replaced(run_sgd, full_batch, "sgd_noise"),
 )
 
 

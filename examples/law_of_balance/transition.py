@@ -33,8 +33,8 @@ def sde_in_place_of_sgd(right):
     """Plant the SDE, with steps that are short against those of SGD."""
 
     def run(problem, start, step_size, time, key, p, **settings):
-        return ut.diffuse(sgd_noise(problem), start, step_size=step_size, time=time, key=key, seeds=p.seeds, substeps=64,
-                          progress=False, **settings)  # fmt: skip
+        settings |= {"key": key, "seeds": p.seeds, "progress": False}
+        return ut.diffuse(sgd_noise(problem), start, step_size=step_size, time=time, substeps=64, **settings)
 
     return run
 
