@@ -106,7 +106,7 @@ def named_claims(
     module: ModuleType, paper: str, plants: Mapping[str, object] = MappingProxyType({})
 ) -> tuple[list[AbstractClaim], list[str]]:
     """Return the claims of a module with their names, papers, modules and plants, and what is wrong with others."""
-    place = Path(module.__file__ or module.__name__).name
+    place = Path(getattr(module, "__file__", None) or module.__name__).name
     variables = {id(value): name for name, value in vars(module).items() if not name.startswith("_")}
     listed = getattr(module, "CLAIMS", None)
     if listed is None:

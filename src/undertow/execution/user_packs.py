@@ -45,6 +45,8 @@ class Pack:
 def user_pack(source: str) -> Pack:
     """Return the pack of a user's file, or of all files of a folder; raise `UserFileError` if there is no claim."""
     path = Path(source)
+    if not path.exists():
+        raise UserFileError(f"{source}: there is no such file.")
     files = sorted(f for f in path.glob("*.py") if not f.name.startswith("_")) if path.is_dir() else [path]
     name = path.resolve().stem
     named: list[tuple[AbstractClaim, str]] = []

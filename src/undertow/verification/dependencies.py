@@ -23,9 +23,10 @@ def dependency_problems(claims: Mapping[str, Claim], known: Collection[str] = ()
             problems[name] = f"the claim {name!r} rests on {missing!r}, and there is no such claim; {hint}"
     graph = {name: {other for other in claim.rests_on if other in claims} for name, claim in claims.items()}
     while cycle := _cycle(graph):
-        chain = ", ".join(cycle)
+        each_other = f"the claims {', '.join(cycle)} rest on each other; none of them is run."
+        sentence = each_other if len(cycle) > 1 else f"the claim {cycle[0]!r} rests on itself; it is not run."
         for name in cycle:
-            problems.setdefault(name, f"the claims {chain} rest on each other; none of them is run.")
+            problems.setdefault(name, sentence)
             graph[name] = set()
     return problems
 
