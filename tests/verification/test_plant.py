@@ -14,11 +14,6 @@ def doubled(x):
     return FACTOR * x
 
 
-class Law:
-    def rate(self):
-        return 1.0
-
-
 def test_a_name_of_a_module_and_of_a_class():
     with replaced(f"{plant.__name__}._resolve", lambda right: (right, "planted"))():
         assert plant._resolve[1] == "planted"
@@ -35,6 +30,15 @@ def test_a_global_name_of_a_function_also_in_compiled_programs():
     with replaced(use, lambda factor: 3 * factor, "FACTOR")():
         assert use() == 6.0
     assert use() == 2.0
+
+
+def test_names_that_are_new_in_the_context_stay():
+    def use():
+        return FACTOR
+
+    with replaced(use, lambda factor: 0.0, "FACTOR")():
+        globals()["NEW"] = 1
+    assert globals().pop("NEW") == 1
 
 
 def test_names_are_restored_after_an_error():

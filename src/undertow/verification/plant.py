@@ -37,15 +37,23 @@ def replaced(target: str | FunctionType, wrap: Callable, name: str | None = None
     return planted
 
 
-def _patch(target: str | FunctionType, wrap: Callable, name: str | None) -> "mock._patch | mock._patch_dict":
+@contextmanager
+def _patch(target: str | FunctionType, wrap: Callable, name: str | None) -> Generator[None]:
     if isinstance(target, FunctionType):
         names = target.__globals__
         if name not in names:
             raise AttributeError(f"`replaced`: the file of {target.__name__} has no name {name!r}.")
-        return mock.patch.dict(names, {name: wrap(names[name])})
-    home, _, last = target.rpartition(".")
-    owner = _resolve(home)
-    return mock.patch.object(owner, last, wrap(getattr(owner, last)))
+        original = names[name]
+        names[name] = wrap(original)
+        try:
+            yield
+        finally:
+            names[name] = original
+    else:
+        home, _, last = target.rpartition(".")
+        owner = _resolve(home)
+        with mock.patch.object(owner, last, wrap(getattr(owner, last))):
+            yield
 
 
 @contextmanager
