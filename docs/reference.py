@@ -114,8 +114,8 @@ PAGES: dict[str, Page] = {
     "sweeps": Page("Sweeps", "Experiments over a grid of parameters.", ("execution",)),
     "claims": Page(
         "Claims",
-        "Statements as experiments with verdicts. `undertow.verification` has these names, and `claims`, the claims of the "
-        "installed packs by name.",
+        "Statements as experiments with verdicts. `undertow.verification` has these names, and `claims`, the claims of "
+        "the installed packs by name.",
         (),
         (
             "verification.claim.Claim", "verification.claim.Measurement", "verification.criterion.Check",
