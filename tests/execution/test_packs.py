@@ -40,8 +40,9 @@ def distribution(tmp_path, monkeypatch):
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(f"[{GROUP}]\n{name} = {name}\n")
 
+    registry.import_claims()  # the claims of this process stay those that are really installed
     monkeypatch.syspath_prepend(str(tmp_path))
-    # fresh results inside the test, the old ones after it
+    # without the cache, so that the distributions of one test are not those of the next
     monkeypatch.setattr(registry, "installed_packs", installed_packs.__wrapped__)
     yield install
     for name in [name for name in sys.modules if str(tmp_path) in str(getattr(sys.modules[name], "__file__", ""))]:
