@@ -10,17 +10,19 @@ from docs import full, gallery
 from docs.performance import performance
 from docs.reference import command_line, reference_pages
 from docs.setting import equation, words
+from undertow.execution.registry import titles
 from undertow.figures.inline import inline, words_of
 from undertow.verification import claims
 from undertow.verification import errata as corrections
 from undertow.verification.claim import PAPERS, Claim
 from undertow.verification.presentation import alternative_text, measured_text, prediction_text
-from undertow.verification.report import TITLES, VERDICTS
+from undertow.verification.report import VERDICTS
 from undertow.verification.result import CheckResult, ClaimResult
 
 __all__ = ["all_pages", "figure"]
 
 ROOT = Path(__file__).parent.parent
+TITLES = titles()
 FIGURE = jinja2.Template(
     """\
 <figure data-search-exclude>\

@@ -114,13 +114,16 @@ PAGES: dict[str, Page] = {
     "sweeps": Page("Sweeps", "Experiments over a grid of parameters.", ("execution",)),
     "claims": Page(
         "Claims",
-        "Statements of the papers as experiments with verdicts. `undertow.verification.claims` holds them, by id.",
+        "Statements as experiments with verdicts. `undertow.verification` has these names, and `claims`, the claims of "
+        "the installed packs by name.",
         (),
         (
             "verification.claim.Claim", "verification.claim.Measurement", "verification.criterion.Check",
             "verification.criterion.Within", "verification.criterion.Below", "verification.criterion.Above",
-            "verification.criterion.AtLevel", "verification.errata.Erratum",
+            "verification.criterion.AtLevel", "verification.errata.Erratum", "verification.coverage.Entry",
+            "verification.coverage.Addition", "verification.plant.replaced",
         ),
+        "Usage: [check a theorem](../tutorials/check-a-theorem.md), [your own claim](../howto/own-claim.md).",
     ),
 }  # fmt: skip
 

@@ -265,8 +265,10 @@ START_UP = {
     "torch/monitor/output.py": "tensorboard and xarray",
     "torch/monitor/plots.py": "matplotlib",
     "trajectory.py": "xarray and zarr",
+    "verification/claim.py": "xarray: a list of claims does not need it",
     "verification/live.py": "rich",
-    "verification/measure.py": "jax: the parent process of the workers does not need it",
+    "verification/measure.py": "jax and xarray: the parent process of the workers does not need them",
+    "verification/plant.py": "jax",
 }
 """Files with imports inside functions, and the packages that are slow to import or optional."""
 
@@ -309,6 +311,7 @@ WITHOUT_TESTS = {
     "papers/*/claims/*.py": "claims, which tests/papers/test_registry.py and test_alternatives.py run by the registry",
     "papers/*/coverage.py": "data, which tests/papers/test_coverage.py checks together",
     "papers/*/errata.py": "data, which tests/papers/test_registry.py checks against the claims",
+    "papers/*/plants.py": "plants, which tests/papers/test_alternatives.py runs with the claims",
 }
 """Patterns of modules without a test file of their own, with the reason."""
 

@@ -1,9 +1,15 @@
-"""`undertow verify`: results, report, exit statuses, and a folder in use."""
+"""`undertow verify`: results, report, exit statuses, a folder in use, and claims of a user's files."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
 
 from tests.cli.calls import FAST, call
 from undertow.execution import store
+from undertow.execution.user_packs import user_pack
 
 
 def test_verify_writes_results_and_report(verified):
@@ -38,3 +44,120 @@ def test_two_runs_on_one_folder(capsys, tmp_path):
         status, _, err = call(capsys, "verify", FAST, "--scale", "smoke", "--out", tmp_path)
     assert status == 2
     assert "another run is writing" in err
+
+
+HEAD = """
+from undertow.verification import Below, Check, Claim, Entry, Erratum, Within, replaced
+TITLE = "A book"
+VALUE = 1.0
+def measure(key):
+    return Check("one", VALUE, 0.0, 0.0, Below(2.0), alternative=3.0)
+small = Claim("One is below two.", measure, plant=replaced(measure, lambda value: 3.0, "VALUE"))
+"""
+MISTAKES = """
+also = Claim("It rests on another.", measure, rests_on=("small",))
+raises = Claim("It raises.", lambda key: 1 / 0)
+text = Claim("It returns text.", lambda key: "one")
+nan = Claim("NaN.", lambda key: Check("one", float("nan"), 0.0, 0.0, Below(2.0), alternative=3.0))
+open_ended = Claim("It names no alternative.", lambda key: Check("one", 1.0, 0.0, 0.0, Below(2.0)))
+lost = Claim("It rests on nothing.", measure, rests_on=("smal",))
+one = Claim("Chicken.", measure, rests_on=("two",))
+two = Claim("Egg.", measure, rests_on=("one",))
+twice = Claim("Twice.", measure, id="twin")
+again = Claim("Again.", measure, id="twin")
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    """Return a function that writes a file of claims in the working folder."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str, name: str = "mine.py") -> str:
+        (tmp_path / name).write_text(text)
+        return name
+
+    user_pack.cache_clear()
+    return write
+
+
+def results(folder="out"):
+    return {result["claim"]: result for result in json.loads(Path(folder, "results.json").read_text())}
+
+
+def test_a_file_of_claims_is_verified_kept_and_planted(own, capsys):
+    file = own(HEAD)
+    arguments = ("verify", file, "--jobs", 1, "--out", "out")
+    status, _, err = call(capsys, *arguments)
+    assert (status, err) == (0, "")
+    result = results()["small"]
+    assert (result["verdict"], result["paper"], result["title"], result["source"]) == ("holds", "mine", "A book", file)
+    assert result["command"] == "undertow verify mine.py:small --scale default --seed 0"
+    page = Path("out", "report.html").read_text()
+    assert "A book" in page
+    assert "Probability of rejecting it at this scale: above 0.999" in page
+    assert "alternatives are planted" not in page
+    _, again, _ = call(capsys, *arguments)
+    assert " kept " in again
+    status, planted, _ = call(capsys, *arguments, "--plant")
+    assert status == 0
+    assert "fails" in planted
+    assert results("out/planted")["small"]["expected"] == "fails"
+    assert results()["small"]["verdict"] == "holds", "the plain results are not replaced"
+    assert "The alternatives are planted." in Path("out", "planted", "report.html").read_text()
+    status, rebuilt, _ = call(capsys, "report", "out")
+    assert status == 0
+    assert "A book" in Path(rebuilt.strip()).read_text()
+
+
+def test_a_plant_that_changes_nothing_is_a_surprise(own, capsys):
+    file = own(HEAD.replace("lambda value: 3.0", "lambda value: value"))
+    status, out, _ = call(capsys, "verify", file, "--plant", "--jobs", 1, "--out", "out")
+    assert status == 1
+    assert "expected: fails" in out
+
+
+def test_every_mistake_is_one_sentence_and_other_claims_go_on(own, capsys):
+    file = own(HEAD + MISTAKES)
+    status, out, err = call(capsys, "verify", file, "--jobs", 1, "--out", "out")
+    assert status == 2
+    assert err.splitlines() == [
+        "undertow: mine.py: two claims have the name 'twin'; neither is run.",
+        "undertow: the claim 'lost' rests on 'smal', and there is no such claim; did you mean small?",
+        "undertow: the claims one, two rest on each other; none of them is run.",
+    ]
+    verdicts = {name: result["verdict"] for name, result in results().items()}
+    errors = dict.fromkeys(("raises", "text", "nan", "open-ended"), "error")
+    assert verdicts == {"small": "holds", "also": "holds"} | errors
+    assert "2 of 6 verdicts as expected" in out
+    notes = [line for line in out.splitlines() if line.startswith("error")]
+    assert len(notes) == 4
+    assert any("ZeroDivisionError: division by zero" in note for note in notes)
+    status, _, _ = call(capsys, "verify", f"{file}:text", "--jobs", 1, "--out", "one")
+    assert status == 2, "a claim that cannot be judged is bad input"
+
+
+def test_files_that_cannot_be_used(own, capsys):
+    for name, message in {
+        own("x = 1\n", "empty.py"): "empty.py: there is no claim here; assign Claim(...) to a variable.",
+        own("x = y\n", "broken.py"): "broken.py cannot be run: NameError: name 'y' is not defined",
+        "missing.py": "missing.py: there is no such file.",
+        f"{own(HEAD)}:big": "mine.py has no claim 'big'; it has small.",
+    }.items():
+        status, _, err = call(capsys, "verify", name, "--out", "out")
+        assert (status, err) == (2, f"undertow: {message}\n")
+    status, _, err = call(capsys, "verify", own(HEAD), "--paper", "zero_loss", "--out", "out")
+    assert (status, err) == (2, "undertow: none of the claims named belongs to the paper zero_loss.\n")
+    assert not Path("out").exists()
+
+
+def test_a_file_runs_in_worker_processes_too(own, tmp_path):
+    """Workers load the files of a folder themselves, and import no pack."""
+    (tmp_path / "pack").mkdir()
+    own(HEAD, "pack/first.py")
+    own(HEAD.replace("small =", "second ="), "pack/second.py")
+    code = "from undertow.cli import main; import sys; main(sys.argv[1:])"
+    command = [sys.executable, "-c", code, "verify", "pack", "--scale", "smoke", "--jobs", "2", "--out", "out"]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    assert list(results()) == ["small", "second"]

@@ -179,7 +179,9 @@ def test_experiments_and_flags_exist():
     for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         for block in re.findall(r"^```console\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE):
             for line in block.splitlines():
-                call = re.match(r"undertow (run|verify) ([a-z][a-z0-9-]+)(.*)", line)
+                call = re.match(
+                    r"undertow (run|verify) ([a-z][a-z0-9-]+)(?![\w.:])(.*)", line
+                )  # no file of the reader's own
                 if not call:
                     continue
                 claim = claims[call[2]]

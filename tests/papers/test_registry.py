@@ -7,6 +7,7 @@ import pytest
 
 from undertow.verification import claims
 from undertow.verification.claim import PAPERS, SCALES, Claim, overall
+from undertow.verification.dependencies import dependency_problems
 from undertow.verification.errata import errata, expected
 
 CLAIMS = list(claims.values())
@@ -39,6 +40,11 @@ def test_parameters_are_documented_plain_values(claim):
     assert source.count('"""') == 2 * (1 + len(dataclasses.fields(kind))), f"{kind.__name__}: a sentence for each field"
 
 
+def test_no_claim_rests_on_a_missing_one_or_on_itself():
+    assert not dependency_problems(claims)
+    assert sum(bool(claim.rests_on) for claim in CLAIMS) > 50
+
+
 def test_the_error_for_an_unknown_claim_suggests_the_nearest():
     with pytest.raises(KeyError, match="did you mean label-noise-escapes"):
         claims["label-noise-escape"]
@@ -48,7 +54,7 @@ def test_the_error_for_an_unknown_claim_suggests_the_nearest():
 def test_a_claim_needs_every_scale():
     parameters = CLAIMS[0].scales["smoke"]
     with pytest.raises(ValueError, match="smoke, default, full"):
-        Claim("x", "zero_loss", "", "", "", {"smoke": parameters}, lambda p, k: None, lambda m, p: None)
+        Claim("x", lambda p, k: None, scales={"smoke": parameters})
 
 
 @pytest.mark.slow

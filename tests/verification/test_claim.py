@@ -26,8 +26,9 @@ def measure(parameters, key):
 
 
 CLAIM = Claim(
-    "a-claim", PAPERS[0], "Eq. (1)", "A statement.", "a = b", dict.fromkeys(SCALES, Parameters()), measure, draw=None
-)
+    "A statement.", measure, id="a-claim", paper=PAPERS[0], place="Eq. (1)", equation="a = b",
+    scales=dict.fromkeys(SCALES, Parameters()), draw=None,
+)  # fmt: skip
 
 
 def test_every_scale_needs_parameters():

@@ -1,13 +1,17 @@
 """The experiment of one claim: its files, its result, and errors as results."""
 
+import contextlib
 import dataclasses
 
 import jax
 import pytest
 
 from undertow._device import device
+from undertow.execution import store
 from undertow.execution.workers import InProcess
-from undertow.verification import claims, measure, runner
+from undertow.figures import style
+from undertow.verification import Check, Within, claims, measure, runner
+from undertow.verification.claim import draw_checks
 
 
 def test_an_exception_is_a_result(tmp_path, monkeypatch):
@@ -43,3 +47,79 @@ def test_small_models_run_on_a_processor_beside_an_accelerator(accelerated, monk
         assert jax.config.jax_default_device == (None if accelerated else jax.devices("cpu")[0])
         assert device() == jax.devices("cpu")[0]
     assert jax.config.jax_default_device is None
+
+
+def judged(tmp_path, monkeypatch, measured, *, planted=False, **changes):
+    """Return the result of a claim that returns `measured`."""
+    name = "isotropic-covariance"
+    settings = {"measure": lambda p, key: measured, "controls": False, "plant": None, "draw": draw_checks} | changes
+    monkeypatch.setitem(claims.loaded(), name, dataclasses.replace(claims[name], **settings))
+    task = runner.task_of(name, "smoke", claims[name].parameters("smoke"), 0, planted=planted)
+    return measure.run_claim(str(tmp_path), task)
+
+
+GOOD = Check("number", 1.0, 1.0, 0.1, Within(0.0, 1.0), alternative=3.0, samples=100)
+
+
+def test_checks_alone_are_enough(tmp_path, monkeypatch):
+    result = judged(tmp_path, monkeypatch, [GOOD, dataclasses.replace(GOOD, what="other")])
+    assert result.verdict == "holds"
+    assert result.seeds == 100
+    stored = store.load(tmp_path / "claims" / result.claim / "data.zarr")
+    assert stored["measured"].sel(check="other") == 1.0
+
+
+@pytest.mark.parametrize(
+    ("measured", "sentence"),
+    [
+        (None, "`measure` returned nothing; return a Measurement, a Check or a tuple of Checks."),
+        ((), "`measure` returned an empty tuple; return"),
+        ((1.0, 2.0), "`measure` returned a tuple of float; return"),
+        ("text", "`measure` returned a value of the type str; return"),
+        (dataclasses.replace(GOOD, measured=float("nan")), "the check 'number' has measured = nan, which cannot be"),
+        (dataclasses.replace(GOOD, uncertainty=float("nan")), "the check 'number' has uncertainty = nan"),
+        (dataclasses.replace(GOOD, alternative=None), "the check 'number' names no alternative that it must reject"),
+        (dataclasses.replace(GOOD, samples=None), "the check 'number' has a standard error from an unknown number"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_judged_is_an_error_in_one_sentence(measured, sentence, tmp_path, monkeypatch):
+    result = judged(tmp_path, monkeypatch, measured)
+    assert result.verdict == "error"
+    assert result.note.startswith(sentence)
+    assert not result.traceback
+
+
+def test_a_value_that_is_no_number(tmp_path, monkeypatch, as_a_user):
+    text = Check("number", "one", 1.0, 0.0, Within(0.0, 1.0), alternative=3.0)
+    assert judged(tmp_path, monkeypatch, text).note == "the check 'number' has measured = 'one', which is not a number."
+
+
+def test_controls_need_one_check_with_an_alternative(tmp_path, monkeypatch):
+    control = dataclasses.replace(GOOD, alternative=None)
+    assert judged(tmp_path, monkeypatch, [GOOD, control], controls=True).verdict == "holds"
+    assert "no check names the value" in judged(tmp_path, monkeypatch, [control], controls=True).note
+
+
+def test_an_infinite_measurement_fails(tmp_path, monkeypatch):
+    """A run that diverges rejects a claim, which is not a mistake of the claim."""
+    drawn = {"draw": lambda measurement, parameters: style.new_figure()[0]}
+    result = judged(tmp_path, monkeypatch, dataclasses.replace(GOOD, measured=float("inf")), **drawn)
+    assert result.verdict == "fails"
+
+
+def test_a_planted_claim_runs_in_its_plant(tmp_path, monkeypatch):
+    world = {"value": 1.0}
+
+    @contextlib.contextmanager
+    def planted():
+        world["value"] = 3.0
+        yield
+        world["value"] = 1.0
+
+    seen = {"measure": lambda p, key: dataclasses.replace(GOOD, measured=world["value"]), "plant": planted}
+    result = judged(tmp_path, monkeypatch, None, planted=True, **seen)
+    assert (result.verdict, result.expected, world["value"]) == ("fails", "fails", 1.0)
+    plain = judged(tmp_path, monkeypatch, None, **seen)
+    assert (plain.verdict, plain.expected) == ("holds", "holds")
+    without = judged(tmp_path, monkeypatch, GOOD, planted=True)
+    assert without.note.startswith("the claim has no plant, so nothing shows that it can fail")

@@ -11,6 +11,7 @@ from undertow import cli
 from undertow.verification import claims
 from undertow.verification.claim import SCALES
 from undertow.verification.repeat import command, meanings
+from undertow.verification.result import Task
 
 FAST = "sensing-factor-two"
 
@@ -40,10 +41,14 @@ def test_flags_are_those_of_the_command_line():
 
     claim = dataclasses.replace(claims[FAST], id="stub", scales=dict.fromkeys(SCALES, Switches()))
     own = {"on": False, "step_size": 1e-05, "name": "two words"}
-    line = command(claim, "full", own, 3)
+    line = command(claim, Task("stub", "full", own, 3))
     assert shlex.split(line) == [
         "undertow", "run", "stub", "--scale", "full", "--seed", "3",
         "--no-on", "--step-size", "1e-05", "--name", "two words",
+    ]  # fmt: skip
+    of_file = command(claim, Task("stub", "full", claim.parameters("full"), 0, "my claims.py", planted=True))
+    assert shlex.split(of_file) == [
+        "undertow", "verify", "my claims.py:stub", "--scale", "full", "--seed", "0", "--plant",
     ]  # fmt: skip
     assert meanings(Switches) == {"on": "A switch.", "step_size": "A number.", "name": "A word."}
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from undertow.execution import store
 from undertow.verification.criterion import Within
-from undertow.verification.errata import expected
+from undertow.verification.errata import errata_of, expected
 from undertow.verification.result import CheckResult, ClaimResult, Task
 
 CHECK = CheckResult("w", 1.0, 1.0, 0.1, Within(0.1, 1.0), "holds")
@@ -24,7 +24,7 @@ def finish(out: str, task: Task) -> ClaimResult:
     folder = Path(out) / "claims" / task.claim
     store.save(folder / "data.zarr", xarray.Dataset({"a": ((), 1.0)}), {})
     store.write_bytes(folder / "figure.svg", b"<svg/>")
-    result = result_of(task, checks=(CHECK,), expected=expected(task.claim))
+    result = result_of(task, checks=(CHECK,), expected=expected(task.claim), errata=errata_of(task.claim))
     store.write_bytes(folder / "result.json", json.dumps(result.to_json()).encode())
     with open(Path(out) / "log", "a") as log:
         log.write(task.claim + "\n")

@@ -61,7 +61,10 @@ class _Arguments(Protocol):
 
 
 def run(arguments: list[str]) -> int:
-    """`undertow run EXPERIMENT [--parameter value ...]`: a claim's experiment with the user's own parameters."""
+    """`undertow run EXPERIMENT [--parameter value ...]`: a claim's experiment with the user's own parameters.
+
+    EXPERIMENT is the name of a claim, or FILE.py:NAME.
+    """
     from undertow.verification import claims
 
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -74,9 +77,18 @@ def run(arguments: list[str]) -> int:
     name, *rest = arguments
     if name == "phase-diagram":
         return _phase_diagram(rest)
-    if name not in claims:
-        return complain(claims.unknown(name))
-    claim = claims[name]
+    from undertow.execution.registry import UserFileError
+    from undertow.verification.select import UnknownClaimError, select
+
+    try:
+        selection = select([name])
+    except (UnknownClaimError, UserFileError) as error:
+        return complain(str(error))
+    if len(selection.chosen) != 1:
+        of_pack = f"{name} has {len(selection.chosen)} claims; name one of them."
+        return complain(" ".join(selection.problems) or of_pack)
+    (one,) = selection.chosen
+    claim = one.claim
 
     scale = _option(rest, "--scale") or "smoke"
     if scale not in claim.scales:
@@ -91,7 +103,7 @@ def run(arguments: list[str]) -> int:
     from undertow.execution import store
     from undertow.verification.runner import task_of
 
-    task = task_of(name, settings.scale, dataclasses.asdict(chosen.parameters), settings.seed)
+    task = task_of(claim.id, settings.scale, dataclasses.asdict(chosen.parameters), settings.seed, one.source)
     out = store.writable_folder(settings.out)
     with store.folder_lock(out):
         return run_and_report([task], out, jobs=1, fresh=False)

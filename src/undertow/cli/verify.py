@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
-from undertow.cli._status import SUCCESS, SURPRISE, complain
+from undertow.cli._status import MISTAKE, SUCCESS, SURPRISE, complain
 
 if TYPE_CHECKING:
     from undertow.execution.workers import Workers
@@ -21,16 +21,17 @@ Names = tyro.conf.Positional[tuple[str, ...]]
 
 @dataclasses.dataclass(frozen=True)
 class Verify:
-    """Run the claims of the papers and judge each: live verdicts, report.html, results.json.
+    """Run claims, those of the papers or your own, and judge each: live verdicts, report.html, results.json.
 
     Exits with 0 only when every verdict is the expected one. Finished claims are kept: after Ctrl-C, or when called
     again, only claims that are missing or whose code or parameters changed are run.
     """
 
-    claims: Annotated[Names, tyro.conf.arg(metavar="[CLAIM ...]")] = ()
-    """The claims to run; all of them by default. `undertow list` shows the names."""
-    paper: Literal["heterogeneity", "zero_loss", "noise_equilibrium", "optimisers"] | None = None
-    """Only the claims of one paper."""
+    claims: Annotated[Names, tyro.conf.arg(metavar="[CLAIM|PACK|FILE.py|FILE.py:NAME|FOLDER ...]")] = ()
+    """Names of claims or installed packs, your own files of claims, one claim of a file, or folders of such files. All
+    installed claims by default; `undertow list` shows their names."""
+    paper: str | None = None
+    """Only the claims of one paper, such as zero_loss."""
     scale: Literal["smoke", "default", "full"] = "default"
     """How much to compute: smoke takes minutes, default tens of minutes, full needs a GPU."""
     jobs: int = min(2, os.cpu_count() or 1)
@@ -41,6 +42,8 @@ class Verify:
     """Another number repeats everything with other random draws."""
     fresh: bool = False
     """Run all claims again, including finished ones."""
+    plant: bool = False
+    """Plant the alternative of each claim, under which it must fail. Results are in the folder `planted` of --out."""
 
 
 def verify(command: Verify) -> int:
@@ -64,23 +67,28 @@ def verify(command: Verify) -> int:
 
 def _verify(command: Verify, workers: "Workers | None" = None) -> int:
     from undertow.execution import store
-    from undertow.verification import claims
+    from undertow.execution.registry import UserFileError
     from undertow.verification.runner import task_of
+    from undertow.verification.select import UnknownClaimError, select
 
-    for name in command.claims:
-        if name not in claims:
-            return complain(claims.unknown(name))
-    chosen = [
-        claim
-        for claim in claims.values()
-        if (not command.claims or claim.id in command.claims) and command.paper in (None, claim.paper)
-    ]
-    if not chosen:
-        return complain(f"none of the claims named belongs to the paper {command.paper}.")
-    tasks = [task_of(claim.id, command.scale, claim.parameters(command.scale), command.seed) for claim in chosen]
-    out = store.writable_folder(command.out)
+    try:
+        selection = select(command.claims, command.paper)
+    except (UnknownClaimError, UserFileError) as error:
+        return complain(str(error))
+    for problem in selection.problems:
+        complain(problem)
+    if not selection.chosen:
+        named = "the claims named" if command.claims else "the claims"
+        return MISTAKE if selection.problems else complain(f"none of {named} belongs to the paper {command.paper}.")
+    tasks = [
+        task_of(one.claim.id, command.scale, one.claim.parameters(command.scale), command.seed, one.source,
+                planted=command.plant)
+        for one in selection.chosen
+    ]  # fmt: skip
+    out = store.writable_folder(command.out / "planted" if command.plant else command.out)
     with store.folder_lock(out):
-        return run_and_report(tasks, out, command.jobs, command.fresh, workers)
+        status = run_and_report(tasks, out, command.jobs, command.fresh, workers)
+    return MISTAKE if selection.problems else status
 
 
 def run_and_report(
@@ -117,4 +125,6 @@ def run_and_report(
     page = build_report(out, results)
     as_expected = sum(result.as_expected for result in results)
     print(f"\n{as_expected} of {len(results)} verdicts as expected. Report: {page}")
+    if any(result.verdict == "error" and result.task.source for result in results):
+        return MISTAKE  # a claim of the user's own cannot be run or judged
     return SUCCESS if as_expected == len(results) else SURPRISE

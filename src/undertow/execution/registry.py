@@ -1,63 +1,41 @@
-"""Find experiments by name: the claims and phase diagrams of the packs, and objects of a user's own file.
+"""Find experiments by name: the claims and phase diagrams of the installed packs, and objects of a user's own file.
 
-A pack is a package with a subpackage `claims`, whose modules list their `CLAIMS`, a module `coverage` and, where it has
-them, modules `errata` and `phase_diagram` with its `ERRATA` and its `DIAGRAM`. Packs are
-imported the first time that one of their experiments is needed.
+A pack (`undertow.execution.packs`) may have a module `phase_diagram` with its `DIAGRAM`. Packs are imported the first
+time that one of their experiments is needed.
 """
 
 import difflib
 import importlib
 import importlib.util
-import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, ClassVar, Generic, Protocol, TypeVar, runtime_checkable
+from typing import Generic, TypeVar
 
-from undertow.execution.provenance import Parameter, Parameters
+from undertow.execution.packs import (
+    OWN_PACKS,
+    AbstractClaim,
+    claim_modules,
+    installed_packs,
+    named_claims,
+    pack_name,
+    submodule,
+    typed,
+)  # fmt: skip
 from undertow.execution.sweeps.diagram import Diagram
 
-if TYPE_CHECKING:
-    from jaxtyping import Array, Key
-
-__all__ = ["AbstractClaim", "Registry", "UserFileError", "claims", "collect", "diagrams", "import_claims", "load_file"]
-
-PACKS = (
-    "undertow.papers.heterogeneity",
-    "undertow.papers.zero_loss",
-    "undertow.papers.noise_equilibrium",
-    "undertow.papers.optimisers",
-)
+__all__ = [
+    "AbstractClaim", "Registry", "UserFileError", "claims", "collect", "diagrams", "import_claims",
+    "installed_problems", "load_file", "titles",
+]  # fmt: skip
 
 T = TypeVar("T")
 
 
 class UserFileError(Exception):
     """A user's file, or the object named in it, cannot be used; the message says why."""
-
-
-@runtime_checkable
-class AbstractClaim(Protocol):
-    """A claim, as far as running its experiment needs; `undertow.verification.Claim` is not imported here."""
-
-    id: str
-    COLUMNS: ClassVar[tuple[str, ...]]
-    VERDICTS: ClassVar[tuple[str, ...]]
-
-    @property
-    def scales(self) -> Mapping[str, Parameters]:
-        """The parameters of the experiment at each scale."""
-        ...
-
-    def parameters(self, scale: str) -> dict[str, Parameter]:
-        """Return the parameters at a scale, as plain values."""
-        ...
-
-    def columns(self, parameters: Parameters, key: "Key[Array, '']") -> dict[str, list[float]]:
-        """Run the experiment and return one column of numbers per name in `COLUMNS`."""
-        ...
 
 
 class Registry(Mapping[str, T], Generic[T]):
@@ -96,33 +74,56 @@ class Registry(Mapping[str, T], Generic[T]):
         return f"there is no {self.kind} {name!r}; {hint}"
 
 
-def _load_claims() -> dict[str, AbstractClaim]:
+@cache
+def _installed() -> tuple[dict[str, AbstractClaim], list[str]]:
+    """Return the claims of all installed packs by name, and what is wrong with packs of others."""
     by_id: dict[str, AbstractClaim] = {}
-    for pack in PACKS:
-        paper = pack.rpartition(".")[2]
-        package = importlib.import_module(f"{pack}.claims")
-        for module in sorted(m.name for m in pkgutil.iter_modules(package.__path__)):
-            loaded = importlib.import_module(f"{pack}.claims.{module}")
-            for claim in loaded.CLAIMS:
+    problems: list[str] = []
+    for pack in installed_packs():
+        try:
+            modules = claim_modules(pack)
+            plants = getattr(submodule(pack, "plants"), "PLANTS", {})
+        except Exception as error:
+            if pack in OWN_PACKS:
+                raise
+            problems.append(f"the installed pack {pack} cannot be imported: {type(error).__name__}: {error}")
+            continue
+        for module in modules:
+            named, wrong = named_claims(module, pack_name(pack), plants)
+            problems += wrong
+            for claim in named:
                 if claim.id in by_id:
-                    raise ValueError(f"two claims have the id {claim.id!r}")
-                if claim.paper != paper:
-                    raise ValueError(f"claim {claim.id!r} is in the folder of another paper")
-                by_id[claim.id] = replace(claim, module=loaded.__name__)
-    return by_id
+                    first = by_id[claim.id].paper
+                    problems.append(
+                        f"the installed packs {first} and {pack} have a claim {claim.id!r} each; the first is used."
+                    )
+                by_id.setdefault(claim.id, claim)
+    return by_id, problems
+
+
+def installed_problems() -> list[str]:
+    """Return what is wrong with installed packs, in sentences; other packs are not affected."""
+    return _installed()[1]
+
+
+def _submodules(name: str) -> list[ModuleType]:
+    """Import the submodules of one name of all packs; packs of others that cannot be imported have none."""
+    found = []
+    for pack in installed_packs():
+        try:
+            found.append(submodule(pack, name))
+        except Exception:
+            if pack in OWN_PACKS:
+                raise
+    return found
 
 
 def _load_diagrams() -> dict[str, Diagram]:
-    return {module.DIAGRAM.id: module.DIAGRAM for module in _modules("phase_diagram")}
+    found = [module.DIAGRAM for module in _submodules("phase_diagram") if hasattr(module, "DIAGRAM")]
+    return {diagram.id: diagram for diagram in found}
 
 
-def _modules(name: str) -> list[ModuleType]:
-    """Import the modules of one name, of the packs that have it."""
-    present = [f"{pack}.{name}" for pack in PACKS if importlib.util.find_spec(f"{pack}.{name}") is not None]
-    return [importlib.import_module(module) for module in present]
-
-
-claims: Registry[AbstractClaim] = Registry("claim", _load_claims)
+claims: Registry[AbstractClaim] = Registry("claim", lambda: _installed()[0])
 """All claims by id, of the type `undertow.verification.Claim`."""
 diagrams: Registry[Diagram] = Registry("phase diagram", _load_diagrams)
 """All phase diagrams by id."""
@@ -135,19 +136,26 @@ def import_claims() -> None:
 
 def collect(module: str, name: str, kind: type[T]) -> tuple[T, ...]:
     """Join the tuples of one kind that the packs have under one name, such as `ERRATA` of their modules `errata`."""
-    items = tuple(item for loaded in _modules(module) for item in getattr(loaded, name))
-    for item in items:
-        if not isinstance(item, kind):
-            raise TypeError(f"`{name}` of a module `{module}` holds {item!r}; give a {kind.__name__}.")
-    return items
+    return typed(name, (item for home in _submodules(module) for item in getattr(home, name, ())), kind)
 
 
-def load_file(file: Path) -> ModuleType:
-    """Run a user's Python file and return it as a module; modules beside the file can be imported."""
-    spec = importlib.util.spec_from_file_location(file.stem, file)
+@cache
+def titles() -> dict[str, str]:
+    """Return the title of every installed pack by its name."""
+    return {pack_name(home.__name__): home.TITLE for home in _submodules("") if hasattr(home, "TITLE")}
+
+
+def load_file(file: Path, name: str | None = None) -> ModuleType:
+    """Run a user's Python file and return it as a module; modules beside the file can be imported.
+
+    Under a `name` the module is also in `sys.modules`, where dataclasses and `inspect` look for it.
+    """
+    spec = importlib.util.spec_from_file_location(name or file.stem, file)
     if spec is None or spec.loader is None:
         raise UserFileError(f"{file}: not a Python file.")
     module = importlib.util.module_from_spec(spec)
+    if name is not None:
+        sys.modules[name] = module
     sys.path.insert(0, str(file.resolve().parent))
     try:
         spec.loader.exec_module(module)

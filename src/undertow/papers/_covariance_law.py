@@ -17,7 +17,7 @@ from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.base import AbstractNoise
 from undertow.papers.zero_loss.models.tanh_net import TanhNet
-from undertow.verification.claim import Claim, Measurement, Paper
+from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import AtLevel, Check, Within
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Draws:
 
 def covariance_claim(
     claim_id: str,
-    paper: Paper,
+    paper: str,
     place: str,
     statement: str,
     equation: str,
@@ -73,6 +73,7 @@ def covariance_claim(
         statement=statement,
         equation=equation,
         scales={"smoke": Draws(40_000), "default": Draws(200_000), "full": Draws(2_000_000)},
+        controls=True,
         measure=measure,
         draw=_draw,
         alternative=alternative,

@@ -1,11 +1,13 @@
-"""A claim of a paper with the experiment that tests it, its measurement and its verdict."""
+"""A claim with the experiment that tests it, its measurement and its verdict."""
 
 import dataclasses
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
+from undertow.execution.packs import OWN_PACKS, pack_name
 from undertow.execution.provenance import Parameter, Parameters
 from undertow.figures.compare import compare
 from undertow.verification.criterion import Check, Verdict, judge
@@ -16,25 +18,47 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 __all__ = [
-    "PAPERS", "SCALES", "Claim", "Measurement", "Paper", "Scale", "draw_checks", "draw_checks_on_log_axis", "overall",
+    "PAPERS", "SCALES", "Claim", "ClaimError", "Measurement", "NoParameters", "Plant", "Scale", "draw_checks",
+    "draw_checks_on_log_axis", "overall",
 ]  # fmt: skip
 
-Paper = Literal["heterogeneity", "zero_loss", "noise_equilibrium", "optimisers"]
 Scale = Literal["smoke", "default", "full"]
+Plant = Callable[[], AbstractContextManager[object]]
+"""A function that returns a context in which the alternative of a claim is true."""
 
-PAPERS: tuple[Paper, ...] = ("heterogeneity", "zero_loss", "noise_equilibrium", "optimisers")
+PAPERS: tuple[str, ...] = tuple(map(pack_name, OWN_PACKS))
+"""The papers of undertow's own packs."""
 SCALES: tuple[Scale, ...] = ("smoke", "default", "full")
 
 P = TypeVar("P", bound=Parameters)
 
 
+class ClaimError(Exception):
+    """A claim cannot be run or judged; the message says why, in one sentence."""
+
+
+@dataclass(frozen=True)
+class NoParameters:
+    """The parameters of a claim without scales."""
+
+
+def _no_data() -> "xarray.Dataset":
+    import xarray
+
+    return xarray.Dataset()
+
+
 @dataclass(frozen=True)
 class Measurement:
-    """The measurement of an experiment: its checks, the headline first, and the data of its figure."""
+    """The measurement of an experiment: its checks, the headline first, and the data of its figure.
+
+    Without `data` the numbers of the checks are stored. `seeds` is the number of independent values behind the
+    standard errors of checks that do not state their own `samples`.
+    """
 
     checks: tuple[Check, ...]
-    data: "xarray.Dataset"
-    seeds: int
+    data: "xarray.Dataset" = field(default_factory=_no_data)
+    seeds: int = 1
     diverged: int = 0
     note: str = ""
 
@@ -51,29 +75,39 @@ def draw_checks_on_log_axis(measurement: Measurement, parameters: object) -> "Fi
 
 @dataclass(frozen=True)
 class Claim(Generic[P]):
-    """A statement of a paper with the experiment that tests it.
+    """A statement with the experiment that tests it.
 
-    `alternative` names the nearest plausible statement that the experiment rejects; its checks carry the value that
-    the alternative predicts. `scales` gives the experiment's parameters (one frozen dataclass) at each scale; scales
-    differ in seeds, steps and sizes only, never in the criterion. `measure(parameters, key)` runs it,
-    `draw(measurement, parameters)` returns its figure; by default that shows the checks beside their predictions.
+    A claim needs a statement and `measure`. Without `scales`, `measure(key)` runs the experiment; with them it is
+    `measure(parameters, key)`. It returns a `Measurement`, or its checks alone. Every check states its criterion, and
+    the value that the alternative predicts.
 
-    >>> from undertow.verification import claims
-    >>> claim = claims["sensing-factor-two"]
-    >>> print(claim.paper, claim.place)
-    heterogeneity Eq. (2) against Eq. (3)
+    >>> from undertow.verification import Below, Check, Claim
+    >>> small = Claim("The number is below 2.", lambda key: Check("number", 1.0, 0.0, 0.0, Below(2.0), alternative=3.0))
+    >>> small.run(small.scales["smoke"], None).checks[0].measured
+    1.0
     """
 
-    id: str
-    paper: Paper
-    place: str
     statement: str
-    equation: str
-    scales: dict[Scale, P]
-    measure: "Callable[[P, Key[Array, '']], Measurement]"
+    measure: "Callable[..., Measurement | Check | Sequence[Check]]"
+    id: str = ""
+    """Its name; by default that of the variable that holds it, with hyphens."""
+    paper: str = ""
+    """The paper; by default the name of the pack, or of the file."""
+    place: str = ""
+    """Its place in the paper."""
+    equation: str = ""
+    scales: dict[Scale, P] = field(default_factory=dict)
+    """The parameters, a frozen dataclass, at each scale; scales differ in seeds, steps and sizes, never in criteria."""
     draw: "Callable[[Measurement, P], Figure]" = draw_checks
+    """`draw(measurement, parameters)` returns the figure; by default the checks beside their predictions."""
     alternative: str = ""
     """The nearest plausible statement that would make the claim false, which its checks must be able to reject."""
+    plant: Plant | None = field(default=None, compare=False)
+    """A context in which the alternative is true, such as `replaced` makes; the claim must fail in it."""
+    rests_on: tuple[str, ...] = ()
+    """The names of the claims that this one rests on."""
+    controls: bool = False
+    """Whether some checks are controls, which state no value of the alternative."""
     accelerated: bool = field(default=False, compare=False)
     """Whether its runs fill an accelerator; small models are faster on a processor core."""
     long: bool = field(default=False, compare=False)
@@ -84,6 +118,8 @@ class Claim(Generic[P]):
     VERDICTS: ClassVar = typing.get_args(Verdict)
 
     def __post_init__(self) -> None:
+        if not self.scales:
+            object.__setattr__(self, "scales", dict.fromkeys(SCALES, NoParameters()))
         if set(self.scales) != set(SCALES):
             raise ValueError(f"claim {self.id!r}: give parameters for the scales {', '.join(SCALES)}.")
 
@@ -91,15 +127,36 @@ class Claim(Generic[P]):
         """Return the parameters at a scale, as plain values."""
         return dataclasses.asdict(self.scales[scale])
 
+    def run(self, parameters: P, key: "Key[Array, '']") -> Measurement:
+        """Run the experiment and return its measurement; raise a `ClaimError` if `measure` returns something else."""
+        returned = self.measure(key) if isinstance(parameters, NoParameters) else self.measure(parameters, key)
+        if isinstance(returned, Measurement):
+            return returned
+        checks = (returned,) if isinstance(returned, Check) else returned
+        if not isinstance(checks, tuple | list) or not checks or not all(isinstance(c, Check) for c in checks):
+            raise ClaimError(
+                f"`measure` returned {_kind(returned)}; return a Measurement, a Check or a tuple of Checks."
+            )
+        samples = [int(c.samples) for c in checks if c.samples is not None and c.samples < 2**31]
+        return Measurement(tuple(checks), seeds=max(samples, default=1))
+
     def columns(self, parameters: P, key: "Key[Array, '']") -> dict[str, list[float]]:
         """Run the experiment and return one column of numbers per name in `COLUMNS`, with an entry for each check.
 
         A verdict is its index in `VERDICTS`.
         """
-        measurement = self.measure(parameters, key)
+        measurement = self.run(parameters, key)
         columns = {name: [float(getattr(check, name)) for check in measurement.checks] for name in self.COLUMNS[:-1]}
         verdicts = [judge(check, measurement.seeds)[0] for check in measurement.checks]
         return columns | {"verdict": [float(self.VERDICTS.index(verdict)) for verdict in verdicts]}
+
+
+def _kind(value: object) -> str:
+    """Return what a value is, for a message."""
+    if isinstance(value, tuple | list):
+        inside = ", ".join(sorted({type(item).__name__ for item in value}))
+        return f"a {type(value).__name__} of {inside}" if inside else f"an empty {type(value).__name__}"
+    return "nothing" if value is None else f"a value of the type {type(value).__name__}"
 
 
 def overall(measurement: Measurement) -> tuple[Verdict, int | None]:

@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from functools import cache
 
 from undertow.execution.registry import collect
-from undertow.verification.claim import Paper
+from undertow.execution.user_packs import user_pack
 
-__all__ = ["ALGEBRA", "CONSTANTS", "DEFINITION", "TEXTBOOK", "TOOL", "Addition", "Entry", "additions", "coverage", "of"]
+__all__ = [
+    "ALGEBRA", "CONSTANTS", "DEFINITION", "TEXTBOOK", "TOOL", "Addition", "Entry", "additions", "coverage", "of",
+    "user_coverage",
+]  # fmt: skip
 
 TOOL = "a tool of the proof, used nowhere else"
 CONSTANTS = "a bound with unnamed constants"
@@ -23,7 +26,7 @@ ALGEBRA = "algebra of the proof; its result is checked"
 class Entry:
     """One result of a paper, its statement, and the claims that check it or the reason why there are none."""
 
-    paper: Paper
+    paper: str
     result: str
     says: str
     claims: tuple[str, ...] = ()
@@ -50,11 +53,16 @@ def additions() -> tuple[Addition, ...]:
     return collect("coverage", "BEYOND", Addition)
 
 
-def of(claim: str) -> tuple[Entry, ...]:
-    """Return the results that a claim checks.
+def user_coverage(source: str) -> tuple[Entry, ...]:
+    """Return the results that a user's file or folder lists under `COVERAGE`."""
+    return user_pack(source).collect("COVERAGE", Entry)
+
+
+def of(claim: str, source: str = "") -> tuple[Entry, ...]:
+    """Return the results that a claim checks; `source` is the file or folder of a user's claim.
 
     >>> from undertow.verification.coverage import of
     >>> [entry.result for entry in of("dphi-projector")]
     ['Lemma 4.3', 'Lemma C.2']
     """
-    return tuple(entry for entry in coverage() if claim in entry.claims)
+    return tuple(entry for entry in (user_coverage(source) if source else coverage()) if claim in entry.claims)

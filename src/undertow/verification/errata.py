@@ -4,17 +4,17 @@ from dataclasses import dataclass
 from functools import cache
 
 from undertow.execution.registry import collect
-from undertow.verification.claim import Paper
+from undertow.execution.user_packs import user_pack
 from undertow.verification.criterion import Verdict
 
-__all__ = ["Erratum", "errata", "expected"]
+__all__ = ["Erratum", "errata", "errata_of", "expected", "user_errata"]
 
 
 @dataclass(frozen=True)
 class Erratum:
     """One correction, with the claim whose measurement decides it; None if reading the paper decides it."""
 
-    paper: Paper
+    paper: str
     place: str
     printed: str
     right: str
@@ -23,7 +23,7 @@ class Erratum:
 
 @cache
 def errata() -> tuple[Erratum, ...]:
-    """Return the errata of all papers, in the order of the papers.
+    """Return the errata of all installed packs, in the order of the packs.
 
     >>> from undertow.verification.errata import errata
     >>> errata()[0].place
@@ -32,6 +32,18 @@ def errata() -> tuple[Erratum, ...]:
     return collect("errata", "ERRATA", Erratum)
 
 
-def expected(claim_id: str) -> Verdict:
-    """Return `corrected` for a claim that decides an erratum, and `holds` for all others."""
-    return "corrected" if any(erratum.claim == claim_id for erratum in errata()) else "holds"
+def user_errata(source: str) -> tuple[Erratum, ...]:
+    """Return the errata of a user's file or folder."""
+    return user_pack(source).collect("ERRATA", Erratum)
+
+
+def errata_of(claim_id: str, source: str = "") -> tuple[Erratum, ...]:
+    """Return the errata that a claim decides; `source` is the file or folder of a user's claim."""
+    return tuple(entry for entry in (user_errata(source) if source else errata()) if entry.claim == claim_id)
+
+
+def expected(claim_id: str, source: str = "", *, planted: bool = False) -> Verdict:
+    """Return `corrected` for a claim that decides an erratum, and `holds` for others; `fails` in its plant."""
+    if planted:
+        return "fails"
+    return "corrected" if errata_of(claim_id, source) else "holds"

@@ -4,23 +4,28 @@
 """
 
 import json
+import math
 import time
 import traceback
 import zlib
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from undertow.execution import store
 from undertow.execution.compiling import compilations
 from undertow.execution.provenance import provenance
 from undertow.figures import export, style
-from undertow.verification import claims
-from undertow.verification.claim import Claim, overall
-from undertow.verification.errata import expected
+from undertow.verification.claim import Claim, ClaimError, Measurement, overall
+from undertow.verification.errata import errata_of, expected
 from undertow.verification.repeat import command, meanings
 from undertow.verification.result import CheckResult, ClaimResult, Task
+from undertow.verification.tasks import claim_of, title_of
+
+if TYPE_CHECKING:
+    import xarray
 
 __all__ = ["error_result", "has_accelerator", "run_claim", "store_result"]
 
@@ -28,12 +33,14 @@ __all__ = ["error_result", "has_accelerator", "run_claim", "store_result"]
 def run_claim(out: str, task: Task) -> ClaimResult:
     """Run one claim and write its folder under `out`; an exception becomes a result with the verdict `error`."""
     began = time.perf_counter()
-    claim = claims[task.claim]
+    claim = claim_of(task)
     try:
-        with placed(claim.accelerated):
+        with placed(claim.accelerated), _planted(claim, task):
             return _measure(claim, task, Path(out))
     except store.StoreError:
         raise
+    except ClaimError as error:
+        return store_result(Path(out), error_result(task, str(error), time.perf_counter() - began))
     except Exception as error:
         message = f"{type(error).__name__}: {error}".splitlines()[0]
         seconds = time.perf_counter() - began
@@ -76,6 +83,45 @@ def placed(accelerated: bool) -> Generator[None]:
         jax.config.update("jax_default_device", before)
 
 
+@contextmanager
+def _planted(claim: Claim, task: Task) -> Generator[None]:
+    """Plant the alternative of the claim if the task asks for that."""
+    if task.planted and claim.plant is None:
+        raise ClaimError("the claim has no plant, so nothing shows that it can fail; give Claim(..., plant=...).")
+    with claim.plant() if task.planted and claim.plant is not None else nullcontext():
+        yield
+
+
+def _validate(claim: Claim, measurement: Measurement) -> None:
+    """Raise a `ClaimError` if a check has no number or no alternative to reject."""
+    for check in measurement.checks:
+        for name in ("measured", "predicted", "uncertainty"):
+            value = getattr(check, name)
+            if not hasattr(value, "__float__"):
+                raise ClaimError(f"the check {check.what!r} has {name} = {value!r}, which is not a number.")
+            if math.isnan(value):
+                raise ClaimError(f"the check {check.what!r} has {name} = nan, which cannot be judged.")
+        if check.uncertainty > 0 and check.samples is None and measurement.seeds < 2:
+            raise ClaimError(
+                f"the check {check.what!r} has a standard error from an unknown number of values; give `samples`."
+            )
+        if check.alternative is None and not claim.controls:
+            raise ClaimError(f"the check {check.what!r} names no alternative that it must reject; give `alternative`.")
+    if all(check.alternative is None for check in measurement.checks):
+        raise ClaimError("no check names the value that the alternative predicts; give one check an `alternative`.")
+
+
+def _data_of(measurement: Measurement) -> "xarray.Dataset":
+    """Return the data of a measurement; the numbers of its checks where it has no other."""
+    import xarray
+
+    if measurement.data.variables:
+        return measurement.data
+    columns = {name: [float(getattr(check, name)) for check in measurement.checks] for name in Claim.COLUMNS[:-1]}
+    names = [check.what for check in measurement.checks]
+    return xarray.Dataset({name: ("check", values) for name, values in columns.items()}, coords={"check": names})
+
+
 def _measure(claim: Claim, task: Task, out: Path) -> ClaimResult:
     import jax
 
@@ -83,12 +129,13 @@ def _measure(claim: Claim, task: Task, out: Path) -> ClaimResult:
     key = jax.random.fold_in(jax.random.key(task.seed), zlib.crc32(claim.id.encode()) & 0x7FFFFFFF)
     began = time.perf_counter()
     with compilations() as compiling:
-        measurement = claim.measure(parameters, key)
+        measurement = claim.run(parameters, key)
     seconds = time.perf_counter() - began
+    _validate(claim, measurement)
     verdict, seeds_needed = overall(measurement)
     folder = out / "claims" / claim.id
     made = provenance(task.parameters, measurement.seeds, seconds)
-    store.save(folder / "data.zarr", measurement.data, made.to_json())
+    store.save(folder / "data.zarr", _data_of(measurement), made.to_json())
     with style.applied():
         figure = claim.draw(measurement, parameters)
     store.write_bytes(folder / "figure.svg", export.to_svg(figure).encode())
@@ -110,16 +157,19 @@ def _measure(claim: Claim, task: Task, out: Path) -> ClaimResult:
 
 def _without_checks(task: Task) -> ClaimResult:
     """Return the result of a claim before its experiment has run, with the verdict `error`."""
-    claim = claims[task.claim]
+    claim = claim_of(task)
     return ClaimResult(
         task=task,
         verdict="error",
-        expected=expected(claim.id),
+        expected=expected(claim.id, task.source, planted=task.planted),
         paper=claim.paper,
+        title=title_of(task),
         place=claim.place,
         statement=claim.statement,
         equation=claim.equation,
         alternative=claim.alternative,
+        rests_on=claim.rests_on,
+        errata=errata_of(claim.id, task.source),
         meanings=meanings(type(claim.scales[task.scale])),
-        command=command(claim, task.scale, task.parameters, task.seed),
+        command=command(claim, task),
     )

@@ -5,8 +5,8 @@ import inspect
 import shlex
 import textwrap
 
-from undertow.execution.provenance import Parameter
-from undertow.verification.claim import Claim, Scale
+from undertow.verification.claim import Claim
+from undertow.verification.result import Task
 
 __all__ = ["command", "meanings"]
 
@@ -33,20 +33,23 @@ def meanings(parameters: type) -> dict[str, str]:
     return sentences
 
 
-def command(claim: Claim, scale: Scale, parameters: dict[str, Parameter], seed: int) -> str:
+def command(claim: Claim, task: Task) -> str:
     """Return the command line that repeats an experiment: `verify`, or `run` if parameters differ from the scale's.
 
     >>> from undertow.verification.repeat import command
     >>> from undertow.verification import claims
+    >>> from undertow.verification.result import Task
     >>> claim = claims["sensing-factor-two"]
-    >>> command(claim, "smoke", claim.parameters("smoke"), 0)
+    >>> command(claim, Task(claim.id, "smoke", claim.parameters("smoke"), 0))
     'undertow verify sensing-factor-two --scale smoke --seed 0'
-    >>> command(claim, "smoke", claim.parameters("smoke") | {"d": 4}, 0)
+    >>> command(claim, Task(claim.id, "smoke", claim.parameters("smoke") | {"d": 4}, 0))
     'undertow run sensing-factor-two --scale smoke --seed 0 --d 4'
     """
-    usual = claim.parameters(scale)
-    own = {name: value for name, value in parameters.items() if value != usual.get(name)}
-    words = ["undertow", "run" if own else "verify", claim.id, "--scale", scale, "--seed", str(seed)]
+    usual = claim.parameters(task.scale)
+    own = {name: value for name, value in task.parameters.items() if value != usual.get(name)}
+    name = f"{task.source}:{claim.id}" if task.source.endswith(".py") else task.source or claim.id
+    words = ["undertow", "run" if own else "verify", name, "--scale", task.scale, "--seed", str(task.seed)]
+    words += ["--plant"] if task.planted else []
     for name, value in own.items():
         flag = name.replace("_", "-")
         words += [f"--{flag}" if value else f"--no-{flag}"] if isinstance(value, bool) else [f"--{flag}", str(value)]

@@ -12,21 +12,16 @@ from markupsafe import Markup
 
 from undertow.execution import store
 from undertow.execution.provenance import Parameter
+from undertow.execution.registry import titles
 from undertow.figures.inline import inline, words_of
 from undertow.figures.page import page, templates
-from undertow.verification.errata import errata
+from undertow.verification.graph import draw_graph
 from undertow.verification.notation import formula, prose
 from undertow.verification.presentation import alternative_text, measured_text, prediction_text
 from undertow.verification.result import CheckResult, ClaimResult
 
-__all__ = ["TITLES", "VERDICTS", "build_report"]
+__all__ = ["VERDICTS", "build_report"]
 
-TITLES = {
-    "heterogeneity": "The Implicit Bias of Heterogeneity towards Invariance",
-    "zero_loss": "What Happens after SGD Reaches Zero Loss?",
-    "noise_equilibrium": "Parameter Symmetry and Noise Equilibrium of SGD",
-    "optimisers": "Beyond the Papers: the Averaged Flow at a Finite Step",
-}
 VERDICTS = {
     "error": "the experiment could not be run",
     "fails": "the data reject the claim",
@@ -55,7 +50,10 @@ def build_report(out: Path, results: list[ClaimResult]) -> Path:
     body = _environment().get_template("report.html").render(
         results=results,
             VERDICTS=VERDICTS,
-            errata=errata(),
+            graph=draw_graph(results),
+            titles={result.paper: _title(result) for result in results},
+            judged={result.claim: result.verdict for result in results},
+            planted=any(result.task.planted for result in results),
         papers=papers,
         present=[verdict for verdict in VERDICTS if any(result.verdict == verdict for result in results)],
         tally=Counter(result.verdict for result in results),
@@ -74,12 +72,12 @@ def _environment() -> jinja2.Environment:
         "prose": lambda text: Markup(prose(text)),
         "formula": lambda text: Markup(formula(text)),
         "numeral": lambda text: Markup(_numeral(text)),
-        "title": lambda paper: TITLES.get(paper, paper),
         "short": lambda paper: paper.replace("_", " "),
         "sort_key": _sort_key,
         "measured": lambda check: measured_text(check.criterion, check.measured, check.uncertainty),
         "predicted": lambda check: prediction_text(check.criterion, check.predicted, check.printed),
         "alternative": lambda check: alternative_text(check.criterion, check.alternative),
+        "power": lambda check: "" if check.power is None else _power_text(check.power),
         "value": _value,
         "least_power": _least_power,
         "search_text": _search_text,
@@ -106,7 +104,7 @@ def _value(value: Parameter) -> Markup | str:
 def _search_text(result: ClaimResult) -> str:
     """Return the text that the filter of the table searches."""
     texts = [
-        result.claim, TITLES.get(result.paper, result.paper), result.paper, result.place, result.statement,
+        result.claim, _title(result), result.paper, result.place, result.statement,
         result.equation, result.verdict, result.alternative, *(check.what for check in result.checks),
     ]  # fmt: skip
     return " ".join(texts).lower()
@@ -117,7 +115,16 @@ def _least_power(checks: tuple[CheckResult, ...]) -> str | None:
     powers = [check.power for check in checks if check.power is not None]
     if not powers:
         return None
-    return "above 0.999" if min(powers) > 0.999 else f"{min(powers):.3f}"
+    return _power_text(min(powers))
+
+
+def _power_text(power: float | int) -> str:
+    return "above 0.999" if power > 0.999 else f"{power:.3f}"
+
+
+def _title(result: ClaimResult) -> str:
+    """Return the title of the paper; results of earlier versions do not state it."""
+    return result.title or titles().get(result.paper, result.paper)
 
 
 def _figure(out: Path, result: ClaimResult) -> Figure | None:

@@ -13,7 +13,7 @@ from undertow.execution.provenance import Parameter, Provenance
 from undertow.execution.store import JSONObject
 from undertow.verification.claim import Scale
 from undertow.verification.criterion import Check, Criterion, TextCriterion, Verdict, criterion_from_json, judge, power
-from undertow.verification.errata import expected
+from undertow.verification.errata import Erratum, errata_of, expected
 
 __all__ = ["CheckResult", "ClaimResult", "Task", "read_results", "write_results"]
 
@@ -26,6 +26,10 @@ class Task:
     scale: Scale
     parameters: dict[str, Parameter]
     seed: int
+    source: str = ""
+    """The file or folder of a user's claim; none for a claim of an installed pack."""
+    planted: bool = False
+    """Whether the alternative is planted, so that the claim must fail."""
     fingerprint: str = ""
     """A hash of the code, the versions and the fields above: a result with the same one is not computed again."""
 
@@ -86,10 +90,16 @@ class ClaimResult:
     checks: tuple[CheckResult, ...] = ()
     """The headline first; none where the experiment raised an error."""
     paper: str = ""
+    title: str = ""
+    """The title of the paper."""
     place: str = ""
     statement: str = ""
     equation: str = ""
     alternative: str = ""
+    rests_on: tuple[str, ...] = ()
+    """The claims that this one rests on."""
+    errata: tuple[Erratum, ...] = ()
+    """The errors of the paper that this claim decides."""
     meanings: dict[str, str] = field(default_factory=dict)
     """The meaning of each parameter."""
     command: str = ""
@@ -132,6 +142,8 @@ class ClaimResult:
         return asdict(self.task) | own | headline | {
             "run_seconds": self.run_seconds,
             "checks": [check.to_json() for check in self.checks],
+            "rests_on": list(self.rests_on),
+            "errata": [asdict(erratum) for erratum in self.errata],
             "provenance": {} if self.provenance is None else self.provenance.to_json(),
         }  # fmt: skip
 
@@ -145,16 +157,21 @@ class ClaimResult:
         task = {f.name: data[f.name] for f in fields(Task) if f.name in data}
         own: JSONObject = {"expected": expected(data["claim"])}
         own |= {name: data[name] for name in _OWN_FIELDS if name in data}
+        listed = data.get("errata")
+        errata = errata_of(data["claim"]) if listed is None else tuple(Erratum(**erratum) for erratum in listed)
         return ClaimResult(
             task=Task(**task),
+            rests_on=tuple(data.get("rests_on", ())),
+            errata=errata,
             checks=tuple(CheckResult.from_json(check) for check in data["checks"]),
             provenance=Provenance.from_json(made) if made else None,
             **own,
         )
 
 
+_NESTED = ("task", "checks", "provenance", "rests_on", "errata")
 HEADLINE = ("what", "measured", "predicted", "uncertainty", "printed", "criterion")
-_OWN_FIELDS = tuple(f.name for f in fields(ClaimResult) if f.name not in ("task", "checks", "provenance"))
+_OWN_FIELDS = tuple(f.name for f in fields(ClaimResult) if f.name not in _NESTED)
 
 
 def write_results(out: Path, results: list[ClaimResult]) -> Path:

@@ -8,20 +8,18 @@ continues where it stopped. A claim that raises an error, or whose process dies,
 import json
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from undertow.execution import store
 from undertow.execution.pool import WorkerDiedError, run_tasks
-from undertow.execution.provenance import Parameter, fingerprint
 from undertow.execution.settings import configure
 from undertow.execution.workers import InProcess, Processes, Workers
-from undertow.verification import claims
-from undertow.verification.claim import Scale
-from undertow.verification.errata import expected
+from undertow.verification.errata import errata_of, expected
 from undertow.verification.measure import error_result, has_accelerator, run_claim, store_result
 from undertow.verification.result import ClaimResult, Task
+from undertow.verification.tasks import claim_of, task_of
 
 __all__ = ["make_workers", "run_claims", "task_of"]
 
@@ -35,17 +33,6 @@ def make_workers(jobs: int) -> Workers:
         configure()
         return InProcess()
     return Processes(jobs)
-
-
-def task_of(claim_id: str, scale: Scale, parameters: dict[str, Parameter], seed: int) -> Task:
-    """Return the task of a claim, with the fingerprint of the result that it will make.
-
-    The fingerprint covers the module of the claim, the code that runs it, and the modules that these import.
-    """
-    task = Task(claim_id, scale, parameters, seed)
-    modules = [name for name in (claims[claim_id].module, run_claim.__module__) if name]
-    facts = {name: value for name, value in asdict(task).items() if name != "fingerprint"}
-    return replace(task, fingerprint=fingerprint(facts, modules=modules))
 
 
 def run_claims(
@@ -74,7 +61,7 @@ def run_claims(
         else:
             results[task.claim] = stored
             report(stored, True)
-    waiting.sort(key=lambda task: not (task.claim in claims and claims[task.claim].long))
+    waiting.sort(key=lambda task: not claim_of(task).long)
     with closing(_computed(waiting, out, jobs, started, workers, work)) as computed:
         for result in computed:
             results[result.claim] = result
@@ -110,8 +97,8 @@ def _next(waiting: Sequence[Task], running: Sequence[Task]) -> Task | None:
 
     None if all waiting tasks are for an accelerator that is full.
     """
-    module = lambda task: claims[task.claim].module if task.claim in claims else task.claim
-    accelerated = lambda task: task.claim in claims and claims[task.claim].accelerated
+    module = lambda task: claim_of(task).module
+    accelerated = lambda task: claim_of(task).accelerated
     if sum(map(accelerated, running)) >= ACCELERATED_AT_ONCE and has_accelerator():
         waiting = [task for task in waiting if not accelerated(task)]
     busy = {module(task) for task in running}
@@ -138,4 +125,5 @@ def _finished(out: Path, task: Task, warn: Callable[[str], object]) -> ClaimResu
         return None
     if result.task.fingerprint != task.fingerprint or not (folder / "figure.svg").is_file():
         return None
-    return replace(result, expected=expected(task.claim))
+    expectation = expected(task.claim, task.source, planted=task.planted)
+    return replace(result, expected=expectation, errata=errata_of(task.claim, task.source))

@@ -172,6 +172,8 @@ CLAIMS = (
         equation="G = (c/m) CM + (√c/m) (s Z - <Z, M> CM/s),  s² = <M, CM>,  c ~ χ²_m",
         alternative="The length of a step does not fluctuate with the batch, c = m: the Gaussian limit of large "
         "batches.",
+        rests_on=("symmetric-measurements",),
+        controls=True,
         scales={"smoke": ExactDraws(2_000), "default": ExactDraws(50_000), "full": ExactDraws(200_000)},
         measure=_measure,
         draw=_draw,

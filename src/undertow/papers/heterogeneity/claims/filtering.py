@@ -284,6 +284,8 @@ CLAIMS = (
         equation="y = <X, u*u*' + s v*v*'>,  s in {1 - M, 1 + M}",
         alternative="Only the mean of the spurious signal matters: at every heterogeneity it is learnt like the "
         "invariant signal.",
+        rests_on=("exact-law",),
+        controls=True,
         scales={"smoke": Sweep(96, 3, d=20), "default": Sweep(128, 14), "full": Sweep(1000, 29)},
         measure=_measure_spread,
         draw=_draw_spread,
@@ -298,6 +300,8 @@ CLAIMS = (
         equation="λ = E log|1 + η s| < 0 needs η > 2 E s/(M² - E s²)",
         alternative="Twice as many steps of half the size filter as many runs as the scalar map predicts for the "
         "whole step size.",
+        rests_on=("exact-law",),
+        controls=True,
         scales={"smoke": Steps(256, 2, d=20), "default": Steps(256, 4), "full": Steps(1000, 4)},
         measure=_measure_steps,
         draw=_draw_steps,
@@ -312,6 +316,7 @@ CLAIMS = (
         equation="E|1 + η s|^p,  p = 1 against p = 0.1",
         alternative="The mean is typical: all moments follow it, E|q|^0.1 = (E|q|)^0.1, and the mean itself grows "
         "like exp(t E log|1 + η s|).",
+        controls=True,
         scales={"smoke": ScalarMap(20_000), "default": ScalarMap(100_000), "full": ScalarMap(1_000_000)},
         measure=_measure_moments,
         draw=_draw_moments,

@@ -267,6 +267,8 @@ CLAIMS = (
         equation="E_e[r] = 0 and E_e[x_A r] = 0 in every group e, r = y - b0 - x_A.b",
         alternative="The groups carry no information: the estimator agrees with pooled least squares, which uses the "
         "children of y.",
+        rests_on=("two-phase-law",),
+        controls=True,
         scales={
             "smoke": Designs(16, 20, 60, d=8),
             "default": Designs(60, 120, 120),

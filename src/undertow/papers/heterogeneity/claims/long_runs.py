@@ -183,6 +183,7 @@ CLAIMS = (
         equation="q+ = q (1 + η (s - 1 - q²)) + N(0, η² E s²/(2m)) along the learnt direction",
         alternative="A filtered signal stays filtered; or the returning signal is not damped by the true signal, and "
         "its tail has E|1 + η s|^κ = 1.",
+        rests_on=("burst-tail",),
         scales={"smoke": Long(40), "default": Long(128), "full": Long(512)},
         measure=_measure_bursts,
         draw=_draw_bursts,

@@ -112,6 +112,7 @@ CLAIMS = (
         equation="|U*'V*| ≤ t √((r1 + r2)/d)",
         alternative="The overlap falls like 1/d, as the mean square of a cosine does; its size is √r1 + √r2, the "
         "limit for large matrices; and (108) is right as printed.",
+        controls=True,
         scales={"smoke": Subspaces(1000), "default": Subspaces(4000), "full": Subspaces(20_000)},
         measure=_measure,
         draw=_draw,

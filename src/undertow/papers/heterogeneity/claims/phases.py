@@ -307,6 +307,8 @@ CLAIMS = (
         equation="R+ = (1 + η - η R²) R,  R_0 = α",
         alternative="The step is the gradient of the loss (2), 2 G U, and the growth is twice as fast; the line after "
         "(83) and Eq. (86) are right as printed.",
+        rests_on=("exact-law",),
+        controls=True,
         scales={
             "smoke": Path(64, 8.0, 250, m=10**9),
             "default": Path(128, 8.0, 250, m=10**9),
@@ -325,6 +327,7 @@ CLAIMS = (
         equation="min_t |UU' - A*| = √(r1 r2/(r1 + r2)) for E S = I",
         alternative="The spurious directions grow at half the rate of the true ones, so that early stopping finds the "
         "invariant matrix.",
+        rests_on=("exact-law",),
         scales={"smoke": Path(16, 4.0, 250), "default": Path(64, 4.0, 250), "full": Path(500, 4.0, 250)},
         measure=_measure_away,
         draw=_draw_away,
@@ -338,6 +341,7 @@ CLAIMS = (
         equation="|UU' - A*| ~ √(d/m),  E|E|² = (d - 2) η E s²/(2 m (2 - η))",
         alternative="The error falls like d/m, and the part outside has the noise of full measurements, E s²/m in "
         "every entry instead of E s²/(2m).",
+        rests_on=("exact-law",),
         scales={"smoke": Rates(64, 2), "default": Rates(128, 3), "full": Rates(1000, 3)},
         measure=_measure_rates,
         draw=_draw_rates,

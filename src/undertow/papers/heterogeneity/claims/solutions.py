@@ -259,6 +259,7 @@ CLAIMS = (
         equation="UU' → A*  against  UU' → A* + E A(e)",
         alternative="The sampling of batches does not matter: one environment per step and pooled batches find the "
         "same solution.",
+        rests_on=("exact-law",),
         scales={"smoke": Both(16), "default": Both(100), "full": Both(1000)},
         measure=_measure_both,
         accelerated=True,
@@ -271,6 +272,8 @@ CLAIMS = (
         "larger step size. Gaussian noise of the same covariance gives the same distances.",
         equation="|UU' - A*| and |UU' - A* - E A(e)| at m = 80, d = 30",
         alternative="Pooled SGD ends at the mean solution for every step size, as with many measurements.",
+        rests_on=("exact-law",),
+        controls=True,
         scales={"smoke": Few(16), "default": Few(100), "full": Few(1000)},
         measure=_measure_few,
         accelerated=True,
@@ -284,6 +287,7 @@ CLAIMS = (
         equation="A* = diag(1, 1/κ),  |UU' - A*|² = ∑_ij η (l_i + l_j) F (1 + δ_ij)/(2 m (2 - η (l_i + "
         "l_j))),  F = E s²",
         alternative="The smaller eigenvalue is not found: the error is that eigenvalue.",
+        rests_on=("recovery-rate",),
         scales={"smoke": Signals(16, 2, d=20), "default": Signals(100, 3), "full": Signals(1000, 3)},
         measure=_measure_signals,
         accelerated=True,

@@ -222,6 +222,7 @@ CLAIMS = (
         equation="α exp(T λ) = x,  2λ = log|(1 + η)² - η² M²|",
         alternative="The length of the run does not matter and the boundary is λ = 0; or α exp(T λ) = 1 holds near "
         "saturation too.",
+        rests_on=("filtering-by-spread",),
         scales={"smoke": Transition(1024, 25), "default": Transition(4096, 49, 17), "full": Transition(32_768, 97, 33)},
         measure=_measure_transition,
         draw=_draw_transition,

@@ -159,6 +159,7 @@ CLAIMS = (
         "Gradient descent from the same starts (Xavier) does not align a and b.",
         equation="W E[|r|² xx'] W' = U' E[|x|² rr'] U,  r = UWx - y",
         alternative="SGD balances the norms of the layers, WW' = U'U, for all data.",
+        rests_on=("stationary-condition",),
         scales={
             "smoke": Alignment(8, 7000, inputs=12, hidden=16, samples=400, step_size=0.02, descent_steps=2000),
             "default": Alignment(16, 12_000),

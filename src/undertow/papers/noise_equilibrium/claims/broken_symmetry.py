@@ -206,6 +206,7 @@ CLAIMS = (
         "ζ E[δ]'HAθ* = σ² Tr[ΣA] - ζ Tr[H A Cov],  "
         "E[C] - C* = E[δ]'A θ* + 1/2 Tr[A Cov]",
         alternative="The charge deviates as the paper prints: the fluctuations contribute nothing to the balance.",
+        controls=True,
         scales={"smoke": Pulled(256), "default": Pulled(1024), "full": Pulled(4096)},
         measure=_measure,
         draw=_draw,

@@ -226,6 +226,8 @@ CLAIMS = (
         "at every depth. The printed form, with d instead of the traces, does so only if both traces are d.",
         equation="W_i+1' ξ' C_0 ξ W_i+1 = W_i h C_1 h' W_i',  Tr Σ_1² = β Tr Σ_x,  Tr Σ_i² = β d,  Tr Σ_D² = β Tr Σ_ε",
         alternative="The layers are those of Eq. (18), with d instead of both traces.",
+        rests_on=("stationary-condition",),
+        controls=True,
         scales={"smoke": Nets(5, 2), "default": Nets(50, 5), "full": Nets(300, 15)},
         measure=_measure,
         draw=_draw,

@@ -234,6 +234,8 @@ CLAIMS = (
         "theorem assumes.)",
         equation="|W_i|² = β d,  β = (Tr S'/√(Tr Sx Tr Se))^(2/D),  1 < i < D",
         alternative="The layers end at the norms of Eq. (18) as printed.",
+        rests_on=("deep-linear-norms",),
+        controls=True,
         scales={
             "smoke": GaussianData(8, 22_000),
             "default": GaussianData(16, 60_000),
@@ -251,6 +253,8 @@ CLAIMS = (
         "the differences of the start.",
         equation="|W_2|² = ... = |W_(D-1)|²",
         alternative="SGD keeps the differences between the norms of the middle layers, as gradient descent does.",
+        rests_on=("deep-norms",),
+        controls=True,
         scales={
             "smoke": Digits(12, 20_000, descent_steps=1000, layers=4, batch=4),
             "default": Digits(32, 80_000),

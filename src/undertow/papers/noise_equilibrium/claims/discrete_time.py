@@ -161,6 +161,8 @@ CLAIMS = (
         equation="E dC = -4η γ (1 - η γ) C + η²/2 Tr[E[gg'] A]",
         alternative="Under scale invariance the expected change has a zero for negative weight decay too, as the "
         "theorem says.",
+        rests_on=("expected-change",),
+        controls=True,
         scales={"smoke": Steps(20), "default": Steps(200), "full": Steps(2000)},
         measure=_measure,
         draw=_draw,

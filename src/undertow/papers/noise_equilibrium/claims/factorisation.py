@@ -316,6 +316,8 @@ CLAIMS = (
         equation="d/dt (U'U - WW')/2 = η/2S (∑_i Σ_ui - ∑_j Σ_wj) = 2η/S (W Γ_W W' - U'Γ_U U)",
         alternative="The noise of the rows minus that of the columns changes U'U - WW' at this rate, as for the "
         "paper's charge without 1/2, and (U'U - WW')/2 at half the rate.",
+        rests_on=("stationary-condition",),
+        controls=True,
         scales={
             "smoke": Factorisations(4),
             "default": Factorisations(20),
@@ -331,6 +333,8 @@ CLAIMS = (
         "rotation. The geometric mean of two matrices gives it, and so does a singular value decomposition.",
         equation="W Γ_W W' = U'Γ_U U,  P = X^1/2,  X b X = a",
         alternative="With weight decay, 2γ I is added to the noise moments, as printed, not (γ S/η) I.",
+        rests_on=("decay-in-the-balance",),
+        controls=True,
         scales={"smoke": Factorisations(4), "default": Factorisations(20), "full": Factorisations(200)},
         measure=_measure_equilibrium,
         draw=draw_checks_on_log_axis,

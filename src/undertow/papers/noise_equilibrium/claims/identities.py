@@ -343,6 +343,7 @@ CLAIMS = (
         equation="dC/dt = 0,  C = 1/2 θ'Aθ",
         alternative="Gradient flow conserves the charge no better than gradient descent: its change is of the first "
         "order in the step.",
+        controls=True,
         scales={"smoke": Flows(5), "default": Flows(20), "full": Flows(200)},
         measure=_measure_conserved,
         draw=_draw_conserved,
@@ -355,6 +356,7 @@ CLAIMS = (
         "exactly and for every batch.",
         equation="dC = -4η γ (1 - η γ) C + η²/2 g'A g",
         alternative="Weight decay changes the charge by -4η γ C per step, as in continuous time.",
+        controls=True,
         scales={"smoke": Batches(5000), "default": Batches(20_000), "full": Batches(200_000)},
         measure=_measure_identity,
         draw=draw_checks_on_log_axis,
@@ -369,6 +371,7 @@ CLAIMS = (
         equation="E dC = -4η γ (1 - η γ) C + η²/2 (∇L'A ∇L + c Tr[ΣA]/S)",
         alternative="The expected change per step is the flow in continuous time times the step size: the mean "
         "gradient contributes nothing.",
+        rests_on=("step-identity", "minibatch-covariance"),
         scales={"smoke": Batches(5_000), "default": Batches(100_000), "full": Batches(1_000_000)},
         measure=_measure_expected,
         draw=_draw_expected,

@@ -252,6 +252,7 @@ CLAIMS = (
         "(n + 4)/√(n (n + 24)) for orthogonal W and U, n inputs",
         alternative="Fresh data without noise lead nonlinear networks to the noise equilibrium, where the cosine is "
         "1, and noise on fixed data aligns the matrices as much as fresh data do.",
+        rests_on=("latent-alignment",),
         scales={
             "smoke": Latent(12, 1500, 12, 500, batch=5, samples=100, width=20),
             "default": Latent(8, 10_000, 12, 2000),

@@ -140,6 +140,8 @@ CLAIMS = (
         "(ρ^1/2 + ρ^-1/2) d Tr Σ_x,  ρ = 1 + (n - d) σ_x²/(n σ_ε²),  d < n",
         alternative="With variances 1 and 1/n a square network starts as sharp as it ends, and with 1/(n + d) nearly "
         "so.",
+        rests_on=("hessian-trace",),
+        controls=True,
         scales={"smoke": Widths(400), "default": Widths(4000), "full": Widths(40_000)},
         measure=_measure,
         draw=_draw,

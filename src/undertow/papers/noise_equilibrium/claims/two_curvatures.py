@@ -124,6 +124,8 @@ CLAIMS = (
         "fluctuations themselves.",
         equation="s = (1 - ζ h_m/H_mm) σ² Tr[ΣA]/(ζ h* n'A θ*),  m the noisy direction",
         alternative="The factor depends on the curvature along the eigenvector, not on the one across it.",
+        rests_on=("broken-charge",),
+        controls=True,
         scales={"smoke": Pulled(256), "default": Pulled(1024), "full": Pulled(8192)},
         measure=_measure,
         draw=_draw,

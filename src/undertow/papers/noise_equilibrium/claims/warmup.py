@@ -192,6 +192,8 @@ CLAIMS = (
         equation="Tr H = 2 (n |W Σ_x^1/2|² + |U|² Tr Σ_x)",
         alternative="A start with variance 1 in U stays finite at a large step size, like one with variance 1/d; or "
         "neither a ramp nor a teleport prevents its divergence.",
+        rests_on=("hessian-trace",),
+        controls=True,
         scales={
             "smoke": Warmup(18, 2500, inputs=10, hidden=50, step_size=0.02),
             "default": Warmup(24, 10_000),

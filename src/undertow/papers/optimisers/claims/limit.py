@@ -120,6 +120,7 @@ CLAIMS = (
         "manifold, with an error of first order in the step size.",
         equation="θ(T/η) → Y(T),  dY = -(δ²/4) P ∇ tr H dt",
         alternative="The averaged flow is twice as fast, -(δ²/2) P ∇ tr H, and its distance does not fall.",
+        rests_on=("averaged-flow-trace", "label-noise-quarter"),
         scales={"smoke": SmallSteps(2), "default": SmallSteps(8), "full": SmallSteps(32)},
         measure=_measure,
         draw=_draw,

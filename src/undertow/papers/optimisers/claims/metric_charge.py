@@ -167,6 +167,8 @@ CLAIMS = (
         "exactly the sum of four parts: memory of momentum, noise and gradient, decay, and change of the metric.",
         equation="ΔC_S = -η κ θ'A m + (η²/2) Σ A_i S_i m_i² - (1 - κ²) C_S + ½ Σ A_i θ_i² Δ(1/S_i),  κ = 1 - ηλ",
         alternative="The change of the metric does not matter: the other three parts are the change.",
+        rests_on=("metric-charge-conserved",),
+        controls=True,
         scales={"smoke": Steps(1000), "default": Steps(10_000), "full": Steps(100_000)},
         measure=_identity,
         draw=draw_checks_on_log_axis,

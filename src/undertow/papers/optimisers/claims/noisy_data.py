@@ -106,6 +106,7 @@ CLAIMS = (
         "the mean of minibatch SGD goes along the minimisers, and the change of the charge |U|² - |W|².",
         equation="dθ/dt = (1 + (η/2) H) F,  F = -∇L - (η/2) d³L[X],  with Σ > 0 at the minimum",
         alternative="The mean moves as for small steps, with H X + X H = Σ.",
+        rests_on=("batch-curvatures",),
         scales={"smoke": NoisyFactors(4096), "default": NoisyFactors(32768), "full": NoisyFactors(131072)},
         measure=_measure,
         draw=_draw,

@@ -156,6 +156,7 @@ CLAIMS = (
         "b1 = 0.9, and leaves |θ|² unchanged.",
         equation="angle per step = √(2ηλ (1 - b1)/(1 + b1)),  |θ|² = d η/(2λ)",
         alternative="The angle per step is proportional to ηλ, |θ|² to √(η/λ), and momentum does not change the angle.",
+        controls=True,
         scales={"smoke": Rotation(8), "default": Rotation(64), "full": Rotation(512)},
         measure=_measure,
         draw=_draw,

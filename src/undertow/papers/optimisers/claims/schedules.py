@@ -168,6 +168,7 @@ CLAIMS = (
         "the constant step does: tr H is the same at equal slow time, the sum of the squared step sizes.",
         equation="tr H at Σ η_k² = τ does not depend on the schedule η_k",
         alternative="The clock is the time Σ η_k, the sum of the step sizes.",
+        rests_on=("adam-limit-metric", "network-follows-limit"),
         scales={"smoke": Schedules(16), "default": Schedules(128), "full": Schedules(1024)},
         measure=_measure,
         draw=_draw,

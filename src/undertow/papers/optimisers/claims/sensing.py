@@ -134,6 +134,7 @@ CLAIMS = (
         "of the norms of the columns of U and V, which favours few columns.",
         equation="tr diag(H)^½ ≈ d Σ_b (|U_b| + |V_b|),  tr H ≈ d (|U|² + |V|²)",
         alternative="Adam finds no better a matrix than SGD.",
+        rests_on=("two-traces",),
         scales={"smoke": Sensing(16), "default": Sensing(64, datasets=8), "full": Sensing(256, datasets=16)},
         measure=_measure,
         draw=_draw,

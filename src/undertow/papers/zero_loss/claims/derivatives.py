@@ -155,6 +155,7 @@ CLAIMS = (
         equation="dΦ(x) = P(x) for x in Γ;  dΦ ∇L = 0 and d²Φ[∇L, ∇L] = -dΦ H ∇L anywhere",
         alternative="Φ keeps normal displacements; and along the gradient it is constant to second order on straight "
         "lines, d²Φ[∇L, ∇L] = 0.",
+        controls=True,
         scales={"smoke": Directions(2), "default": Directions(10), "full": Directions(100)},
         measure=_measure_first,
     ),
@@ -167,6 +168,7 @@ CLAIMS = (
         equation="d²Φ[S] = -H⁺ d³L[PSP] - P d³L[L_H⁻¹(QSQ)] - 2 P d³L[H⁺ QSP]",
         alternative="The tangent and the mixed part have a plus sign, as printed in Eq. (9), and the normal part is "
         "twice as large, with H⁻¹ in place of L_H⁻¹.",
+        rests_on=("dphi-projector",),
         scales={"smoke": Directions(3), "default": Directions(8), "full": Directions(40)},
         measure=_measure_second,
     ),

@@ -105,6 +105,7 @@ CLAIMS = (
         "strength δ this is η δ²/2 in every normal direction.",
         equation="E D D' = η L_H⁻¹(Σ) = (η/2) δ² across, for Σ = δ² H",
         alternative="The covariance is η H⁻¹ Σ, without the factor 1/2 of the Lyapunov equation: η δ².",
+        rests_on=("label-noise-covariance",),
         scales={"smoke": Hovering(64), "default": Hovering(256), "full": Hovering(2048)},
         measure=_measure,
         draw=_draw,

@@ -226,6 +226,8 @@ CLAIMS = (
         equation="E |w(T) - w*|²/|w*|² = (1/d) E Tr prod_t (I - η_t H)² ≥ 1 - n/d",
         alternative="The error is that of a model with 2d free parameters, 1 - n/(2d), and the model ends within "
         "O(α⁻²) of its linearisation.",
+        rests_on=("kernel-gradient",),
+        controls=True,
         scales={"smoke": Linearised(120, 240), "default": Linearised(400, 480), "full": Linearised(1000, 960, d=100)},
         measure=_measure,
         draw=_draw,

@@ -249,6 +249,7 @@ CLAIMS = (
         equation="d/dt (u_j v_j) = -δ² s_j u_j v_j,  s_j = (4/n) ∑_i z_ij²",
         alternative="The rate is δ² s_j/2, that of u_j or v_j alone; the excess is of second order in the step size, "
         "or η |∇f_i|² without the half.",
+        rests_on=("uv-conserved", "label-noise-quarter"),
         scales={"smoke": Rates(16), "default": Rates(256), "full": Rates(4096)},
         measure=_measure_rate,
         accelerated=True,
@@ -261,6 +262,8 @@ CLAIMS = (
         "weighted l1 norm among all solutions (from u = v = 1, with n = d/10 and n = 2d/5 equations).",
         equation="min ∑_j s_j |w_j| subject to Z w = y",
         alternative="It ends at the minimiser of the plain l1 norm, ∑_j |w_j|.",
+        rests_on=("uv-rate",),
+        controls=True,
         scales={"smoke": DataSets(5), "default": DataSets(20), "full": DataSets(200)},
         measure=_measure_program,
     ),
@@ -273,6 +276,8 @@ CLAIMS = (
         equation="E |w - w*|²/|w*|² = 1 - n/d for gradient descent",
         alternative="Gradient descent recovers the vector as often as the limiting flow, or its error is 1 - n/(2d), "
         "as for 2d free parameters.",
+        rests_on=("flow-minimises-l1", "kernel-regime-bound"),
+        controls=True,
         scales={"smoke": DataSets(64), "default": DataSets(100), "full": DataSets(1000)},
         measure=_measure_recovery,
         draw=_draw_recovery,

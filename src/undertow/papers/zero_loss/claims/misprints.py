@@ -188,6 +188,7 @@ CLAIMS = (
         "the constant 16/n. The paper prints 16, which is violated.",
         equation="|∇L|² ≥ (16/n) λ_min(ZZ') min_j |u_j v_j| L",
         alternative="The constant is 16, as printed, for every number n of samples.",
+        controls=True,
         scales={"smoke": LinearModels(3), "default": LinearModels(10), "full": LinearModels(100)},
         measure=_measure_constant,
     ),

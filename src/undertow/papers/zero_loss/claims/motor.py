@@ -149,6 +149,8 @@ CLAIMS = (
         "is faster, as HX + XH - η HXH = Σ predicts in place of the Lyapunov equation.",
         equation="d angle/dt = (D - 2)/8,  X_ij = S_ij / (h_i + h_j - η h_i h_j)",
         alternative="The speed is (D - 2)/2, as printed, and a finite step size does not change it.",
+        rests_on=("d2phi-signs",),
+        controls=True,
         scales=SCALES,
         measure=_measure_speed,
         draw=_draw,
@@ -161,6 +163,7 @@ CLAIMS = (
         equation="K = T (1 - β)²/η² steps reach slow time T",
         alternative="Momentum increases the effective step but not the noise: slow time advances by η²/(1 - β) per "
         "step.",
+        rests_on=("motor-speed",),
         scales=SCALES | {"smoke": Turning(64)},
         measure=_measure_momentum,
         draw=_draw,

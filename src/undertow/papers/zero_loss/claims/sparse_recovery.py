@@ -137,6 +137,8 @@ CLAIMS = (
         "of the descent cone of the l1 norm plus 1/2, and the weights of Gaussian equations hardly change it.",
         equation="E min{n: argmin ∑_j s_j |w_j| = w*} = δ(D) + 1/2 for Gaussian Z and equal weights",
         alternative="The number needed is 2k ln(d/k), the leading term of the bound.",
+        rests_on=("flow-minimises-l1",),
+        controls=True,
         scales={"smoke": Signals(36), "default": Signals(100, d=60), "full": Signals(200, d=100)},
         measure=_measure,
         draw=_draw,

@@ -1,15 +1,18 @@
-"""Alternatives of the claims of `noise_equilibrium`."""
+"""Plants of the claims of `noise_equilibrium`."""
 
 import math
 
 import jax.numpy as jnp
 import numpy as np
 
-from tests.papers.plants import Plant, replaced
 from undertow.noise.additive import noiseless
 from undertow.papers.noise_equilibrium.claims.deep_linear import printed_layers
 from undertow.papers.noise_equilibrium.claims.identities import EULER
 from undertow.papers.noise_equilibrium.models.linear_nets import condensed, fan_in
+from undertow.verification.claim import Plant
+from undertow.verification.plant import replaced
+
+__all__ = ["PLANTS"]
 
 HOME = "undertow.papers.noise_equilibrium.claims"
 

@@ -1,18 +1,21 @@
-"""Alternatives of the claims of `heterogeneity`."""
+"""Plants of the claims of `heterogeneity`."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.papers.plants import Plant, replaced
+from undertow.verification.claim import Plant
+from undertow.verification.plant import replaced
+
+__all__ = ["PLANTS"]
+
 
 _CLAIMS = "undertow.papers.heterogeneity.claims"
 
 
-def _upper_halved(original: Any) -> Any:
+def _upper_halved(original):
     """Draw symmetric matrices with N(0, 1/2) off the diagonal."""
 
     def mirrored(white: np.ndarray) -> np.ndarray:
@@ -22,51 +25,51 @@ def _upper_halved(original: Any) -> Any:
     return mirrored
 
 
-def _mean_law(_: Any) -> Any:
+def _mean_law(_):
     """Give every environment the mean of the law."""
     return lambda law, key, count: jnp.broadcast_to(law.mean(), (count, law.size))
 
 
-def _with(**settings: Any) -> Any:
+def _with(**settings):
     """Override these settings of a class."""
     return lambda original: lambda *arguments, **options: original(*arguments, **(options | settings))
 
 
-def _many_measurements(original: Any) -> Any:
+def _many_measurements(original):
     return lambda d, m, *rest, **settings: original(d, 10_000 * m, *rest, **settings)
 
 
-def _negative_part_frozen(original: Any) -> Any:
+def _negative_part_frozen(original):
     """Keep the part VV' of UU' - VV' constant."""
 
-    def pull(g: Any, params: Any) -> Any:
+    def pull(g, params):
         moved = original(g, params)
         return moved | {"V": jnp.zeros_like(moved["V"])} if isinstance(moved, dict) else moved
 
     return pull
 
 
-def _without_noise(_: Any) -> Any:
+def _without_noise(_):
     """Take the step of infinitely many measurements in one environment."""
 
-    def single(sensing: Any, params: Any, z: Any, sizes: Any, square: Any) -> Any:
+    def single(sensing, params, z, sizes, square):
         return sensing.ensemble.apply(sensing.problem.residual(params) - sensing.problem.spurious(sizes))
 
     return single
 
 
-def _random_signs(_: Any) -> Any:
+def _random_signs(_):
     return lambda key, shape=(), dtype=float: jax.random.rademacher(key, shape).astype(dtype)
 
 
-def _equal_shares(right: Any) -> Any:
+def _equal_shares(right):
     """Compute the rates of growth with equal weights of the groups."""
     return lambda moments, *args, **settings: right(
         dataclasses.replace(moments, sizes=np.ones_like(moments.sizes)), *args, **settings
     )
 
 
-def _shuffled_groups(right: Any) -> Any:
+def _shuffled_groups(right):
     """Give the rows groups that are drawn at random."""
     return lambda function, X, y, groups: right(function, X, y, np.random.default_rng(0).permutation(groups))
 

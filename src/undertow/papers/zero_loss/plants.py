@@ -1,32 +1,34 @@
-"""Alternatives of the claims of `zero_loss`."""
-
-from typing import Any
+"""Plants of the claims of `zero_loss`."""
 
 import jax
+import jax.flatten_util
 import jax.numpy as jnp
 
-from tests.papers.plants import Plant, replaced
 from undertow.manifold.drift import Parts
 from undertow.noise.additive import noiseless
 from undertow.noise.isotropic import Isotropic
 from undertow.noise.label import LabelNoise
 from undertow.papers.zero_loss.models import curves
 from undertow.problem import Regression
+from undertow.verification.claim import Plant
+from undertow.verification.plant import replaced
+
+__all__ = ["PLANTS"]
 
 HERE = "undertow.papers.zero_loss.claims"
 
 
-def _weaker_labels(factor: float) -> Any:
+def _weaker_labels(factor: float | int):
     """Run an experiment with label noise of another strength."""
     return lambda right: (
         lambda noise, *args, **settings: right(LabelNoise(noise.problem, factor * noise.strength), *args, **settings)
     )
 
 
-def _half_the_equations(right: Any) -> Any:
+def _half_the_equations(right):
     """Remove every second equation."""
 
-    def run(noise: Any, *args: Any, **settings: Any) -> Any:
+    def run(noise, *args, **settings):
         z, y = noise.problem.data
         mask = (jnp.arange(len(y)) % 2 == 0).astype(y.dtype)
         problem = Regression(noise.problem.predict, z * mask[:, None, None], y * mask[:, None])
@@ -35,16 +37,16 @@ def _half_the_equations(right: Any) -> Any:
     return run
 
 
-def _gauss_newton(right: Any) -> Any:
+def _gauss_newton(right):
     """Use a retraction with the derivative of Phi on the manifold and another derivative off it."""
 
-    def end(problem: Any, params: Any) -> Any:
+    def end(problem, params):
         if not isinstance(problem, Regression):
             return right(problem, params)
         flat, unravel = jax.flatten_util.ravel_pytree(params)
         residuals = lambda x: problem.residuals(unravel(x))
 
-        def step(_: Any, x: Any) -> Any:
+        def step(_, x):
             rows = jax.jacobian(residuals)(x)
             return x - rows.T @ jnp.linalg.solve(rows @ rows.T, residuals(x))
 
@@ -53,7 +55,7 @@ def _gauss_newton(right: Any) -> Any:
     return end
 
 
-def _parts(tangent: float, normal: float, mixed: float) -> Any:
+def _parts(tangent: float | int, normal: float | int, mixed: float | int):
     """Multiply the three parts of the second derivative by factors."""
     scaled = lambda factor, part: jax.tree.map(lambda x: factor * x, part)
     return lambda right: (
@@ -63,15 +65,15 @@ def _parts(tangent: float, normal: float, mixed: float) -> Any:
     )
 
 
-def _swapped(right: Any) -> Any:
+def _swapped(right):
     """Use the normal part in place of the other two."""
     return lambda *args: (lambda p: Parts(p.normal, p.tangent, p.normal))(right(*args))
 
 
-def _steeper_ellipse(right: Any) -> Any:
+def _steeper_ellipse(right):
     """Use L = g^2 |grad g|^2/2, whose ln |H| is twice that of g^2/2 on the same ellipse."""
 
-    def loss(x: Any, _: Any) -> Any:
+    def loss(x, _):
         g = x[0] ** 2 / 4 + x[1] ** 2 - 1
         return g**2 / 2 * (x[0] ** 2 / 4 + 4 * x[1] ** 2)
 

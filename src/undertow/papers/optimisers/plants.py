@@ -1,21 +1,23 @@
-"""Alternatives of the claims on the averaged flow and on optimisers."""
+"""Plants of the claims on the averaged flow and on optimisers."""
 
 from dataclasses import replace
-from typing import Any
 
-from tests.papers.plants import Plant, replaced
 from undertow.noise.label import LabelNoise
 from undertow.optimisers.sgd import SGD
 from undertow.papers.optimisers.models.adam_probe import predict_adam
+from undertow.verification.claim import Plant
+from undertow.verification.plant import replaced
+
+__all__ = ["PLANTS"]
 
 HERE = "undertow.papers.optimisers.claims"
 
 
-def _closure(rival: str) -> Any:
+def _closure(rival: str):
     """Solve the averaged flow with the equation for X that the alternative states."""
 
-    def wrap(right: Any) -> Any:
-        def run(*args: Any, closure: str = "averaged_noise", **settings: Any) -> Any:
+    def wrap(right):
+        def run(*args, closure: str = "averaged_noise", **settings):
             return right(*args, closure=rival if closure == "averaged_noise" else closure, **settings)
 
         return run
@@ -23,15 +25,15 @@ def _closure(rival: str) -> Any:
     return wrap
 
 
-def _stronger_labels(right: Any) -> Any:
+def _stronger_labels(right):
     """Give the averaged flow label noise of twice the variance."""
     return lambda noise, *args, **settings: right(LabelNoise(noise.problem, 2**0.5 * noise.strength), *args, **settings)
 
 
-def _without_excess(right: Any) -> Any:
+def _without_excess(right):
     """Predict the mean loss by the loss at the mean."""
 
-    def run(*args: Any, **settings: Any) -> Any:
+    def run(*args, **settings):
         flow = right(*args, **settings)
         flow.observed["mean_loss"] = flow.observed["loss"]
         return flow
@@ -39,20 +41,20 @@ def _without_excess(right: Any) -> Any:
     return run
 
 
-def _time_for_slow_time(right: Any) -> Any:
+def _time_for_slow_time(right):
     """Read the sum of the step sizes where the claim reads the sum of their squares."""
 
-    def run(*args: Any, **settings: Any) -> Any:
+    def run(*args, **settings):
         plain = right(*args, **settings)
         return replace(plain, slow_time=plain.time)
 
     return run
 
 
-def _without_correlation(right: Any) -> Any:
+def _without_correlation(right):
     """End the runs of Adam around the flow without corrections."""
 
-    def run(probe: Any, *settings: Any) -> Any:
+    def run(probe, *settings):
         ends = right(probe, *settings)
         plain = predict_adam(probe, *settings[:4], False)
         return ends._replace(points=ends.points + (plain - ends.mean)[None])
@@ -60,29 +62,29 @@ def _without_correlation(right: Any) -> Any:
     return run
 
 
-def _equilibrium_of_sgd(right: Any) -> Any:
+def _equilibrium_of_sgd(right):
     """Predict the equilibrium of SGD with the weight decay of the optimiser."""
     return lambda problem, start, optimiser, **settings: right(
         problem, start, SGD(weight_decay=optimiser.weight_decay), **settings
     )
 
 
-def _leading(right: Any) -> Any:
+def _leading(right):
     """Predict without fluctuations."""
     return lambda *args, **settings: right(*args, **settings | {"corrected": False})
 
 
-def _without_metric(right: Any) -> Any:
+def _without_metric(right):
     """Leave the change of the metric out of the change of a charge."""
 
-    def changed(*args: Any, **settings: Any) -> Any:
+    def changed(*args, **settings):
         change = right(*args, **settings)
         return change._replace(metric=0 * change.metric)
 
     return changed
 
 
-def _flow_of_sgd(right: Any) -> Any:
+def _flow_of_sgd(right):
     """Let Adam follow the flow of SGD."""
     return lambda data: dict.fromkeys(("SGD", "Adam"), right(data)["SGD"])
 
