@@ -108,20 +108,31 @@ def _share(facts: dict[str, Any]) -> str:
     return f"{min(shares):.1f} to {max(shares):.1f}"
 
 
+def _explains(facts: dict[str, Any], key: str, **wanted: Any) -> str:
+    """Return in words how much the flow explains, with the range of R² over the settings with these entries."""
+    least = min(
+        row["symmetries"][_longest(facts)][key]["r2"]
+        for row in facts["settings"]
+        if all(row[name] == value for name, value in wanted.items())
+    )
+    words = "explains" if least > 0.9 else "explains a part of" if least > 0.5 else "does not explain"
+    return f"{words} it (R² {_range(facts, key, **wanted)})"
+
+
 def _summary(facts: dict[str, Any]) -> str:
     scale, length = facts["scale"], _longest(facts)
     slow, fast = max(scale["b2s"]), min(scale["b2s"])
     return (
-        f"Over the last {length} of {scale['steps']:,} steps of a small Llama, the `flow` of the monitor explains the "
-        f"change of the charges under SGD (R² {_range(facts, 'charge_late', adaptive=False)}). Under AdamW it does not "
-        f"(R² {_range(facts, 'charge_late', adaptive=True)}): most of the change is the `metric` part, the change of "
-        f"√v while the network still learns, which is {_share(facts)} times as large as the flow and which the flow "
-        "leaves out. Without the metric part the flow explains the rest of the change with R² "
-        f"{_range(facts, 'rest_late', b2=fast)} for b2 = {fast:g} and {_range(facts, 'rest_late', b2=slow)} for b2 = "
-        f"{slow:g}. So, under AdamW, read `flow` as what noise and weight decay do to a charge, next to the columns "
-        "`first_order`, `second_order`, `decay` and `metric` of the exact change, and do not extrapolate a charge with "
-        "it while the size of the gradient still changes. The distance to the equilibrium does not have this trouble: "
-        "it needs no charge over time ([where AdamW takes a network](adamw.md))."
+        f"How much charges change over the last {length} of {scale['steps']:,} steps of a small Llama, and how much of "
+        f"it the `flow` of the monitor predicts: under SGD the flow {_explains(facts, 'charge_late', adaptive=False)}, "
+        f"under AdamW it {_explains(facts, 'charge_late', adaptive=True)}. AdamW's charges contain √v, and the "
+        "`metric` part of their change, the change of √v while the network learns, is "
+        f"{_share(facts)} times as large as the flow, which leaves it out. Of the rest of the change, the flow "
+        f"{_explains(facts, 'rest_late', b2=fast)} for b2 = {fast:g} and {_explains(facts, 'rest_late', b2=slow)} for "
+        f"b2 = {slow:g}. So, under AdamW, read `flow` as what noise and weight decay do to a charge, beside the exact "
+        "parts `first_order`, `second_order`, `decay` and `metric`, and do not extrapolate a charge with it while the "
+        "size of the gradient changes. The distance to the equilibrium needs no change over time "
+        "([where AdamW takes a network](adamw.md))."
     )
 
 

@@ -38,7 +38,9 @@ def pooled(noise: np.ndarray, signal: np.ndarray, batch_size: int) -> dict[str, 
 
     def numbers(chosen: np.ndarray) -> tuple[np.ndarray, float]:
         power = signal[chosen].sum(0)
-        scales = np.where(power > 0, batch_size * noise[chosen].sum(0) / np.where(power > 0, power, 1.0), np.inf)
+        scales = np.where(
+            power > 0, batch_size * noise[chosen].sum(0).clip(0) / np.where(power > 0, power, 1.0), np.inf
+        )
         return scales, average(scales, batch_size)
 
     seeds = len(noise)

@@ -14,6 +14,8 @@ __all__ = ["figures", "page"]
 
 FACTOR = 2.0
 """A prediction within this factor of the measured value is counted."""
+LARGE_FACTOR = 10.0
+"""A prediction that is off by more than this is of no use."""
 
 
 def _finite(value: float | None) -> float:
@@ -45,12 +47,14 @@ def _result_table(facts: dict[str, Any]) -> str:
         if "critical_batch" not in task:
             rows.append([name, "not known: the target was reached at fewer than 3 batch sizes", *[""] * 6])
             continue
+        outside = not task["batches"][0] / 2 <= task["critical_batch"] <= 2 * task["batches"][-1]
         cells = [_value(task["critical_batch"], task["critical_batch_log_error"])]
+        cells[0] += " (outside the batch sizes: not resolved)" if outside else ""
         for kind, key in (("simple", "average"), ("simple", "end"), ("curvature", "average")):
             own = task.get(kind, {})
             cells.append(_value(own.get(key), own.get(f"{key}_log_error")) if own else "not measured")
         ratios = [
-            number(_predicted(task, kind, "average") / task["critical_batch"], 2) for kind in ("simple", "curvature")
+            _ratio(_predicted(task, kind, "average") / task["critical_batch"]) for kind in ("simple", "curvature")
         ]
         rows.append([name, *cells, *ratios, f"{task['rms']:.0%}"])
     head = [
@@ -84,8 +88,12 @@ def _task_table(facts: dict[str, Any]) -> str:
     return table(head, rows)
 
 
+def _ratio(value: float) -> str:
+    return "infinity" if math.isinf(value) else number(value, 2)
+
+
 def _range(values: list[float]) -> str:
-    return f"{number(min(values), 2)} to {number(max(values), 2)}"
+    return f"{_ratio(min(values))} to {_ratio(max(values))}" if len(values) > 1 else _ratio(values[0])
 
 
 def _summary(facts: dict[str, Any]) -> str:
@@ -108,14 +116,28 @@ def _summary(facts: dict[str, Any]) -> str:
     return " ".join(sentences)
 
 
+def _advice(facts: dict[str, Any]) -> str:
+    """Return what the worst ratio of the noise scale to the measured value means for a user."""
+    ratios = [_predicted(task, "simple", "average") / task["critical_batch"] for task in _known(facts).values()]
+    worst = max(max(ratio, 1 / ratio) for ratio in ratios)
+    if worst > LARGE_FACTOR:
+        return (
+            "So do not choose a batch size by `critical_batch` of the monitor alone: it was off by a factor of up to "
+            f"{_ratio(worst)}."
+        )
+    return (
+        "So use `critical_batch` of the monitor for the order of magnitude of a useful batch size (it was off by a "
+        f"factor of up to {_ratio(worst)}), and not for a choice between neighbouring powers of two."
+    )
+
+
 def page(facts: dict[str, Any]) -> str:
     """Return the page."""
     scale, made = facts["scale"], facts["made"]
     noise = facts.get("noise_made", made)
     return f"""# Is the noise scale the critical batch size?
 
-{_summary(facts)} So use `critical_batch` of the monitor for the order of magnitude of a useful batch size, and not for
-a choice between two neighbouring powers of two.
+{_summary(facts)} {_advice(facts)}
 
 ![Steps to the target over the batch size, with the fit and the prediction of the noise scale](critical-batch.svg)
 
@@ -186,7 +208,7 @@ def figures(facts: dict[str, Any]) -> "dict[str, Figure]":
             axes.plot(fine, curve(predicted), ":", color=COLOURS["red"], lw=1.5, label="noise scale")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        axes.set_title(name.replace(", ", "\\n", 1))
+        axes.set_title(name.replace(", ", "\n", 1))
         axes.set_xlabel("batch size")
     panels[0].set_ylabel("steps to the target")
     panels[0].legend()
