@@ -1,6 +1,7 @@
 """`undertow report`: build report.html again."""
 
 import dataclasses
+import sys
 from pathlib import Path
 
 import tyro
@@ -23,5 +24,6 @@ def report(command: Report) -> int:
     from undertow.verification.report import build_report
     from undertow.verification.result import read_results
 
-    print(build_report(command.folder, read_results(command.folder)))
+    results = read_results(command.folder, warn=lambda message: print(f"undertow: {message}", file=sys.stderr))
+    print(build_report(command.folder, results))
     return SUCCESS

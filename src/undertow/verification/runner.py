@@ -1,11 +1,10 @@
 """Run claims in this process or in others, and reuse finished results.
 
-Each claim has a folder under the output folder with its data, its figure and its `result.json`. A result with the
-fingerprint (code, versions, parameters) of its task is not computed again, so that an interrupted verification
+Each claim has a folder under the output folder with its data, its figure and its `result.json`, under one seal. A result
+with the fingerprint (code, versions, parameters) of its task is not computed again, so that an interrupted verification
 continues where it stopped. A claim that raises an error, or whose process dies, is a result too; the others still run.
 """
 
-import json
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -20,8 +19,8 @@ from undertow.execution.workers import InProcess, Processes, Workers
 from undertow.verification import claims
 from undertow.verification.claim import Scale
 from undertow.verification.errata import expected
-from undertow.verification.measure import error_result, has_accelerator, run_claim, store_result
-from undertow.verification.result import ClaimResult, Task
+from undertow.verification.measure import error_result, has_accelerator, run_claim
+from undertow.verification.result import ClaimResult, Task, read_result, store_result
 
 __all__ = ["make_workers", "run_claims", "task_of"]
 
@@ -95,7 +94,7 @@ def _computed(
             pool, partial(work, str(out)), tasks, choose=_next, started=lambda task: started(task.claim)
         ):
             if isinstance(outcome.error, WorkerDiedError):
-                yield store_result(out, error_result(outcome.task, str(outcome.error), 0.0))
+                yield store_result(out, error_result(outcome.task, str(outcome.error), 0.0), {})
             elif outcome.error is not None:
                 raise outcome.error
             else:
@@ -123,19 +122,15 @@ def _finished(out: Path, task: Task, warn: Callable[[str], object]) -> ClaimResu
 
     The errata lists are not part of the fingerprint, so the expected verdict is looked up again.
     """
-    folder = out / "claims" / task.claim
-    if not (folder / "result.json").is_file():
-        return None
     try:
-        result = ClaimResult.from_json(json.loads((folder / "result.json").read_text()))
-        if result.verdict == "error":
-            return None
-        store.provenance_of(folder / "data.zarr")
+        result = read_result(out, task.claim)
     except store.NewerFormatError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, store.StoreError) as error:
+    except store.MissingError:
+        return None
+    except store.StoreError as error:
         warn(f"the result of {task.claim} is damaged and runs again ({error})")
         return None
-    if result.task.fingerprint != task.fingerprint or not (folder / "figure.svg").is_file():
+    if result.verdict == "error" or result.task.fingerprint != task.fingerprint:
         return None
     return replace(result, expected=expected(task.claim))
