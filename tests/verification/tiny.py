@@ -1,6 +1,6 @@
 """Claims that take milliseconds, whose data, figure and numbers all show the same random mean.
 
-Each run of one appends a line to the file named by UNDERTOW_TINY, if there is one.
+Each run of one appends a line to the file named by UNDERTOW_TINY, with the driver named by UNDERTOW_DRIVER.
 """
 
 import json
@@ -29,7 +29,7 @@ def measure(name: str, parameters: Size, key) -> Measurement:
 
     if "UNDERTOW_TINY" in os.environ:
         with open(os.environ["UNDERTOW_TINY"], "a") as log:
-            log.write(f"{name} {os.getpid()}\n")
+            log.write(f"{name} {os.environ.get('UNDERTOW_DRIVER')} {os.getpid()}\n")
     draws = np.random.default_rng(np.asarray(jax.random.key_data(key)).tolist()).normal(1.0, 0.01, parameters.count)
     check = Check("the mean", float(draws.mean()), 1.0, 0.01, Within(0.5, 1.0))
     return Measurement((check,), xarray.Dataset({"draws": (("seed",), draws)}), seeds=parameters.count)

@@ -8,6 +8,7 @@ import atexit
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
 import uuid
@@ -16,10 +17,20 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
+from undertow.execution.provenance import fingerprint
 from undertow.execution.settings import configure
 from undertow.execution.store import StoreError
 
-__all__ = ["Cluster", "InProcess", "Processes", "Workers", "WorkersUnreachableError", "end_with_parent", "processes"]
+__all__ = [
+    "Cluster",
+    "InProcess",
+    "Processes",
+    "WorkerVersionError",
+    "Workers",
+    "WorkersUnreachableError",
+    "end_with_parent",
+    "processes",
+]
 
 
 MALLOC_SETTINGS = {
@@ -35,6 +46,10 @@ By default it returns every large array at once, and a quarter of the kernel's t
 
 class WorkersUnreachableError(StoreError):
     """The workers cannot be reached any more. Finished results are stored."""
+
+
+class WorkerVersionError(StoreError):
+    """A worker runs other code than the driver. Finished results are stored."""
 
 
 class Inline(Executor):
@@ -182,6 +197,16 @@ class Processes:
             child.join()
 
 
+def _with_same_code(code: str, work: Callable, task: object) -> object:
+    """Run a task on a worker of a cluster, which must have the driver's version of undertow and of what it computes with."""
+    if fingerprint() != code:
+        raise WorkerVersionError(
+            f"the Dask worker on {socket.gethostname()} (process {os.getpid()}) has another version of undertow, or of a "
+            "package that it computes with; install the same versions on all workers and run this again."
+        )
+    return work(task)
+
+
 class Cluster:
     """The workers of a Dask scheduler. Dask itself runs the tasks of a worker that dies on another one."""
 
@@ -234,7 +259,7 @@ class Cluster:
         """Submit a task to the scheduler."""
         key = f"undertow-{uuid.uuid4().hex}"
         try:
-            future = self.pool.submit(work, task, key=key)
+            future = self.pool.submit(_with_same_code, fingerprint(), work, task, key=key)
         except Exception as error:
             raise self.unreachable_error() from error
         self._keys[future] = key

@@ -153,7 +153,7 @@ def test_temporary_files_of_a_killed_driver_are_removed(folder):
     results = results_of(folder)
     results.write((0, 0, 0), *values_of((0, 0, 0)))
     before = set(folder.rglob("*"))
-    for stray in ("x/.0.0.0.abc", "v/.1.0.0.0.abc", "done/.1.0.0.abc", "../.plan.json.abc"):
+    for stray in ("x/.0.0.0.abc", "v/.1.0.0.0.abc", "done/.1.0.0.abc", ".zattrs.abc"):
         (folder / "results.zarr" / f"{stray}.partial").write_bytes(b"half")
     results.repair()
     assert set(folder.rglob("*")) == before

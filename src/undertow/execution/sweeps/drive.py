@@ -24,7 +24,7 @@ from undertow.execution.sweeps.results import DONE, FAILED, Output, Results, rea
 from undertow.execution.sweeps.spec import SpecError, check_outputs
 from undertow.execution.sweeps.units import in_bytes
 from undertow.execution.sweeps.worker import error_message
-from undertow.execution.workers import Workers
+from undertow.execution.workers import Workers, WorkerVersionError
 
 __all__ = ["State", "run"]
 
@@ -79,6 +79,7 @@ def run(
     """Run the blocks that are not finished and return the final state; results and errors are in the folder."""
     folder = store.writable_folder(job.folder)
     with locked(folder) as check_folder:
+        store.remove_partial(folder)
         results = Results.opened(folder, write_spec(folder, job.spec, job.digest))
         if results is not None:
             results.repair()
@@ -162,7 +163,7 @@ class _Driver:
 
     def _store(self, outcome: Outcome[Block, BlockResult]) -> None:
         self.check_folder()
-        if isinstance(outcome.error, SpecError):
+        if isinstance(outcome.error, SpecError | WorkerVersionError):
             raise outcome.error
         if isinstance(outcome.error, WorkerDiedError | TimeLimitError):
             self._fail(outcome.task, str(outcome.error))

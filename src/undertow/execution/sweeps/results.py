@@ -232,7 +232,7 @@ class Results:
 
     def repair(self) -> None:
         """Remove temporary files of killed drivers and damaged chunks, and write damaged metadata again."""
-        for folder in (self.path.parent, self.path, *(item for item in self.path.iterdir() if item.is_dir())):
+        for folder in (self.path, *(item for item in self.path.iterdir() if item.is_dir())):
             store.remove_partial(folder)
         damaged = self._damaged_metadata()
         metadata = self._metadata() if damaged else {}
