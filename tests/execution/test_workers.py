@@ -1,14 +1,24 @@
 """Workers run tasks, restart their processes, and say how many tasks to run at once."""
 
 import concurrent.futures
+import multiprocessing
 import os
+import signal
 import time
 from functools import partial
 
 import pytest
 
 from tests.execution.light import pool
-from undertow.execution.workers import MALLOC_SETTINGS, InProcess, Processes, processes
+from undertow.execution.provenance import fingerprint
+from undertow.execution.workers import (
+    MALLOC_SETTINGS,
+    InProcess,
+    Processes,
+    WorkerVersionError,
+    _with_same_code,
+    processes,
+)
 
 
 def test_this_process_runs_a_task_at_once_and_cannot_end_it():
@@ -82,3 +92,36 @@ def test_processes_have_one_thread_unless_the_environment_says_otherwise(monkeyp
             monkeypatch.delenv("NPROC")
         with processes(1) as pool:
             assert pool.submit(os.getenv, "NPROC").result() == expected
+
+
+class Stuck(concurrent.futures.Executor):
+    """A pool that waits for a process that does not end, as one does that started it while another one died."""
+
+    def __init__(self):
+        self.child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+        self.child.start()
+        self._processes = {self.child.pid: self.child}
+
+    def shutdown(self, wait=True, *, cancel_futures=False):
+        if wait:
+            self.child.join(60)
+
+
+def test_a_restart_waits_for_no_process():
+    """A sweep hung for ever when a worker died while the pool was starting the next one."""
+    pools = []
+    workers = Processes(1, lambda jobs: pools.append(Stuck()) or pools[-1])
+    try:
+        workers.restart()
+        assert pools[0].child.exitcode == -signal.SIGKILL
+    finally:
+        for stuck in pools:
+            stuck.child.kill()
+            stuck.child.join()
+
+
+def test_a_worker_with_other_code_runs_nothing():
+    code = fingerprint("the driver")
+    assert _with_same_code(fingerprint(), abs, -2) == 2
+    with pytest.raises(WorkerVersionError, match=r"has another version of undertow, or of a package"):
+        _with_same_code(code, abs, -2)

@@ -56,6 +56,8 @@ UNSIGNED = {"undertow_format", "provenance", "files"}
 """The names in a seal of earlier versions, which has no checksum of its own."""
 PARTIAL = ".partial"
 """The ending of temporary files and folders, which a killed process leaves behind."""
+RETIRED = ".retired"
+"""The ending of an earlier result while it is replaced, where folders cannot be exchanged."""
 
 JSONObject = dict[str, Any]
 """A JSON object as Python reads it: plain values of any kind by name."""
@@ -173,6 +175,9 @@ def remove_partial(folder: Path) -> None:
     """Remove the temporary files and folders in a folder that killed processes left; its caller has the lock."""
     for item in folder.glob(f".*{PARTIAL}"):
         _remove(item)
+    for item in folder.glob(f".*{RETIRED}"):
+        if item.with_name(item.name[1:].removesuffix(RETIRED)).exists():  # else `_seal` moves it back
+            _remove(item)
 
 
 @contextmanager
@@ -278,7 +283,7 @@ def _remove(item: Path) -> None:
 
 
 def _retired(path: Path) -> Path:
-    return path.with_name(f".{path.name}.old")
+    return path.with_name(f".{path.name}{RETIRED}")
 
 
 def _put_in_place(temporary: Path, path: Path) -> None:

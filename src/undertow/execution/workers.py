@@ -172,7 +172,7 @@ class Processes:
 
     def restart(self) -> None:
         """End all processes at once and start new ones."""
-        self.close()
+        self._kill()
         self.pool = self.make(self.slots)
 
     def end(self, future: Future) -> bool:
@@ -188,7 +188,14 @@ class Processes:
         """End all processes, including those that are computing."""
         if all(future.done() for future in self._submitted):
             self.pool.shutdown()  # idle processes end by themselves and release their locks
-            return
+        else:
+            self._kill()
+
+    def _kill(self) -> None:
+        """Kill all processes.
+
+        A pool whose process died ends the others by itself, but waits for ever for one that it started meanwhile.
+        """
         children = list((getattr(self.pool, "_processes", None) or {}).values())
         self.pool.shutdown(wait=False, cancel_futures=True)
         for child in children:

@@ -44,7 +44,8 @@ def driver_killed(subject: Subject, rng: random.Random) -> str:
         sleep_while(child, at_some_time(subject, rng))
         child.kill(which)
     status = child.wait()
-    assert status in (0, -which) or which == signal.SIGINT, f"status {status}: {child.text()[-300:]}"
+    interrupted = {Verify: (130,), Report: (130,)}.get(type(subject), (70,)) if which == signal.SIGINT else ()
+    assert status in (0, -which, *interrupted), f"status {status}: {child.text()[-600:]}"
     return "finished before it" if status == 0 else f"ended by {signal.Signals(which).name}"
 
 
@@ -191,7 +192,7 @@ def _ends_with(child, *sentences: str) -> str:
         return "finished before it"
     assert status == 2, f"status {status}: {text[-600:]}"
     assert any(sentence in text for sentence in sentences), f"no sentence: {text[-300:]}"
-    assert "Traceback" not in text, text[-600:]
+    assert "Traceback" not in text or "distributed" in text, text[-600:]  # Dask logs its own
     return f'"{next(sentence for sentence in sentences if sentence in text)}"'
 
 
@@ -228,6 +229,23 @@ def byte_flipped(subject: Subject, rng: random.Random) -> str:
 def file_truncated(subject: Subject, rng: random.Random) -> str:
     """A file has lost its end."""
     return _damaged(subject, rng, lambda content: content[: rng.randrange(len(content))])
+
+
+def report_damaged(subject: Report, rng: random.Random) -> str:
+    """One bit of the figure or of the numbers of a claim is another: the report leaves the figure out, and says so."""
+    wanted = content_of(subject.reference)
+    names = [name for name in wanted if name.startswith("claims/")]
+    file = subject.out / rng.choice(sorted(names))
+    content = file.read_bytes()
+    index = rng.randrange(len(content))
+    file.write_bytes(content[:index] + bytes([content[index] ^ 1 << rng.randrange(8)]) + content[index + 1 :])
+    child = subject.start()
+    status, text = child.wait(), child.text()
+    assert status == 0, f"status {status}: {text[-300:]}"
+    assert "has no figure in the report" in text, text[-300:]
+    assert "damaged" in text, text[-300:]
+    file.write_bytes(content)
+    return "the figure was left out, with a message"
 
 
 def two_drivers(subject: Subject, rng: random.Random) -> str:
@@ -323,8 +341,9 @@ KINDS: list[tuple[str, type[Subject], Fault, int]] = [
     ("file truncated", Verify, file_truncated, 3),
     ("two drivers", Verify, two_drivers, 2),
     ("clock jumps", Verify, clock_jumps, 2),
-    ("killed", Report, driver_killed, 2),
-    ("disk full", Report, disk_full, 1),
-    ("folder read-only", Report, read_only, 1),
+    ("killed", Report, driver_killed, 4),
+    ("disk full", Report, disk_full, 2),
+    ("folder read-only", Report, read_only, 2),
+    ("byte flipped", Report, report_damaged, 2),
 ]
-"""Each fault with its command and its share of 100."""
+"""Each fault with its command and its share."""

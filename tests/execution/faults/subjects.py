@@ -14,6 +14,7 @@ from pathlib import Path
 from tests.execution.faults import claims, work
 from tests.execution.faults.processes import Child, pool
 from undertow.cli import main
+from undertow.execution import store
 from undertow.execution.store import StoreError
 from undertow.execution.sweeps import drive
 from undertow.execution.sweeps.plan import Job
@@ -130,6 +131,8 @@ class Verify(Subject):
     seed = 1
     earlier: Path
     """The folder of an undisturbed run with seed 0."""
+    exchange = True
+    """Whether the system can exchange two folders."""
     worker_fault: tuple = ("", 0, os.getpid)
 
     def __init__(self, folder: Path):
@@ -140,6 +143,8 @@ class Verify(Subject):
         os.environ["UNDERTOW_TINY"] = str(self.folder / "log")
         os.environ["UNDERTOW_DRIVER"] = driver
         claims.install()
+        if not self.exchange:
+            store._exchange = lambda one, other: False
         start = (claims.start_worker, str(self.folder / "log"), driver, *self.worker_fault)
         if self.jobs > 1:
             runner.make_workers = lambda jobs: Processes(self.jobs, lambda jobs: pool(jobs, *start))
