@@ -1,5 +1,6 @@
 """The experiment of one claim: its files, its result, and errors as results."""
 
+import contextlib
 import dataclasses
 import os
 
@@ -80,10 +81,8 @@ def test_a_killed_verification_leaves_data_figure_and_numbers_of_one_run(tmp_pat
         while True:
             with monkeypatch.context() as patch:
                 calls = kill_at(patch, place, name, count)
-                try:
+                with contextlib.suppress(KilledError):
                     run(1)
-                except KilledError:
-                    pass
             if len(calls) < count:
                 break
             again = run(0)

@@ -355,7 +355,9 @@ def readable_errors(path: Path) -> Generator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise StoreError(f"{path}: the disk is full; nothing was left half-written. Free some space.") from error
         if error.errno == errno.ENOENT:
-            raise StoreError(f"{path}: the folder was removed while this run was writing to it; run it again.") from error
+            raise StoreError(
+                f"{path}: the folder was removed while this run was writing to it; run it again."
+            ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
             raise StoreError(f"{path}: cannot write here ({error.strerror}); choose another folder.") from error
         raise

@@ -205,11 +205,11 @@ class Processes:
 
 
 def _with_same_code(code: str, work: Callable, task: object) -> object:
-    """Run a task on a worker of a cluster, which must have the driver's version of undertow and of what it computes with."""
+    """Run a task on a worker of a cluster, which must have the same versions as the driver."""
     if fingerprint() != code:
         raise WorkerVersionError(
-            f"the Dask worker on {socket.gethostname()} (process {os.getpid()}) has another version of undertow, or of a "
-            "package that it computes with; install the same versions on all workers and run this again."
+            f"the Dask worker on {socket.gethostname()} (process {os.getpid()}) has another version of undertow, or of "
+            "a package that it computes with; install the same versions on all workers and run this again."
         )
     return work(task)
 

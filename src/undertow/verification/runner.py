@@ -1,8 +1,9 @@
 """Run claims in this process or in others, and reuse finished results.
 
-Each claim has a folder under the output folder with its data, its figure and its `result.json`, under one seal. A result
-with the fingerprint (code, versions, parameters) of its task is not computed again, so that an interrupted verification
-continues where it stopped. A claim that raises an error, or whose process dies, is a result too; the others still run.
+Each claim has a folder under the output folder with its data, its figure and its `result.json`, under one seal. A
+result with the fingerprint (code, versions, parameters) of its task is not computed again, so that an interrupted
+verification continues where it stopped. A claim that raises an error, or whose process dies, is a result too; the
+others still run.
 """
 
 from collections.abc import Callable, Generator, Sequence

@@ -181,10 +181,10 @@ def table(records: list[dict], seed: int, seconds: float, used: float) -> str:
     lines = [
         "# Faults",
         "",
-        f"`make faults` injected {len(records)} faults (seed {seed}) in {seconds:.0f} s, {used:.0f} s of them of "
-        f"processor time. {passed} of {len(records)} passed. After each fault the same command ran to its end. Four "
-        "conditions were checked: all files of the result have the bytes of an undisturbed run; no block of a sweep and "
-        "no claim that was finished on the disk ran again; nothing ran twice; no temporary file was left.",
+        f"`make faults` injected {len(records)} faults (seed {seed}) in {seconds:.0f} s, with {used:.0f} s of processor"
+        f" time. {passed} of {len(records)} passed. After each fault the same command ran to its end. Four conditions "
+        "were checked: all files of the result have the bytes of an undisturbed run; no block of a sweep and no claim "
+        "that was finished on the disk ran again; nothing ran twice; no temporary file was left.",
         "",
         "| command | fault | times | passed | what happened |",
         "|---|---|---:|---:|---|",
@@ -198,12 +198,13 @@ def table(records: list[dict], seed: int, seconds: float, used: float) -> str:
     disk = "a tmpfs that is too small" if kinds.MAY_MOUNT else "a limit on the size of files"
     lines += [
         "",
-        "Sweeps have 12 blocks, in the process of the driver or in two others; `verify` has two claims and a folder with "
-        "the results of another seed, and in three of ten runs a system that cannot exchange two folders. Signals are KILL, TERM, HUP and INT. Four of five signals to a driver, limits of "
-        "memory, and changes of folders come between two writes: before an operation on a file, counted by an audit hook "
-        f"and chosen at random. The full disk is {disk}. A folder becomes read-only for a process without the privileges of root. The clock is "
-        "that of the process; the clock of the machine is not changed. The worker of another version has another version "
-        "of a package that computes.",
+        "Sweeps have 12 blocks, in the process of the driver or in two others; `verify` has two claims and a folder "
+        "with the results of another seed, and in three of ten runs a system that cannot exchange two folders. Signals "
+        "are KILL, TERM, HUP and INT. Four of five signals to a driver, limits of memory, and changes of folders come "
+        "between two writes: before an operation on a file, counted by an audit hook and chosen at random. The full "
+        f"disk is {disk}. A folder becomes read-only for a process without the privileges of root. The clock is "
+        "that of the process; the clock of the machine is not changed. The worker of another version has another "
+        "version of a package that computes.",
         "",
     ]
     return "\n".join(lines)
@@ -216,7 +217,9 @@ def main() -> None:
     for record in sorted(failed, key=lambda record: record["index"]):
         name, subject, *_ = kinds.KINDS[record["kind"]]
         print(f"fault {record['index']}, {subject.name}, {name}: {record['error']}")
-    print(f"{len(records) - len(failed)} of {len(records)} faults passed; {seconds:.0f} s, {used:.0f} s of processor time")
+    print(
+        f"{len(records) - len(failed)} of {len(records)} faults passed; {seconds:.0f} s, {used:.0f} s of processor time"
+    )
     if len(sys.argv) > 4:
         Path(sys.argv[4]).write_text(table(records, seed, seconds, used))
     if failed or len(records) != count:

@@ -1,5 +1,6 @@
-"""The faults: each starts the command of a subject, disturbs it, waits for its end and undoes what a person would undo."""
+"""The faults: each starts the command of a subject, disturbs it, waits for its end and removes the cause."""
 
+import contextlib
 import functools
 import json
 import os
@@ -80,10 +81,8 @@ def worker_killed(subject: Subject, rng: random.Random) -> str:
 
 
 def _signal(process: int, which: int) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(process, which)
-    except ProcessLookupError:
-        pass
 
 
 def task_fails(subject: Subject, rng: random.Random) -> str:

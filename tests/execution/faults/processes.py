@@ -35,7 +35,10 @@ def serve() -> None:
 def pool(jobs: int, start: Callable[..., object] = os.getpid, *arguments: object) -> Executor:
     """Return a pool like that of `undertow.execution.workers.processes`, of forked processes."""
     return ProcessPoolExecutor(
-        jobs, mp_context=multiprocessing.get_context("forkserver"), initializer=_start_worker, initargs=(start, arguments)
+        jobs,
+        mp_context=multiprocessing.get_context("forkserver"),
+        initializer=_start_worker,
+        initargs=(start, arguments),
     )
 
 

@@ -1,8 +1,8 @@
 """The commands into which faults are injected: a sweep, a sweep on a Dask cluster, `verify` and `report`.
 
 A subject runs its command in a process (`command`), says which parts of its result are finished on the disk
-(`finished`) and which parts a process ran (`ran`), and compares the bytes of the result with those of an undisturbed run
-(`difference`).
+(`finished`) and which parts a process ran (`ran`), and compares the bytes of the result with those of an undisturbed
+run (`difference`).
 """
 
 import functools

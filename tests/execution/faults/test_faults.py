@@ -19,6 +19,8 @@ def test_faults_of_every_kind(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{COUNT} of {COUNT} faults passed" in done.stdout
-    rows = re.findall(r"(?m)^\| (sweep|sweep on Dask|verify|report) \| .* \| (\d+) \| (\d+) \|", (tmp_path / "t.md").read_text())
+    rows = re.findall(
+        r"(?m)^\| (sweep|sweep on Dask|verify|report) \| .* \| (\d+) \| (\d+) \|", (tmp_path / "t.md").read_text()
+    )
     assert len(rows) == 29  # every command with every kind of fault
     assert sum(int(passed) for *_, passed in rows) == COUNT

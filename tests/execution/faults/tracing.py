@@ -31,7 +31,9 @@ def trace(folder: str, moment: int, act: Callable[[], object]) -> list[int]:
                 step()
         elif event == "open":
             path, mode, flags = arguments
-            writing = (isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)) or (mode or "r") != "r"
+            writing = (isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)) or (
+                mode or "r"
+            ) != "r"
             if writing and str(path).startswith(folder):
                 step()
 

@@ -1,7 +1,7 @@
 """The tasks of the sweep into which faults are injected: they import nothing heavy, and their numbers are known.
 
-The experiment of a task is the folder for its log and the number of the driver. A file `faults.json` in that folder says
-which block misbehaves the first time it runs.
+The experiment of a task is the folder for its log and the number of the driver. A file `faults.json` in that folder
+says which block misbehaves the first time it runs.
 """
 
 import json

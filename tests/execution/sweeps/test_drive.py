@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import shutil
 import time
 from dataclasses import replace
