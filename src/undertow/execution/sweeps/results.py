@@ -57,7 +57,7 @@ class Output:
 
 
 FLAGS = Output((), "|i1", ())
-CHECKSUM_FILTER: store.JSONObject = {"id": "crc32"}
+CHECKSUM_FILTER = {"id": "crc32"}
 CHECKSUM_BYTES = 4
 
 
@@ -344,10 +344,12 @@ def _flush_written(name: str) -> None:
 
 def _empty(spec: Spec, tiling: Tiling, outputs: dict[str, Output], facts: Mapping[str, object]) -> dict[str, bytes]:
     """Return the files of a dataset without data. A chunk is a checksum and the bytes of its numbers, uncompressed."""
+    import numcodecs
     import xarray
     import zarr
     import zarr.storage
 
+    checksum = numcodecs.get_codec(CHECKSUM_FILTER)
     coordinates: dict[str, tuple[str, np.ndarray]] = {"seed": ("seed", np.arange(spec.seeds))}
     for axis in spec.axes:
         if list(axis.values) != [axis.name]:
@@ -362,13 +364,13 @@ def _empty(spec: Spec, tiling: Tiling, outputs: dict[str, Output], facts: Mappin
     for name, output in outputs.items():
         group.create_array(
             name, shape=(*tiling.shape, *output.shape), chunks=(*tiling.tile, *(max(1, n) for n in output.shape)),
-            dtype=output.dtype, fill_value=np.nan, compressors=None, filters=[CHECKSUM_FILTER],
+            dtype=output.dtype, fill_value=np.nan, compressors=None, filters=[checksum],
             attributes={"_ARRAY_DIMENSIONS": [*dimensions, *output.dimensions]},
         )  # fmt: skip
     meaning = {"flag_values": [TO_DO, DONE, FAILED], "flag_meanings": "to_do done failed"}
     group.create_array(
         "done", shape=tiling.shape, chunks=tiling.tile, dtype="i1", fill_value=None, compressors=None,
-        filters=[CHECKSUM_FILTER], attributes={"_ARRAY_DIMENSIONS": dimensions, **meaning},
+        filters=[checksum], attributes={"_ARRAY_DIMENSIONS": dimensions, **meaning},
     )  # fmt: skip
     zarr.consolidate_metadata(memory, zarr_format=2)
     return {name: buffer.to_bytes() for name, buffer in sorted(files.items())}
