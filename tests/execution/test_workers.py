@@ -4,6 +4,7 @@ import concurrent.futures
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from functools import partial
 
@@ -118,6 +119,25 @@ def test_a_restart_waits_for_no_process():
         for stuck in pools:
             stuck.child.kill()
             stuck.child.join()
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_an_idle_process_that_is_killed_delays_nobody(index, monkeypatch):
+    """One of the two has the lock on the queue of tasks, so that the other one never gets the request to end."""
+    monkeypatch.setattr("undertow.execution.workers.IDLE_SECONDS", 2)
+    workers = Processes(2, pool)
+    concurrent.futures.wait([workers.submit(time.sleep, 0.3) for _ in range(2)], timeout=60)
+    time.sleep(0.3)  # both wait for the next task
+    children = list(workers.pool._processes.values())
+    os.kill(children[index].pid, signal.SIGKILL)
+    closing = threading.Thread(target=workers.close, daemon=True)
+    closing.start()
+    closing.join(60)
+    try:
+        assert not closing.is_alive()
+    finally:
+        for child in children:
+            child.kill()
 
 
 def test_a_worker_with_other_code_runs_nothing():

@@ -33,6 +33,8 @@ __all__ = [
 ]
 
 
+IDLE_SECONDS = 10
+"""The seconds that idle processes have to end by themselves."""
 MALLOC_SETTINGS = {
     "MALLOC_MMAP_THRESHOLD_": str(2**28),
     "MALLOC_TRIM_THRESHOLD_": str(2**29),
@@ -172,7 +174,7 @@ class Processes:
 
     def restart(self) -> None:
         """End all processes at once and start new ones."""
-        self._kill()
+        self._end(0)
         self.pool = self.make(self.slots)
 
     def end(self, future: Future) -> bool:
@@ -186,18 +188,19 @@ class Processes:
 
     def close(self) -> None:
         """End all processes, including those that are computing."""
-        if all(future.done() for future in self._submitted):
-            self.pool.shutdown()  # idle processes end by themselves and release their locks
-        else:
-            self._kill()
+        self._end(IDLE_SECONDS if all(future.done() for future in self._submitted) else 0)
 
-    def _kill(self) -> None:
-        """Kill all processes.
+    def _end(self, patience: float | int) -> None:
+        """Let the processes end by themselves, which releases their locks; kill those that do not in so many seconds.
 
-        A pool whose process died ends the others by itself, but waits for ever for one that it started meanwhile.
+        A pool must not wait for its processes itself: it would wait for ever for one that it started while another one
+        died, or for one whose lock on the queue of tasks an idle process had when it was killed.
         """
         children = list((getattr(self.pool, "_processes", None) or {}).values())
         self.pool.shutdown(wait=False, cancel_futures=True)
+        deadline = time.monotonic() + patience
+        for child in children:
+            child.join(max(0.0, deadline - time.monotonic()))
         for child in children:
             child.kill()
         for child in children:
