@@ -72,6 +72,7 @@ class Child:
         try:
             os.setsid()
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            signal.signal(signal.SIGHUP, signal.SIG_DFL)  # `nohup` ignores it
             handle = os.open(self.said, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
             os.dup2(handle, 1)
             os.dup2(handle, 2)
