@@ -76,9 +76,9 @@ browser:
 test-all: check ## test with the slow tests and default compilation
 	$(BIN)/python -m pytest -q -n $(WORKERS) $(TORCH:%=--ignore=%) -m 'not browser and not docs'
 
-faults: setup ## inject 200 faults into sweeps (kills, full disks, tasks that raise or hang) and write docs/faults.md
+faults: setup ## inject 1,000 faults into sweeps, verify and report (kills, full disks, damage) and write docs/faults.md
 	@rm -rf .faults
-	$(BIN)/python -m tests.execution.sweeps.faults .faults 200 0 docs/faults.md
+	$(BIN)/python -m tests.execution.faults .faults 1000 0 docs/faults.md
 	@rm -rf .faults
 
 mutants: setup ## mutation testing: run the fast tests on over 300 small changes of the source and write docs/mutants.md

@@ -77,3 +77,13 @@ def test_version(capsys):
     status, out, _ = call(capsys, "--version")
     assert status == 0
     assert out.strip() == f"undertow {undertow.__version__}"
+
+
+def test_too_little_memory_is_a_message(capsys, monkeypatch):
+    def exhaust(command):
+        raise MemoryError
+
+    monkeypatch.setitem(cli.ACTIONS, cli.List, exhaust)
+    status, _, err = call(capsys, "list")
+    assert status == 2
+    assert err == "undertow: there is not enough memory; finished results are kept, and fewer --jobs need less.\n"

@@ -1,8 +1,10 @@
 """Results are there whole or not at all, and every trouble is a sentence."""
 
+import ctypes
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -102,8 +104,78 @@ except store.StoreError as error:
 
 def test_killed_between_the_two_renames_the_old_comes_back(tmp_path):
     path = store.save(tmp_path / "r.zarr", DATA, {"n": 1})
-    path.rename(tmp_path / ".r.zarr.old")
+    path.rename(tmp_path / ".r.zarr.retired")
     xarray.testing.assert_equal(store.load(path), DATA)
+
+
+def test_what_killed_processes_left_is_removed(tmp_path):
+    """An earlier result is kept only where nothing has taken its place yet."""
+    store.save(tmp_path / "r.zarr", DATA, {})
+    store.save(tmp_path / ".r.zarr.retired", DATA, {})
+    store.save(tmp_path / ".s.zarr.retired", DATA, {})
+    (tmp_path / ".r.zarr.abc.partial").mkdir()
+    (tmp_path / ".t.json.abc.partial").write_text("{")
+    store.remove_partial(tmp_path)
+    assert names(tmp_path) == [".s.zarr.retired", "r.zarr"]
+    xarray.testing.assert_equal(store.load(tmp_path / "s.zarr"), DATA)
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_another_result_takes_the_place_in_one_rename(tmp_path, monkeypatch, exchange):
+    """With the exchange of folders there is no moment without a result."""
+    path = store.save(tmp_path / "r.zarr", DATA, {"n": 1})
+    if not exchange:
+        monkeypatch.setattr(store, "_exchange", lambda one, other: False)
+    missing, rename = [], os.rename
+    monkeypatch.setattr(os, "rename", lambda *names: (rename(*names), missing.append(not path.exists()))[0])
+    store.save(path, DATA * 2, {"n": 2})
+    assert missing == ([] if exchange else [True, False])
+    assert store.provenance_of(path) == {"n": 2}
+    assert names(tmp_path) == ["r.zarr"]
+
+
+def test_a_file_system_that_cannot_exchange_folders(tmp_path, monkeypatch):
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir()
+    with pytest.raises(FileNotFoundError):
+        store._exchange(one, other)
+    for library in (
+        type("", (), {}),
+        type("", (), {"renameat2": lambda *arguments: ctypes.set_errno(errno.EINVAL) or -1}),
+    ):
+        monkeypatch.setattr(ctypes, "CDLL", lambda name, use_errno, library=library: library)
+        assert not store._exchange(one, other)
+
+
+def test_a_flipped_byte_of_the_seal_is_found(tmp_path):
+    """Also one in the provenance, and one that makes the format another."""
+    path = store.save(tmp_path / "r.zarr", DATA, {"seconds": 1.5, "name": "größe"})
+    seal = path / store.SEAL
+    content = seal.read_bytes()
+    for index in range(len(content)):
+        flipped = bytearray(content)
+        flipped[index] ^= 1 << index % 8
+        seal.write_bytes(flipped)
+        with pytest.raises(store.StoreError, match="damaged"):
+            store.provenance_of(path)
+    unsigned = {name: value for name, value in json.loads(content).items() if name != "checksum"}
+    seal.write_text(json.dumps(unsigned))  # as earlier versions wrote it
+    assert store.provenance_of(path) == {"seconds": 1.5, "name": "größe"}
+
+
+def test_the_lock_of_a_removed_folder_is_lost(tmp_path):
+    folder = tmp_path / "f"
+    folder.mkdir()
+    with store.folder_lock(folder) as check:
+        check()
+        shutil.rmtree(folder)
+        with pytest.raises(store.StoreError, match="the folder was removed while this run was writing"):
+            check()
+        folder.mkdir()
+        with store.folder_lock(folder) as other:
+            other()
+            with pytest.raises(store.StoreError, match="the folder was removed"):
+                check()
 
 
 def test_damage_is_told(tmp_path):
@@ -170,5 +242,5 @@ def test_one_run_a_folder(tmp_path):
 def test_kill_at_twenty_random_times(tmp_path):
     command = [sys.executable, "-m", "tests.execution.kill_store", str(tmp_path), "20", "1"]
     root = Path(__file__).parents[2]
-    out = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=root)
+    out = subprocess.run(command, capture_output=True, text=True, timeout=900, cwd=root)
     assert out.stdout.strip().endswith("20 kills, all results whole"), out.stdout + out.stderr

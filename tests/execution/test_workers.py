@@ -1,14 +1,25 @@
 """Workers run tasks, restart their processes, and say how many tasks to run at once."""
 
 import concurrent.futures
+import multiprocessing
 import os
+import signal
+import threading
 import time
 from functools import partial
 
 import pytest
 
 from tests.execution.light import pool
-from undertow.execution.workers import MALLOC_SETTINGS, InProcess, Processes, processes
+from undertow.execution.provenance import fingerprint
+from undertow.execution.workers import (
+    MALLOC_SETTINGS,
+    InProcess,
+    Processes,
+    WorkerVersionError,
+    _with_same_code,
+    processes,
+)
 
 
 def test_this_process_runs_a_task_at_once_and_cannot_end_it():
@@ -82,3 +93,55 @@ def test_processes_have_one_thread_unless_the_environment_says_otherwise(monkeyp
             monkeypatch.delenv("NPROC")
         with processes(1) as pool:
             assert pool.submit(os.getenv, "NPROC").result() == expected
+
+
+class Stuck(concurrent.futures.Executor):
+    """A pool that waits for a process that does not end, as one does that started it while another one died."""
+
+    def __init__(self):
+        self.child = multiprocessing.get_context("spawn").Process(target=time.sleep, args=(600,))
+        self.child.start()
+        self._processes = {self.child.pid: self.child}
+
+    def shutdown(self, wait=True, *, cancel_futures=False):
+        if wait:
+            self.child.join(60)
+
+
+def test_a_restart_waits_for_no_process():
+    """A sweep hung for ever when a worker died while the pool was starting the next one."""
+    pools = []
+    workers = Processes(1, lambda jobs: pools.append(Stuck()) or pools[-1])
+    try:
+        workers.restart()
+        assert pools[0].child.exitcode == -signal.SIGKILL
+    finally:
+        for stuck in pools:
+            stuck.child.kill()
+            stuck.child.join()
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_an_idle_process_that_is_killed_delays_nobody(index, monkeypatch):
+    """One of the two has the lock on the queue of tasks, so that the other one never gets the request to end."""
+    monkeypatch.setattr("undertow.execution.workers.IDLE_SECONDS", 2)
+    workers = Processes(2, pool)
+    concurrent.futures.wait([workers.submit(time.sleep, 0.3) for _ in range(2)], timeout=60)
+    time.sleep(0.3)  # both wait for the next task
+    children = list(workers.pool._processes.values())
+    os.kill(children[index].pid, signal.SIGKILL)
+    closing = threading.Thread(target=workers.close, daemon=True)
+    closing.start()
+    closing.join(60)
+    try:
+        assert not closing.is_alive()
+    finally:
+        for child in children:
+            child.kill()
+
+
+def test_a_worker_with_other_code_runs_nothing():
+    code = fingerprint("the driver")
+    assert _with_same_code(fingerprint(), abs, -2) == 2
+    with pytest.raises(WorkerVersionError, match=r"has another version of undertow, or of a package"):
+        _with_same_code(code, abs, -2)

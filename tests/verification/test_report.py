@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.verification.work import result_of
+from undertow.execution import store
 from undertow.execution.provenance import Provenance
 from undertow.figures import export, style
 from undertow.verification.criterion import AtLevel, TextCriterion, Within
@@ -39,17 +40,26 @@ def test_a_section_has_everything(tmp_path):
     file = tmp_path / "claims" / "a-claim" / "figure.svg"
     file.parent.mkdir(parents=True)
     file.write_text(export.to_svg(figure))
-    (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "a-claim.pdf").write_bytes(export.to_pdf(figure))
+    file.with_suffix(".pdf").write_bytes(export.to_pdf(figure))
     page = build_report(tmp_path, [result()])
     said = re.sub(r"[ \n]+", " ", text_of(page))
     for words in (
         "A <statement>.", "Eq. (1)", "|θ| 2 over theory", "1.01 ± 0.002", "1 (in print: 2)", "The paper’s η.",
         "4 seeds; 2 diverged, left out", "seed 7, scale smoke", "undertow 9.9, jax 1.2.3", "gpu: a fast one",
-        "figures/a-claim.pdf", "undertow verify a-claim", "able to see 0.5",
+        "claims/a-claim/figure.pdf", "undertow verify a-claim", "able to see 0.5",
         "a line of theory, a line: 0 at 0 to 1 at 1", "1\u00a0×\u00a010 −5",
     ):  # fmt: skip
         assert words in said, words
+
+
+def test_a_damaged_figure_is_left_out(tmp_path):
+    figure, (axes,) = style.new_figure()
+    style.theory(axes, [0, 1], [0, 1], "a line of theory")
+    svg = export.to_svg(figure).encode()
+    folder = store.save_folder(tmp_path / "claims" / "a-claim", {"figure.svg": svg}, {})
+    assert "a line of theory" in text_of(build_report(tmp_path, [result()]))
+    (folder / "figure.svg").write_bytes(svg.replace(b"a line of theory", b"a line of theorx"))
+    assert "a line of theor" not in text_of(build_report(tmp_path, [result()]))
 
 
 def test_figures_that_are_missing_and_errors_do_not_stop_the_page(tmp_path):

@@ -91,7 +91,7 @@ def test_nothing_goes_wrong_and_nothing_leaves_the_machine(tab):
     said = ("Runtime.exceptionThrown", "Runtime.consoleAPICalled", "Log.entryAdded")
     assert [event for event in tab.events if event["method"] in said] == []
     links = tab.run("[...document.querySelectorAll('[href], [src]')].map(e => e.getAttribute('href') || e.src)")
-    assert [link for link in links if not link.startswith(("#", "data:", "figures/"))] == []
+    assert [link for link in links if not link.startswith(("#", "data:", "claims/"))] == []
 
 
 def test_the_policy_of_the_page_refuses_requests(tab):

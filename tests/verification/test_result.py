@@ -1,16 +1,27 @@
 """The records of verification survive the way to disk and back."""
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from undertow.execution.provenance import Provenance
-from undertow.execution.store import StoreError
+from undertow.execution.store import StoreError, save_folder
 from undertow.verification import claims
 from undertow.verification.criterion import Above, AtLevel, Below, Check, TextCriterion, Within, criterion_from_json
 from undertow.verification.errata import expected
-from undertow.verification.result import CheckResult, ClaimResult, Task, read_results, write_results
+from undertow.verification.result import (
+    CheckResult,
+    ClaimResult,
+    Task,
+    claim_folder,
+    read_result,
+    read_results,
+    store_result,
+    write_results,
+)
 
 CRITERIA = (Within(0.05, 0.5), Below(0.1), Above(1e-9), AtLevel(1e-3, "Kolmogorov-Smirnov"))
 DOCS = Path(__file__).parents[2] / "docs"
@@ -90,3 +101,22 @@ def test_results_of_a_folder(tmp_path):
             read_results(tmp_path)
     with pytest.raises(StoreError, match=r"no results.json here"):
         read_results(tmp_path / "nowhere")
+
+
+def test_the_folder_of_a_claim_takes_precedence_over_the_list(tmp_path):
+    """A verification with another seed was killed before it wrote results.json: its figures are beside its numbers."""
+    write_results(tmp_path, [result(), result(checks=())])
+    newer = replace(result(), task=replace(result().task, seed=4), seeds=9)
+    store_result(tmp_path, newer, {"figure.svg": b"<svg/>"})
+    warnings = []
+    assert read_results(tmp_path, warnings.append)[0] == newer
+    assert warnings == []
+    (tmp_path / "claims" / newer.claim / "figure.svg").write_bytes(b"<svg />")
+    assert read_results(tmp_path, warnings.append)[0] == result()
+    assert re.search("sensing-factor-two has no figure in the report: .*damaged, figure.svg", warnings[0])
+
+
+def test_a_sealed_file_that_is_no_result_is_damage(tmp_path):
+    save_folder(claim_folder(tmp_path, "a"), {"result.json": b"[]"}, {})
+    with pytest.raises(StoreError, match=r"a: damaged, result.json is not a result"):
+        read_result(tmp_path, "a")

@@ -1,6 +1,5 @@
 """Stand-ins for the work of a claim: they import nothing heavy, and misbehave by name."""
 
-import json
 import os
 import signal
 import time
@@ -9,7 +8,7 @@ from pathlib import Path
 from undertow.execution import store
 from undertow.verification.criterion import Within
 from undertow.verification.errata import errata_of, expected
-from undertow.verification.result import CheckResult, ClaimResult, Task
+from undertow.verification.result import CheckResult, ClaimResult, Task, store_result
 
 CHECK = CheckResult("w", 1.0, 1.0, 0.1, Within(0.1, 1.0), "holds")
 
@@ -21,11 +20,10 @@ def result_of(task: Task, **more) -> ClaimResult:
 def finish(out: str, task: Task) -> ClaimResult:
     import xarray
 
-    folder = Path(out) / "claims" / task.claim
-    store.save(folder / "data.zarr", xarray.Dataset({"a": ((), 1.0)}), {})
-    store.write_bytes(folder / "figure.svg", b"<svg/>")
+    data = store.encoded(xarray.Dataset({"a": ((), 1.0)}), {})
+    files = {f"data.zarr/{name}": content for name, content in data.items()} | {"figure.svg": b"<svg/>"}
     result = result_of(task, checks=(CHECK,), expected=expected(task.claim), errata=errata_of(task.claim))
-    store.write_bytes(folder / "result.json", json.dumps(result.to_json()).encode())
+    result = store_result(Path(out), result, files)
     with open(Path(out) / "log", "a") as log:
         log.write(task.claim + "\n")
     return result

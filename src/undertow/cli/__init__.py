@@ -60,6 +60,8 @@ def main(arguments: list[str] | None = None) -> None:
             status = ACTIONS[type(command)](command)
     except StoreError as error:
         status = complain(str(error))
+    except MemoryError:
+        status = complain("there is not enough memory; finished results are kept, and fewer --jobs need less.")
     except KeyboardInterrupt:
         kept = " Finished results are kept; the same command continues from there."
         print(f"\nStopped.{kept if arguments[0] in RESUMED else ''}", file=sys.stderr)

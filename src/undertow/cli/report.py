@@ -1,6 +1,8 @@
 """`undertow report`: build report.html again."""
 
+import contextlib
 import dataclasses
+import sys
 from pathlib import Path
 
 import tyro
@@ -20,8 +22,12 @@ class Report:
 
 def report(command: Report) -> int:
     """Build the report and print its path."""
+    from undertow.execution import store
     from undertow.verification.report import build_report
     from undertow.verification.result import read_results
 
-    print(build_report(command.folder, read_results(command.folder)))
+    results = read_results(command.folder, warn=lambda message: print(f"undertow: {message}", file=sys.stderr))
+    with contextlib.suppress(store.StoreError), store.folder_lock(command.folder):  # unless a verification runs
+        store.remove_partial(command.folder)
+    print(build_report(command.folder, results))
     return SUCCESS

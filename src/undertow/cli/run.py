@@ -105,8 +105,8 @@ def run(arguments: list[str]) -> int:
 
     task = task_of(claim.id, settings.scale, dataclasses.asdict(chosen.parameters), settings.seed, one.source)
     out = store.writable_folder(settings.out)
-    with store.folder_lock(out):
-        return run_and_report([task], out, jobs=1, fresh=False)
+    with store.folder_lock(out) as check_folder:
+        return run_and_report([task], out, jobs=1, fresh=False, check_folder=check_folder)
 
 
 def _phase_diagram(arguments: list[str]) -> int:

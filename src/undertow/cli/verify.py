@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -86,27 +87,33 @@ def _verify(command: Verify, workers: "Workers | None" = None) -> int:
         for one in selection.chosen
     ]  # fmt: skip
     out = store.writable_folder(command.out / "planted" if command.plant else command.out)
-    with store.folder_lock(out):
-        status = run_and_report(tasks, out, command.jobs, command.fresh, workers)
+    with store.folder_lock(out) as check_folder:
+        status = run_and_report(tasks, out, command.jobs, command.fresh, check_folder, workers)
     return MISTAKE if selection.problems else status
 
 
 def run_and_report(
-    tasks: "list[Task]", out: Path, jobs: int, fresh: bool, workers: "Workers | None" = None
+    tasks: "list[Task]", out: Path, jobs: int, fresh: bool, check_folder: Callable[[], None],
+    workers: "Workers | None" = None,
 ) -> int:  # fmt: skip
     """Run tasks with live progress, write results.json and report.html, and print the number of expected verdicts.
 
+    `check_folder` raises an error if the folder was removed while the tasks ran.
     `workers` are processes that run already; by default they are started where they are needed.
     """
+    from undertow.execution import store
     from undertow.verification.live import Live
     from undertow.verification.report import build_report
     from undertow.verification.result import ClaimResult, write_results
     from undertow.verification.runner import make_workers, run_claims
 
+    for folder in (out, out / "claims"):
+        store.remove_partial(folder)
     finished: list[ClaimResult] = []
     with Live(len(tasks)) as live:
 
         def report(result: ClaimResult, reused: bool) -> None:
+            check_folder()
             finished.append(result)
             live.result(result, reused)
 

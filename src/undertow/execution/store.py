@@ -1,19 +1,21 @@
 """Atomic storage of results on disk, with provenance and checksums.
 
-A dataset is a zarr folder that plain `xarray.open_zarr` reads. It is written to a temporary folder, flushed, and
-renamed, so that a process killed at any time leaves the old result or none. A small file `.undertow.json` inside holds
-the format version, the provenance, and the size and checksum of every other file, so that damage is detected. Nothing
-is pickled.
+A result is a folder: a dataset is a zarr folder that plain `xarray.open_zarr` reads, and the result of a claim has such
+a folder inside. It is written to a temporary folder, flushed, and exchanged with the earlier result in one rename, so
+that a process killed at any time leaves the old result or the new one. A small file `.undertow.json` inside, the seal,
+holds the format version, the provenance, and the size and checksum of every other file, so that damage is detected.
+Nothing is pickled.
 """
 
+import ctypes
 import errno
 import json
 import os
 import shutil
 import tempfile
 import zlib
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,21 +25,39 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FORMAT",
+    "PARTIAL",
     "JSONObject",
+    "MissingError",
     "NewerFormatError",
     "StoreError",
+    "encoded",
     "folder_lock",
     "load",
     "provenance_of",
+    "read_signed",
+    "readable_errors",
+    "remove_partial",
     "save",
+    "save_folder",
+    "sealed",
+    "signed",
+    "umask",
     "writable_folder",
     "write_bytes",
+    "write_folder",
 ]
 
 FORMAT = 1
 """The format version; it increases whenever an older undertow could misread what a newer one writes."""
 
 SEAL = ".undertow.json"
+CHECKSUM = "checksum"
+UNSIGNED = {"undertow_format", "provenance", "files"}
+"""The names in a seal of earlier versions, which has no checksum of its own."""
+PARTIAL = ".partial"
+"""The ending of temporary files and folders, which a killed process leaves behind."""
+RETIRED = ".retired"
+"""The ending of an earlier result while it is replaced, where folders cannot be exchanged."""
 
 JSONObject = dict[str, Any]
 """A JSON object as Python reads it: plain values of any kind by name."""
@@ -47,28 +67,37 @@ class StoreError(Exception):
     """A file or folder cannot be used; the message is for the user."""
 
 
+class MissingError(StoreError):
+    """There is no stored result."""
+
+
 class NewerFormatError(StoreError):
     """A result that only a newer undertow can read. It must not be replaced."""
 
 
 def save(path: Path | str, dataset: "xarray.Dataset", provenance: JSONObject) -> Path:
     """Write a dataset and its provenance to the zarr folder `path`, and replace an earlier one atomically."""
+    return save_folder(path, encoded(dataset, provenance), provenance)
+
+
+def save_folder(path: Path | str, files: Mapping[str, bytes], provenance: JSONObject) -> Path:
+    """Write a folder of files with one seal over all of them, and replace an earlier one atomically."""
     path = Path(path)
-    for name, variable in dataset.variables.items():
-        if variable.dtype.kind == "O":
-            raise StoreError(f"`save`: variable {name!r} holds Python objects; store numbers, flags or plain text.")
-    content = _encoded(dataset.assign_attrs(undertow_format=FORMAT, provenance=json.dumps(provenance, default=str)))
-    checksums = {name: _checksum(data) for name, data in content.items()}
+    checksums = {name: _checksum(data) for name, data in files.items()}
     seal = {"undertow_format": FORMAT, "provenance": provenance, "files": checksums}
-    content[SEAL] = json.dumps(seal, indent=1, default=str).encode()
-    with _readable_errors(path), _temporary_folder(path) as temporary:
-        for name, data in content.items():
+    write_folder(path, {**files, SEAL: signed(seal)})
+    return path
+
+
+def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
+    """Write a folder of files and replace an earlier one atomically."""
+    with readable_errors(path), _temporary_folder(path) as temporary:
+        for name, data in files.items():
             (temporary / name).parent.mkdir(parents=True, exist_ok=True)
             (temporary / name).write_bytes(data)
-        os.chmod(temporary, 0o777 & ~_umask())
+        os.chmod(temporary, 0o777 & ~umask())
         _flush_tree(temporary)
         _put_in_place(temporary, path)
-    return path
 
 
 def load(path: Path | str) -> "xarray.Dataset":
@@ -88,18 +117,41 @@ def provenance_of(path: Path | str) -> JSONObject:
     return _seal(Path(path))["provenance"]
 
 
+def encoded(dataset: "xarray.Dataset", provenance: JSONObject) -> dict[str, bytes]:
+    """Return the files of the zarr folder of a dataset.
+
+    They are made in memory: threads of zarr must not write to a temporary folder.
+    """
+    import zarr.storage
+
+    for name, variable in dataset.variables.items():
+        if variable.dtype.kind == "O":
+            raise StoreError(f"`save`: variable {name!r} holds Python objects; store numbers, flags or plain text.")
+    dataset = dataset.assign_attrs(undertow_format=FORMAT, provenance=json.dumps(provenance, default=str))
+    files: "dict[str, Buffer]" = {}
+    dataset.to_zarr(zarr.storage.MemoryStore(files), mode="w", zarr_format=2, consolidated=True)
+    return {name: buffer.to_bytes() for name, buffer in sorted(files.items())}
+
+
+def sealed(path: Path | str, *names: str) -> list[bytes]:
+    """Return the content of files of a stored result, after checking the checksum of every file."""
+    path = Path(path)
+    _seal(path)
+    return [(path / name).read_bytes() for name in names]
+
+
 def write_bytes(path: Path | str, content: bytes) -> Path:
     """Write one file atomically: to a temporary file, flushed, then renamed."""
     path = Path(path)
-    with _readable_errors(path):
+    with readable_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        handle, name = tempfile.mkstemp(PARTIAL, f".{path.name}.", path.parent)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(name, 0o666 & ~_umask())
+            os.chmod(name, 0o666 & ~umask())
             os.replace(name, path)
             _flush(path.parent)
         except BaseException:
@@ -111,30 +163,59 @@ def write_bytes(path: Path | str, content: bytes) -> Path:
 def writable_folder(path: Path | str) -> Path:
     """Return the folder, created if necessary, after checking that files can be written to it."""
     path = Path(path)
-    with _readable_errors(path):
+    with readable_errors(path):
         path.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=".probe.", dir=path)
+        handle, name = tempfile.mkstemp(PARTIAL, ".probe.", path)
         os.close(handle)
         os.unlink(name)
     return path
 
 
+def remove_partial(folder: Path) -> None:
+    """Remove the temporary files and folders in a folder that killed processes left; its caller has the lock."""
+    for item in folder.glob(f".*{PARTIAL}"):
+        _remove(item)
+    for item in folder.glob(f".*{RETIRED}"):
+        if item.with_name(item.name[1:].removesuffix(RETIRED)).exists():  # else `_seal` moves it back
+            _remove(item)
+
+
 @contextmanager
-def folder_lock(path: Path | str) -> Generator[None]:
-    """Lock a folder for one process; a second one raises an error at once. The lock ends with its process."""
+def folder_lock(path: Path | str) -> Generator[Callable[[], None]]:
+    """Lock a folder for one process; a second one raises an error at once. The lock ends with its process.
+
+    Yields a function that raises an error if the folder was removed or replaced, and with it the lock.
+    """
     import filelock
 
-    lock = filelock.FileLock(Path(path) / ".lock")
+    file = Path(path) / ".lock"
+    lock = filelock.FileLock(file)
     try:
-        lock.acquire(timeout=0)
+        with readable_errors(Path(path)):
+            lock.acquire(timeout=0)
     except filelock.Timeout:
         raise StoreError(
             f"{path}: another run is writing to this folder; wait for it, or choose another with --out."
         ) from None
+    locked = _identity(file)
+
+    def check() -> None:
+        if _identity(file) != locked:
+            raise StoreError(f"{path}: the folder was removed while this run was writing to it; run it again.")
+
     try:
-        yield
+        yield check
     finally:
         lock.release()
+
+
+def _identity(file: Path) -> tuple[int, int] | None:
+    """Return the device and the number of a file; None if there is no file."""
+    try:
+        status = file.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _seal(path: Path) -> JSONObject:
@@ -143,9 +224,12 @@ def _seal(path: Path) -> JSONObject:
     if not path.exists() and retired.exists():  # killed between the two renames of a replacement
         retired.rename(path)
     if not path.is_dir():
-        raise StoreError(f"{path}: there is no stored result here.")
+        raise MissingError(f"{path}: there is no stored result here.")
     try:
-        seal = json.loads((path / SEAL).read_text())
+        content = (path / SEAL).read_bytes()
+        seal = json.loads(content)
+        if set(seal) != UNSIGNED:
+            seal = read_signed(content)
         written, files = seal["undertow_format"], seal["files"]
     except (OSError, ValueError, KeyError, TypeError):
         raise StoreError(f"{path}: not a result of undertow, or damaged (no readable {SEAL}).") from None
@@ -160,13 +244,18 @@ def _seal(path: Path) -> JSONObject:
     return seal
 
 
-def _encoded(dataset: "xarray.Dataset") -> dict[str, bytes]:
-    """Return the files of a zarr folder, made in memory: threads of zarr must not write to a temporary folder."""
-    import zarr.storage
+def signed(data: JSONObject) -> bytes:
+    """Return a JSON object as text that holds its own checksum."""
+    text = json.dumps(data, default=str)
+    return json.dumps(json.loads(text) | {CHECKSUM: zlib.crc32(text.encode())}, indent=1).encode()
 
-    files: "dict[str, Buffer]" = {}
-    dataset.to_zarr(zarr.storage.MemoryStore(files), mode="w", zarr_format=2, consolidated=True)
-    return {name: buffer.to_bytes() for name, buffer in sorted(files.items())}
+
+def read_signed(content: bytes) -> JSONObject:
+    """Return the JSON object that `signed` wrote; raise a ValueError, KeyError or TypeError if a byte has changed."""
+    data = json.loads(content)
+    if signed({name: value for name, value in data.items() if name != CHECKSUM}) != content:
+        raise ValueError("its checksum is not that of its content")
+    return data
 
 
 def _checksum(content: bytes) -> list[int]:
@@ -177,28 +266,57 @@ def _checksum(content: bytes) -> list[int]:
 def _temporary_folder(path: Path) -> Generator[Path]:
     """Yield a temporary folder next to `path`; it is removed unless it was renamed into place."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    temporary = Path(tempfile.mkdtemp(PARTIAL, f".{path.name}.", path.parent))
     try:
         yield temporary
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove(temporary)
+
+
+def _remove(item: Path) -> None:
+    """Remove a file or a folder; what cannot be removed stays."""
+    if item.is_dir() and not item.is_symlink():
+        shutil.rmtree(item, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            item.unlink()
 
 
 def _retired(path: Path) -> Path:
-    return path.with_name(f".{path.name}.old")
+    return path.with_name(f".{path.name}{RETIRED}")
 
 
 def _put_in_place(temporary: Path, path: Path) -> None:
-    retired = _retired(path)
-    if path.exists():
-        shutil.rmtree(retired, ignore_errors=True)
+    """Exchange a folder with an earlier one in one rename; its caller removes the earlier one.
+
+    Where the system cannot exchange folders, the earlier one moves away first; `_seal` moves it back after a kill.
+    """
+    if not path.exists():
+        temporary.rename(path)
+    elif not _exchange(temporary, path):
+        retired = _retired(path)
+        _remove(retired)
         path.rename(retired)
-    temporary.rename(path)
+        temporary.rename(path)
+        _remove(retired)
     _flush(path.parent)
-    shutil.rmtree(retired, ignore_errors=True)
 
 
-def _umask() -> int:
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two folders in one rename; return False where the system or the file system cannot."""
+    call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # Linux; Python has no function for it
+    if call is None:
+        return False
+    here, exchange = -100, 2  # AT_FDCWD, RENAME_EXCHANGE
+    if call(here, os.fsencode(one), here, os.fsencode(other), exchange) == 0:
+        return True
+    error = ctypes.get_errno()
+    if error in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
+        return False
+    raise OSError(error, os.strerror(error), str(other))
+
+
+def umask() -> int:
     """Return the umask of the process; temporary files are created for their owner alone."""
     try:
         status = dict(
@@ -229,13 +347,17 @@ def _flush(item: Path) -> None:
 
 
 @contextmanager
-def _readable_errors(path: Path) -> Generator[None]:
+def readable_errors(path: Path) -> Generator[None]:
     """Turn errors of the operating system into messages for the user."""
     try:
         yield
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise StoreError(f"{path}: the disk is full; nothing was left half-written. Free some space.") from error
+        if error.errno == errno.ENOENT:
+            raise StoreError(
+                f"{path}: the folder was removed while this run was writing to it; run it again."
+            ) from error
         if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
             raise StoreError(f"{path}: cannot write here ({error.strerror}); choose another folder.") from error
         raise

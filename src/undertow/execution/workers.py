@@ -8,6 +8,7 @@ import atexit
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 import time
 import uuid
@@ -16,12 +17,24 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
+from undertow.execution.provenance import fingerprint
 from undertow.execution.settings import configure
 from undertow.execution.store import StoreError
 
-__all__ = ["Cluster", "InProcess", "Processes", "Workers", "WorkersUnreachableError", "end_with_parent", "processes"]
+__all__ = [
+    "Cluster",
+    "InProcess",
+    "Processes",
+    "WorkerVersionError",
+    "Workers",
+    "WorkersUnreachableError",
+    "end_with_parent",
+    "processes",
+]
 
 
+IDLE_SECONDS = 10
+"""The seconds that idle processes have to end by themselves."""
 MALLOC_SETTINGS = {
     "MALLOC_MMAP_THRESHOLD_": str(2**28),
     "MALLOC_TRIM_THRESHOLD_": str(2**29),
@@ -35,6 +48,10 @@ By default it returns every large array at once, and a quarter of the kernel's t
 
 class WorkersUnreachableError(StoreError):
     """The workers cannot be reached any more. Finished results are stored."""
+
+
+class WorkerVersionError(StoreError):
+    """A worker runs other code than the driver. Finished results are stored."""
 
 
 class Inline(Executor):
@@ -157,7 +174,7 @@ class Processes:
 
     def restart(self) -> None:
         """End all processes at once and start new ones."""
-        self.close()
+        self._end(0)
         self.pool = self.make(self.slots)
 
     def end(self, future: Future) -> bool:
@@ -171,15 +188,33 @@ class Processes:
 
     def close(self) -> None:
         """End all processes, including those that are computing."""
-        if all(future.done() for future in self._submitted):
-            self.pool.shutdown()  # idle processes end by themselves and release their locks
-            return
+        self._end(IDLE_SECONDS if all(future.done() for future in self._submitted) else 0)
+
+    def _end(self, patience: float | int) -> None:
+        """Let the processes end by themselves, which releases their locks; kill those that do not in so many seconds.
+
+        A pool must not wait for its processes itself: it would wait for ever for one that it started while another one
+        died, or for one whose lock on the queue of tasks an idle process had when it was killed.
+        """
         children = list((getattr(self.pool, "_processes", None) or {}).values())
         self.pool.shutdown(wait=False, cancel_futures=True)
+        deadline = time.monotonic() + patience
+        for child in children:
+            child.join(max(0.0, deadline - time.monotonic()))
         for child in children:
             child.kill()
         for child in children:
             child.join()
+
+
+def _with_same_code(code: str, work: Callable, task: object) -> object:
+    """Run a task on a worker of a cluster, which must have the same versions as the driver."""
+    if fingerprint() != code:
+        raise WorkerVersionError(
+            f"the Dask worker on {socket.gethostname()} (process {os.getpid()}) has another version of undertow, or of "
+            "a package that it computes with; install the same versions on all workers and run this again."
+        )
+    return work(task)
 
 
 class Cluster:
@@ -234,7 +269,7 @@ class Cluster:
         """Submit a task to the scheduler."""
         key = f"undertow-{uuid.uuid4().hex}"
         try:
-            future = self.pool.submit(work, task, key=key)
+            future = self.pool.submit(_with_same_code, fingerprint(), work, task, key=key)
         except Exception as error:
             raise self.unreachable_error() from error
         self._keys[future] = key

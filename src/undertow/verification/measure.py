@@ -1,9 +1,5 @@
-"""Run the experiment of one claim and store its data, its figure and its result.
+"""Run the experiment of one claim and store its data, its figure and its result, all at once."""
 
-`result.json` is written last: its presence means that the other files of the claim are complete.
-"""
-
-import json
 import math
 import time
 import traceback
@@ -21,13 +17,13 @@ from undertow.figures import export, style
 from undertow.verification.claim import Claim, ClaimError, Measurement, overall
 from undertow.verification.errata import errata_of, expected
 from undertow.verification.repeat import command, meanings
-from undertow.verification.result import CheckResult, ClaimResult, Task
+from undertow.verification.result import CheckResult, ClaimResult, Task, store_result
 from undertow.verification.tasks import claim_of, title_of
 
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["error_result", "has_accelerator", "run_claim", "store_result"]
+__all__ = ["error_result", "has_accelerator", "run_claim"]
 
 
 def run_claim(out: str, task: Task) -> ClaimResult:
@@ -40,23 +36,16 @@ def run_claim(out: str, task: Task) -> ClaimResult:
     except store.StoreError:
         raise
     except ClaimError as error:
-        return store_result(Path(out), error_result(task, str(error), time.perf_counter() - began))
+        return store_result(Path(out), error_result(task, str(error), time.perf_counter() - began), {})
     except Exception as error:
         message = f"{type(error).__name__}: {error}".splitlines()[0]
         seconds = time.perf_counter() - began
-        return store_result(Path(out), error_result(task, message, seconds, traceback.format_exc()))
+        return store_result(Path(out), error_result(task, message, seconds, traceback.format_exc()), {})
 
 
 def error_result(task: Task, message: str, seconds: float, trace: str = "") -> ClaimResult:
     """Return the result of a claim whose experiment did not end."""
     return replace(_without_checks(task), note=message, traceback=trace, seconds=seconds)
-
-
-def store_result(out: Path, result: ClaimResult) -> ClaimResult:
-    """Write result.json and return the result as it will be read."""
-    text = json.dumps(result.to_json(), indent=1, default=float)
-    store.write_bytes(out / "claims" / result.claim / "result.json", text.encode())
-    return ClaimResult.from_json(json.loads(text))
 
 
 def has_accelerator() -> bool:
@@ -133,13 +122,12 @@ def _measure(claim: Claim, task: Task, out: Path) -> ClaimResult:
     seconds = time.perf_counter() - began
     _validate(claim, measurement)
     verdict, seeds_needed = overall(measurement)
-    folder = out / "claims" / claim.id
     made = provenance(task.parameters, measurement.seeds, seconds)
-    store.save(folder / "data.zarr", _data_of(measurement), made.to_json())
+    data = store.encoded(_data_of(measurement), made.to_json())
     with style.applied():
         figure = claim.draw(measurement, parameters)
-    store.write_bytes(folder / "figure.svg", export.to_svg(figure).encode())
-    store.write_bytes(out / "figures" / f"{claim.id}.pdf", export.to_pdf(figure))
+    files = {f"data.zarr/{name}": content for name, content in data.items()}
+    files |= {"figure.svg": export.to_svg(figure).encode(), "figure.pdf": export.to_pdf(figure)}
     result = replace(
         _without_checks(task),
         verdict=verdict,
@@ -152,7 +140,7 @@ def _measure(claim: Claim, task: Task, out: Path) -> ClaimResult:
         compile_seconds=sum(compiling),
         provenance=made,
     )
-    return store_result(out, result)
+    return store_result(out, result, files)
 
 
 def _without_checks(task: Task) -> ClaimResult:

@@ -18,7 +18,7 @@ from undertow.figures.page import page, templates
 from undertow.verification.graph import draw_graph
 from undertow.verification.notation import formula, prose
 from undertow.verification.presentation import alternative_text, measured_text, prediction_text
-from undertow.verification.result import CheckResult, ClaimResult
+from undertow.verification.result import CheckResult, ClaimResult, claim_folder
 
 __all__ = ["VERDICTS", "build_report"]
 
@@ -128,11 +128,10 @@ def _title(result: ClaimResult) -> str:
 
 
 def _figure(out: Path, result: ClaimResult) -> Figure | None:
-    file = out / "claims" / result.claim / "figure.svg"
     head = result.headline
-    if not file.is_file() or head is None:
+    svg = _svg(claim_folder(out, result.claim))
+    if svg is None or head is None:
         return None
-    svg = file.read_text()
     measured = measured_text(head.criterion, head.measured, head.uncertainty)
     predicted = prediction_text(head.criterion, head.predicted, head.printed)
     description = words_of(svg) or f"{head.what}: measured {measured}, {predicted}."
@@ -140,9 +139,22 @@ def _figure(out: Path, result: ClaimResult) -> Figure | None:
     return Figure(Markup(element), description, scrolls="--least" in element)
 
 
+def _svg(folder: Path) -> str | None:
+    """Return the figure in the folder of a claim; None where there is none, or where the seal is broken."""
+    if not (folder / "figure.svg").is_file():
+        return None
+    if not (folder / store.SEAL).is_file():  # from elsewhere
+        return (folder / "figure.svg").read_text()
+    try:
+        (svg,) = store.sealed(folder, "figure.svg")
+    except store.StoreError:
+        return None
+    return svg.decode()
+
+
 def _pdf(out: Path, claim: str) -> str | None:
     """Return the place of the PDF of the figure, relative to the page; None where there is none."""
-    pdf = Path("figures") / f"{claim}.pdf"
+    pdf = claim_folder(Path(), claim) / "figure.pdf"
     return pdf.as_posix() if (out / pdf).is_file() else None
 
 

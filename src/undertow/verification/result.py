@@ -1,11 +1,13 @@
 """The records of verification: a task, the checks of a claim, and the result of a claim.
 
 A worker returns a `ClaimResult`; `result.json` and `results.json` store it as `to_json` writes it; the report reads it
-with `from_json`.
+with `from_json`. The folder of a claim holds its data, its figure and its `result.json` under one seal, and is replaced
+as a whole: the numbers of a report are those of the figure beside them.
 """
 
 import json
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from undertow.execution import store
@@ -15,7 +17,19 @@ from undertow.verification.claim import Scale
 from undertow.verification.criterion import Check, Criterion, TextCriterion, Verdict, criterion_from_json, judge, power
 from undertow.verification.errata import Erratum, errata_of, expected
 
-__all__ = ["CheckResult", "ClaimResult", "Task", "read_results", "write_results"]
+__all__ = [
+    "CheckResult",
+    "ClaimResult",
+    "Task",
+    "claim_folder",
+    "read_result",
+    "read_results",
+    "store_result",
+    "write_results",
+]
+
+DAMAGE = (ValueError, TypeError, KeyError, AttributeError)
+"""The errors of reading a file that is not JSON, or is JSON of another structure."""
 
 
 @dataclass(frozen=True)
@@ -174,18 +188,57 @@ HEADLINE = ("what", "measured", "predicted", "uncertainty", "printed", "criterio
 _OWN_FIELDS = tuple(f.name for f in fields(ClaimResult) if f.name not in _NESTED)
 
 
+def claim_folder(out: Path, claim: str) -> Path:
+    """Return the folder of a claim in the output folder of `undertow verify`."""
+    return Path(out) / "claims" / claim
+
+
+def store_result(out: Path, result: ClaimResult, files: Mapping[str, bytes]) -> ClaimResult:
+    """Replace the folder of a claim by its files and result.json, and return the result as it will be read."""
+    text = json.dumps(result.to_json(), indent=1, default=float)
+    made = {} if result.provenance is None else result.provenance.to_json()
+    store.save_folder(claim_folder(out, result.claim), {**files, "result.json": text.encode()}, made)
+    return ClaimResult.from_json(json.loads(text))
+
+
+def read_result(out: Path, claim: str) -> ClaimResult:
+    """Return the stored result of a claim, after checking the seal over its data, figure and numbers."""
+    folder = claim_folder(out, claim)
+    (content,) = store.sealed(folder, "result.json")
+    try:
+        return ClaimResult.from_json(json.loads(content))
+    except DAMAGE as error:
+        raise store.StoreError(f"{folder}: damaged, result.json is not a result ({error}).") from None
+
+
 def write_results(out: Path, results: list[ClaimResult]) -> Path:
     """Write results.json: the list of all results, for other programs."""
     content = json.dumps([result.to_json() for result in results], indent=1)
     return store.write_bytes(out / "results.json", f"{content}\n".encode())
 
 
-def read_results(out: Path) -> list[ClaimResult]:
-    """Return the results of a folder that `undertow verify` wrote."""
+def read_results(out: Path, warn: Callable[[str], object] = lambda message: None) -> list[ClaimResult]:
+    """Return the results of a folder that `undertow verify` wrote.
+
+    The folders of the claims take precedence over results.json, which a verification that was killed did not write.
+    """
     path = Path(out) / "results.json"
     if not path.is_file():
         raise store.StoreError(f"{out}: no results.json here; `undertow verify --out {out}` makes one.")
     try:
-        return [ClaimResult.from_json(result) for result in json.loads(path.read_text())]
-    except (ValueError, TypeError, KeyError, AttributeError):
+        listed = [ClaimResult.from_json(result) for result in json.loads(path.read_text())]
+    except DAMAGE:
         raise store.StoreError(f"{path}: damaged, it is not a list of results; run `undertow verify` again.") from None
+    return [_stored_or_listed(out, result, warn) for result in listed]
+
+
+def _stored_or_listed(out: Path, listed: ClaimResult, warn: Callable[[str], object]) -> ClaimResult:
+    try:
+        return replace(read_result(out, listed.claim), expected=listed.expected)
+    except store.NewerFormatError:
+        raise
+    except store.MissingError:
+        return listed
+    except store.StoreError as error:
+        warn(f"the result of {listed.claim} has no figure in the report: {error}")
+        return listed

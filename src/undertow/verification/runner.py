@@ -1,11 +1,11 @@
 """Run claims in this process or in others, and reuse finished results.
 
-Each claim has a folder under the output folder with its data, its figure and its `result.json`. A result with the
-fingerprint (code, versions, parameters) of its task is not computed again, so that an interrupted verification
-continues where it stopped. A claim that raises an error, or whose process dies, is a result too; the others still run.
+Each claim has a folder under the output folder with its data, its figure and its `result.json`, under one seal. A
+result with the fingerprint (code, versions, parameters) of its task is not computed again, so that an interrupted
+verification continues where it stopped. A claim that raises an error, or whose process dies, is a result too; the
+others still run.
 """
 
-import json
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -17,8 +17,8 @@ from undertow.execution.pool import WorkerDiedError, run_tasks
 from undertow.execution.settings import configure
 from undertow.execution.workers import InProcess, Processes, Workers
 from undertow.verification.errata import errata_of, expected
-from undertow.verification.measure import error_result, has_accelerator, run_claim, store_result
-from undertow.verification.result import ClaimResult, Task
+from undertow.verification.measure import error_result, has_accelerator, run_claim
+from undertow.verification.result import ClaimResult, Task, read_result, store_result
 from undertow.verification.tasks import claim_of, task_of
 
 __all__ = ["make_workers", "run_claims", "task_of"]
@@ -82,7 +82,7 @@ def _computed(
             pool, partial(work, str(out)), tasks, choose=_next, started=lambda task: started(task.claim)
         ):
             if isinstance(outcome.error, WorkerDiedError):
-                yield store_result(out, error_result(outcome.task, str(outcome.error), 0.0))
+                yield store_result(out, error_result(outcome.task, str(outcome.error), 0.0), {})
             elif outcome.error is not None:
                 raise outcome.error
             else:
@@ -110,20 +110,16 @@ def _finished(out: Path, task: Task, warn: Callable[[str], object]) -> ClaimResu
 
     The errata lists are not part of the fingerprint, so the expected verdict is looked up again.
     """
-    folder = out / "claims" / task.claim
-    if not (folder / "result.json").is_file():
-        return None
     try:
-        result = ClaimResult.from_json(json.loads((folder / "result.json").read_text()))
-        if result.verdict == "error":
-            return None
-        store.provenance_of(folder / "data.zarr")
+        result = read_result(out, task.claim)
     except store.NewerFormatError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, store.StoreError) as error:
+    except store.MissingError:
+        return None
+    except store.StoreError as error:
         warn(f"the result of {task.claim} is damaged and runs again ({error})")
         return None
-    if result.task.fingerprint != task.fingerprint or not (folder / "figure.svg").is_file():
+    if result.verdict == "error" or result.task.fingerprint != task.fingerprint:
         return None
     expectation = expected(task.claim, task.source, planted=task.planted)
     return replace(result, expected=expectation, errata=errata_of(task.claim, task.source))

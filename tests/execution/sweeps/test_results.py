@@ -18,6 +18,7 @@ from undertow.execution.sweeps.records import Plan
 from undertow.execution.sweeps.results import (
     DONE,
     FAILED,
+    FORMAT,
     TO_DO,
     Output,
     Results,
@@ -31,7 +32,7 @@ from undertow.execution.sweeps.spec import as_spec
 
 SPEC = as_spec("own.py:f", {"a": [0.5, 1.5, 2.5], "pair": {"zip": {"b": [1, 2], "wört": ["x", "ß"]}}}, seeds=3)
 TILING = Tiling(SPEC.shape, (2, 1, 2))
-PLAN = Plan(TILING.tile, True, {}, {}, "cpu")
+PLAN = Plan(TILING.tile, True, {}, {"claim": "größe"}, "cpu")
 OUTPUTS = {"x": Output((), "<f8", ()), "v": Output((2,), "<f8", ("v_0",))}
 
 
@@ -46,12 +47,12 @@ def folder(tmp_path):
     """The folder of a sweep with its specification, its plan and an empty dataset."""
     write_spec(tmp_path, SPEC, "digest")
     write_plan(tmp_path, PLAN)
-    Results.created(tmp_path, SPEC, TILING, OUTPUTS, {"claim": "größe"})
+    Results.created(tmp_path, SPEC, PLAN, OUTPUTS)
     return tmp_path
 
 
 def results_of(folder: Path) -> Results:
-    results = Results.opened(folder, TILING)
+    results = Results.opened(folder, SPEC)
     assert results is not None
     return results
 
@@ -152,9 +153,9 @@ def test_temporary_files_of_a_killed_driver_are_removed(folder):
     results = results_of(folder)
     results.write((0, 0, 0), *values_of((0, 0, 0)))
     before = set(folder.rglob("*"))
-    for stray in ("x/.0.0.0.abc", "v/.1.0.0.0.abc", "done/.1.0.0.abc"):
-        (folder / "results.zarr" / stray).write_bytes(b"half")
-    results.tidy()
+    for stray in ("x/.0.0.0.abc", "v/.1.0.0.0.abc", "done/.1.0.0.abc", ".zattrs.abc"):
+        (folder / "results.zarr" / f"{stray}.partial").write_bytes(b"half")
+    results.repair()
     assert set(folder.rglob("*")) == before
 
 
@@ -173,7 +174,7 @@ def test_a_write_that_fails_leaves_no_temporary_file(folder, monkeypatch):
 
 
 def test_an_output_without_numbers_can_be_stored(tmp_path):
-    results = Results.created(tmp_path, SPEC, TILING, {"none": Output((0,), "<f8", ("none_0",))}, {})
+    results = Results.created(tmp_path, SPEC, PLAN, {"none": Output((0,), "<f8", ("none_0",))})
     flags = np.full(4, DONE, np.int8)
     results.write((0, 0, 0), {"none": np.zeros((4, 0))}, flags)
     assert results.open().none.shape == (*SPEC.shape, 0)
@@ -205,7 +206,7 @@ def damage(path, content):
 DAMAGED = ["", "[]", "3", '"text"', "{}", '{"undertow_format": "x"}', b"\xff"]
 
 
-@pytest.mark.parametrize("content", [*DAMAGED, '{"undertow_format": 0, "axes": [{"name": "a", "values": [1]}]}', None])
+@pytest.mark.parametrize("content", [*DAMAGED, '{"undertow_format": 2, "axes": [{"name": "a", "values": [1]}]}', None])
 def test_a_damaged_specification_is_reported(folder, content):
     damage(folder / "sweep.json", content)
     with pytest.raises(store.StoreError, match=r"there is no sweep here \(no readable sweep.json\)"):
@@ -214,33 +215,73 @@ def test_a_damaged_specification_is_reported(folder, content):
 
 def test_a_sweep_of_a_newer_version_is_reported(folder):
     stored = json.loads((folder / "sweep.json").read_text())
-    (folder / "sweep.json").write_text(json.dumps(stored | {"undertow_format": store.FORMAT + 1}))
+    (folder / "sweep.json").write_text(json.dumps(stored | {"undertow_format": FORMAT + 1}))
     with pytest.raises(store.NewerFormatError, match="written by a newer undertow"):
         read_folder(folder)
 
 
+def test_a_sweep_of_an_older_version_is_reported(folder):
+    stored = json.loads((folder / "sweep.json").read_text())
+    (folder / "sweep.json").write_text(json.dumps(stored | {"undertow_format": FORMAT - 1}))
+    with pytest.raises(store.StoreError, match="written by an older undertow, without checksums"):
+        read_folder(folder)
+
+
 @pytest.mark.parametrize("content", [*DAMAGED, '{"tile": [0]}', None])
-def test_a_damaged_plan_is_reported(folder, content):
+def test_a_damaged_plan_is_read_from_the_dataset(folder, content):
     damage(folder / "plan.json", content)
-    with pytest.raises(store.StoreError, match=r"plan.json: damaged, it cannot be read; delete .* and run again"):
-        read_plan(folder)
+    assert read_plan(folder) is None
+    _, results = read_folder(folder)
+    assert results is not None
+    assert results.plan == PLAN
+    write_plan(folder, results.plan)
+    assert read_plan(folder) == PLAN
 
 
-@pytest.mark.parametrize(
-    ("file", "content"),
-    [
-        *((".zattrs", content) for content in DAMAGED),
-        *((".zattrs", json.dumps({"outputs": text})) for text in ("[]", '{"x": []}', '{"x": 3}', "{", '"x"')),
-        *(("done/.zarray", content) for content in DAMAGED),
-        ("done/.zarray", '{"shape": [3, 2, 4], "chunks": [2, 1, 2]}'),
-        ("done/.zarray", '{"shape": [3, 2, 3], "chunks": [1, 1, 2]}'),
-    ],
-)
-def test_a_damaged_dataset_is_reported(folder, file, content):
-    path = folder / "results.zarr" / file
-    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+def test_every_flipped_byte_of_the_dataset_is_found_and_repaired(folder):
+    """Every file, every byte: found by `inspect`, and after `repair` the dataset misses one block or nothing."""
+    results = results_of(folder)
+    for block in TILING.blocks():
+        results.write(block, *values_of(block))
+    files = sorted(path for path in (folder / "results.zarr").rglob("*") if path.is_file())
+    before = {path: path.read_bytes() for path in files}
+    for path, content in before.items():
+        chunk = path.parent.name in ("x", "v", "done") and path.name[0] != "."
+        for index in range(0, len(content), 1 if chunk else 41):
+            flipped = bytearray(content)
+            flipped[index] ^= 1 << index % 8
+            path.write_bytes(flipped)
+            flags, damaged = results.inspect()
+            assert damaged == [str(path.relative_to(results.path))]
+            assert (flags == TO_DO).any() == chunk
+        results_of(folder).repair()
+        assert results.inspect()[1] == []
+        if chunk:
+            block = tuple(map(int, path.name.split(".")[:3]))
+            assert (results.flags()[TILING.region(block)] == TO_DO).all()
+            results.write(block, *values_of(block))
+        assert path.read_bytes() == content
+    assert {path: path.read_bytes() for path in files} == before
+    assert sorted(path for path in (folder / "results.zarr").rglob("*") if path.is_file()) == files
+
+
+def test_other_readers_check_the_chunks(folder):
+    results = results_of(folder)
+    results.write((0, 0, 0), *values_of((0, 0, 0)))
+    chunk = folder / "results.zarr" / "x" / "0.0.0"
+    chunk.write_bytes(chunk.read_bytes()[:-1] + b"!")
+    with pytest.raises(RuntimeError, match="checksum"):
+        results.open().x.load()
+
+
+@pytest.mark.parametrize("second", ["plan.json", "results.zarr/.zattrs"])
+def test_a_dataset_damaged_twice_is_reported(folder, second):
+    (folder / "results.zarr" / store.SEAL).write_bytes(b"{}")
+    assert results_of(folder).inspect()[1] == [store.SEAL]
+    content = (folder / second).read_text()
+    (folder / second).write_text(content.replace("2", "3"))
     with pytest.raises(store.StoreError, match=r"results.zarr: damaged, it cannot be read; delete .* and run again"):
-        Results.opened(folder, TILING)
+        results_of(folder).repair()
 
 
 def test_the_folder_depends_on_what_determines_the_results_alone():

@@ -24,7 +24,7 @@ from undertow.execution.sweeps.results import DONE, FAILED, Output, Results, rea
 from undertow.execution.sweeps.spec import SpecError, check_outputs
 from undertow.execution.sweeps.units import in_bytes
 from undertow.execution.sweeps.worker import error_message
-from undertow.execution.workers import Workers
+from undertow.execution.workers import Workers, WorkerVersionError
 
 __all__ = ["State", "run"]
 
@@ -78,42 +78,44 @@ def run(
 ) -> State:
     """Run the blocks that are not finished and return the final state; results and errors are in the folder."""
     folder = store.writable_folder(job.folder)
-    with locked(folder):
-        plan = read_plan(folder)
-        results = None if plan is None else Results.opened(folder, Tiling(job.spec.shape, plan.tile))
-        if not (folder / "sweep.json").is_file():
-            write_spec(folder, job.spec, job.digest)
-        if plan is not None and results is not None:
-            results.tidy()
+    with locked(folder) as check_folder:
+        store.remove_partial(folder)
+        results = Results.opened(folder, write_spec(folder, job.spec, job.digest))
+        if results is not None:
+            results.repair()
+            write_plan(folder, results.plan)
             state, todo = _unfinished(job, results)
             if not todo:
                 report(state, results)
                 return state
         workers = make_workers()
         try:
-            plan = plan or make_plan(job, workers, report_plan)
-            if not (folder / "plan.json").is_file():
-                write_plan(folder, plan)
-            driver = _Driver(job, plan, results, workers, report)
+            plan = results.plan if results is not None else read_plan(folder) or make_plan(job, workers, report_plan)
+            check_folder()
+            write_plan(folder, plan)
+            driver = _Driver(job, plan, results, workers, report, check_folder)
             return driver.run()
         finally:
             workers.close()
 
 
 @contextmanager
-def locked(folder: Path, patience: float | int = 1) -> Generator[None]:
-    """Lock a folder, retrying for `patience` seconds: `status` locks it for an instant, a driver while it runs."""
+def locked(folder: Path, patience: float | int = 1) -> Generator[Callable[[], None]]:
+    """Lock a folder, retrying for `patience` seconds: `status` locks it for an instant, a driver while it runs.
+
+    Yields the function of `store.folder_lock`, which raises an error if the folder was removed.
+    """
     with ExitStack() as lock:
         deadline = time.monotonic() + patience
         while True:
             try:
-                lock.enter_context(store.folder_lock(folder))
+                check_folder = lock.enter_context(store.folder_lock(folder))
                 break
             except store.StoreError:
                 if time.monotonic() >= deadline:
                     raise
                 time.sleep(0.02)
-        yield
+        yield check_folder
 
 
 def _unfinished(job: Job, results: Results) -> tuple[State, list[Block]]:
@@ -131,9 +133,10 @@ class _Driver:
 
     def __init__(
         self, job: Job, plan: Plan, results: Results | None, workers: Workers,
-        report: Callable[[State, Results | None], object],
+        report: Callable[[State, Results | None], object], check_folder: Callable[[], None],
     ):  # fmt: skip
         self.job, self.plan, self.results, self.workers, self.report = job, plan, results, workers, report
+        self.check_folder = check_folder
         self.tiling = Tiling(job.spec.shape, plan.tile)
         if results is None:
             self.state, todo = State(job.spec.runs, blocks=self.tiling.count), self.tiling.blocks()
@@ -159,7 +162,8 @@ class _Driver:
         return self.state.slots
 
     def _store(self, outcome: Outcome[Block, BlockResult]) -> None:
-        if isinstance(outcome.error, SpecError):
+        self.check_folder()
+        if isinstance(outcome.error, SpecError | WorkerVersionError):
             raise outcome.error
         if isinstance(outcome.error, WorkerDiedError | TimeLimitError):
             self._fail(outcome.task, str(outcome.error))
@@ -237,7 +241,7 @@ class _Driver:
             raise store.StoreError(
                 f"{self.job.folder}: the results need {in_bytes(needed)}, the disk has {in_bytes(free)} free."
             )
-        self.results = Results.created(self.job.folder, self.job.spec, self.tiling, outputs, self.plan.attributes)
+        self.results = Results.created(self.job.folder, self.job.spec, self.plan, outputs)
         for block in self.unwritten:
             self.results.fail(block)
 

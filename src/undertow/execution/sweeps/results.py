@@ -3,13 +3,18 @@
 The arrays have their final shape from the start and one chunk per block. The chunks of a block are written to
 temporary files, flushed and renamed, and the chunk of the flags `done` last: a flag means that its data are complete.
 Plain `xarray.open_zarr` reads the dataset at any time.
+
+Every chunk starts with its checksum (the filter `crc32` of zarr, which every reader of the dataset checks). The other
+files of the dataset never change; a file `.undertow.json` holds their checksums, the plan and the outputs, from which
+they can be written again. `plan.json` and `sweep.json` hold checksums of themselves.
 """
 
 import json
 import math
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+import zlib
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["DONE", "FAILED", "Output", "Results", "folder_of", "read_folder"]
 
+FORMAT = 2
+"""The format version of sweeps; chunks have checksums since 2."""
 TO_DO, DONE, FAILED = 0, 1, 2
 SPEC, PLAN, DATA = "sweep.json", "plan.json", "results.zarr"
 DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError)
@@ -50,6 +57,8 @@ class Output:
 
 
 FLAGS = Output((), "|i1", ())
+CHECKSUM_FILTER = {"id": "crc32"}
+CHECKSUM_BYTES = 4
 
 
 def folder_of(spec: Spec, digest: str, out: Path) -> Path:
@@ -64,82 +73,101 @@ def folder_of(spec: Spec, digest: str, out: Path) -> Path:
 
 def read_folder(folder: Path) -> tuple[Spec, "Results | None"]:
     """Return the specification and, if a block has finished, the results of a sweep's folder."""
+    spec = read_spec(folder)
+    return spec, Results.opened(folder, spec)
+
+
+def read_spec(folder: Path) -> Spec:
+    """Return the stored specification of a sweep."""
     try:
-        stored = json.loads((folder / SPEC).read_text())
-        newer = stored["undertow_format"] > store.FORMAT
-        spec = None if newer else Spec.from_json(stored)
+        content = (folder / SPEC).read_bytes()
+        written = json.loads(content)["undertow_format"]
+        newer, older = written > FORMAT, written < FORMAT
+        spec = None if newer or older else Spec.from_json(store.read_signed(content))
     except DAMAGE:
         raise store.StoreError(f"{folder}: there is no sweep here (no readable {SPEC}).") from None
-    if spec is None:
+    if spec is None and newer:
         raise store.NewerFormatError(f"{folder}: written by a newer undertow; upgrade undertow.")
-    plan = read_plan(folder)
-    return spec, None if plan is None else Results.opened(folder, Tiling(spec.shape, plan.tile))
+    if spec is None:
+        raise store.StoreError(
+            f"{folder}: written by an older undertow, without checksums; xarray.open_zarr reads its {DATA}."
+        )
+    return spec
 
 
-def write_spec(folder: Path, spec: Spec, digest: str) -> None:
-    """Write sweep.json, the first file of a sweep."""
-    content = spec.to_json() | {"digest": digest, "undertow_format": store.FORMAT}
-    store.write_bytes(folder / SPEC, json.dumps(content, indent=1).encode())
+def write_spec(folder: Path, spec: Spec, digest: str) -> Spec:
+    """Write sweep.json, the first file of a sweep, unless it is there; return the specification in it."""
+    try:
+        return read_spec(folder)
+    except store.StoreError:  # or of another format: damaged too, since the name of the folder has a hash of the code
+        content = spec.to_json() | {"digest": digest, "undertow_format": FORMAT}
+        store.write_bytes(folder / SPEC, store.signed(content))
+        return spec
 
 
 def read_plan(folder: Path) -> Plan | None:
-    """Return the stored plan of a sweep; None if it has not started."""
-    path = folder / PLAN
-    if not path.exists() and not (folder / DATA).exists():
-        return None
+    """Return the stored plan of a sweep; None if it has none, or a damaged one."""
     try:
-        return Plan.from_json(json.loads(path.read_text()))
+        return Plan.from_json(store.read_signed((folder / PLAN).read_bytes()))
     except DAMAGE:
-        raise store.StoreError(f"{path}: damaged, it cannot be read; delete {folder} and run again.") from None
+        return None
 
 
 def write_plan(folder: Path, plan: Plan) -> None:
-    """Write plan.json, before the first block runs."""
-    store.write_bytes(folder / PLAN, json.dumps(plan.to_json(), indent=1).encode())
+    """Write plan.json, before the first block runs, unless it is there."""
+    if read_plan(folder) != plan:
+        store.write_bytes(folder / PLAN, store.signed(plan.to_json()))
 
 
 class Results:
     """The dataset of a sweep, written block by block by one driver."""
 
-    def __init__(self, path: Path, tiling: Tiling, outputs: dict[str, Output]):
-        self.path, self.tiling, self.outputs = path, tiling, outputs
-        self._mode = 0o666 & ~store._umask()
+    def __init__(self, path: Path, spec: Spec, plan: Plan, outputs: dict[str, Output]):
+        self.path, self.spec, self.plan, self.outputs = path, spec, plan, outputs
+        self.tiling = Tiling(spec.shape, plan.tile)
+        self._mode = 0o666 & ~store.umask()
         self._flushers = ThreadPoolExecutor(8)
 
     @staticmethod
-    def opened(folder: Path, tiling: Tiling) -> "Results | None":
-        """Return the dataset of a folder; None where no block has finished yet."""
+    def opened(folder: Path, spec: Spec) -> "Results | None":
+        """Return the dataset of a folder; None where no block has finished yet.
+
+        If its seal is damaged, the plan is read from plan.json, and the outputs from the attributes of the dataset.
+        """
         path = folder / DATA
         if not path.exists():
             return None
         try:
-            described = json.loads((path / ".zattrs").read_text())["outputs"]
-            outputs = {n: Output(tuple(o[0]), o[1], tuple(o[2])) for n, o in json.loads(described).items()}
-            shape = json.loads((path / "done" / ".zarray").read_text())
-            whole = tuple(shape["shape"]) == tiling.shape and tuple(shape["chunks"]) == tiling.tile
+            seal = store.read_signed((path / store.SEAL).read_bytes())
         except DAMAGE:
-            whole = False
-        if not whole:
-            raise store.StoreError(f"{path}: damaged, it cannot be read; delete {folder} and run again.")
-        return Results(path, tiling, outputs)
+            seal = {}
+        try:
+            plan = Plan.from_json(seal["plan"]) if seal else read_plan(folder)
+            described = seal["outputs"] if seal else json.loads((path / ".zattrs").read_text())["outputs"]
+            outputs = {n: Output(tuple(o[0]), o[1], tuple(o[2])) for n, o in json.loads(described).items()}
+            whole = plan is not None and len(plan.tile) == len(spec.shape)
+        except DAMAGE:
+            plan, outputs, whole = None, {}, False
+        if plan is None or not whole:
+            raise _damaged(path)
+        return Results(path, spec, plan, outputs)
 
     @staticmethod
-    def created(
-        folder: Path, spec: Spec, tiling: Tiling, outputs: dict[str, Output], attributes: store.JSONObject
-    ) -> "Results":
+    def created(folder: Path, spec: Spec, plan: Plan, outputs: dict[str, Output]) -> "Results":
         """Create an empty dataset; its metadata never change again."""
-        path = folder / DATA
-        described = json.dumps({name: [o.shape, o.dtype, o.dimensions] for name, o in outputs.items()})
-        facts = {"undertow_format": store.FORMAT, "experiment": spec.experiment, "outputs": described,
-                 "parameters": json.dumps(spec.parameters), **attributes}  # fmt: skip
-        with store._readable_errors(path), store._temporary_folder(path) as temporary:
-            for name, content in _empty(spec, tiling, outputs, facts).items():
-                (temporary / name).parent.mkdir(parents=True, exist_ok=True)
-                (temporary / name).write_bytes(content)
-            temporary.chmod(0o777 & ~store._umask())
-            store._flush_tree(temporary)
-            store._put_in_place(temporary, path)
-        return Results(path, tiling, outputs)
+        results = Results(folder / DATA, spec, plan, outputs)
+        store.write_folder(results.path, results._metadata())
+        return results
+
+    def _metadata(self) -> dict[str, bytes]:
+        """Return the files of the dataset without data, and the seal over them."""
+        described = json.dumps({name: [o.shape, o.dtype, o.dimensions] for name, o in self.outputs.items()})
+        facts = {"undertow_format": FORMAT, "experiment": self.spec.experiment, "outputs": described,
+                 "parameters": json.dumps(self.spec.parameters), **self.plan.attributes}  # fmt: skip
+        files = _empty(self.spec, self.tiling, self.outputs, facts)
+        checksums = {name: [len(content), zlib.crc32(content)] for name, content in files.items()}
+        seal = {"undertow_format": FORMAT, "plan": self.plan.to_json(), "outputs": described, "files": checksums}
+        return {**files, store.SEAL: store.signed(seal)}
 
     def write(self, block: tuple[int, ...], values: Mapping[str, np.ndarray], flags: np.ndarray) -> None:
         """Write one block: `values` and `flags` have a leading axis over its runs."""
@@ -150,27 +178,27 @@ class Results:
 
     def fail(self, block: tuple[int, ...]) -> np.ndarray:
         """Mark a block as failed: its finished runs stay, all others become NaN; return its flags."""
-        flags = self._flags_of(block, lambda name, place: _size(self.path / name / place))
+        flags, _ = self._inspect(block)
         kept = np.zeros(self.tiling.tile, bool)
         kept[tuple(slice(0, n) for n in flags.shape)] = flags == DONE
         values = {}
-        if kept.any():
-            for name, output in self.outputs.items():
-                path = self.path / name / _place(block, output)
-                chunk = np.fromfile(path, output.dtype).reshape((*self.tiling.tile, *output.shape))
+        for name, output in self.outputs.items():
+            path = self.path / name / _place(block, output)
+            if kept.any():
+                chunk = np.frombuffer(self._content(name, block) or b"", output.dtype)
+                chunk = chunk.reshape((*self.tiling.tile, *output.shape)).copy()
                 chunk[~kept] = np.nan
-                values[path] = chunk.tobytes()
-        else:  # a missing chunk reads as NaN
-            with store._readable_errors(self.path):
-                for name, output in self.outputs.items():
-                    (self.path / name / _place(block, output)).unlink(missing_ok=True)
+                values[path] = _checked(chunk)
+            else:  # a missing chunk reads as NaN
+                with store.readable_errors(self.path):
+                    path.unlink(missing_ok=True)
         flags[flags != DONE] = FAILED
         self._put_block(values, dict([self._chunk("done", block, flags, TO_DO, FLAGS)]))
         return flags
 
     def _put_block(self, values: dict[Path, bytes], flags: dict[Path, bytes]) -> None:
         """Write the values, then the flags: a flag is on the disk only after its values."""
-        with store._readable_errors(self.path):
+        with store.readable_errors(self.path):
             if values:
                 self._put(values)
             self._put(flags)
@@ -180,7 +208,7 @@ class Results:
         temporary: dict[Path, str] = {}
         try:
             for path, content in files.items():
-                handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+                handle, name = tempfile.mkstemp(store.PARTIAL, f".{path.name}.", path.parent)
                 temporary[path] = name
                 with os.fdopen(handle, "wb") as file:
                     file.write(content)
@@ -201,41 +229,79 @@ class Results:
         inside = tuple(slice(0, part.stop - part.start) for part in region)
         chunk = np.full((*self.tiling.tile, *output.shape), empty, output.dtype)
         chunk[inside] = runs.reshape((*(part.stop for part in inside), *output.shape))
-        return self.path / name / _place(block, output), chunk.tobytes()
+        return self.path / name / _place(block, output), _checked(chunk)
 
-    def tidy(self) -> None:
-        """Remove temporary files that a killed driver left."""
-        for name in (*self.outputs, "done"):
-            for stray in (self.path / name).glob(".[0-9]*"):
-                stray.unlink(missing_ok=True)
+    def repair(self) -> None:
+        """Remove temporary files of killed drivers and damaged chunks, and write damaged metadata again."""
+        for folder in (self.path, *(item for item in self.path.iterdir() if item.is_dir())):
+            store.remove_partial(folder)
+        damaged = self._damaged_metadata()
+        metadata = self._metadata() if damaged else {}
+        if any(_read(self.path / name) != metadata[name] for name in set(metadata) - set(damaged)):
+            raise _damaged(self.path)  # what is written again must fit what is not damaged
+        for name in damaged:
+            store.write_bytes(self.path / name, metadata[name])
+        with store.readable_errors(self.path):
+            for block in self._stored_blocks():
+                _, damaged = self._inspect(block)
+                for name in ("done", *damaged) if damaged else ():  # the flags first
+                    (self.path / name / _place(block, self._output(name))).unlink(missing_ok=True)
 
     def flags(self) -> np.ndarray:
-        """Return TO_DO, DONE or FAILED for every run. A block with missing or truncated files is TO_DO."""
-        flags = np.zeros(self.tiling.shape, np.int8)
-        sizes = {name: self._sizes(name) for name in (*self.outputs, "done")}
-        for place, size in sizes["done"].items():
-            if size != self.tiling.width:
-                continue
-            block = tuple(int(part) for part in place.split("."))
-            flags[self.tiling.region(block)] = self._flags_of(block, lambda name, place: sizes[name].get(place))
-        return flags
+        """Return TO_DO, DONE or FAILED for every run. A block with missing or damaged files is TO_DO."""
+        return self.inspect()[0]
 
-    def _flags_of(self, block: tuple[int, ...], size: Callable[[str, str], int | None]) -> np.ndarray:
-        """Return the flags of one block, given the sizes of its files by array and chunk."""
+    def inspect(self) -> tuple[np.ndarray, list[str]]:
+        """Check every byte of the dataset; return the flags of all runs, and the damaged files."""
+        flags, damaged = np.zeros(self.tiling.shape, np.int8), self._damaged_metadata()
+        for block in self._stored_blocks():
+            flags[self.tiling.region(block)], names = self._inspect(block)
+            damaged += [f"{name}/{_place(block, self._output(name))}" for name in names]
+        return flags, damaged
+
+    def _inspect(self, block: tuple[int, ...]) -> tuple[np.ndarray, list[str]]:
+        """Return the flags of one block, and the arrays whose chunks are damaged or missing."""
         inside = tuple(slice(0, part.stop - part.start) for part in self.tiling.region(block))
-        place = _place(block, FLAGS)
-        if size("done", place) != self.tiling.width:
-            return np.zeros([part.stop for part in inside], np.int8)
-        flags = np.fromfile(self.path / "done" / place, np.int8).reshape(self.tiling.tile)[inside]
-        whole = all(
-            size(name, _place(block, output)) == self.tiling.width * output.bytes
-            for name, output in self.outputs.items()
-        )
-        return flags if whole or not (flags == DONE).any() else np.zeros_like(flags)
+        content = self._content("done", block)
+        flags = np.frombuffer(content or bytes(self.tiling.width), np.int8).reshape(self.tiling.tile)[inside].copy()
+        needed = bool((flags == DONE).any())
+        damaged = [
+            name
+            for name in (*self.outputs, "done")
+            if self._content(name, block) is None
+            and (needed or (self.path / name / _place(block, self._output(name))).exists())
+        ]
+        return (np.zeros_like(flags) if damaged else flags), damaged
 
-    def _sizes(self, name: str) -> dict[str, int]:
-        with os.scandir(self.path / name) as entries:
-            return {entry.name: entry.stat().st_size for entry in entries if entry.name[0] != "."}
+    def _content(self, name: str, block: tuple[int, ...]) -> bytes | None:
+        """Return the bytes of the numbers of a chunk; None if it is missing or damaged."""
+        output = self._output(name)
+        content = _read(self.path / name / _place(block, output))
+        if content is None or len(content) != CHECKSUM_BYTES + self.tiling.width * output.bytes:
+            return None
+        checksum, numbers = content[:CHECKSUM_BYTES], content[CHECKSUM_BYTES:]
+        return numbers if int.from_bytes(checksum, "little") == zlib.crc32(numbers) else None
+
+    def _output(self, name: str) -> Output:
+        return FLAGS if name == "done" else self.outputs[name]
+
+    def _damaged_metadata(self) -> list[str]:
+        """Return the files other than chunks that are not as they were written."""
+        try:
+            seal = store.read_signed((self.path / store.SEAL).read_bytes())
+        except DAMAGE:
+            return [store.SEAL]
+        contents = {name: _read(self.path / name) or b"" for name in seal["files"]}
+        return [n for n, wanted in seal["files"].items() if [len(contents[n]), zlib.crc32(contents[n])] != wanted]
+
+    def _stored_blocks(self) -> list[tuple[int, ...]]:
+        """Return the blocks with a chunk of any array."""
+        rank, blocks = len(self.tiling.shape), set()
+        for name in (*self.outputs, "done"):
+            chunks = [item.name.split(".") for item in (self.path / name).glob("[0-9]*")]
+            blocks |= {tuple(map(int, parts[:rank])) for parts in chunks if all(part.isdecimal() for part in parts)}
+        inside = lambda block: len(block) == rank and all(b < n for b, n in zip(block, self.tiling.grid, strict=True))
+        return sorted(filter(inside, blocks))
 
     def open(self) -> "xarray.Dataset":
         """Open the dataset as it is now."""
@@ -244,16 +310,26 @@ class Results:
         return xarray.open_zarr(self.path)
 
 
+def _damaged(path: Path) -> store.StoreError:
+    return store.StoreError(f"{path}: damaged, it cannot be read; delete {path.parent} and run again.")
+
+
 def _place(block: tuple[int, ...], output: Output) -> str:
     """Return the name of the chunk of a block in the array of an output."""
     return ".".join(str(index) for index in (*block, *(0 for _ in output.shape)))
 
 
-def _size(path: Path) -> int | None:
-    """Return the size of a file in bytes; None if there is no file."""
+def _checked(chunk: np.ndarray) -> bytes:
+    """Return a chunk as zarr's filter `crc32` encodes it: the checksum of its bytes, then the bytes."""
+    numbers = chunk.tobytes()
+    return zlib.crc32(numbers).to_bytes(CHECKSUM_BYTES, "little") + numbers
+
+
+def _read(path: Path) -> bytes | None:
+    """Return the content of a file; None if there is none."""
     try:
-        return path.stat().st_size
-    except FileNotFoundError:
+        return path.read_bytes()
+    except OSError:
         return None
 
 
@@ -267,11 +343,13 @@ def _flush_written(name: str) -> None:
 
 
 def _empty(spec: Spec, tiling: Tiling, outputs: dict[str, Output], facts: Mapping[str, object]) -> dict[str, bytes]:
-    """Return the files of a dataset without data. Chunks are uncompressed: the bytes of their numbers."""
+    """Return the files of a dataset without data. A chunk is a checksum and the bytes of its numbers, uncompressed."""
+    import numcodecs
     import xarray
     import zarr
     import zarr.storage
 
+    checksum = numcodecs.get_codec(CHECKSUM_FILTER)
     coordinates: dict[str, tuple[str, np.ndarray]] = {"seed": ("seed", np.arange(spec.seeds))}
     for axis in spec.axes:
         if list(axis.values) != [axis.name]:
@@ -286,13 +364,13 @@ def _empty(spec: Spec, tiling: Tiling, outputs: dict[str, Output], facts: Mappin
     for name, output in outputs.items():
         group.create_array(
             name, shape=(*tiling.shape, *output.shape), chunks=(*tiling.tile, *(max(1, n) for n in output.shape)),
-            dtype=output.dtype, fill_value=np.nan, compressors=None,
+            dtype=output.dtype, fill_value=np.nan, compressors=None, filters=[checksum],
             attributes={"_ARRAY_DIMENSIONS": [*dimensions, *output.dimensions]},
         )  # fmt: skip
     meaning = {"flag_values": [TO_DO, DONE, FAILED], "flag_meanings": "to_do done failed"}
     group.create_array(
         "done", shape=tiling.shape, chunks=tiling.tile, dtype="i1", fill_value=None, compressors=None,
-        attributes={"_ARRAY_DIMENSIONS": dimensions, **meaning},
+        filters=[checksum], attributes={"_ARRAY_DIMENSIONS": dimensions, **meaning},
     )  # fmt: skip
     zarr.consolidate_metadata(memory, zarr_format=2)
     return {name: buffer.to_bytes() for name, buffer in sorted(files.items())}

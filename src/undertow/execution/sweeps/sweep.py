@@ -19,7 +19,7 @@ from undertow.execution.sweeps.draw import Drawer
 from undertow.execution.sweeps.live import Live
 from undertow.execution.sweeps.plan import Job, make_plan, task_of
 from undertow.execution.sweeps.records import BlockResult
-from undertow.execution.sweeps.results import DONE, FAILED, Results, folder_of, read_folder
+from undertow.execution.sweeps.results import DATA, DONE, FAILED, Results, folder_of, read_folder
 from undertow.execution.sweeps.spec import Spec, SpecError, as_spec
 from undertow.execution.sweeps.units import in_bytes, in_words
 from undertow.execution.workers import Cluster, InProcess, Processes, Workers
@@ -195,11 +195,14 @@ def status(folder: Path) -> list[str]:
             raise store.StoreError(f"{folder}: there is no sweep here.")
         return [line for path in inside for line in _status_or_damage(path)]
     spec, results = read_folder(folder)
-    flags = None if results is None else results.flags()
+    flags, damaged = (None, []) if results is None else results.inspect()
     done = 0 if flags is None else int((flags == DONE).sum())
     failed = 0 if flags is None else int((flags == FAILED).sum())
     share = f"{done:,} of {spec.runs:,} runs done" + (f", {failed:,} failed" if failed else "")
     lines = [f"{folder}: {spec.experiment}: {share}; {_activity(folder, done == spec.runs)}"]
+    if damaged:
+        names = ", ".join(damaged[:3]) + (", ..." if len(damaged) > 3 else "")
+        lines.append(f"  {len(damaged)} damaged in {DATA}: {names}; the same command repairs what is damaged.")
     try:
         failures = json.loads((folder / "failures.json").read_text())["failures"]
     except (OSError, ValueError, KeyError):
