@@ -49,7 +49,9 @@ def shown(data: xarray.Dataset) -> str:
 def claim(name: str) -> Claim[Size]:
     scales = {scale: Size() for scale in ("smoke", "default", "full")}
     run = lambda parameters, key: measure(name, parameters, key)
-    return Claim(name, "zero_loss", "nowhere", "A mean is 1.", "m = 1", scales, run, draw, module=__name__)
+    return Claim(
+        "A mean is 1.", run, name, "zero_loss", "nowhere", "m = 1", scales, draw, controls=True, module=__name__
+    )
 
 
 CLAIMS = {name: claim(name) for name in ("tiny-one", "tiny-two", "tiny-three")}
