@@ -175,7 +175,9 @@ def solve_metric_average(
 
 
 @eqx.filter_jit
-def correction_sizes(motion: AveragedMotion, point: Float[Array, " D"], v: PyTree, time: float | Array) -> tuple[Array, Array]:
+def correction_sizes(
+    motion: AveragedMotion, point: Float[Array, " D"], v: PyTree, time: float | Array
+) -> tuple[Array, Array]:
     """Return the sizes of the corrections at the end of the flow; see `AveragedMotion.sizes`."""
     logarithm = None if v is None else jnp.log(trees.ravel(v))
     return motion.sizes((point, logarithm), jnp.asarray(time, point.dtype))
