@@ -43,7 +43,7 @@ class Slider:
     def parse(self, text: str) -> Value:
         """Return the value that a text of the address names; a script may write 1 for 1.0."""
         for value in self.values:
-            if text in (str(value), f"{value:g}" if isinstance(value, float) else ""):
+            if text == str(value) or (isinstance(value, float) and text == f"{value:g}"):
                 return value
         known = ", ".join(map(str, self.values))
         raise SettingError(f"{self.name}={text}: the slider has the values {known}.")

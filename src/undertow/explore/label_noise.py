@@ -66,8 +66,9 @@ def _log_products(params: PyTree) -> Float[Array, " d"]:
 @functools.cache
 def _flow_path():
     model = _model()
-    at = lambda t, strength: weights(model.settle(model.decayed(model.start(1.0), t, strength)))
-    return jax.jit(jax.vmap(at, (0, None)))
+    # noise of strength 1 for the time t is noise of strength delta for the time t/delta^2
+    at = lambda t: weights(model.settle(model.decayed(model.start(1.0), t, 1.0)))
+    return jax.jit(jax.vmap(at))
 
 
 def compute(settings: Settings) -> LabelNoiseResult:
@@ -84,7 +85,7 @@ def compute(settings: Settings) -> LabelNoiseResult:
         observe=_observables(), progress=False,
     )  # fmt: skip
     strength = float(settings["noise"]) / batch**0.5
-    flow = np.asarray(_flow_path()(jnp.asarray(run.slow_time), strength))
+    flow = np.asarray(_flow_path()(jnp.asarray(strength**2 * run.slow_time)))
     finite = {name: values[~run.diverged] for name, values in run.observed.items()}
     theory = strength**2 * np.asarray(model.rates()) * run.slow_time[-1]
     ratios = ((finite["uv"][:, 0] - finite["uv"][:, -1]) / theory).mean(axis=1) if strength else np.zeros(0)
@@ -103,7 +104,7 @@ def draw(result: LabelNoiseResult) -> Picture:
     distances = Panel(
         "Distance to the sparse vector",
         Axis("slow time, steps · η²"),
-        Axis("|w − w*|", low=0),
+        Axis("|w − w*|", low=0.0),
         (
             *runs_and_mean("SGD", time, result.sgd),
             Series("line", "limiting flow (theory)", "red", time, result.flow),
@@ -112,7 +113,7 @@ def draw(result: LabelNoiseResult) -> Picture:
     )
     vectors = Panel(
         "The vector at the end",
-        Axis("coordinate j", low=0, high=DIMENSION + 1),
+        Axis("coordinate j", low=0.0, high=DIMENSION + 1.0),
         Axis("wⱼ = uⱼ² − vⱼ²"),
         (
             Series("dashed", "gradient descent", "green", numbers, result.ends["descent"]),

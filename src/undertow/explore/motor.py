@@ -48,7 +48,7 @@ def _drift(phases: int):
     """Return the function that gives the tangential drift at a few angles, for a step size."""
     limit, angles = Limit(_motor(phases)), 2 * jnp.pi / phases * jnp.arange(ANGLES) / ANGLES
 
-    def at(angle: Array, eta: Array) -> Float[Array, ""]:
+    def at(angle: Array, eta: float) -> Float[Array, ""]:
         point = jnp.zeros(phases + 2).at[0].set(jnp.cos(angle)).at[1].set(jnp.sin(angle))
         drift = limit.drift(point, finite_step=eta)
         return drift[1] * jnp.cos(angle) - drift[0] * jnp.sin(angle)
@@ -142,8 +142,8 @@ print(f"angular speed: theory {theory:.3g} (small steps: {k / 8:g}), SGD {simula
 MOTOR = Instrument(
     name="motor",
     title="A motor driven by noise",
-    summary="The minimisers are a circle. Noise in k auxiliary dimensions, as strong as its point on the circle "
-    "says, rotates the point at the speed k/8 in slow time. No potential can cause such a motion. Larger steps turn faster.",
+    summary="The minimisers are a circle. Noise in k auxiliary dimensions, whose strength depends on the point, "
+    "rotates the point at the speed k/8 in slow time. No potential can cause such a motion. Larger steps turn faster.",
     theory="theory/zero-loss",
     sliders=(
         Slider("step_size", "step size η", (0.05, 0.07, 0.1, 0.14, 0.2, 0.3), 0.1, (0.05, 0.1, 0.2, 0.3)),

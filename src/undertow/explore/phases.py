@@ -21,7 +21,7 @@ from undertow.sensing.matrix_sensing import MatrixSensing
 __all__ = ["PHASES", "PhasesResult", "compute", "draw"]
 
 DIMENSION, MEASUREMENTS, SAVES, MAP_SEEDS = 4, 1_000_000, 50, 4
-STEP_SIZES = (0.01, 0.014, 0.02, 0.028, 0.04, 0.056, 0.08, 0.1)
+STEP_SIZES = (0.01, 0.014, 0.02, 0.028, 0.04, 0.056, 0.08, 0.09)
 SPREADS = (0.5, 1.5, 2.5, 3.5, 4.5, 5.5, 6.5, 7.5, 8.5)
 
 
@@ -101,8 +101,8 @@ def draw(result: PhasesResult) -> Picture:
     sizes, spreads = np.array(STEP_SIZES), np.array(SPREADS)
     diagram = Panel(
         "Share of runs that filter it out; click to choose",
-        Axis("step size η", log=True, low=0.0085, high=0.118),
-        Axis("heterogeneity M of the law 1 ± M", low=0, high=9),
+        Axis("step size η", log=True, low=0.0085, high=0.1),
+        Axis("heterogeneity M of the law 1 ± M", low=0.0, high=9.0),
         (
             Series("cells", "HeteroSGD, share", "blue", sizes, result.share, rows=spreads),
             Series("line", "predicted: α exp(Tλ) = 1", "red", result.curve_sizes, np.clip(result.boundary, 0, 9)),
@@ -114,7 +114,7 @@ def draw(result: PhasesResult) -> Picture:
     runs = Panel(
         "Runs at the chosen point",
         Axis("step"),
-        Axis("size of the signal", log=True, low=1e-9, high=30),
+        Axis("size of the signal", log=True, low=1e-9, high=30.0),
         (
             *runs_and_mean("true signal", result.step, result.true),
             Series("line", "recursion (theory)", "red", result.step, result.true_theory),

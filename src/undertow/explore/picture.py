@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from jaxtyping import ArrayLike
 
 from undertow.estimate import standard_error
 
@@ -105,23 +104,22 @@ class Picture:
         }
 
 
-def runs_and_mean(label: str, x: ArrayLike, runs: np.ndarray, colour: Colour = "blue") -> tuple[Series, Series]:
+def runs_and_mean(label: str, x: np.ndarray, runs: np.ndarray, colour: Colour = "blue") -> tuple[Series, Series]:
     """Return the cloud of runs (runs, times), and their mean with intervals of two standard errors.
 
     >>> import numpy as np
     >>> from undertow.explore.picture import runs_and_mean
-    >>> cloud, mean = runs_and_mean("SGD", [0.0, 1.0], np.array([[1.0, 2.0], [1.0, 4.0]]))
+    >>> cloud, mean = runs_and_mean("SGD", np.array([0.0, 1.0]), np.array([[1.0, 2.0], [1.0, 4.0]]))
     >>> print(mean.label, mean.y, mean.error)
     SGD, mean of 2 runs [1. 3.] [0. 2.]
     """
-    x = np.asarray(x)
     cloud = Series("cloud", f"{label}, single runs", colour, x, runs[:MOST_RUNS])
     error = 2 * np.asarray(standard_error(runs)) if len(runs) > 1 else np.zeros(len(x))
     of = f"mean of {len(runs)} runs" if len(runs) > 1 else "one run"
     return cloud, Series("dots", f"{label}, {of}", colour, x, runs.mean(axis=0), error)
 
 
-def _number(value: float | None) -> float | None:
+def _number(value: float | None) -> float | int | None:
     """Return a number with few digits; JSON has neither NaN nor infinity."""
     if value is None or not math.isfinite(value):
         return None
