@@ -5,6 +5,8 @@ import threading
 import time
 from pathlib import Path
 
+from PIL import Image
+
 from tests.chromium import Tab
 from undertow.execution.settings import configure
 from undertow.explore.instruments import instruments
@@ -14,6 +16,8 @@ __all__ = ["FOLDER"]
 
 FOLDER = Path(__file__).parent / "images"
 SIZE = 1100, 720
+COLOURS = 64
+"""Colours of a screenshot, which keep its file below 100 kB."""
 
 
 def main(names: list[str]) -> None:
@@ -29,7 +33,9 @@ def main(names: list[str]) -> None:
             while not tab.run("document.querySelector('.explorer').dataset.drawn || ''"):
                 time.sleep(0.1)
             time.sleep(0.5)  # the size of the panels follows that of the screen
-            tab.picture(FOLDER / f"explorer-{name}.png")
+            file = FOLDER / f"explorer-{name}.png"
+            tab.picture(file)
+            Image.open(file).quantize(COLOURS).save(file, optimize=True)
             print(f"docs/images/explorer-{name}.png", flush=True)
         server.shutdown()
     tab.close()

@@ -100,9 +100,9 @@ def draw(result: PhasesResult) -> Picture:
     """Draw the map with the chosen point, and the signals of the runs there."""
     sizes, spreads = np.array(STEP_SIZES), np.array(SPREADS)
     diagram = Panel(
-        "Share of runs that filter it out; click to choose",
+        "Share that filters it out; click to choose",
         Axis("step size η", log=True, low=0.0085, high=0.1),
-        Axis("heterogeneity M of the law 1 ± M", low=0.0, high=9.0),
+        Axis("heterogeneity M", low=0.0, high=9.0),
         (
             Series("cells", "HeteroSGD, share", "blue", sizes, result.share, rows=spreads),
             Series("line", "predicted: α exp(Tλ) = 1", "red", result.curve_sizes, np.clip(result.boundary, 0, 9)),
