@@ -1,6 +1,7 @@
 """What holds for every instrument, called by the test of each."""
 
 import json
+import time
 import warnings
 
 import numpy as np
@@ -13,7 +14,7 @@ from undertow.explore.picture import Picture
 
 def check_other_values_compile_nothing(instrument: Instrument) -> None:
     """Numbers are traced. Another number of runs compiles two programs at most, which join and cut arrays."""
-    instrument.picture(instrument.defaults())
+    check_speed(instrument)
     for slider in instrument.sliders:
         if slider.programs:
             continue
@@ -22,6 +23,20 @@ def check_other_values_compile_nothing(instrument: Instrument) -> None:
             with compilations() as compiled:
                 instrument.picture(instrument.defaults() | {slider.name: value})
             assert len(compiled) <= (2 if slider.name == "seeds" else 0), (slider.name, value, compiled)
+
+
+def check_speed(instrument: Instrument) -> None:
+    """At default sizes another step size takes half a second of one core at most."""
+    instrument.picture(instrument.defaults())
+    (slider,) = (slider for slider in instrument.sliders if slider.name == "step_size")
+    index = slider.values.index(slider.default)
+    seconds = []
+    for value in (slider.values[index - 1], slider.values[index + 1]):
+        began = time.process_time()
+        instrument.picture(instrument.defaults() | {"step_size": value})
+        seconds.append(time.process_time() - began)
+    print(f"{instrument.name}: {min(seconds):.2f} s")
+    assert min(seconds) < 0.5, seconds
 
 
 def check_code(instrument: Instrument, settings: Settings, row: int) -> None:

@@ -132,18 +132,6 @@ def test_every_instrument_by_mouse_and_keyboard_wide_narrow_and_dark(browser, ad
     assert errors(tab) == []
 
 
-def test_an_update_takes_less_than_half_a_second(browser, address):
-    """The time of the browser and the server together, for values that were not computed before."""
-    show(browser, f"{address}?instrument=motor&slow_time=8")
-    browser.run("document.querySelector('[name=step_size]').focus()")
-    seconds = []
-    for value in (0.14, 0.2, 0.3):
-        press(browser, "ArrowRight")
-        wait(browser, f"JSON.parse(document.querySelector('.explorer').dataset.drawn).step_size === {value}")
-        seconds.append(float(browser.run("document.querySelector('.explorer').dataset.seconds")))
-    assert min(seconds) < 0.5  # the least: other programs use the processor too
-
-
 def test_a_click_in_the_diagram_chooses_a_point(browser, address):
     show(browser, f"{address}?instrument=phase-diagram")
     x, y = browser.run("""(() => { const b = document.querySelector('svg.pick .area').getBoundingClientRect();
@@ -221,7 +209,8 @@ def test_the_command_serves_the_page_and_a_killed_server_is_a_sentence(browser, 
 def test_pages_without_a_server(browser, tmp_path, name):
     """The script draws the stored pictures from a disk, and its sliders choose among them."""
     scripts = (FOLDER / f"{name}.js", PAGE / "explorer.js")
-    head = f"<!doctype html><meta charset=utf-8><link rel=stylesheet href='{(PAGE / 'explorer.css').as_uri()}'>"
+    view = "<meta name=viewport content='width=device-width'>"
+    head = f"<!doctype html><meta charset=utf-8>{view}<link rel=stylesheet href='{(PAGE / 'explorer.css').as_uri()}'>"
     files = "".join(f"<script src='{file.as_uri()}'></script>" for file in scripts)
     page = tmp_path / "page.html"
     page.write_text(f"{head}<div class=explorer data-instrument={name}></div>{files}")

@@ -123,7 +123,7 @@
   // panels
 
   const drawPanel = (panel, width, pick) => {
-    const height = panel.equal ? width : Math.round(width * 0.68);
+    const height = panel.equal ? width - 20 : Math.round(width * 0.68);
     const box = { left: 62, right: width - 10, top: 8, bottom: height - 46 };
     if (panel.equal) box.left = box.right - (box.bottom - box.top);
     const ranges = { x: rangeOf(panel, "x"), y: rangeOf(panel, "y") };
