@@ -34,7 +34,14 @@ def test_the_example_follows_its_prediction():
     assert near(picture, 1, share=0.05)
 
 
-@pytest.mark.parametrize(("name", "sliders"), [("bowl", {"batch_size"}), ("shaken", set()), ("both", set())])
+@pytest.mark.parametrize(
+    ("name", "sliders"),
+    [
+        ("bowl", {"batch_size"}),
+        pytest.param("shaken", set(), marks=pytest.mark.slow),
+        pytest.param("both", set(), marks=pytest.mark.slow),
+    ],
+)
 def test_sliders_are_those_that_the_object_needs(file, name, sliders):
     instrument = own_problem(f"{file}:{name}")
     names = {slider.name for slider in instrument.sliders}
