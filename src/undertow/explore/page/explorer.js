@@ -265,7 +265,8 @@
     }
 
     draw() {
-      const width = Math.round(Math.min(560, Math.max(300, this.panels.clientWidth > 700 ? this.panels.clientWidth / 2 - 12 : this.panels.clientWidth)));
+      const column = parseFloat(getComputedStyle(this.panels).gridTemplateColumns);
+      const width = Math.round(Math.min(560, Math.max(280, column || this.panels.clientWidth)));
       this.panels.replaceChildren(...this.picture.panels.map((panel) => drawPanel(panel, width, panel.pick && ((x, y) => this.pick(panel, x, y)))));
       this.numbers.replaceChildren(drawRows(this.picture.rows));
     }
