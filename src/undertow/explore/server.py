@@ -64,9 +64,13 @@ class Explorer:
         if instrument is None:
             return _json(HTTPStatus.BAD_REQUEST, {"error": f"The instruments are {', '.join(self.instruments)}."})
         try:
-            body = self.picture(instrument, instrument.parse(query))
-        except (SettingError, ValueError, TypeError) as error:
+            settings = instrument.parse(query)
+        except SettingError as error:
             return _json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
+        try:
+            body = self.picture(instrument, settings)
+        except (ValueError, TypeError) as error:  # such as runs that all diverge: an answer, and no error of the page
+            return _json(HTTPStatus.OK, {"error": str(error)})
         return Answer(HTTPStatus.OK, "application/json", body)
 
     def picture(self, instrument: Instrument, settings: Mapping[str, int | float | str]) -> bytes:

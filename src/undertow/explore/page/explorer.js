@@ -300,7 +300,7 @@
     let answer;
     try { answer = await fetch(address); } catch { throw new Error(GONE); }
     const value = await answer.json();
-    if (!answer.ok) throw new Error(value.error);
+    if (!answer.ok || value.error) throw new Error(value.error);
     return value;
   };
 
