@@ -8,9 +8,12 @@ export PYTHONDONTWRITEBYTECODE :=
 TORCH := src/undertow/torch src/undertow/analysis/torch.py src/undertow/analysis/census.py \
 	src/undertow/analysis/equilibrate.py tests/torch tests/analysis/test_torch.py tests/analysis/test_census.py \
 	tests/analysis/test_equilibrate.py
+# with the optimisation of `undertow explore`, because the time of an update is tested, and in one process, because the
+# programs are compiled once
+EXPLORE := tests/explore tests/cli/test_explore.py
 QUICK := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
-.PHONY: help setup verify check lint types test test-torch test-torch-all test-integrations test-report test-all browser faults mutants bench docs gallery clean
+.PHONY: help setup verify check lint types test test-torch test-torch-all test-integrations test-report test-explore explore test-all browser faults mutants bench docs gallery clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -38,6 +41,9 @@ setup: .venv/.done ## create a virtual environment in .venv with undertow and it
 	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
 	@touch $@
 
+explore: setup ## open the explorer in the browser: instruments with sliders, theory beside simulation
+	$(BIN)/undertow explore
+
 verify: setup ## run every claim at the smallest scale and write undertow-report/report.html
 	$(BIN)/undertow verify --scale smoke --out undertow-report
 
@@ -51,7 +57,8 @@ types: setup
 	$(BIN)/ty check
 
 test: check ## lint, types, fast tests and examples in docstrings (compiled with fewer optimisations, which halves the time)
-	$(QUICK) $(BIN)/python -m pytest -q -n $(WORKERS) $(TORCH:%=--ignore=%) -m 'not slow and not browser and not docs'
+	$(QUICK) $(BIN)/python -m pytest -q -n $(WORKERS) $(TORCH:%=--ignore=%) $(EXPLORE:%=--ignore=%) \
+	  -m 'not slow and not browser and not docs'
 
 test-torch: .venv/.done-torch ## test the PyTorch bridge on models of transformers and PEFT with random weights
 	OMP_NUM_THREADS=1 $(QUICK) $(BIN)/python -m pytest -q -n $(WORKERS) -m 'not slow' $(TORCH)
@@ -65,12 +72,15 @@ test-integrations: .venv/.done-integrations ## test the callbacks with Trainer, 
 test-report: setup browser ## test report.html in Chromium: mouse, keyboard, phone, dark scheme, print
 	$(BIN)/python -m pytest -q -m browser tests/verification
 
+test-explore: setup browser ## test the explorer: its instruments, its server, and its pages in Chromium
+	$(subst level=0,level=1,$(QUICK)) $(BIN)/python -m pytest -q -m 'not slow' $(EXPLORE)
+
 browser:
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  apt-get update -q && DEBIAN_FRONTEND=noninteractive apt-get install -q -y --no-install-recommends chromium; \
 	else \
-	  echo "make test-report needs Chromium: install it (Debian: apt-get install chromium) and run this again." >&2; exit 1; \
+	  echo "this command needs Chromium: install it (Debian: apt-get install chromium) and run this again." >&2; exit 1; \
 	fi
 
 test-all: check ## test with the slow tests and default compilation

@@ -7,6 +7,7 @@ import jinja2
 from markupsafe import Markup
 
 from docs import full, gallery
+from docs.explorer import explorer_pages
 from docs.performance import performance
 from docs.reference import command_line, reference_pages
 from docs.setting import equation, words
@@ -42,7 +43,7 @@ def all_pages() -> dict[str, str]:
     pages |= {"contributing.md": contributing(), "code-of-conduct.md": code_of_conduct()}
     if importlib.util.find_spec("undertow.verification.coverage") is not None:
         pages["coverage.md"] = coverage()
-    return pages | reference_pages() | {"api/command-line.md": command_line()}
+    return pages | explorer_pages() | reference_pages() | {"api/command-line.md": command_line()}
 
 
 def link(claim: str) -> str:

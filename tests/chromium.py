@@ -96,12 +96,12 @@ class Tab:
             raise RuntimeError(details.get("exception", {}).get("description", details["text"]))
         return answer["result"].get("value")
 
-    def open(self, path: Path, *, script: bool = True) -> None:
-        """Load a file as a new page, on a wide screen with the light scheme."""
+    def open(self, page: Path | str, *, script: bool = True) -> None:
+        """Load a file or an address as a new page, on a wide screen with the light scheme."""
         self.media()
         self.screen(1200, 900)
         self.send("Emulation.setScriptExecutionDisabled", value=not script)
-        for url in ("about:blank", path.resolve().as_uri()):
+        for url in ("about:blank", page if isinstance(page, str) else page.resolve().as_uri()):
             self.events.clear()
             self.send("Page.navigate", url=url)
             while not any(event["method"] == "Page.loadEventFired" for event in self.events):

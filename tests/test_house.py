@@ -60,7 +60,8 @@ MAY_IMPORT = {
     "analysis": NOISE | {"dynamics", "manifold", "symmetry", "torch", "execution", "figures"},
     "verification": {"_device", "estimate", "execution", "figures"},
     "papers": MATHEMATICS | {"execution", "verification", "figures"},
-    "cli": {"execution", "verification", "analysis"},
+    "explore": MATHEMATICS | {"analysis", "execution", "papers"},
+    "cli": {"execution", "verification", "analysis", "explore"},
     "__main__": {"cli"},
 }
 # the version number, which is defined at the top
@@ -230,6 +231,7 @@ START_UP = {
     "cli/census.py": "`undertow --help`",
     "cli/equilibrate.py": "`undertow --help`",
     "cli/errata.py": "`undertow --help`",
+    "cli/explore.py": "`undertow --help`",
     "cli/listing.py": "`undertow --help`",
     "cli/report.py": "`undertow --help`",
     "cli/run.py": "`undertow --help`",
@@ -300,7 +302,8 @@ def test_help_imports_nothing_heavy():
 def test_templates_and_styles_are_part_of_the_package():
     """Hatch packs every file under src/undertow; a template that is not beside its module would be missing."""
     for name in ("verification/templates/report.html", "analysis/templates/analysis.html",
-                 "torch/monitor/templates/noise.html",
+                 "torch/monitor/templates/noise.html", "explore/page/explorer.html", "explore/page/explorer.js",
+                 "explore/page/explorer.css",
                  "figures/templates/page.html", "figures/page.css", "figures/page.js"):  # fmt: skip
         assert (SOURCE / name).is_file(), name
 

@@ -9,6 +9,7 @@ import pytest
 import undertow as ut
 from tests.mistakes import assert_explained
 from undertow.dynamics import average as module
+from undertow.execution.compiling import compilations
 
 
 def scale(p, x):
@@ -37,6 +38,27 @@ def test_the_flow_is_the_mean_of_sgd(x64):
     losses = np.asarray(jax.vmap(noise.problem.loss)(run.params))
     predicted = flow.observed["mean_loss"][-1]
     assert abs(losses.mean() - predicted) < 4 * losses.std() / np.sqrt(512) + 0.05 * predicted
+
+
+def test_params_named_v_are_not_taken_for_the_state_of_adam(x64):
+    """SGD with decay or momentum has a velocity with the names of params."""
+    task, arrays = ut.Regression(lambda p, x: p["u"] * p["v"] * x, jnp.ones(1), jnp.ones(1)), jnp.array([2.0, 0.1])
+    named, sgd = {"u": arrays[0], "v": arrays[1]}, ut.SGD(weight_decay=0.01, momentum=0.5)
+    flow = ut.average(ut.LabelNoise(task, 1.0), named, step_size=0.02, time=5.0, optimiser=sgd)
+    same = ut.average(ut.LabelNoise(product(), 1.0), arrays, step_size=0.02, time=5.0, optimiser=sgd)
+    np.testing.assert_allclose([flow.params["u"], flow.params["v"]], same.params, rtol=1e-10)
+    run = ut.diffuse(ut.LabelNoise(task, 1.0), named, step_size=0.02, time=0.2, optimiser=sgd, key=0)
+    assert set(run.params) == {"u", "v"}
+
+
+def test_another_length_compiles_nothing_new_for_adam(x64):
+    solve = lambda eta, time: ut.average(
+        ut.LabelNoise(product(), 1.0), jnp.array([2.0, 0.6]), step_size=eta, time=time, optimiser=ut.Adam()
+    )
+    solve(0.002, 1.0)
+    with compilations() as compiled:
+        solve(0.003, 2.0)
+    assert compiled == []
 
 
 def test_the_flow_tends_to_the_limit_for_small_steps(x64):

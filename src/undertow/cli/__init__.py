@@ -12,6 +12,7 @@ from undertow.cli.analyze import Analyze, analyze
 from undertow.cli.census import Census, take_census
 from undertow.cli.equilibrate import Equilibrate, equilibrate
 from undertow.cli.errata import Errata, show_errata
+from undertow.cli.explore import Explore, explore
 from undertow.cli.listing import List, list_claims
 from undertow.cli.report import Report, report
 from undertow.cli.run import Run, run
@@ -29,17 +30,18 @@ Command = (
     | Annotated[Analyze, tyro.conf.subcommand("analyze")]
     | Annotated[Census, tyro.conf.subcommand("census")]
     | Annotated[Equilibrate, tyro.conf.subcommand("equilibrate")]
+    | Annotated[Explore, tyro.conf.subcommand("explore")]
     | Annotated[Errata, tyro.conf.subcommand("errata")]
     | Annotated[Report, tyro.conf.subcommand("report")]
 )
 
 ACTIONS: dict[type, Callable[..., int]] = {
     Verify: verify, List: list_claims, Sweep: sweep, Analyze: analyze, Census: take_census, Equilibrate: equilibrate,
-    Errata: show_errata, Report: report,
+    Explore: explore, Errata: show_errata, Report: report,
 }  # fmt: skip
 COMMANDS: dict[str, type] = {
     "verify": Verify, "list": List, "run": Run, "sweep": Sweep, "analyze": Analyze, "census": Census,
-    "equilibrate": Equilibrate, "errata": Errata, "report": Report,
+    "equilibrate": Equilibrate, "explore": Explore, "errata": Errata, "report": Report,
 }  # fmt: skip
 """The commands by name, in the order of `undertow --help`."""
 RESUMED = ("verify", "run", "sweep")

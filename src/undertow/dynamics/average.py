@@ -195,11 +195,12 @@ def _average_metric(
     run = _trajectory(noise, params, path, times, eta, closure, None)
     if run.diverged or run.regime is None:
         return run
-    least = float(least_relaxed(motion, params, v, float(times[-1])))
+    end = jnp.asarray(times[-1], floats)  # an array: a number would be compiled into the program
+    least = float(least_relaxed(motion, params, v, end))
     parameters = run.regime.parameters + optimiser.regime(eta, least).parameters
     if closure != "small_step":
         last = None if v is None else jax.tree.map(lambda x: x[-1], path.observed["v"])
-        finite, gain = (float(x) for x in correction_sizes(motion, path.points[-1], last, float(times[-1])))
+        finite, gain = (float(x) for x in correction_sizes(motion, path.points[-1], last, end))
         parameters += (
             SmallParameter(
                 "finite step / drift", finite, None, "change of the drift by noise at a finite step, at the end"

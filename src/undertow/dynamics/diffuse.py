@@ -72,7 +72,8 @@ class EulerStep(AbstractEulerStep):
 
     def init(self, params: PyTree) -> PyTree:
         known = jax.eval_shape(self.optimiser.init, params)
-        slow = isinstance(known, dict) and "v" in known
+        # the velocity of SGD with momentum has the names of params, of which one may be "v"
+        slow = not isinstance(self.optimiser, SGD) and isinstance(known, dict) and "v" in known
         return {"v": second_moment(self.noise, params)} if slow else None
 
 

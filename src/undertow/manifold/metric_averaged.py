@@ -175,7 +175,9 @@ def solve_metric_average(
 
 
 @eqx.filter_jit
-def correction_sizes(motion: AveragedMotion, point: Float[Array, " D"], v: PyTree, time: float) -> tuple[Array, Array]:
+def correction_sizes(
+    motion: AveragedMotion, point: Float[Array, " D"], v: PyTree, time: float | Array
+) -> tuple[Array, Array]:
     """Return the sizes of the corrections at the end of the flow; see `AveragedMotion.sizes`."""
     logarithm = None if v is None else jnp.log(trees.ravel(v))
     return motion.sizes((point, logarithm), jnp.asarray(time, point.dtype))
@@ -183,7 +185,7 @@ def correction_sizes(motion: AveragedMotion, point: Float[Array, " D"], v: PyTre
 
 @eqx.filter_jit
 def least_relaxed(
-    motion: AveragedMotion, params: PyTree, v: Float[Array, " D"] | None, time: float
+    motion: AveragedMotion, params: PyTree, v: Float[Array, " D"] | None, time: float | Array
 ) -> Float[Array, ""]:
     """Return the least curvature of S^(1/2) H S^(1/2) at the start that relaxes within `time`; inf without one."""
     start = jax.flatten_util.ravel_pytree(params)[0]

@@ -92,7 +92,8 @@ def start_value(
 
     None for an optimiser whose metric is constant. Values with which the metric would be infinite raise an error.
     """
-    known = jax.eval_shape(optimiser.init, params)
+    # the velocity of SGD with momentum has the names of params, of which one may be "v"
+    known = None if isinstance(optimiser, SGD) else jax.eval_shape(optimiser.init, params)
     if not (isinstance(known, dict) and "v" in known):
         if state is not None:
             raise ValueError(

@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Key
+from jaxtyping import Array, Int, Key
 
 from undertow._validate import Number
 from undertow.dynamics.traced import run_traced
@@ -46,7 +46,7 @@ def run(
     spread: Number,
     mean: Number = MEAN,
     alpha: Number = ALPHA,
-    steps: int = STEPS,
+    steps: int | Int[Array, ""] = STEPS,
     d: int = 40,
     m: int = 8000,
 ) -> dict[str, Array]:
