@@ -9,6 +9,7 @@ or without all dependencies of undertow, run `--prepare FILE` elsewhere first, t
 and `--noise --results FOLDER` where undertow is installed: it adds the noise scales to the results.
 """
 
+import gc
 import time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -289,6 +290,9 @@ def study(
     for case in cases:
         own = asdict(case) | {"reference": case.reference}
         facts["tasks"][case.name] = own | follow(case, scale, inputs.images, device)
+        gc.collect()  # graphs of CUDA hold their memory until they are collected
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
         facts["made"] = made_by(device, time.perf_counter() - begun)
         save(NAME, facts, folder)
     return facts
