@@ -125,9 +125,10 @@ def _summary(facts: dict[str, Any]) -> str:
     return (
         f"How much charges change over the last {length} of {scale['steps']:,} steps of a small Llama, and how much of "
         f"it the `flow` of the monitor predicts: under SGD the flow {_explains(facts, 'charge_late', adaptive=False)}, "
-        f"under AdamW it {_explains(facts, 'charge_late', adaptive=True)}. AdamW's charges contain √v, and the "
+        f"under AdamW it {_explains(facts, 'charge_late', adaptive=True)}, and the change is "
+        f"{_range(facts, 'charge_late', 'slope', adaptive=True)} of the predicted one (slope). AdamW's charges contain √v, and the "
         "`metric` part of their change, the change of √v while the network learns, is "
-        f"{_share(facts)} times as large as the flow, which leaves it out. Of the rest of the change, the flow "
+        f"{_share(facts)} times as large as the flow, which leaves it out. Of the change without this part, the flow "
         f"{_explains(facts, 'rest_late', b2=fast)} for b2 = {fast:g} and {_explains(facts, 'rest_late', b2=slow)} for "
         f"b2 = {slow:g}. So, under AdamW, read `flow` as what noise and weight decay do to a charge, beside the exact "
         "parts `first_order`, `second_order`, `decay` and `metric`, and do not extrapolate a charge with it while the "
