@@ -132,10 +132,9 @@ def _summary(facts: dict[str, Any]) -> str:
         f"{_explains(facts, 'rest_late', b2=fast)} for b2 = {fast:g} and {_explains(facts, 'rest_late', b2=slow)} for "
         f"b2 = {slow:g}, where v lags behind the gradient; with the squared gradient of the step in the place of v, R² "
         f"is {_range(facts, 'present_rest_late', b2=slow)} there. So, under AdamW, read `flow` as what noise and "
-        "weight decay do to a charge, beside the exact parts `first_order`, `second_order`, `decay` and `metric`, and do "
-        "not extrapolate a charge with it while the size of the gradient changes. The distance to the equilibrium needs "
-        "no change over time "
-        "([where AdamW takes a network](adamw.md))."
+        "weight decay do to a charge, beside the exact parts `first_order`, `second_order`, `decay` and `metric`, and "
+        "do not extrapolate a charge with it while the size of the gradient changes. The distance to the equilibrium "
+        "needs no change over time ([where AdamW takes a network](adamw.md))."
     )
 
 
