@@ -184,7 +184,8 @@ tr(HΣ)/G′HG is `curvature_noise_scale` at {scale["curvature_points"]} times o
 - Digits: the 1,797 images of scikit-learn, with 15 % wrong labels; a ReLU network with {scale["sizes"]["hidden"]}
   hidden units, and three convolutions.
 - Text: the manual of the Python language by characters; a Llama with {scale["sizes"]["layers"]} layers of width
-  {scale["sizes"]["width"]}.
+  {scale["sizes"]["width"]}. The manual is that of the Python that ran: {made["python"]} for the curves and
+  {noise["python"]} for the noise scales.
 - Regression: a ReLU network learns another one from fresh samples with label noise.
 {_lora(facts)}
 ## All curves
