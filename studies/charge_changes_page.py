@@ -125,14 +125,16 @@ def _summary(facts: dict[str, Any]) -> str:
     return (
         f"How much charges change over the last {length} of {scale['steps']:,} steps of a small Llama, and how much of "
         f"it the `flow` of the monitor predicts: under SGD the flow {_explains(facts, 'charge_late', adaptive=False)}, "
-        f"under AdamW it {_explains(facts, 'charge_late', adaptive=True)}. AdamW's charges contain √v, and the "
-        "`metric` part of their change, the change of √v while the network learns, is "
-        f"{_share(facts)} times as large as the flow, which leaves it out. Of the rest of the change, the flow "
+        f"under AdamW it {_explains(facts, 'charge_late', adaptive=True)}, and the change is "
+        f"{_range(facts, 'charge_late', 'slope', adaptive=True)} of the predicted one (slope). AdamW's charges contain "
+        "√v, and the `metric` part of their change, the change of √v while the network learns, is "
+        f"{_share(facts)} times as large as the flow, which leaves it out. Of the change without this part, the flow "
         f"{_explains(facts, 'rest_late', b2=fast)} for b2 = {fast:g} and {_explains(facts, 'rest_late', b2=slow)} for "
-        f"b2 = {slow:g}. So, under AdamW, read `flow` as what noise and weight decay do to a charge, beside the exact "
-        "parts `first_order`, `second_order`, `decay` and `metric`, and do not extrapolate a charge with it while the "
-        "size of the gradient changes. The distance to the equilibrium needs no change over time "
-        "([where AdamW takes a network](adamw.md))."
+        f"b2 = {slow:g}, where v lags behind the gradient; with the squared gradient of the step in the place of v, R² "
+        f"is {_range(facts, 'present_rest_late', b2=slow)} there. So, under AdamW, read `flow` as what noise and "
+        "weight decay do to a charge, beside the exact parts `first_order`, `second_order`, `decay` and `metric`, and "
+        "do not extrapolate a charge with it while the size of the gradient changes. The distance to the equilibrium "
+        "needs no change over time ([where AdamW takes a network](adamw.md))."
     )
 
 
@@ -283,5 +285,5 @@ def figures(facts: dict[str, Any]) -> "dict[str, Figure]":
         axes.set_title(title)
         axes.set_xlabel("steps of the window")
     panels[0].set_ylabel("R², second half (below −1: at −1)")
-    panels[1].legend()
+    panels[1].legend(loc="lower left", fontsize=7)
     return {"charge-changes-scatter": scatter, "charge-changes-windows": windows}

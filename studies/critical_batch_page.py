@@ -112,7 +112,7 @@ def _summary(facts: dict[str, Any]) -> str:
             by_kind.append(f"{_range(own)} under {label}")
     least, most = (f([t["critical_batch"] for t in known.values()]) for f in (min, max))
     sentences.append(f"The ratio of the noise scale to the measured value is {' and '.join(by_kind)}. The measured "
-                     f"critical batch sizes lie between {number(least, 2)} and {number(most, 2)} samples.")  # fmt: skip
+                     f"critical batch sizes lie between {number(least, 3)} and {number(most, 3)} samples.")  # fmt: skip
     return " ".join(sentences)
 
 
@@ -128,6 +128,17 @@ def _advice(facts: dict[str, Any]) -> str:
     return (
         "So use `critical_batch` of the monitor for the order of magnitude of a useful batch size (it was off by a "
         f"factor of up to {_ratio(worst)}), and not for a choice between neighbouring powers of two."
+    )
+
+
+def _lora(facts: dict[str, Any]) -> str:
+    """Return the description of the task with adapters, if it was run."""
+    if not any(task["network"] == "LoRA" for task in facts["tasks"].values()):
+        return ""
+    rank = facts["scale"]["sizes"]["rank"]
+    return (
+        f"- LoRA: adapters of rank {rank} on a Llama that was trained on sentences of a small grammar, for sentences "
+        "with other word frequencies.\n"
     )
 
 
@@ -173,11 +184,10 @@ tr(HΣ)/G′HG is `curvature_noise_scale` at {scale["curvature_points"]} times o
 - Digits: the 1,797 images of scikit-learn, with 15 % wrong labels; a ReLU network with {scale["sizes"]["hidden"]}
   hidden units, and three convolutions.
 - Text: the manual of the Python language by characters; a Llama with {scale["sizes"]["layers"]} layers of width
-  {scale["sizes"]["width"]}.
+  {scale["sizes"]["width"]}. The manual is that of the Python that ran: {made["python"]} for the curves and
+  {noise["python"]} for the noise scales.
 - Regression: a ReLU network learns another one from fresh samples with label noise.
-- LoRA: adapters of rank {scale["sizes"]["rank"]} on a Llama that was trained on sentences of a small grammar, for
-  sentences with other word frequencies.
-
+{_lora(facts)}
 ## All curves
 
 {_curve_table(facts)}

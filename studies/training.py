@@ -4,6 +4,7 @@ Every parameter has the runs as its first axis. Runs share nothing, so that the 
 contains the gradient of each. On a GPU a step is captured once and replayed.
 """
 
+import gc
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -247,6 +248,7 @@ class Repeated:
         if count == plain:
             return
         if self.graph is None:
+            gc.collect()  # a graph of an earlier program that is freed during a capture would invalidate it
             self.graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self.graph):
                 self.step()  # recorded, not run
