@@ -7,7 +7,7 @@ from torch import nn
 from tests.torch.dropping import DROPS, Stream, rows
 from tests.torch.zoo import build, square
 from undertow.torch import census
-from undertow.torch._copies import DoublePrecision, cast_model, draws_random_numbers, forward, model_copy, seed_all
+from undertow.torch._copies import OnePrecision, cast_model, draws_random_numbers, forward, model_copy, seed_all
 
 pytestmark = pytest.mark.torch
 
@@ -68,7 +68,7 @@ def test_the_census_of_a_network_with_complex_inputs_and_outputs():
 def test_networks_that_draw_random_numbers_are_detected(name):
     drop = DROPS[name]() if name in DROPS else nn.Dropout(0.0)
     assert draws_random_numbers(Stream(drop), torch.randn(6, 5), square) == (name != "none")
-    with DoublePrecision():
+    with OnePrecision():
         assert draws_random_numbers(Stream(drop).double(), torch.randn(6, 5).double(), square) == (name != "none")
 
 
@@ -132,7 +132,7 @@ def test_states_of_parts_of_a_model_are_no_outputs():
 
 
 def test_new_tensors_are_in_double_precision():
-    with DoublePrecision():
+    with OnePrecision():
         least = torch.full((), torch.finfo(torch.float64).min)
         assert least.dtype == torch.float64
     assert torch.zeros(()).dtype == torch.float32
