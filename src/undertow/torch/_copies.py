@@ -16,8 +16,8 @@ from undertow.torch._random_weights import is_norm, randomise
 
 __all__ = [
     "Batch",
-    "OnePrecision",
     "Loss",
+    "OnePrecision",
     "cast_batch",
     "cast_model",
     "draws_random_numbers",
@@ -55,9 +55,7 @@ class OnePrecision(TorchFunctionMode):
     def __init__(self, dtype: torch.dtype = torch.float64):
         super().__init__()
         self._dtype = dtype
-        real, imaginary = (
-            (Tensor.double, Tensor.cdouble) if dtype == torch.float64 else (Tensor.float, Tensor.cfloat)
-        )
+        real, imaginary = (Tensor.double, Tensor.cdouble) if dtype == torch.float64 else (Tensor.float, Tensor.cfloat)
         self._casts: dict[Callable, Callable] = {
             **dict.fromkeys((Tensor.half, Tensor.bfloat16, Tensor.float, Tensor.double), real),
             **dict.fromkeys((Tensor.chalf, Tensor.cfloat, Tensor.cdouble), imaginary),

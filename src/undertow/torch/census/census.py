@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from undertow._table import ResultTable, html_of
 from undertow.torch._copies import (
     Batch,
-    OnePrecision,
     Loss,
+    OnePrecision,
     cast_batch,
     cast_model,
     draws_random_numbers,

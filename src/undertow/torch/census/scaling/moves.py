@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from undertow.torch._copies import Batch, OnePrecision, Loss, cast_batch, forward, model_copy, randomise, unwrap
+from undertow.torch._copies import Batch, Loss, OnePrecision, cast_batch, forward, model_copy, randomise, unwrap
 from undertow.torch._isolation import isolated
 from undertow.torch.census.scaling.layers import LayerMatch, layer_of
 from undertow.torch.census.scaling.trace import trace_layers
