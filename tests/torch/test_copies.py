@@ -7,7 +7,7 @@ from torch import nn
 from tests.torch.dropping import DROPS, Stream, rows
 from tests.torch.zoo import build, square
 from undertow.torch import census
-from undertow.torch._copies import OnePrecision, cast_model, draws_random_numbers, forward, model_copy, seed_all
+from undertow.torch._copies import OnePrecision, cast_model, forward, model_copy, observe_random_numbers, seed_all
 
 pytestmark = pytest.mark.torch
 
@@ -67,9 +67,13 @@ def test_the_census_of_a_network_with_complex_inputs_and_outputs():
 @pytest.mark.parametrize("name", [*DROPS, "none"])
 def test_networks_that_draw_random_numbers_are_detected(name):
     drop = DROPS[name]() if name in DROPS else nn.Dropout(0.0)
-    assert draws_random_numbers(Stream(drop), torch.randn(6, 5), square) == (name != "none")
-    with OnePrecision():
-        assert draws_random_numbers(Stream(drop).double(), torch.randn(6, 5).double(), square) == (name != "none")
+    for dtype in (torch.float32, torch.float64):
+        model, batch = Stream(drop).to(dtype), torch.randn(6, 5, dtype=dtype)
+        observed, drawn = observe_random_numbers(model, square)
+        with OnePrecision(dtype):
+            for _ in range(2):
+                forward(model, batch, observed)
+        assert drawn == [name != "none"]
 
 
 def test_a_batch_of_a_tokenizer_is_read_by_attributes():

@@ -20,11 +20,11 @@ __all__ = [
     "OnePrecision",
     "cast_batch",
     "cast_model",
-    "draws_random_numbers",
     "forward",
     "loss_bypasses_outputs",
     "model_copy",
     "norm_epsilon",
+    "observe_random_numbers",
     "on_host",
     "random_projection",
     "randomise",
@@ -229,25 +229,28 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
 
 
-def draws_random_numbers(model: nn.Module, batch: Batch, loss: Loss) -> bool:
-    """Return whether a forward pass draws random numbers (dropout, stochastic depth), by the generators' states."""
+def observe_random_numbers(model: nn.Module, loss: Loss) -> tuple[Loss, list[bool]]:
+    """Return the loss, and a list that gets whether its first evaluation draws random numbers.
+
+    Dropout and stochastic depth do. They are recognised by the states of the generators.
+    """
     devices = {p.device for p in model.parameters() if p.is_cuda}
     states = lambda: (
         [torch.get_rng_state().tolist(), *(torch.cuda.get_rng_state(device).tolist() for device in devices)],
         random.getstate(),
         [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()],  # noqa: NPY002
     )
-    changed = []
+    changed: list[bool] = []
 
     def observed_loss(model: nn.Module, batch: Batch) -> Tensor:
+        if changed:
+            return loss(model, batch)
         before = states()
         value = loss(model, batch)
         changed.append(states() != before)
         return value
 
-    with torch.no_grad():
-        forward(model, batch, observed_loss)
-    return any(changed)
+    return observed_loss, changed
 
 
 def forward(model: nn.Module, batch: Batch, loss: Loss, seed: int | None = None) -> tuple[Tensor, Tensor]:

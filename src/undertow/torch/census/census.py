@@ -7,7 +7,6 @@ matrices G W'.
 """
 
 import functools
-import math
 import os
 import re
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -25,9 +24,9 @@ from undertow.torch._copies import (
     OnePrecision,
     cast_batch,
     cast_model,
-    draws_random_numbers,
     loss_bypasses_outputs,
     model_copy,
+    observe_random_numbers,
     random_projection,
     randomise,
     trainable,
@@ -40,7 +39,7 @@ from undertow.torch.census.axes import Axis, Symmetry
 from undertow.torch.census.candidates import attention_heads, attention_levels, length_levels, plain_axes
 from undertow.torch.census.couplings import coupled_levels
 from undertow.torch.census.folding import fold_names, folded_table
-from undertow.torch.census.moments import MAX_DRAWS, AxisMoments
+from undertow.torch.census.moments import AxisMoments, enough_draws
 from undertow.torch.census.names import name_symmetry, names_of_axes
 from undertow.torch.census.proof import OUTPUT_RTOL, OrbitTrial, Refuted, hold_with_eps, situations, verify_symmetries
 from undertow.torch.census.remaining import remaining_symmetries, without_sums
@@ -322,26 +321,26 @@ def _search(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool |
     """
     twin = cast_model(model_copy(model, torch.float64), model, torch.float32)
     with OnePrecision(torch.float32):
-        plain, heads = length_levels(twin), attention_levels(twin)
-        randomise(twin, seed)
+        axes = plain_axes(twin)
+        plain, heads = length_levels(twin, axes), attention_levels(twin, axes)
         single = cast_batch(batch, torch.float32)
-        stochastic = draws_random_numbers(twin, single, loss)
-        candidates = [*plain, *coupled_levels(twin, single, loss, [*plain, *heads], seed + 6000), *heads]
+        observed, stochastic = observe_random_numbers(twin, loss)
+        coupled = coupled_levels(twin, single, observed, axes, [*plain, *heads], seed + 6000)
+        candidates = [*plain, *coupled, *heads]
     twin = cast_model(twin, model, torch.float64)
     batch = cast_batch(batch, torch.float64)
     with OnePrecision():
-        draws = max([2, *(math.ceil(2.1 * len(level.axes) / level.size) for level in candidates)])
-        draws = min(draws, MAX_DRAWS)
-        moments = lambda loss, eps, seed: AxisMoments(
-            twin, batch, loss, candidates, eps, draws, seed, stochastic=stochastic
+        moments = functools.partial(
+            AxisMoments, twin, batch, searched=candidates, draws=enough_draws(candidates), stochastic=any(stochastic)
         )
-        strict, loose = moments(loss, LARGE_EPS, seed), moments(loss, NO_EPS, seed + 1000)
+        strict = moments(loss, eps=LARGE_EPS, seed=seed)
         strict_found = search_levels(candidates, strict, [])
+        loose = moments(loss, eps=NO_EPS, seed=seed + 1000, known=strict_found)
         loose_found = search_levels(candidates, loose, strict_found)
-        strict_found, loose_found = strict.with_blocks(strict_found), loose.with_blocks(loose_found)
+        strict_found, loose_found = loose.with_blocks(strict_found), loose.with_blocks(loose_found)
         if loss_bypasses_outputs(twin, batch, loss, seed, strict.gradient_size):
             # the loss may break symmetries of the outputs
-            of_outputs = moments(random_projection(loss, seed), LARGE_EPS, seed + 4000)
+            of_outputs = moments(random_projection(loss, seed), eps=LARGE_EPS, seed=seed + 4000)
             strict_found += of_outputs.with_blocks(search_levels(candidates, of_outputs, [*strict_found, *loose_found]))
         whole, doubts = search_whole_parameters(twin, batch, loss, [*strict_found, *loose_found], strict, seed)
         randomise(twin, seed + 2000)
@@ -349,7 +348,7 @@ def _search(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool |
         exact = [*strict_found, *held]
         approximate = [*loose_found, *(symmetry for symmetry in whole if symmetry not in held)]
         refuted: list[Refuted] = []
-        tried = situations(seed + 5000, stochastic)
+        tried = situations(seed + 5000, any(stochastic))
         verify = functools.partial(verify_symmetries, twin, batch, loss, own_weights=list(model.parameters()))
         # random weights are drawn once; the own weights of the model replace them
         for own in (False, True):
@@ -370,7 +369,7 @@ def _search(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool |
                 exact = without_sums(space, [*exact, *more]) if more else exact
                 refuted += failed
             unexplained = space.unexplained([*exact, *(r.symmetry for r in refuted)])
-    unclear = [*strict.unclear, *loose.unclear, *doubts, *too_few_samples(plain_axes(twin), strict.inactive, batch)]
+    unclear = [*strict.unclear, *loose.unclear, *doubts, *too_few_samples(axes, strict.inactive, batch)]
     searched = _Searched(exact, approximate, refuted, unclear, strict.zero_axes, unexplained)
     return searched, cast_model(twin, model, torch.float32)
 

@@ -214,6 +214,7 @@ def verify_symmetries(
     left, refuted = list(symmetries), []
     params, scaled = trainable(twin), _Scaled(twin)
     moved: _Parts = []
+    evaluated: Tensor | None = None
     for situation in tried:
         if not left:
             break
@@ -224,11 +225,16 @@ def verify_symmetries(
         scaled.set(situation)
         with norm_epsilon(twin, eps), _mode(twin, situation.evaluation):
             trial = _Trial(twin, batch, loss, situation.dropout_seed)
+            same, evaluated = evaluated is not None and torch.equal(trial.outputs, evaluated), None
+            if same:  # evaluation mode computed the same function at the same weights
+                continue
             # moved there in one situation and back in the next, which halves the number of moves
             parts = _inverse(moved) if moved else _random_parts(left, situation.dropout_seed)
             move_in_place(params, parts)
-            if trial.unchanged(*trial.run()):
+            value, outputs = trial.run()
+            if trial.unchanged(value, outputs):
                 moved = [] if moved else parts
+                evaluated = outputs if situation.evaluation else None
                 continue
             move_in_place(params, _inverse(parts))
             moved = []
