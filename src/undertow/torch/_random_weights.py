@@ -8,6 +8,7 @@ __all__ = [
     "LARGE_PARAMETER",
     "RandomWeights",
     "convolution_kernels",
+    "enlarge",
     "fill_random",
     "is_norm",
     "norm_gains",
@@ -29,6 +30,15 @@ def is_norm(module: nn.Module) -> bool:
 def randomise(model: nn.Module, seed: int) -> None:
     """Draw random weights that keep activations of moderate size, without zero biases or factors and unit gains."""
     RandomWeights(model).draw(seed)
+
+
+@torch.no_grad()
+def enlarge(model: nn.Module, largest: float, seed: int) -> None:
+    """Multiply each trainable parameter by a random factor between 1 and `largest`."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.is_floating_point():
+            parameter.mul_(largest ** torch.rand((), generator=generator).item())
 
 
 def norm_gains(model: nn.Module) -> set[int]:

@@ -4,6 +4,7 @@ The gradient of each parameter is reduced to its moments as soon as it is there,
 network at once would take as much memory as the network.
 """
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from undertow.torch._copies import (
     trainable,
     visit_gradients,
 )
-from undertow.torch._random_weights import LARGE_PARAMETER, RandomWeights
+from undertow.torch._random_weights import LARGE_PARAMETER, RandomWeights, enlarge
 from undertow.torch.census.axes import Axis, Symmetry, all_rows, unfold
 from undertow.torch.census.candidates import Level
 
@@ -58,14 +59,17 @@ class AxisMoments:
 
     def __init__(
         self, twin: nn.Module, batch: Batch, loss: Loss, searched: list[Level], eps: float, draws: int, seed: int,
-        *, stochastic: bool, known: Sequence[Symmetry] = (),
+        *, stochastic: bool, known: Sequence[Symmetry] = (), largest: float = 1.0,
     ):  # fmt: skip
-        """Take the moments; in the first draw also what `with_blocks` needs of the known symmetries."""
+        """Take the moments; in the first draw also what `with_blocks` needs of the known symmetries.
+
+        Each parameter is multiplied by a random factor between 1 and `largest`.
+        """
         self.searched = searched
         self._products = {id(symmetry): _Products(symmetry) for symmetry in known}
         self.unclear: list[str] = []
         """Sentences about candidates that could not be interpreted."""
-        self._twin, self._batch, self._loss, self._eps, self._seed = twin, batch, loss, eps, seed
+        self.twin, self._batch, self.loss, self._eps, self._seed, self._largest = twin, batch, loss, eps, seed, largest
         self._weights = RandomWeights(twin)
         self._names = list(trainable(twin))
         axes = [axis for level in searched for axis in level.axes]
@@ -81,9 +85,9 @@ class AxisMoments:
             sums, sizes, norms = self._moments(len(self.nonzero))
             self.gradient_size = max(self.gradient_size, float(norms[0].max()))
             bounds = np.maximum(bounds, norms[1])
-            largest = self._places.largest_by_parameter(sizes, self._names)
-            self.nonzero = np.concatenate([self.nonzero, [largest > 0]])
-            limit = ZERO_GRADIENT_RTOL * largest.max()
+            by_parameter = self._places.largest_by_parameter(sizes, self._names)
+            self.nonzero = np.concatenate([self.nonzero, [by_parameter > 0]])
+            limit = ZERO_GRADIENT_RTOL * by_parameter.max()
             is_zero &= self._places.largest_by_axis(sizes) <= limit
             for key, share in self._places.shares_below(sizes, limit).items():
                 self.inactive.setdefault(key, []).append(share)
@@ -102,6 +106,21 @@ class AxisMoments:
             for k, level in enumerate(searched)
         ]
         """One matrix (indices of all draws, axes) per level."""
+
+    def joined(self, other: "AxisMoments") -> "AxisMoments":
+        """Return the moments of both, of the same levels: a null vector of these is one of both."""
+        both = copy.copy(self)
+        size = lambda matrix: max(float(np.linalg.norm(matrix)), 1e-300)
+        both.moments = [
+            np.concatenate([one, two * (size(one) / size(two))])
+            for one, two in zip(self.moments, other.moments, strict=True)
+        ]
+        both.is_zero = [
+            [one and two for one, two in zip(*pair, strict=True)]
+            for pair in zip(self.is_zero, other.is_zero, strict=True)
+        ]
+        both.unclear = []
+        return both
 
     def _has_enough_draws(self, draws: int, stochastic: bool) -> bool:
         done, counts = len(self.nonzero), self.nonzero.sum(0)
@@ -151,10 +170,11 @@ class AxisMoments:
 
     def _draw(self, number: int, visit: Callable[[str, Tensor, Tensor], None]) -> None:
         """Visit the weights and gradients of a draw."""
-        with norm_epsilon(self._twin, self._eps):
+        with norm_epsilon(self.twin, self._eps):
             self._weights.draw(self._seed + number)
-            value, _ = forward(self._twin, self._batch, self._loss, self.dropout_seed(number))
-            visit_gradients(self._twin, value, visit)
+            enlarge(self.twin, self._largest, self._seed + number)
+            value, _ = forward(self.twin, self._batch, self.loss, self.dropout_seed(number))
+            visit_gradients(self.twin, value, visit)
 
     def dropout_seed(self, number: int) -> int:
         """Return the seed of the random numbers for dropout in a draw."""

@@ -203,7 +203,7 @@ def verify_symmetries(
     tried: Sequence[Situation],
     *,
     own_weights: Sequence[Tensor],
-    eps: float | None,
+    eps: float | None = None,
 ) -> tuple[list[Symmetry], list[Refuted]]:
     """Return the symmetries that hold in all situations (with smaller blocks where only these hold), and the others.
 
