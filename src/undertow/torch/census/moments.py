@@ -290,6 +290,7 @@ class _Products:
             self._tried = {w: {0, w - 1, w // 2, last, middle} for w in symmetry.block_sizes(symmetry.size)}
         self.rows = sorted(set().union(*self._tried.values()))
         self._sums = [torch.zeros(()), torch.zeros(())]
+        self._missing, self._block = len(symmetry.axes), 0
 
     def add(self, name: str, weight: Tensor, gradient: Tensor) -> None:
         """Add the products of a parameter."""
@@ -300,9 +301,14 @@ class _Products:
                     product = w @ g[self.rows].T if side == 0 else g @ w[self.rows].T
                     total = self._sums[side]
                     self._sums[side] = product if total.ndim == 0 else total + product.to(total.device)
+                    self._missing -= 1
+        if self._missing == 0:  # the products of all symmetries at once would take as much memory as a layer
+            self._block, self._sums = self.largest_block(), [torch.zeros(()), torch.zeros(())]
 
     def largest_block(self) -> int:
         """Return the largest block on which the sum of G W' over plus is the transpose of that over minus."""
+        if self._block:
+            return self._block
         if not self.rows or 0 in (self._sums[0].ndim, self._sums[1].ndim):
             return 1
         one, two = (total.numpy(force=True) for total in self._sums)
