@@ -64,14 +64,14 @@ class Measured:
             self._cuda.empty_cache()
             self._cuda.reset_peak_memory_stats()
             self.held = self._cuda.memory_allocated()
-        self._began = time.perf_counter()
+        self.began = time.perf_counter()
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self._cuda:
             self._cuda.synchronize()
             self.peak, self.reserved = self._cuda.max_memory_allocated(), self._cuda.max_memory_reserved()
-        self.seconds = time.perf_counter() - self._began
+        self.seconds = time.perf_counter() - self.began
 
     def facts(self) -> dict[str, float]:
         gibibytes = {"peak": self.peak, "reserved": self.reserved, "before": self.held, "beyond": self.peak - self.held}
@@ -110,7 +110,7 @@ def measure(task: str, device: str, profile: bool = False) -> dict[str, Any]:
         if transfer:
             twin = narrow_twin(model.config)
             narrow = census(twin, random_batch(twin), mean_square)
-            facts["seconds_of_the_twin"] = time.perf_counter() - measured._began
+            facts["seconds_of_the_twin"] = time.perf_counter() - measured.began
             symmetries = narrow.transfer(model, batch, loss)
         else:
             symmetries = census(model, batch, loss)

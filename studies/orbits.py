@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from undertow.torch import Symmetry
-from undertow.torch._copies import DoublePrecision, cast_batch, forward, model_copy, norm_epsilon, trainable
+from undertow.torch._copies import OnePrecision, cast_batch, forward, model_copy, norm_epsilon, trainable
 from undertow.torch._isolation import isolated
 
 __all__ = ["Change", "double_copy", "draw_weights", "moves_function", "other_data", "without_warnings"]
@@ -80,7 +80,7 @@ def moves_function(
     """
     twin = double_copy(model)
     changes = []
-    with isolated(model, seed), norm_epsilon(twin, eps), DoublePrecision(), without_warnings():
+    with isolated(model, seed), norm_epsilon(twin, eps), OnePrecision(), without_warnings():
         for number, scale in enumerate((1.0, 8.0, 8.0)):
             draw_weights(twin, 104729 + 31 * seed + number, scale)
             data = cast_batch(other_data(batch, seed + number), torch.float64)

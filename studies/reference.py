@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from studies.matrix_space import Space, smallest_space
 from studies.orbits import Change, double_copy, draw_weights, moves_function, without_warnings
 from undertow.torch import Symmetry
-from undertow.torch._copies import DoublePrecision, cast_batch, forward, norm_epsilon, trainable
+from undertow.torch._copies import OnePrecision, cast_batch, forward, norm_epsilon, trainable
 from undertow.torch._isolation import isolated
 
 __all__ = [
@@ -283,7 +283,7 @@ def _draws(
         number += 1
         draw_weights(twin, seed + 7919 * number, SCALES[number % len(SCALES)])
         twin.train(number % 3 > 0 or not evaluation)
-        with norm_epsilon(twin, eps), DoublePrecision(), without_warnings():
+        with norm_epsilon(twin, eps), OnePrecision(), without_warnings():
             value, outputs = forward(twin, batch, loss, seed + number)
         gradients = _gradients(value, outputs, params, seed + number)
         values = {name: p.detach().clone() for name, p in params.items()}

@@ -7,7 +7,15 @@ from torch import nn
 from tests.torch.dropping import DROPS, Stream, rows
 from tests.torch.zoo import build, square
 from undertow.torch import census
-from undertow.torch._copies import DoublePrecision, cast_model, draws_random_numbers, forward, model_copy, seed_all
+from undertow.torch._copies import (
+    OnePrecision,
+    cast_model,
+    forward,
+    loss_bypasses_outputs,
+    model_copy,
+    observe_random_numbers,
+    seed_all,
+)
 
 pytestmark = pytest.mark.torch
 
@@ -67,9 +75,13 @@ def test_the_census_of_a_network_with_complex_inputs_and_outputs():
 @pytest.mark.parametrize("name", [*DROPS, "none"])
 def test_networks_that_draw_random_numbers_are_detected(name):
     drop = DROPS[name]() if name in DROPS else nn.Dropout(0.0)
-    assert draws_random_numbers(Stream(drop), torch.randn(6, 5), square) == (name != "none")
-    with DoublePrecision():
-        assert draws_random_numbers(Stream(drop).double(), torch.randn(6, 5).double(), square) == (name != "none")
+    for dtype in (torch.float32, torch.float64):
+        model, batch = Stream(drop).to(dtype), torch.randn(6, 5, dtype=dtype)
+        observed, drawn = observe_random_numbers(model, square)
+        with OnePrecision(dtype):
+            for _ in range(2):
+                forward(model, batch, observed)
+        assert drawn == [name != "none"]
 
 
 def test_a_batch_of_a_tokenizer_is_read_by_attributes():
@@ -132,7 +144,44 @@ def test_states_of_parts_of_a_model_are_no_outputs():
 
 
 def test_new_tensors_are_in_double_precision():
-    with DoublePrecision():
+    with OnePrecision():
         least = torch.full((), torch.finfo(torch.float64).min)
         assert least.dtype == torch.float64
     assert torch.zeros(()).dtype == torch.float32
+
+
+def test_casts_inside_a_model_are_replaced_in_both_precisions():
+    x = torch.ones(2, 2)
+    for dtype in (torch.float32, torch.float64):
+        with OnePrecision(dtype):
+            own = x.to(dtype)
+            made = (own.half(), own.double(), own.to(torch.bfloat16), torch.softmax(own, 0, dtype=torch.float64))
+            assert {tensor.dtype for tensor in (*made, torch.zeros(()))} == {dtype}
+            assert own.cfloat().dtype == dtype.to_complex()
+
+
+def test_a_copy_changes_its_precision_in_the_memory_it_has():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    twin = model_copy(model, torch.float64)
+    places = [p.data_ptr() for p in twin.parameters()]
+    for dtype in (torch.float32, torch.float64):
+        for p in twin.parameters():
+            p.data.fill_(7.0)
+        cast_model(twin, model, dtype)
+        assert [p.data_ptr() for p in twin.parameters()] == places
+        for own, other in zip(model.state_dict().values(), twin.state_dict().values(), strict=True):
+            torch.testing.assert_close(other, own.to(other.dtype), rtol=0, atol=0)
+        assert {p.dtype for p in twin.parameters()} == {dtype} == {twin[1].running_mean.dtype}
+    assert all(p.dtype == torch.float32 for p in model.parameters())
+
+
+def test_a_loss_that_reaches_parameters_only_by_the_outputs_needs_no_gradient(monkeypatch):
+    model, batch = nn.Linear(4, 3), torch.randn(5, 4)
+    monkeypatch.setattr("undertow.torch._copies.visit_gradients", lambda *args: pytest.fail("a gradient"))
+    assert not loss_bypasses_outputs(model, batch, lambda net, x: net(x).square().mean(), 0, 1.0)
+    monkeypatch.undo()
+    penalty = lambda net, x: net(x).square().mean() + net.weight.square().sum()
+    assert loss_bypasses_outputs(model, batch, penalty, 0, 1.0)
+    harmless = lambda net, x: net(x).square().mean() + 0 * net.weight.square().sum()
+    assert not loss_bypasses_outputs(model, batch, harmless, 0, 1.0)

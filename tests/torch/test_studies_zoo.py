@@ -126,3 +126,18 @@ def test_no_symmetry_of_the_zoo_is_false(rows):
 def test_the_census_of_the_zoo_is_complete(rows):
     missed = {row["name"]: row["missed"] for row in rows if row["missed"]}
     assert sum(missed.values()) <= 0.01 * sum(row["reference"] for row in rows), missed
+
+
+DRAWN = ("Llama", "Qwen3", "GPT-2", "T5", "Mixtral", "LeNet", "U-Net", "nn.Transformer", "GPT-NeoX", "VAE")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRAWN)
+def test_the_census_does_not_depend_on_its_random_weights(name):
+    (build,) = (builders[name] for builders in zoo.LIBRARIES.values() if name in builders)
+    torch.manual_seed(0)
+    model, batch, loss = build()
+    found = [zoo.census(model, batch, loss, seed=seed) for seed in range(6)]
+    assert len({sum(symmetry.generators for symmetry in one) for one in found}) == 1
+    changes = [max(zoo.moves_function(model, s, batch, loss, eps=zoo.EXACT_EPS)) for one in found[1:] for s in one]
+    assert max(changes) <= zoo.MOVED_RTOL

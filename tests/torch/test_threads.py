@@ -1,9 +1,10 @@
 """BLAS runs on one thread inside `one_thread`."""
 
 import pytest
+import torch
 from threadpoolctl import threadpool_info
 
-from undertow.torch._threads import one_thread
+from undertow.torch._threads import one_thread, single_threaded
 
 pytestmark = pytest.mark.torch
 
@@ -21,3 +22,11 @@ def test_blas_uses_one_thread_inside_and_the_previous_number_afterwards():
             assert set(blas()) == {1}
         assert set(blas()) == {1}
     assert blas() == before
+
+
+def test_pytorch_uses_one_thread_too():
+    before = torch.get_num_threads(), blas()
+    with single_threaded():
+        assert torch.get_num_threads() == 1
+        assert set(blas()) == {1}
+    assert (torch.get_num_threads(), blas()) == before

@@ -10,6 +10,7 @@ from torch import nn
 
 from undertow.analysis.target import called, named_object
 from undertow.execution.registry import UserFileError
+from undertow.torch._copies import Batch, Loss
 from undertow.torch.census.batches import mean_square, random_batch
 from undertow.torch.census.census import Census, census
 from undertow.torch.census.scaling.check import check_scaling_map
@@ -28,6 +29,8 @@ __all__ = [
     "census_of_weights",
     "check_scaling_map",
     "load_scaling_map",
+    "user_network",
+    "user_value",
 ]
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
@@ -36,19 +39,27 @@ PICKLES = ("pytorch_model.bin", "pytorch_model.bin.index.json", "tf_model.h5", "
 Report = Callable[[str], object]
 
 
+def user_value(target: str, example: str) -> object:
+    """Return what FILE.py:OBJECT names; a function is called."""
+    _, value = named_object(target, example)
+    return called(target, value) if callable(value) and not isinstance(value, nn.Module) else value
+
+
+def user_network(target: str, data: str) -> tuple[nn.Module, Batch, Loss]:
+    """Return the model, the data (named `data` in the error) and the loss that FILE.py:OBJECT names, or returns."""
+    value = user_value(target, "network")
+    if isinstance(value, tuple) and len(value) == 3 and isinstance(value[0], nn.Module) and callable(value[2]):
+        return value
+    shown = f"({', '.join(type(v).__name__ for v in value)})" if isinstance(value, tuple) else type(value).__name__
+    raise UserFileError(
+        f"{target} is {shown}; let the object be (model, {data}, loss) with a function loss(model, batch), or a "
+        "function without arguments that returns them."
+    )
+
+
 def census_of_file(target: str, *, seed: int, report: Report) -> Census:
     """Return the census of what FILE.py:OBJECT names: (model, batch, loss), or a function that returns them."""
-    _, value = named_object(target, "network")
-    if callable(value) and not isinstance(value, nn.Module):
-        value = called(target, value)
-    right = isinstance(value, tuple) and len(value) == 3 and isinstance(value[0], nn.Module) and callable(value[2])
-    if not right:
-        shown = f"({', '.join(type(v).__name__ for v in value)})" if isinstance(value, tuple) else type(value).__name__
-        raise UserFileError(
-            f"{target} is {shown}; let the object be (model, batch, loss) with a function loss(model, batch), or a "
-            "function without arguments that returns them."
-        )
-    model, batch, loss = value
+    model, batch, loss = user_network(target, "batch")
     report(f"searching the symmetries of {_size(model)}")
     return census(model, batch, loss, seed=seed)
 

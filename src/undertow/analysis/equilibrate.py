@@ -9,10 +9,8 @@ from pathlib import Path
 from safetensors.torch import save_model
 from torch import Tensor, nn
 
-from undertow.analysis.census import census_of_weights
-from undertow.analysis.target import called, named_object
+from undertow.analysis.census import census_of_weights, user_network, user_value
 from undertow.analysis.torch import take_batches
-from undertow.execution.registry import UserFileError
 from undertow.torch._copies import Batch, Loss, unwrap
 from undertow.torch.census.census import Census, census
 from undertow.torch.equilibrium.equilibrate import equilibrate
@@ -37,15 +35,7 @@ class Settings:
 
 def equilibrate_file(target: str, settings: Settings, report: Report) -> tuple[nn.Module, Equilibrium]:
     """Move the network of FILE.py:OBJECT, which is (model, batches, loss) or a function that returns them."""
-    value = _value(target, "network")
-    right = isinstance(value, tuple) and len(value) == 3 and isinstance(value[0], nn.Module) and callable(value[2])
-    if not right:
-        shown = f"({', '.join(type(v).__name__ for v in value)})" if isinstance(value, tuple) else type(value).__name__
-        raise UserFileError(
-            f"{target} is {shown}; let the object be (model, batches, loss) with a function loss(model, batch), or a "
-            "function without arguments that returns them."
-        )
-    model, batches, loss = value
+    model, batches, loss = user_network(target, "batches")
     model = unwrap(model)
     taken = take_batches(batches, settings.batch_size, settings.seed)
     report("searching symmetries")
@@ -58,18 +48,12 @@ def equilibrate_folder(folder: Path, data: str, settings: Settings, report: Repo
     OBJECT is the batches, or (batches, loss), or a function that returns one of them. Without a loss it is
     `model(**batch).loss`.
     """
-    value = _value(data, "batches")
+    value = user_value(data, "batches")
     with_loss = isinstance(value, tuple) and len(value) == 2 and callable(value[1])
     batches, loss = value if with_loss else (value, _own_loss)
     taken = take_batches(batches, settings.batch_size, settings.seed)
     model, symmetries = census_of_weights(folder, seed=settings.seed, report=report)
     return model, _moved(model, taken, loss, symmetries, settings, report)
-
-
-def _value(target: str, example: str) -> object:
-    """Return what FILE.py:OBJECT names; a function is called."""
-    _, value = named_object(target, example)
-    return called(target, value) if callable(value) and not isinstance(value, nn.Module) else value
 
 
 def _own_loss(model: nn.Module, batch: Batch) -> Tensor:

@@ -16,15 +16,15 @@ from undertow.torch._random_weights import is_norm, randomise
 
 __all__ = [
     "Batch",
-    "DoublePrecision",
     "Loss",
+    "OnePrecision",
     "cast_batch",
     "cast_model",
-    "draws_random_numbers",
     "forward",
     "loss_bypasses_outputs",
     "model_copy",
     "norm_epsilon",
+    "observe_random_numbers",
     "on_host",
     "random_projection",
     "randomise",
@@ -46,15 +46,24 @@ EPSILON_NAMES = ("eps", "variance_epsilon", "epsilon", "layer_norm_eps", "layer_
 """Attribute names under which norms store the number added to the variance."""
 
 
-class DoublePrecision(TorchFunctionMode):
-    """Replace casts to lower precision inside a model (common in norms and softmax) by casts to double precision.
+class OnePrecision(TorchFunctionMode):
+    """Replace casts to other precisions inside a model (common in norms and softmax) by casts to one precision.
 
-    New tensors are in double precision too: masks are filled with the least number of a precision.
+    New tensors are in this precision too: masks are filled with the least number of a precision.
     """
 
-    def __enter__(self) -> "DoublePrecision":
+    def __init__(self, dtype: torch.dtype = torch.float64):
+        super().__init__()
+        self._dtype = dtype
+        real, imaginary = (Tensor.double, Tensor.cdouble) if dtype == torch.float64 else (Tensor.float, Tensor.cfloat)
+        self._casts: dict[Callable, Callable] = {
+            **dict.fromkeys((Tensor.half, Tensor.bfloat16, Tensor.float, Tensor.double), real),
+            **dict.fromkeys((Tensor.chalf, Tensor.cfloat, Tensor.cdouble), imaginary),
+        }
+
+    def __enter__(self) -> "OnePrecision":
         self._default = torch.get_default_dtype()
-        torch.set_default_dtype(torch.float64)
+        torch.set_default_dtype(self._dtype)
         return super().__enter__()
 
     def __exit__(self, *exception: object) -> None:
@@ -67,21 +76,14 @@ class DoublePrecision(TorchFunctionMode):
         # this runs at every operation of every pass: look before anything is copied. A check of the type of elements at
         # run time would draw from Python's generator, and every network would seem to draw random numbers
         if torch.dtype in map(type, args):
-            args = tuple(_widened(a) for a in args)
-        function = WIDE_CASTS.get(function, function)
+            args = tuple(self._replaced(a) for a in args)
+        function = self._casts.get(function, function)
         if not kwargs:
             return function(*args)
-        return function(*args, **{name: _widened(value) for name, value in kwargs.items()})
+        return function(*args, **{name: self._replaced(value) for name, value in kwargs.items()})
 
-
-WIDE_CASTS: dict[Callable, Callable] = {
-    **dict.fromkeys((Tensor.float, Tensor.half, Tensor.bfloat16), Tensor.double),
-    **dict.fromkeys((Tensor.cfloat, Tensor.chalf), Tensor.cdouble),
-}
-
-
-def _widened(value: object) -> object:
-    return _corresponding_dtype(value, torch.float64) if isinstance(value, torch.dtype) else value
+    def _replaced(self, value: object) -> object:
+        return _corresponding_dtype(value, self._dtype) if isinstance(value, torch.dtype) else value
 
 
 def _corresponding_dtype(dtype: torch.dtype, real: torch.dtype) -> torch.dtype:
@@ -121,7 +123,7 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the trainable parameters by name. A tied parameter appears once, under its first name."""
-    with torch._C.DisableTorchFunction():  # every attribute of a parameter would pass through `DoublePrecision`
+    with torch._C.DisableTorchFunction():  # every attribute of a parameter would pass through `OnePrecision`
         return {name: p for name, p in model.named_parameters() if p.requires_grad and p.is_floating_point()}
 
 
@@ -148,7 +150,9 @@ def model_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
     Parameters are copied into the other precision at once: a copy in their own precision first would take more memory.
     """
-    cast = lambda tensor: tensor.detach().to(_corresponding_dtype(tensor.dtype, dtype), copy=True)
+    cast = lambda tensor: tensor.detach().to(
+        _corresponding_dtype(tensor.dtype, dtype), copy=True, memory_format=torch.contiguous_format
+    )
     copies: dict[int, object] = {
         id(p): nn.Parameter(cast(p), requires_grad=p.requires_grad)
         for p in model.parameters()
@@ -173,8 +177,19 @@ def model_copy(model: nn.Module, dtype: torch.dtype) -> nn.Module:
     return twin
 
 
+@torch.no_grad()
 def cast_model(twin: nn.Module, model: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Return a copy of a model in another precision, in place, with the buffers that the model has now."""
+    """Return a copy of a model in another precision, in place, with the weights and buffers that the model has now.
+
+    A parameter stays in the memory that it has, where that is large enough: new memory would leave gaps in the old one.
+    """
+    for parameter, own in zip(twin.parameters(), model.parameters(), strict=True):
+        kind, storage = _corresponding_dtype(parameter.dtype, dtype), parameter.untyped_storage()
+        if type(parameter) is nn.Parameter and storage.nbytes() >= kind.itemsize * parameter.numel():
+            parameter.data = torch.empty(0, dtype=kind, device=own.device).set_(storage, 0, parameter.shape)
+        else:
+            parameter.data = parameter.to(kind)
+        parameter.copy_(own)
     twin._apply(lambda tensor: tensor.to(_corresponding_dtype(tensor.dtype, dtype)))
     original = dict(model.named_buffers())
     for name, buffer in twin.named_buffers():
@@ -214,25 +229,28 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
 
 
-def draws_random_numbers(model: nn.Module, batch: Batch, loss: Loss) -> bool:
-    """Return whether a forward pass draws random numbers (dropout, stochastic depth), by the generators' states."""
+def observe_random_numbers(model: nn.Module, loss: Loss) -> tuple[Loss, list[bool]]:
+    """Return the loss, and a list that gets whether its first evaluation draws random numbers.
+
+    Dropout and stochastic depth do. They are recognised by the states of the generators.
+    """
     devices = {p.device for p in model.parameters() if p.is_cuda}
     states = lambda: (
         [torch.get_rng_state().tolist(), *(torch.cuda.get_rng_state(device).tolist() for device in devices)],
         random.getstate(),
         [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()],  # noqa: NPY002
     )
-    changed = []
+    changed: list[bool] = []
 
     def observed_loss(model: nn.Module, batch: Batch) -> Tensor:
+        if changed:
+            return loss(model, batch)
         before = states()
         value = loss(model, batch)
         changed.append(states() != before)
         return value
 
-    with torch.no_grad():
-        forward(model, batch, observed_loss)
-    return any(changed)
+    return observed_loss, changed
 
 
 def forward(model: nn.Module, batch: Batch, loss: Loss, seed: int | None = None) -> tuple[Tensor, Tensor]:
@@ -300,11 +318,14 @@ def visit_gradients(model: nn.Module, value: Tensor, visit: Callable[[str, Tenso
 def loss_bypasses_outputs(model: nn.Module, batch: Batch, loss: Loss, seed: int, gradient_size: float) -> bool:
     """Return whether the loss depends on parameters other than through the outputs, by a penalty on weights say.
 
-    The derivatives of the loss with respect to the outputs are subtracted at the outputs: what is left of the gradient
-    bypasses them. It is compared with `gradient_size`, the norm of the largest gradient of a parameter. Where one
-    output is computed from another the answer may be True although nothing bypasses the outputs.
+    If every path from the loss to a parameter in the graph of derivatives leads through an output, it does not.
+    Otherwise the derivatives of the loss with respect to the outputs are subtracted at the outputs: what is left of the
+    gradient bypasses them. It is compared with `gradient_size`, the norm of the largest gradient of a parameter. Where
+    one output is computed from another the answer may be True although nothing bypasses the outputs.
     """
     value, tensors = _run(model, batch, loss, seed)
+    if not _reaches_parameter(value, tensors):
+        return False
     tensors = [t for t in tensors if t.requires_grad]
     signals = torch.autograd.grad(value, tensors, retain_graph=True, allow_unused=True) if tensors else ()
     for tensor, signal in zip(tensors, signals, strict=True):
@@ -313,6 +334,20 @@ def loss_bypasses_outputs(model: nn.Module, batch: Batch, loss: Loss, seed: int,
     norms: list[Tensor] = []
     visit_gradients(model, value, lambda name, weight, gradient: norms.append(gradient.norm()))
     return max(map(float, norms), default=0.0) > GRADIENT_RTOL * gradient_size
+
+
+def _reaches_parameter(value: Tensor, outputs: Sequence[Tensor]) -> bool:
+    """Return whether the graph of derivatives of a value has a path to a parameter that avoids all outputs."""
+    passed, left = {output.grad_fn for output in outputs}, [value.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in passed:
+            continue
+        if hasattr(node, "variable"):
+            return True
+        passed.add(node)
+        left += [following for following, _ in node.next_functions]
+    return False
 
 
 def random_projection(loss: Loss, seed: int) -> Loss:

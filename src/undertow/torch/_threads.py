@@ -4,9 +4,10 @@ import functools
 from collections.abc import Generator
 from contextlib import contextmanager
 
+import torch
 from threadpoolctl import ThreadpoolController
 
-__all__ = ["one_thread"]
+__all__ = ["one_thread", "single_threaded"]
 
 
 @functools.cache
@@ -22,3 +23,15 @@ def one_thread() -> Generator[None]:
     """Run the BLAS of NumPy and of SciPy (which JAX uses on a CPU) on one thread."""
     with _libraries().limit(limits=1, user_api="blas"):
         yield
+
+
+@contextmanager
+def single_threaded() -> Generator[None]:
+    """Run PyTorch too on one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with one_thread():
+            yield
+    finally:
+        torch.set_num_threads(threads)

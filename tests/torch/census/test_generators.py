@@ -78,3 +78,14 @@ def test_one_axis_against_another_of_the_same_parameter_moves_nothing():
     found = Generators([])
     found.add(stacked)
     assert found.without_implied() == []
+
+
+def test_rows_of_one_matrix_are_the_sum_over_its_columns():
+    """The keys of a fused layer, scaled as a whole, against a norm whose gains have scales of their own."""
+    columns = rows("in", 1, np.arange(2, 4)[:, None], 6, matrices=3, by_matrix=True)
+    gains = scales([columns], [rows("gain", 0, np.arange(2)[:, None], 2, dimensions=1)])
+    keys = rows("in", 0, np.arange(4, 8)[None], 12, matrices=3)
+    norm = rows("gain", 0, np.arange(2)[None], 2, dimensions=1)
+    assert sums_imply([gains], scales([keys], [norm]))
+    values = rows("in", 0, np.arange(8, 12)[None], 12, matrices=3)
+    assert not sums_imply([gains], scales([values], [norm]))

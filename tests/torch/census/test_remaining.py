@@ -9,7 +9,7 @@ from torch import nn
 
 from tests.torch.zoo import square
 from undertow.torch import census
-from undertow.torch._copies import DoublePrecision, model_copy
+from undertow.torch._copies import OnePrecision, model_copy
 from undertow.torch.census.remaining import _integer, remaining_symmetries, without_sums
 from undertow.torch.census.unexplained import IndexNullSpace
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.torch
 
 
 def space_of(model, x):
-    with DoublePrecision():
+    with OnePrecision():
         return IndexNullSpace(model_copy(model, torch.float64), x.double(), square, eps=0.1, seed=0)
 
 

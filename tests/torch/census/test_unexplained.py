@@ -6,7 +6,7 @@ from torch import nn
 
 from tests.torch.zoo import square
 from undertow.torch import census
-from undertow.torch._copies import DoublePrecision, cast_batch, model_copy
+from undertow.torch._copies import OnePrecision, cast_batch, model_copy
 from undertow.torch.census.unexplained import IndexNullSpace
 
 pytestmark = pytest.mark.torch
@@ -20,7 +20,7 @@ def test_what_the_named_symmetries_leave_is_counted(activation):
     symmetries = census(model, x, square)
     assert symmetries.unexplained == ()
     twin = model_copy(model, torch.float64)
-    with DoublePrecision():
+    with OnePrecision():
         space = IndexNullSpace(twin, cast_batch(x, torch.float64), square, eps=0.1, seed=3)
     for left_out, symmetry in enumerate(symmetries):
         known = [s for k, s in enumerate(symmetries) if k != left_out]

@@ -183,12 +183,11 @@ def _integer(sources: tuple[object, ...], *names: str) -> int | None:
     return None
 
 
-def length_levels(model: nn.Module) -> list[Level]:
-    """Return the levels of axes of equal length over the whole model, longest first.
+def length_levels(model: nn.Module, plain: Sequence[Axis]) -> list[Level]:
+    """Return the levels of axes (those of `plain_axes`) of equal length over the whole model, longest first.
 
     Scales of whole parameters (`whole_parameters`) are searched separately.
     """
-    plain = plain_axes(model)
     lengths = {axis.length for axis in plain}
     by_size: dict[tuple[int, bool], list[Axis]] = {}
     for axis in plain:
@@ -207,13 +206,12 @@ def length_levels(model: nn.Module) -> list[Level]:
     return [Level(f"length {size[0]}", tuple(by_size[size])) for size in sorted(by_size, reverse=True)]
 
 
-def attention_levels(model: nn.Module) -> list[Level]:
+def attention_levels(model: nn.Module, plain: Sequence[Axis]) -> list[Level]:
     """Return the levels inside each attention module: groups of heads, RoPE pairs, whole heads."""
-    plain = plain_axes(model)
     return [level for heads in attention_heads(model) for level in _attention_levels(heads, plain)]
 
 
-def _attention_levels(h: Heads, plain: list[Axis]) -> list[Level]:
+def _attention_levels(h: Heads, plain: Sequence[Axis]) -> list[Level]:
     """Return the levels inside one attention module: groups of query heads, RoPE pairs, whole heads."""
     inside = [axis for axis in plain if axis.parameter.startswith(f"{h.module}." if h.module else "")]
     wide, narrow = h.heads * h.width, h.key_heads * h.width

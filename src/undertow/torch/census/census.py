@@ -6,14 +6,11 @@ at every draw of weights, a null space. Whether a block of indices allows a GL(d
 matrices G W'.
 """
 
-import functools
-import math
 import os
 import re
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,46 +18,38 @@ from torch import Tensor, nn
 from undertow._table import ResultTable, html_of
 from undertow.torch._copies import (
     Batch,
-    DoublePrecision,
     Loss,
     cast_batch,
-    cast_model,
-    draws_random_numbers,
-    loss_bypasses_outputs,
-    model_copy,
-    random_projection,
     randomise,
     trainable,
     unwrap,
 )
 from undertow.torch._isolation import isolated
 from undertow.torch._renamed import Renamed
-from undertow.torch._threads import one_thread
-from undertow.torch.census.axes import Axis, Symmetry
-from undertow.torch.census.candidates import attention_heads, attention_levels, length_levels, plain_axes
-from undertow.torch.census.couplings import coupled_levels
+from undertow.torch._threads import single_threaded
+from undertow.torch.census.axes import Symmetry
+from undertow.torch.census.candidates import attention_heads
 from undertow.torch.census.folding import fold_names, folded_table
-from undertow.torch.census.moments import MAX_DRAWS, AxisMoments
 from undertow.torch.census.names import name_symmetry, names_of_axes
-from undertow.torch.census.proof import OUTPUT_RTOL, OrbitTrial, Refuted, hold_with_eps, situations, verify_symmetries
-from undertow.torch.census.remaining import remaining_symmetries, without_sums
-from undertow.torch.census.samples import too_few_samples
+from undertow.torch.census.pipeline import search
+from undertow.torch.census.proof import (
+    OUTPUT_RTOL,
+    OrbitTrial,
+)
 from undertow.torch.census.scaling.check import ScalingCheck, check_scaling
 from undertow.torch.census.scaling.entries import ScalingMap
 from undertow.torch.census.scaling.writing import scaling_map
-from undertow.torch.census.search import LARGE_EPS, NO_EPS, search_levels, search_whole_parameters
 from undertow.torch.census.stored import encode, json_text, load_record, save_record
 from undertow.torch.census.structure import Structure, structure_of
 from undertow.torch.census.transfer import transferred
-from undertow.torch.census.unexplained import Unexplained, index_null_space
+from undertow.torch.census.unexplained import Unexplained
 
 __all__ = ["Census", "census", "check_census"]
 
-ONE_THREAD_LIMIT = 10**8
-"""Number of parameters up to which the census runs on one thread. It makes a hundred passes over a few tokens: several
-threads gain nothing on so many small operations, and where another program occupies a core they wait for each other at
-every one of them (23 million parameters, two cores: 8 seconds with one thread, more than 60 with two threads beside two
-busy programs)."""
+ONE_THREAD_LIMIT = 3 * 10**8
+"""Number of parameters up to which the census runs on one thread. It makes some forty passes over a few tokens: several
+threads gain little on so many small operations, and where another program occupies a core they wait for each other at
+every one of them (100 million parameters: 31 s of CPU time with two threads, 23 with one)."""
 
 MOST_LINES = 24
 """Number of symmetries up to which `print` shows one line for each; above it shows the table."""
@@ -243,26 +232,15 @@ def census(model: nn.Module, batch: Batch, loss: Loss, *, seed: int = 0, count: 
     """
     model = unwrap(model)
     large = sum(p.numel() for p in model.parameters()) > ONE_THREAD_LIMIT
-    with isolated(model, seed), nullcontext() if large else _single_threaded():
+    with isolated(model, seed), nullcontext() if large else single_threaded():
         return replace(_census(model, batch, loss, seed, count), structure=structure_of(model))
-
-
-@contextmanager
-def _single_threaded() -> Generator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with one_thread():
-            yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _census(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool | None) -> Census:
     names = list(trainable(model))
     if not names:
         raise ValueError("`census`: no parameter of the model trains (requires_grad is False everywhere).")
-    searched, small = _search(model, batch, loss, seed, count)
+    searched, small = search(model, batch, loss, seed, count)
     randomise(small, seed + 2000)
     trial = OrbitTrial(small, cast_batch(batch, torch.float32), loss, seed + 2000)
     heads = attention_heads(model)
@@ -300,75 +278,6 @@ def _census(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool |
         free=tuple(name for name in names if name not in moved),
         broken=tuple(sorted((named(r.symmetry, r.change) for r in searched.refuted if r.by_loss), key=place)),
     )
-
-
-class _Searched(NamedTuple):
-    """Symmetries found in double precision, and tested in all situations."""
-
-    exact: list[Symmetry]
-    approximate: list[Symmetry]
-    refuted: list[Refuted]
-    unclear: list[str]
-    zero_axes: list[Axis]
-    """Axes without a gradient."""
-    unexplained: tuple[Unexplained, ...]
-
-
-def _search(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool | None) -> tuple[_Searched, nn.Module]:
-    """Search the symmetries on a copy in double precision and test them in all situations.
-
-    Return them, and the copy in single precision.
-    """
-    twin = model_copy(model, torch.float64)
-    batch = cast_batch(batch, torch.float64)
-    with DoublePrecision():
-        plain, heads = length_levels(twin), attention_levels(twin)
-        randomise(twin, seed)
-        stochastic = draws_random_numbers(twin, batch, loss)
-        candidates = [*plain, *coupled_levels(twin, batch, loss, [*plain, *heads], seed + 6000), *heads]
-        draws = max([2, *(math.ceil(2.1 * len(level.axes) / level.size) for level in candidates)])
-        draws = min(draws, MAX_DRAWS)
-        moments = lambda loss, eps, seed: AxisMoments(
-            twin, batch, loss, candidates, eps, draws, seed, stochastic=stochastic
-        )
-        strict, loose = moments(loss, LARGE_EPS, seed), moments(loss, NO_EPS, seed + 1000)
-        strict_found = search_levels(candidates, strict, [])
-        loose_found = search_levels(candidates, loose, strict_found)
-        strict_found, loose_found = strict.with_blocks(strict_found), loose.with_blocks(loose_found)
-        if loss_bypasses_outputs(twin, batch, loss, seed, strict.gradient_size):
-            # the loss may break symmetries of the outputs
-            of_outputs = moments(random_projection(loss, seed), LARGE_EPS, seed + 4000)
-            strict_found += of_outputs.with_blocks(search_levels(candidates, of_outputs, [*strict_found, *loose_found]))
-        whole, doubts = search_whole_parameters(twin, batch, loss, [*strict_found, *loose_found], strict, seed)
-        randomise(twin, seed + 2000)
-        held = hold_with_eps(twin, batch, loss, whole, strict.covering_seeds(), LARGE_EPS)
-        exact = [*strict_found, *held]
-        approximate = [*loose_found, *(symmetry for symmetry in whole if symmetry not in held)]
-        refuted: list[Refuted] = []
-        tried = situations(seed + 5000, stochastic)
-        verify = functools.partial(verify_symmetries, twin, batch, loss, own_weights=list(model.parameters()))
-        # random weights are drawn once; the own weights of the model replace them
-        for own in (False, True):
-            several = [s for s in tried if s.own_weights == own]
-            some = [s for s in several if not s.evaluation and s.split == 1 and s.scale <= 8]
-            approximate, failed = verify(approximate, some, eps=NO_EPS)
-            exact, others = verify(exact, several, eps=None)
-            refuted += [*others, *failed]
-        space = index_null_space(twin, batch, loss, count, eps=LARGE_EPS, seed=seed + 7000)
-        if isinstance(space, Unexplained):
-            unexplained: tuple[Unexplained, ...] = (space,)
-        else:
-            known = [*exact, *(r.symmetry for r in refuted)]
-            remaining = strict.with_blocks(remaining_symmetries(space, known))
-            if remaining:
-                randomise(twin, seed + 2000)
-                more, failed = verify(remaining, tried, eps=None)
-                exact = without_sums(space, [*exact, *more]) if more else exact
-                refuted += failed
-            unexplained = space.unexplained([*exact, *(r.symmetry for r in refuted)])
-    unclear = [*strict.unclear, *loose.unclear, *doubts, *too_few_samples(plain_axes(twin), strict.inactive, batch)]
-    searched = _Searched(exact, approximate, refuted, unclear, strict.zero_axes, unexplained)
-    return searched, cast_model(twin, model, torch.float32)
 
 
 def _changes_by_layer(trial: OrbitTrial, symmetries: Sequence[Symmetry], seed: int) -> list[float]:

@@ -17,16 +17,18 @@ from torch import nn
 
 from undertow.torch._copies import Batch, Loss
 from undertow.torch.census.axes import Axis
-from undertow.torch.census.candidates import Level, is_bias, plain_axes, with_biases
+from undertow.torch.census.candidates import Level, is_bias, with_biases
 from undertow.torch.census.codes import Codes, Toggled, varies
 
 __all__ = ["coupled_levels"]
 
-FIRST_PASSES, PASSES, MOST_PASSES = 6, 24, 64
-"""Number of passes that show whether there is something to find, that decode it, and at most; passes are added while
-codes are ambiguous."""
-SHORT = 16
-"""Length of an axis below which chance may hide a coupling in the first passes, so that as many more are made."""
+FEWEST_PASSES, FIRST_PASSES, PASSES, MOST_PASSES = 4, 6, 24, 64
+"""Number of passes that show whether there is something to find (on long axes, and on others), that decode it, and at
+most; passes are added while codes are ambiguous."""
+SHORT, LONG = 16, 64
+"""Length of an axis below which chance may hide a coupling in the first passes, so that as many more are made, and from
+which fewer passes do: two percent of the indices without a partner show a coupling, and in each pass a wrong partner
+has the code of an index by chance in three of four cases."""
 MOST_BY_CHANCE = 0.05
 """Expected number of wrong partners between two axes below which no more passes are made."""
 MOST_PARTNERS = 3
@@ -44,14 +46,16 @@ _Maps = dict[tuple[int, int, int, int], np.ndarray]
 gate and what it multiplies): the partner of each index, -1 for none."""
 
 
-def coupled_levels(twin: nn.Module, batch: Batch, loss: Loss, searched: Sequence[Level], seed: int) -> list[Level]:
+def coupled_levels(
+    twin: nn.Module, batch: Batch, loss: Loss, plain: Sequence[Axis], searched: Sequence[Level], seed: int
+) -> list[Level]:
     """Return a level for every axis whose indices are coupled one by one, or in pairs, to indices of other axes.
 
     A few passes show first whether all couplings lie in the levels that are searched anyway; then there is nothing to
     add. Axes that write are set to zero first. Where an axis that reads has no partner then, several layers write what
     it reads: axes that read, and then all equally long axes together, are set to zero too.
     """
-    axes = [axis for axis in plain_axes(twin) if not is_bias(axis.parameter)]
+    axes = [axis for axis in plain if not is_bias(axis.parameter)]
     axes = [axis for axis in axes if axis.by_matrix or axis.axis == 0 or axis.matrices == 1]
     inputs = [axis for axis in axes if axis.role == "in"]
     others = [axis for axis in axes if axis.role != "in"]
@@ -61,9 +65,10 @@ def coupled_levels(twin: nn.Module, batch: Batch, loss: Loss, searched: Sequence
     codes = Codes(twin, batch, loss, [(axis,) for axis in others], axes, seed) if others else None
     if codes is None:
         return []
-    codes.run(FIRST_PASSES)
+    shortest = min(axis.length for axis in axes)
+    codes.run(FIRST_PASSES if shortest < LONG else FEWEST_PASSES)
     covered = _covered(codes, searched)
-    if covered and min(axis.length for axis in axes) < SHORT:
+    if covered and shortest < SHORT:
         codes.run(FIRST_PASSES)
         covered = _covered(codes, searched)
     maps = {} if covered else _decoded(codes)

@@ -38,8 +38,8 @@ def _sample(symmetry: Symmetry) -> list[int]:
 def sums_imply(known: Sequence[Symmetry], symmetry: Symmetry, without_effect: Sequence[Axis] = ()) -> bool:
     """Return whether a symmetry of whole parameters is a sum of known symmetries, each moved by one amount.
 
-    To scale all indices of one axis of a parameter is the same as to scale all those of another. What some axes do
-    is without effect.
+    To scale all indices of one axis of a parameter is the same as to scale all those of another, for each of its
+    matrices. What some axes do is without effect.
     """
     free = [replace(symmetry, plus=(axis,), minus=()) for axis in without_effect]
     columns, target = [_total(one) for one in [*known, *free]], _total(symmetry)
@@ -47,8 +47,12 @@ def sums_imply(known: Sequence[Symmetry], symmetry: Symmetry, without_effect: Se
     axes: dict[tuple[str, float], list[tuple[str, int, float]]] = defaultdict(list)
     for key in lengths:
         axes[key[0], key[2]].append(key)
-    for same in axes.values():
-        columns += [{same[0]: np.ones(lengths[same[0]]), key: -np.ones(lengths[key])} for key in same[1:]]
+    matrices = {axis.parameter: axis.matrices for one in [*known, *free, symmetry] for axis in one.axes}
+    for first, *others in axes.values():
+        every = np.repeat(np.eye(matrices[first[0]]), lengths[first] // matrices[first[0]], axis=1)
+        for key in others:
+            again = np.repeat(np.eye(matrices[key[0]]), lengths[key] // matrices[key[0]], axis=1)
+            columns += [{first: one, key: -other} for one, other in zip(every, again, strict=True)]
     matrix = _distinct_rows([*columns, target])
     best = np.linalg.lstsq(np.asarray(matrix[:, :-1], float), np.asarray(matrix[:, -1], float), rcond=None)[0]
     return bool(np.abs(matrix[:, :-1] @ best - matrix[:, -1]).max() <= 1e-6)

@@ -4,6 +4,8 @@ The gradient of each parameter is reduced to its moments as soon as it is there,
 network at once would take as much memory as the network.
 """
 
+import copy
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -20,14 +22,18 @@ from undertow.torch._copies import (
     trainable,
     visit_gradients,
 )
-from undertow.torch._random_weights import LARGE_PARAMETER, RandomWeights
+from undertow.torch._random_weights import LARGE_PARAMETER, RandomWeights, enlarge
 from undertow.torch.census.axes import Axis, Symmetry, all_rows, unfold
 from undertow.torch.census.candidates import Level
 
-__all__ = ["MAX_DRAWS", "AxisMoments"]
+__all__ = ["MAX_DRAWS", "AxisMoments", "enough_draws"]
 
 MAX_DRAWS = 16
 """Largest number of draws of random weights; each takes one forward and one backward pass."""
+ROWS_PER_AXIS = 2.1
+"""Least number of indices in all draws per axis of a level; with fewer, chance makes null vectors."""
+ONE_DRAW_LENGTH = 64
+"""Length of the shortest level from which one draw may do: a few inactive units decide nothing there."""
 MIN_BRANCH_DRAWS = 8
 """Least number of draws where a parameter may be dropped at random (stochastic depth, LayerDrop): a branch that is
 dropped with probability 0.2 is missing from all of them in 3 of a million cases, one at 0.5 in 4 of a thousand."""
@@ -38,6 +44,13 @@ BLOCK_RTOL = 1e-7
 """Entries of the matrices G W' of both sides agree if they differ by less than this, relative to the largest."""
 
 
+def enough_draws(levels: Sequence[Level]) -> int:
+    """Return the number of draws of weights in which the moments of all levels determine their null spaces."""
+    least = 1 if min((level.size for level in levels), default=0) >= ONE_DRAW_LENGTH else 2
+    needed = max([least, *(math.ceil(ROWS_PER_AXIS * len(level.axes) / level.size) for level in levels)])
+    return min(needed, MAX_DRAWS)
+
+
 class AxisMoments:
     """Moments of the axes of every level at several draws of weights, each with its own random numbers for dropout.
 
@@ -46,12 +59,17 @@ class AxisMoments:
 
     def __init__(
         self, twin: nn.Module, batch: Batch, loss: Loss, searched: list[Level], eps: float, draws: int, seed: int,
-        *, stochastic: bool,
+        *, stochastic: bool, known: Sequence[Symmetry] = (), largest: float = 1.0,
     ):  # fmt: skip
+        """Take the moments; in the first draw also what `with_blocks` needs of the known symmetries.
+
+        Each parameter is multiplied by a random factor between 1 and `largest`.
+        """
         self.searched = searched
+        self._products = {id(symmetry): _Products(symmetry) for symmetry in known}
         self.unclear: list[str] = []
         """Sentences about candidates that could not be interpreted."""
-        self._twin, self._batch, self._loss, self._eps, self._seed = twin, batch, loss, eps, seed
+        self.twin, self._batch, self.loss, self._eps, self._seed, self._largest = twin, batch, loss, eps, seed, largest
         self._weights = RandomWeights(twin)
         self._names = list(trainable(twin))
         axes = [axis for level in searched for axis in level.axes]
@@ -67,9 +85,9 @@ class AxisMoments:
             sums, sizes, norms = self._moments(len(self.nonzero))
             self.gradient_size = max(self.gradient_size, float(norms[0].max()))
             bounds = np.maximum(bounds, norms[1])
-            largest = self._places.largest_by_parameter(sizes, self._names)
-            self.nonzero = np.concatenate([self.nonzero, [largest > 0]])
-            limit = ZERO_GRADIENT_RTOL * largest.max()
+            by_parameter = self._places.largest_by_parameter(sizes, self._names)
+            self.nonzero = np.concatenate([self.nonzero, [by_parameter > 0]])
+            limit = ZERO_GRADIENT_RTOL * by_parameter.max()
             is_zero &= self._places.largest_by_axis(sizes) <= limit
             for key, share in self._places.shares_below(sizes, limit).items():
                 self.inactive.setdefault(key, []).append(share)
@@ -89,6 +107,21 @@ class AxisMoments:
         ]
         """One matrix (indices of all draws, axes) per level."""
 
+    def joined(self, other: "AxisMoments") -> "AxisMoments":
+        """Return the moments of both, of the same levels: a null vector of these is one of both."""
+        both = copy.copy(self)
+        size = lambda matrix: max(float(np.linalg.norm(matrix)), 1e-300)
+        both.moments = [
+            np.concatenate([one, two * (size(one) / size(two))])
+            for one, two in zip(self.moments, other.moments, strict=True)
+        ]
+        both.is_zero = [
+            [one and two for one, two in zip(*pair, strict=True)]
+            for pair in zip(self.is_zero, other.is_zero, strict=True)
+        ]
+        both.unclear = []
+        return both
+
     def _has_enough_draws(self, draws: int, stochastic: bool) -> bool:
         done, counts = len(self.nonzero), self.nonzero.sum(0)
         if not stochastic or done == 0:
@@ -105,20 +138,25 @@ class AxisMoments:
         sizes: dict[_Key, Tensor] = {}
         norms: dict[str, Tensor] = {}
 
+        of_parameter = _by_parameter(list(self._products.values()) if number == 0 else [])
+
         def visit(name: str, weight: Tensor, gradient: Tensor) -> None:
-            norm = gradient.norm()
-            norms[name] = torch.stack([norm, norm * weight.norm()])
+            for products in of_parameter.get(name, ()):
+                products.add(name, weight, gradient)
+            norm, length = gradient.norm(), weight.norm()
+            norms[name] = torch.stack([norm, norm * length])
             views = self._places.by_parameter.get(name, {})
             offsets = {key: axis.shift * all_rows(gradient, axis).sum(1) for key, axis in views.items() if axis.shift}
-            # in place for large parameters, to save memory; their random values are never zero, so that div_ is safe
+            # in place for large parameters, to save memory; none of their random values is zero, so that the product
+            # vanishes where the gradient does
             small = weight.numel() < LARGE_PARAMETER
             product = gradient * weight if small else gradient.mul_(weight)
             for key, axis in views.items():
                 total = all_rows(product, axis).sum(1)
                 sums[key] = total + offsets[key] if key in offsets else total
-            size = gradient.abs_() if small else product.div_(weight).abs_()
+            size, unit = (gradient.abs_(), 1.0) if small else (product.abs_(), weight.numel() ** 0.5 / length)
             for key, axis in views.items():
-                sizes[key] = all_rows(size, axis).amax(1)
+                sizes[key] = all_rows(size, axis).amax(1) * unit
 
         self._draw(number, visit)
         table = np.zeros((len(self._names), 2))
@@ -132,10 +170,11 @@ class AxisMoments:
 
     def _draw(self, number: int, visit: Callable[[str, Tensor, Tensor], None]) -> None:
         """Visit the weights and gradients of a draw."""
-        with norm_epsilon(self._twin, self._eps):
+        with norm_epsilon(self.twin, self._eps):
             self._weights.draw(self._seed + number)
-            value, _ = forward(self._twin, self._batch, self._loss, self.dropout_seed(number))
-            visit_gradients(self._twin, value, visit)
+            enlarge(self.twin, self._largest, self._seed + number)
+            value, _ = forward(self.twin, self._batch, self.loss, self.dropout_seed(number))
+            visit_gradients(self.twin, value, visit)
 
     def dropout_seed(self, number: int) -> int:
         """Return the seed of the random numbers for dropout in a draw."""
@@ -154,16 +193,17 @@ class AxisMoments:
         """Return each symmetry with the largest GL block that the gradients of a draw with all its parameters allow."""
         column = {name: number for number, name in enumerate(self._names)}
         by_draw: dict[int, list[_Products]] = {}
-        result = [_Products(symmetry) for symmetry in symmetries]
-        for products in result:
-            if products.rows:
-                present = self.nonzero[:, [column[name] for name in products.symmetry.parameters]].sum(1)
-                by_draw.setdefault(int(np.argmax(present)), []).append(products)
+        result = []
+        for symmetry in symmetries:
+            present = self.nonzero[:, [column[name] for name in symmetry.parameters]].sum(1)
+            best, products = int(np.argmax(present)), self._products.get(id(symmetry))
+            if products is None or present[0] < present[best]:
+                products = _Products(symmetry)
+                if products.rows:
+                    by_draw.setdefault(best, []).append(products)
+            result.append(products)
         for draw, all_products in by_draw.items():
-            of_parameter: dict[str, list[_Products]] = {}
-            for products in all_products:
-                for name in products.symmetry.parameters:
-                    of_parameter.setdefault(name, []).append(products)
+            of_parameter = _by_parameter(all_products)
 
             def visit(name: str, weight: Tensor, gradient: Tensor, of_parameter=of_parameter) -> None:
                 for products in of_parameter.get(name, ()):
@@ -228,6 +268,14 @@ class _Places:
         return np.array([max(map(part, self.by_parameter.get(name, ())), default=0.0) for name in names])
 
 
+def _by_parameter(all_products: Sequence["_Products"]) -> dict[str, list["_Products"]]:
+    of_parameter: dict[str, list[_Products]] = {}
+    for products in all_products:
+        for name in products.symmetry.parameters if products.rows else ():
+            of_parameter.setdefault(name, []).append(products)
+    return of_parameter
+
+
 class _Products:
     """Some rows of the sums of G W' over both sides of a symmetry, from which the size of its blocks follows."""
 
@@ -242,6 +290,7 @@ class _Products:
             self._tried = {w: {0, w - 1, w // 2, last, middle} for w in symmetry.block_sizes(symmetry.size)}
         self.rows = sorted(set().union(*self._tried.values()))
         self._sums = [torch.zeros(()), torch.zeros(())]
+        self._missing, self._block = len(symmetry.axes), 0
 
     def add(self, name: str, weight: Tensor, gradient: Tensor) -> None:
         """Add the products of a parameter."""
@@ -252,9 +301,14 @@ class _Products:
                     product = w @ g[self.rows].T if side == 0 else g @ w[self.rows].T
                     total = self._sums[side]
                     self._sums[side] = product if total.ndim == 0 else total + product.to(total.device)
+                    self._missing -= 1
+        if self._missing == 0:  # the products of all symmetries at once would take as much memory as a layer
+            self._block, self._sums = self.largest_block(), [torch.zeros(()), torch.zeros(())]
 
     def largest_block(self) -> int:
         """Return the largest block on which the sum of G W' over plus is the transpose of that over minus."""
+        if self._block:
+            return self._block
         if not self.rows or 0 in (self._sums[0].ndim, self._sums[1].ndim):
             return 1
         one, two = (total.numpy(force=True) for total in self._sums)

@@ -63,6 +63,23 @@ def random_transform(symmetry: Symmetry, seed: int, dtype: torch.dtype) -> Tenso
     return (torch.eye(width, dtype=torch.float64) + 0.3 * drawn / width**0.5).to(dtype)
 
 
+_Parts = list[tuple[Symmetry, Tensor, Tensor]]
+"""Symmetries with a transformation of each and its inverse."""
+
+
+def _random_parts(symmetries: Sequence[Symmetry], seed: int) -> _Parts:
+    """Return symmetries with random transformations, each its own."""
+    parts = []
+    for number, symmetry in enumerate(symmetries):
+        transform = random_transform(symmetry, seed + number, torch.float64)
+        parts.append((symmetry, transform, 1 / transform if transform.ndim == 1 else torch.linalg.inv(transform)))
+    return parts
+
+
+def _inverse(parts: _Parts) -> _Parts:
+    return [(symmetry, inverse, transform) for symmetry, transform, inverse in reversed(parts)]
+
+
 @contextmanager
 def _moved(model: nn.Module, symmetries: Sequence[Symmetry], seed: int) -> Generator[None]:
     """Move the parameters along the orbits of these symmetries, each by its own transformation, inside the context.
@@ -70,16 +87,12 @@ def _moved(model: nn.Module, symmetries: Sequence[Symmetry], seed: int) -> Gener
     They are moved in place and back by the inverse transformation: a second copy of a large network would take too much
     memory.
     """
-    params = trainable(model)
-    parts = []
-    for number, symmetry in enumerate(symmetries):
-        transform = random_transform(symmetry, seed + number, torch.float64)
-        parts.append((symmetry, transform, 1 / transform if transform.ndim == 1 else torch.linalg.inv(transform)))
+    params, parts = trainable(model), _random_parts(symmetries, seed)
     try:
         move_in_place(params, parts)
         yield
     finally:
-        move_in_place(params, [(symmetry, inverse, transform) for symmetry, transform, inverse in reversed(parts)])
+        move_in_place(params, _inverse(parts))
 
 
 class OrbitTrial:
@@ -190,7 +203,7 @@ def verify_symmetries(
     tried: Sequence[Situation],
     *,
     own_weights: Sequence[Tensor],
-    eps: float | None,
+    eps: float | None = None,
 ) -> tuple[list[Symmetry], list[Refuted]]:
     """Return the symmetries that hold in all situations (with smaller blocks where only these hold), and the others.
 
@@ -199,15 +212,35 @@ def verify_symmetries(
     network that is chaotic there).
     """
     left, refuted = list(symmetries), []
+    params, scaled = trainable(twin), _Scaled(twin)
+    moved: _Parts = []
+    evaluated: Tensor | None = None
     for situation in tried:
         if not left:
             break
         if situation.own_weights:
             for parameter, value in zip(twin.parameters(), own_weights, strict=True):
                 parameter.copy_(value)
-        with _scaled(twin, situation), norm_epsilon(twin, eps), _mode(twin, situation.evaluation):
-            left, failures = _Trial(twin, batch, loss, situation.dropout_seed).partition(left)
+            moved, scaled = [], _Scaled(twin)
+        scaled.set(situation)
+        with norm_epsilon(twin, eps), _mode(twin, situation.evaluation):
+            trial = _Trial(twin, batch, loss, situation.dropout_seed)
+            same, evaluated = evaluated is not None and torch.equal(trial.outputs, evaluated), None
+            if same:  # evaluation mode computed the same function at the same weights
+                continue
+            # moved there in one situation and back in the next, which halves the number of moves
+            parts = _inverse(moved) if moved else _random_parts(left, situation.dropout_seed)
+            move_in_place(params, parts)
+            value, outputs = trial.run()
+            if trial.unchanged(value, outputs):
+                moved = [] if moved else parts
+                evaluated = outputs if situation.evaluation else None
+                continue
+            move_in_place(params, _inverse(parts))
+            moved = []
+            left, failures = trial.partition(left)
             refuted += [Refuted(symmetry, situation.description, *change) for symmetry, change in failures]
+    scaled.set(None)
     return left, refuted
 
 
@@ -230,18 +263,21 @@ def _mode(model: nn.Module, evaluation: bool) -> Generator[None]:
             module.training = training
 
 
-@contextmanager
-def _scaled(model: nn.Module, situation: Situation) -> Generator[None]:
-    """Multiply the weights by the powers of two of a situation inside the context."""
-    floating = [p for p in model.parameters() if p.is_floating_point()] if situation.scale != 1 else []
-    large = round(situation.split * len(floating))
-    factors = [situation.scale] * large + [1 / situation.scale] * (len(floating) - large)
-    multiply = lambda numbers: torch._foreach_mul_(floating, numbers) if floating else None
-    multiply(factors)
-    try:
-        yield
-    finally:
-        multiply([1 / factor for factor in factors])
+class _Scaled:
+    """Powers of two by which the weights of a model are multiplied, one situation after the other."""
+
+    def __init__(self, model: nn.Module):
+        self._floating = [p for p in model.parameters() if p.is_floating_point()]
+        self._factors = [1.0] * len(self._floating)
+
+    def set(self, situation: Situation | None) -> None:
+        """Multiply the weights by the factors of a situation instead of the present ones; None for no factors."""
+        scale, split = (situation.scale, situation.split) if situation else (1.0, 1.0)
+        large = round(split * len(self._floating))
+        factors = [scale] * large + [1 / scale] * (len(self._floating) - large)
+        if factors != self._factors:
+            torch._foreach_mul_(self._floating, [new / old for new, old in zip(factors, self._factors, strict=True)])
+        self._factors = factors
 
 
 def _distinct(axes: Sequence[Axis]) -> list[Axis]:
@@ -253,9 +289,9 @@ class _Trial:
     """Test of symmetries in one situation. The effect of rounding is measured where a symmetry seems to fail."""
 
     def __init__(self, twin: nn.Module, batch: Batch, loss: Loss, dropout_seed: int):
-        self._run = lambda: forward(twin, batch, loss, dropout_seed)
+        self.run = lambda: forward(twin, batch, loss, dropout_seed)
         self.twin, self.dropout_seed = twin, dropout_seed
-        self.value, self.outputs = self._run()
+        self.value, self.outputs = self.run()
 
     @functools.cached_property
     def _rounding(self) -> tuple[float, float]:
@@ -266,7 +302,7 @@ class _Trial:
         factors = [1 + PERTURBATION * torch.randn(shape, generator=generator).double() for shape in shapes]
         for parameter, factor in zip(params, factors, strict=True):
             parameter.mul_(factor.to(parameter))
-        value, outputs = self._run()
+        value, outputs = self.run()
         for parameter, factor in zip(params, factors, strict=True):
             parameter.div_(factor.to(parameter))
         return _relative_change(outputs, self.outputs), float((value - self.value).abs())
@@ -302,15 +338,22 @@ class _Trial:
         if not symmetries:
             return None
         with _moved(self.twin, symmetries, self.dropout_seed):
-            value, outputs = self._run()
+            value, outputs = self.run()
+        if self.unchanged(value, outputs):
+            return None
         change = _relative_change(outputs, self.outputs)
+        if not self.conclusive:
+            return None
         if not change <= OUTPUT_RTOL:
-            return (change, False) if self.conclusive else None
+            return change, False
         size = float(self.value.abs())
         difference = float((value - self.value).abs())
-        limit = (LOSS_RTOL + 10 * change) * size
-        if difference <= limit or not self.conclusive:
-            return None
-        if difference <= limit + self._rounding[1] / PERTURBATION * 1e-10:
+        if difference <= (LOSS_RTOL + 10 * change) * size + self._rounding[1] / PERTURBATION * 1e-10:
             return None
         return difference / size if size else math.inf, True
+
+    def unchanged(self, value: Tensor, outputs: Tensor) -> bool:
+        """Return whether loss and outputs are those before the move, up to rounding that every network has."""
+        change = _relative_change(outputs, self.outputs)
+        difference = float((value - self.value).abs())
+        return change <= OUTPUT_RTOL and difference <= (LOSS_RTOL + 10 * change) * float(self.value.abs())

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from undertow.torch._copies import Batch, Loss, forward, norm_epsilon, trainable
-from undertow.torch._random_weights import RandomWeights
+from undertow.torch._random_weights import RandomWeights, enlarge
 from undertow.torch.census.axes import Axis, Symmetry
 from undertow.torch.census.candidates import plain_axes
 from undertow.torch.census.generators import signed
@@ -168,7 +168,7 @@ def _gram(twin: nn.Module, batch: Batch, loss: Loss, indices: IndexTable, eps: f
         draws += 1
         with norm_epsilon(twin, eps):
             random_weights.draw(seed + draws)
-            _enlarge(twin, LARGEST_FACTOR if draws % 2 else 1.0, seed + draws)
+            enlarge(twin, LARGEST_FACTOR if draws % 2 else 1.0, seed + draws)
             outputs = forward(twin, batch, loss, seed + draws)[1]
         count = min(OUTPUTS_PER_DRAW, outputs.numel())
         generator = torch.Generator().manual_seed(seed + draws)
@@ -186,14 +186,6 @@ def _gram(twin: nn.Module, batch: Batch, loss: Loss, indices: IndexTable, eps: f
         elif draws > 4 * LEAST_DRAWS + used:
             raise RuntimeError("gradients are not finite at random weights")
     return gram
-
-
-@torch.no_grad()
-def _enlarge(twin: nn.Module, largest: float, seed: int) -> None:
-    """Multiply each parameter by a random factor between 1 and `largest`."""
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in trainable(twin).values():
-        parameter.mul_(largest ** torch.rand((), generator=generator).item())
 
 
 def _moments(

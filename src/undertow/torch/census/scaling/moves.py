@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from undertow.torch._copies import Batch, DoublePrecision, Loss, cast_batch, forward, model_copy, randomise, unwrap
+from undertow.torch._copies import Batch, Loss, OnePrecision, cast_batch, forward, model_copy, randomise, unwrap
 from undertow.torch._isolation import isolated
 from undertow.torch.census.scaling.layers import LayerMatch, layer_of
 from undertow.torch.census.scaling.trace import trace_layers
@@ -64,7 +64,7 @@ def measure_scaling(
     True
     """
     model = unwrap(model)
-    with isolated(model, seed), DoublePrecision(), torch.no_grad():
+    with isolated(model, seed), OnePrecision(), torch.no_grad():
         twin, batch = model_copy(model, torch.float64), cast_batch(batch, torch.float64)
         randomise(twin, seed)
         trace = trace_layers(twin, batch, loss, [match.source for match in matches])
