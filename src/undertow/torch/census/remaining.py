@@ -44,11 +44,30 @@ def remaining_symmetries(space: IndexNullSpace, symmetries: Sequence[Symmetry]) 
         vector = next((vector for vector in tried if vector is not None), None)
         if vector is None:
             break
-        found.append(vector)
+        found.append(_simplest(space, symmetries, found, basis, vector))
         rest = space.outside(symmetries, found)
         if rest.shape[1] == 0:
             break
     return _grouped([_parts(space.indices, vector) for vector in found])
+
+
+def _simplest(
+    space: IndexNullSpace,
+    symmetries: Sequence[Symmetry],
+    found: list[np.ndarray],
+    basis: np.ndarray,
+    vector: np.ndarray,
+) -> np.ndarray:
+    """Return the vector with the fewest entries among those that have an entry of this vector and are new as well.
+
+    The sparsest vector along a direction may be a sum of sparser ones, depending on the direction.
+    """
+    support = np.flatnonzero(vector)
+    left = space.outside(symmetries, [*found, vector]).shape[1]
+    others = [_integer(basis, _sparsest(basis, basis[k])) for k in dict.fromkeys(support[[0, len(support) // 2, -1]])]
+    new = lambda other: space.outside(symmetries, [*found, other]).shape[1] == left
+    candidates = [vector, *(other for other in others if other is not None and new(other))]
+    return min(candidates, key=np.count_nonzero)
 
 
 def without_sums(space: IndexNullSpace, symmetries: Sequence[Symmetry]) -> list[Symmetry]:
