@@ -8,9 +8,9 @@ export PYTHONDONTWRITEBYTECODE :=
 TORCH := src/undertow/torch src/undertow/analysis/torch.py src/undertow/analysis/census.py \
 	src/undertow/analysis/equilibrate.py tests/torch tests/analysis/test_torch.py tests/analysis/test_census.py \
 	tests/analysis/test_equilibrate.py
-# with the optimisation of `undertow explore`, because the time of an update is tested, and in one process, because the
-# programs are compiled once
-EXPLORE := tests/explore tests/cli/test_explore.py
+# the instruments that compile for long; `make test-explore` tests all of them, in one process that compiles once
+EXPLORE := tests/explore/test_averaged.py tests/explore/test_balance.py tests/explore/test_own.py \
+	tests/explore/test_phases.py tests/explore/test_label_noise.py tests/explore/test_explorer_in_chromium.py
 QUICK := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
 .PHONY: help setup verify check lint types test test-torch test-torch-all test-integrations test-report test-explore explore test-all browser faults mutants bench docs gallery clean
@@ -73,7 +73,7 @@ test-report: setup browser ## test report.html in Chromium: mouse, keyboard, pho
 	$(BIN)/python -m pytest -q -m browser tests/verification
 
 test-explore: setup browser ## test the explorer: its instruments, its server, and its pages in Chromium
-	$(subst level=0,level=1,$(QUICK)) $(BIN)/python -m pytest -q -m 'not slow' $(EXPLORE)
+	$(subst level=0,level=1,$(QUICK)) $(BIN)/python -m pytest -q tests/explore tests/cli/test_explore.py
 
 browser:
 	@command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null || \

@@ -35,6 +35,7 @@ def test_the_pages_of_the_documentation_have_a_few_hundred_kilobytes():
     assert max(files.values()) < 500_000
 
 
+@pytest.mark.slow  # several minutes for all of them: programs are compiled
 @pytest.mark.parametrize("name", list(instruments()))
 def test_three_pictures_of_a_page_agree_with_the_library(name):
     check_stored(instruments()[name])
