@@ -12,6 +12,7 @@ GREEK: dict[str, str] = {
     "Xi": "Ξ", "Pi": "Π", "Sigma": "Σ", "Phi": "Φ", "Psi": "Ψ", "Omega": "Ω",
 }  # fmt: skip
 
+LETTERS = re.compile(rf"(?<![A-Za-z])(d?)({'|'.join(sorted(GREEK, key=len, reverse=True))})(?![A-Za-z])")
 SCRIPT = re.compile(r"(\^|(?<![A-Za-z]{4})_)(?:\(([^()]*)\)|(-?1/\d+|\d+\.\d+|[ijk]\+1|-?[A-Za-zα-ωΑ-Ω0-9]+|[+*]))")
 """A superscript or subscript: a part in parentheses, a root (1/2), a number, i+1, a word, a plus, a star.
 After four or more letters an underscore is part of a name, such as step_size."""
@@ -51,8 +52,7 @@ def _signs(text: str) -> str:
 
 
 def _greek(text: str) -> str:
-    names = "|".join(sorted(GREEK, key=len, reverse=True))
-    return re.sub(rf"(?<![A-Za-z])(d?)({names})(?![A-Za-z])", lambda m: m[1] + GREEK[m[2]], text).replace("'", "′")
+    return LETTERS.sub(lambda m: m[1] + GREEK[m[2]], text).replace("'", "′")
 
 
 def _scripts(text: str) -> str:
