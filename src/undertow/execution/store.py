@@ -17,12 +17,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from undertow.execution import reading
+
 if TYPE_CHECKING:
     import xarray
     from zarr.abc.buffer import Buffer
 
 __all__ = [
     "FORMAT",
+    "FolderLockedError",
     "JSONObject",
     "NewerFormatError",
     "StoreError",
@@ -45,6 +48,10 @@ JSONObject = dict[str, Any]
 
 class StoreError(Exception):
     """A file or folder cannot be used; the message is for the user."""
+
+
+class FolderLockedError(StoreError):
+    """Another process is writing to the folder."""
 
 
 class NewerFormatError(StoreError):
@@ -73,13 +80,11 @@ def save(path: Path | str, dataset: "xarray.Dataset", provenance: JSONObject) ->
 
 def load(path: Path | str) -> "xarray.Dataset":
     """Read a dataset that `save` wrote, after checking the checksum of every file."""
-    import xarray
-
     path = Path(path)
     _seal(path)
     try:
-        return xarray.open_zarr(path, consolidated=True).load()
-    except (OSError, ValueError, KeyError) as error:
+        return reading.open_zarr(path).load()
+    except Exception as error:  # zarr and its codecs have their own errors
         raise StoreError(f"{path}: damaged, it cannot be read ({error}); delete it and run again.") from error
 
 
@@ -128,8 +133,13 @@ def folder_lock(path: Path | str) -> Generator[None]:
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        raise StoreError(
+        raise FolderLockedError(
             f"{path}: another run is writing to this folder; wait for it, or choose another with --out."
+        ) from None
+    except OSError as error:  # a folder, a link, the file of another user, a disk that cannot be written
+        raise StoreError(
+            f"{path}: the lock {lock.lock_file} cannot be opened ({error.strerror or error}); delete it if no run is "
+            "writing to this folder, or choose another with --out."
         ) from None
     try:
         yield
@@ -145,17 +155,18 @@ def _seal(path: Path) -> JSONObject:
     if not path.is_dir():
         raise StoreError(f"{path}: there is no stored result here.")
     try:
-        seal = json.loads((path / SEAL).read_text())
-        written, files = seal["undertow_format"], seal["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+        seal = reading.read_json(path / SEAL)
+        newer, written, files = seal["undertow_format"] > FORMAT, seal["undertow_format"], dict(seal["files"])
+        seal["provenance"].items()
+    except reading.DAMAGE:
         raise StoreError(f"{path}: not a result of undertow, or damaged (no readable {SEAL}).") from None
-    if written > FORMAT:
+    if newer:
         raise NewerFormatError(
             f"{path}: written by a newer undertow (format {written}, this one reads {FORMAT}); upgrade undertow."
         )
     for name, checksum in files.items():
         file = path / name
-        if not file.is_file() or _checksum(file.read_bytes()) != checksum:
+        if not file.is_relative_to(path) or ".." in file.parts or not file.is_file() or _checksum(file.read_bytes()) != checksum:
             raise StoreError(f"{path}: damaged, {name} is not as it was written; delete it and run again.")
     return seal
 
@@ -190,6 +201,8 @@ def _retired(path: Path) -> Path:
 
 def _put_in_place(temporary: Path, path: Path) -> None:
     retired = _retired(path)
+    if path.is_symlink():
+        raise StoreError(f"{path}: a symbolic link, which is not replaced; delete it and run again.")
     if path.exists():
         shutil.rmtree(retired, ignore_errors=True)
         path.rename(retired)
@@ -236,6 +249,9 @@ def _readable_errors(path: Path) -> Generator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise StoreError(f"{path}: the disk is full; nothing was left half-written. Free some space.") from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        if error.errno in (
+            errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG,
+            errno.ELOOP, errno.EINVAL,
+        ):  # fmt: skip
             raise StoreError(f"{path}: cannot write here ({error.strerror}); choose another folder.") from error
         raise

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from undertow.execution import store
 from undertow.execution.provenance import Parameter, Provenance
+from undertow.execution.reading import DAMAGE, check_fields, plain_name, read_json
 from undertow.execution.store import JSONObject
 from undertow.verification.claim import Scale
 from undertow.verification.criterion import Check, Criterion, TextCriterion, Verdict, criterion_from_json, judge, power
@@ -69,7 +70,9 @@ class CheckResult:
         """Return the record that `to_json` wrote, in this version or in one that stored criteria as text."""
         known: JSONObject = {name: value for name, value in data.items() if name in _CHECK_FIELDS}
         known["criterion"] = criterion_from_json(data["criterion"])
-        return CheckResult(**known)
+        check = CheckResult(**known)
+        check_fields(check)
+        return check
 
 
 _CHECK_FIELDS = {f.name for f in fields(CheckResult)}
@@ -139,18 +142,22 @@ class ClaimResult:
     def from_json(data: JSONObject) -> "ClaimResult":
         """Return the record that `to_json` wrote; fields that a shorter file leaves out have their defaults.
 
-        The files of the documentation keep the version and the device beside the other fields.
+        A record of another structure raises one of the errors of `DAMAGE`. The files of the documentation keep the version and the device beside the other fields.
         """
         made = data.get("provenance") or {name: data[name] for name in ("undertow", "device") if name in data}
         task = {f.name: data[f.name] for f in fields(Task) if f.name in data}
         own: JSONObject = {"expected": expected(data["claim"])}
         own |= {name: data[name] for name in _OWN_FIELDS if name in data}
-        return ClaimResult(
+        result = ClaimResult(
             task=Task(**task),
             checks=tuple(CheckResult.from_json(check) for check in data["checks"]),
             provenance=Provenance.from_json(made) if made else None,
             **own,
         )
+        check_fields(result)
+        if not plain_name(result.claim):
+            raise ValueError(f"the claim {result.claim!r} cannot be the name of a folder")
+        return result
 
 
 HEADLINE = ("what", "measured", "predicted", "uncertainty", "printed", "criterion")
@@ -169,6 +176,9 @@ def read_results(out: Path) -> list[ClaimResult]:
     if not path.is_file():
         raise store.StoreError(f"{out}: no results.json here; `undertow verify --out {out}` makes one.")
     try:
-        return [ClaimResult.from_json(result) for result in json.loads(path.read_text())]
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise store.StoreError(f"{path}: damaged, it is not a list of results; run `undertow verify` again.") from None
+        return [ClaimResult.from_json(result) for result in read_json(path)]
+    except DAMAGE as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        raise store.StoreError(
+            f"{path}: damaged, it is not a list of results ({reason}); run `undertow verify` again."
+        ) from None

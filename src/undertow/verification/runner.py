@@ -5,7 +5,6 @@ fingerprint (code, versions, parameters) of its task is not computed again, so t
 continues where it stopped. A claim that raises an error, or whose process dies, is a result too; the others still run.
 """
 
-import json
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -15,6 +14,7 @@ from pathlib import Path
 from undertow.execution import store
 from undertow.execution.pool import WorkerDiedError, run_tasks
 from undertow.execution.provenance import Parameter, fingerprint
+from undertow.execution.reading import DAMAGE, read_json
 from undertow.execution.settings import configure
 from undertow.execution.workers import InProcess, Processes, Workers
 from undertow.verification import claims
@@ -127,13 +127,13 @@ def _finished(out: Path, task: Task, warn: Callable[[str], object]) -> ClaimResu
     if not (folder / "result.json").is_file():
         return None
     try:
-        result = ClaimResult.from_json(json.loads((folder / "result.json").read_text()))
+        result = ClaimResult.from_json(read_json(folder / "result.json"))
         if result.verdict == "error":
             return None
         store.provenance_of(folder / "data.zarr")
     except store.NewerFormatError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, store.StoreError) as error:
+    except (*DAMAGE, store.StoreError) as error:
         warn(f"the result of {task.claim} is damaged and runs again ({error})")
         return None
     if result.task.fingerprint != task.fingerprint or not (folder / "figure.svg").is_file():

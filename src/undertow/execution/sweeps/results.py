@@ -8,6 +8,7 @@ Plain `xarray.open_zarr` reads the dataset at any time.
 import json
 import math
 import os
+import re
 import tempfile
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ import numpy as np
 
 from undertow.execution import store
 from undertow.execution.provenance import fingerprint
+from undertow.execution.reading import DAMAGE, open_zarr, plain_name, read_json
 from undertow.execution.sweeps.blocks import Tiling
 from undertow.execution.sweeps.records import Plan
 from undertow.execution.sweeps.spec import Spec
@@ -31,8 +33,8 @@ __all__ = ["DONE", "FAILED", "Output", "Results", "folder_of", "read_folder"]
 
 TO_DO, DONE, FAILED = 0, 1, 2
 SPEC, PLAN, DATA = "sweep.json", "plan.json", "results.zarr"
-DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError)
-"""The errors of reading a file that is missing, is not JSON, or is JSON of another structure."""
+CHUNK = re.compile(r"\d+(\.\d+)*")
+"""The name of a chunk; other files in the folder of an array are none of undertow's."""
 
 
 @dataclass(frozen=True)
@@ -56,16 +58,16 @@ def folder_of(spec: Spec, digest: str, out: Path) -> Path:
     """Return the folder of a specification: the same one gives the same folder, a changed one another beside it."""
     facts = spec.facts()
     file, colon, name = spec.experiment.rpartition(":")
-    title = name
     if colon:  # the folder depends on the content of a file and not on its path
         facts["experiment"] = f"{Path(file).name}:{name}"
-    return out / f"{title.strip('<>')}-{fingerprint(facts, digest)}"
+    title = re.sub(r"[^\w-]", "_", name.strip("<>"))[:50]  # a name with separators must not lead out of the folder
+    return out / f"{title}-{fingerprint(facts, digest)}"
 
 
 def read_folder(folder: Path) -> tuple[Spec, "Results | None"]:
     """Return the specification and, if a block has finished, the results of a sweep's folder."""
     try:
-        stored = json.loads((folder / SPEC).read_text())
+        stored = read_json(folder / SPEC)
         newer = stored["undertow_format"] > store.FORMAT
         spec = None if newer else Spec.from_json(stored)
     except DAMAGE:
@@ -88,7 +90,7 @@ def read_plan(folder: Path) -> Plan | None:
     if not path.exists() and not (folder / DATA).exists():
         return None
     try:
-        return Plan.from_json(json.loads(path.read_text()))
+        return Plan.from_json(read_json(path))
     except DAMAGE:
         raise store.StoreError(f"{path}: damaged, it cannot be read; delete {folder} and run again.") from None
 
@@ -113,10 +115,11 @@ class Results:
         if not path.exists():
             return None
         try:
-            described = json.loads((path / ".zattrs").read_text())["outputs"]
+            described = read_json(path / ".zattrs")["outputs"]
             outputs = {n: Output(tuple(o[0]), o[1], tuple(o[2])) for n, o in json.loads(described).items()}
-            shape = json.loads((path / "done" / ".zarray").read_text())
+            shape = read_json(path / "done" / ".zarray")
             whole = tuple(shape["shape"]) == tiling.shape and tuple(shape["chunks"]) == tiling.tile
+            whole = whole and all(map(plain_name, outputs)) and all(output.bytes >= 0 for output in outputs.values())
         except DAMAGE:
             whole = False
         if not whole:
@@ -217,6 +220,8 @@ class Results:
             if size != self.tiling.width:
                 continue
             block = tuple(int(part) for part in place.split("."))
+            if len(block) != len(self.tiling.grid) or any(i >= n for i, n in zip(block, self.tiling.grid, strict=True)):
+                continue
             flags[self.tiling.region(block)] = self._flags_of(block, lambda name, place: sizes[name].get(place))
         return flags
 
@@ -234,14 +239,23 @@ class Results:
         return flags if whole or not (flags == DONE).any() else np.zeros_like(flags)
 
     def _sizes(self, name: str) -> dict[str, int]:
-        with os.scandir(self.path / name) as entries:
-            return {entry.name: entry.stat().st_size for entry in entries if entry.name[0] != "."}
+        try:
+            with os.scandir(self.path / name) as entries:
+                return {entry.name: entry.stat().st_size for entry in entries if CHUNK.fullmatch(entry.name)}
+        except OSError as error:
+            raise store.StoreError(
+                f"{self.path / name}: damaged, it cannot be read ({error.strerror}); delete {self.path.parent} and run "
+                "again."
+            ) from None
 
     def open(self) -> "xarray.Dataset":
         """Open the dataset as it is now."""
-        import xarray
-
-        return xarray.open_zarr(self.path)
+        try:
+            return open_zarr(self.path)
+        except Exception as error:  # zarr and its codecs have their own errors
+            raise store.StoreError(
+                f"{self.path}: damaged, it cannot be read ({error}); delete it and run again."
+            ) from error
 
 
 def _place(block: tuple[int, ...], output: Output) -> str:
