@@ -124,9 +124,9 @@ def _configuration(folder: Path) -> "PretrainedConfig":
     if not path.is_file():
         raise ValueError(f"{folder}: there is no config.json; give the folder of a model of transformers.")
     try:
-        fields = json.loads(path.read_text())
+        fields = json.loads(path.read_text(encoding="utf-8"))
         kind = fields["model_type"]
-    except (ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         raise ValueError(f"{path} is no configuration of transformers: it has no `model_type`.") from None
     if kind not in transformers.CONFIG_MAPPING:
         own = " (the code in its folder is not executed)" if "auto_map" in fields else ""

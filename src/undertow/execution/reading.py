@@ -6,24 +6,31 @@ Nothing in them is executed: codecs of zarr that would unpickle data are refused
 import json
 import types
 import typing
-from dataclasses import fields, is_dataclass
+from dataclasses import is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     import xarray
 
-__all__ = ["DAMAGE", "check_fields", "open_zarr", "plain_name", "read_json"]
+__all__ = ["DAMAGE", "JSONObject", "check_fields", "open_zarr", "plain_name", "read_json"]
 
+JSONObject = dict[str, Any]
+"""A JSON object as Python reads it: plain values of any kind by name."""
 DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError)
 """The errors of reading a file that is missing, is not JSON, or is JSON of another structure."""
-CODECS = frozenset(("blosc", "zstd", "zlib", "gzip", "bz2", "lzma", "lz4", "shuffle", "delta", "vlen-utf8", "vlen-bytes"))
+CODECS = frozenset((
+    "blosc", "zstd", "zlib", "gzip", "bz2", "lzma", "lz4", "shuffle", "delta", "vlen-utf8", "vlen-bytes",
+))  # fmt: skip
 """The codecs of zarr that compress and do nothing else."""
 
 
-def read_json(path: Path) -> typing.Any:
-    """Return the content of a JSON file; raise an `OSError` or a `ValueError` where there is none."""
+def read_json(path: Path) -> JSONObject:
+    """Return the content of a JSON file; raise an `OSError` or a `ValueError` where there is none.
+
+    The content may be anything, such as a list; callers check its structure or catch `DAMAGE`.
+    """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:
@@ -49,13 +56,13 @@ def check_fields(record: object) -> None:
 @cache
 def _hints(kind: type) -> dict[str, object]:
     hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in fields(kind)}
+    return {name: hint for name, hint in hints.items() if ClassVar not in (hint, typing.get_origin(hint))}
 
 
 def _fits(value: object, kind: object) -> bool:
     """Return whether a value has a type; values of arbitrary type always do."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if kind is typing.Any:
+    if kind is Any:
         return True
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, one) for one in inner)

@@ -22,7 +22,17 @@ from undertow.execution.sweeps.diagram import Diagram
 if TYPE_CHECKING:
     from jaxtyping import Array, Key
 
-__all__ = ["AbstractClaim", "Registry", "UserFileError", "claims", "collect", "diagrams", "import_claims", "load_file"]
+__all__ = [
+    "AbstractClaim",
+    "Registry",
+    "UserFileError",
+    "claims",
+    "collect",
+    "diagrams",
+    "exit_message",
+    "import_claims",
+    "load_file",
+]
 
 PACKS = (
     "undertow.papers.heterogeneity",
@@ -142,6 +152,12 @@ def collect(module: str, name: str, kind: type[T]) -> tuple[T, ...]:
     return items
 
 
+def exit_message(stop: SystemExit) -> str:
+    """Return the sentence for code of the user that ended the program."""
+    given = "" if stop.code is None else repr(stop.code)
+    return f'it calls sys.exit({given}); put that below `if __name__ == "__main__":`.'
+
+
 def load_file(file: Path) -> ModuleType:
     """Run a user's Python file and return it as a module; modules beside the file can be imported."""
     spec = importlib.util.spec_from_file_location(file.stem, file)
@@ -151,6 +167,8 @@ def load_file(file: Path) -> ModuleType:
     sys.path.insert(0, str(file.resolve().parent))
     try:
         spec.loader.exec_module(module)
+    except SystemExit as stop:
+        raise UserFileError(f"{file} cannot be run: {exit_message(stop)}") from stop
     except Exception as error:
         raise UserFileError(f"{file} cannot be run: {type(error).__name__}: {error}") from error
     finally:

@@ -15,9 +15,10 @@ import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from undertow.execution import reading
+from undertow.execution.reading import JSONObject
 
 if TYPE_CHECKING:
     import xarray
@@ -41,9 +42,6 @@ FORMAT = 1
 """The format version; it increases whenever an older undertow could misread what a newer one writes."""
 
 SEAL = ".undertow.json"
-
-JSONObject = dict[str, Any]
-"""A JSON object as Python reads it: plain values of any kind by name."""
 
 
 class StoreError(Exception):
@@ -166,7 +164,8 @@ def _seal(path: Path) -> JSONObject:
         )
     for name, checksum in files.items():
         file = path / name
-        if not file.is_relative_to(path) or ".." in file.parts or not file.is_file() or _checksum(file.read_bytes()) != checksum:
+        inside = file.is_relative_to(path) and ".." not in file.parts
+        if not inside or not file.is_file() or _checksum(file.read_bytes()) != checksum:
             raise StoreError(f"{path}: damaged, {name} is not as it was written; delete it and run again.")
     return seal
 

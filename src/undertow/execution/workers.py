@@ -194,9 +194,16 @@ class Cluster:
         except ImportError:
             raise WorkersUnreachableError("--on needs Dask: pip install 'undertow[cluster]'.") from None
         self.address = address
+        if not address.strip():
+            raise WorkersUnreachableError("--on '': give the address of a Dask scheduler, such as tcp://10.0.0.1:8786.")
         try:
             self.client = distributed.Client(address, timeout=patience, set_as_default=False)
-        except (OSError, ValueError, TimeoutError) as error:
+        except TypeError:  # a tls:// address without certificates
+            raise WorkersUnreachableError(
+                f"{address}: Dask has no certificates for this address; give them in the configuration of Dask, such "
+                "as DASK_DISTRIBUTED__COMM__TLS__CA_FILE (docs/security.md shows all)."
+            ) from None
+        except (OSError, ValueError, TimeoutError, ImportError) as error:
             raise WorkersUnreachableError(f"{address}: no Dask scheduler answers ({type(error).__name__}).") from None
         try:
             self.client.wait_for_workers(1, timeout=patience)

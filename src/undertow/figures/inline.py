@@ -19,16 +19,18 @@ PAINT = {colour: f"var(--figure-{name}, {colour})" for name, colour in COLOURS.i
 }
 """The CSS variables by which a page may replace colours of the style: `--figure-blue` and so on."""
 
-ELEMENTS = frozenset(
-    "svg g defs use path rect circle ellipse line polyline polygon text tspan image clipPath pattern".split()
-)
+ELEMENTS = frozenset((
+    "svg", "g", "defs", "use", "path", "rect", "circle", "ellipse", "line", "polyline", "polygon", "text", "tspan",
+    "image", "clipPath", "pattern",
+))  # fmt: skip
 """The elements that draw. All others are left out with everything inside them."""
-ATTRIBUTES = frozenset(
-    "id d x y x1 y1 x2 y2 cx cy r rx ry dx dy width height points transform href style clip-path clip-rule fill "
-    "fill-opacity fill-rule stroke stroke-width stroke-opacity stroke-linecap stroke-linejoin stroke-dasharray opacity "
-    "font-family font-size font-style font-weight text-anchor dominant-baseline preserveAspectRatio clipPathUnits "
-    "patternUnits patternTransform".split()
-)
+ATTRIBUTES = frozenset((
+    "id", "d", "x", "y", "x1", "y1", "x2", "y2", "cx", "cy", "r", "rx", "ry", "dx", "dy", "width", "height", "points",
+    "transform", "href", "style", "clip-path", "clip-rule", "fill", "fill-opacity", "fill-rule", "stroke",
+    "stroke-width", "stroke-opacity", "stroke-linecap", "stroke-linejoin", "stroke-dasharray", "opacity",
+    "font-family", "font-size", "font-style", "font-weight", "text-anchor", "dominant-baseline", "preserveAspectRatio",
+    "clipPathUnits", "patternUnits", "patternTransform",
+))  # fmt: skip
 ROUNDED = frozenset(("d", "x", "y", "points"))
 
 COLOUR = re.compile(rf"(?<=: )({'|'.join(map(re.escape, PAINT))})(?=;|$)")

@@ -52,14 +52,14 @@ class Figure:
     width: int
     """Pixels."""
     height: int
-    svg: Markup = Markup("")
+    svg: Markup | None = None
     file: str = ""
     """The address of the file, where the figure is not inside the page. Browsers run no script of a picture."""
 
     @property
     def scrolls(self) -> bool:
         """Whether it is too wide for a phone."""
-        return "--least" in self.svg[:1000]
+        return self.svg is not None and "--least" in self.svg
 
 
 def build_report(out: Path, results: list[ClaimResult]) -> Path:

@@ -7,6 +7,7 @@ with `from_json`.
 import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import cast
 
 from undertow.execution import store
 from undertow.execution.provenance import Parameter, Provenance
@@ -142,7 +143,8 @@ class ClaimResult:
     def from_json(data: JSONObject) -> "ClaimResult":
         """Return the record that `to_json` wrote; fields that a shorter file leaves out have their defaults.
 
-        A record of another structure raises one of the errors of `DAMAGE`. The files of the documentation keep the version and the device beside the other fields.
+        A record of another structure raises one of the errors of `DAMAGE`. The files of the documentation keep the
+        version and the device beside the other fields.
         """
         made = data.get("provenance") or {name: data[name] for name in ("undertow", "device") if name in data}
         task = {f.name: data[f.name] for f in fields(Task) if f.name in data}
@@ -176,7 +178,7 @@ def read_results(out: Path) -> list[ClaimResult]:
     if not path.is_file():
         raise store.StoreError(f"{out}: no results.json here; `undertow verify --out {out}` makes one.")
     try:
-        return [ClaimResult.from_json(result) for result in read_json(path)]
+        return [ClaimResult.from_json(result) for result in cast("list[JSONObject]", read_json(path))]
     except DAMAGE as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         raise store.StoreError(

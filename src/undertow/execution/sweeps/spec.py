@@ -148,7 +148,9 @@ def read_spec(path: Path | str) -> Spec:
     except OSError as error:
         raise SpecError(f"{path}: cannot be read ({error.strerror}).") from None
     except UnicodeDecodeError as error:
-        raise SpecError(f"{path}: not TOML, which is UTF-8 text (byte {error.start} is not); save it as UTF-8.") from None
+        raise SpecError(
+            f"{path}: not TOML, which is UTF-8 text (byte {error.start} is not); save it as UTF-8."
+        ) from None
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SpecError(f"{path}: not TOML ({error}).") from None
     try:
@@ -181,7 +183,7 @@ def as_spec(
     """
     if not isinstance(experiment, str) or not experiment:
         raise SpecError('name the experiment, such as experiment = "own.py:name".')
-    file, colon, function = experiment.rpartition(":")
+    _, colon, function = experiment.rpartition(":")
     if colon and not function.isidentifier():
         raise SpecError(f"experiment = {experiment!r}: {function!r} is no name of a function; write FILE.py:FUNCTION.")
     if not isinstance(axes, Mapping) or not axes:
