@@ -26,7 +26,7 @@ CODECS = frozenset((
 """The codecs of zarr that compress and do nothing else."""
 
 
-def read_json(path: Path) -> JSONObject:
+def read_json(path: Path) -> Any:
     """Return the content of a JSON file; raise an `OSError` or a `ValueError` where there is none.
 
     The content may be anything, such as a list; callers check its structure or catch `DAMAGE`.

@@ -7,7 +7,6 @@ with `from_json`.
 import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import cast
 
 from undertow.execution import store
 from undertow.execution.provenance import Parameter, Provenance
@@ -178,7 +177,7 @@ def read_results(out: Path) -> list[ClaimResult]:
     if not path.is_file():
         raise store.StoreError(f"{out}: no results.json here; `undertow verify --out {out}` makes one.")
     try:
-        return [ClaimResult.from_json(result) for result in cast("list[JSONObject]", read_json(path))]
+        return [ClaimResult.from_json(result) for result in read_json(path)]
     except DAMAGE as error:
         reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
         raise store.StoreError(
