@@ -22,7 +22,14 @@ def compiled(uv: str, *extras: str) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         override, out = Path(folder) / "override.txt", Path(folder) / "out.txt"
         override.write_text(WITHOUT)
-        options = ["--universal", "--python-version", EXTRAS[extras[-1]], "--generate-hashes", "--no-annotate", "--no-header"]
+        options = [
+            "--universal",
+            "--python-version",
+            EXTRAS[extras[-1]],
+            "--generate-hashes",
+            "--no-annotate",
+            "--no-header",
+        ]
         options += [part for extra in extras for part in ("--extra", extra)]
         command = [uv, "pip", "compile", "--quiet", *options, "--constraint", "constraints.txt"]
         subprocess.run([*command, "--override", override, "-o", out, "pyproject.toml"], cwd=ROOT, check=True)
