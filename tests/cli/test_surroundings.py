@@ -43,13 +43,14 @@ for arguments in (sys.argv[2:], ["report", sys.argv[1]], ["list"], ["errata"], [
 """.replace("FAST", repr(FAST))
 
 
-def test_no_home_an_ascii_terminal_and_no_assertions(tmp_path):
-    """As in a container: HOME is not set, the user has no passwd entry, the locale is C, and Python runs with -O."""
+@pytest.mark.parametrize("options", [[], pytest.param(["-O"], marks=pytest.mark.slow)], ids=["", "-O"])
+def test_no_home_an_ascii_terminal_and_no_assertions(tmp_path, options):
+    """As in a container: HOME is not set, the user has no passwd entry, the locale is C; and Python without asserts."""
     kept = {name: value for name, value in os.environ.items() if name in ("PATH", "PYTHONPATH", "XLA_FLAGS")}
     ascii_only = {"PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     source = str(Path(settings.__file__).parents[2])
     paths = {"PYTHONPATH": os.pathsep.join([source, kept.get("PYTHONPATH", "")]), "TMPDIR": str(tmp_path)}
-    command = [sys.executable, "-O", "-c", BARE, tmp_path / "out"]
+    command = [sys.executable, *options, "-c", BARE, tmp_path / "out"]
     verify = ["verify", FAST, "--scale", "smoke", "--jobs", "1", "--out", tmp_path / "out"]
     done = subprocess.run([*command, *verify], env=kept | ascii_only | paths, capture_output=True, cwd=tmp_path)
     out, err = done.stdout.decode("ascii"), done.stderr.decode("ascii")
@@ -117,9 +118,9 @@ def test_the_lock_of_another_user():
         if own == 0:
             os.seteuid(65534)
         try:
-            with pytest.raises(store.StoreError, match="cannot be opened .Permission denied") as caught:
-                with store.folder_lock(folder):
-                    pass
+            denied = pytest.raises(store.StoreError, match=r"cannot be opened \(Permission denied\)")
+            with denied as caught, store.folder_lock(folder):
+                pass
         finally:
             os.seteuid(own)
         assert not isinstance(caught.value, store.FolderLockedError)
@@ -138,18 +139,13 @@ def sweep_call(capsys, tmp_path, text: str | bytes, *more: object):
 
 
 GRID = "\n[axes]\na = {linear = [1, 2, 2]}\n"
+MANY = 'experiment = "own.py:f"\n[axes]\na = '
 SPECS = {
     "text that is not UTF-8": (b'experiment = "gr\xf6sse"', "not TOML, which is UTF-8 text (byte 16 is not)"),
     "nested too deeply": (b"a = " + b"[" * 100_000, "not TOML"),
-    "a thousand million points": ('experiment = "own.py:f"\n[axes]\na = {linear=[1,2,1000000000]}', "at most 1,000,000"),
-    "as many, spaced in logarithms": ('experiment = "own.py:f"\n[axes]\na = {log=[1,2,1000000000]}', "at most 1,000,000"),
-    "as many, drawn at random": (
-        'experiment = "own.py:f"\n[axes]\nr = {random = {a = {linear = [0, 1]}}, count = 1000000000}',
-        "at most 1,000,000",
-    ),
-    "as many runs": (
-        'experiment = "own.py:f"\n[axes]\na = {linear=[1,2,1000000]}\nb = {linear=[1,2,1000000]}', "make it coarser"
-    ),
+    "a thousand million points": (f"{MANY}{{linear=[1,2,1000000000]}}", "at most 1,000,000"),
+    "as many, spaced in logarithms": (f"{MANY}{{log=[1,2,1000000000]}}", "at most 1,000,000"),
+    "as many, drawn at random": (f"{MANY}{{random={{a={{linear=[0, 1]}}}}, count=1000000000}}", "at most 1,000,000"),
     "a name that is too long": (f'experiment = "own.py:f"\n[axes]\n{"a" * 300} = [1, 2]', "a name of 300 characters"),
     "a name with a path": ('experiment = "own.py:f"\n[axes]\n"../../b" = [1, 2]', "cannot be a name in the results"),
     "an experiment with a path": (f'experiment = "own.py:../../../../tmp/x"{GRID}', "is no name of a function"),
@@ -193,7 +189,7 @@ def test_a_typo_in_the_name_of_an_experiment_leaves_no_folder(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     Path("own.py").write_text("f = 3\n")
     monkeypatch.setattr("undertow.execution.sweeps.worker.digest_of", lambda experiment: "")
-    with pytest.raises(SpecError, match="there is no experiment|has no function"):
+    with pytest.raises(SpecError, match=r"there is no experiment|has no function"):
         drive.run(job(tmp_path, name), InProcess)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["own.py"]
 
@@ -219,7 +215,7 @@ def test_the_folder_of_a_sweep_is_inside_the_output_folder(tmp_path, name):
 def test_an_output_folder_with_a_name_that_is_too_long(capsys, tmp_path):
     status, _, error = call(capsys, "verify", FAST, "--out", tmp_path / ("o" * 300), "--jobs", "1")
     assert status == 2
-    assert "cannot write here (File name too long)" in error
+    assert error.endswith("File name too long.\n")
 
 
 # code of the user
@@ -242,7 +238,7 @@ def test_sys_exit_in_a_file_of_the_user(capsys, tmp_path):
     (tmp_path / "own.py").write_text(EXITS)
     cases = {"top.py:problem": "sys.exit(0)", "own.py:problem": "sys.exit('enough')"}
     for target, message in cases.items():
-        status, out, error = call(capsys, "analyze", tmp_path / target, "--out", tmp_path / "out")
+        status, _, error = call(capsys, "analyze", tmp_path / target, "--out", tmp_path / "out")
         assert status == 2
         assert f"cannot be run: it calls {message}" in error
         assert len(error.strip().splitlines()) == 1

@@ -84,7 +84,7 @@ def test_results_of_another_program(tmp_path, content):
     assert "\n" not in str(caught.value)
 
 
-WRONG = (None, True, 3, -1e400, "<b>", "../../x", [], [1], {}, {"a": []})
+WRONG = (None, True, -1e400, "../../<b>", [1], {"a": []})
 
 
 def places(record: object, place: tuple = ()) -> list[tuple]:
@@ -94,7 +94,7 @@ def places(record: object, place: tuple = ()) -> list[tuple]:
 
 
 def test_every_field_of_a_result_is_checked(tmp_path):
-    """Each value of a stored result is replaced by ten others: the page is built, or there is one sentence."""
+    """Each value of a stored result is replaced by six others: the page is built, or there is one sentence."""
     plain = json.dumps([RECORD.to_json()])
     assert read_results(write_results(tmp_path, [RECORD]).parent) == [RECORD]
     built = refused = 0
@@ -114,8 +114,8 @@ def test_every_field_of_a_result_is_checked(tmp_path):
                 continue
             build_report(tmp_path, results)
             built += 1
-    assert built > 100
-    assert refused > 200
+    assert built > 50
+    assert refused > 150
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "results.json"]
 
 
