@@ -1,6 +1,8 @@
 """The source executes no data: no pickle, no eval, no shell; input is not checked by `assert`; text is UTF-8."""
 
 import ast
+import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -89,3 +91,45 @@ def test_text_is_read_and_written_as_utf_8():
     """Without an encoding, Python takes that of the terminal's locale."""
     wrong = [(name, ast.unparse(c)) for name, tree in TREES.items() for c in calls(tree) if without_encoding(c)]
     assert [call for call in wrong if call[1] not in KERNEL] == []
+
+
+# the packages that `make setup` installs
+
+ROOT = Path(__file__).parent.parent
+LOCKED = sorted((ROOT / "requirements").glob("*.txt"))
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def locked(path: Path) -> dict[str, tuple[str, int]]:
+    """Return the version and the number of hashes of every package of a file."""
+    text = path.read_text().partition("\n")[2].replace("\\\n", " ")
+    packages = {}
+    for line in text.splitlines():
+        name, _, rest = line.partition("==")
+        packages[normal(name)] = rest.split()[0], len(re.findall(r"--hash=sha256:[0-9a-f]{64}\b", rest))
+    return packages
+
+
+@pytest.mark.parametrize("path", LOCKED, ids=lambda path: path.name)
+def test_locked_packages_have_hashes_and_the_versions_of_the_constraints(path):
+    lines = (ROOT / "constraints.txt").read_text().split()
+    pinned = {normal(name): version for name, _, version in (line.partition("==") for line in lines)}
+    packages = locked(path)
+    assert len(packages) > 20
+    assert {name: version for name, (version, _) in packages.items()}.items() <= pinned.items()
+    assert [name for name, (_, hashes) in packages.items() if not hashes] == []
+    assert "://" not in path.read_text()  # no index of the machine that wrote it
+
+
+def test_every_requirement_of_the_gate_is_locked():
+    """`make lock` after a change of pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    name_of = lambda requirement: normal(re.match(r"[\w.-]+", requirement)[0])
+    base = set(locked(ROOT / "requirements" / "dev.txt"))
+    for extra in ("dev", "torch-test", "docs"):
+        wanted = {name_of(requirement) for requirement in [*project["dependencies"], *extras[extra]]} - {"torch"}
+        assert wanted <= base | set(locked(ROOT / "requirements" / f"{extra}.txt")), extra

@@ -40,11 +40,11 @@ def read_json(path: Path) -> Any:
 def check_fields(record: object) -> None:
     """Raise a `ValueError` where a field of a dataclass has a value of another type than its annotation.
 
-    >>> from undertow.execution.provenance import Provenance
+    >>> from dataclasses import make_dataclass
     >>> from undertow.execution.reading import check_fields
-    >>> check_fields(Provenance("0.1", device=3))
+    >>> check_fields(make_dataclass("Machine", [("device", str)])(3))
     Traceback (most recent call last):
-    ValueError: `device` of a Provenance is 3, which is not a str
+    ValueError: `device` of a Machine is 3, which is not a str
     """
     for name, kind in _hints(type(record)).items():
         value = getattr(record, name)

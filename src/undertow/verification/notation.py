@@ -2,6 +2,7 @@
 
 import html
 import re
+from functools import lru_cache
 
 __all__ = ["formula", "prose"]
 
@@ -18,6 +19,7 @@ SCRIPT = re.compile(r"(\^|(?<![A-Za-z]{4})_)(?:\(([^()]*)\)|(-?1/\d+|\d+\.\d+|[i
 After four or more letters an underscore is part of a name, such as step_size."""
 
 
+@lru_cache(maxsize=4096)
 def formula(text: str) -> str:
     """Return an equation as HTML.
 
@@ -31,6 +33,7 @@ def formula(text: str) -> str:
     return _scripts(re.sub(r"(?<![A-Za-z])-|-(?![A-Za-z])", "−", _greek(text)).replace("^−", "^-"))
 
 
+@lru_cache(maxsize=4096)
 def prose(text: str) -> str:
     """Return a sentence with mathematics as HTML: Greek letters, signs and scripts are typeset, words stay words.
 

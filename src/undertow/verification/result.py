@@ -70,9 +70,7 @@ class CheckResult:
         """Return the record that `to_json` wrote, in this version or in one that stored criteria as text."""
         known: JSONObject = {name: value for name, value in data.items() if name in _CHECK_FIELDS}
         known["criterion"] = criterion_from_json(data["criterion"])
-        check = CheckResult(**known)
-        check_fields(check)
-        return check
+        return CheckResult(**known)
 
 
 _CHECK_FIELDS = {f.name for f in fields(CheckResult)}
