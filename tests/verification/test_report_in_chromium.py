@@ -57,7 +57,9 @@ def browser():
 
 @pytest.fixture
 def tab(browser, report) -> Tab:
+    """The page with all figures drawn, as for a reader who has scrolled through it."""
     browser.open(report)
+    browser.run("dispatchEvent(new Event('beforeprint'))")
     return browser
 
 

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from undertow.execution.provenance import Parameter
+from undertow.execution.reading import check_fields
 from undertow.execution.store import JSONObject
 
 if TYPE_CHECKING:
@@ -80,15 +81,17 @@ class Plan:
     def from_json(data: JSONObject) -> "Plan":
         """Return the record that `to_json` wrote; raise a ValueError, KeyError or TypeError if it is damaged."""
         tile = tuple(data["tile"])
-        if not all(isinstance(size, int) and size > 0 for size in tile):
-            raise ValueError(f"the tile {tile} is not a shape")
-        return Plan(
+        plan = Plan(
             tile=tile,
             batched=data["batched"],
             dimensions={name: tuple(dimensions) for name, dimensions in data["dimensions"].items()},
             attributes=data["attributes"],
             platform=data["platform"],
         )
+        check_fields(plan)
+        if not all(size > 0 for size in tile):
+            raise ValueError(f"the tile {tile} is not a shape")
+        return plan
 
 
 @dataclass(frozen=True)
