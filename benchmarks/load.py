@@ -81,8 +81,9 @@ def make_sweep(folder: Path, count: int) -> Path:
     spec = as_spec("nothing.py:f", {"a": {"linear": [0.0, 1.0, count]}})
     tiling = Tiling(spec.shape, (1, 1))
     write_spec(folder, spec, "")
-    write_plan(folder, Plan(tiling.tile, True, {}, {}, "cpu"))
-    results = Results.created(folder, spec, tiling, {"x": Output((), "<f8", ())}, {})
+    plan = Plan(tiling.tile, True, {}, {}, "cpu")
+    write_plan(folder, plan)
+    results = Results.created(folder, spec, plan, {"x": Output((), "<f8", ())})
     with patch("os.fsync"):
         for block in tiling.blocks():
             results.write(block, {"x": np.zeros(1)}, np.full(1, DONE, np.int8))

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -18,10 +19,11 @@ from undertow.execution.provenance import Provenance
 from undertow.execution.reading import check_fields, open_zarr, plain_name, read_json
 from undertow.execution.sweeps import drive
 from undertow.execution.sweeps.plan import Job
-from undertow.execution.sweeps.results import read_folder
+from undertow.execution.sweeps.results import DONE, read_folder
 from undertow.execution.sweeps.spec import as_spec
 from undertow.execution.sweeps.sweep import status
 from undertow.execution.workers import InProcess
+from undertow.verification.graph import draw_graph, layers
 from undertow.verification.report import build_report
 from undertow.verification.result import ClaimResult, Task, read_results, write_results
 from undertow.verification.runner import run_claims
@@ -68,7 +70,7 @@ def test_a_plain_name_is_one_component_of_a_path(name, plain):
 
 
 RECORD = result_of(
-    Task("a-claim", "smoke", {"seeds": 4, "step_size": 0.1}, 7, "f"), checks=(CHECK,), place="Eq. (1)",
+    Task("a-claim", "smoke", {"seeds": 4, "step_size": 0.1}, 7, fingerprint="f"), checks=(CHECK,), place="Eq. (1)",
     meanings={"seeds": "runs"}, provenance=Provenance("9", "cpu: cpu", {"seeds": 4}, 4, 1.0, True, {"jax": "1"}),
 )  # fmt: skip
 
@@ -119,9 +121,20 @@ def test_every_field_of_a_result_is_checked(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "results.json"]
 
 
+def test_results_that_rest_on_each_other_are_shown(tmp_path):
+    """undertow runs no such claims, and computes the graph without recursion."""
+    others = replace(RECORD, rests_on=("other",)), replace(RECORD, rests_on=(RECORD.claim,))
+    chain = [replace(RECORD, task=replace(RECORD.task, claim=f"c{k}"), rests_on=(f"c{k + 1}",)) for k in range(2000)]
+    other = replace(others[1], task=replace(RECORD.task, claim="other"))
+    for results in ([others[0], other], [others[1]]):
+        assert draw_graph(results) is None
+        build_report(tmp_path, read_results(write_results(tmp_path, results).parent))
+    assert layers({result.claim: result.rests_on for result in chain})["c0"] == 2000
+
+
 @pytest.mark.parametrize("content", FOREIGN)
 def test_a_result_that_cannot_be_read_runs_again(tmp_path, content):
-    task, warnings = Task("sensing-factor-two", "smoke", {}, 0, "f"), []
+    task, warnings = Task("sensing-factor-two", "smoke", {}, 0, fingerprint="f"), []
     folder = tmp_path / "claims" / task.claim
     folder.mkdir(parents=True)
     (folder / "result.json").write_bytes(FOREIGN[content])
@@ -148,7 +161,7 @@ def test_a_seal_of_another_program(stored, content):
     outside = {"/etc/hostname": [1, 2], "../x": [1, 2]}
     changes = {"newer": {"undertow_format": 99}, "no number": {"undertow_format": "1"}, "outside": {"files": outside},
                "no files": {"files": ["x"]}, "no provenance": {"provenance": None}}  # fmt: skip
-    seal.write_bytes(FOREIGN[content] if content in FOREIGN else json.dumps(whole | changes[content]).encode())
+    seal.write_bytes(FOREIGN[content] if content in FOREIGN else sign_again(whole | changes[content]))
     for read in (store.load, store.provenance_of):
         with pytest.raises(store.StoreError, match=r"newer|not a result of undertow|damaged") as caught:
             read(stored)
@@ -168,7 +181,12 @@ class Hostile:
 def seal_again(path: Path) -> None:
     seal = json.loads((path / store.SEAL).read_text())
     seal["files"] = {name: store._checksum((path / name).read_bytes()) for name in seal["files"]}
-    (path / store.SEAL).write_text(json.dumps(seal))
+    (path / store.SEAL).write_bytes(sign_again(seal))
+
+
+def sign_again(data: dict) -> bytes:
+    """Return the content of a file that holds its own checksum, which anybody can write."""
+    return store.signed({name: value for name, value in data.items() if name != store.CHECKSUM})
 
 
 PICKLE = {"id": "pickle"}
@@ -254,18 +272,34 @@ def swept(tmp_path):
 
 
 @pytest.mark.parametrize("content", FOREIGN)
-@pytest.mark.parametrize(
-    "name",
-    ["sweep.json", "plan.json", "results.zarr/.zattrs", "results.zarr/done/.zarray", "results.zarr/.zmetadata"],
-)
+@pytest.mark.parametrize("name", ["sweep.json", "results.zarr/done/.zarray", "results.zarr/.zmetadata"])
 def test_a_sweep_of_another_program(swept, name, content):
     (swept / name).write_bytes(FOREIGN[content])
     with pytest.raises(store.StoreError, match=r"damaged|no readable") as caught:
         read_folder(swept)[1].open()
     assert "\n" not in str(caught.value)
+    says_what_is_damaged(swept, name)
+
+
+@pytest.mark.parametrize("content", FOREIGN)
+@pytest.mark.parametrize("name", ["plan.json", "results.zarr/.zattrs", f"results.zarr/{store.SEAL}"])
+def test_a_sweep_whose_other_files_say_the_same(swept, name, content):
+    (swept / name).write_bytes(FOREIGN[content])
+    results = read_folder(swept)[1]
+    assert (results.flags() == DONE).all()
+    try:
+        np.testing.assert_array_equal(results.open()["x"], [[1.0], [2.0]])
+    except store.StoreError as error:
+        assert name == "results.zarr/.zattrs", error  # noqa: PT017
+        assert "\n" not in str(error)  # noqa: PT017
+    says_what_is_damaged(swept, name)
+
+
+def says_what_is_damaged(swept: Path, name: str) -> None:
     lines = status(swept.parent)
-    assert len(lines) == 1
     assert str(swept) in lines[0]
+    damaged = [f"1 damaged in results.zarr: {name.removeprefix('results.zarr/')}"] if "results.zarr" in name else []
+    assert [line.strip().split(";")[0] for line in lines[1:]] == damaged
 
 
 @pytest.mark.parametrize("content", FOREIGN)
@@ -278,7 +312,7 @@ def test_notes_on_a_sweep_by_another_program(swept, content):
 
 
 def test_every_field_of_a_sweep_is_checked(swept):
-    for name in ("sweep.json", "plan.json"):
+    for name in ("sweep.json", "plan.json", f"results.zarr/{store.SEAL}"):
         plain = (swept / name).read_text()
         for place in places(json.loads(plain))[1:]:
             for wrong in WRONG:
@@ -287,22 +321,39 @@ def test_every_field_of_a_sweep_is_checked(swept):
                 for key in place[:-1]:
                     inner = inner[key]
                 inner[place[-1]] = wrong
-                (swept / name).write_text(json.dumps(data))
+                (swept / name).write_bytes(sign_again(data))
                 try:
-                    assert len(status(swept)) == 1
+                    assert len(status(swept)) <= 2
                 except store.StoreError as error:
                     assert "\n" not in str(error)  # noqa: PT017
         (swept / name).write_text(plain)
 
 
-def test_outputs_do_not_lead_out_of_the_folder(swept):
-    path = swept / "results.zarr" / ".zattrs"
-    attributes = json.loads(path.read_text())
-    outputs = json.loads(attributes["outputs"])
+@pytest.mark.parametrize("name", [store.SEAL, ".zattrs"])
+def test_outputs_do_not_lead_out_of_the_folder(swept, name):
+    path = swept / "results.zarr" / name
+    content = json.loads(path.read_text())
+    outputs = json.loads(content["outputs"])
     outputs["../../x"] = outputs.pop("x")
-    path.write_text(json.dumps(attributes | {"outputs": json.dumps(outputs)}))
+    content["outputs"] = json.dumps(outputs)
+    (path.parent / store.SEAL).unlink()  # without a seal, the attributes say what the outputs are
+    path.write_bytes(sign_again(content))
     with pytest.raises(store.StoreError, match="damaged"):
         read_folder(swept)
+
+
+def test_a_seal_does_not_name_files_outside(swept):
+    """A driver that repairs the dataset writes the seal again, and no other file that the seal names."""
+    path = swept / "results.zarr" / store.SEAL
+    plain = path.read_bytes()
+    (swept / "x").write_bytes(b"kept")
+    for name in ("../x", str(swept / "x"), "y"):
+        seal = json.loads(plain)
+        path.write_bytes(sign_again(seal | {"files": seal["files"] | {name: [1, 1]}}))
+        read_folder(swept)[1].repair()
+        assert path.read_bytes() == plain
+    assert (swept / "x").read_bytes() == b"kept"
+    assert not (path.parent / "y").exists()
 
 
 def test_files_that_are_not_chunks_do_not_count(swept):

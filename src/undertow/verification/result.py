@@ -246,5 +246,8 @@ def _stored_or_listed(out: Path, listed: ClaimResult, warn: Callable[[str], obje
     except store.MissingError:
         return listed
     except store.StoreError as error:
+        folder = claim_folder(out, listed.claim)
+        if not any((folder / name).exists() for name in ("result.json", store.SEAL)):  # figures from elsewhere
+            return listed
         warn(f"the result of {listed.claim} has no figure in the report: {error}")
         return listed

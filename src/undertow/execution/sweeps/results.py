@@ -238,6 +238,8 @@ class Results:
             store.remove_partial(folder)
         damaged = self._damaged_metadata()
         metadata = self._metadata() if damaged else {}
+        if not set(damaged) <= set(metadata):  # the seal names files that are not part of the dataset
+            damaged = [store.SEAL]
         if any(_read(self.path / name) != metadata[name] for name in set(metadata) - set(damaged)):
             raise _damaged(self.path)  # what is written again must fit what is not damaged
         for name in damaged:
@@ -289,11 +291,13 @@ class Results:
     def _damaged_metadata(self) -> list[str]:
         """Return the files other than chunks that are not as they were written."""
         try:
-            seal = store.read_signed((self.path / store.SEAL).read_bytes())
+            files = store.read_signed((self.path / store.SEAL).read_bytes())["files"]
+            if any(".." in name or name.startswith("/") for name in files):
+                return [store.SEAL]
+            contents = {name: _read(self.path / name) or b"" for name in files}
+            return [n for n, wanted in files.items() if [len(contents[n]), zlib.crc32(contents[n])] != wanted]
         except DAMAGE:
             return [store.SEAL]
-        contents = {name: _read(self.path / name) or b"" for name in seal["files"]}
-        return [n for n, wanted in seal["files"].items() if [len(contents[n]), zlib.crc32(contents[n])] != wanted]
 
     def _stored_blocks(self) -> list[tuple[int, ...]]:
         """Return the blocks with a chunk of any array."""
