@@ -11,6 +11,7 @@ from tests.verification.work import CHECK, result_of
 from undertow.execution.provenance import Provenance
 from undertow.figures.page import page
 from undertow.verification import report as reports
+from undertow.verification.errata import Erratum
 from undertow.verification.report import build_report
 from undertow.verification.result import Task, read_results, write_results
 
@@ -66,7 +67,9 @@ def hostile_folder(out: Path) -> Path:
         check = json.loads(json.dumps(CHECK.to_json())) | {"what": evil, "criterion": evil}
         made.append(
             result_of(
-                task, paper=evil, place=evil, statement=evil, equation=evil, alternative=evil, note=evil, command=evil,
+                task, paper=evil, title=evil, rests_on=EVIL[:number],
+                errata=(Erratum(evil, evil, evil, evil, evil),),
+                place=evil, statement=evil, equation=evil, alternative=evil, note=evil, command=evil,
                 traceback=evil, meanings={evil: evil}, seeds_needed=5,
                 provenance=Provenance(evil, evil, {}, 1, 1.0, True, {evil: evil}),
             ).to_json() | {"checks": [check]}
@@ -129,7 +132,9 @@ def test_nothing_of_a_hostile_folder_is_executed(browser, tmp_path, monkeypatch,
         assert evil in text  # shown as text
     assert "{{ 7 * 7 }}" in text
     if not beside:
-        drawn = browser.run("[...document.querySelectorAll('.plot svg')].map(s => s.querySelectorAll('path').length)")
+        drawn = browser.run(
+            "[...document.querySelectorAll('article .plot svg')].map(s => s.querySelectorAll('path').length)"
+        )
         assert drawn == [1, 1]  # what draws is kept
         assert "cannot be shown (not an SVG file of undertow: it defines entities)" in text
     else:
