@@ -292,7 +292,7 @@ class Results:
         """Return the files other than chunks that are not as they were written."""
         try:
             files = store.read_signed((self.path / store.SEAL).read_bytes())["files"]
-            if any(".." in name or name.startswith("/") for name in files):
+            if any(".." in Path(name).parts or Path(name).is_absolute() for name in files):
                 return [store.SEAL]
             contents = {name: _read(self.path / name) or b"" for name in files}
             return [n for n, wanted in files.items() if [len(contents[n]), zlib.crc32(contents[n])] != wanted]
