@@ -118,8 +118,8 @@ def named_claims(
             continue
         name = claim.id or variables.get(id(claim), "").replace("_", "-")
         if not NAME.fullmatch(name):
-            how = f"the name {name!r} of a claim has other characters than letters, digits, hyphens, or over 200" if name else \
-                "a claim has no name"  # fmt: skip
+            wrong = f"the name {name!r} of a claim has over 200 characters, or others than letters, digits, hyphens"
+            how = wrong if name else "a claim has no name"
             problems.append(f"{place}: {how}; give it an `id` such as 'my-claim'.")
             continue
         filled = {"id": name, "paper": claim.paper or paper, "plant": claim.plant or plants.get(name)}

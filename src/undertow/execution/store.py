@@ -30,6 +30,7 @@ __all__ = [
     "FORMAT",
     "PARTIAL",
     "FolderLockedError",
+    "FolderRemovedError",
     "JSONObject",
     "MissingError",
     "NewerFormatError",
@@ -76,6 +77,10 @@ class MissingError(StoreError):
 
 class FolderLockedError(StoreError):
     """Another process is writing to the folder."""
+
+
+class FolderRemovedError(StoreError):
+    """The folder was removed or replaced while this process was writing to it."""
 
 
 class NewerFormatError(StoreError):
@@ -216,7 +221,7 @@ def folder_lock(path: Path | str) -> Generator[Callable[[], None]]:
 
     def check() -> None:
         if _identity(file) != locked:
-            raise StoreError(f"{path}: the folder was removed while this run was writing to it; run it again.")
+            raise FolderRemovedError(f"{path}: the folder was removed while this run was writing to it; run it again.")
 
     try:
         yield check
@@ -374,7 +379,7 @@ def readable_errors(path: Path) -> Generator[None]:
         if error.errno in FULL:
             raise StoreError(f"{path}: the disk is full; nothing was left half-written. Free some space.") from error
         if error.errno == errno.ENOENT:
-            raise StoreError(
+            raise FolderRemovedError(
                 f"{path}: the folder was removed while this run was writing to it; run it again."
             ) from error
         if error.errno in (

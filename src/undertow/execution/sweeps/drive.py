@@ -116,7 +116,7 @@ def _kept_with_plan(folder: Path) -> Generator[Path]:
     store.writable_folder(folder)
     try:
         yield folder
-    except store.FolderLockedError:  # another driver created the folder in the meantime
+    except (store.FolderLockedError, store.FolderRemovedError):  # the folder may be that of another driver
         raise
     except BaseException:
         if new and not (folder / PLAN).exists():

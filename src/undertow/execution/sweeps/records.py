@@ -81,6 +81,8 @@ class Plan:
     def from_json(data: JSONObject) -> "Plan":
         """Return the record that `to_json` wrote; raise a ValueError, KeyError or TypeError if it is damaged."""
         tile = tuple(data["tile"])
+        if not all(isinstance(size, int) and size > 0 for size in tile):
+            raise ValueError(f"the tile {tile} is not a shape")
         plan = Plan(
             tile=tile,
             batched=data["batched"],
@@ -89,8 +91,6 @@ class Plan:
             platform=data["platform"],
         )
         check_fields(plan)
-        if not all(size > 0 for size in tile):
-            raise ValueError(f"the tile {tile} is not a shape")
         return plan
 
 
