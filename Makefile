@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
 WORKERS ?= 2
 # Write bytecode even if the environment disables it: without bytecode every process starts seconds later.
 export PYTHONDONTWRITEBYTECODE :=
@@ -13,36 +14,43 @@ EXPLORE := tests/explore/test_averaged.py tests/explore/test_balance.py tests/ex
 	tests/explore/test_phases.py tests/explore/test_label_noise.py tests/explore/test_explorer_in_chromium.py
 QUICK := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
-.PHONY: help setup verify check lint types test test-torch test-torch-all test-integrations test-report test-explore explore test-all browser faults mutants bench docs gallery clean
+.PHONY: help setup lock verify check lint types test test-torch test-torch-all test-integrations test-report test-explore explore test-all browser faults mutants bench docs gallery clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
 setup: .venv/.done ## create a virtual environment in .venv with undertow and its test tools
 
-.venv/.done: pyproject.toml constraints.txt
+.venv/.done: pyproject.toml constraints.txt requirements/dev.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) --no-deps --require-hashes -r requirements/dev.txt
+	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 
-.venv/.done-torch: .venv/.done
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev,torch-test]'
+# without hashes: PyTorch alone, whose builds for processors and for accelerators have the same version
+.venv/.done-torch: .venv/.done requirements/torch-test.txt
+	$(PIP) --no-deps --require-hashes -r requirements/torch-test.txt
+	$(PIP) -c constraints.txt torch==2.13.0
 	@touch $@
 
 .venv/.done-integrations: .venv/.done-torch
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev,torch-test,integrations]'
+	$(PIP) -c constraints.txt --no-build-isolation -e '.[dev,torch-test,integrations]'
 	@touch $@
 
 .venv/.done-bench: .venv/.done
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
+	$(PIP) -c constraints.txt --no-build-isolation -e '.[dev,bench]'
 	@touch $@
 
-.venv/.done-docs: .venv/.done
-	$(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev,docs]'
+.venv/.done-docs: .venv/.done requirements/docs.txt
+	$(PIP) --no-deps --require-hashes -r requirements/docs.txt
 	@touch $@
 
 explore: setup ## open the explorer in the browser: instruments with sliders, theory beside simulation
 	$(BIN)/undertow explore
+
+lock: ## write requirements/*.txt: the packages of the gate with the hashes of all their files, from constraints.txt
+	@test -x .venv-lock/bin/uv || { $(PYTHON) -m venv .venv-lock && .venv-lock/bin/pip install --quiet uv==0.13.8; }
+	$(PYTHON) .ci/lock.py .venv-lock/bin/uv
 
 verify: setup ## run every claim at the smallest scale and write undertow-report/report.html
 	$(BIN)/undertow verify --scale smoke --out undertow-report

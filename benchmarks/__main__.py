@@ -21,6 +21,7 @@ ALL = [
     "sensing",
     "grouped",
     "sweeps",
+    "load",
     "libraries",
     "torch_census",
     "torch_teleport",

@@ -25,6 +25,38 @@ class TestDriver:
         run = ut.diffuse(noise, jnp.array(1.0), step_size=0.2, time=0.33, key=KEY, substeps=4)
         np.testing.assert_allclose([run.facts["step_size"], run.facts["steps"]], [0.2, 1.75], rtol=1e-6)
 
+    def test_observations_that_do_not_fit_are_refused_before_the_run(self, monkeypatch):
+        """1,000,000,001 times 1,000 numbers of 4 bytes and 4 clocks of 8."""
+        begun = time.process_time()
+        flat = ut.Isotropic(ut.Problem(lambda w, x: jnp.sum(w) * x, jnp.zeros(1)))
+        call = {"step_size": 0.1, "key": 0, "observe": {"w": lambda w: w}}
+        with pytest.raises(
+            ValueError, match=r"`descend\(every=1, seeds=None\)`: .* need 4,032,000,004,032 bytes .* are free"
+        ):
+            ut.descend(flat, jnp.zeros(1000, jnp.float32), steps=10**9, every=1, seeds=None, **call)
+        assert time.process_time() - begun < 20
+        monkeypatch.setattr(drive, "available_memory", lambda: 10_000)
+        with pytest.raises(ValueError, match=r"101 observations of 112 bytes need 11,312 bytes .* 10,000 are free"):
+            ut.descend(flat, jnp.zeros(4, jnp.float32), steps=100, every=1, seeds=5, **call)
+        run = ut.descend(flat, jnp.zeros(4, jnp.float32), steps=80, every=1, seeds=5, **call)
+        with pytest.raises(ValueError, match=r"20 observations of 112 bytes need 11,312 bytes"):
+            run.resume(steps=20)
+
+    @pytest.mark.slow
+    def test_ten_million_observed_steps_need_the_memory_of_the_result(self):
+        """In a process of its own, whose peak is known: the clocks and the values are 36 bytes per step."""
+        code = (
+            "import jax.numpy as jnp, undertow as ut\n"
+            "from benchmarks.load import observed_memory\n"
+            "facts = observed_memory(10_000_000)\n"
+            "print(facts['observations'], facts['growth_MiB'], facts['result_MiB'])"
+        )
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        count, growth, result = map(float, done.stdout.split())
+        assert count == 10_000_001
+        assert result == pytest.approx(10_000_001 * (4 + 3 * 8) / 2**20)
+        assert growth < 2 * result
+
     def test_progress_callback(self):
         seen = []
         descend(30_000, progress=lambda done, total: seen.append((done, total)))

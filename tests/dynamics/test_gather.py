@@ -1,12 +1,14 @@
 """Lanes and chunks put together on the host."""
 
+import tracemalloc
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from undertow.dynamics import engine
-from undertow.dynamics.gather import gather, join_lanes, stack_chunks
+from undertow.dynamics.gather import Observations, gather
 
 
 def lane(params, diverged_block):
@@ -17,30 +19,64 @@ def lane(params, diverged_block):
     return engine.State(params, None, (params, None), keys, zero, jnp.asarray(diverged_block, jnp.int32), {}, zero, {})
 
 
-def test_chunks_are_stacked_in_time():
-    chunks = [{"w": np.zeros((2, 3))}, {"w": np.ones((1, 3))}]
-    np.testing.assert_array_equal(stack_chunks(chunks)["w"], [[0.0] * 3, [0.0] * 3, [1.0] * 3])
-    assert stack_chunks(chunks[:1]) is chunks[0]
+NOTHING = (np.zeros(0, int), {})
+
+
+def test_chunks_follow_each_other_in_time():
+    observations = Observations(NOTHING, np.array([0, 5, 10]), None)
+    for values in (np.zeros((2, 3)), np.ones((1, 3))):
+        observations.put([({"w": values}, {})], len(values))
+    steps, observed = observations.record()
+    np.testing.assert_array_equal(steps, [0, 5, 10])
+    np.testing.assert_array_equal(observed["w"], [[0.0] * 3, [0.0] * 3, [1.0] * 3])
+
+
+def test_a_run_that_is_stopped_has_the_observations_so_far():
+    observations = Observations(NOTHING, np.arange(1000), None)
+    observations.put([({"w": np.array([3.0, 4.0])}, {})], 2)
+    steps, observed = observations.record()
+    np.testing.assert_array_equal(steps, [0, 1])
+    np.testing.assert_array_equal(observed["w"], [3.0, 4.0])
 
 
 def test_lanes_stand_side_by_side_without_their_padding():
     """Two lanes of two, of which three seeds are asked for: (times, lane) becomes (seeds, times)."""
     lanes = [({"w": np.array([[1, 2], [10, 20]])}, {"m": np.zeros((2, 2, 5))}),
              ({"w": np.array([[3, -1], [30, -1]])}, {"m": np.ones((2, 2, 5))})]  # fmt: skip
-    steps, observed = join_lanes(lanes, [0, 7], ((), {}), 3)
-    assert steps == (0, 7)
+    observations = Observations(NOTHING, np.array([0, 7]), 3)
+    observations.put(lanes, 2)
+    steps, observed = observations.record()
+    np.testing.assert_array_equal(steps, [0, 7])
     np.testing.assert_array_equal(observed["w"], [[1, 10], [2, 20], [3, 30]])
+    assert observed["w"].dtype == lanes[0][0]["w"].dtype
     assert observed["m"].shape == (3, 2, 5)
     np.testing.assert_array_equal(observed["m"][:, 0, 0], [0, 0, 1])
 
 
 @pytest.mark.parametrize("seeds", [None, 2])
 def test_observations_follow_those_of_the_record_before(seeds):
-    first = ((0, 5), {"w": np.array([1, 2]) if seeds is None else np.array([[1, 2], [3, 4]])})
+    first = (np.array([0, 5]), {"w": np.array([1, 2]) if seeds is None else np.array([[1, 2], [3, 4]])})
     new = np.array([9]) if seeds is None else np.array([[9, 8]])
-    steps, observed = join_lanes([({"w": new}, {})], [10], first, seeds)
-    assert steps == (0, 5, 10)
+    observations = Observations(first, np.array([10]), seeds)
+    observations.put([({"w": new}, {})], 1)
+    steps, observed = observations.record()
+    np.testing.assert_array_equal(steps, [0, 5, 10])
     np.testing.assert_array_equal(observed["w"], [1, 2, 9] if seeds is None else [[1, 2, 9], [3, 4, 8]])
+
+
+def test_the_arrays_are_allocated_once():
+    """Chunks that are kept and joined at the end would need the memory twice."""
+    count, chunk = 100_000, np.ones((1000, 50))
+    observations = Observations(NOTHING, np.arange(count), None)
+    observations.put([({"w": chunk}, {})], 1000)
+    tracemalloc.start()
+    for _ in range(count // 1000 - 1):
+        observations.put([({"w": chunk}, {})], 1000)
+    _, observed = observations.record()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert observed["w"].shape == (count, 50)
+    assert peak < 0.1 * observed["w"].nbytes
 
 
 def test_observations_after_divergence_are_nan():

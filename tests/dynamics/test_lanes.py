@@ -33,6 +33,16 @@ def test_chunks_take_about_the_time_they_should(seconds, monkeypatch):
     assert 0.5 * lanes.CHUNK_SECONDS < took < 2 * lanes.CHUNK_SECONDS
 
 
+def test_a_full_buffer_of_observations_ends_chunks_early_for_as_long_as_a_run_takes():
+    """Every chunk is too short, so that each plans for more blocks than the one before."""
+    plan, now, capacity = lanes.ChunkPlan(1000), 0, 1024
+    due = np.arange(1_000_001)
+    for _ in range(900):
+        stop, count = plan.next(now, 1_000_000, due[now:], capacity)
+        assert 0 < count <= capacity
+        now = stop
+
+
 @pytest.mark.parametrize(("number", "power"), [(0, 1), (1, 1), (2, 2), (3, 2), (4, 4), (1023, 512)])
 def test_powers_of_two_are_at_most_the_number_and_at_least_one(number, power):
     assert lanes.power_of_two(number) == power

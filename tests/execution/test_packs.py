@@ -98,7 +98,11 @@ def test_names_and_papers_have_defaults():
     [
         ({"CLAIMS": (3,)}, "own: `CLAIMS` contains a int; give objects of the class Claim."),
         ({"CLAIMS": (CLAIM,)}, "own: a claim has no name; give it an `id` such as 'my-claim'."),
-        ({"a": dataclasses.replace(CLAIM, id="../a")}, "own: the name '../a' of a claim has other characters"),
+        (
+            {"a": dataclasses.replace(CLAIM, id="../a")},
+            "own: the name '../a' of a claim has over 200 characters, or others",
+        ),
+        ({"a": dataclasses.replace(CLAIM, id="a" * 201)}, "own: the name 'aaa"),
     ],
 )
 def test_what_is_wrong_with_a_claim_is_a_sentence(values, sentence):

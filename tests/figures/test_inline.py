@@ -7,7 +7,7 @@ import pytest
 
 from tests.figures.curves import curve
 from undertow.figures import export
-from undertow.figures.inline import inline, words_of
+from undertow.figures.inline import inline, proportions, words_of
 
 
 def test_inlined_figures_share_a_page():
@@ -109,3 +109,40 @@ def test_colours_that_a_page_may_not_replace_stay():
     element = inline(svg_of(inside), "a", "")
     assert 'style="stroke: var(--figure-blue, #2166ac); fill: none"' in element
     assert 'style="fill: #123456"' in element
+
+
+@pytest.mark.parametrize(
+    "inside",
+    ["<script>x()</script>", '<g onclick="x()"/>', '<a href="javascript:x()"><path/></a>', "<style>* {}</style>",
+     "<foreignObject><p>x()</p></foreignObject>", '<use href="http://x/y#z"/>', '<image href="http://x/y.png"/>',
+     '<image href="data:image/svg+xml,x"/>', '<g style="fill: url(http://x/y)"/>', '<g fill="u\\72l(http://x)"/>',
+     '<g style="x: expression(1)"/>', "<svg onload='x()'/>", '<animate onbegin="x()"/>', "<desc><b/></desc>",
+     '<z:script xmlns:z="http://www.w3.org/2000/svg">x()</z:script>'],
+)  # fmt: skip
+def test_only_what_draws_is_kept(inside):
+    element = inline(svg_of(inside + '<path d="M 1 2"/>'), "a", "")
+    assert re.findall('<path d="M 1 2"/>', element)
+    rest = re.sub(r'^<svg [^>]*>|</svg>$|<path d="M 1 2"/>', "", element)
+    assert re.fullmatch("(<(g|use|image)/>)?", rest), rest
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "text", "<html></html>", "<svg", "<svg><g></svg>", "<svg/>", '<svg viewBox="0 0 1 &quot;onload=x"/>',
+     '<!DOCTYPE svg [<!ENTITY a "b">]><svg viewBox="0 0 1 1"><text>&a;</text></svg>'],
+)  # fmt: skip
+def test_a_file_that_is_not_a_figure_is_refused(text):
+    with pytest.raises(ValueError, match="not an SVG file"):
+        inline(text, "a", "")
+
+
+def test_text_in_a_figure_stays_text():
+    element = inline(svg_of("<text>&lt;b&gt; &amp;amp; </text>"), 'a"b', "")
+    assert "<text>&lt;b&gt; &amp;amp; </text>" in element
+    used = '<g id="c"/><use href="#c"/>'
+    assert 'id="a&quot;b-c"' in inline(svg_of(used), 'a"b', "")
+
+
+def test_the_proportions_of_a_figure():
+    assert proportions(svg_of()) == (72.0, 36.0)
+    assert proportions("<svg/>") == proportions('<svg viewBox="0 0 0 0"/>') == (4.0, 3.0)

@@ -1,5 +1,7 @@
 """The HTML page around a body."""
 
+import base64
+import hashlib
 import re
 from importlib.resources import files
 
@@ -35,12 +37,31 @@ def test_a_page_has_the_script_on_request_alone():
     assert scripted.count("<script>") == 1
 
 
+def policy_of(html: str) -> str:
+    (policy,) = re.findall('Content-Security-Policy" content="([^"]*)"', html)
+    return policy
+
+
+def test_the_script_is_allowed_by_the_hash_of_its_text():
+    html = page("a page", "", scripted=True)
+    (script,) = re.findall("<script>(.*?)</script>", html, flags=re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy_of(html)
+    assert "unsafe-inline" not in policy_of(html).partition("script-src")[2]
+
+
+def test_pictures_beside_a_page_are_allowed_on_request_alone():
+    assert "file:" not in policy_of(page("a page", "", scripted=True))
+    assert "img-src data: 'self' file:" in policy_of(page("a page", "", beside=True))
+
+
 def test_a_page_has_the_style_and_loads_nothing():
     html = page("a page", "", scripted=True)
     assert files("undertow.figures").joinpath("page.css").read_text(encoding="utf-8") in html
-    (policy,) = re.findall('Content-Security-Policy" content="([^"]*)"', html)
-    assert policy == POLICY
-    assert "default-src 'none'" in policy
+    assert policy_of(page("a page", "")) == POLICY
+    assert policy_of(html).startswith(f"{POLICY}; script-src 'sha256-")
+    assert "default-src 'none'" in POLICY
+    assert "script-src" not in POLICY  # none at all
     assert not re.findall('<link|<script src|src="http|@import|url\\(http', html)
 
 

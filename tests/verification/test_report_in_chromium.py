@@ -57,7 +57,9 @@ def browser():
 
 @pytest.fixture
 def tab(browser, report) -> Tab:
+    """The page with all figures drawn, as for a reader who has scrolled through it."""
     browser.open(report)
+    browser.run("dispatchEvent(new Event('beforeprint'))")
     return browser
 
 
@@ -107,7 +109,7 @@ def test_links_lead_somewhere_and_ids_are_unique(tab):
     assert len(ids) == len(set(ids))
     targets = tab.run("[...document.querySelectorAll('[href^=\"#\"]')].map(e => e.getAttribute('href').slice(1))")
     assert set(targets) <= set(ids)
-    files = tab.run("[...document.querySelectorAll('a[href^=figures]')].map(e => e.href)")
+    files = tab.run("[...document.querySelectorAll('a[href^=claims]')].map(e => e.href)")
     assert len(files) == len(REAL)
     assert all(Path(file.removeprefix("file://")).read_bytes().startswith(b"%PDF") for file in files)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from jaxtyping import PyTree
 
-from undertow.execution.registry import UserFileError, load_file
+from undertow.execution.registry import UserFileError, exit_message, load_file
 from undertow.noise.base import AbstractNoise
 from undertow.problem import AbstractProblem
 
@@ -92,6 +92,8 @@ def called(target: str, function: Callable[[], T]) -> T:
     """Return what a function of the user's file returns; report an error in it like one in the file."""
     try:
         return function()
+    except SystemExit as stop:
+        raise UserFileError(f"{target} cannot be run: {exit_message(stop)}") from stop
     except Exception as error:
         raise UserFileError(f"{target} cannot be run: {type(error).__name__}: {error}") from error
 

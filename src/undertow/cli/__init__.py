@@ -1,5 +1,6 @@
 """The command line: one file per command. Nothing heavy is imported before a command needs it."""
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Annotated
@@ -7,7 +8,7 @@ from typing import Annotated
 import tyro
 
 import undertow
-from undertow.cli._status import INTERRUPTED, SUCCESS, complain
+from undertow.cli._status import INTERRUPTED, SUCCESS, SURPRISE, complain, degrade_output
 from undertow.cli.analyze import Analyze, analyze
 from undertow.cli.census import Census, take_census
 from undertow.cli.equilibrate import Equilibrate, equilibrate
@@ -51,6 +52,7 @@ RESUMED = ("verify", "run", "sweep")
 def main(arguments: list[str] | None = None) -> None:
     """Parse the arguments, run the command, and turn errors of the user into messages and exit statuses."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    degrade_output()
     try:
         if arguments[:1] == ["run"]:
             status = run(arguments[1:])
@@ -59,16 +61,32 @@ def main(arguments: list[str] | None = None) -> None:
             status = SUCCESS
         else:
             command = _parse(arguments)
-            status = ACTIONS[type(command)](command)
+            status = _act(command)
+        sys.stdout.flush()
     except StoreError as error:
         status = complain(str(error))
     except MemoryError:
         status = complain("there is not enough memory; finished results are kept, and fewer --jobs need less.")
+    except BrokenPipeError:  # the reader of a pipe ended, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = SURPRISE
+    except OSError as error:
+        status = complain(f"{error.filename or 'a file'}: {error.strerror or error}.")
     except KeyboardInterrupt:
         kept = " Finished results are kept; the same command continues from there."
         print(f"\nStopped.{kept if arguments[0] in RESUMED else ''}", file=sys.stderr)
         status = INTERRUPTED
     raise SystemExit(status)
+
+
+def _act(command: object) -> int:
+    """Run a command. It returns its status: a `SystemExit` comes from code of the user."""
+    try:
+        return ACTIONS[type(command)](command)
+    except SystemExit as stop:
+        from undertow.execution.registry import exit_message
+
+        return complain(f"your code ended the command: {exit_message(stop)}")
 
 
 def _parse(arguments: list[str]) -> object:

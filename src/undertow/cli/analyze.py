@@ -65,7 +65,7 @@ def analyze(command: Analyze) -> int:
     numbers = pages.write_json(analysis, command.target, out)
     saved = pages.write_params(analysis, out)
     if command.json:
-        print(numbers.read_text(), end="")
+        print(numbers.read_text(encoding="utf-8"), end="")
         return SUCCESS
     pages.print_table(analysis)
     print(f"Page: {page}; numbers: {numbers}" + (f"; params at equilibrium: {saved}" if saved else ""))

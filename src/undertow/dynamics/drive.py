@@ -4,7 +4,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, cast
 
@@ -16,11 +16,12 @@ from jaxtyping import Array, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._device import available_memory
 from undertow._progress import Progress
 from undertow._validate import KeyLike, Number
 from undertow.dynamics import engine
 from undertow.dynamics.clock import Schedule, StepSize, check_step_size, clocks, steps_of_time
-from undertow.dynamics.gather import Record, gather, join_lanes, join_seeds, stack_chunks
+from undertow.dynamics.gather import Observations, Record, gather, join_seeds
 from undertow.dynamics.lanes import ChunkPlan, LaneThreads, lane_width, power_of_two
 from undertow.noise.base import AbstractNoise
 from undertow.optimisers.base import AbstractOptimiser
@@ -31,6 +32,8 @@ __all__ = ["Continuation", "advance_run", "make_spec", "start_run"]
 
 OBSERVATION_BYTES = 16 * 2**20
 MOST_OBSERVATIONS = 8192
+CLOCK_BYTES = 4 * 8
+"""The step, the time and the slow time of an observation, and the step at which it was due."""
 START = 2**32 - 1
 """The number folded into a seed's key for its start; block numbers never reach it."""
 
@@ -54,7 +57,7 @@ class Continuation:
     """Whether the length of the run is given in steps or in units of time."""
     substeps: int = 1
     """Steps of the engine per step of SGD: more than one where an SDE is resolved more finely."""
-    record: Record = ((), {})
+    record: Record = field(default_factory=lambda: (np.zeros(0, int), {}))
     seconds: float = 0.0
     lane_width: int | None = None
 
@@ -175,23 +178,20 @@ def advance_run(run: Continuation, steps: int | None, progress: ProgressReport, 
     due = _observation_steps(run, goal)
     clocks(run.function, run.step_size, np.asarray([goal]))  # raises for a bad schedule before anything runs
     began = time.perf_counter()
-    chunks: list[list[PyTree]] = [[] for _ in run.lanes]
-    observed_steps: list[int] = []
+    observations = Observations(run.record, due, run.seeds)
     interrupted = False
     plan = ChunkPlan(run.block)
     lanes, now = run.lanes, run.step
 
     with Progress(run.function, goal - run.step, progress) as bar, LaneThreads(len(lanes)) as threads:
         while now < goal:
-            rest = due[len(observed_steps) :]
+            rest = due[observations.taken :]
             stop, filled = plan.next(now, goal, rest, run.capacity)
             first, every = _spacing(rest)
             try:
                 done = threads.map(partial(_run_lane, run, stop, first, every, filled), lanes)
                 lanes = tuple(state for state, _ in done)
-                for store, (_, values) in zip(chunks, done, strict=True):
-                    store.append(values)
-                observed_steps.extend(rest[:filled].tolist())
+                observations.put([values for _, values in done], filled)
                 now = stop
                 bar.update(now - run.step)
             except KeyboardInterrupt:
@@ -202,7 +202,7 @@ def advance_run(run: Continuation, steps: int | None, progress: ProgressReport, 
     if interrupted:
         what = f"`{run.function}` was stopped by Ctrl-C after {now - run.step} of {goal - run.step} steps"
         warnings.warn(f"{what}; the run contains the finished steps.", RuntimeWarning, stacklevel=stacklevel)
-    record = join_lanes([stack_chunks(parts) for parts in chunks], observed_steps, run.record, run.seeds)
+    record = observations.record()
     done = replace(run, lanes=lanes, step=now, record=record, seconds=run.seconds + time.perf_counter() - began)
     return _trajectory(done, interrupted)
 
@@ -242,8 +242,26 @@ def _observation_steps(run: Continuation, goal: int) -> np.ndarray:
     """Return the observed steps after run.step up to the goal; step 0 is observed once, at the start."""
     if run.every is None:
         return np.asarray([goal] if run.step else [0, goal])
-    grid = range((run.step // run.every + 1) * run.every, goal + 1, run.every)
-    return np.asarray(grid if run.step else [0, *grid], dtype=int)
+    grid = range((run.step // run.every + 1) * run.every if run.step else 0, goal + 1, run.every)
+    _check_memory(run, len(grid))
+    return np.arange(grid.start, grid.stop, grid.step)
+
+
+def _check_memory(run: Continuation, count: int) -> None:
+    """Raise before a run whose observations do not fit into the memory that is free."""
+    params = run.lanes[0].params
+    one = params if run.seeds is None else jax.tree.map(lambda leaf: leaf[0], params)
+    shapes = jax.eval_shape(
+        lambda p: ({name: f(p) for name, f in run.spec.observe.items()}, engine.averages(run.spec, p)), one
+    )
+    each = trees.floats_bytes(shapes) * (run.seeds or 1) + CLOCK_BYTES
+    needed, free = each * (count + len(run.record[0])), available_memory()
+    if needed > free:
+        raise ValueError(
+            f"{validate.quote(run.function, every=run.every, seeds=run.seeds)}: {count:,} observations of {each:,} "
+            f"bytes need {needed:,} bytes of memory, and {free:,} are free; give a larger `every`, fewer `seeds` or "
+            "smaller observables."
+        )
 
 
 def _spacing(due: np.ndarray) -> tuple[int, int]:
@@ -275,7 +293,7 @@ class _Constant(eqx.Module):
 
 
 def _trajectory(run: Continuation, interrupted: bool) -> Trajectory:
-    steps = np.asarray(run.record[0], int)
+    steps = run.record[0]
     diverged_at = [
         np.asarray(_first_nonfinite(run.spec, lane, run.block))
         if np.any(np.asarray(lane.diverged_block) < engine.NEVER)

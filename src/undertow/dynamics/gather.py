@@ -1,5 +1,7 @@
 """Observations and final params of all lanes of a run, put together on the host."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,32 +9,75 @@ from jaxtyping import PyTree
 
 from undertow.dynamics import engine
 
-__all__ = ["Record", "gather", "join_lanes", "join_seeds", "stack_chunks"]
+__all__ = ["Observations", "Record", "gather", "join_seeds"]
 
-Record = tuple[tuple[int, ...], dict[str, PyTree]]
+Record = tuple[np.ndarray, dict[str, PyTree]]
 """The observed steps and the observations at them."""
 
 
-def stack_chunks(chunks: list[PyTree]) -> PyTree:
-    """Return the observations of one lane in all chunks, along one axis of times."""
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *chunks) if len(chunks) > 1 else chunks[0]
+class Observations:
+    """The observations of a run, filled chunk by chunk. The arrays have their final size from the first chunk on.
 
+    `before` is the record of the steps before, `due` has the steps at which observations are to come. The arrays have
+    the axes (seeds, times, ...), and (times, ...) for a single run.
+    """
 
-def join_lanes(lanes: list[PyTree], steps: list[int], before: Record, seeds: int | None) -> Record:
-    """Put lanes side by side as (seeds, times, ...) and append them to the record before."""
+    def __init__(self, before: Record, due: np.ndarray, seeds: int | None):
+        self.before, self.due, self.seeds = before, due, seeds
+        self.taken = 0
+        self._arrays: dict[str, PyTree] | None = None
 
-    def leaf(*parts: np.ndarray) -> np.ndarray:
-        if seeds is None:
-            return parts[0]
-        return np.moveaxis(np.concatenate(parts, axis=1)[:, :seeds], 0, 1)
+    def put(self, lanes: Sequence[tuple[dict[str, PyTree], dict[str, PyTree]]], count: int) -> None:
+        """Add `count` observations and means of every lane, with the axes (times, seeds of the lane, ...)."""
+        chunks = [{**observed, **means} for observed, means in lanes]
+        if self._arrays is None:
+            self._arrays = self._allocate(chunks[0])
+        self._write(chunks, count)
+        self.taken += count
 
-    observed, means = jax.tree.map(leaf, *lanes)
-    new = {**observed, **means}
-    steps_before, old = before
-    if steps_before:
-        axis = 0 if seeds is None else 1
-        new = jax.tree.map(lambda past, more: np.concatenate([past, more], axis=axis), old, new)
-    return steps_before + tuple(steps), new
+    def record(self) -> Record:
+        """Return the steps and observations so far; fewer than are due after Ctrl-C."""
+        steps, old = self.before
+        end = len(steps) + self.taken
+        every = np.concatenate([steps, self.due[: self.taken]])
+        if self._arrays is None:
+            return every, old
+        return every, jax.tree.map(lambda array: array[self._at(0, end)], self._arrays)
+
+    def _at(self, begin: int, end: int) -> tuple[slice, ...]:
+        times = slice(begin, end)
+        return (times,) if self.seeds is None else (slice(None), times)
+
+    def _allocate(self, chunk: PyTree) -> dict[str, PyTree]:
+        steps, old = self.before
+        times = len(steps) + len(self.due)
+
+        def empty(leaf: np.ndarray) -> np.ndarray:
+            shape = (times, *leaf.shape[1:]) if self.seeds is None else (self.seeds, times, *leaf.shape[2:])
+            return np.empty(shape, leaf.dtype)
+
+        def begin(past: np.ndarray, leaf: np.ndarray) -> np.ndarray:
+            array = empty(leaf)
+            array[self._at(0, len(steps))] = past
+            return array
+
+        return jax.tree.map(begin, old, chunk) if len(steps) else jax.tree.map(empty, chunk)
+
+    def _write(self, chunks: list[dict[str, PyTree]], count: int) -> None:
+        begin = len(self.before[0]) + self.taken
+        place = self._at(begin, begin + count)
+
+        def write(array: np.ndarray, *parts: np.ndarray) -> None:
+            if self.seeds is None:
+                array[place] = parts[0]
+                return
+            first = 0
+            for part in parts:
+                own = min(part.shape[1], self.seeds - first)  # the last lane may be padded
+                array[first : first + own, place[1]] = np.moveaxis(part[:, :own], 0, 1)
+                first += own
+
+        jax.tree.map(write, self._arrays, *chunks)
 
 
 def join_seeds(lanes: list[PyTree], seeds: int) -> PyTree:

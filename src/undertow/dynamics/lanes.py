@@ -21,6 +21,8 @@ LANE_WIDTH = 16
 """Seeds that advance together on a CPU. Fixed, because another width rounds differently in the last bits."""
 
 CHUNK_SECONDS = 0.5
+MOST_BLOCKS = 2**31
+"""No run is longer. A full buffer of observations ends chunks early, and their number of blocks would grow forever."""
 ACCELERATOR_LANE_BYTES = 16 * 2**30
 
 
@@ -56,7 +58,7 @@ class ChunkPlan:
             self.blocks = 4
         elif self.chunks > 1:
             growth = min(8.0, max(0.25, CHUNK_SECONDS / max(elapsed, 1e-9)))
-            self.blocks = max(1, int(self.blocks * growth))
+            self.blocks = min(MOST_BLOCKS, max(1, int(self.blocks * growth)))
         self.chunks += 1
         self.since = time.perf_counter()
         stop = min(goal, (now // self.block + self.blocks) * self.block)

@@ -134,7 +134,7 @@ class StoredRun:
             seeds=settings.seeds,
             clock=settings.clock,
             substeps=settings.substeps,
-            record=(tuple(self.observed_steps.tolist()), self.observed),
+            record=(self.observed_steps, self.observed),
             seconds=settings.seconds,
             lane_width=settings.lane_width,
         )
@@ -211,7 +211,7 @@ def detached(run: Continuation, identities: dict[str, str]) -> StoredRun:
     )
     lanes = tuple({name: getattr(lane, name) for name in STATE} for lane in run.lanes)
     steps, observed = run.record
-    return StoredRun(settings, lanes, np.asarray(steps), observed, identities)
+    return StoredRun(settings, lanes, steps, observed, identities)
 
 
 def functions_of(run: Continuation) -> Functions:

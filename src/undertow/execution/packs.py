@@ -37,7 +37,7 @@ OWN_PACKS = (
     "undertow.papers.optimisers",
 )
 """The packs of undertow in their order, which is also the list where undertow is not installed as a distribution."""
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 """Names of claims, which are also names of folders and parts of addresses."""
 
 T = TypeVar("T")
@@ -118,8 +118,8 @@ def named_claims(
             continue
         name = claim.id or variables.get(id(claim), "").replace("_", "-")
         if not NAME.fullmatch(name):
-            how = f"the name {name!r} of a claim has other characters than letters, digits, hyphens" if name else \
-                "a claim has no name"  # fmt: skip
+            wrong = f"the name {name!r} of a claim has over 200 characters, or others than letters, digits, hyphens"
+            how = wrong if name else "a claim has no name"
             problems.append(f"{place}: {how}; give it an `id` such as 'my-claim'.")
             continue
         filled = {"id": name, "paper": claim.paper or paper, "plant": claim.plant or plants.get(name)}

@@ -58,7 +58,7 @@ class Packer:
 
     def _free(self, name: str) -> str:
         """Return a name that is a file name on every system, and differs from all others in more than case."""
-        safe = re.sub(r"^[^A-Za-z0-9]|[^\w.\- ]", "_", name) or "_"
+        safe = re.sub(r"^[^A-Za-z0-9]|[^\w.\- ]", "_", name)[:50] or "_"  # a file name has at most 255 bytes
         candidates = (safe if k == 0 else f"{safe}~{k}" for k in range(len(self._taken) + 1))
         return next(candidate for candidate in candidates if candidate.lower() not in self._taken)
 

@@ -27,7 +27,7 @@ from undertow.execution.packs import (
 from undertow.execution.sweeps.diagram import Diagram
 
 __all__ = [
-    "AbstractClaim", "Registry", "UserFileError", "claims", "collect", "diagrams", "import_claims",
+    "AbstractClaim", "Registry", "UserFileError", "claims", "collect", "diagrams", "exit_message", "import_claims",
     "installed_problems", "load_file", "titles",
 ]  # fmt: skip
 
@@ -145,6 +145,12 @@ def titles() -> dict[str, str]:
     return {pack_name(home.__name__): home.TITLE for home in _submodules("") if hasattr(home, "TITLE")}
 
 
+def exit_message(stop: SystemExit) -> str:
+    """Return the sentence for code of the user that ended the program."""
+    given = "" if stop.code is None else repr(stop.code)
+    return f'it calls sys.exit({given}); put that below `if __name__ == "__main__":`.'
+
+
 def load_file(file: Path, name: str | None = None) -> ModuleType:
     """Run a user's Python file and return it as a module; modules beside the file can be imported.
 
@@ -159,6 +165,8 @@ def load_file(file: Path, name: str | None = None) -> ModuleType:
     sys.path.insert(0, str(file.resolve().parent))
     try:
         spec.loader.exec_module(module)
+    except SystemExit as stop:
+        raise UserFileError(f"{file} cannot be run: {exit_message(stop)}") from stop
     except Exception as error:
         raise UserFileError(f"{file} cannot be run: {type(error).__name__}: {error}") from error
     finally:

@@ -25,6 +25,7 @@ from undertow.dynamics.stored import (
 from undertow.execution import store
 from undertow.execution.provenance import provenance
 from undertow.execution.pytrees import Packer, unpack
+from undertow.execution.reading import DAMAGE, read_json
 from undertow.execution.store import JSONObject, StoreError
 from undertow.execution.sweeps.digest import digest_of_value
 from undertow.noise.base import AbstractNoise
@@ -37,6 +38,11 @@ __all__ = ["load_run", "save_run"]
 
 RUN = "run"
 """The attribute of the dataset that describes the run."""
+DESCRIPTION: dict[str, type | tuple[type, ...]] = {
+    "trees": dict, "observed": list, "seeds": (int, type(None)), "clock": str, "interrupted": bool, "facts": dict,
+    "regime": (str, type(None)), "double_precision": bool, "state": (dict, type(None)),
+}  # fmt: skip
+"""The fields of that attribute, and their types in JSON."""
 RESERVED = {*CLOCKS, "seed"}
 STATE = ("lanes", "observed_steps", "observed")
 """The fields of a `StoredRun` that are pytrees of arrays."""
@@ -90,12 +96,7 @@ def load_run(
     """Return a saved run; see `Trajectory.load`."""
     _check_arguments(noise, observe, average, step_size)
     dataset = store.load(path)
-    try:
-        described = json.loads(dataset.attrs[RUN])
-    except KeyError:
-        raise StoreError(
-            f"{path}: a result of undertow, but not a saved run; give a path that `run.save` wrote."
-        ) from None
+    described = _description(path, dataset)
     arrays = {str(name): variable.values for name, variable in dataset.variables.items()}
     observe, average = dict(observe or {}), dict(average or {})
     observed = {} if like is None else observed_like(observe, average, like)
@@ -139,11 +140,26 @@ def load_run(
     return dataclasses.replace(run, continuation=continuation)
 
 
+def _description(path: Path | str, dataset: xarray.Dataset) -> JSONObject:
+    """Return the description of a run in a dataset; raise where there is none, or another structure."""
+    if RUN not in dataset.attrs:
+        raise StoreError(f"{path}: a result of undertow, but not a saved run; give a path that `run.save` wrote.")
+    try:
+        described = json.loads(dataset.attrs[RUN])
+        wrong = [name for name, kinds in DESCRIPTION.items() if not isinstance(described[name], kinds)]
+        missing = {*CLOCKS} - {str(name) for name in dataset.variables}
+    except (*DAMAGE, RecursionError):
+        wrong, missing = [RUN], set()
+    if wrong or missing:
+        raise StoreError(f"{path}: damaged, its description of the run cannot be read; save the run again.")
+    return described
+
+
 def _is_run(path: Path) -> bool:
     """Return whether there is a saved run, whole or damaged, which may be replaced."""
     try:
-        return (path / store.SEAL).is_file() and RUN in json.loads((path / ".zattrs").read_text())
-    except (OSError, ValueError):
+        return (path / store.SEAL).is_file() and RUN in read_json(path / ".zattrs")
+    except DAMAGE:
         return False
 
 

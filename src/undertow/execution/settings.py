@@ -62,8 +62,22 @@ def compile_fast() -> None:
     faster = jax.__version__.startswith("0.10.")
     os.environ.setdefault("XLA_FLAGS", _FASTER_COMPILATION if faster else _FAST_COMPILATION)
     jax.config.update("jax_traceback_in_locations_limit", 0)  # source locations in programs cost time and are not read
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    cache = Path(os.environ.get("UNDERTOW_CACHE") or Path(home) / "undertow")
-    jax.config.update("jax_compilation_cache_dir", str(cache / "xla"))
-    # by default JAX does not store programs that compile in under a second
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    cache = _cache_folder()
+    if cache is not None:
+        jax.config.update("jax_compilation_cache_dir", str(cache / "xla"))
+        # by default JAX does not store programs that compile in under a second
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+
+
+def _cache_folder() -> Path | None:
+    """Return the folder of the compilation cache; None without a home directory, or one that cannot be written.
+
+    Compiled programs are executed, so that the cache is never in a folder such as /tmp that others can write to.
+    """
+    chosen, base = os.environ.get("UNDERTOW_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    try:
+        cache = Path(chosen) if chosen else (Path(base) if base else Path.home() / ".cache") / "undertow"
+        cache.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # `Path.home` raises where HOME is not set and the user has no passwd entry
+        return None
+    return cache if os.access(cache, os.W_OK | os.X_OK) else None

@@ -75,7 +75,7 @@ class Sources:
         if module not in self._imports:
             file = self.file(module)
             assert file is not None
-            targets = {target for node in _import_nodes(ast.parse(file.read_text())) for target in self._targets(node)}
+            targets = {target for node in _import_nodes(ast.parse(file.read_bytes())) for target in self._targets(node)}
             self._imports[module] = frozenset(p for target in {module, *targets} for p in self._with_parents(target))
         return self._imports[module]
 

@@ -17,7 +17,10 @@ import zlib
 from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from undertow.execution import reading
+from undertow.execution.reading import JSONObject
 
 if TYPE_CHECKING:
     import xarray
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = [
     "FORMAT",
     "PARTIAL",
+    "FolderLockedError",
+    "FolderRemovedError",
     "JSONObject",
     "MissingError",
     "NewerFormatError",
@@ -58,9 +63,8 @@ PARTIAL = ".partial"
 """The ending of temporary files and folders, which a killed process leaves behind."""
 RETIRED = ".retired"
 """The ending of an earlier result while it is replaced, where folders cannot be exchanged."""
-
-JSONObject = dict[str, Any]
-"""A JSON object as Python reads it: plain values of any kind by name."""
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The errors of a disk that is full."""
 
 
 class StoreError(Exception):
@@ -69,6 +73,14 @@ class StoreError(Exception):
 
 class MissingError(StoreError):
     """There is no stored result."""
+
+
+class FolderLockedError(StoreError):
+    """Another process is writing to the folder."""
+
+
+class FolderRemovedError(StoreError):
+    """The folder was removed or replaced while this process was writing to it."""
 
 
 class NewerFormatError(StoreError):
@@ -102,13 +114,11 @@ def write_folder(path: Path, files: Mapping[str, bytes]) -> None:
 
 def load(path: Path | str) -> "xarray.Dataset":
     """Read a dataset that `save` wrote, after checking the checksum of every file."""
-    import xarray
-
     path = Path(path)
     _seal(path)
     try:
-        return xarray.open_zarr(path, consolidated=True).load()
-    except (OSError, ValueError, KeyError) as error:
+        return reading.open_zarr(path).load()
+    except Exception as error:  # zarr and its codecs have their own errors
         raise StoreError(f"{path}: damaged, it cannot be read ({error}); delete it and run again.") from error
 
 
@@ -136,7 +146,10 @@ def encoded(dataset: "xarray.Dataset", provenance: JSONObject) -> dict[str, byte
 def sealed(path: Path | str, *names: str) -> list[bytes]:
     """Return the content of files of a stored result, after checking the checksum of every file."""
     path = Path(path)
-    _seal(path)
+    files = _seal(path)["files"]
+    for name in names:
+        if name not in files:
+            raise StoreError(f"{path}: damaged, its seal does not cover {name}; delete it and run again.")
     return [(path / name).read_bytes() for name in names]
 
 
@@ -191,17 +204,24 @@ def folder_lock(path: Path | str) -> Generator[Callable[[], None]]:
     file = Path(path) / ".lock"
     lock = filelock.FileLock(file)
     try:
-        with readable_errors(Path(path)):
-            lock.acquire(timeout=0)
+        lock.acquire(timeout=0)
     except filelock.Timeout:
-        raise StoreError(
+        raise FolderLockedError(
             f"{path}: another run is writing to this folder; wait for it, or choose another with --out."
+        ) from None
+    except OSError as error:  # a folder, a link, the file of another user, a disk that cannot be written
+        if error.errno in (errno.ENOENT, *FULL):
+            with readable_errors(Path(path)):
+                raise
+        raise StoreError(
+            f"{path}: the lock {lock.lock_file} cannot be opened ({error.strerror or error}); delete it if no run is "
+            "writing to this folder, or choose another with --out."
         ) from None
     locked = _identity(file)
 
     def check() -> None:
         if _identity(file) != locked:
-            raise StoreError(f"{path}: the folder was removed while this run was writing to it; run it again.")
+            raise FolderRemovedError(f"{path}: the folder was removed while this run was writing to it; run it again.")
 
     try:
         yield check
@@ -227,19 +247,21 @@ def _seal(path: Path) -> JSONObject:
         raise MissingError(f"{path}: there is no stored result here.")
     try:
         content = (path / SEAL).read_bytes()
-        seal = json.loads(content)
+        seal = reading.parse_json(content)
         if set(seal) != UNSIGNED:
             seal = read_signed(content)
-        written, files = seal["undertow_format"], seal["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+        newer, written, files = seal["undertow_format"] > FORMAT, seal["undertow_format"], dict(seal["files"])
+        seal["provenance"].items()
+    except reading.DAMAGE:
         raise StoreError(f"{path}: not a result of undertow, or damaged (no readable {SEAL}).") from None
-    if written > FORMAT:
+    if newer:
         raise NewerFormatError(
             f"{path}: written by a newer undertow (format {written}, this one reads {FORMAT}); upgrade undertow."
         )
     for name, checksum in files.items():
         file = path / name
-        if not file.is_file() or _checksum(file.read_bytes()) != checksum:
+        inside = file.is_relative_to(path) and ".." not in file.parts
+        if not inside or not file.is_file() or _checksum(file.read_bytes()) != checksum:
             raise StoreError(f"{path}: damaged, {name} is not as it was written; delete it and run again.")
     return seal
 
@@ -251,8 +273,8 @@ def signed(data: JSONObject) -> bytes:
 
 
 def read_signed(content: bytes) -> JSONObject:
-    """Return the JSON object that `signed` wrote; raise a ValueError, KeyError or TypeError if a byte has changed."""
-    data = json.loads(content)
+    """Return the JSON object that `signed` wrote; raise one of the errors of `DAMAGE` if a byte has changed."""
+    data = reading.parse_json(content)
     if signed({name: value for name, value in data.items() if name != CHECKSUM}) != content:
         raise ValueError("its checksum is not that of its content")
     return data
@@ -291,6 +313,8 @@ def _put_in_place(temporary: Path, path: Path) -> None:
 
     Where the system cannot exchange folders, the earlier one moves away first; `_seal` moves it back after a kill.
     """
+    if path.is_symlink():
+        raise StoreError(f"{path}: a symbolic link, which is not replaced; delete it and run again.")
     if not path.exists():
         temporary.rename(path)
     elif not _exchange(temporary, path):
@@ -352,12 +376,15 @@ def readable_errors(path: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        if error.errno in FULL:
             raise StoreError(f"{path}: the disk is full; nothing was left half-written. Free some space.") from error
         if error.errno == errno.ENOENT:
-            raise StoreError(
+            raise FolderRemovedError(
                 f"{path}: the folder was removed while this run was writing to it; run it again."
             ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST):
+        if error.errno in (
+            errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.EISDIR, errno.ENAMETOOLONG,
+            errno.ELOOP, errno.EINVAL,
+        ):  # fmt: skip
             raise StoreError(f"{path}: cannot write here ({error.strerror}); choose another folder.") from error
         raise

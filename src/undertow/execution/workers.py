@@ -229,9 +229,12 @@ class Cluster:
         except ImportError:
             raise WorkersUnreachableError("--on needs Dask: pip install 'undertow[cluster]'.") from None
         self.address = address
+        if not address.strip():
+            raise WorkersUnreachableError("--on '': give the address of a Dask scheduler, such as tcp://10.0.0.1:8786.")
+        _check_certificates(address)
         try:
             self.client = distributed.Client(address, timeout=patience, set_as_default=False)
-        except (OSError, ValueError, TimeoutError) as error:
+        except (OSError, ValueError, TimeoutError, ImportError) as error:
             raise WorkersUnreachableError(f"{address}: no Dask scheduler answers ({type(error).__name__}).") from None
         try:
             self.client.wait_for_workers(1, timeout=patience)
@@ -306,6 +309,23 @@ class Cluster:
             self.client.close(timeout=5)
         except (CancelledError, OSError, TimeoutError):
             pass
+
+
+def _check_certificates(address: str) -> None:
+    """Raise for a tls:// address without certificates; a client of Dask would wait a minute when the process ends."""
+    from distributed.security import Security
+
+    if not address.startswith("tls://"):
+        return
+    try:
+        context = Security().get_connection_args("client").get("ssl_context")
+    except (OSError, ValueError):  # a file that is missing, or is no certificate
+        context = None
+    if context is None:
+        raise WorkersUnreachableError(
+            f"{address}: Dask has no certificates for this address; give them in the configuration of Dask, such as "
+            "DASK_DISTRIBUTED__COMM__TLS__CA_FILE (docs/security.md shows all)."
+        )
 
 
 Workers = InProcess | Processes | Cluster

@@ -1,5 +1,6 @@
 "use strict";
-// Sorts and filters the verdicts, and copies commands. Without it the page shows everything, in the papers' order.
+// Sorts and filters the verdicts, copies commands, and draws figures when they come near the screen. Without it the page
+// shows everything, in the papers' order.
 (() => {
   const byId = (id) => document.getElementById(id);
   const table = byId("verdict-table");
@@ -71,6 +72,28 @@
     }
   };
   addEventListener("hashchange", reveal);
+
+  // The figures wait as text inside <noscript>: 500 of them as elements would take the browser ten seconds.
+  const draw = (plot) => {
+    const waiting = plot.querySelector("noscript");
+    if (!waiting) return;
+    plot.innerHTML = waiting.textContent;
+    plot.style.aspectRatio = plot.style.maxWidth = "";
+  };
+  const near = new IntersectionObserver((entries) => {
+    for (const entry of entries) {
+      if (!entry.isIntersecting) continue;
+      near.unobserve(entry.target);
+      draw(entry.target);
+    }
+  }, { rootMargin: "1500px" });
+  const plots = [...document.querySelectorAll(".plot[data-ratio]")];
+  for (const plot of plots) {
+    plot.style.aspectRatio = plot.dataset.ratio;
+    plot.style.maxWidth = plot.dataset.width;
+    near.observe(plot);
+  }
+  addEventListener("beforeprint", () => plots.forEach(draw));
 
   const copy = async (code) => {
     try {

@@ -1,5 +1,7 @@
 """The HTML pages that undertow writes: one file each, which loads nothing from the network."""
 
+import base64
+import hashlib
 from functools import cache
 from importlib.resources import files
 
@@ -8,8 +10,8 @@ from markupsafe import Markup
 
 __all__ = ["page", "templates"]
 
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
-"""Browsers that enforce it block network requests even if a page makes one."""
+POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'; img-src data:"
+"""What a page may load: pictures inside it. Browsers block all else, even if the page asks for it."""
 
 
 @cache
@@ -24,22 +26,30 @@ def templates(package: str) -> jinja2.Environment:
     )
 
 
-def page(title: str, body: Markup | str, *, scripted: bool = False) -> str:
+def page(title: str, body: Markup | str, *, scripted: bool = False, beside: bool = False) -> str:
     """Return an HTML page around `body`, with the style of all pages, and on request with the script of the report.
 
-    `title` is text. `body` is text too, unless it is `Markup`.
+    `title` is text. `body` is text too, unless it is `Markup`. The policy of the page allows that one script, by its
+    hash; other scripts and event handlers do not run. `beside` allows pictures beside the page too.
     """
+    script = _file("page.js") if scripted else None
+    pictures = f"{POLICY} 'self' file:" if beside else POLICY
     return (
         templates("undertow.figures")
         .get_template("page.html")
         .render(
             title=title,
             body=body,
-            policy=POLICY,
+            policy=pictures if script is None else f"{pictures}; script-src '{_hash_of(script)}'",
             style=Markup(_file("page.css")),
-            script=Markup(_file("page.js")) if scripted else None,
+            script=None if script is None else Markup(script),
         )
     )
+
+
+def _hash_of(script: str) -> str:
+    """Return the hash by which a content policy allows a script."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
 @cache

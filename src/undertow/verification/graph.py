@@ -7,6 +7,7 @@ arrows from crossing.
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from statistics import fmean
 
@@ -54,12 +55,15 @@ class Graph:
 
 
 def draw_graph(results: Iterable[ClaimResult]) -> Graph | None:
-    """Return the graph of the claims that rest on others; None where none does."""
+    """Return the graph of the claims that rest on others; None where none does, or where they rest on each other."""
     verdicts = {result.claim: str(result.verdict) for result in results}
     edges = {result.claim: result.rests_on for result in results if result.rests_on}
     if not edges:
         return None
-    level = layers(edges)
+    try:
+        level = layers(edges)
+    except CycleError:  # a file that undertow did not write
+        return None
     routes = _routes(edges, level)
     nodes = tuple(
         Node(claim, verdicts[claim], tuple((other, verdicts.get(other, NOT_RUN)) for other in below))
@@ -71,14 +75,8 @@ def draw_graph(results: Iterable[ClaimResult]) -> Graph | None:
 def layers(edges: Edges) -> dict[str, int]:
     """Return the layer of every claim: 0 where it rests on nothing, else one more than the highest below it."""
     level: dict[str, int] = {}
-
-    def layer(claim: str) -> int:
-        if claim not in level:
-            level[claim] = 1 + max(map(layer, edges.get(claim, ())), default=-1)
-        return level[claim]
-
-    for claim in edges:
-        layer(claim)
+    for claim in TopologicalSorter(edges).static_order():
+        level[claim] = 1 + max((level[other] for other in edges.get(claim, ())), default=-1)
     return level
 
 

@@ -2,6 +2,7 @@
 
 import html
 import re
+from functools import lru_cache
 
 __all__ = ["formula", "prose"]
 
@@ -12,11 +13,13 @@ GREEK: dict[str, str] = {
     "Xi": "Ξ", "Pi": "Π", "Sigma": "Σ", "Phi": "Φ", "Psi": "Ψ", "Omega": "Ω",
 }  # fmt: skip
 
+LETTERS = re.compile(rf"(?<![A-Za-z])(d?)({'|'.join(sorted(GREEK, key=len, reverse=True))})(?![A-Za-z])")
 SCRIPT = re.compile(r"(\^|(?<![A-Za-z]{4})_)(?:\(([^()]*)\)|(-?1/\d+|\d+\.\d+|[ijk]\+1|-?[A-Za-zα-ωΑ-Ω0-9]+|[+*]))")
 """A superscript or subscript: a part in parentheses, a root (1/2), a number, i+1, a word, a plus, a star.
 After four or more letters an underscore is part of a name, such as step_size."""
 
 
+@lru_cache(maxsize=4096)
 def formula(text: str) -> str:
     """Return an equation as HTML.
 
@@ -30,6 +33,7 @@ def formula(text: str) -> str:
     return _scripts(re.sub(r"(?<![A-Za-z])-|-(?![A-Za-z])", "−", _greek(text)).replace("^−", "^-"))
 
 
+@lru_cache(maxsize=4096)
 def prose(text: str) -> str:
     """Return a sentence with mathematics as HTML: Greek letters, signs and scripts are typeset, words stay words.
 
@@ -51,8 +55,7 @@ def _signs(text: str) -> str:
 
 
 def _greek(text: str) -> str:
-    names = "|".join(sorted(GREEK, key=len, reverse=True))
-    return re.sub(rf"(?<![A-Za-z])(d?)({names})(?![A-Za-z])", lambda m: m[1] + GREEK[m[2]], text).replace("'", "′")
+    return LETTERS.sub(lambda m: m[1] + GREEK[m[2]], text).replace("'", "′")
 
 
 def _scripts(text: str) -> str:

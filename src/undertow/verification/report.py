@@ -6,6 +6,7 @@ import shlex
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import jinja2
 from markupsafe import Markup
@@ -13,7 +14,7 @@ from markupsafe import Markup
 from undertow.execution import store
 from undertow.execution.provenance import Parameter
 from undertow.execution.registry import titles
-from undertow.figures.inline import inline, words_of
+from undertow.figures.inline import inline, proportions, words_of
 from undertow.figures.page import page, templates
 from undertow.verification.graph import draw_graph
 from undertow.verification.notation import formula, prose
@@ -32,37 +33,56 @@ VERDICTS = {
 """The verdicts from worst to best, the order in which the table sorts them."""
 
 
+LONG = 100
+"""The number of claims above which a browser should not lay out the whole page before it shows the beginning."""
+MOST_INSIDE = 1000
+"""The most claims whose figures are inside the page; above it they stay beside the page, as pictures."""
+
+
 @dataclass(frozen=True)
 class Figure:
-    """The figure of a claim as an element of the page, and its description in words."""
+    """The figure of a claim, as an element of the page or as a file beside it, and its description in words."""
 
-    svg: Markup
     description: str
-    scrolls: bool
-    """Whether it is too wide for a phone."""
+    width: int
+    """Pixels."""
+    height: int
+    svg: Markup | None = None
+    file: str = ""
+    """The address of the file, where the figure is not inside the page. Browsers run no script of a picture."""
+
+    @property
+    def scrolls(self) -> bool:
+        """Whether it is too wide for a phone."""
+        return self.svg is not None and "--least" in self.svg
 
 
 def build_report(out: Path, results: list[ClaimResult]) -> Path:
-    """Write report.html beside the results. Figures are inside it, so that one file is enough to share the report."""
+    """Write report.html beside the results. Figures are inside it, so that one file is enough to share the report.
+
+    The figures of more than `MOST_INSIDE` claims are pictures beside the page.
+    """
     out = Path(out)
+    linked = len(results) > MOST_INSIDE
     papers = list(dict.fromkeys(result.paper for result in results))
     results = sorted(results, key=lambda result: papers.index(result.paper))
     body = _environment().get_template("report.html").render(
         results=results,
-            VERDICTS=VERDICTS,
-            graph=draw_graph(results),
-            titles={result.paper: _title(result) for result in results},
-            judged={result.claim: result.verdict for result in results},
-            planted=any(result.task.planted for result in results),
+        VERDICTS=VERDICTS,
+        LONG=LONG,
+        graph=draw_graph(results),
+        titles={result.paper: _title(result) for result in results},
+        judged={result.claim: result.verdict for result in results},
+        planted=any(result.task.planted for result in results),
         papers=papers,
         present=[verdict for verdict in VERDICTS if any(result.verdict == verdict for result in results)],
         tally=Counter(result.verdict for result in results),
         scales=", ".join(sorted({result.task.scale for result in results})) or "none",
         minutes=sum(result.seconds for result in results) / 60,
-        figures={result.claim: _figure(out, result) for result in results},
+        figures={result.claim: _figure(out, result, linked) for result in results},
         pdfs={result.claim: _pdf(out, result.claim) for result in results},
     )  # fmt: skip
-    text = page("undertow: verification report", Markup(body), scripted=True)
+    text = page("undertow: verification report", Markup(body), scripted=True, beside=linked)
     return store.write_bytes(out / "report.html", text.encode())
 
 
@@ -127,28 +147,34 @@ def _title(result: ClaimResult) -> str:
     return result.title or titles().get(result.paper, result.paper)
 
 
-def _figure(out: Path, result: ClaimResult) -> Figure | None:
+def _figure(out: Path, result: ClaimResult, linked: bool) -> Figure | str | None:
+    """Return the figure of a claim; a sentence where its file cannot be read, None where there is none."""
+    place = claim_folder(Path(), result.claim) / "figure.svg"
     head = result.headline
-    svg = _svg(claim_folder(out, result.claim))
-    if svg is None or head is None:
+    if not (out / place).is_file() or head is None:
         return None
-    measured = measured_text(head.criterion, head.measured, head.uncertainty)
-    predicted = prediction_text(head.criterion, head.predicted, head.printed)
-    description = words_of(svg) or f"{head.what}: measured {measured}, {predicted}."
-    element = inline(svg, result.claim, f"Figure. {description}")
-    return Figure(Markup(element), description, scrolls="--least" in element)
+    try:
+        svg = _svg(claim_folder(out, result.claim))
+        measured = measured_text(head.criterion, head.measured, head.uncertainty)
+        predicted = prediction_text(head.criterion, head.predicted, head.printed)
+        description = words_of(svg) or f"{head.what}: measured {measured}, {predicted}."
+        width, height = (round(side * 96 / 72) for side in proportions(svg))
+        if linked:
+            return Figure(description, width, height, file=quote(place.as_posix()))
+        element = inline(svg, result.claim, f"Figure. {description}")
+        return Figure(description, width, height, svg=Markup(element))
+    except (OSError, ValueError) as error:
+        return f"{place.as_posix()} cannot be shown ({error}); `undertow verify` draws it again."
 
 
-def _svg(folder: Path) -> str | None:
-    """Return the figure in the folder of a claim; None where there is none, or where the seal is broken."""
-    if not (folder / "figure.svg").is_file():
-        return None
+def _svg(folder: Path) -> str:
+    """Return the figure in the folder of a claim; raise a `ValueError` where the seal is broken."""
     if not (folder / store.SEAL).is_file():  # from elsewhere
-        return (folder / "figure.svg").read_text()
+        return (folder / "figure.svg").read_text(encoding="utf-8")
     try:
         (svg,) = store.sealed(folder, "figure.svg")
     except store.StoreError:
-        return None
+        raise ValueError("its folder is not as it was written") from None
     return svg.decode()
 
 

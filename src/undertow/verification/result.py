@@ -12,6 +12,7 @@ from pathlib import Path
 
 from undertow.execution import store
 from undertow.execution.provenance import Parameter, Provenance
+from undertow.execution.reading import DAMAGE, check_fields, parse_json, plain_name, read_json
 from undertow.execution.store import JSONObject
 from undertow.verification.claim import Scale
 from undertow.verification.criterion import Check, Criterion, TextCriterion, Verdict, criterion_from_json, judge, power
@@ -27,9 +28,6 @@ __all__ = [
     "store_result",
     "write_results",
 ]
-
-DAMAGE = (ValueError, TypeError, KeyError, AttributeError)
-"""The errors of reading a file that is not JSON, or is JSON of another structure."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +163,8 @@ class ClaimResult:
     def from_json(data: JSONObject) -> "ClaimResult":
         """Return the record that `to_json` wrote; fields that a shorter file leaves out have their defaults.
 
-        The files of the documentation keep the version and the device beside the other fields.
+        A record of another structure raises one of the errors of `DAMAGE`. The files of the documentation keep the
+        version and the device beside the other fields.
         """
         made = data.get("provenance") or {name: data[name] for name in ("undertow", "device") if name in data}
         task = {f.name: data[f.name] for f in fields(Task) if f.name in data}
@@ -173,7 +172,7 @@ class ClaimResult:
         own |= {name: data[name] for name in _OWN_FIELDS if name in data}
         listed = data.get("errata")
         errata = errata_of(data["claim"]) if listed is None else tuple(Erratum(**erratum) for erratum in listed)
-        return ClaimResult(
+        result = ClaimResult(
             task=Task(**task),
             rests_on=tuple(data.get("rests_on", ())),
             errata=errata,
@@ -181,6 +180,10 @@ class ClaimResult:
             provenance=Provenance.from_json(made) if made else None,
             **own,
         )
+        check_fields(result)
+        if not plain_name(result.claim):
+            raise ValueError(f"the claim {result.claim!r} cannot be the name of a folder")
+        return result
 
 
 _NESTED = ("task", "checks", "provenance", "rests_on", "errata")
@@ -206,7 +209,7 @@ def read_result(out: Path, claim: str) -> ClaimResult:
     folder = claim_folder(out, claim)
     (content,) = store.sealed(folder, "result.json")
     try:
-        return ClaimResult.from_json(json.loads(content))
+        return ClaimResult.from_json(parse_json(content))
     except DAMAGE as error:
         raise store.StoreError(f"{folder}: damaged, result.json is not a result ({error}).") from None
 
@@ -226,9 +229,12 @@ def read_results(out: Path, warn: Callable[[str], object] = lambda message: None
     if not path.is_file():
         raise store.StoreError(f"{out}: no results.json here; `undertow verify --out {out}` makes one.")
     try:
-        listed = [ClaimResult.from_json(result) for result in json.loads(path.read_text())]
-    except DAMAGE:
-        raise store.StoreError(f"{path}: damaged, it is not a list of results; run `undertow verify` again.") from None
+        listed = [ClaimResult.from_json(result) for result in read_json(path)]
+    except DAMAGE as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
+        raise store.StoreError(
+            f"{path}: damaged, it is not a list of results ({reason}); run `undertow verify` again."
+        ) from None
     return [_stored_or_listed(out, result, warn) for result in listed]
 
 
@@ -240,5 +246,8 @@ def _stored_or_listed(out: Path, listed: ClaimResult, warn: Callable[[str], obje
     except store.MissingError:
         return listed
     except store.StoreError as error:
+        folder = claim_folder(out, listed.claim)
+        if not any((folder / name).exists() for name in ("result.json", store.SEAL)):  # figures from elsewhere
+            return listed
         warn(f"the result of {listed.claim} has no figure in the report: {error}")
         return listed

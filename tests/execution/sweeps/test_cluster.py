@@ -35,14 +35,14 @@ def free_port() -> int:
 class Dask:
     """A scheduler and two workers of one thread each, as processes of their own."""
 
-    def __init__(self, folder: Path):
-        self.address = f"tcp://127.0.0.1:{free_port()}"
+    def __init__(self, folder: Path, protocol: str = "tcp"):
+        self.address = f"{protocol}://127.0.0.1:{free_port()}"
         paths = os.pathsep.join([str(Path(__file__).parents[3]), *sys.path])
         self.folder = folder
         self.environment = {**os.environ, "PYTHONPATH": paths, "UNDERTOW_LIGHT": str(folder),
                             "DASK_DISTRIBUTED__DEPLOY__LOST_WORKER_TIMEOUT": "2s"}  # fmt: skip
         self.scheduler = self.started("scheduler", "--port", self.address.rpartition(":")[2], "--host", "127.0.0.1",
-                                      "--no-dashboard", "--no-jupyter")  # fmt: skip
+                                      "--no-dashboard", "--no-jupyter", "--protocol", protocol)  # fmt: skip
         self.workers = [self.worker() for _ in range(2)]
 
     def started(self, *command: str) -> subprocess.Popen:
@@ -178,3 +178,42 @@ def test_the_same_bits_as_here(dask, tmp_path):
 def test_nobody_answers():
     with pytest.raises(WorkersUnreachableError, match="no Dask scheduler answers"):
         Cluster(f"tcp://127.0.0.1:{free_port()}", patience=1)
+
+
+def certificates(folder: Path) -> dict[str, str]:
+    """Make an authority and a certificate as docs/security.md shows, and return the variables of that page."""
+    page = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
+    commands = next(part for part in page.split("```bash\n")[1:] if part.startswith("openssl")).partition("```")[0]
+    subprocess.run(["bash", "-ec", commands], cwd=folder, check=True, capture_output=True)
+    tls = "DASK_DISTRIBUTED__COMM__TLS__"
+    sides = {
+        f"{tls}{side}__{kind}": str(folder / file)
+        for side in ("SCHEDULER", "WORKER", "CLIENT")
+        for kind, file in (("CERT", "node.pem"), ("KEY", "node.key"))
+    }
+    needed = {"DASK_DISTRIBUTED__COMM__REQUIRE_ENCRYPTION": "true", f"{tls}CA_FILE": str(folder / "ca.pem")}
+    assert all(name.replace("SCHEDULER", "${side}") in page for name in needed | sides if "SCHEDULER" in name)
+    return sides | needed
+
+
+@pytest.mark.slow
+def test_a_sweep_over_tls_and_a_client_without_a_certificate(tmp_path, monkeypatch):
+    for name, path in certificates(tmp_path).items():
+        monkeypatch.setenv(name, path)
+    cluster = Dask(tmp_path, "tls")
+    try:
+        (tmp_path / "s.toml").write_text(f'experiment = "{FILE}:walk"\n[axes]\nstep_size = [0.1, 0.2]\n')
+        code = "from undertow.cli import main; main()"
+        command = [sys.executable, "-c", code, "sweep", "run", tmp_path / "s.toml", "--on", cluster.address]
+        done = subprocess.run(
+            [*command, "--out", tmp_path / "out"], env=cluster.environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        assert "2 runs in" in done.stdout
+        plain = {name: text for name, text in cluster.environment.items() if "__TLS__CLIENT" not in name}
+        refused = subprocess.run([*command, "--out", tmp_path / "other"], env=plain, capture_output=True, text=True)
+        assert refused.returncode == 2
+        assert refused.stderr.startswith(f"undertow: {cluster.address}: ")
+        assert len(refused.stderr.strip().splitlines()) == 1
+    finally:
+        cluster.end()

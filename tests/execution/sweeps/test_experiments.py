@@ -61,6 +61,7 @@ class StubClaim:
 
     id, scales, COLUMNS = "sensing-factor-two", {"smoke": Sizes(), "full": Sizes(9)}, ("measured",)
     VERDICTS = ("holds", "fails")
+    paper, plant, rests_on = "zero_loss", None, ()
 
     def parameters(self, scale):
         return vars(self.scales[scale])

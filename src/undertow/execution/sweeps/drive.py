@@ -4,6 +4,7 @@ Only the driver writes, under a lock of the folder. However it ends, the blocks 
 and the next driver runs the others.
 """
 
+import contextlib
 import json
 import math
 import shutil
@@ -20,7 +21,17 @@ from undertow.execution.pool import Outcome, TimeLimitError, WorkerDiedError, ru
 from undertow.execution.sweeps.blocks import Tiling
 from undertow.execution.sweeps.plan import Block, Job, dimensions_of, make_plan, task_of
 from undertow.execution.sweeps.records import BlockResult, Plan
-from undertow.execution.sweeps.results import DONE, FAILED, Output, Results, read_plan, write_plan, write_spec
+from undertow.execution.sweeps.results import (
+    DONE,
+    FAILED,
+    PLAN,
+    SPEC,
+    Output,
+    Results,
+    read_plan,
+    write_plan,
+    write_spec,
+)
 from undertow.execution.sweeps.spec import SpecError, check_outputs
 from undertow.execution.sweeps.units import in_bytes
 from undertow.execution.sweeps.worker import error_message
@@ -77,8 +88,7 @@ def run(
     report: Callable[[State, Results | None], object] = lambda state, results: None,
 ) -> State:
     """Run the blocks that are not finished and return the final state; results and errors are in the folder."""
-    folder = store.writable_folder(job.folder)
-    with locked(folder) as check_folder:
+    with _kept_with_plan(job.folder) as folder, locked(folder) as check_folder:
         store.remove_partial(folder)
         results = Results.opened(folder, write_spec(folder, job.spec, job.digest))
         if results is not None:
@@ -97,6 +107,25 @@ def run(
             return driver.run()
         finally:
             workers.close()
+
+
+@contextmanager
+def _kept_with_plan(folder: Path) -> Generator[Path]:
+    """Create the folder; remove it again if an error ends the run before the plan, as a wrong name does."""
+    new = [path for path in (folder, *folder.parents) if not path.exists()]
+    store.writable_folder(folder)
+    try:
+        yield folder
+    except (store.FolderLockedError, store.FolderRemovedError):  # the folder may be that of another driver
+        raise
+    except BaseException:
+        if new and not (folder / PLAN).exists():
+            with contextlib.suppress(OSError):  # not empty, or removed by somebody else
+                for name in (SPEC, ".lock"):
+                    (folder / name).unlink(missing_ok=True)
+                for path in new:
+                    path.rmdir()
+        raise
 
 
 @contextmanager

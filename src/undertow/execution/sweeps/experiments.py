@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from undertow.execution.provenance import Parameter
-from undertow.execution.registry import AbstractClaim, UserFileError, claims, diagrams, load_file
+from undertow.execution.registry import AbstractClaim, UserFileError, claims, diagrams, exit_message, load_file
 from undertow.execution.store import JSONObject
 from undertow.execution.sweeps.spec import SpecError
 
@@ -79,7 +79,10 @@ def of_function(function: Callable) -> Experiment:
     kinds = {p.name: _kind(hints.get(p.name, None if p.default is empty else type(p.default))) for p in rest}
 
     def call(key: "jax.Array", parameters: "Mapping[str, Parameter | jax.Array]") -> "Mapping[str, ArrayLike]":
-        returned = function(key, **parameters)
+        try:
+            returned = function(key, **parameters)
+        except SystemExit as stop:  # it would end the worker
+            raise SpecError(f"{getattr(function, '__name__', 'the experiment')}: {exit_message(stop)}") from stop
         outputs = dict(returned) if isinstance(returned, Mapping) else {"value": returned}
         if not outputs:
             raise SpecError("the experiment returns no outputs; return a dict of arrays, such as {'loss': loss}.")

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING
 
 from undertow.execution.provenance import Parameter
+from undertow.execution.reading import check_fields
 from undertow.execution.store import JSONObject
 
 if TYPE_CHECKING:
@@ -82,13 +83,15 @@ class Plan:
         tile = tuple(data["tile"])
         if not all(isinstance(size, int) and size > 0 for size in tile):
             raise ValueError(f"the tile {tile} is not a shape")
-        return Plan(
+        plan = Plan(
             tile=tile,
             batched=data["batched"],
             dimensions={name: tuple(dimensions) for name, dimensions in data["dimensions"].items()},
             attributes=data["attributes"],
             platform=data["platform"],
         )
+        check_fields(plan)
+        return plan
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ they can be written again. `plan.json` and `sweep.json` hold checksums of themse
 import json
 import math
 import os
+import re
 import tempfile
 import zlib
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ import numpy as np
 
 from undertow.execution import store
 from undertow.execution.provenance import fingerprint
+from undertow.execution.reading import DAMAGE, open_zarr, parse_json, plain_name, read_json
 from undertow.execution.sweeps.blocks import Tiling
 from undertow.execution.sweeps.records import Plan
 from undertow.execution.sweeps.spec import Spec
@@ -38,8 +40,6 @@ FORMAT = 2
 """The format version of sweeps; chunks have checksums since 2."""
 TO_DO, DONE, FAILED = 0, 1, 2
 SPEC, PLAN, DATA = "sweep.json", "plan.json", "results.zarr"
-DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError)
-"""The errors of reading a file that is missing, is not JSON, or is JSON of another structure."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,10 @@ def folder_of(spec: Spec, digest: str, out: Path) -> Path:
     """Return the folder of a specification: the same one gives the same folder, a changed one another beside it."""
     facts = spec.facts()
     file, colon, name = spec.experiment.rpartition(":")
-    title = name
     if colon:  # the folder depends on the content of a file and not on its path
         facts["experiment"] = f"{Path(file).name}:{name}"
-    return out / f"{title.strip('<>')}-{fingerprint(facts, digest)}"
+    title = re.sub(r"[^\w-]", "_", name.strip("<>"))[:50]  # a name with separators must not lead out of the folder
+    return out / f"{title}-{fingerprint(facts, digest)}"
 
 
 def read_folder(folder: Path) -> tuple[Spec, "Results | None"]:
@@ -81,7 +81,7 @@ def read_spec(folder: Path) -> Spec:
     """Return the stored specification of a sweep."""
     try:
         content = (folder / SPEC).read_bytes()
-        written = json.loads(content)["undertow_format"]
+        written = parse_json(content)["undertow_format"]
         newer, older = written > FORMAT, written < FORMAT
         spec = None if newer or older else Spec.from_json(store.read_signed(content))
     except DAMAGE:
@@ -143,9 +143,10 @@ class Results:
             seal = {}
         try:
             plan = Plan.from_json(seal["plan"]) if seal else read_plan(folder)
-            described = seal["outputs"] if seal else json.loads((path / ".zattrs").read_text())["outputs"]
-            outputs = {n: Output(tuple(o[0]), o[1], tuple(o[2])) for n, o in json.loads(described).items()}
+            described = seal["outputs"] if seal else read_json(path / ".zattrs")["outputs"]
+            outputs = {n: Output(tuple(o[0]), o[1], tuple(o[2])) for n, o in parse_json(described.encode()).items()}
             whole = plan is not None and len(plan.tile) == len(spec.shape)
+            whole = whole and all(map(plain_name, outputs)) and all(output.bytes >= 0 for output in outputs.values())
         except DAMAGE:
             plan, outputs, whole = None, {}, False
         if plan is None or not whole:
@@ -237,6 +238,8 @@ class Results:
             store.remove_partial(folder)
         damaged = self._damaged_metadata()
         metadata = self._metadata() if damaged else {}
+        if not set(damaged) <= set(metadata):  # the seal names files that are not part of the dataset
+            damaged = [store.SEAL]
         if any(_read(self.path / name) != metadata[name] for name in set(metadata) - set(damaged)):
             raise _damaged(self.path)  # what is written again must fit what is not damaged
         for name in damaged:
@@ -288,11 +291,13 @@ class Results:
     def _damaged_metadata(self) -> list[str]:
         """Return the files other than chunks that are not as they were written."""
         try:
-            seal = store.read_signed((self.path / store.SEAL).read_bytes())
+            files = store.read_signed((self.path / store.SEAL).read_bytes())["files"]
+            if any(".." in Path(name).parts or Path(name).is_absolute() for name in files):
+                return [store.SEAL]
+            contents = {name: _read(self.path / name) or b"" for name in files}
+            return [n for n, wanted in files.items() if [len(contents[n]), zlib.crc32(contents[n])] != wanted]
         except DAMAGE:
             return [store.SEAL]
-        contents = {name: _read(self.path / name) or b"" for name in seal["files"]}
-        return [n for n, wanted in seal["files"].items() if [len(contents[n]), zlib.crc32(contents[n])] != wanted]
 
     def _stored_blocks(self) -> list[tuple[int, ...]]:
         """Return the blocks with a chunk of any array."""
@@ -305,9 +310,12 @@ class Results:
 
     def open(self) -> "xarray.Dataset":
         """Open the dataset as it is now."""
-        import xarray
-
-        return xarray.open_zarr(self.path)
+        try:
+            return open_zarr(self.path)
+        except Exception as error:  # zarr and its codecs have their own errors
+            raise store.StoreError(
+                f"{self.path}: damaged, it cannot be read ({error}); delete it and run again."
+            ) from error
 
 
 def _damaged(path: Path) -> store.StoreError:

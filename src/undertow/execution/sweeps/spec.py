@@ -20,11 +20,15 @@ from typing import Protocol, TypeGuard, runtime_checkable
 import numpy as np
 
 from undertow.execution.provenance import Parameter
+from undertow.execution.reading import check_fields, plain_name
 from undertow.execution.store import JSONObject, StoreError
 
 __all__ = ["Axis", "Spec", "SpecError", "as_spec", "check_outputs", "point_words", "read_spec"]
 
 MOST_RUNS = 100_000_000
+MOST_POINTS = 1_000_000
+"""The most points of one axis, whose values are a list in memory and in sweep.json. Repetitions are seeds."""
+LONGEST_NAME = 100
 RESERVED = ("seed", "done")
 """Names that every dataset of results uses."""
 FIELDS = ("experiment", "axes", "parameters", "seeds", "seed", "scale", "show", "time_limit")
@@ -105,10 +109,15 @@ class Spec:
 
     @staticmethod
     def from_json(data: JSONObject) -> "Spec":
-        """Return the specification that `to_json` wrote."""
+        """Return the specification that `to_json` wrote; raise a ValueError, KeyError or TypeError if it is damaged."""
         axes = tuple(Axis(a["name"], {p: tuple(v) for p, v in a["values"].items()}) for a in data["axes"])
         fields = {name: data[name] for name in ("experiment", "parameters", "seeds", "seed", "scale", "show")}
-        return Spec(axes=axes, **fields)
+        spec = Spec(axes=axes, **fields)
+        check_fields(spec)
+        even = all(len(set(map(len, axis.values.values()))) == 1 for axis in axes)
+        if not (axes and even and 0 < spec.runs <= MOST_RUNS):
+            raise ValueError("the axes of the specification do not make a grid")
+        return spec
 
     def point(self, index: tuple[int, ...]) -> dict[str, Parameter]:
         """Return the parameters at one point of the grid."""
@@ -135,10 +144,14 @@ def read_spec(path: Path | str) -> Spec:
     """Return the specification in a TOML file. A path `file.py:name` in it is relative to the TOML file."""
     path = Path(path)
     try:
-        content = tomllib.loads(path.read_text())
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise SpecError(f"{path}: cannot be read ({error.strerror}).") from None
-    except tomllib.TOMLDecodeError as error:
+    except UnicodeDecodeError as error:
+        raise SpecError(
+            f"{path}: not TOML, which is UTF-8 text (byte {error.start} is not); save it as UTF-8."
+        ) from None
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise SpecError(f"{path}: not TOML ({error}).") from None
     try:
         given: JSONObject = _known(content, FIELDS, "a sweep")
@@ -170,6 +183,9 @@ def as_spec(
     """
     if not isinstance(experiment, str) or not experiment:
         raise SpecError('name the experiment, such as experiment = "own.py:name".')
+    _, colon, function = experiment.rpartition(":")
+    if colon and not function.isidentifier():
+        raise SpecError(f"experiment = {experiment!r}: {function!r} is no name of a function; write FILE.py:FUNCTION.")
     if not isinstance(axes, Mapping) or not axes:
         raise SpecError("give at least one axis, such as axes.step_size = {log = [0.01, 0.1, 10]}.")
     if not _whole(seed) or not 0 <= seed < 2**32:
@@ -237,7 +253,9 @@ def check_outputs(spec: Spec, outputs: Mapping[object, tuple[str, ...]]) -> None
 
 def _check_name(name: object, where: str) -> None:
     """Check a name, which is also the name of a folder of the dataset."""
-    if not isinstance(name, str) or not name or name.startswith((".", "__")) or "/" in name or "\\" in name:
+    if isinstance(name, str) and len(name.encode(errors="replace")) > LONGEST_NAME:
+        raise SpecError(f"{name[:40]}...: a name of {len(name)} characters; give one of at most {LONGEST_NAME} bytes.")
+    if not isinstance(name, str) or not name.isprintable() or name.startswith(("__", " ")) or not plain_name(name):
         raise SpecError(f"{where}: {name!r} cannot be a name in the results; use letters, digits and underscores.")
 
 
@@ -289,6 +307,8 @@ def _values(name: str, given: object) -> tuple[Parameter, ...]:
     if isinstance(given, list | tuple | range):
         if not given:
             raise SpecError(f"axes.{name}: there are no values.")
+        if len(given) > MOST_POINTS:
+            raise SpecError(f"axes.{name}: {len(given):,} values; an axis has at most {MOST_POINTS:,} points.")
         return tuple(_value(name, value) for value in given)
     if isinstance(given, Mapping) and len(given) == 1 and next(iter(given)) in ("linear", "log"):
         ((kind, numbers),) = given.items()
@@ -347,6 +367,8 @@ def _range(name: str, kind: str, numbers: object) -> tuple[float | int, float | 
 def _count(where: str, count: object, *, least: int) -> int:
     if not _whole(count) or count < least:
         raise SpecError(f"{where}: the count is {count!r}; give a whole number, at least {least}.")
+    if count > MOST_POINTS:
+        raise SpecError(f"{where}: the count is {count:,}; an axis has at most {MOST_POINTS:,} points.")
     return int(count)
 
 

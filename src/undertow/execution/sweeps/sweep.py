@@ -1,6 +1,5 @@
 """`ut.sweep` and the commands `undertow sweep run`, `check` and `status`."""
 
-import json
 import os
 import time
 from collections import Counter
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from undertow.execution import store
 from undertow.execution.provenance import fingerprint
+from undertow.execution.reading import DAMAGE, read_json
 from undertow.execution.registry import diagrams
 from undertow.execution.settings import settings
 from undertow.execution.sweeps import drive
@@ -204,10 +204,10 @@ def status(folder: Path) -> list[str]:
         names = ", ".join(damaged[:3]) + (", ..." if len(damaged) > 3 else "")
         lines.append(f"  {len(damaged)} damaged in {DATA}: {names}; the same command repairs what is damaged.")
     try:
-        failures = json.loads((folder / "failures.json").read_text())["failures"]
-    except (OSError, ValueError, KeyError):
-        failures = {}
-    return lines + [f"  {count} failed: {text}" for text, count in failures.items() if failed]
+        failures = read_json(folder / "failures.json")["failures"]
+        return lines + [f"  {count} failed: {text}" for text, count in failures.items() if failed]
+    except DAMAGE:
+        return lines
 
 
 def _status_or_damage(folder: Path) -> list[str]:
@@ -222,11 +222,13 @@ def _activity(folder: Path, finished: bool) -> str:
     try:
         with drive.locked(folder, patience=0.1):
             return "finished." if finished else "not running; the same command continues from there."
-    except store.StoreError:
+    except store.FolderLockedError:
         pass
+    except store.StoreError:
+        return "finished." if finished else "whether it is running is not known: its lock cannot be opened."
     try:
-        progress = json.loads((folder / "progress.json").read_text())
+        progress = read_json(folder / "progress.json")
         left = max(0.0, progress["left"] - (time.time() - progress["at"]))
         return f"running, {progress['rate']:.3g} runs per second, about {in_words(left)} left."
-    except (OSError, ValueError, KeyError, TypeError):
+    except DAMAGE:
         return "running."

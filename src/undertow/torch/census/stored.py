@@ -117,7 +117,7 @@ def load_record(path: str | os.PathLike[str], kind: type[T]) -> T:
         raise ValueError(f"{call}: this is not a text file; give the file that `census.save` wrote.") from None
     try:
         record = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         what = "the file is truncated or damaged" if f'"{FORMAT}"' in text[:100] else "this is not JSON"
         raise ValueError(f"{call}: {what} ({error}); save the census again.") from None
     if not isinstance(record, dict) or record.get("format") != FORMAT:

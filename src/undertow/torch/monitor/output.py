@@ -135,7 +135,7 @@ def log_measurement(writer: Writer, rows: Sequence[Row], scales: NoiseScales, st
 
 def write_csv(path: str | Path, rows: Sequence[Row]) -> None:
     """Write rows as a table; unknown numbers are empty."""
-    with open(path, "w", newline="") as file:
+    with open(path, "w", newline="", encoding="utf-8") as file:
         table = csv.DictWriter(file, list(rows[0]) if rows else COLUMNS)
         table.writeheader()
         table.writerows(rows)

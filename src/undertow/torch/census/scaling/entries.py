@@ -98,11 +98,11 @@ def load_scaling_map(path: str | Path) -> ScalingMap:
     if path.suffix not in (".toml", ".json"):
         raise ValueError(f"{call}: `path` ends in {path.suffix!r}; give a .toml or .json file.")
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         data = tomllib.loads(text) if path.suffix == ".toml" else json.loads(text)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{call}: there is no such file.") from error
-    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"{call}: the file is not valid {path.suffix[1:].upper()}: {error}.") from error
     if isinstance(data, dict):
         key = next((name for name in LISTS if name in data), None)
