@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from undertow.torch.monitor.columns import FIELDS, Slot, reduce_to_axis, step_columns
+from undertow.torch.monitor.columns import FIELDS, Slot, StepColumns, reduce_to_axis
 from undertow.torch.monitor.settings import optimizer_rules
 
 pytestmark = pytest.mark.torch
@@ -55,7 +55,7 @@ def test_columns_describe_the_step_of_the_optimiser(name, steps, shift):
             optimizer.step()
     parameters["c"].grad = None  # not used in this step
     slots = [Slot(name, axis, 1, shift, (4, 3)[axis]) for name in "abc" for axis in (0, 1)]
-    columns = step_columns(slots, parameters, optimizer_rules([optimizer], parameters), frozenset())
+    columns = StepColumns(slots).sums(parameters, optimizer_rules([optimizer], parameters), frozenset())
     parts = dict(zip(FIELDS, columns, strict=True))
     total = lambda entries: np.concatenate([x.sum(1 - axis).numpy() for x in entries for axis in (0, 1)])
     values = lambda: [p.detach() + shift for p in parameters.values()]
@@ -88,6 +88,6 @@ def test_a_step_size_on_the_device_stays_there(name):
     rules = optimizer_rules([optimizer], parameters)
     size = torch.tensor(0.1, dtype=torch.float64)
     on_device = {name: replace(rule, step_size=size) for name, rule in rules.items()}
-    columns = [step_columns(slots, parameters, own, frozenset("ab")) for own in (rules, on_device)]
+    columns = [StepColumns(slots).sums(parameters, own, frozenset("ab")) for own in (rules, on_device)]
     np.testing.assert_allclose(*columns, rtol=1e-14)
     assert columns[0][FIELDS.index("first")].abs().max() > 0

@@ -5,6 +5,7 @@ minus. Sums over A_i x_i are then one gather and one addition by index for all g
 GL are added in the same way, matrix by matrix.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from undertow.torch.census.axes import Axis, Symmetry
 from undertow.torch.census.census import Census
-from undertow.torch.monitor.columns import Slot
+from undertow.torch.monitor.columns import Slot, StepColumns
 from undertow.torch.monitor.requests import Requests, own_matrices
 from undertow.torch.monitor.statistics import StatisticRequest
 from undertow.torch.monitor.tensors import joined, on_device
@@ -138,6 +139,11 @@ class EntryMap:
             census, tuple(slots), tuple(names), tuple(statistics), tuple(powers), tuple(starts), blocks,
             Entries(*columns, owner),
         )  # fmt: skip
+
+    @functools.cached_property
+    def columns(self) -> StepColumns:
+        """The sums over entries along axes."""
+        return StepColumns(self.slots)
 
     def on(self, device: torch.device) -> tuple[Entries, list[BlockEntries]]:
         """Return the entries and the blocks as tensors on a device, which are moved there once."""

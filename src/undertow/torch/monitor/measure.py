@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from undertow.torch.monitor.balance import adam_times, diagonal_amounts
 from undertow.torch.monitor.blocks import BlockReading, read_blocks
-from undertow.torch.monitor.columns import FIELDS, step_columns
+from undertow.torch.monitor.columns import FIELDS
 from undertow.torch.monitor.consistency import Comparison
 from undertow.torch.monitor.entries import Entries, EntryMap
 from undertow.torch.monitor.settings import ADAM, SGD
@@ -148,7 +148,7 @@ def _prepare(
     """Return the entries of a step."""
     device, symmetries = recorded.device, entries.census.symmetries
     rows, _ = entries.on(device)
-    columns = step_columns(entries.slots, parameters, plan.rules, plan.mixed(symmetries))
+    columns = entries.columns.sums(parameters, plan.rules, plan.mixed(symmetries))
     of = dict(zip(FIELDS, columns[:, rows.column], strict=True))
     settings = ParameterSettings.of(entries.parameters, plan.rules, device)
     steps = Steps(rows, settings, len(symmetries), on_device(torch.tensor(plan.plain(symmetries)), device))

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["at_least_single", "detached", "joined", "on_device", "tensors_in", "to_numpy"]
+__all__ = ["at_least_single", "detached", "joined", "number_table", "on_device", "tensors_in", "to_numpy"]
 
 
 def to_numpy(tensors: Sequence[Tensor]) -> list[np.ndarray]:
@@ -26,7 +26,20 @@ def joined(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """Return tensors as one flat tensor in double precision on a device."""
     if len({x.device for x in tensors}) > 1:
         tensors = [x.to(device) for x in tensors]
-    return torch.cat([x.reshape(-1) for x in tensors]).to(device, torch.float64)
+    return torch.cat([x if x.ndim == 1 else x.reshape(-1) for x in tensors]).to(device, torch.float64)
+
+
+def number_table(rows: Sequence[Sequence[float | Tensor]], device: torch.device) -> Tensor:
+    """Return rows of numbers and of tensors of one number as a tensor, without waiting for the device."""
+    flat = [x for row in rows for x in row]
+    table = on_device(torch.tensor([0.0 if isinstance(x, Tensor) else x for x in flat], dtype=torch.float64), device)
+    places = [k for k, x in enumerate(flat) if isinstance(x, Tensor)]
+    if places:
+        own = {id(x): x for x in flat if isinstance(x, Tensor)}  # parameters of a group share one
+        order = {key: k for k, key in enumerate(own)}
+        index = on_device(torch.tensor([places, [order[id(flat[k])] for k in places]]), device)
+        table[index[0]] = joined(list(own.values()), device)[index[1]]
+    return table.view(len(rows), -1)
 
 
 def on_device(x: Tensor, device: torch.device) -> Tensor:
