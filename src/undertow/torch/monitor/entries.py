@@ -168,8 +168,7 @@ class EntryMap:
             if value is None:
                 parts.append(torch.zeros(_length(request, self.slots), dtype=torch.float64, device=device))
             else:
-                flat = value if value.ndim == 1 else value.diagonal(dim1=1, dim2=2)
-                parts.append(flat.reshape(-1))
+                parts.append(value if value.ndim == 1 else value.diagonal(dim1=1, dim2=2))
         return joined([*parts, torch.zeros(1, dtype=torch.float64, device=device)], device)
 
 

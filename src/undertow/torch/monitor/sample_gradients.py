@@ -24,6 +24,7 @@ __all__ = [
     "SampleGradients",
     "Scattered",
     "gradient_probe",
+    "matrix_probes",
     "samples_per_chunk",
 ]
 
@@ -238,5 +239,10 @@ def gradient_probe(gradient: Tensor, flipped: bool | None) -> Tensor:
     """Return what `Outer.probe` returns, from the gradient of a parameter; with `flipped` None the whole gradient."""
     if flipped is None:
         return gradient.flatten()
-    matrix = gradient.mT if flipped else gradient.flatten(1)
-    return matrix @ _probe_vector(matrix.shape[1], matrix.dtype, matrix.device)
+    return matrix_probes(gradient if flipped else gradient.flatten(1), flipped)
+
+
+def matrix_probes(gradients: Tensor, flipped: bool) -> Tensor:
+    """Return the probes of the gradients of matrices (..., rows, columns)."""
+    matrices = gradients.mT if flipped else gradients
+    return matrices @ _probe_vector(matrices.shape[-1], matrices.dtype, matrices.device)

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["at_least_single", "detached", "joined", "number_table", "on_device", "tensors_in", "to_numpy"]
+__all__ = ["at_least_single", "detached", "flattened", "joined", "number_table", "on_device", "tensors_in", "to_numpy"]
 
 
 def to_numpy(tensors: Sequence[Tensor]) -> list[np.ndarray]:
@@ -26,7 +26,14 @@ def joined(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """Return tensors as one flat tensor in double precision on a device."""
     if len({x.device for x in tensors}) > 1:
         tensors = [x.to(device) for x in tensors]
-    return torch.cat([x if x.ndim == 1 else x.reshape(-1) for x in tensors]).to(device, torch.float64)
+    numbers = all(x.ndim == 0 for x in tensors)
+    flat = torch.stack(list(tensors)) if numbers else torch.cat([flattened(x) for x in tensors])
+    return flat.to(device, torch.float64)
+
+
+def flattened(x: Tensor) -> Tensor:
+    """Return a tensor with one axis, without an operation where it has one already."""
+    return x if x.ndim == 1 else x.reshape(-1)
 
 
 def number_table(rows: Sequence[Sequence[float | Tensor]], device: torch.device) -> Tensor:
