@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from undertow.torch.census.axes import Axis, Symmetry
 from undertow.torch.census.census import Census
-from undertow.torch.monitor.columns import Slot, StepColumns
+from undertow.torch.monitor.columns import StepColumns
 from undertow.torch.monitor.requests import Requests, own_matrices
+from undertow.torch.monitor.stacks import Slot
 from undertow.torch.monitor.statistics import StatisticRequest
 from undertow.torch.monitor.tensors import joined, on_device
 

@@ -39,12 +39,13 @@ def flattened(x: Tensor) -> Tensor:
 def number_table(rows: Sequence[Sequence[float | Tensor]], device: torch.device) -> Tensor:
     """Return rows of numbers and of tensors of one number as a tensor, without waiting for the device."""
     flat = [x for row in rows for x in row]
-    table = on_device(torch.tensor([0.0 if isinstance(x, Tensor) else x for x in flat], dtype=torch.float64), device)
-    places = [k for k, x in enumerate(flat) if isinstance(x, Tensor)]
-    if places:
-        own = {id(x): x for x in flat if isinstance(x, Tensor)}  # parameters of a group share one
+    given = {k: x for k, x in enumerate(flat) if isinstance(x, Tensor)}
+    numbers = [0.0 if k in given else x for k, x in enumerate(flat)] if given else flat
+    table = on_device(torch.tensor(numbers, dtype=torch.float64), device)
+    if given:
+        own = {id(x): x for x in given.values()}  # parameters of a group share one
         order = {key: k for k, key in enumerate(own)}
-        index = on_device(torch.tensor([places, [order[id(flat[k])] for k in places]]), device)
+        index = on_device(torch.tensor([list(given), [order[id(x)] for x in given.values()]]), device)
         table[index[0]] = joined(list(own.values()), device)[index[1]]
     return table.view(len(rows), -1)
 
