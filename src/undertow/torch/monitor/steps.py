@@ -88,8 +88,8 @@ class Steps:
         self.by_parameter = settings
 
     def by_symmetry(self, values: Tensor) -> Tensor:
-        """Return the sums of (entries,) over the entries of each symmetry."""
-        return values.new_zeros(self.symmetries).index_add_(0, self.rows.symmetry, values)
+        """Return the sums of (..., entries) over the entries of each symmetry."""
+        return values.new_zeros(*values.shape[:-1], self.symmetries).index_add_(-1, self.rows.symmetry, values)
 
     def largest(self, values: Tensor) -> Tensor:
         """Return the largest of nonnegative values of the entries of each symmetry."""
