@@ -7,20 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from undertow.torch.monitor.columns import FIELDS, Slot, reduce_to_axis, step_columns
+from undertow.torch.monitor.columns import FIELDS, StepColumns
 from undertow.torch.monitor.settings import optimizer_rules
+from undertow.torch.monitor.stacks import Slot
 
 pytestmark = pytest.mark.torch
-
-
-def test_reductions_to_an_axis():
-    entries = torch.arange(48.0).reshape(2, 4, 3, 2)
-    rows = entries.numpy()
-    np.testing.assert_array_equal(reduce_to_axis(entries, 1, 1), rows.sum((1, 3)))
-    # two matrices of two rows each, with columns of their own
-    apart = rows.reshape(2, 2, 2, 3, 2).sum((2, 4)).reshape(2, 6)
-    np.testing.assert_array_equal(reduce_to_axis(entries, 1, 2), apart)
-    np.testing.assert_array_equal(reduce_to_axis(torch.ones(3), 0, 1), np.ones((3, 1)))
 
 
 OPTIMISERS = {
@@ -55,7 +46,7 @@ def test_columns_describe_the_step_of_the_optimiser(name, steps, shift):
             optimizer.step()
     parameters["c"].grad = None  # not used in this step
     slots = [Slot(name, axis, 1, shift, (4, 3)[axis]) for name in "abc" for axis in (0, 1)]
-    columns = step_columns(slots, parameters, optimizer_rules([optimizer], parameters), frozenset())
+    columns = StepColumns(slots).sums(parameters, optimizer_rules([optimizer], parameters), frozenset())
     parts = dict(zip(FIELDS, columns, strict=True))
     total = lambda entries: np.concatenate([x.sum(1 - axis).numpy() for x in entries for axis in (0, 1)])
     values = lambda: [p.detach() + shift for p in parameters.values()]
@@ -88,6 +79,31 @@ def test_a_step_size_on_the_device_stays_there(name):
     rules = optimizer_rules([optimizer], parameters)
     size = torch.tensor(0.1, dtype=torch.float64)
     on_device = {name: replace(rule, step_size=size) for name, rule in rules.items()}
-    columns = [step_columns(slots, parameters, own, frozenset("ab")) for own in (rules, on_device)]
+    columns = [StepColumns(slots).sums(parameters, own, frozenset("ab")) for own in (rules, on_device)]
     np.testing.assert_allclose(*columns, rtol=1e-14)
     assert columns[0][FIELDS.index("first")].abs().max() > 0
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_parameters_of_one_shape_have_the_columns_that_each_has_alone(name, dtype):
+    """Numbers of steps, gradients, shifts and plain charges differ between parameters that are stacked."""
+    torch.manual_seed(0)
+    shapes = {"a": (4, 3), "b": (4, 3), "c": (4, 3), "d": (5,), "e": (5,), "f": (), "g": (6, 2, 3)}
+    parameters = {name: nn.Parameter(torch.randn(shape).to(dtype)) for name, shape in shapes.items()}
+    optimizer = OPTIMISERS[name](list(parameters.values()))
+    for unused in ("ad", "c", "b"):  # a and d miss the first step, c the second
+        for own, p in parameters.items():
+            p.grad = None if own in unused else torch.randn_like(p)
+        if unused != "b":
+            optimizer.step()
+    rules = optimizer_rules([optimizer], parameters)
+    axes = [(own, axis) for own, shape in shapes.items() for axis in range(max(1, len(shape)))]
+    slots = [Slot(own, axis, 1, float(own in "ce" and axis == 0), (*shapes[own], 1)[axis]) for own, axis in axes]
+    slots.append(Slot("g", 1, 3, 0.0, 6))  # three matrices of two rows, with columns of their own
+    plain = frozenset("abg")
+    together = StepColumns(slots).sums(parameters, rules, plain)
+    alone = [StepColumns([slot]).sums(parameters, rules, plain) for slot in slots]
+    np.testing.assert_allclose(together, torch.cat(alone, 1), rtol=1e-12 if dtype == torch.float64 else 1e-6, atol=1e-9)
+    assert together.isfinite().all()
+    assert (together[FIELDS.index("plain_second")].abs().max() > 0) == (name == "AdamW")

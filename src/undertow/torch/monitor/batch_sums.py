@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from undertow.torch.monitor.statistics import StatisticRequest
+from undertow.torch.monitor.tensors import flattened
 
 __all__ = ["BatchSums"]
 
@@ -34,9 +35,15 @@ class BatchSums:
         """Parameters whose derivatives came in half precision."""
         self.not_separable: dict[str, str] = {}
         """Parameters whose gradients cannot be separated by sample (experts), with the reason."""
+        self._valid: Tensor | None = None
+        """Whether the sums count, if this is not known on the host."""
 
     def add(self, other: "BatchSums") -> None:
         """Add the samples of another backward pass."""
+        if self.sums or self.probes:
+            self.settle()
+            other.settle()
+        self._valid = other._valid
         self.samples += other.samples
         self.counted = self.counted + other.counted
         for mine, theirs in ((self.sums, other.sums), (self.probes, other.probes)):
@@ -51,15 +58,23 @@ class BatchSums:
         return _all_finite(self.sums)
 
     def if_finite(self) -> "BatchSums":
-        """Return these sums, or zeros if they are not finite: under a gradient scaler no step follows then."""
-        finite = self.finite
+        """Return these sums, with no sample counted if they are not finite: under a gradient scaler no step follows.
+
+        They become zeros then before others are added; a single backward pass without samples is not read.
+        """
         result = BatchSums()
-        result.samples, result.counted = self.samples, finite * self.samples
-        result.sums = _where(finite, self.sums)
-        result.probes = _where(finite, self.probes)
+        result._valid = self.finite
+        result.samples, result.counted = self.samples, result._valid * self.samples
+        result.sums, result.probes = dict(self.sums), dict(self.probes)
         result.flipped, result.half = dict(self.flipped), set(self.half)
         result.not_separable = dict(self.not_separable)
         return result
+
+    def settle(self) -> None:
+        """Make the sums zeros if they are not finite."""
+        if self._valid is not None:
+            self.sums, self.probes = _where(self._valid, self.sums), _where(self._valid, self.probes)
+            self._valid = None
 
 
 def _add_to(mine: dict[Key, Tensor], theirs: dict[Key, Tensor]) -> None:
@@ -68,7 +83,7 @@ def _add_to(mine: dict[Key, Tensor], theirs: dict[Key, Tensor]) -> None:
 
 
 def _all_finite(tensors: dict[Key, Tensor]) -> Tensor:
-    flat = [torch.cat([x.reshape(-1) for x in group.values()]).isfinite().all() for group in _alike(tensors).values()]
+    flat = [torch.cat([flattened(x) for x in group.values()]).isfinite().all() for group in _alike(tensors).values()]
     return torch.stack([x.to(flat[0].device) for x in flat]).all() if flat else torch.tensor(True)
 
 
@@ -76,7 +91,7 @@ def _where(finite: Tensor, tensors: dict[Key, Tensor]) -> dict[Key, Tensor]:
     """Return the tensors, or zeros, with one operation for all tensors of a kind."""
     result: dict[Key, Tensor] = dict(tensors)
     for group in _alike(tensors).values():
-        flat = torch.cat([x.reshape(-1) for x in group.values()])
+        flat = torch.cat([flattened(x) for x in group.values()])
         flat = torch.where(finite.to(flat.device), flat, torch.zeros((), dtype=flat.dtype, device=flat.device))
         parts = flat.split([x.numel() for x in group.values()])
         result |= {key: part.view(x.shape) for (key, x), part in zip(group.items(), parts, strict=True)}

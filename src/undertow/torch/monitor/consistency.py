@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from undertow.torch.monitor.batch_sums import BatchSums
-from undertow.torch.monitor.sample_gradients import gradient_probe
+from undertow.torch.monitor.sample_gradients import gradient_probe, matrix_probes
 from undertow.torch.monitor.scale_requests import squares_over_samples
 from undertow.torch.monitor.statistics import StatisticRequest
 from undertow.torch.monitor.tensors import at_least_single, joined, on_device
@@ -37,6 +37,10 @@ class _Probes(NamedTuple):
     actual: Tensor
     gradient: Tensor
     rtol: float
+
+
+PROBED_ENTRIES = 2**22
+"""Entries of gradients that are copied to make their projections together."""
 
 
 class Compared(NamedTuple):
@@ -160,29 +164,36 @@ def compare_gradients(
     if sums.samples < 2:
         return ONE_SAMPLE
     required = set(parameters) if required is None else required
-    probes: dict[str, _Probes] = {}
+    gradients: dict[str, Tensor] = {}
+    rtol: dict[str, float] = {}
     unmatched: dict[str, str] = {}
     for name, parameter in parameters.items():
         if name in sums.not_separable:
             if name not in required:
                 unmatched[name] = sums.not_separable[name]
             continue
-        probe = _probe(name, parameter, sums)
-        if isinstance(probe, str) and name in required:
-            return probe
-        if isinstance(probe, str):
-            unmatched[name] = probe
-        elif probe is not None:
-            probes[name] = probe
-    if not probes:
+        gradient = _gradient(name, parameter, sums)
+        if isinstance(gradient, str) and name in required:
+            return gradient
+        if isinstance(gradient, str):
+            unmatched[name] = gradient
+        elif gradient is not None:
+            gradients[name] = gradient
+            rtol[name] = HALF_RTOL if name in sums.half else GRADIENT_RTOL.get(parameter.dtype, HALF_RTOL)
+    if not gradients:
         reasons = {**sums.not_separable, **unmatched}
         return next(iter(reasons.values()), "no parameter was used in this step")
-    device = next(iter(probes.values())).actual.device
+    device = next(iter(gradients.values())).device
+    probes = {}
+    for name, actual in _projected(gradients, sums.flipped).items():
+        recorded = sums.probes.get(name)
+        recorded = torch.zeros_like(actual) if recorded is None else recorded.to(actual)
+        probes[name] = _Probes(recorded, actual, gradients[name], rtol[name])
     return Comparison(sums, probes, squares_over_samples(sums, requests, list(probes), device), required, unmatched)
 
 
-def _probe(name: str, parameter: nn.Parameter, sums: BatchSums) -> _Probes | str | None:
-    """Return the probes of a parameter, why there are none, or None if it was not used in this step."""
+def _gradient(name: str, parameter: nn.Parameter, sums: BatchSums) -> Tensor | str | None:
+    """Return the gradient of a parameter, why there is none, or None if it was not used in this step."""
     if not parameter.requires_grad:
         return f"{name} does not train any more: take a new census"
     gradient = parameter.grad
@@ -190,9 +201,24 @@ def _probe(name: str, parameter: nn.Parameter, sums: BatchSums) -> _Probes | str
         return None
     if gradient is None or gradient.is_sparse:
         return f"the gradient of {name} is not in its `.grad` as a dense tensor: use `loss.backward()`"
-    single = at_least_single(gradient)
-    actual = gradient_probe(single, sums.flipped.get(name))
-    recorded = sums.probes.get(name)
-    probe = torch.zeros_like(actual) if recorded is None else recorded.to(actual)
-    rtol = HALF_RTOL if name in sums.half else GRADIENT_RTOL.get(parameter.dtype, HALF_RTOL)
-    return _Probes(probe, actual, single, rtol)
+    return at_least_single(gradient)
+
+
+def _projected(gradients: dict[str, Tensor], flipped: Mapping[str, bool | None]) -> dict[str, Tensor]:
+    """Return the projections of gradients, those of small matrices of one shape together."""
+    groups: dict[tuple, list[str]] = {}
+    for name, gradient in gradients.items():
+        alone = flipped.get(name) is None or gradient.ndim != 2
+        key = name if alone else (gradient.shape, gradient.dtype, gradient.device, flipped[name])
+        groups.setdefault((key,), []).append(name)
+    result = {}
+    for group in groups.values():
+        first = gradients[group[0]]
+        most = max(1, PROBED_ENTRIES // max(1, first.numel()))
+        for some in (group[start : start + most] for start in range(0, len(group), most)):
+            if len(some) == 1:
+                result[some[0]] = gradient_probe(gradients[some[0]], flipped.get(some[0]))
+            else:
+                stack = torch.stack([gradients[name] for name in some])
+                result |= zip(some, matrix_probes(stack, bool(flipped[some[0]])).unbind(), strict=True)
+    return {name: result[name] for name in gradients}

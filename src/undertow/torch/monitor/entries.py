@@ -5,6 +5,7 @@ minus. Sums over A_i x_i are then one gather and one addition by index for all g
 GL are added in the same way, matrix by matrix.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -15,8 +16,9 @@ from torch import Tensor, nn
 
 from undertow.torch.census.axes import Axis, Symmetry
 from undertow.torch.census.census import Census
-from undertow.torch.monitor.columns import Slot
+from undertow.torch.monitor.columns import StepColumns
 from undertow.torch.monitor.requests import Requests, own_matrices
+from undertow.torch.monitor.stacks import Slot
 from undertow.torch.monitor.statistics import StatisticRequest
 from undertow.torch.monitor.tensors import joined, on_device
 
@@ -139,6 +141,11 @@ class EntryMap:
             Entries(*columns, owner),
         )  # fmt: skip
 
+    @functools.cached_property
+    def columns(self) -> StepColumns:
+        """The sums over entries along axes."""
+        return StepColumns(self.slots)
+
     def on(self, device: torch.device) -> tuple[Entries, list[BlockEntries]]:
         """Return the entries and the blocks as tensors on a device, which are moved there once."""
         if device not in self._placed:
@@ -162,8 +169,7 @@ class EntryMap:
             if value is None:
                 parts.append(torch.zeros(_length(request, self.slots), dtype=torch.float64, device=device))
             else:
-                flat = value if value.ndim == 1 else value.diagonal(dim1=1, dim2=2)
-                parts.append(flat.reshape(-1))
+                parts.append(value if value.ndim == 1 else value.diagonal(dim1=1, dim2=2))
         return joined([*parts, torch.zeros(1, dtype=torch.float64, device=device)], device)
 
 

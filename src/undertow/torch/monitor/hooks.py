@@ -223,9 +223,9 @@ class GradientRecorder:
                 "before they reach it: `expand` it to one copy per sample before the layer"
             )
         args, kwargs = detached(args, kwargs)
+        inputs = tensors_in((args, kwargs)) if kwargs else tensors_in(args)
         autocast = autocast_now(outputs[0].device.type)
         recomputed = in_backward()
-        inputs = [x.detach() for x in inputs]
         call = Call(site, args, kwargs, inputs, len(outputs), self._samples, self._step, autocast, problem, recomputed)
         if recomputed:
             self._open_pass()  # here, because the derivatives come in a backward pass inside of this one
@@ -261,7 +261,7 @@ class GradientRecorder:
         if call.back[place] is not None:
             self._fail(f"{call.site.name} got two derivatives for one call: backward ran twice through one graph")
             return
-        call.back[place] = back.detach()
+        call.back[place] = back.detach() if back.requires_grad else back
         if current.samples not in (0, call.samples):
             self._fail("one backward pass went through batches of different sizes")
             return

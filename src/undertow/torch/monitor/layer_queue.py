@@ -80,9 +80,10 @@ class LayerQueue:
             sums = [statistic(stack, request, len(group)) for request in first.requests]
             part.flipped = dict.fromkeys(one.name for one in group)
             probes = stack.unflatten(0, (len(group), -1)).sum(1).flatten(1)
-        for place, one in enumerate(group):
-            part.sums |= {request: values[place] for request, values in zip(one.requests, sums, strict=True)}
-            part.probes[one.name] = probes[place]
+        by_layer = [values.unbind() if isinstance(values, Tensor) else values for values in (*sums, probes)]
+        for one, *values, probe in zip(group, *by_layer, strict=True):
+            part.sums |= zip(one.requests, values, strict=True)
+            part.probes[one.name] = probe
         return part
 
 

@@ -20,7 +20,7 @@ def samples_first(x: Tensor, samples: int, batch_axis: int) -> Tensor | None:
     second axis, (k * samples, ...) does.
     """
     if x.ndim > batch_axis + 1 and x.shape[batch_axis] == samples:
-        return x.movedim(batch_axis, 0)
+        return x.movedim(batch_axis, 0) if batch_axis else x
     if x.ndim and x.shape[0] == samples:
         return x
     if x.ndim > 1 and x.shape[0] and x.shape[0] % samples == 0:
@@ -100,7 +100,7 @@ def _is_transposed(module: nn.Module) -> bool:
 
 def _dense(module: nn.Module, a: Tensor, b: Tensor) -> _Gradients:
     samples = len(b)
-    out, into = b.reshape(samples, -1, b.shape[-1]), a.reshape(samples, -1, a.shape[-1])
+    out, into = (x if x.ndim == 3 else x.reshape(samples, -1, x.shape[-1]) for x in (b, a))
     shape = tuple(module.weight.shape)
     dtype = torch.float32 if out.dtype == torch.bfloat16 else None
     return {

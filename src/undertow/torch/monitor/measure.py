@@ -8,6 +8,7 @@ flow conserves C = 1/2 sum_i A_i (h/h_i) W_i theta_i^2, with h the largest of th
 with n_i the variance of the gradient for SGD, and v_i/W_i for Adam, where v stands for the mean square of the gradient.
 """
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 
 from undertow.torch.monitor.balance import adam_times, diagonal_amounts
 from undertow.torch.monitor.blocks import BlockReading, read_blocks
-from undertow.torch.monitor.columns import FIELDS, step_columns
+from undertow.torch.monitor.columns import FIELDS
 from undertow.torch.monitor.consistency import Comparison
 from undertow.torch.monitor.entries import Entries, EntryMap
 from undertow.torch.monitor.settings import ADAM, SGD
@@ -81,26 +82,19 @@ class _Step:
     counts: Tensor
     """Numbers of entries in the sums along axes."""
 
-    @property
+    @functools.cached_property
     def plain(self) -> Tensor:
         """Which entries belong to a plain charge."""
         return self.steps.plain[self.steps.rows.symmetry]
 
-    @property
+    @functools.cached_property
     def weight(self) -> Tensor:
         """The terms of the charge, without factors."""
         return torch.where(self.plain, self.of["weight"], self.of["before"])
 
-    def total(self, values: Tensor) -> Tensor:
-        """Return sum_i A_i x_i for each symmetry."""
-        return self.steps.by_symmetry(self.steps.rows.factor * values)
-
-    def size(self, values: Tensor) -> Tensor:
-        """Return sum_i |A_i| x_i for each symmetry."""
-        return self.steps.by_symmetry(self.steps.rows.factor.abs() * values)
-
+    @functools.cached_property
     def sides(self) -> tuple[Tensor, Tensor]:
-        """Return |A_i| times the noise, of the entries of the side plus and of the side minus."""
+        """|A_i| times the noise, of the entries of the side plus and of the side minus."""
         factor = self.steps.rows.factor
         return factor.clamp_min(0) * self.noise, (-factor).clamp_min(0) * self.noise
 
@@ -127,12 +121,13 @@ def measure(
             blocks.append(read_blocks(block_map, own, step.steps, parameters, sums, *moments))
     rows = step.steps.rows
     numbers = _totals(step) | solved.summary(entries, rows, len(plan.kinds))
-    plus, minus = step.sides()
+    terms = rows.factor * step.steps.unit * step.weight, rows.factor * step.of["gradient"], *step.sides
+    charge, gradient, plus, minus = rows.by_generator(torch.stack(terms)).unbind()
     generators = {
-        "charge": rows.by_generator(rows.factor * step.steps.unit * step.weight) / 2,
-        "noise_plus": rows.by_generator(plus).clamp_min(0),
-        "noise_minus": rows.by_generator(minus).clamp_min(0),
-        "gradient": rows.by_generator(rows.factor * step.of["gradient"]),
+        "charge": charge / 2,
+        "noise_plus": plus.clamp_min(0),
+        "noise_minus": minus.clamp_min(0),
+        "gradient": gradient,
         "amount": solved.amount,
     }
     return Measurement(torch.stack([numbers[name] for name in NUMBERS], 1), generators, tuple(blocks))
@@ -148,14 +143,15 @@ def _prepare(
     """Return the entries of a step."""
     device, symmetries = recorded.device, entries.census.symmetries
     rows, _ = entries.on(device)
-    columns = step_columns(entries.slots, parameters, plan.rules, plan.mixed(symmetries))
+    columns = entries.columns.sums(parameters, plan.rules, plan.mixed(symmetries))
     of = dict(zip(FIELDS, columns[:, rows.column], strict=True))
     settings = ParameterSettings.of(entries.parameters, plan.rules, device)
-    steps = Steps(rows, settings, len(symmetries), on_device(torch.tensor(plan.plain(symmetries)), device))
+    kinds = torch.tensor([plan.plain(symmetries), [kind == ADAM for kind in plan.kinds]])
+    plain, adaptive = on_device(kinds, device).unbind()
+    steps = Steps(rows, settings, len(symmetries), plain)
     samples = comparison.samples
     second = recorded[rows.samples] * settings.unscale[rows.parameter] * comparison.scale**2
     noise = (second - of["gradient"] / samples) * samples / (samples - 1)
-    adaptive = on_device(torch.tensor([kind == ADAM for kind in plan.kinds]), device)
     drive = torch.where(adaptive[rows.symmetry], of["drive"], noise)
     return _Step(steps, of, noise, drive, adaptive, entries.counts(parameters, device)[rows.column])
 
@@ -163,23 +159,29 @@ def _prepare(
 def _totals(step: _Step) -> dict[str, Tensor]:
     """Return charge, noise, flow and the exact change of each symmetry, and the regime."""
     steps, of, rows = step.steps, step.of, step.steps.rows
-    plus, minus = (steps.by_symmetry(side).clamp_min(0) for side in step.sides())
-    flow = steps.reference * step.total(steps.step / 2 * step.drive - steps.decay * of["pull"])
     chosen = lambda name: torch.where(step.plain, of[f"plain_{name}"], steps.unit * of[name])
     metric = torch.where(step.plain, 0.0, steps.unit * (of["after"] - of["before"]))
+    signed = [
+        steps.unit * step.weight, steps.step / 2 * step.drive - steps.decay * of["pull"], chosen("first"),
+        chosen("second"), chosen("decayed"), metric,
+    ]  # fmt: skip
+    sizes = torch.stack([of["gradient"], steps.eps * step.counts, of["inverse"]]) * rows.factor.abs()
+    sums = steps.by_symmetry(torch.cat([torch.stack(signed) * rows.factor, sizes, torch.stack(step.sides)]))
+    charge, flow, first, second, decay, changed, gradient, eps, inverse, *sides = sums.unbind()
+    plus, minus = (side.clamp_min(0) for side in sides)
     return {
         "step_size": steps.largest(steps.by_parameter.eta[rows.parameter]),
-        "charge": step.total(steps.unit * step.weight) / 2,
+        "charge": charge / 2,
         "noise_plus": plus,
         "noise_minus": minus,
-        "noise_share": (plus + minus) / step.size(of["gradient"]),
-        "flow": torch.where(steps.moves, flow, 0),
-        "first_order": -step.total(chosen("first")),
-        "second_order": step.total(chosen("second")) / 2,
-        "decay": step.total(chosen("decayed")) / 2,
-        "metric": step.total(metric) / 2,
+        "noise_share": (plus + minus) / gradient,
+        "flow": torch.where(steps.moves, steps.reference * flow, 0),
+        "first_order": -first,
+        "second_order": second / 2,
+        "decay": decay / 2,
+        "metric": changed / 2,
         "memory": 1 / steps.least(steps.forgetting),
-        "eps_share": step.size(steps.eps * step.counts) / step.size(of["inverse"]),
+        "eps_share": eps / inverse,
     }
 
 
@@ -194,54 +196,59 @@ class _Solved:
 
     def summary(self, entries: EntryMap, rows: Entries, symmetries: int) -> dict[str, Tensor]:
         """Return root mean squares, extremes, medians and counts by symmetry."""
-        zero = self.amount.new_zeros(symmetries)
-        count = lambda values: zero.index_add(0, rows.owner, values.double())
-        starts = on_device(torch.tensor(entries.starts[:-1]), zero.device)
+        starts = on_device(torch.tensor(entries.starts[:-1]), self.amount.device)
         finite = self.times.isfinite()
+        counted = [self.amount.square(), torch.ones_like(self.amount), finite, self.infinite, self.dead]
+        zero = self.amount.new_zeros(len(counted), symmetries)
+        squares, sizes, timed, infinite, dead = zero.index_add_(1, rows.owner, torch.stack(counted)).unbind()
+        extremes = torch.stack([self.amount.abs(), torch.where(finite, self.times, 0.0)])
+        owners = rows.owner.expand(2, -1)
+        farthest, slowest = extremes.new_zeros(2, symmetries).scatter_reduce_(1, owners, extremes, "amax").unbind()
         times = torch.where(finite, self.times, torch.inf)
         ordered, order = times.sort()
         ordered = ordered[rows.owner[order].sort(stable=True)[1]]  # by symmetry, then by time
-        timed = count(finite).long()
+        whole = timed.long()
         middle = lambda place: ordered[(starts + place).clamp_max(len(ordered) - 1)]
         return {
-            "distance": (count(self.amount.square()) / count(torch.ones_like(self.amount))).sqrt(),
-            "farthest": zero.scatter_reduce(0, rows.owner, self.amount.abs(), "amax"),
-            "relaxation": (middle((timed - 1).clamp_min(0) // 2) + middle(timed // 2)) / 2,
-            "slowest": zero.scatter_reduce(0, rows.owner, torch.where(finite, self.times, 0.0), "amax"),
-            "timed": timed.double(),
-            "infinite": count(self.infinite),
-            "dead": count(self.dead),
+            "distance": (squares / sizes).sqrt(),
+            "farthest": farthest,
+            "relaxation": (middle((whole - 1).clamp_min(0) // 2) + middle(whole // 2)) / 2,
+            "slowest": slowest,
+            "timed": timed,
+            "infinite": infinite,
+            "dead": dead,
         }
 
 
 def _solve(entries: EntryMap, step: _Step) -> _Solved:
     """Return the amounts and times of all diagonal generators."""
-    steps, of, drive, adaptive = step.steps, step.of, step.drive, step.adaptive
-    rows = steps.rows
+    steps, of, rows = step.steps, step.of, step.steps.rows
+    adaptive, moves = step.adaptive[rows.owner], steps.moves[rows.owner]
     size, up = rows.factor.abs(), rows.factor > 0
-    noise, decay = size * steps.step / 2 * drive, size * steps.decay * of["pull"]
+    pushes = torch.stack([size * steps.step / 2 * step.drive, size * steps.decay * of["pull"]])
     powers = on_device(torch.tensor(entries.powers, dtype=torch.float64), size.device)
     places = rows.size * len(rows.owner) + rows.generator
-    zero = size.new_zeros(len(powers) * len(rows.owner))
-    by_power = lambda values: zero.index_add(0, places, values).reshape(len(powers), -1).clamp_min(0)
-    apart = lambda values, side: by_power(torch.where(up == side, values, 0.0))
-    rising, falling = apart(noise, True) + apart(decay, False), apart(noise, False) + apart(decay, True)
-    exponent = torch.where(adaptive[rows.owner], 1.0, 2.0).double()
+    apart = torch.cat([torch.where(up, pushes, 0.0), torch.where(up, 0.0, pushes)])
+    sums = size.new_zeros(4, len(powers) * len(rows.owner)).index_add_(1, places, apart)
+    noise_up, decay_up, noise_down, decay_down = sums.clamp_min_(0).view(4, len(powers), -1).unbind()
+    rising, falling = noise_up + decay_down, noise_down + decay_up
+    exponent = torch.where(adaptive, 1.0, 2.0).double()
     amount = diagonal_amounts(rising, falling, powers, exponent)
-    pushed = rising.sum(0), falling.sum(0)
-    dead = (pushed[0] == 0) & (pushed[1] == 0)
-    quiet = rows.by_generator(size * of["second"]) <= DEAD_RTOL * rows.by_generator(size * steps.step**2 * of["drive"])
-    dead = dead | (quiet & adaptive[rows.owner] & steps.moves[rows.owner])
-    infinite = ~dead & ((pushed[0] == 0) | (pushed[1] == 0))
+    none_up, none_down = rising.sum(0) == 0, falling.sum(0) == 0
+    moments = torch.stack([size * of["second"], size * steps.step**2 * of["drive"]])
+    second, drive = rows.by_generator(moments).unbind()
+    dead = (none_up & none_down) | ((second <= DEAD_RTOL * drive) & adaptive & moves)
+    infinite = ~dead & (none_up | none_down)
     amount = torch.where(dead | infinite, 0.0, amount)
     # at the equilibrium
-    moved = (exponent[rows.generator] * rows.factor * amount[rows.generator]).exp()
-    parts = torch.stack([size * noise / moved, size * decay * moved])
-    inertia = rows.by_generator(size.square() * of["after"] / steps.step * moved)
-    rate = rows.by_generator(parts.sum(0)) / inertia
+    moved = ((exponent * amount)[rows.generator] * rows.factor).exp()
+    noise, decay = pushes.unbind()
+    pushed = size * (noise / moved + decay * moved)
     follows = (1 - steps.eps * step.counts / of["inverse"]).clamp_min(0)
-    following = rows.by_generator(follows * parts.sum(0)) / inertia
+    terms = torch.stack([size.square() * of["after"] / steps.step * moved, pushed, follows * pushed])
+    inertia, rate, following = rows.by_generator(terms).unbind()
+    rate, following = rate / inertia, following / inertia
     forgetting = steps.least(steps.forgetting)[rows.owner]
-    times = torch.where(adaptive[rows.owner], adam_times(rate, following, forgetting), 1 / (2 * rate))
-    usable = ~dead & ~infinite & steps.moves[rows.owner] & (inertia > 0) & (rate > 0)
+    times = torch.where(adaptive, adam_times(rate, following, forgetting), 1 / (2 * rate))
+    usable = ~dead & ~infinite & moves & (inertia > 0) & (rate > 0)
     return _Solved(amount, torch.where(usable, times, torch.inf), infinite, dead)

@@ -85,6 +85,7 @@ def sum_over_ranks(
     keys = [r for name, _ in names for r in requests[name] if r in sums.sums]
     if not names:
         return total, None
+    sums.settle()
     tensors = [*(sums.sums[key] for key in keys), *(sums.probes[name] for name, _ in names)]
     counted = torch.as_tensor(sums.counted, device=tensors[0].device)
     total.counted, *rest = _all_reduce([counted, *tensors])

@@ -24,6 +24,7 @@ __all__ = [
     "SampleGradients",
     "Scattered",
     "gradient_probe",
+    "matrix_probes",
     "samples_per_chunk",
 ]
 
@@ -121,9 +122,11 @@ class Outer:
 
     def formed(self, start: int = 0, stop: int | None = None) -> Tensor:
         """Return the gradients of some samples."""
-        out, into = self.out[start:stop], self.into[start:stop]
+        whole = start == 0 and stop is None
+        out, into = (self.out, self.into) if whole else (self.out[start:stop], self.into[start:stop])
         first, second = (into, out) if self.flipped else (out, into)
-        return (first.mT @ second).reshape(-1, *self.shape)
+        gradients = torch.bmm(first.mT, second)
+        return gradients if len(self.shape) == 2 else gradients.reshape(-1, *self.shape)
 
     def total(self) -> Tensor:
         """Return the sum of the gradients over samples."""
@@ -164,8 +167,8 @@ class Outer:
     def probes(self) -> Tensor:
         """Return the probes of all layers: (layers, outputs)."""
         along = self.into @ _probe_vector(self.into.shape[2], self.into.dtype, self.into.device)
-        products = along.reshape(self.layers, 1, -1) @ self.out.reshape(self.layers, -1, self.out.shape[2])
-        return at_least_single(products[:, 0])
+        out = self.out.reshape(self.layers, -1, self.out.shape[2])
+        return at_least_single(torch.bmm(along.reshape(self.layers, 1, -1), out)[:, 0])
 
 
 @dataclass(frozen=True)
@@ -238,5 +241,10 @@ def gradient_probe(gradient: Tensor, flipped: bool | None) -> Tensor:
     """Return what `Outer.probe` returns, from the gradient of a parameter; with `flipped` None the whole gradient."""
     if flipped is None:
         return gradient.flatten()
-    matrix = gradient.mT if flipped else gradient.flatten(1)
-    return matrix @ _probe_vector(matrix.shape[1], matrix.dtype, matrix.device)
+    return matrix_probes(gradient if flipped else gradient.flatten(1), flipped)
+
+
+def matrix_probes(gradients: Tensor, flipped: bool) -> Tensor:
+    """Return the probes of the gradients of matrices (..., rows, columns)."""
+    matrices = gradients.mT if flipped else gradients
+    return matrices @ _probe_vector(matrices.shape[-1], matrices.dtype, matrices.device)

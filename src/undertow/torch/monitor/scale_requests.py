@@ -29,7 +29,7 @@ def squares_over_samples(
         recorded = [request for request in requests[name] if request in sums.sums]
         best = min(recorded, key=lambda request: request.index is not None, default=None)
         values = torch.zeros(0, device=device) if best is None else sums.sums[best]
-        parts.append(values.reshape(-1) if values.ndim < 3 else values.diagonal(dim1=1, dim2=2).reshape(-1))
+        parts.append(values if values.ndim < 3 else values.diagonal(dim1=1, dim2=2))
     owner = torch.arange(len(names)).repeat_interleave(torch.tensor([part.numel() for part in parts]))
     values = joined(parts, device)
     return values.new_zeros(len(names)).index_add_(0, on_device(owner, device), values)

@@ -9,7 +9,7 @@ from torch import Tensor
 from undertow.torch.census.axes import Symmetry
 from undertow.torch.monitor.entries import Entries
 from undertow.torch.monitor.settings import ADAM, SGD, StepRule, common_rule
-from undertow.torch.monitor.tensors import on_device
+from undertow.torch.monitor.tensors import number_table
 
 __all__ = ["ParameterSettings", "Plan", "Steps", "plan_step"]
 
@@ -57,25 +57,17 @@ class ParameterSettings:
     @staticmethod
     def of(names: Sequence[str], rules: Mapping[str, StepRule], device: torch.device) -> "ParameterSettings":
         own = [rules[name] for name in names]
-        scales = [1.0 if r.grad_scale is None else 1 / r.grad_scale.detach().double().reshape(()) ** 2 for r in own]
-        return ParameterSettings(
-            _vector([r.step_size for r in own], device),
-            _vector([r.effective_step for r in own], device),
-            _vector([r.weight_decay for r in own], device),
-            _vector([1 - r.betas[1] if r.kind == ADAM else 1.0 for r in own], device),
-            _vector([r.eps for r in own], device),
-            _vector(scales, device),
-        )
-
-
-def _vector(values: Sequence[float | Tensor], device: torch.device) -> Tensor:
-    """Return numbers and tensors of one number as a tensor, without waiting for the device."""
-    numbers = torch.tensor([0.0 if isinstance(x, Tensor) else x for x in values], dtype=torch.float64)
-    result = on_device(numbers, device)
-    for place, x in enumerate(values):
-        if isinstance(x, Tensor):
-            result[place] = x.to(result)
-    return result
+        scales = {id(r.grad_scale): r.grad_scale for r in own if r.grad_scale is not None}
+        unscale = {key: scale.detach().double().reshape(()) ** -2 for key, scale in scales.items()}
+        rows = [
+            [r.step_size for r in own],
+            [r.effective_step for r in own],
+            [r.weight_decay for r in own],
+            [1 - r.betas[1] if r.kind == ADAM else 1.0 for r in own],
+            [r.eps for r in own],
+            [unscale.get(id(r.grad_scale), 1.0) for r in own],
+        ]
+        return ParameterSettings(*number_table(rows, device).unbind())
 
 
 class Steps:
@@ -96,8 +88,8 @@ class Steps:
         self.by_parameter = settings
 
     def by_symmetry(self, values: Tensor) -> Tensor:
-        """Return the sums of (entries,) over the entries of each symmetry."""
-        return values.new_zeros(self.symmetries).index_add_(0, self.rows.symmetry, values)
+        """Return the sums of (..., entries) over the entries of each symmetry."""
+        return values.new_zeros(*values.shape[:-1], self.symmetries).index_add_(-1, self.rows.symmetry, values)
 
     def largest(self, values: Tensor) -> Tensor:
         """Return the largest of nonnegative values of the entries of each symmetry."""

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["at_least_single", "detached", "joined", "on_device", "tensors_in", "to_numpy"]
+__all__ = ["at_least_single", "detached", "flattened", "joined", "number_table", "on_device", "tensors_in", "to_numpy"]
 
 
 def to_numpy(tensors: Sequence[Tensor]) -> list[np.ndarray]:
@@ -26,7 +26,28 @@ def joined(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """Return tensors as one flat tensor in double precision on a device."""
     if len({x.device for x in tensors}) > 1:
         tensors = [x.to(device) for x in tensors]
-    return torch.cat([x.reshape(-1) for x in tensors]).to(device, torch.float64)
+    numbers = all(x.ndim == 0 for x in tensors)
+    flat = torch.stack(list(tensors)) if numbers else torch.cat([flattened(x) for x in tensors])
+    return flat.to(device, torch.float64)
+
+
+def flattened(x: Tensor) -> Tensor:
+    """Return a tensor with one axis, without an operation where it has one already."""
+    return x if x.ndim == 1 else x.reshape(-1)
+
+
+def number_table(rows: Sequence[Sequence[float | Tensor]], device: torch.device) -> Tensor:
+    """Return rows of numbers and of tensors of one number as a tensor, without waiting for the device."""
+    flat = [x for row in rows for x in row]
+    given = {k: x for k, x in enumerate(flat) if isinstance(x, Tensor)}
+    numbers = [0.0 if k in given else x for k, x in enumerate(flat)] if given else flat
+    table = on_device(torch.tensor(numbers, dtype=torch.float64), device)
+    if given:
+        own = {id(x): x for x in given.values()}  # parameters of a group share one
+        order = {key: k for k, key in enumerate(own)}
+        index = on_device(torch.tensor([list(given), [order[id(x)] for x in given.values()]]), device)
+        table[index[0]] = joined(list(own.values()), device)[index[1]]
+    return table.view(len(rows), -1)
 
 
 def on_device(x: Tensor, device: torch.device) -> Tensor:
