@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree, Shaped
 
-from undertow._validate import Number
+from undertow._validate import Number, shown
 
 __all__ = [
     "add",
@@ -27,6 +27,7 @@ __all__ = [
     "match_precision",
     "mismatch",
     "names",
+    "outline",
     "ravel",
     "scale",
     "standard_normal",
@@ -143,10 +144,17 @@ def match_precision(loss: Callable[[PyTree], Array], params: PyTree) -> PyTree:
 def mismatch(tree: PyTree, params: PyTree, call: str) -> str:
     """Return how a pytree differs from params in structure, shapes or types, as a sentence; empty if it does not."""
     if jax.tree.structure(tree) != jax.tree.structure(params):
-        return f"`{call}` is a {jax.tree.structure(tree)} and params are a {jax.tree.structure(params)}; make it alike"
+        return f"`{call}` is {outline(tree)} and params are {outline(params)}; make it alike"
     for name, leaf, like in zip(names(params), jax.tree.leaves(tree), jax.tree.leaves(params), strict=True):
+        if not hasattr(leaf, "shape"):
+            return f"`{call}` has {shown(leaf)} for `{name}`, which has shape {like.shape}; make it alike"
         if leaf.shape != like.shape:
             return f"`{call}` has shape {leaf.shape} for `{name}`, which has shape {like.shape}; make them equal"
         if leaf.dtype != like.dtype:
             return f"`{call}` has dtype {leaf.dtype} for `{name}`, which has {like.dtype}; convert it with `.astype`"
     return ""
+
+
+def outline(tree: PyTree) -> str:
+    """Return the structure of a pytree, with `*` for its leaves."""
+    return str(jax.tree.structure(tree)).removeprefix("PyTreeDef(").removesuffix(")")

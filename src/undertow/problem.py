@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from undertow import _chunks as chunks
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._calls import check_function, check_repeats, checked_call, output_of
 from undertow._validate import KeyLike
 from undertow.estimate import Estimate
 
@@ -106,6 +107,8 @@ class AbstractSampled(AbstractProblem):
     def combine(self, params: PyTree, coefficients: Float[Array, " samples"]) -> PyTree:
         """Return sum_i coefficients_i grad l_i, in bounded memory and without per-sample gradients."""
         self._check_shapes(params)
+        if validate.concrete(coefficients):
+            validate.real_vector(f"{type(self).__name__}.combine", "coefficients", coefficients, self.size)
 
         def block(rows: tuple[PyTree, Array]) -> PyTree:
             data, weights = rows
@@ -121,6 +124,9 @@ class AbstractSampled(AbstractProblem):
     def along(self, params: PyTree, direction: PyTree) -> Float[Array, " samples"]:
         """Return <grad l_i, direction> for every sample, by forward differentiation."""
         self._check_shapes(params)
+        wrong = trees.mismatch(direction, params, f"{type(self).__name__}.along(direction=...)")
+        if wrong:
+            raise ValueError(f"{wrong}.")
 
         def one(sample: PyTree) -> Scalar:
             return jax.jvp(lambda p: self.sample_loss(p, sample), (params,), (direction,))[1]
@@ -129,6 +135,7 @@ class AbstractSampled(AbstractProblem):
 
     def quadratic(self, params: PyTree, form: Callable[[PyTree], PyTree]) -> PyTree:
         """Return sum_i p_i form(grad l_i), for a scalar (or array) function of one gradient, in bounded memory."""
+        check_function(f"{type(self).__name__}.quadratic", "form(gradient)", form)
         self._check_shapes(params)
 
         def block(rows: tuple[PyTree, Array]) -> PyTree:
@@ -144,23 +151,49 @@ class AbstractSampled(AbstractProblem):
 
     def batch_gradient(self, params: PyTree, indices: Int[Array, ""] | Int[Array, " batch"]) -> PyTree:
         """Return the mean gradient over the samples at `indices`; a single index has no batch axis."""
-        return batch_gradient(self.sample_loss, params, trees.take(self.data, indices), single=indices.ndim == 0)
+        if validate.concrete(indices):
+            _check_indices(f"{type(self).__name__}.batch_gradient", indices, self.size)
+        return batch_gradient(self.sample_loss, params, trees.take(self.data, indices), single=np.ndim(indices) == 0)
 
     def check(self, params: PyTree) -> None:
-        """Raise for params that are not floats, and for a loss that is not a finite scalar at them."""
+        """Raise for params that are not floats, and for a loss that is not a finite scalar at them.
+
+        A loss that gives different values when it is traced twice raises an error too: it uses random numbers of
+        Python or NumPy.
+        """
         self._check_shapes(params)
         if all(validate.concrete(leaf) for leaf in jax.tree.leaves((params, self.data))):
-            _check_finite(type(self).__name__, _loss_of(self, params))
+            name, (called, function, shapes) = type(self).__name__, self._user_function()
+            check_repeats(name, called, function, params, shapes)
+            _check_finite(name, _loss_of(self, params))
 
     def _check_shapes(self, params: PyTree) -> None:
-        name = type(self).__name__
+        name, (called, function, shapes) = type(self).__name__, self._user_function()
         validate.params_of_floats(name, params)
-        _check_scalar(name, jax.eval_shape(self.sample_loss, params, _one_of(self.data)))
+        _check_scalar(name, output_of(name, called, function, params, shapes))
+
+    def _user_function(self) -> tuple[str, Callable, PyTree]:
+        """Return how the user's function is called, the function, and the shapes of its second argument."""
+        return "loss(params, sample)", self.sample_loss, _one_of(self.data)
 
 
 def _one_of(data: PyTree) -> PyTree:
     """Return the shapes of one sample."""
     return jax.eval_shape(lambda stacked: trees.take(stacked, 0), data)
+
+
+def _check_indices(function: str, indices: object, size: int) -> None:
+    """Raise for indices that are no whole numbers from 0 to size - 1, one or a vector of them."""
+    call = f"`{function}(indices={validate.shown(indices)})`"
+    if not isinstance(indices, np.ndarray | np.generic | jax.Array) or np.dtype(indices.dtype).kind not in "iu":
+        kind = f"have dtype {indices.dtype}" if hasattr(indices, "dtype") else f"are a {type(indices).__name__}"
+        raise TypeError(f"{call}: `indices` {kind}; give an array of whole numbers, such as `jnp.array([0, 2])`.")
+    if indices.ndim > 1 or indices.size == 0:
+        raise ValueError(f"{call}: `indices` must be one index or a vector of at least one.")
+    outside = np.asarray(indices).ravel()
+    outside = outside[(outside < 0) | (outside >= size)]
+    if outside.size:
+        raise ValueError(f"{call}: `indices` has {outside[0]}; the samples have numbers from 0 to {size - 1}.")
 
 
 def batch_gradient(loss: Callable[[PyTree, PyTree], Scalar], params: PyTree, batch: PyTree, *, single: bool) -> PyTree:
@@ -178,7 +211,8 @@ def _loss_of(problem: AbstractProblem, params: PyTree) -> Array:
 def _check_scalar(name: str, value: PyTree) -> None:
     shape = getattr(value, "shape", None)
     if shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
-        returned = f"shape {shape}, dtype {value.dtype}" if hasattr(value, "dtype") else type(value).__name__
+        kind = "None" if value is None else f"a {type(value).__name__}"
+        returned = f"shape {shape}, dtype {value.dtype}" if hasattr(value, "dtype") else kind
         raise ValueError(
             f"`{name}`: `loss(params, sample)` must return one real number for one sample, not {returned}; "
             "sum or average inside the loss."
@@ -190,11 +224,6 @@ def _check_finite(name: str, value: Array) -> None:
         raise ValueError(
             f"`{name}`: the loss is {float(value)} at the given params; check the data (NaN?), the start and the loss."
         )
-
-
-def _to_arrays(tree: PyTree) -> PyTree:
-    """Convert numbers, lists of numbers and NumPy arrays to JAX arrays; leave keys and arrays as they are."""
-    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf), tree)
 
 
 class Problem(AbstractSampled):
@@ -214,17 +243,21 @@ class Problem(AbstractSampled):
     data: PyTree
     weights: Float[Array, " samples"] | None
 
+    @checked_call("Problem")
     def __init__(self, loss: Callable[[PyTree, PyTree], Scalar], data: PyTree):
-        if not callable(loss):
-            raise TypeError(f"`Problem(loss, data)`: `loss` is a {type(loss).__name__}; give loss(params, sample).")
+        check_function("Problem", "loss(params, sample)", loss)
+        data = validate.data_arrays("Problem", "data", data)
         validate.sample_axis("Problem", data=data)
         self.function = loss
-        self.data = _to_arrays(data)
+        self.data = data
         self.weights = None
 
     def sample_loss(self, params: PyTree, sample: PyTree) -> Scalar:
         """Return loss(params, sample), as given."""
         return self.function(params, sample)
+
+    def _user_function(self) -> tuple[str, Callable, PyTree]:
+        return "loss(params, sample)", self.function, _one_of(self.data)
 
 
 class Regression(AbstractSampled):
@@ -244,11 +277,14 @@ class Regression(AbstractSampled):
     data: tuple[PyTree, Array]
     weights: Float[Array, " samples"] | None
 
+    @checked_call("Regression")
     def __init__(self, predict: Callable[[PyTree, PyTree], Array], inputs: PyTree, targets: Array | np.ndarray):
-        if not callable(predict):
-            kind = type(predict).__name__
-            raise TypeError(f"`Regression(predict, ...)`: `predict` is a {kind}; give predict(params, x).")
-        inputs, targets = _to_arrays(inputs), _to_arrays(targets)
+        check_function("Regression", "predict(params, x)", predict)
+        if isinstance(targets, list | tuple | dict):
+            raise TypeError(f"`Regression`: `targets` is a {type(targets).__name__}; give an array, jnp.asarray(targets).")
+        inputs, targets = (
+            validate.data_arrays("Regression", name, tree) for name, tree in (("inputs", inputs), ("targets", targets))
+        )
         validate.sample_axis("Regression", inputs=inputs, targets=targets)
         if targets.ndim > 2:
             raise ValueError(f"`Regression`: `targets` has shape {targets.shape}; give (n,) or (n, q).")
@@ -292,13 +328,21 @@ class Regression(AbstractSampled):
 
     def _check_shapes(self, params: PyTree) -> None:
         validate.params_of_floats("Regression", params)
-        x, y = _one_of(self.data)
-        output = jax.eval_shape(self.predict, params, x)
-        if getattr(output, "shape", None) != y.shape:
+        called, function, x = self._user_function()
+        output, expected = output_of("Regression", called, function, params, x), self.targets.shape[1:]
+        if getattr(output, "shape", None) != expected:
             raise ValueError(
                 f"`Regression`: `predict(params, x)` returns shape {getattr(output, 'shape', None)} for one input, "
-                f"the target of one sample has shape {y.shape}; make them equal."
+                f"the target of one sample has shape {expected}; make them equal."
             )
+        if jnp.issubdtype(output.dtype, jnp.complexfloating):
+            raise ValueError(
+                f"`Regression`: `predict(params, x)` returns dtype {output.dtype}; return real numbers, such as the real "
+                "and imaginary parts as two outputs."
+            )
+
+    def _user_function(self) -> tuple[str, Callable, PyTree]:
+        return "predict(params, x)", self.predict, _one_of(self.inputs)
 
 
 class Population(AbstractProblem):
@@ -319,9 +363,10 @@ class Population(AbstractProblem):
     function: Callable[[PyTree, PyTree], Scalar]
     drawer: Callable[[Key[Array, ""]], PyTree]
 
+    @checked_call("Population")
     def __init__(self, loss: Callable[[PyTree, PyTree], Scalar], draw: Callable[[Key[Array, ""]], PyTree]):
-        if not callable(loss) or not callable(draw):
-            raise TypeError("`Population(loss, draw)`: give two functions, loss(params, sample) and draw(key).")
+        check_function("Population", "loss(params, sample)", loss)
+        check_function("Population", "draw(key)", draw)
         self.function = loss
         self.drawer = draw
 
@@ -339,20 +384,27 @@ class Population(AbstractProblem):
         key = validate.as_key("Population.sample", key)
         return Problem(self.function, jax.vmap(self.drawer)(jax.random.split(key, count)))
 
-    def reference(self, key: KeyLike | None = None, samples: int = 4096) -> Problem:
-        """Return the finite problem from which estimates are computed; None is a fixed key."""
-        samples = validate.positive_integer("Population", "samples", samples)
-        if samples < 2:
-            raise ValueError("`Population(samples=1)`: a standard error needs at least 2 samples.")
-        return self.sample(0 if key is None else key, samples)
+    def reference(
+        self, key: KeyLike | None = None, samples: int = 4096, *, function: str = "Population.reference"
+    ) -> Problem:
+        """Return the finite problem from which estimates are computed; None is a fixed key.
+
+        A standard error needs two samples. `function` is the function that error messages quote.
+        """
+        samples = validate.positive_integer(function, "samples", samples, least=2)
+        return self.sample(validate.as_key(function, 0 if key is None else key), samples)
 
     def estimate_loss(self, params: PyTree, *, key: KeyLike | None = None, samples: int = 4096) -> Estimate:
         """Return an estimate of E loss with its standard error."""
-        return Estimate.of(self.reference(key, samples).losses(params))
+        function = "Population.estimate_loss"
+        validate.params_of_floats(function, params)
+        return Estimate.of(self.reference(key, samples, function=function).losses(params))
 
     def estimate_gradient(self, params: PyTree, *, key: KeyLike | None = None, samples: int = 4096) -> Estimate:
         """Return an estimate of E grad loss with a standard error for every coordinate, in bounded memory."""
-        problem = self.reference(key, samples)
+        function = "Population.estimate_gradient"
+        validate.params_of_floats(function, params)
+        problem = self.reference(key, samples, function=function)
         mean = problem.gradient(params)
         second = problem.quadratic(params, lambda g: jax.tree.map(lambda x, m: (x - m) ** 2, g, mean))
         error = jax.tree.map(lambda x: jnp.sqrt(x / jnp.asarray(samples - 1, x.dtype)), second)
@@ -376,9 +428,14 @@ class Population(AbstractProblem):
     def check(self, params: PyTree) -> None:
         """Raise for params that are not floats, and for a loss that is not a finite scalar on 32 samples."""
         validate.params_of_floats("Population", params)
-        sample = jax.eval_shape(self.drawer, jax.random.key(0))
-        _check_scalar("Population", jax.eval_shape(self.function, params, sample))
+        name, called, key = "Population", "loss(params, sample)", jax.random.key(0)
+        sample = output_of(name, "draw(key)", self.drawer, key)
+        if not jax.tree.leaves(sample):
+            raise TypeError("`Population`: `draw(key)` returns None; return one sample, a pytree of arrays.")
+        _check_scalar(name, output_of(name, called, self.function, params, sample))
         if all(validate.concrete(leaf) for leaf in jax.tree.leaves(params)):
+            check_repeats(name, "draw(key)", self.drawer, key)
+            check_repeats(name, called, self.function, params, sample)
             _check_finite("Population", _loss_of(self.reference(None, 32), params))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from undertow._validate import renamed_arguments
+from undertow._calls import checked_call
 from undertow.analysis.result import Analysis, Row, in_steps
 from undertow.analysis.sides import SideMoments, flow_vectors, sides_of
 from undertow.estimate import Estimate
@@ -61,7 +61,7 @@ def take_batches(batches: Batches, batch_size: int, seed: int) -> list[Batch]:
     return taken
 
 
-@renamed_arguments("analyze", tell="report")
+@checked_call("analyze", tell="report")
 def analyze(
     model: nn.Module,
     batches: Batches,

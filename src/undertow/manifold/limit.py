@@ -16,6 +16,7 @@ from jaxtyping import Array, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._calls import checked_call
 from undertow._validate import KeyLike, Number
 from undertow.manifold.drift import Parts, covariance_parts
 from undertow.manifold.geometry import FiniteStep, Frame, largest_flat, row_route
@@ -163,7 +164,7 @@ class Limit(eqx.Module):
         _check_stability(function, eta, frame)
         return Parts(*(frame.unravel(part) for part in _halved_parts(self.noise, frame, eta)))
 
-    @validate.renamed_arguments("Limit.solve", time="slow_time", looks="num_saves")
+    @checked_call("Limit.solve", time="slow_time", looks="num_saves")
     def solve(
         self,
         params: PyTree,

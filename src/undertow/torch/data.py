@@ -7,7 +7,7 @@ of the epoch alone, so that a resumed run gets the same batches as an uninterrup
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sized
 from typing import Literal, TypedDict
 
 import numpy as np
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.utils.data import Sampler, get_worker_info
 
-from undertow._validate import group_labels, group_shares, positive_integer, quote
+from undertow._validate import group_labels, group_shares, positive_integer, quote, shown
 
 __all__ = ["AbstractBatchSampler", "EnvironmentBatchSampler", "LabelNoise", "PooledBatchSampler"]
 
@@ -330,7 +330,8 @@ class LabelNoise:
 
 def _labels(name: str, groups: Tensor | ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Return the validated labels, and the number of samples in each environment."""
-    labels = groups.numpy(force=True) if isinstance(groups, Tensor) else np.asanyarray(groups)
-    if labels.ndim != 1 or not labels.size:
-        raise ValueError(f"`{name}`: `groups` has shape {labels.shape}; give the environment of every sample.")
-    return labels, group_labels(name, labels)
+    labels = groups.numpy(force=True) if isinstance(groups, Tensor) else groups
+    samples = len(labels) if isinstance(labels, Sized) else 0
+    if not samples or isinstance(labels, str | Mapping):
+        raise ValueError(f"{quote(name, groups=shown(groups))}: `groups` must have the environment of every sample.")
+    return group_labels(name, labels, samples)
