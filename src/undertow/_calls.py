@@ -15,7 +15,16 @@ from jaxtyping import PyTree
 
 from undertow._validate import kind_of, quote, shown
 
-__all__ = ["RenamedAttribute", "check_function", "check_functions", "check_repeats", "checked_call", "noted", "output_of"]
+__all__ = [
+    "RenamedAttribute",
+    "check_function",
+    "check_functions",
+    "check_observables",
+    "check_repeats",
+    "checked_call",
+    "noted",
+    "output_of",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -157,6 +166,15 @@ def check_functions(function: str, name: str, given: object) -> dict[str, Callab
     return dict(given)
 
 
+def check_observables(function: str, name: str, functions: dict[str, Callable], params: PyTree) -> None:
+    """Raise where a function of `check_functions` returns no arrays at params, or others when it is traced twice."""
+    for key, value in functions.items():
+        called = f"{name}[{key!r}](params)"
+        if not jax.tree.leaves(output_of(function, called, value, params)):
+            raise TypeError(f"`{function}`: `{called}` returns None; return arrays of JAX.")
+        check_repeats(function, called, value, params)
+
+
 @contextmanager
 def noted(function: str, called: str) -> Generator[None]:
     """Add one line to an exception of a user's function: which function undertow called."""
@@ -224,11 +242,10 @@ def _constants(program: object) -> Iterator[object]:
     program = getattr(program, "jaxpr", program)
     if not isinstance(program, jex.Jaxpr):
         return
+    yield from (_on_host(result.val) for result in program.outvars if isinstance(result, jex.Literal))
     for equation in program.eqns:
         yield equation.primitive.name
-        for operand in equation.invars:
-            if isinstance(operand, jex.Literal):
-                yield _on_host(operand.val)
+        yield from (_on_host(operand.val) for operand in equation.invars if isinstance(operand, jex.Literal))
         for parameter in equation.params.values():
             for part in parameter if isinstance(parameter, tuple | list) else (parameter,):
                 if isinstance(part, int | float | str):

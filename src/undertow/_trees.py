@@ -17,6 +17,7 @@ from undertow._validate import Number, shown
 
 __all__ = [
     "add",
+    "arrays",
     "centre",
     "columns",
     "count",
@@ -139,6 +140,12 @@ def match_precision(loss: Callable[[PyTree], Array], params: PyTree) -> PyTree:
         return params
     precise = jax.eval_shape(loss, params).dtype
     return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, precise)), params)
+
+
+def arrays(tree: PyTree) -> PyTree:
+    """Return the tree with numbers and arrays of NumPy as arrays of JAX; other leaves stay what they are."""
+    numeric = lambda leaf: isinstance(leaf, float | int) or getattr(getattr(leaf, "dtype", None), "kind", "O") in "biufc"
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf) if numeric(leaf) else leaf, tree)
 
 
 def mismatch(tree: PyTree, params: PyTree, call: str) -> str:

@@ -69,7 +69,7 @@ def refused(function: str, call: Callable[..., object], bad: dict[str, Iterable[
     for argument, values in bad.items():
         for entry in values:
             name = f"{function}({argument}): {entry.shown}"
-            sentence = entry.sentence.format(name=argument)
+            sentence = entry.sentence.replace("{name}", argument)
             given = {argument: entry.value}
             cases.append(Case(name, lambda given=given: call(**given), f"`{function}", argument, entry.shown, sentence))
     return cases

@@ -31,7 +31,7 @@ def starts() -> list[Bad]:
         Bad(lambda key: None, "None", "a pytree of floating-point arrays"),
         Bad(lambda key: jnp.arange(2), "int32", "must be real floating-point"),
         Bad(PARAMS * jnp.nan, "nan", "check the data"),
-        Bad(things.noise(), "Minibatch", "wrap numbers with jnp.asarray"),
+        Bad(things.noise(), "`params.problem.function`", "wrap numbers with jnp.asarray"),
     ]
 
 

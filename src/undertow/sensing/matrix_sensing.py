@@ -294,7 +294,7 @@ class MatrixSensing(AbstractNoise):
                 f"`MatrixSensing`: step_size * max|s| = {step_size:g} * {largest:g} = {step_size * largest:.2g}; above "
                 f"about {STABLE} runs diverge. Take a step size below {STABLE / largest:.2g}.",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
 
 
