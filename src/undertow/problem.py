@@ -18,6 +18,7 @@ from numpy.typing import ArrayLike
 from undertow import _chunks as chunks
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._arrays import data_arrays, probabilities, real_vector, sample_axis
 from undertow._calls import check_function, check_repeats, checked_call, output_of
 from undertow._validate import KeyLike
 from undertow.estimate import Estimate
@@ -77,7 +78,7 @@ class AbstractSampled(AbstractProblem):
         >>> print(problem.reweight(jnp.array([0.75, 0.25])).loss(jnp.array(0.0)))
         1.0
         """
-        weights = validate.probabilities(f"{type(self).__name__}.reweight", "weights", weights, self.size)
+        weights = probabilities(f"{type(self).__name__}.reweight", "weights", weights, self.size)
         return eqx.tree_at(lambda p: p.weights, self, weights, is_leaf=lambda leaf: leaf is None)
 
     def chunk(self, params: PyTree) -> int:
@@ -108,7 +109,7 @@ class AbstractSampled(AbstractProblem):
         """Return sum_i coefficients_i grad l_i, in bounded memory and without per-sample gradients."""
         self._check_shapes(params)
         if validate.concrete(coefficients):
-            validate.real_vector(f"{type(self).__name__}.combine", "coefficients", coefficients, self.size)
+            real_vector(f"{type(self).__name__}.combine", "coefficients", coefficients, self.size)
 
         def block(rows: tuple[PyTree, Array]) -> PyTree:
             data, weights = rows
@@ -246,8 +247,8 @@ class Problem(AbstractSampled):
     @checked_call("Problem")
     def __init__(self, loss: Callable[[PyTree, PyTree], Scalar], data: PyTree):
         check_function("Problem", "loss(params, sample)", loss)
-        data = validate.data_arrays("Problem", "data", data)
-        validate.sample_axis("Problem", data=data)
+        data = data_arrays("Problem", "data", data)
+        sample_axis("Problem", data=data)
         self.function = loss
         self.data = data
         self.weights = None
@@ -283,9 +284,9 @@ class Regression(AbstractSampled):
         if isinstance(targets, list | tuple | dict):
             raise TypeError(f"`Regression`: `targets` is a {type(targets).__name__}; give an array, jnp.asarray(targets).")
         inputs, targets = (
-            validate.data_arrays("Regression", name, tree) for name, tree in (("inputs", inputs), ("targets", targets))
+            data_arrays("Regression", name, tree) for name, tree in (("inputs", inputs), ("targets", targets))
         )
-        validate.sample_axis("Regression", inputs=inputs, targets=targets)
+        sample_axis("Regression", inputs=inputs, targets=targets)
         if targets.ndim > 2:
             raise ValueError(f"`Regression`: `targets` has shape {targets.shape}; give (n,) or (n, q).")
         if jnp.issubdtype(targets.dtype, jnp.complexfloating):

@@ -69,9 +69,12 @@ class Continuation:
         """Continue by `steps`, or by `time` where the run is that of an SDE. See `Trajectory.resume`."""
         name, length, other = ("steps", steps, time) if self.clock == "step" else ("time", time, steps)
         if length is None or other is not None:
-            raise TypeError(f"`run.resume`: the run was made by `{self.function}`; give `{name}=` and nothing else.")
+            given = validate.quote("run.resume", **{"steps": validate.shown(steps), "time": validate.shown(time)})
+            raise TypeError(f"{given}: the run was made by `{self.function}`; give `{name}=` and nothing else.")
         if self.clock == "time":
             steps = steps_of_time("run.resume", length, cast("float", self.step_size))  # an SDE has no schedule
+        else:
+            steps = validate.positive_integer("run.resume", "steps", steps)
         return advance_run(self, steps, progress, stacklevel=4)
 
 

@@ -12,8 +12,8 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
-from undertow._calls import checked_call
 from undertow import spectral
+from undertow._calls import checked_call
 from undertow._table import ResultTable, number
 from undertow._validate import Number
 from undertow.covariance import LabelCovariance

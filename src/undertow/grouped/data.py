@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import column_or_1d
 
 from undertow import _validate as validate
+from undertow._arrays import real_array
 from undertow._progress import Progress
 from undertow._table import ResultTable, number
 
@@ -146,7 +147,7 @@ def check_rows(function: str, X: ArrayLike) -> tuple[Float[np.ndarray, "rows d"]
     names = _names(X)
     if scipy.sparse.issparse(X):
         raise TypeError(f"`{function}`: `X` is sparse, which is not supported; convert it with `.toarray()`.")
-    values = validate.real_array(function, "X", X)
+    values = real_array(function, "X", X)
     if values.ndim != 2:
         raise ValueError(
             f"`{function}`: `X` has shape {values.shape}; give (rows, columns). Reshape your data: "
@@ -215,7 +216,7 @@ def moments_of(
         raise ValueError(
             f"`{function}`: the estimator requires y to be passed, but the target y is None; give one number per row."
         )
-    target = validate.real_array(function, "y", y)
+    target = real_array(function, "y", y)
     if target.shape == (rows, 1):
         target = column_or_1d(target, warn=True)
     if target.shape != (rows,):

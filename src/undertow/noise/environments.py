@@ -11,8 +11,9 @@ from numpy.typing import ArrayLike
 
 from undertow import _chunks as chunks
 from undertow import _trees as trees
+from undertow._arrays import group_labels, group_shares
 from undertow._calls import RenamedAttribute, checked_call
-from undertow._validate import group_labels, group_shares, instance, kind_of, positive_integer, quote, shown
+from undertow._validate import instance, kind_of, positive_integer, quote, shown
 from undertow.covariance import AbstractCovariance, Factored, SampleCovariance, Sum
 from undertow.noise import sampling
 from undertow.noise.base import AbstractNoise

@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.utils.data import Sampler, get_worker_info
 
-from undertow._validate import group_labels, group_shares, positive_integer, quote, shown
+from undertow._arrays import group_labels, group_shares
+from undertow._validate import positive_integer, quote, shown
 
 __all__ = ["AbstractBatchSampler", "EnvironmentBatchSampler", "LabelNoise", "PooledBatchSampler"]
 

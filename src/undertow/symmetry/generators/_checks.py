@@ -10,6 +10,7 @@ from jaxtyping import Array, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._arrays import real_array
 from undertow._calls import check_function, noted
 from undertow.symmetry import selection
 from undertow.symmetry.selection import Pick
@@ -42,7 +43,7 @@ def check_amount(function: str, amount: ArrayLike, params: PyTree, size: float =
 def check_shape(function: str, amount: ArrayLike | Sequence, charge: tuple[int, ...]) -> None:
     """Raise where an amount is neither one number nor an array in the shape of the charge."""
     kind = getattr(amount, "dtype", np.asarray(amount).dtype if np.isscalar(amount) else None)
-    if isinstance(amount, list | tuple) and validate.real_array(function, "amount", amount) is not None:
+    if isinstance(amount, list | tuple) and real_array(function, "amount", amount) is not None:
         kind = np.dtype(float)
     if kind is None or (not jnp.issubdtype(kind, jnp.floating) and kind.kind not in "iu"):
         raise TypeError(
