@@ -28,6 +28,7 @@ __all__ = [
     "params_of_floats",
     "positive_integer",
     "quote",
+    "seed_number",
     "shown",
 ]
 
@@ -129,17 +130,22 @@ def _as_integer(value: object) -> int | None:
     return operator.index(np.asarray(value).item()) if array else None
 
 
-def positive_integer(function: str, name: str, value: object, *, least: int = 1) -> int:
-    """Return `value` as an int of at least `least` and at most `MOST`."""
+def positive_integer(function: str, name: str, value: object, *, least: int = 1, most: int = MOST) -> int:
+    """Return `value` as an int of at least `least` and at most `most`."""
     number = _as_integer(value)
     call = quote(function, **{name: shown(value)})
     if number is None:
         raise TypeError(f"{call}: `{name}` must be a whole number of at least {least}.")
     if number < least:
         raise ValueError(f"{call}: `{name}` must be at least {least}.")
-    if number > MOST:
-        raise ValueError(f"{call}: `{name}` must be at most {MOST}.")
+    if number > most:
+        raise ValueError(f"{call}: `{name}` must be at most {most}.")
     return number
+
+
+def seed_number(function: str, name: str, value: object) -> int:
+    """Return a seed of NumPy or PyTorch, a whole number from 0 to 2^32 - 1."""
+    return positive_integer(function, name, value, least=0, most=2**32 - 1)
 
 
 def flag(function: str, name: str, value: object) -> bool:

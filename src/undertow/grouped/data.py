@@ -171,11 +171,13 @@ def _read_groups(function: str, groups: ArrayLike | None, rows: int) -> tuple[np
         raise ValueError(f"`{function}`: `groups` is not given; give the environment of each row, such as its site.")
     if np.ma.is_masked(groups):
         raise ValueError(f"`{function}`: `groups` has masked labels; drop those rows or give them a group.")
-    labels = np.asarray(groups)
+    try:
+        labels = np.asarray(groups)
+    except ValueError:  # rows of several lengths
+        labels = np.asarray(None)
     if labels.shape != (rows,):
-        raise ValueError(
-            f"`{function}`: `groups` has shape {labels.shape} and `X` {rows} rows; give one label per row."
-        )
+        call = validate.quote(function, groups=validate.shown(groups))
+        raise ValueError(f"{call}: `groups` has shape {labels.shape} and `X` {rows} rows; give one label per row.")
     if any(label is None or label != label for label in labels.tolist()):
         raise ValueError(
             f"`{function}`: `groups` has missing labels; drop those rows or give them a group of their own."
@@ -191,7 +193,8 @@ def _read_groups(function: str, groups: ArrayLike | None, rows: int) -> tuple[np
     counts = np.bincount(numbers)
     if counts.min() < 2:
         raise ValueError(
-            f"`{function}`: group {names[counts.argmin()]!s} has one row; every group needs two or more: merge it."
+            f"`{function}`: group {names[counts.argmin()]!s} of `groups` has one row; every group needs two or more: merge "
+            "it."
         )
     return names, numbers
 
@@ -232,7 +235,8 @@ def moments_of(
     constant = np.flatnonzero(scale <= 1e-10 * np.abs(mean))
     if constant.size:
         where = "`y`" if constant[0] == values.shape[1] else f"{_column(columns, int(constant[0]))} of `X`"
-        raise ValueError(f"`{function}`: {where} is constant; leave it out.")
+        advice = "give a target that varies" if constant[0] == values.shape[1] else "leave it out"
+        raise ValueError(f"`{function}`: {where} is constant; {advice}.")
     whole = np.concatenate([np.ones((rows, 1)), (data - mean) / scale], axis=1)
     mean, scale = np.ldexp(mean, exponent), np.ldexp(scale, exponent)
     apart = np.abs(np.log(scale[-1]) - np.log(scale[:-1]))
@@ -316,6 +320,7 @@ def bootstrap(
     A group drawn twice counts as two equal groups, so draws are less heterogeneous than the data.
     """
     repeats = validate.positive_integer(function, "repeats", repeats)
+    seed = validate.seed_number(function, "seed", seed)
     count = len(moments.sizes)
     if count < FEW_GROUPS:
         warnings.warn(
