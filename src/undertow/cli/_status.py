@@ -1,8 +1,21 @@
 """Exit statuses, and how a command reports a mistake of the user."""
 
+import contextlib
+import io
+import re
 import sys
+from collections.abc import Callable
+from typing import TypeVar
 
-__all__ = ["INTERRUPTED", "MISTAKE", "SUCCESS", "SURPRISE", "complain"]
+__all__ = ["INTERRUPTED", "MISTAKE", "SUCCESS", "SURPRISE", "complain", "parsed"]
+
+T = TypeVar("T")
+NUMBERS = {
+    r"invalid literal for int\(\)[^:]*: '([^']*)'": "a whole number",
+    r"could not convert string to float: '([^']*)'": "a number",
+    r"no type matching \{None\}\|INT could be instantiated from \['([^']*)'\]": "a whole number",
+}
+"""What the parser says of a text that is no number, and what to give."""
 
 SUCCESS, SURPRISE, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
@@ -11,3 +24,19 @@ def complain(message: str) -> int:
     """Print an error message and return the exit status."""
     print(f"undertow: {message}", file=sys.stderr)
     return MISTAKE
+
+
+def parsed(parse: Callable[[], T]) -> T:
+    """Return the arguments that `parse` reads; a text in the place of a number is reported in a sentence."""
+    message = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(message):
+            return parse()
+    except SystemExit as ended:
+        text = " ".join(re.sub("[╭╮╰╯─│]", " ", message.getvalue()).split())
+        for words, wanted in NUMBERS.items():
+            found = re.search(rf"Error parsing (--[\w-]+): {words}", text)
+            if found:
+                raise SystemExit(complain(f"{found[1]} {found[2]!r}: give {wanted}.")) from None
+        print(message.getvalue(), end="", file=sys.stderr)
+        raise ended from None
