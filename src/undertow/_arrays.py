@@ -45,7 +45,8 @@ def real_array(function: str, name: str, value: object) -> np.ndarray:
         except (TypeError, ValueError):
             pass
     raise TypeError(
-        f"{quote(function, **{name: shown(value)})}: `{name}` has entries that are not numbers, with dtype {given.dtype}; "
+        f"{quote(function, **{name: shown(value)})}: `{name}` has entries that are not numbers, with dtype "
+        f"{given.dtype}; "
         "the argument must be without string, date and other entries: encode text and dates as numbers."
     )
 
@@ -56,7 +57,11 @@ def finite_numbers(function: str, name: str, value: object, *, most_axes: int = 
     wrong = array[~np.isfinite(array)]
     if array.ndim > most_axes or not array.size or wrong.size:
         what = f"has {wrong[0]}" if wrong.size else f"has shape {array.shape}"
-        axes = "one number or several" if most_axes == 1 else "arrays of shape (environments,) or (environments, directions)"
+        axes = (
+            "one number or several"
+            if most_axes == 1
+            else "arrays of shape (environments,) or (environments, directions)"
+        )
         raise ValueError(
             f"{quote(function, **{name: shown(value)})}: `{name}` {what}; give finite numbers, at least one: {axes}."
         )

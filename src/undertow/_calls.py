@@ -89,7 +89,9 @@ def _wrong_call(function: str, signature: inspect.Signature, args: tuple, kwargs
     places = [name for name, parameter in signature.parameters.items() if parameter.kind in kinds]
     for name in places[: len(args)]:
         if name in kwargs:
-            return f"`{function}(..., {name}=...)`: `{name}` is given twice, by its place and by its name; give it once."
+            return (
+                f"`{function}(..., {name}=...)`: `{name}` is given twice, by its place and by its name; give it once."
+            )
     if len(args) > len(places):
         by_name = [name for name in names if name not in places]
         extra = f"; write the others by name, as `{by_name[0]}=...`" if by_name else ""
@@ -161,7 +163,9 @@ def check_functions(function: str, name: str, given: object) -> dict[str, Callab
         )
     for key, value in given.items():
         if not isinstance(key, str) or not key:
-            raise TypeError(f"`{function}({name}={{{key!r}: ...}})`: the names of `{name}` are texts that are not empty.")
+            raise TypeError(
+                f"`{function}({name}={{{key!r}: ...}})`: the names of `{name}` are texts that are not empty."
+            )
         check_function(function, f"{name}[{key!r}](params)", value)
     return dict(given)
 
@@ -200,9 +204,13 @@ def _observed(function: str, called: str, value: Callable) -> Callable:
         with noted(function, called):
             returned = value(*args)
         for leaf in jax.tree.leaves(returned):
-            array = isinstance(leaf, jax.Array) or (isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc")
+            array = isinstance(leaf, jax.Array) or (
+                isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc"
+            )
             if not array and not isinstance(leaf, bool | int | float | complex):
-                raise TypeError(f"`{function}`: `{called}` returns {kind_of(leaf)}, {shown(leaf)}; return arrays of JAX.")
+                raise TypeError(
+                    f"`{function}`: `{called}` returns {kind_of(leaf)}, {shown(leaf)}; return arrays of JAX."
+                )
         return jax.tree.map(jnp.asarray, returned)
 
     return observed
@@ -223,7 +231,8 @@ def check_repeats(function: str, called: str, value: Callable, *args: PyTree) ->
     )
     if len(first) != len(second) or not all(map(_same, first, second)):
         raise ValueError(
-            f"`{function}`: `{called}` gives different values when it is traced twice. Random numbers of Python or NumPy "
+            f"`{function}`: `{called}` gives different values when it is traced twice. Random numbers of Python or "
+            "NumPy "
             "are drawn once, at tracing, and then stay the same in all steps: use `jax.random`, as in `SampledNoise`."
         )
 
@@ -256,7 +265,11 @@ def _constants(program: object) -> Iterator[object]:
 
 def _on_host(constant: object) -> object:
     """Return a constant as an array of NumPy; a key or another object as it is."""
-    return np.asarray(constant) if isinstance(constant, np.ndarray | np.generic | int | float) or _plain(constant) else None
+    return (
+        np.asarray(constant)
+        if isinstance(constant, np.ndarray | np.generic | int | float) or _plain(constant)
+        else None
+    )
 
 
 def _plain(constant: object) -> bool:

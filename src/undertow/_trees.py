@@ -144,7 +144,9 @@ def match_precision(loss: Callable[[PyTree], Array], params: PyTree) -> PyTree:
 
 def arrays(tree: PyTree) -> PyTree:
     """Return the tree with numbers and arrays of NumPy as arrays of JAX; other leaves stay what they are."""
-    numeric = lambda leaf: isinstance(leaf, float | int) or getattr(getattr(leaf, "dtype", None), "kind", "O") in "biufc"
+    numeric = lambda leaf: (
+        isinstance(leaf, float | int) or getattr(getattr(leaf, "dtype", None), "kind", "O") in "biufc"
+    )
     return jax.tree.map(lambda leaf: jnp.asarray(leaf) if numeric(leaf) else leaf, tree)
 
 

@@ -197,7 +197,9 @@ def as_float(
     except OverflowError:
         number = math.inf
     if not math.isfinite(number) or number < least or number >= below or (positive and number == 0):
-        bound = ("above 0" if positive else f"at least {least:g}") + (f" and below {below:g}" if below < math.inf else "")
+        bound = ("above 0" if positive else f"at least {least:g}") + (
+            f" and below {below:g}" if below < math.inf else ""
+        )
         raise ValueError(f"{call}: `{name}` must be a finite number, {bound}.")
     return number
 

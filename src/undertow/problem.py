@@ -282,7 +282,9 @@ class Regression(AbstractSampled):
     def __init__(self, predict: Callable[[PyTree, PyTree], Array], inputs: PyTree, targets: Array | np.ndarray):
         check_function("Regression", "predict(params, x)", predict)
         if isinstance(targets, list | tuple | dict):
-            raise TypeError(f"`Regression`: `targets` is a {type(targets).__name__}; give an array, jnp.asarray(targets).")
+            raise TypeError(
+                f"`Regression`: `targets` is a {type(targets).__name__}; give an array, jnp.asarray(targets)."
+            )
         inputs, targets = (
             data_arrays("Regression", name, tree) for name, tree in (("inputs", inputs), ("targets", targets))
         )
@@ -338,7 +340,8 @@ class Regression(AbstractSampled):
             )
         if jnp.issubdtype(output.dtype, jnp.complexfloating):
             raise ValueError(
-                f"`Regression`: `predict(params, x)` returns dtype {output.dtype}; return real numbers, such as the real "
+                f"`Regression`: `predict(params, x)` returns dtype {output.dtype}; return real numbers, such as the "
+                "real "
                 "and imaginary parts as two outputs."
             )
 

@@ -378,7 +378,9 @@ def _positions(times: object, count: int) -> np.ndarray:
         if index.dtype.kind not in "iub" or (index.dtype.kind == "b" and index.shape != (count,)):
             raise TypeError(f"{call}: `times` must be whole numbers, a slice, or {count} flags; give positions.")
         if index.dtype.kind in "iu" and wrong.size:
-            raise ValueError(f"{call}: `times` has {wrong.flat[0]}; the run has positions from -{count} to {count - 1}.")
+            raise ValueError(
+                f"{call}: `times` has {wrong.flat[0]}; the run has positions from -{count} to {count - 1}."
+            )
     return np.atleast_1d(np.arange(count)[times])  # ty: ignore[invalid-argument-type]
 
 

@@ -102,8 +102,17 @@ def numbers(least: str = "0", below: str = "", *, optional: bool = False, zero: 
 def counts(*, optional: bool = False, least: int = 1) -> list[Bad]:
     """Return bad values of a whole number."""
     kind = f"`{{name}}` must be a whole number of at least {least}"
-    wrong = [(2.5, "2.5"), (True, "True"), ("7", "'7'"), (math.nan, "nan"), ([3], "[3]"), (np.ones(2, int), "(2,)"),
-             (1j, "1j"), (np.float32(3), "3.0"), *([] if optional else [(None, "None")])]  # fmt: skip
+    wrong = [
+        (2.5, "2.5"),
+        (True, "True"),
+        ("7", "'7'"),
+        (math.nan, "nan"),
+        ([3], "[3]"),
+        (np.ones(2, int), "(2,)"),
+        (1j, "1j"),
+        (np.float32(3), "3.0"),
+        *([] if optional else [(None, "None")]),
+    ]
     low = [Bad(value, str(value), f"`{{name}}` must be at least {least}") for value in (least - 1, -3)]
     huge = Bad(10**12, "1000000000000", "`{name}` must be at most")
     return [Bad(value, shown, kind) for value, shown in wrong] + [*low, huge]
@@ -119,9 +128,18 @@ def flags(*, optional: bool = False) -> list[Bad]:
 def keys(*, optional: bool = False) -> list[Bad]:
     """Return bad values of a key."""
     advice = "or a whole number"
-    given = [("0", "'0'"), (1.5, "1.5"), (True, "True"), ([0, 1], "[0, 1]"), (2**70, str(2**70)), (jnp.zeros(2), "(2,)"),
-             (np.zeros(3, np.uint32), "(3,)"), (jnp.zeros((), bool), "False"), (math.nan, "nan"),
-             *([] if optional else [(None, "None")])]  # fmt: skip
+    given = [
+        ("0", "'0'"),
+        (1.5, "1.5"),
+        (True, "True"),
+        ([0, 1], "[0, 1]"),
+        (2**70, str(2**70)),
+        (jnp.zeros(2), "(2,)"),
+        (np.zeros(3, np.uint32), "(3,)"),
+        (jnp.zeros((), bool), "False"),
+        (math.nan, "nan"),
+        *([] if optional else [(None, "None")]),
+    ]
     several = Bad(jax.eval_shape, "eval_shape", advice)
     return [Bad(value, shown, advice) for value, shown in given] + [several]
 

@@ -14,8 +14,14 @@ from tests.bad_input.things import PARAMS
 
 def problems(advice: str, *, population: bool = False) -> list[Bad]:
     """Return values that are no problem."""
-    wrong = [(None, "None"), ("problem", "str"), (jnp.ones(2), "(2,)"), (things.square, "square"), (ut.Problem, "Problem"),
-             ({}, "{}")]  # fmt: skip
+    wrong = [
+        (None, "None"),
+        ("problem", "str"),
+        (jnp.ones(2), "(2,)"),
+        (things.square, "square"),
+        (ut.Problem, "Problem"),
+        ({}, "{}"),
+    ]
     more = [(things.population(), "Population")] if population else []
     return [Bad(value, shown, advice) for value, shown in [*wrong, *more]]
 
@@ -84,40 +90,82 @@ ONE, PLAIN = ut.Problem(things.square, jnp.zeros((2, 2))), "give a Problem or a 
 CASES: list[Case] = [
     *refused("Minibatch", lambda problem: ut.Minibatch(problem, 1), {"problem": problems(PLAIN)}),
     *refused("Minibatch", minibatch, {"batch_size": counts(), "replace": flags()}),
-    *refused("Minibatch", lambda batch_size: minibatch(batch_size=batch_size, replace=False),
-             {"batch_size": [Bad(4, "4", "3 samples")]}),
-    *refused("Minibatch.draw", lambda key=0, params=PARAMS: minibatch().draw(key, params),
-             {"key": keys(), "params": params()}),
-    *refused("Minibatch.covariance", lambda key=0, samples=4: minibatch(things.population()).covariance(
-        PARAMS, key=key, samples=samples), {"key": keys(optional=True), "samples": counts(least=2)}),
-    *refused("LabelNoise", lambda problem: ut.LabelNoise(problem),
-             {"problem": [*problems("give a `Regression`"), Bad(things.problem(), "Problem", "give a `Regression`")]}),
-    *refused("LabelNoise", lambda **given: ut.LabelNoise(things.task(), **given),
-             {"strength": numbers(), "batch_size": counts(), "replace": flags(), "kind": choice("sign")}),
+    *refused(
+        "Minibatch",
+        lambda batch_size: minibatch(batch_size=batch_size, replace=False),
+        {"batch_size": [Bad(4, "4", "3 samples")]},
+    ),
+    *refused(
+        "Minibatch.draw",
+        lambda key=0, params=PARAMS: minibatch().draw(key, params),
+        {"key": keys(), "params": params()},
+    ),
+    *refused(
+        "Minibatch.covariance",
+        lambda key=0, samples=4: minibatch(things.population()).covariance(PARAMS, key=key, samples=samples),
+        {"key": keys(optional=True), "samples": counts(least=2)},
+    ),
+    *refused(
+        "LabelNoise",
+        lambda problem: ut.LabelNoise(problem),
+        {"problem": [*problems("give a `Regression`"), Bad(things.problem(), "Problem", "give a `Regression`")]},
+    ),
+    *refused(
+        "LabelNoise",
+        lambda **given: ut.LabelNoise(things.task(), **given),
+        {"strength": numbers(), "batch_size": counts(), "replace": flags(), "kind": choice("sign")},
+    ),
     *refused("Isotropic", lambda problem: ut.Isotropic(problem), {"problem": problems(PLAIN)[:-1]}),
     *refused("Isotropic", lambda scale: ut.Isotropic(things.problem(), scale), {"scale": numbers()}),
     *refused("Additive", lambda problem: ut.Additive(problem, lambda w: w[:, None]), {"problem": problems(PLAIN)}),
     *refused("Additive", lambda factor: ut.Additive(things.problem(), factor), {"factor": functions("factor(params)")}),
     *refused("Additive", lambda factor: ut.Additive(things.problem(), factor).check(PARAMS), {"factor": FACTORS}),
     *refused("SampledNoise", lambda problem: ut.SampledNoise(problem, lambda key, w: w), {"problem": problems(PLAIN)}),
-    *refused("SampledNoise", lambda draw=lambda key, w: w, samples=4, key=0, unbiased=True: ut.SampledNoise(
-        things.problem(), draw, samples, key=key, unbiased=unbiased),
-        {"draw": functions("draw(key, params)"), "samples": counts(least=2), "key": keys(), "unbiased": flags()}),
+    *refused(
+        "SampledNoise",
+        lambda draw=lambda key, w: w, samples=4, key=0, unbiased=True: ut.SampledNoise(
+            things.problem(), draw, samples, key=key, unbiased=unbiased
+        ),
+        {"draw": functions("draw(key, params)"), "samples": counts(least=2), "key": keys(), "unbiased": flags()},
+    ),
     *refused("SampledNoise", lambda draw: ut.SampledNoise(things.problem(), draw).check(PARAMS), {"draw": DRAWS}),
     *refused("Environments", lambda problem: ut.Environments(problem, [0, 1]), {"problem": problems("give a Problem")}),
-    *refused("Environments", environments,
-             {"groups": GROUPS, "weights": SHARES, "batch_size": counts(optional=True)}),
-    *refused("Environments.pooled", lambda batch_size: environments().pooled(batch_size),
-             {"batch_size": counts(optional=True)}),
-    *refused("Environments.of", other_loss, {"problems": [
-        Bad([], "[]", "at least one"), Bad(None, "None", "at least one"),
-        Bad([ONE, things.task()], "problem 1", "the same function"), Bad([ONE, 3], "problem 1", "the same function"),
-        Bad([3], "problem 0", "the same function"), Bad(ONE, "Problem", "a list"),
-        Bad([ONE, ut.Problem(things.square, jnp.zeros((2, 3)))], "problem 1", "(3,)"),
-        Bad([ONE, ONE.reweight([0.5, 0.5])], "problem 1", "plain problems")]}),
-    *refused("check_noise", lambda **given: ut.check_noise(**{"noise": things.noise(), "params": PARAMS} | given),
-             {"noise": problems("give a noise"), "params": params(), "key": keys(), "draws": counts(),
-              "false_alarm": numbers(below="1", zero=False)}),
-    *refused("check_noise", lambda draws: ut.check_noise(things.noise(), PARAMS, draws=draws),
-             {"draws": [Bad(99, "99", "give a larger number")]}),
-]  # fmt: skip
+    *refused("Environments", environments, {"groups": GROUPS, "weights": SHARES, "batch_size": counts(optional=True)}),
+    *refused(
+        "Environments.pooled",
+        lambda batch_size: environments().pooled(batch_size),
+        {"batch_size": counts(optional=True)},
+    ),
+    *refused(
+        "Environments.of",
+        other_loss,
+        {
+            "problems": [
+                Bad([], "[]", "at least one"),
+                Bad(None, "None", "at least one"),
+                Bad([ONE, things.task()], "problem 1", "the same function"),
+                Bad([ONE, 3], "problem 1", "the same function"),
+                Bad([3], "problem 0", "the same function"),
+                Bad(ONE, "Problem", "a list"),
+                Bad([ONE, ut.Problem(things.square, jnp.zeros((2, 3)))], "problem 1", "(3,)"),
+                Bad([ONE, ONE.reweight([0.5, 0.5])], "problem 1", "plain problems"),
+            ]
+        },
+    ),
+    *refused(
+        "check_noise",
+        lambda **given: ut.check_noise(**{"noise": things.noise(), "params": PARAMS} | given),
+        {
+            "noise": problems("give a noise"),
+            "params": params(),
+            "key": keys(),
+            "draws": counts(),
+            "false_alarm": numbers(below="1", zero=False),
+        },
+    ),
+    *refused(
+        "check_noise",
+        lambda draws: ut.check_noise(things.noise(), PARAMS, draws=draws),
+        {"draws": [Bad(99, "99", "give a larger number")]},
+    ),
+]

@@ -128,41 +128,84 @@ ARROW = [
 ]
 
 CASES: list[Case] = [
-    *refused("Problem", lambda loss=square, data=DATA: ut.Problem(loss, data),
-             {"loss": functions("loss(params, sample)"), "data": data("data")}),
+    *refused(
+        "Problem",
+        lambda loss=square, data=DATA: ut.Problem(loss, data),
+        {"loss": functions("loss(params, sample)"), "data": data("data")},
+    ),
     *refused("Problem", checked, {"loss": results()}),
     *refused("Problem", lambda params: things.problem().check(params), {"params": params()}),
     *refused("Problem", lambda params: things.problem().loss(params), {"params": params()[:4]}),
     *refused("Problem", lambda params: things.problem().gradient(params), {"params": params()[4:8]}),
     *refused("Problem.reweight", lambda weights: things.problem().reweight(weights), {"weights": probabilities("3")}),
-    *refused("Problem.batch_gradient", lambda indices: things.problem().batch_gradient(PARAMS, indices),
-             {"indices": INDICES}),
+    *refused(
+        "Problem.batch_gradient", lambda indices: things.problem().batch_gradient(PARAMS, indices), {"indices": INDICES}
+    ),
     *refused("Problem.along", lambda direction: things.problem().along(PARAMS, direction), {"direction": ARROW}),
-    *refused("Problem.combine", lambda coefficients: things.problem().combine(PARAMS, coefficients),
-             {"coefficients": [Bad(jnp.ones(2), "(2,)", "give 3 numbers"), Bad(NAMES, "<U1", "give real numbers"),
-                               Bad(None, "None", "give 3 numbers")]}),
-    *refused("Problem.quadratic", lambda form: things.problem().quadratic(PARAMS, form),
-             {"form": functions("form(gradient)")}),
-    *refused("Regression", lambda predict=lambda w, x: w @ x, inputs=DATA, targets=jnp.zeros(3):
-             ut.Regression(predict, inputs, targets),
-             {"predict": functions("predict(params, x)"), "inputs": data("inputs"), "targets": targets()}),
-    *refused("Regression", predicted,
-             {"predict": [Bad(lambda w, x: w, "(2,)", "make them equal"), Bad(lambda w, x: None, "None", "make them equal"),
-                          Bad(lambda w, x: "text", "str", "return arrays of JAX"),
-                          Bad(lambda w, x: w @ x * 1j, "complex64", "real"),
-                          Bad(lambda w, x: w @ x + random.random(), "different values", "`jax.random`")]}),
-    *refused("Population", lambda loss=square, draw=lambda key: jnp.zeros(2): ut.Population(loss, draw),
-             {"loss": functions("loss(params, sample)"), "draw": functions("draw(key)")}),
-    *refused("Population.sample", lambda key=0, count=3: things.population().sample(key, count),
-             {"key": keys(), "count": counts()}),
+    *refused(
+        "Problem.combine",
+        lambda coefficients: things.problem().combine(PARAMS, coefficients),
+        {
+            "coefficients": [
+                Bad(jnp.ones(2), "(2,)", "give 3 numbers"),
+                Bad(NAMES, "<U1", "give real numbers"),
+                Bad(None, "None", "give 3 numbers"),
+            ]
+        },
+    ),
+    *refused(
+        "Problem.quadratic",
+        lambda form: things.problem().quadratic(PARAMS, form),
+        {"form": functions("form(gradient)")},
+    ),
+    *refused(
+        "Regression",
+        lambda predict=lambda w, x: w @ x, inputs=DATA, targets=jnp.zeros(3): ut.Regression(predict, inputs, targets),
+        {"predict": functions("predict(params, x)"), "inputs": data("inputs"), "targets": targets()},
+    ),
+    *refused(
+        "Regression",
+        predicted,
+        {
+            "predict": [
+                Bad(lambda w, x: w, "(2,)", "make them equal"),
+                Bad(lambda w, x: None, "None", "make them equal"),
+                Bad(lambda w, x: "text", "str", "return arrays of JAX"),
+                Bad(lambda w, x: w @ x * 1j, "complex64", "real"),
+                Bad(lambda w, x: w @ x + random.random(), "different values", "`jax.random`"),
+            ]
+        },
+    ),
+    *refused(
+        "Population",
+        lambda loss=square, draw=lambda key: jnp.zeros(2): ut.Population(loss, draw),
+        {"loss": functions("loss(params, sample)"), "draw": functions("draw(key)")},
+    ),
+    *refused(
+        "Population.sample",
+        lambda key=0, count=3: things.population().sample(key, count),
+        {"key": keys(), "count": counts()},
+    ),
     *refused("Population.draw", lambda key: things.population().draw(key), {"key": keys()}),
-    *refused("Population.estimate_loss",
-             lambda params=PARAMS, key=0, samples=4: things.population().estimate_loss(params, key=key, samples=samples),
-             {"params": params(), "key": keys(optional=True), "samples": counts(least=2)}),
-    *refused("Population.estimate_gradient",
-             lambda params=PARAMS, samples=4: things.population().estimate_gradient(params, samples=samples),
-             {"params": params()[:2], "samples": counts(least=2)}),
-    *refused("Population", lambda draw: ut.Population(square, draw).check(PARAMS),
-             {"draw": [Bad(lambda key: "text", "str", "arrays"), Bad(lambda key: None, "None", "arrays"),
-                       Bad(lambda key: np.random.normal(size=2), "different values", "`jax.random`")]}),  # noqa: NPY002
-]  # fmt: skip
+    *refused(
+        "Population.estimate_loss",
+        lambda params=PARAMS, key=0, samples=4: things.population().estimate_loss(params, key=key, samples=samples),
+        {"params": params(), "key": keys(optional=True), "samples": counts(least=2)},
+    ),
+    *refused(
+        "Population.estimate_gradient",
+        lambda params=PARAMS, samples=4: things.population().estimate_gradient(params, samples=samples),
+        {"params": params()[:2], "samples": counts(least=2)},
+    ),
+    *refused(
+        "Population",
+        lambda draw: ut.Population(square, draw).check(PARAMS),
+        {
+            "draw": [
+                Bad(lambda key: "text", "str", "arrays"),
+                Bad(lambda key: None, "None", "arrays"),
+                Bad(lambda key: np.random.normal(size=2), "different values", "`jax.random`"),
+            ]
+        },
+    ),  # noqa: NPY002
+]

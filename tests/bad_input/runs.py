@@ -80,8 +80,11 @@ STATES = [
     Bad("text", "*", "make it alike"),
     Bad({"m": PARAMS, "v": jnp.ones(2, int)}, "int32", "`.astype`"),
 ]
-PROGRESS = [Bad("yes", "'yes'", "`progress(done, total)`"), Bad(3, "3", "`progress(done, total)`"),
-            Bad(lambda: 0, "()", "`progress(done, total)`")]  # fmt: skip
+PROGRESS = [
+    Bad("yes", "'yes'", "`progress(done, total)`"),
+    Bad(3, "3", "`progress(done, total)`"),
+    Bad(lambda: 0, "()", "`progress(done, total)`"),
+]
 
 
 def descend(**given):
@@ -105,44 +108,120 @@ def settle(**given):
 
 
 CASES: list[Case] = [
-    *refused("descend", descend, {
-        "noise": noises(), "step_size": numbers(), "steps": counts(), "key": keys(),
-        "observe": observers("observe"), "average": observers("average"), "every": counts(optional=True),
-        "seeds": counts(optional=True), "optimiser": OPTIMISERS, "momentum": numbers(below="1"),
-        "weight_decay": numbers(), "lane_width": counts(optional=True), "progress": PROGRESS}),
-    *refused("descend", lambda params: descend(params=params),
-             {"params": [bad for bad in starts() if "nan" not in bad.shown]}),
+    *refused(
+        "descend",
+        descend,
+        {
+            "noise": noises(),
+            "step_size": numbers(),
+            "steps": counts(),
+            "key": keys(),
+            "observe": observers("observe"),
+            "average": observers("average"),
+            "every": counts(optional=True),
+            "seeds": counts(optional=True),
+            "optimiser": OPTIMISERS,
+            "momentum": numbers(below="1"),
+            "weight_decay": numbers(),
+            "lane_width": counts(optional=True),
+            "progress": PROGRESS,
+        },
+    ),
+    *refused(
+        "descend",
+        lambda params: descend(params=params),
+        {"params": [bad for bad in starts() if "nan" not in bad.shown]},
+    ),
     *refused("Problem", lambda params: descend(params=params), {"params": starts()[-2:-1]}),
     *refused("descend", descend, {"step_size": SCHEDULES}),
-    *refused("descend", lambda optimiser_state: descend(optimiser=ut.Adam(), optimiser_state=optimiser_state),
-             {"optimiser_state": STATES}),
-    *refused("descend", lambda momentum: descend(optimiser=ut.Adam(), momentum=momentum),
-             {"momentum": [Bad(0.5, "0.5", "give it to the optimiser"), Bad("a", "'a'", "give it to the optimiser")]}),
-    *refused("descend", lambda observe: descend(observe=observe, average={"w": lambda w: w}),
-             {"observe": [Bad({"w": lambda w: w}, "'w'", "different names")]}),
-    *refused("diffuse", diffuse, {
-        "noise": noises(population=True), "step_size": [*numbers()[:-1], Bad(lambda step: 0.1, "a function", "give a number")],
-        "time": numbers(), "key": keys(), "observe": observers("observe"), "every": counts(optional=True),
-        "seeds": counts(optional=True), "optimiser": OPTIMISERS, "weight_decay": numbers(), "substeps": counts(),
-        "lane_width": counts(optional=True), "progress": PROGRESS}),
-    *refused("diffuse", lambda params: diffuse(params=params),
-             {"params": [bad for bad in starts()[:9] if "nan" not in bad.shown]}),
+    *refused(
+        "descend",
+        lambda optimiser_state: descend(optimiser=ut.Adam(), optimiser_state=optimiser_state),
+        {"optimiser_state": STATES},
+    ),
+    *refused(
+        "descend",
+        lambda momentum: descend(optimiser=ut.Adam(), momentum=momentum),
+        {"momentum": [Bad(0.5, "0.5", "give it to the optimiser"), Bad("a", "'a'", "give it to the optimiser")]},
+    ),
+    *refused(
+        "descend",
+        lambda observe: descend(observe=observe, average={"w": lambda w: w}),
+        {"observe": [Bad({"w": lambda w: w}, "'w'", "different names")]},
+    ),
+    *refused(
+        "diffuse",
+        diffuse,
+        {
+            "noise": noises(population=True),
+            "step_size": [*numbers()[:-1], Bad(lambda step: 0.1, "a function", "give a number")],
+            "time": numbers(),
+            "key": keys(),
+            "observe": observers("observe"),
+            "every": counts(optional=True),
+            "seeds": counts(optional=True),
+            "optimiser": OPTIMISERS,
+            "weight_decay": numbers(),
+            "substeps": counts(),
+            "lane_width": counts(optional=True),
+            "progress": PROGRESS,
+        },
+    ),
+    *refused(
+        "diffuse",
+        lambda params: diffuse(params=params),
+        {"params": [bad for bad in starts()[:9] if "nan" not in bad.shown]},
+    ),
     *refused("diffuse", diffuse, {"time": [Bad(0.0, "0", "above 0")], "step_size": [Bad(0.0, "0", "above 0")]}),
-    *refused("average", average, {
-        "noise": noises(population=True), "params": params(), "step_size": numbers(zero=False), "time": numbers(zero=False),
-        "observe": observers("observe"), "num_saves": counts(), "closure": choice("small_step"),
-        "tolerance": numbers(optional=True, zero=False), "max_steps": counts(), "estimate_error": flags(optional=True),
-        "check_seeds": counts(optional=True, least=2), "optimiser": OPTIMISERS}),
+    *refused(
+        "average",
+        average,
+        {
+            "noise": noises(population=True),
+            "params": params(),
+            "step_size": numbers(zero=False),
+            "time": numbers(zero=False),
+            "observe": observers("observe"),
+            "num_saves": counts(),
+            "closure": choice("small_step"),
+            "tolerance": numbers(optional=True, zero=False),
+            "max_steps": counts(),
+            "estimate_error": flags(optional=True),
+            "check_seeds": counts(optional=True, least=2),
+            "optimiser": OPTIMISERS,
+        },
+    ),
     *refused("average", average, {"observe": [Bad({"loss": lambda w: w}, "'loss'", "use another name")]}),
-    *refused("settle", settle, {
-        "problem": [*problems("give a Problem or a Regression"),
-                    Bad(things.population(), "Population", "`population.sample(key, count)`")],
-        "params": params(), "tolerance": numbers(optional=True, zero=False), "max_steps": counts()}),
+    *refused(
+        "settle",
+        settle,
+        {
+            "problem": [
+                *problems("give a Problem or a Regression"),
+                Bad(things.population(), "Population", "`population.sample(key, count)`"),
+            ],
+            "params": params(),
+            "tolerance": numbers(optional=True, zero=False),
+            "max_steps": counts(),
+        },
+    ),
     *refused("SGD", ut.SGD, {"momentum": numbers(below="1"), "nesterov": flags(), "weight_decay": numbers()}),
     *refused("SGD", ut.SGD, {"nesterov": [Bad(True, "True", "give `momentum=0.9`")]}),
     *refused("RMSProp", ut.RMSProp, {"b2": numbers(below="1"), "eps": numbers()}),
-    *refused("Adam", ut.Adam, {"b1": numbers(below="1"), "b2": numbers(below="1"), "eps": numbers(),
-                               "bias_correction": flags()}),
-    *refused("AdamW", ut.AdamW, {"b1": numbers(below="1"), "b2": numbers(below="1"), "eps": numbers(),
-                                 "weight_decay": numbers(), "bias_correction": flags()}),
-]  # fmt: skip
+    *refused(
+        "Adam",
+        ut.Adam,
+        {"b1": numbers(below="1"), "b2": numbers(below="1"), "eps": numbers(), "bias_correction": flags()},
+    ),
+    *refused(
+        "AdamW",
+        ut.AdamW,
+        {
+            "b1": numbers(below="1"),
+            "b2": numbers(below="1"),
+            "eps": numbers(),
+            "weight_decay": numbers(),
+            "bias_correction": flags(),
+        },
+    ),
+]

@@ -104,7 +104,8 @@ def _as_noise(noise: AbstractNoise | AbstractProblem, batch_size: int) -> Abstra
         return noise
     if not isinstance(noise, AbstractProblem):
         raise TypeError(
-            f"`analyze(noise={validate.shown(noise)})`: `noise` is {validate.kind_of(noise)}; give a problem or a noise, and "
+            f"`analyze(noise={validate.shown(noise)})`: `noise` is {validate.kind_of(noise)}; give a problem or a "
+            "noise, and "
             "params."
         )
     if not isinstance(noise, AbstractSampled | Population):

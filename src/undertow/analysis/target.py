@@ -93,7 +93,9 @@ def named_object(target: str, example: str) -> tuple[ModuleType, object]:
 def called(target: str, function: Callable[[], T]) -> T:
     """Return what a function of the user's file returns; report an error in it like one in the file."""
     try:
-        needed = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind < 2]
+        needed = [
+            p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind < 2
+        ]
     except (TypeError, ValueError):  # some functions written in C have no signature
         needed = []
     if needed:

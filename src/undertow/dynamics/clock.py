@@ -32,7 +32,9 @@ def check_step_size(function: str, step_size: StepSize | None) -> float | Schedu
     returned = output_of(function, called, step_size, step)
     if getattr(returned, "shape", None) != ():
         what = f"shape {returned.shape}" if hasattr(returned, "shape") else kind_of(returned)
-        raise ValueError(f"{quote(function, step_size='schedule')}: `{called}` returns {what}; return one number per step.")
+        raise ValueError(
+            f"{quote(function, step_size='schedule')}: `{called}` returns {what}; return one number per step."
+        )
     check_repeats(function, called, step_size, step)
     return cast("Schedule", step_size)
 

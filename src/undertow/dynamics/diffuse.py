@@ -181,7 +181,8 @@ def diffuse(
     validate.finite_number("diffuse", "time", time)
     if callable(step_size):
         raise TypeError(
-            f"{validate.quote('diffuse', step_size=validate.shown(step_size))}: `step_size` is a schedule; an SDE has one "
+            f"{validate.quote('diffuse', step_size=validate.shown(step_size))}: `step_size` is a schedule; an SDE "
+            "has one "
             "noise level: give a number."
         )
     eta = validate.as_float("diffuse", "step_size", step_size)

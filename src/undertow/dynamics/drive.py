@@ -69,7 +69,7 @@ class Continuation:
         """Continue by `steps`, or by `time` where the run is that of an SDE. See `Trajectory.resume`."""
         name, length, other = ("steps", steps, time) if self.clock == "step" else ("time", time, steps)
         if length is None or other is not None:
-            given = validate.quote("run.resume", **{"steps": validate.shown(steps), "time": validate.shown(time)})
+            given = validate.quote("run.resume", steps=validate.shown(steps), time=validate.shown(time))
             raise TypeError(f"{given}: the run was made by `{self.function}`; give `{name}=` and nothing else.")
         if self.clock == "time":
             steps = steps_of_time("run.resume", length, cast("float", self.step_size))  # an SDE has no schedule

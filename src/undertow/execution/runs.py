@@ -151,7 +151,9 @@ def _is_run(path: Path) -> bool:
 
 def _check_arguments(noise: object, observe: object, average: object, step_size: object) -> None:
     if noise is not None:
-        instance("Trajectory.load", "noise", noise, AbstractNoise, "the noise of the run, or nothing to read the run only")
+        instance(
+            "Trajectory.load", "noise", noise, AbstractNoise, "the noise of the run, or nothing to read the run only"
+        )
     if noise is None and step_size is not None:
         raise TypeError("`Trajectory.load(path, step_size=...)`: a schedule continues a run; give `noise=` too.")
     for name, functions in (("observe", observe), ("average", average)):

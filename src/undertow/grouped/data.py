@@ -193,7 +193,8 @@ def _read_groups(function: str, groups: ArrayLike | None, rows: int) -> tuple[np
     counts = np.bincount(numbers)
     if counts.min() < 2:
         raise ValueError(
-            f"`{function}`: group {names[counts.argmin()]!s} of `groups` has one row; every group needs two or more: merge "
+            f"`{function}`: group {names[counts.argmin()]!s} of `groups` has one row; every group needs two or "
+            "more: merge "
             "it."
         )
     return names, numbers

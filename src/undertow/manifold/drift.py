@@ -126,7 +126,8 @@ def second_derivative(problem: AbstractProblem, params: PyTree, factor: PyTree) 
     validate.instance("second_derivative", "problem", problem, AbstractProblem, "a Problem or a Regression")
     if isinstance(problem, Population):
         raise TypeError(
-            "`second_derivative(problem=Population(...))`: `problem` has no manifold of exact minimisers; give a Problem or a "
+            "`second_derivative(problem=Population(...))`: `problem` has no manifold of exact minimisers; give a "
+            "Problem or a "
             "Regression, such as `population.sample(key, count)`."
         )
     validate.params_of_floats("second_derivative", params)

@@ -38,7 +38,8 @@ class Additive(AbstractNoise):
         check_full_gradient("Additive", problem)
         if not callable(factor) and hasattr(factor, "shape"):
             raise TypeError(
-                "`Additive(factor=array)`: `factor` is an array; give a function `factor(params)`: for a constant matrix "
+                "`Additive(factor=array)`: `factor` is an array; give a function `factor(params)`: for a constant "
+                "matrix "
                 "B `lambda params: B`."
             )
         check_function("Additive", "factor(params)", factor)
@@ -78,7 +79,9 @@ class Additive(AbstractNoise):
                     f"give {(*leaf.shape, 'k')}, one extra trailing axis."
                 )
             if not jnp.issubdtype(column.dtype, jnp.floating):
-                raise ValueError(f"`Additive`: `factor(params)` has dtype {column.dtype}; return real floating-point arrays.")
+                raise ValueError(
+                    f"`Additive`: `factor(params)` has dtype {column.dtype}; return real floating-point arrays."
+                )
             ranks.add(column.shape[-1])
         if len(ranks) != 1:
             raise ValueError(f"`Additive`: the trailing axes of `factor(params)` differ: {sorted(ranks)}; use one k.")

@@ -108,7 +108,8 @@ class Environments(AbstractNoise):
         for index, shape in enumerate(shapes):
             if shape != shapes[0]:
                 raise ValueError(
-                    f"`Environments.of(problems)`: the samples of problem {index} have shapes and types {shape}, those of "
+                    f"`Environments.of(problems)`: the samples of problem {index} have shapes and types {shape}, "
+                    "those of "
                     f"problem 0 {shapes[0]}; make them equal."
                 )
         data = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *[p.data for p in problems])

@@ -15,7 +15,9 @@ __all__ = ["check_batch_size", "factor_of_size", "indices", "signs", "subsets", 
 
 def check_batch_size(function: str, problem: AbstractProblem, batch_size: int, replace: bool) -> int:
     """Return the batch size of a noise on samples; raise where the problem has no such batches."""
-    instance(function, "problem", problem, AbstractSampled | Population, "a Problem or a Regression, which have samples")
+    instance(
+        function, "problem", problem, AbstractSampled | Population, "a Problem or a Regression, which have samples"
+    )
     batch_size = positive_integer(function, "batch_size", batch_size)
     replace = flag(function, "replace", replace)
     if isinstance(problem, Population):

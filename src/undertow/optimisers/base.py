@@ -42,7 +42,8 @@ def squares_of(function: str, name: str, state: object, params: PyTree) -> PyTre
     if not (isinstance(state, dict) and "v" in state):
         what = trees.outline(state) if isinstance(state, dict) else validate.shown(state)
         raise TypeError(
-            f'`{function}({name}={what})`: `{name}` is the dict {{"v": ...}} with the averages of the squared gradients; '
+            f'`{function}({name}={what})`: `{name}` is the dict {{"v": ...}} with the averages of the squared '
+            "gradients; "
             "give `run.optimiser_state` of one seed, for instance."
         )
     v = trees.arrays(state["v"])

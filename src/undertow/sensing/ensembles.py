@@ -175,7 +175,8 @@ def as_ensemble(function: str, ensemble: AbstractEnsemble | str) -> AbstractEnse
         return ensemble
     if not isinstance(ensemble, str) or ensemble not in named:
         raise ValueError(
-            f'`{function}(ensemble={shown(ensemble)})`: choose "goe" (or full X symmetrised), "full", or give an ensemble '
+            f'`{function}(ensemble={shown(ensemble)})`: choose "goe" (or full X symmetrised), "full", or give an '
+            "ensemble "
             "such as `Correlated(factor)`."
         )
     return named[ensemble]()

@@ -58,7 +58,8 @@ def lyapunov(
         shape = getattr(output_of("lyapunov", "law(key, count)", lambda key: law(key, samples), key), "shape", None)
         if not shape or shape[0] != samples:
             raise ValueError(
-                f"`lyapunov`: `law(key, count)` returns shape {shape} for count = {samples}; return one number for each draw."
+                f"`lyapunov`: `law(key, count)` returns shape {shape} for count = {samples}; return one number for "
+                "each draw."
             )
         drawn = law(key, samples)
         return Estimate.of(jnp.log(jnp.abs(1 + eta * drawn)))

@@ -89,7 +89,8 @@ def _vectors(function: str, directions: int | None = None, **values: Numbers) ->
     for name, vector in checked.items():
         if len(vector) not in (1, length):
             raise ValueError(
-                f"{validate.quote(function, **{name: validate.shown(values[name])})}: `{name}` has {len(vector)} finite "
+                f"{validate.quote(function, **{name: validate.shown(values[name])})}: `{name}` has {len(vector)} "
+                "finite "
                 f"numbers; give one, or one for each of {length} directions."
             )
     dtype = jnp.result_type(float)
@@ -307,6 +308,7 @@ def as_law(function: str, law: object) -> AbstractLaw:
         return Table(arrays.finite_numbers(function, "law", law, most_axes=2))
     kind = validate.kind_of(law)
     raise TypeError(
-        f"{validate.quote(function, law=validate.shown(law))}: `law` is {kind}; give a law, such as `two_point(1.0, 5.0)`, "
+        f"{validate.quote(function, law=validate.shown(law))}: `law` is {kind}; give a law, such as `two_point(1.0, "
+        "5.0)`, "
         "or its values."
     )

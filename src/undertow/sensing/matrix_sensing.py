@@ -106,7 +106,9 @@ class MatrixSensing(AbstractNoise):
         values = jnp.ones(rank, dtype) if given is None else jnp.asarray(given, dtype)
         if values.shape != (rank,):
             shown = validate.shown(spectrum)
-            raise ValueError(f"`MatrixSensing(spectrum={shown})`: give {rank} numbers for `spectrum`, as many as the rank.")
+            raise ValueError(
+                f"`MatrixSensing(spectrum={shown})`: give {rank} numbers for `spectrum`, as many as the rank."
+            )
         if max(rank, other) > d or (key is None and rank + other > d):
             raise ValueError(
                 f"`MatrixSensing(d={d})`: the invariant signal has rank {rank}, the spurious one {other}; they do "
@@ -295,7 +297,8 @@ class MatrixSensing(AbstractNoise):
         for leaf in jax.tree.leaves(params):
             if leaf.ndim != 2 or leaf.shape[0] != d:
                 raise ValueError(
-                    f"`{function}`: `params` have shape {leaf.shape}; give a matrix U with {d} rows, or a dict of U and V, "
+                    f"`{function}`: `params` have shape {leaf.shape}; give a matrix U with {d} rows, or a dict of U "
+                    "and V, "
                     "as `.start(alpha)` does."
                 )
 
@@ -318,7 +321,8 @@ def _spectrum(spectrum: Numbers) -> np.ndarray:
     values = finite_numbers("MatrixSensing", "spectrum", spectrum)
     if (values <= 0).any():
         raise ValueError(
-            f"`MatrixSensing(spectrum={validate.shown(spectrum)})`: `spectrum` has {values[values <= 0][0]}; give finite numbers "
+            f"`MatrixSensing(spectrum={validate.shown(spectrum)})`: `spectrum` has {values[values <= 0][0]}; give "
+            "finite numbers "
             "above 0."
         )
     return values
@@ -332,7 +336,8 @@ def _floating(dtype: DTypeLike | None) -> DTypeLike:
         known = None
     if known is None or not jnp.issubdtype(known, jnp.floating):
         raise TypeError(
-            f"`MatrixSensing(dtype={validate.shown(dtype)})`: `dtype` must be a floating-point type, such as jnp.float32."
+            f"`MatrixSensing(dtype={validate.shown(dtype)})`: `dtype` must be a floating-point type, such as "
+            "jnp.float32."
         )
     return known
 

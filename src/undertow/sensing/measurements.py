@@ -66,7 +66,9 @@ def sensing_problem(measurements: Numbers, targets: Numbers) -> Problem:
     for name, value in (("measurements", x), ("targets", y)):
         wrong = np.asarray(value)[~np.isfinite(np.asarray(value))]
         if wrong.size:
-            raise ValueError(f"`sensing_problem`: `{name}` has missing or infinite values, such as {wrong[0]}; remove them.")
+            raise ValueError(
+                f"`sensing_problem`: `{name}` has missing or infinite values, such as {wrong[0]}; remove them."
+            )
     loss: Callable = _matrix_loss if x.ndim == 3 else _rank_one_loss
     return Problem(loss, (x, y))
 

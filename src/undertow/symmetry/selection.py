@@ -62,7 +62,7 @@ def pieces(pick: Pick, params: PyTree, axis: int) -> list[Piece] | None:
     """Return the picked arrays as pieces of leaves, with `axis` of each array along `own`; None if impossible."""
     leaves = jax.tree.leaves(params)
     sizes = [int(np.prod(leaf.shape)) for leaf in leaves]
-    starts = first + np.concatenate([[0], np.cumsum(sizes)])
+    starts = np.concatenate([[0], np.cumsum(sizes)])
     collected = []
     for ids in entries(pick, params):
         if ids.ndim == 0:

@@ -15,7 +15,15 @@ from undertow._calls import check_function, noted
 from undertow.symmetry import selection
 from undertow.symmetry.selection import Pick
 
-__all__ = ["check_amount", "check_label", "check_overlap", "check_pick", "check_shape", "largest_exponent", "picked_sums"]
+__all__ = [
+    "check_amount",
+    "check_label",
+    "check_overlap",
+    "check_pick",
+    "check_shape",
+    "largest_exponent",
+    "picked_sums",
+]
 
 
 def largest_exponent(params: PyTree) -> float:
@@ -47,7 +55,8 @@ def check_shape(function: str, amount: ArrayLike | Sequence, charge: tuple[int, 
         kind = np.dtype(float)
     if kind is None or (not jnp.issubdtype(kind, jnp.floating) and kind.kind not in "iu"):
         raise TypeError(
-            f"`{function}.orbit(params, amount={validate.shown(amount)})`: `amount` must be real; give one number, or an "
+            f"`{function}.orbit(params, amount={validate.shown(amount)})`: `amount` must be real; give one number, "
+            "or an "
             "array."
         )
     if np.shape(amount) not in ((), charge):
@@ -76,7 +85,9 @@ def check_overlap(function: str, params: PyTree, **picks: Pick) -> None:
         with noted(function, f"{name}(params)"):
             numbers, shifted = (selection.entries(pick, params, first) for first in (0, total))
         # a pick that only selects follows a shift of all numbers, one that computes does not
-        if not numbers or any(x.dtype.kind != "i" or (y != x + total).any() for x, y in zip(numbers, shifted, strict=True)):
+        if not numbers or any(
+            x.dtype.kind != "i" or (y != x + total).any() for x, y in zip(numbers, shifted, strict=True)
+        ):
             raise ValueError(
                 f"`{function}({name}=...)`: `{name}(params)` must return entries of params as they are, such as "
                 '`lambda p: p["w"]`, at least one; it returns other values.'

@@ -79,11 +79,14 @@ class DoubleRotation(AbstractSymmetry):
         left, right = (selection.selected(pick, params) for pick in (self.left, self.right))
         if len(left) != 1 or len(right) != 1:
             counts = f"{len(left)} and {len(right)} arrays"
-            raise ValueError(f"`DoubleRotation`: `left` and `right` return {counts}; return one array each, as they are.")
+            raise ValueError(
+                f"`DoubleRotation`: `left` and `right` return {counts}; return one array each, as they are."
+            )
         u, w = left[0].shape, right[0].shape
         if not u or not w or u[-1] != w[0]:
             raise ValueError(
-                f"`DoubleRotation`: the leaves of params do not multiply: `left` has shape {u}, `right` {w}; the last axis of "
+                f"`DoubleRotation`: the leaves of params do not multiply: `left` has shape {u}, `right` {w}; the "
+                "last axis of "
                 "`left` must be the first of `right`: transpose in the function, such as `lambda p: p['w'].T`."
             )
 

@@ -18,7 +18,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from undertow._calls import checked_call
 from undertow._table import ResultTable, html_of
+from undertow._validate import flag
 from undertow.torch._copies import (
     Batch,
     DoublePrecision,
@@ -33,6 +35,7 @@ from undertow.torch._copies import (
     trainable,
     unwrap,
 )
+from undertow.torch._inputs import check_batch, check_loss, check_model, check_seed, try_loss
 from undertow.torch._isolation import isolated
 from undertow.torch._renamed import Renamed
 from undertow.torch._threads import one_thread
@@ -219,6 +222,7 @@ class Census:
         return lines + [f"unexplained: {one}" for one in self.unexplained]
 
 
+@checked_call("census")
 def census(model: nn.Module, batch: Batch, loss: Loss, *, seed: int = 0, count: bool | None = None) -> Census:
     """Return the exponential symmetries of a network, each named and proved. The network itself is not changed.
 
@@ -241,7 +245,13 @@ def census(model: nn.Module, batch: Batch, loss: Loss, *, seed: int = 0, count: 
     ...     print(symmetry)
     rescaling, 7 scales: 0.weight[i, :], 0.bias against 2.weight[:, i]
     """
+    check_model("census", model)
     model = unwrap(model)
+    check_loss("census", loss)
+    check_batch("census", batch)
+    seed = check_seed("census", seed)
+    if count is not None:
+        flag("census", "count", count)
     large = sum(p.numel() for p in model.parameters()) > ONE_THREAD_LIMIT
     with isolated(model, seed), nullcontext() if large else _single_threaded():
         return replace(_census(model, batch, loss, seed, count), structure=structure_of(model))
@@ -323,6 +333,7 @@ def _search(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool |
     batch = cast_batch(batch, torch.float64)
     with DoublePrecision():
         plain, heads = length_levels(twin), attention_levels(twin)
+        try_loss("census", twin, batch, loss, seed, converted=True)
         randomise(twin, seed)
         stochastic = draws_random_numbers(twin, batch, loss)
         candidates = [*plain, *coupled_levels(twin, batch, loss, [*plain, *heads], seed + 6000), *heads]

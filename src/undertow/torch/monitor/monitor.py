@@ -14,7 +14,9 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from undertow import _validate as validate
+from undertow._calls import checked_call
 from undertow.torch._copies import trainable, unwrap
+from undertow.torch._inputs import check_model
 from undertow.torch._renamed import Renamed
 from undertow.torch.census.census import Census, check_census
 from undertow.torch.monitor import output, plots, ranks
@@ -115,6 +117,7 @@ class NoiseMonitor:
     [0, 2, 4] rescaling True
     """
 
+    @checked_call("NoiseMonitor")
     def __init__(
         self,
         model: nn.Module,
@@ -128,14 +131,15 @@ class NoiseMonitor:
         on_error: Literal["raise", "warn"] = "raise",
         distributed: bool | None = None,
     ):
+        check_model("NoiseMonitor", model)
         _validate_wrapper(model)
         self.every = validate.positive_integer("NoiseMonitor", "every", every)
         keep = validate.positive_integer("NoiseMonitor", "keep", keep)
         window = validate.positive_integer("NoiseMonitor", "window", window)
-        if batch_axis not in (0, 1):
-            raise ValueError(f"`NoiseMonitor(batch_axis={batch_axis!r})`: samples are counted by axis 0 or 1.")
-        if on_error not in ("raise", "warn"):
-            raise ValueError(f"`NoiseMonitor(on_error={on_error!r})`: give 'raise' or 'warn'.")
+        batch_axis = validate.positive_integer("NoiseMonitor", "batch_axis", batch_axis, least=0, most=1)
+        validate.one_of("NoiseMonitor", "on_error", on_error, ("raise", "warn"))
+        if distributed is not None:
+            validate.flag("NoiseMonitor", "distributed", distributed)
         wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
         self.model = unwrap(model)
         _validate_census(self.model, census)
@@ -393,7 +397,6 @@ def _validate_census(model: nn.Module, census: Census | None) -> None:
     if census is None:
         return
     if not isinstance(census, Census):
-        raise TypeError(
-            f"`NoiseMonitor(model, census)`: `census` is a {type(census).__name__}; give `census(model, ...)`."
-        )
+        call = validate.quote("NoiseMonitor", census=validate.shown(census))
+        raise TypeError(f"{call}: `census` is {validate.kind_of(census)}; give `census(model, ...)`.")
     check_census("NoiseMonitor", census, trainable(model))
