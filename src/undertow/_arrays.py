@@ -121,7 +121,7 @@ def sample_axis(function: str, **data: PyTree) -> int:
     return next(iter(sizes.values()))
 
 
-def real_vector(function: str, name: str, values: object, count: int) -> None:
+def real_vector(function: str, name: str, values: ArrayLike, count: int) -> None:
     """Raise unless `values` are `count` real numbers."""
     if _shape(values) != (count,):
         shape = "rows of several lengths" if _shape(values) is None else f"shape {_shape(values)}"
@@ -154,15 +154,15 @@ def probabilities(function: str, name: str, values: ArrayLike, count: int) -> Ar
     return jnp.asarray((given / total).astype(array.dtype if floating else np.float64))
 
 
-def _shape(values: object) -> tuple[int, ...] | None:
+def _shape(values: ArrayLike) -> tuple[int, ...] | None:
     """Return the shape of an array or of nested lists; None where rows have several lengths."""
     try:
-        return np.shape(values)  # ty: ignore[invalid-argument-type]
+        return np.shape(values)
     except ValueError:
         return None
 
 
-def group_labels(function: str, groups: object, samples: int) -> tuple[np.ndarray, np.ndarray]:
+def group_labels(function: str, groups: ArrayLike, samples: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the labels and the number of samples of each group 0..k-1; raise for other labels and empty groups."""
     if _shape(groups) != (samples,):
         raise ValueError(

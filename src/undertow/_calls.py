@@ -3,7 +3,7 @@
 import difflib
 import functools
 import inspect
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from typing import NoReturn, ParamSpec, TypeVar
 
@@ -70,7 +70,7 @@ def checked_call(function: str, **renamed: str) -> Callable[[Callable[P, R]], Ca
     return decorate
 
 
-def _wrong_call(function: str, signature: inspect.Signature, args: tuple, kwargs: dict[str, object]) -> str:
+def _wrong_call(function: str, signature: inspect.Signature, args: tuple, kwargs: Mapping[str, object]) -> str:
     """Return what is wrong with the arguments of a call, as a sentence; empty if they fit the signature."""
     try:
         signature.bind(*args, **kwargs)
@@ -224,7 +224,7 @@ def check_repeats(function: str, called: str, value: Callable, *args: PyTree) ->
     >>> from undertow._calls import check_repeats
     >>> check_repeats("Problem", "loss(params, sample)", lambda w, x: (w - x) ** 2, jnp.ones(()), jnp.ones(()))
     """
-    inside = value.__wrapped__ if hasattr(value, "lower") and hasattr(value, "__wrapped__") else value  # of `jax.jit`
+    inside: Callable = getattr(value, "__wrapped__", value) if hasattr(value, "lower") else value  # of `jax.jit`
     first, second = (
         list(_constants(jax.make_jaxpr(lambda *args: _observed(function, called, inside)(*args))(*args)))
         for _ in range(2)

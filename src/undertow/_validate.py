@@ -64,7 +64,8 @@ def shown(value: object) -> str:
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         if value.shape == () and isinstance(value, np.ndarray | np.generic | jax.Array) and not _is_key(value):
             return shown(np.asarray(value).item())
-        return f"{value.dtype} array of shape {tuple(value.shape)}"
+        shape: tuple[int, ...] = getattr(value, "shape", ())
+        return f"{value.dtype} array of shape {tuple(shape)}"
     if inspect.isroutine(value) or inspect.isclass(value):
         name = getattr(value, "__name__", "<lambda>")
         return "a function" if name == "<lambda>" else name
@@ -110,7 +111,7 @@ def as_key(function: str, key: object) -> Array:
     >>> bool(as_key("descend", 3) == jax.random.key(3))
     True
     """
-    if _is_key(key) and key.shape == ():
+    if isinstance(key, jax.Array) and _is_key(key) and key.shape == ():
         return key
     if not _is_key(key) and isinstance(key, jax.Array | np.ndarray) and key.shape == (2,) and key.dtype == np.uint32:
         return jax.random.wrap_key_data(jnp.asarray(key))

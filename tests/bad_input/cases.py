@@ -16,7 +16,8 @@ INTERNALS = re.compile(
     r"Traceback|broadcast|has no attribute|unsupported operand|jaxlib|aten::|<lambda>|<function|\b0x[0-9a-f]{6}|"
     r"positional argument|keyword argument|__init__|TracerArrayConversion|ConcretizationType|not a valid JAX type|"
     r"XLA|dot_general|cannot be interpreted|could not convert|invalid literal|must be real number|"
-    r"incompatible shapes|unhashable|not subscriptable|not iterable|not callable|NoneType|ufunc|np\.(float|int|str)\w*\(|"
+    r"incompatible shapes|unhashable|not subscriptable|not iterable|not callable|NoneType|ufunc|"
+    r"np\.(float|int|str)\w*\(|"
     r"size of tensor|element 0 of tensors|expected scalar type|mat1 and mat2|zip\(\)|tree_map|PyTreeDef|_jax\.|"
     r"beartype|jaxtyp|Errno|takes \d+|missing \d+"
 )

@@ -182,8 +182,7 @@ def count(**given):
 
 
 def monitor(**given):
-    with NoiseMonitor(**{"model": net()} | given):
-        return None
+    NoiseMonitor(**{"model": net()} | given).close()
 
 
 NOT_A_CENSUS = [Bad(3, "3", "give `census(model, ...)`"), Bad("census", "'census'", "give `census(model, ...)`")]

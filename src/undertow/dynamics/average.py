@@ -311,7 +311,7 @@ def _regime(
     return Regime(tuple(parameters), estimated_error, notes)
 
 
-def _check(noise: object, params: PyTree, closure: str) -> None:
+def _check(noise: AbstractNoise, params: PyTree, closure: str) -> None:
     validate.instance("average", "noise", noise, AbstractNoise, "a noise, such as `LabelNoise(task)`")
     validate.params_of_floats("average", params)
     validate.one_of("average", "closure", closure, CLOSURES)

@@ -8,12 +8,12 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
 from undertow._validate import flag, instance, positive_integer, quote
-from undertow.problem import AbstractProblem, AbstractSampled, Population
+from undertow.problem import AbstractSampled, Population
 
 __all__ = ["check_batch_size", "factor_of_size", "indices", "signs", "subsets", "uniform", "weighted"]
 
 
-def check_batch_size(function: str, problem: AbstractProblem, batch_size: int, replace: bool) -> int:
+def check_batch_size(function: str, problem: AbstractSampled | Population, batch_size: int, replace: bool) -> int:
     """Return the batch size of a noise on samples; raise where the problem has no such batches."""
     instance(
         function, "problem", problem, AbstractSampled | Population, "a Problem or a Regression, which have samples"

@@ -187,7 +187,7 @@ def as_spec(
     made = tuple(_axis(str(name), given, seed) for name, given in axes.items())
     fixed = {str(name): _value(f"parameters.{name}", value) for name, value in (parameters or {}).items()}
     _check_names(made, fixed)
-    limit = None if time_limit is None else float(time_limit)
+    limit = float(time_limit) if isinstance(time_limit, numbers.Real) else None
     spec = Spec(experiment, made, fixed, seeds, seed, scale, show, limit)
     if spec.runs > MOST_RUNS:
         raise SpecError(f"{spec.points:,} points of {seeds:,} seeds are more than {MOST_RUNS:,} runs; make it coarser.")

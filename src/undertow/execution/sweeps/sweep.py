@@ -112,10 +112,11 @@ def sweep(
 def _check_call(experiment: object, out: object, on: object, jobs: object, progress: object) -> None:
     """Raise for arguments of `sweep` that are not part of the specification."""
     checks = (
-        ("experiment", experiment, isinstance(experiment, str) or callable(experiment), "give 'file.py:name' or a function"),
+        ("experiment", experiment, isinstance(experiment, str) or callable(experiment),
+         "give 'file.py:name' or a function"),
         ("out", out, isinstance(out, str | Path), "give a path of a folder"),
         ("on", on, on is None or (isinstance(on, str) and on), "give the address of a Dask scheduler, such as tcp://host:8786"),
-        ("jobs", jobs, jobs is None or (isinstance(jobs, Integral) and not isinstance(jobs, bool) and jobs > 0),
+        ("jobs", jobs, jobs is None or (isinstance(jobs, Integral) and not isinstance(jobs, bool) and int(jobs) > 0),
          "give a whole number, at least 1"),
         ("progress", progress, progress is None or isinstance(progress, bool), "give True or False"),
     )  # fmt: skip
