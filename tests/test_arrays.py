@@ -58,13 +58,16 @@ MISTAKES = {
         lambda: arrays.real_array("f", "x", np.array([1.0, 2j], dtype=object)),
         "`x` is complex",
     ),
-    "text": (lambda: arrays.real_array("f", "x", ["a", "b"]), "`x` has entries that are not numbers; encode text"),
+    "text": (
+        lambda: arrays.real_array("f", "x", ["a", "b"]),
+        "`x` has entries that are not numbers, with dtype <U1; .*encode text",
+    ),
     "dates": (
         lambda: arrays.real_array("f", "x", np.array(["2020-01-01"], "datetime64[D]")),
         "encode text and dates as numbers",
     ),
     "rows of several lengths": (lambda: arrays.real_array("f", "x", [[1.0], [1.0, 2.0]]), "not numbers"),
-    "a list as data": (lambda: arrays.sample_axis("f", data=[1.0]), r"`data\[0\]` is a float; data must be arrays"),
+    "a list as data": (lambda: arrays.sample_axis("f", data=[1.0]), r"`data\[0\]` is 1.0; data must be arrays"),
     "no data": (lambda: arrays.sample_axis("f", data={}), "no data"),
     "a sample axis of length zero": (lambda: arrays.sample_axis("f", data=np.zeros((0, 2))), "empty"),
     "sample axes that differ": (

@@ -171,7 +171,7 @@ MISTAKES = {
     "no key": (lambda: ut.SampledNoise(problem(), DRAW, key=None), r"`SampledNoise\(key=None\)`"),
     "another structure": (
         lambda: ut.SampledNoise(problem(), lambda key, p: p["inner"]).check(POINT),
-        "`SampledNoise`: `draw\\(key, params\\)` is a PyTreeDef",
+        "`SampledNoise`: `draw\\(key, params\\)` is ",
     ),
     "another shape": (
         lambda: ut.SampledNoise(problem(), lambda key, p: p | {"outer": p["outer"][:1]}).check(POINT),

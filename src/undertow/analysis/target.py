@@ -82,7 +82,7 @@ def named_object(target: str, example: str) -> tuple[ModuleType, object]:
     if not name:
         raise UserFileError(f"{target}: name an object of the file as well, such as {path or 'FILE.py'}:{example}.")
     if not file.is_file():
-        raise UserFileError(f"{target}: there is no such file.")
+        raise UserFileError(f"{path or target}: there is no such file.")
     module = load_file(file)
     if not hasattr(module, name):
         public = ", ".join(sorted(key for key in vars(module) if not key.startswith("_"))[:12])
