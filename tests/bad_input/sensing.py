@@ -52,8 +52,8 @@ def vectors(advice: str = "finite") -> list[Bad]:
 SPECTRA = [
     Bad([np.nan], "nan", "finite numbers"),
     Bad([np.inf], "inf", "finite numbers"),
-    Bad([-1.0], "-1.0", "above 0"),
-    Bad([0.0], "0.0", "above 0"),
+    Bad([0.0], "0.0", "other than 0"),
+    Bad([1.0, 0.0], "0.0", "other than 0"),
     Bad([], "[]", "at least one"),
     Bad(["a"], "'a'", "not numbers"),
     Bad([1j], "complex", "real numbers"),

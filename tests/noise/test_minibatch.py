@@ -112,7 +112,7 @@ MISTAKES = {
     "subsets of a population": (lambda: ut.Minibatch(population(), 2, replace=False), "without replacement"),
     "one sample for its covariance": (
         lambda: ut.Minibatch(population(), 1).covariance(POINT, samples=1),
-        "at least 2 samples",
+        "`samples` must be at least 2",
     ),
 }
 

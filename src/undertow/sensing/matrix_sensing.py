@@ -317,13 +317,13 @@ class MatrixSensing(AbstractNoise):
 
 
 def _spectrum(spectrum: Numbers) -> np.ndarray:
-    """Return the eigenvalues of the signal: finite numbers above 0."""
+    """Return the eigenvalues of the signal: finite numbers, negative ones for UU' - VV', none of them 0."""
     values = finite_numbers("MatrixSensing", "spectrum", spectrum)
-    if (values <= 0).any():
+    if (values == 0).any():
         raise ValueError(
-            f"`MatrixSensing(spectrum={validate.shown(spectrum)})`: `spectrum` has {values[values <= 0][0]}; give "
-            "finite numbers "
-            "above 0."
+            f"`MatrixSensing(spectrum={validate.shown(spectrum)})`: `spectrum` has 0; give numbers other than 0, as "
+            "many as "
+            "the rank."
         )
     return values
 
