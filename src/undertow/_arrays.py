@@ -10,6 +10,7 @@ from numpy.typing import ArrayLike
 from undertow._validate import quote, shown
 
 __all__ = [
+    "check_indices",
     "data_arrays",
     "finite_numbers",
     "group_labels",
@@ -160,6 +161,20 @@ def _shape(values: ArrayLike) -> tuple[int, ...] | None:
         return np.shape(values)
     except ValueError:
         return None
+
+
+def check_indices(function: str, indices: object, size: int) -> None:
+    """Raise for indices that are no whole numbers from 0 to size - 1, one or a vector of them."""
+    call = f"`{function}(indices={shown(indices)})`"
+    if not isinstance(indices, np.ndarray | np.generic | jax.Array) or np.dtype(indices.dtype).kind not in "iu":
+        kind = f"have dtype {indices.dtype}" if hasattr(indices, "dtype") else f"are a {type(indices).__name__}"
+        raise TypeError(f"{call}: `indices` {kind}; give an array of whole numbers, such as `jnp.array([0, 2])`.")
+    if indices.ndim > 1 or indices.size == 0:
+        raise ValueError(f"{call}: `indices` must be one index or a vector of at least one.")
+    outside = np.asarray(indices).ravel()
+    outside = outside[(outside < 0) | (outside >= size)]
+    if outside.size:
+        raise ValueError(f"{call}: `indices` has {outside[0]}; the samples have numbers from 0 to {size - 1}.")
 
 
 def group_labels(function: str, groups: ArrayLike, samples: int) -> tuple[np.ndarray, np.ndarray]:

@@ -11,16 +11,19 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from undertow._validate import kind_of, quote, shown
 
 __all__ = [
     "RenamedAttribute",
+    "check_finite",
     "check_function",
     "check_functions",
     "check_observables",
+    "check_prediction",
     "check_repeats",
+    "check_scalar",
     "checked_call",
     "noted",
     "output_of",
@@ -234,6 +237,41 @@ def check_repeats(function: str, called: str, value: Callable, *args: PyTree) ->
             f"`{function}`: `{called}` gives different values when it is traced twice. Random numbers of Python or "
             "NumPy "
             "are drawn once, at tracing, and then stay the same in all steps: use `jax.random`, as in `SampledNoise`."
+        )
+
+
+def check_scalar(name: str, value: PyTree) -> None:
+    """Raise unless a loss returns one real number for one sample."""
+    shape = getattr(value, "shape", None)
+    if shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
+        kind = "None" if value is None else f"a {type(value).__name__}"
+        returned = f"shape {shape}, dtype {value.dtype}" if hasattr(value, "dtype") else kind
+        raise ValueError(
+            f"`{name}`: `loss(params, sample)` must return one real number for one sample, not {returned}; "
+            "sum or average inside the loss."
+        )
+
+
+def check_finite(name: str, value: Array) -> None:
+    """Raise where a loss is not finite."""
+    if not np.isfinite(value):
+        raise ValueError(
+            f"`{name}`: the loss is {float(value)} at the given params; check the data (NaN?), the start and the loss."
+        )
+
+
+def check_prediction(output: PyTree, expected: tuple[int, ...]) -> None:
+    """Raise unless a prediction has the shape of a target and is real."""
+    if getattr(output, "shape", None) != expected:
+        raise ValueError(
+            f"`Regression`: `predict(params, x)` returns shape {getattr(output, 'shape', None)} for one input, "
+            f"the target of one sample has shape {expected}; make them equal."
+        )
+    if jnp.issubdtype(output.dtype, jnp.complexfloating):
+        raise ValueError(
+            f"`Regression`: `predict(params, x)` returns dtype {output.dtype}; return real numbers, such as the "
+            "real "
+            "and imaginary parts as two outputs."
         )
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "add",
     "arrays",
     "centre",
+    "check_alike",
     "columns",
     "count",
     "dot",
@@ -162,6 +163,13 @@ def mismatch(tree: PyTree, params: PyTree, call: str) -> str:
         if leaf.dtype != like.dtype:
             return f"`{call}` has dtype {leaf.dtype} for `{name}`, which has {like.dtype}; convert it with `.astype`"
     return ""
+
+
+def check_alike(tree: PyTree, params: PyTree, call: str) -> None:
+    """Raise where a pytree is not like params."""
+    wrong = mismatch(tree, params, call)
+    if wrong:
+        raise ValueError(f"{wrong}.")
 
 
 def outline(tree: PyTree) -> str:

@@ -15,11 +15,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 from numpy.typing import ArrayLike
 
+from undertow import _calls as calls
 from undertow import _chunks as chunks
 from undertow import _trees as trees
 from undertow import _validate as validate
-from undertow._arrays import data_arrays, probabilities, real_vector, sample_axis
-from undertow._calls import check_function, check_repeats, checked_call, output_of
+from undertow._arrays import check_indices, data_arrays, probabilities, real_vector, sample_axis
 from undertow._validate import KeyLike
 from undertow.estimate import Estimate
 
@@ -125,9 +125,7 @@ class AbstractSampled(AbstractProblem):
     def along(self, params: PyTree, direction: PyTree) -> Float[Array, " samples"]:
         """Return <grad l_i, direction> for every sample, by forward differentiation."""
         self._check_shapes(params)
-        wrong = trees.mismatch(direction, params, f"{type(self).__name__}.along(direction=...)")
-        if wrong:
-            raise ValueError(f"{wrong}.")
+        trees.check_alike(direction, params, f"{type(self).__name__}.along(direction=...)")
 
         def one(sample: PyTree) -> Scalar:
             return jax.jvp(lambda p: self.sample_loss(p, sample), (params,), (direction,))[1]
@@ -136,7 +134,7 @@ class AbstractSampled(AbstractProblem):
 
     def quadratic(self, params: PyTree, form: Callable[[PyTree], PyTree]) -> PyTree:
         """Return sum_i p_i form(grad l_i), for a scalar (or array) function of one gradient, in bounded memory."""
-        check_function(f"{type(self).__name__}.quadratic", "form(gradient)", form)
+        calls.check_function(f"{type(self).__name__}.quadratic", "form(gradient)", form)
         self._check_shapes(params)
 
         def block(rows: tuple[PyTree, Array]) -> PyTree:
@@ -153,25 +151,21 @@ class AbstractSampled(AbstractProblem):
     def batch_gradient(self, params: PyTree, indices: Int[Array, ""] | Int[Array, " batch"]) -> PyTree:
         """Return the mean gradient over the samples at `indices`; a single index has no batch axis."""
         if validate.concrete(indices):
-            _check_indices(f"{type(self).__name__}.batch_gradient", indices, self.size)
+            check_indices(f"{type(self).__name__}.batch_gradient", indices, self.size)
         return batch_gradient(self.sample_loss, params, trees.take(self.data, indices), single=np.ndim(indices) == 0)
 
     def check(self, params: PyTree) -> None:
-        """Raise for params that are not floats, and for a loss that is not a finite scalar at them.
-
-        A loss that gives different values when it is traced twice raises an error too: it uses random numbers of
-        Python or NumPy.
-        """
+        """Raise for params that are not floats, and for a loss that is random or not a finite scalar at them."""
         self._check_shapes(params)
         if all(validate.concrete(leaf) for leaf in jax.tree.leaves((params, self.data))):
             name, (called, function, shapes) = type(self).__name__, self._user_function()
-            check_repeats(name, called, function, params, shapes)
-            _check_finite(name, _loss_of(self, params))
+            calls.check_repeats(name, called, function, params, shapes)
+            calls.check_finite(name, _loss_of(self, params))
 
     def _check_shapes(self, params: PyTree) -> None:
         name, (called, function, shapes) = type(self).__name__, self._user_function()
         validate.params_of_floats(name, params)
-        _check_scalar(name, output_of(name, called, function, params, shapes))
+        calls.check_scalar(name, calls.output_of(name, called, function, params, shapes))
 
     def _user_function(self) -> tuple[str, Callable, PyTree]:
         """Return how the user's function is called, the function, and the shapes of its second argument."""
@@ -181,20 +175,6 @@ class AbstractSampled(AbstractProblem):
 def _one_of(data: PyTree) -> PyTree:
     """Return the shapes of one sample."""
     return jax.eval_shape(lambda stacked: trees.take(stacked, 0), data)
-
-
-def _check_indices(function: str, indices: object, size: int) -> None:
-    """Raise for indices that are no whole numbers from 0 to size - 1, one or a vector of them."""
-    call = f"`{function}(indices={validate.shown(indices)})`"
-    if not isinstance(indices, np.ndarray | np.generic | jax.Array) or np.dtype(indices.dtype).kind not in "iu":
-        kind = f"have dtype {indices.dtype}" if hasattr(indices, "dtype") else f"are a {type(indices).__name__}"
-        raise TypeError(f"{call}: `indices` {kind}; give an array of whole numbers, such as `jnp.array([0, 2])`.")
-    if indices.ndim > 1 or indices.size == 0:
-        raise ValueError(f"{call}: `indices` must be one index or a vector of at least one.")
-    outside = np.asarray(indices).ravel()
-    outside = outside[(outside < 0) | (outside >= size)]
-    if outside.size:
-        raise ValueError(f"{call}: `indices` has {outside[0]}; the samples have numbers from 0 to {size - 1}.")
 
 
 def batch_gradient(loss: Callable[[PyTree, PyTree], Scalar], params: PyTree, batch: PyTree, *, single: bool) -> PyTree:
@@ -207,24 +187,6 @@ def batch_gradient(loss: Callable[[PyTree, PyTree], Scalar], params: PyTree, bat
 @eqx.filter_jit
 def _loss_of(problem: AbstractProblem, params: PyTree) -> Array:
     return problem.loss(params)
-
-
-def _check_scalar(name: str, value: PyTree) -> None:
-    shape = getattr(value, "shape", None)
-    if shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
-        kind = "None" if value is None else f"a {type(value).__name__}"
-        returned = f"shape {shape}, dtype {value.dtype}" if hasattr(value, "dtype") else kind
-        raise ValueError(
-            f"`{name}`: `loss(params, sample)` must return one real number for one sample, not {returned}; "
-            "sum or average inside the loss."
-        )
-
-
-def _check_finite(name: str, value: Array) -> None:
-    if not np.isfinite(value):
-        raise ValueError(
-            f"`{name}`: the loss is {float(value)} at the given params; check the data (NaN?), the start and the loss."
-        )
 
 
 class Problem(AbstractSampled):
@@ -244,9 +206,9 @@ class Problem(AbstractSampled):
     data: PyTree
     weights: Float[Array, " samples"] | None
 
-    @checked_call("Problem")
+    @calls.checked_call("Problem")
     def __init__(self, loss: Callable[[PyTree, PyTree], Scalar], data: PyTree):
-        check_function("Problem", "loss(params, sample)", loss)
+        calls.check_function("Problem", "loss(params, sample)", loss)
         data = data_arrays("Problem", "data", data)
         sample_axis("Problem", data=data)
         self.function = loss
@@ -278,9 +240,9 @@ class Regression(AbstractSampled):
     data: tuple[PyTree, Array]
     weights: Float[Array, " samples"] | None
 
-    @checked_call("Regression")
+    @calls.checked_call("Regression")
     def __init__(self, predict: Callable[[PyTree, PyTree], Array], inputs: PyTree, targets: Array | np.ndarray):
-        check_function("Regression", "predict(params, x)", predict)
+        calls.check_function("Regression", "predict(params, x)", predict)
         if isinstance(targets, list | tuple | dict):
             raise TypeError(
                 f"`Regression`: `targets` is a {type(targets).__name__}; give an array, jnp.asarray(targets)."
@@ -331,19 +293,8 @@ class Regression(AbstractSampled):
 
     def _check_shapes(self, params: PyTree) -> None:
         validate.params_of_floats("Regression", params)
-        called, function, x = self._user_function()
-        output, expected = output_of("Regression", called, function, params, x), self.targets.shape[1:]
-        if getattr(output, "shape", None) != expected:
-            raise ValueError(
-                f"`Regression`: `predict(params, x)` returns shape {getattr(output, 'shape', None)} for one input, "
-                f"the target of one sample has shape {expected}; make them equal."
-            )
-        if jnp.issubdtype(output.dtype, jnp.complexfloating):
-            raise ValueError(
-                f"`Regression`: `predict(params, x)` returns dtype {output.dtype}; return real numbers, such as the "
-                "real "
-                "and imaginary parts as two outputs."
-            )
+        output = calls.output_of("Regression", "predict(params, x)", self.predict, params, _one_of(self.inputs))
+        calls.check_prediction(output, self.targets.shape[1:])
 
     def _user_function(self) -> tuple[str, Callable, PyTree]:
         return "predict(params, x)", self.predict, _one_of(self.inputs)
@@ -367,10 +318,10 @@ class Population(AbstractProblem):
     function: Callable[[PyTree, PyTree], Scalar]
     drawer: Callable[[Key[Array, ""]], PyTree]
 
-    @checked_call("Population")
+    @calls.checked_call("Population")
     def __init__(self, loss: Callable[[PyTree, PyTree], Scalar], draw: Callable[[Key[Array, ""]], PyTree]):
-        check_function("Population", "loss(params, sample)", loss)
-        check_function("Population", "draw(key)", draw)
+        calls.check_function("Population", "loss(params, sample)", loss)
+        calls.check_function("Population", "draw(key)", draw)
         self.function = loss
         self.drawer = draw
 
@@ -400,15 +351,13 @@ class Population(AbstractProblem):
 
     def estimate_loss(self, params: PyTree, *, key: KeyLike | None = None, samples: int = 4096) -> Estimate:
         """Return an estimate of E loss with its standard error."""
-        function = "Population.estimate_loss"
-        validate.params_of_floats(function, params)
-        return Estimate.of(self.reference(key, samples, function=function).losses(params))
+        validate.params_of_floats("Population.estimate_loss", params)
+        return Estimate.of(self.reference(key, samples, function="Population.estimate_loss").losses(params))
 
     def estimate_gradient(self, params: PyTree, *, key: KeyLike | None = None, samples: int = 4096) -> Estimate:
         """Return an estimate of E grad loss with a standard error for every coordinate, in bounded memory."""
-        function = "Population.estimate_gradient"
-        validate.params_of_floats(function, params)
-        problem = self.reference(key, samples, function=function)
+        validate.params_of_floats("Population.estimate_gradient", params)
+        problem = self.reference(key, samples, function="Population.estimate_gradient")
         mean = problem.gradient(params)
         second = problem.quadratic(params, lambda g: jax.tree.map(lambda x, m: (x - m) ** 2, g, mean))
         error = jax.tree.map(lambda x: jnp.sqrt(x / jnp.asarray(samples - 1, x.dtype)), second)
@@ -433,14 +382,14 @@ class Population(AbstractProblem):
         """Raise for params that are not floats, and for a loss that is not a finite scalar on 32 samples."""
         validate.params_of_floats("Population", params)
         name, called, key = "Population", "loss(params, sample)", jax.random.key(0)
-        sample = output_of(name, "draw(key)", self.drawer, key)
+        sample = calls.output_of(name, "draw(key)", self.drawer, key)
         if not jax.tree.leaves(sample):
             raise TypeError("`Population`: `draw(key)` returns None; return one sample, a pytree of arrays.")
-        _check_scalar(name, output_of(name, called, self.function, params, sample))
+        calls.check_scalar(name, calls.output_of(name, called, self.function, params, sample))
         if all(validate.concrete(leaf) for leaf in jax.tree.leaves(params)):
-            check_repeats(name, "draw(key)", self.drawer, key)
-            check_repeats(name, called, self.function, params, sample)
-            _check_finite("Population", _loss_of(self.reference(None, 32), params))
+            calls.check_repeats(name, "draw(key)", self.drawer, key)
+            calls.check_repeats(name, called, self.function, params, sample)
+            calls.check_finite("Population", _loss_of(self.reference(None, 32), params))
 
 
 def _unknown(name: str, instead: str) -> str:

@@ -67,7 +67,7 @@ MISTAKES = {
     "a class": (lambda: go(optimiser=ut.Adam), r"`descend\(optimiser=Adam\)`: this is a class; give an instance"),
     "a PyTorch optimiser": (lambda: go(optimiser=Foreign()), r"optimiser of PyTorch; give the one of undertow"),
     "a PyTorch class": (lambda: go(optimiser=Foreign), r"optimiser of PyTorch"),
-    "text": (lambda: go(optimiser="adam"), r"`descend\(optimiser='adam'\)`: `optimiser` is a str; give `SGD`.*or an optax"),
+    "text": (lambda: go(optimiser="adam"), r"`descend\(optimiser='adam'\)`: `optimiser` is .*give `SGD`.*or an optax"),
     "another tuple": (lambda: go(optimiser=(1, 2)), r"give `SGD`"),
     "momentum twice": (lambda: go(optimiser=ut.Adam(), momentum=0.9), r"`momentum` is that of SGD; give it to the opt"),
     "decay twice": (lambda: go(optimiser=ut.AdamW(), weight_decay=0.1), r"`weight_decay` is that of SGD"),

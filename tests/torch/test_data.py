@@ -211,7 +211,7 @@ def test_invalid_input_raises(kind, as_a_user):
         ({"groups": [0, 2], "batch_size": 1}, ValueError, "group 1 has no data"),
         ({"groups": [0, -1], "batch_size": 1}, ValueError, "holds -1"),
         ({"groups": np.ma.array([0, 1], mask=[0, 1]), "batch_size": 1}, ValueError, "masked labels"),
-        ({"groups": [], "batch_size": 1}, ValueError, "shape"),
+        ({"groups": [], "batch_size": 1}, ValueError, "environment of every sample"),
         ({"groups": [[0, 1]], "batch_size": 1}, ValueError, "shape"),
         ({"groups": [0, 1], "batch_size": 0}, ValueError, "batch_size=0"),
         ({"groups": [0, 1], "batch_size": 1.5}, TypeError, "batch_size=1.5"),

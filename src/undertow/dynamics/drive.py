@@ -96,12 +96,10 @@ def start_run(
     """Check the arguments of a run and return the run at step 0; `lanes_of` is the requested `lane_width`."""
     validate.instance(function, "noise", noise, AbstractNoise, "a noise, such as `Minibatch(problem, 1)`")
     key = validate.as_key(function, key)
-    if seeds is not None:
-        seeds = validate.positive_integer(function, "seeds", seeds)
-    if every is not None:
-        every = validate.positive_integer(function, "every", every)
-    if lanes_of is not None:
-        lanes_of = validate.positive_integer(function, "lane_width", lanes_of)
+    seeds, every, lanes_of = (
+        None if count is None else validate.positive_integer(function, name, count)
+        for name, count in (("seeds", seeds), ("every", every), ("lane_width", lanes_of))
+    )
     init = _as_init(function, params)
     first_key = engine.seed_keys(key, jnp.asarray(0))
     start_key = jax.random.fold_in(first_key, START)

@@ -11,7 +11,7 @@ from undertow._calls import check_function, noted
 from undertow._validate import instance, kind_of, positive_integer, quote, shown
 from undertow.torch._copies import Batch, Loss, forward
 
-__all__ = ["check_batch", "check_loss", "check_model", "check_seed", "try_loss"]
+__all__ = ["check_batch", "check_inputs", "check_loss", "check_model", "check_seed", "try_loss"]
 
 PRECISION = re.compile(r"dtype|scalar type|\bdouble\b|\bDouble\b|Float")
 """Words of PyTorch on two tensors of different precision."""
@@ -58,6 +58,14 @@ def check_batch(function: str, batch: object, name: str = "batch") -> None:
     leaves = list(_leaves(batch))
     if any(isinstance(leaf, np.ndarray) for leaf in leaves) and not any(isinstance(leaf, Tensor) for leaf in leaves):
         raise TypeError(f"{call}: `{name}` has arrays of NumPy; give tensors, `torch.as_tensor(array)`.")
+
+
+def check_inputs(function: str, model: object, batch: object, loss: object, seed: object) -> int:
+    """Check a model, one batch, a loss and a seed, and return the seed."""
+    check_model(function, model)
+    check_loss(function, loss)
+    check_batch(function, batch)
+    return check_seed(function, seed)
 
 
 def _leaves(batch: object) -> Iterator[object]:

@@ -35,7 +35,7 @@ from undertow.torch._copies import (
     trainable,
     unwrap,
 )
-from undertow.torch._inputs import check_batch, check_loss, check_model, check_seed, try_loss
+from undertow.torch._inputs import check_inputs, try_loss
 from undertow.torch._isolation import isolated
 from undertow.torch._renamed import Renamed
 from undertow.torch._threads import one_thread
@@ -245,13 +245,8 @@ def census(model: nn.Module, batch: Batch, loss: Loss, *, seed: int = 0, count: 
     ...     print(symmetry)
     rescaling, 7 scales: 0.weight[i, :], 0.bias against 2.weight[:, i]
     """
-    check_model("census", model)
-    model = unwrap(model)
-    check_loss("census", loss)
-    check_batch("census", batch)
-    seed = check_seed("census", seed)
-    if count is not None:
-        flag("census", "count", count)
+    seed, model = check_inputs("census", model, batch, loss, seed), unwrap(model)
+    count = None if count is None else flag("census", "count", count)
     large = sum(p.numel() for p in model.parameters()) > ONE_THREAD_LIMIT
     with isolated(model, seed), nullcontext() if large else _single_threaded():
         return replace(_census(model, batch, loss, seed, count), structure=structure_of(model))

@@ -131,15 +131,12 @@ class NoiseMonitor:
         on_error: Literal["raise", "warn"] = "raise",
         distributed: bool | None = None,
     ):
-        check_model("NoiseMonitor", model)
         _validate_wrapper(model)
-        self.every = validate.positive_integer("NoiseMonitor", "every", every)
-        keep = validate.positive_integer("NoiseMonitor", "keep", keep)
-        window = validate.positive_integer("NoiseMonitor", "window", window)
+        count = lambda name, value: validate.positive_integer("NoiseMonitor", name, value)
+        self.every, keep, window = count("every", every), count("keep", keep), count("window", window)
         batch_axis = validate.positive_integer("NoiseMonitor", "batch_axis", batch_axis, least=0, most=1)
         validate.one_of("NoiseMonitor", "on_error", on_error, ("raise", "warn"))
-        if distributed is not None:
-            validate.flag("NoiseMonitor", "distributed", distributed)
+        distributed = None if distributed is None else validate.flag("NoiseMonitor", "distributed", distributed)
         wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
         self.model = unwrap(model)
         _validate_census(self.model, census)
@@ -381,6 +378,7 @@ def _release(handle: torch.utils.hooks.RemovableHandle, recorder: GradientRecord
 
 
 def _validate_wrapper(model: nn.Module) -> None:
+    check_model("NoiseMonitor", model)
     if isinstance(model, nn.DataParallel):
         raise ValueError(
             "`NoiseMonitor`: a DataParallel spreads the samples over replicas, where hooks do not see them; use "
