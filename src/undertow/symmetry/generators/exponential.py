@@ -25,12 +25,11 @@ POWER_STEPS = 19
 class Exponential(AbstractSymmetry):
     """A symmetric generator A: a function v -> A v of vectors like params, or its diagonal as a pytree like params.
 
-        >>> import jax.numpy as jnp
-    import numpy as np
-        >>> import undertow as ut
-        >>> swap = ut.Exponential(lambda v: v[::-1])
-        >>> print(swap.charge(jnp.array([2.0, 3.0])), swap.orbit(jnp.array([1.0, 0.0]), 1.0).round(4))
-        6.0 [1.5431 1.1752]
+    >>> import jax.numpy as jnp
+    >>> import undertow as ut
+    >>> swap = ut.Exponential(lambda v: v[::-1])
+    >>> print(swap.charge(jnp.array([2.0, 3.0])), swap.orbit(jnp.array([1.0, 0.0]), 1.0).round(4))
+    6.0 [1.5431 1.1752]
     """
 
     generator: Callable[[PyTree], PyTree] | PyTree
