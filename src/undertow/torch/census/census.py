@@ -328,8 +328,8 @@ def _search(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool |
     batch = cast_batch(batch, torch.float64)
     with DoublePrecision():
         plain, heads = length_levels(twin), attention_levels(twin)
-        try_loss("census", twin, batch, loss, seed, converted=True)
         randomise(twin, seed)
+        try_loss("census", twin, batch, loss, seed, converted=True)
         stochastic = draws_random_numbers(twin, batch, loss)
         candidates = [*plain, *coupled_levels(twin, batch, loss, [*plain, *heads], seed + 6000), *heads]
         draws = max([2, *(math.ceil(2.1 * len(level.axes) / level.size) for level in candidates)])
