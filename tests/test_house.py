@@ -18,6 +18,8 @@ SOURCE = Path(ut.__file__).parent
 
 # the imports from undertow that each part may have; a part is a folder, or a file at the top
 GROUND = {
+    "_arrays",
+    "_calls",
     "_validate",
     "_trees",
     "_chunks",
@@ -34,16 +36,18 @@ NOISE = GROUND | {"problem", "covariance", "noise", "optimisers"}
 MATHEMATICS = NOISE | {"dynamics", "manifold", "symmetry", "sensing", "grouped"}
 MAY_IMPORT = {
     "_validate": set(),
+    "_arrays": {"_validate"},
+    "_calls": {"_validate"},
     "_trees": {"_validate"},
     "_chunks": {"_trees"},
     "_progress": set(),
     "_device": set(),
     "_stiff": {"_trees"},
     "_table": set(),
-    "estimate": {"_table", "_trees", "_validate", "figures"},
+    "estimate": {"_arrays", "_table", "_trees", "_validate", "figures"},
     "regime": {"_table"},
     "series": {"_table", "_trees", "estimate"},
-    "trajectory": {"series", "_table", "figures", "regime"},
+    "trajectory": {"series", "_table", "_validate", "figures", "regime"},
     "spectral": {"_trees"},
     "problem": GROUND,
     "covariance": GROUND | {"problem"},
@@ -56,7 +60,17 @@ MAY_IMPORT = {
     "grouped": NOISE,
     "figures": set(),
     "torch": NOISE | {"symmetry", "figures"},
-    "execution": {"_device", "dynamics", "figures", "noise", "optimisers", "regime", "trajectory"},
+    "execution": {
+        "_calls",
+        "_device",
+        "_validate",
+        "dynamics",
+        "figures",
+        "noise",
+        "optimisers",
+        "regime",
+        "trajectory",
+    },
     "analysis": NOISE | {"dynamics", "manifold", "symmetry", "torch", "execution", "figures"},
     "verification": {"_device", "estimate", "execution", "figures"},
     "papers": MATHEMATICS | {"execution", "verification", "figures"},

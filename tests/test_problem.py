@@ -217,10 +217,10 @@ MISTAKES = {
     "an array without a sample axis": (lambda: ut.Problem(quadratic, jnp.array(3.0)), "leading sample axis"),
     "no data": (lambda: ut.Problem(quadratic, {}), "no data"),
     "empty data": (lambda: ut.Problem(quadratic, jnp.zeros((0, 2))), "empty"),
-    "a loss that is no function": (lambda: ut.Problem(X, quadratic), "give loss"),
+    "a loss that is no function": (lambda: ut.Problem(X, quadratic), "called as `loss"),
     "targets of three axes": (lambda: ut.Regression(quadratic, X, jnp.zeros((3, 2, 2))), r"\(n, q\)"),
     "complex targets": (lambda: ut.Regression(lambda w, x: w * x, X, X * 1j), "`targets` is complex"),
-    "a population without functions": (lambda: ut.Population(quadratic, 3), "two functions"),
+    "a population without functions": (lambda: ut.Population(quadratic, 3), "called as `draw"),
     "integer params to a loss": (lambda: problem().loss(jnp.arange(3)), "dtype int32"),
     "a prediction of another shape": (
         lambda: ut.Regression(lambda w, x: w * x, X, X).loss(jnp.ones(2)),
@@ -233,7 +233,10 @@ MISTAKES = {
         lambda: population().covariance(POINT),
         r"Minibatch\(population, 1\)\.covariance",
     ),
-    "one sample for a standard error": (lambda: population().estimate_loss(POINT, samples=1), "at least 2 samples"),
+    "one sample for a standard error": (
+        lambda: population().estimate_loss(POINT, samples=1),
+        "`samples` must be at least 2",
+    ),
 }
 
 

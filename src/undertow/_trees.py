@@ -13,11 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Key, PyTree, Shaped
 
-from undertow._validate import Number
+from undertow._validate import Number, shown
 
 __all__ = [
     "add",
+    "arrays",
     "centre",
+    "check_alike",
     "columns",
     "count",
     "dot",
@@ -27,6 +29,7 @@ __all__ = [
     "match_precision",
     "mismatch",
     "names",
+    "outline",
     "ravel",
     "scale",
     "standard_normal",
@@ -140,13 +143,35 @@ def match_precision(loss: Callable[[PyTree], Array], params: PyTree) -> PyTree:
     return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, precise)), params)
 
 
+def arrays(tree: PyTree) -> PyTree:
+    """Return the tree with numbers and arrays of NumPy as arrays of JAX; other leaves stay what they are."""
+    numeric = lambda leaf: (
+        isinstance(leaf, float | int) or getattr(getattr(leaf, "dtype", None), "kind", "O") in "biufc"
+    )
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf) if numeric(leaf) else leaf, tree)
+
+
 def mismatch(tree: PyTree, params: PyTree, call: str) -> str:
     """Return how a pytree differs from params in structure, shapes or types, as a sentence; empty if it does not."""
     if jax.tree.structure(tree) != jax.tree.structure(params):
-        return f"`{call}` is a {jax.tree.structure(tree)} and params are a {jax.tree.structure(params)}; make it alike"
+        return f"`{call}` is {outline(tree)} and params are {outline(params)}; make it alike"
     for name, leaf, like in zip(names(params), jax.tree.leaves(tree), jax.tree.leaves(params), strict=True):
+        if not hasattr(leaf, "shape"):
+            return f"`{call}` has {shown(leaf)} for `{name}`, which has shape {like.shape}; make it alike"
         if leaf.shape != like.shape:
             return f"`{call}` has shape {leaf.shape} for `{name}`, which has shape {like.shape}; make them equal"
         if leaf.dtype != like.dtype:
             return f"`{call}` has dtype {leaf.dtype} for `{name}`, which has {like.dtype}; convert it with `.astype`"
     return ""
+
+
+def check_alike(tree: PyTree, params: PyTree, call: str) -> None:
+    """Raise where a pytree is not like params."""
+    wrong = mismatch(tree, params, call)
+    if wrong:
+        raise ValueError(f"{wrong}.")
+
+
+def outline(tree: PyTree) -> str:
+    """Return the structure of a pytree, with `*` for its leaves."""
+    return str(jax.tree.structure(tree)).removeprefix("PyTreeDef(").removesuffix(")")

@@ -1,6 +1,7 @@
 """A number that was estimated, with its standard error and intervals."""
 
 import math
+from numbers import Real
 from typing import TYPE_CHECKING, Literal
 
 import equinox as eqx
@@ -12,6 +13,7 @@ from scipy import special
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._arrays import data_arrays, sample_axis
 from undertow._table import ResultTable, indexed, number, shortened
 from undertow.figures import results
 
@@ -53,6 +55,7 @@ class Estimate(eqx.Module):
     @staticmethod
     def of(values: PyTree) -> "Estimate":
         """Return the mean over the leading axis of every leaf; its standard error is sd/sqrt(n), NaN for one value."""
+        values = _checked("Estimate.of", "values", values)
         samples = jax.tree.leaves(values)[0].shape[0]
         mean = jax.tree.map(lambda x: jnp.mean(x, axis=0), values)
         spread = lambda x: jnp.std(x, axis=0, ddof=1) if samples > 1 else jnp.full(x.shape[1:], jnp.nan, x.dtype)
@@ -62,6 +65,7 @@ class Estimate(eqx.Module):
     @staticmethod
     def share(flags: PyTree) -> "Estimate":
         """Return the share of true flags over the leading axis of every leaf, with the error of `share_error`."""
+        flags = _checked("Estimate.share", "flags", flags)
         samples = jax.tree.leaves(flags)[0].shape[0]
         count = jax.tree.map(lambda x: np.asarray(x, bool).sum(axis=0), flags)
         value = jax.tree.map(lambda k: k / samples, count)
@@ -105,8 +109,9 @@ class Estimate(eqx.Module):
 
     def interval(self, level: float = 0.95) -> tuple[PyTree, PyTree]:
         """Return the lower and upper ends of the confidence interval at `level`."""
-        if not 0 < level < 1:
-            raise ValueError(f"`Estimate.interval(level={level!r})`: give a level between 0 and 1, such as 0.95.")
+        if isinstance(level, bool) or not isinstance(level, Real) or not 0 < level < 1:
+            call = validate.quote("Estimate.interval", level=validate.shown(level))
+            raise ValueError(f"{call}: give a `level` between 0 and 1, such as 0.95.")
         if self.kind == "share":
             ends = lambda p: share_interval(np.rint(np.asarray(p) * self.samples), self.samples, level)
             low, high = (jax.tree.map(lambda p, side=side: ends(p)[side], self.value) for side in (0, 1))
@@ -117,6 +122,13 @@ class Estimate(eqx.Module):
             for sign in (-1, 1)
         )
         return low, high
+
+
+def _checked(function: str, name: str, values: PyTree) -> PyTree:
+    """Return values as arrays with a common leading axis; raise for others. Tracers and shapes pass."""
+    values = data_arrays(function, name, values)
+    sample_axis(function, **{name: values})
+    return values
 
 
 def _known(estimate: Estimate) -> bool:

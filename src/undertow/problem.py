@@ -15,9 +15,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int, Key, PyTree
 from numpy.typing import ArrayLike
 
+from undertow import _calls as calls
 from undertow import _chunks as chunks
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._arrays import check_indices, data_arrays, probabilities, real_vector, sample_axis
 from undertow._validate import KeyLike
 from undertow.estimate import Estimate
 
@@ -76,7 +78,7 @@ class AbstractSampled(AbstractProblem):
         >>> print(problem.reweight(jnp.array([0.75, 0.25])).loss(jnp.array(0.0)))
         1.0
         """
-        weights = validate.probabilities(f"{type(self).__name__}.reweight", "weights", weights, self.size)
+        weights = probabilities(f"{type(self).__name__}.reweight", "weights", weights, self.size)
         return eqx.tree_at(lambda p: p.weights, self, weights, is_leaf=lambda leaf: leaf is None)
 
     def chunk(self, params: PyTree) -> int:
@@ -106,6 +108,8 @@ class AbstractSampled(AbstractProblem):
     def combine(self, params: PyTree, coefficients: Float[Array, " samples"]) -> PyTree:
         """Return sum_i coefficients_i grad l_i, in bounded memory and without per-sample gradients."""
         self._check_shapes(params)
+        if validate.concrete(coefficients):
+            real_vector(f"{type(self).__name__}.combine", "coefficients", coefficients, self.size)
 
         def block(rows: tuple[PyTree, Array]) -> PyTree:
             data, weights = rows
@@ -121,6 +125,7 @@ class AbstractSampled(AbstractProblem):
     def along(self, params: PyTree, direction: PyTree) -> Float[Array, " samples"]:
         """Return <grad l_i, direction> for every sample, by forward differentiation."""
         self._check_shapes(params)
+        trees.check_alike(direction, params, f"{type(self).__name__}.along(direction=...)")
 
         def one(sample: PyTree) -> Scalar:
             return jax.jvp(lambda p: self.sample_loss(p, sample), (params,), (direction,))[1]
@@ -129,6 +134,7 @@ class AbstractSampled(AbstractProblem):
 
     def quadratic(self, params: PyTree, form: Callable[[PyTree], PyTree]) -> PyTree:
         """Return sum_i p_i form(grad l_i), for a scalar (or array) function of one gradient, in bounded memory."""
+        calls.check_function(f"{type(self).__name__}.quadratic", "form(gradient)", form)
         self._check_shapes(params)
 
         def block(rows: tuple[PyTree, Array]) -> PyTree:
@@ -144,18 +150,26 @@ class AbstractSampled(AbstractProblem):
 
     def batch_gradient(self, params: PyTree, indices: Int[Array, ""] | Int[Array, " batch"]) -> PyTree:
         """Return the mean gradient over the samples at `indices`; a single index has no batch axis."""
-        return batch_gradient(self.sample_loss, params, trees.take(self.data, indices), single=indices.ndim == 0)
+        if validate.concrete(indices):
+            check_indices(f"{type(self).__name__}.batch_gradient", indices, self.size)
+        return batch_gradient(self.sample_loss, params, trees.take(self.data, indices), single=np.ndim(indices) == 0)
 
     def check(self, params: PyTree) -> None:
-        """Raise for params that are not floats, and for a loss that is not a finite scalar at them."""
+        """Raise for params that are not floats, and for a loss that is random or not a finite scalar at them."""
         self._check_shapes(params)
         if all(validate.concrete(leaf) for leaf in jax.tree.leaves((params, self.data))):
-            _check_finite(type(self).__name__, _loss_of(self, params))
+            name, (called, function, shapes) = type(self).__name__, self._user_function()
+            calls.check_repeats(name, called, function, params, shapes)
+            calls.check_finite(name, _loss_of(self, params))
 
     def _check_shapes(self, params: PyTree) -> None:
-        name = type(self).__name__
+        name, (called, function, shapes) = type(self).__name__, self._user_function()
         validate.params_of_floats(name, params)
-        _check_scalar(name, jax.eval_shape(self.sample_loss, params, _one_of(self.data)))
+        calls.check_scalar(name, calls.output_of(name, called, function, params, shapes))
+
+    def _user_function(self) -> tuple[str, Callable, PyTree]:
+        """Return how the user's function is called, the function, and the shapes of its second argument."""
+        return "loss(params, sample)", self.sample_loss, _one_of(self.data)
 
 
 def _one_of(data: PyTree) -> PyTree:
@@ -175,28 +189,6 @@ def _loss_of(problem: AbstractProblem, params: PyTree) -> Array:
     return problem.loss(params)
 
 
-def _check_scalar(name: str, value: PyTree) -> None:
-    shape = getattr(value, "shape", None)
-    if shape != () or not jnp.issubdtype(value.dtype, jnp.floating):
-        returned = f"shape {shape}, dtype {value.dtype}" if hasattr(value, "dtype") else type(value).__name__
-        raise ValueError(
-            f"`{name}`: `loss(params, sample)` must return one real number for one sample, not {returned}; "
-            "sum or average inside the loss."
-        )
-
-
-def _check_finite(name: str, value: Array) -> None:
-    if not np.isfinite(value):
-        raise ValueError(
-            f"`{name}`: the loss is {float(value)} at the given params; check the data (NaN?), the start and the loss."
-        )
-
-
-def _to_arrays(tree: PyTree) -> PyTree:
-    """Convert numbers, lists of numbers and NumPy arrays to JAX arrays; leave keys and arrays as they are."""
-    return jax.tree.map(lambda leaf: leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf), tree)
-
-
 class Problem(AbstractSampled):
     """A loss with samples: L(params) = (1/n) sum_i loss(params, sample_i).
 
@@ -214,17 +206,21 @@ class Problem(AbstractSampled):
     data: PyTree
     weights: Float[Array, " samples"] | None
 
+    @calls.checked_call("Problem")
     def __init__(self, loss: Callable[[PyTree, PyTree], Scalar], data: PyTree):
-        if not callable(loss):
-            raise TypeError(f"`Problem(loss, data)`: `loss` is a {type(loss).__name__}; give loss(params, sample).")
-        validate.sample_axis("Problem", data=data)
+        calls.check_function("Problem", "loss(params, sample)", loss)
+        data = data_arrays("Problem", "data", data)
+        sample_axis("Problem", data=data)
         self.function = loss
-        self.data = _to_arrays(data)
+        self.data = data
         self.weights = None
 
     def sample_loss(self, params: PyTree, sample: PyTree) -> Scalar:
         """Return loss(params, sample), as given."""
         return self.function(params, sample)
+
+    def _user_function(self) -> tuple[str, Callable, PyTree]:
+        return "loss(params, sample)", self.function, _one_of(self.data)
 
 
 class Regression(AbstractSampled):
@@ -244,12 +240,17 @@ class Regression(AbstractSampled):
     data: tuple[PyTree, Array]
     weights: Float[Array, " samples"] | None
 
+    @calls.checked_call("Regression")
     def __init__(self, predict: Callable[[PyTree, PyTree], Array], inputs: PyTree, targets: Array | np.ndarray):
-        if not callable(predict):
-            kind = type(predict).__name__
-            raise TypeError(f"`Regression(predict, ...)`: `predict` is a {kind}; give predict(params, x).")
-        inputs, targets = _to_arrays(inputs), _to_arrays(targets)
-        validate.sample_axis("Regression", inputs=inputs, targets=targets)
+        calls.check_function("Regression", "predict(params, x)", predict)
+        if isinstance(targets, list | tuple | dict):
+            raise TypeError(
+                f"`Regression`: `targets` is a {type(targets).__name__}; give an array, jnp.asarray(targets)."
+            )
+        inputs, targets = (
+            data_arrays("Regression", name, tree) for name, tree in (("inputs", inputs), ("targets", targets))
+        )
+        sample_axis("Regression", inputs=inputs, targets=targets)
         if targets.ndim > 2:
             raise ValueError(f"`Regression`: `targets` has shape {targets.shape}; give (n,) or (n, q).")
         if jnp.issubdtype(targets.dtype, jnp.complexfloating):
@@ -292,13 +293,11 @@ class Regression(AbstractSampled):
 
     def _check_shapes(self, params: PyTree) -> None:
         validate.params_of_floats("Regression", params)
-        x, y = _one_of(self.data)
-        output = jax.eval_shape(self.predict, params, x)
-        if getattr(output, "shape", None) != y.shape:
-            raise ValueError(
-                f"`Regression`: `predict(params, x)` returns shape {getattr(output, 'shape', None)} for one input, "
-                f"the target of one sample has shape {y.shape}; make them equal."
-            )
+        output = calls.output_of("Regression", "predict(params, x)", self.predict, params, _one_of(self.inputs))
+        calls.check_prediction(output, self.targets.shape[1:])
+
+    def _user_function(self) -> tuple[str, Callable, PyTree]:
+        return "predict(params, x)", self.predict, _one_of(self.inputs)
 
 
 class Population(AbstractProblem):
@@ -319,9 +318,10 @@ class Population(AbstractProblem):
     function: Callable[[PyTree, PyTree], Scalar]
     drawer: Callable[[Key[Array, ""]], PyTree]
 
+    @calls.checked_call("Population")
     def __init__(self, loss: Callable[[PyTree, PyTree], Scalar], draw: Callable[[Key[Array, ""]], PyTree]):
-        if not callable(loss) or not callable(draw):
-            raise TypeError("`Population(loss, draw)`: give two functions, loss(params, sample) and draw(key).")
+        calls.check_function("Population", "loss(params, sample)", loss)
+        calls.check_function("Population", "draw(key)", draw)
         self.function = loss
         self.drawer = draw
 
@@ -339,20 +339,25 @@ class Population(AbstractProblem):
         key = validate.as_key("Population.sample", key)
         return Problem(self.function, jax.vmap(self.drawer)(jax.random.split(key, count)))
 
-    def reference(self, key: KeyLike | None = None, samples: int = 4096) -> Problem:
-        """Return the finite problem from which estimates are computed; None is a fixed key."""
-        samples = validate.positive_integer("Population", "samples", samples)
-        if samples < 2:
-            raise ValueError("`Population(samples=1)`: a standard error needs at least 2 samples.")
-        return self.sample(0 if key is None else key, samples)
+    def reference(
+        self, key: KeyLike | None = None, samples: int = 4096, *, function: str = "Population.reference"
+    ) -> Problem:
+        """Return the finite problem from which estimates are computed; None is a fixed key.
+
+        A standard error needs two samples. `function` is the function that error messages quote.
+        """
+        samples = validate.positive_integer(function, "samples", samples, least=2)
+        return self.sample(validate.as_key(function, 0 if key is None else key), samples)
 
     def estimate_loss(self, params: PyTree, *, key: KeyLike | None = None, samples: int = 4096) -> Estimate:
         """Return an estimate of E loss with its standard error."""
-        return Estimate.of(self.reference(key, samples).losses(params))
+        validate.params_of_floats("Population.estimate_loss", params)
+        return Estimate.of(self.reference(key, samples, function="Population.estimate_loss").losses(params))
 
     def estimate_gradient(self, params: PyTree, *, key: KeyLike | None = None, samples: int = 4096) -> Estimate:
         """Return an estimate of E grad loss with a standard error for every coordinate, in bounded memory."""
-        problem = self.reference(key, samples)
+        validate.params_of_floats("Population.estimate_gradient", params)
+        problem = self.reference(key, samples, function="Population.estimate_gradient")
         mean = problem.gradient(params)
         second = problem.quadratic(params, lambda g: jax.tree.map(lambda x, m: (x - m) ** 2, g, mean))
         error = jax.tree.map(lambda x: jnp.sqrt(x / jnp.asarray(samples - 1, x.dtype)), second)
@@ -376,10 +381,15 @@ class Population(AbstractProblem):
     def check(self, params: PyTree) -> None:
         """Raise for params that are not floats, and for a loss that is not a finite scalar on 32 samples."""
         validate.params_of_floats("Population", params)
-        sample = jax.eval_shape(self.drawer, jax.random.key(0))
-        _check_scalar("Population", jax.eval_shape(self.function, params, sample))
+        name, called, key = "Population", "loss(params, sample)", jax.random.key(0)
+        sample = calls.output_of(name, "draw(key)", self.drawer, key)
+        if not jax.tree.leaves(sample):
+            raise TypeError("`Population`: `draw(key)` returns None; return one sample, a pytree of arrays.")
+        calls.check_scalar(name, calls.output_of(name, called, self.function, params, sample))
         if all(validate.concrete(leaf) for leaf in jax.tree.leaves(params)):
-            _check_finite("Population", _loss_of(self.reference(None, 32), params))
+            calls.check_repeats(name, "draw(key)", self.drawer, key)
+            calls.check_repeats(name, called, self.function, params, sample)
+            calls.check_finite("Population", _loss_of(self.reference(None, 32), params))
 
 
 def _unknown(name: str, instead: str) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from undertow._table import ResultTable, html_of, number, text_of
+from undertow._validate import instance, shown
 from undertow.figures import results
 from undertow.regime import Regime
 from undertow.series import Series, named_leaves, series_of, table_row
@@ -135,6 +136,7 @@ class Trajectory:
         """
         from undertow.execution.runs import save_run
 
+        _check_path("run.save", path)
         return save_run(path, self)
 
     @staticmethod
@@ -175,6 +177,7 @@ class Trajectory:
         """
         from undertow.execution.runs import load_run
 
+        _check_path("Trajectory.load", path)
         return load_run(path, noise, observe, average, step_size, optimiser, like)
 
     def alive(self) -> np.ndarray:
@@ -307,7 +310,7 @@ class Trajectory:
     def select(self, times: int | slice | Sequence[int] | np.ndarray) -> "Trajectory":
         """Return the trajectory with only the observations at the given positions along its times axis."""
         axis = 0 if self.seeds is None else 1
-        index = np.atleast_1d(np.arange(len(self.step))[times])
+        index = _positions(times, len(self.step))
         observed = jax.tree.map(lambda x: np.take(x, index, axis=axis), self.observed)
         return replace(
             self, observed=observed, step=self.step[index], time=self.time[index], slow_time=self.slow_time[index]
@@ -362,3 +365,24 @@ def _add_leaves(
         extra = [f"{full}_{axis}" for axis in axes]
         variables[full] = ((*leading, *extra), array)
         taken |= {full, *extra}
+
+
+def _positions(times: object, count: int) -> np.ndarray:
+    """Return positions along the times axis, from 0 to count - 1; raise for others."""
+    call = f"`run.select(times={shown(times)})`"
+    if not isinstance(times, slice):
+        index = np.asarray(times)
+        wrong = index[(index < -count) | (index >= count)] if index.dtype.kind in "iu" else index
+        if index.size == 0:
+            raise ValueError(f"{call}: `times` is empty; give at least one position.")
+        if index.dtype.kind not in "iub" or (index.dtype.kind == "b" and index.shape != (count,)):
+            raise TypeError(f"{call}: `times` must be whole numbers, a slice, or {count} flags; give positions.")
+        if index.dtype.kind in "iu" and wrong.size:
+            raise ValueError(
+                f"{call}: `times` has {wrong.flat[0]}; the run has positions from -{count} to {count - 1}."
+            )
+    return np.atleast_1d(np.arange(count)[times])  # ty: ignore[invalid-argument-type]
+
+
+def _check_path(function: str, path: object) -> None:
+    instance(function, "path", path, str | Path, "a path, such as 'run.zarr'")

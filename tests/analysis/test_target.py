@@ -54,13 +54,13 @@ def test_a_problem_or_a_noise_with_its_params(file, name, params_name, kind, par
     [
         ("", "params", r"größe\.py: name an object of the file as well, such as .*größe\.py:problem"),
         (":nope", "params", r"größe\.py has no object 'nope'; it has both, breaks, empty, four, "),
-        (":number", "params", r"größe\.py:number is a int; give a problem, a noise, or a pair"),
+        (":number", "params", r"größe\.py:number is an int; give a problem, a noise, or a pair"),
         (":empty", "params", "is a tuple; give a problem"),
         (":one", "params", "is a tuple; give a problem"),
         (":four", "params", "is a tuple; give a problem"),
         (":problem", "nope", r"has no variable 'nope' with the params; name it with --params, or let problem be a"),
         (":breaks", "params", r"größe\.py:breaks cannot be run: KeyError: 'größe'"),
-        (":needs", "params", r"größe\.py:needs cannot be run: TypeError: .*missing 1 required"),
+        (":needs", "params", r"größe\.py:needs takes \(.*\); give a function without arguments"),
     ],
 )
 def test_a_wrong_target_is_reported(file, name, params_name, message):

@@ -79,7 +79,7 @@ MISTAKES = {
     ),
     "no key for a draw": (
         lambda: ut.Isotropic(problem()).covariance(POINT).gaussian(None),
-        r"`gaussian\(key=None\)`: give `key=jax.random.key\(0\)`",
+        r"`gaussian\(key=None\)`: give one key, `key=jax.random.key\(0\)`",
     ),
     "the old square root": (lambda: ut.Isotropic(problem()).covariance(POINT).root, "called `sqrt_mv` now"),
     "the old shapes of normals": (lambda: ut.Isotropic(problem()).covariance(POINT).white, "called `normal_structure`"),

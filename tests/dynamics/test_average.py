@@ -221,7 +221,7 @@ def test_whole_numbers_of_the_user_are_floats(x64):
 
 MISTAKES = {
     "no noise": (lambda n, p: ut.average(n.problem, p, step_size=0.1, time=1.0), "give a noise"),
-    "step size": (lambda n, p: ut.average(n, p, step_size=0.0, time=1.0), "step_size=0.*positive"),
+    "step size": (lambda n, p: ut.average(n, p, step_size=0.0, time=1.0), "step_size=0.*above 0"),
     "time": (lambda n, p: ut.average(n, p, step_size=0.1, time=-1.0), "time=-1"),
     "closure": (lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, closure="exact"), '"small_step", "finite_step"'),
     "saves": (lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, num_saves=0), "num_saves"),

@@ -172,7 +172,7 @@ MISTAKES = {
     "a schedule that turns negative": (lambda: run(step_size=lambda k: 0.05 - 0.01 * k), "at step 6"),
     "a schedule of vectors": (lambda: run(step_size=lambda k: jnp.ones(2)), "one number per step"),
     "no steps": (lambda: run(steps=0), r"`descend\(steps=0\)`: `steps` must be at least 1"),
-    "too many steps": (lambda: run(steps=2**31), "fewer than"),
+    "too many steps": (lambda: run(steps=2**31), "`steps` must be at most"),
     "a key that is a string": (lambda: run(key="seed"), r"jax.random.key\(0\)"),
     "no key": (lambda: run(key=None), r"jax.random.key\(0\)"),
     "no seeds": (lambda: run(seeds=0), "`seeds` must be at least 1"),

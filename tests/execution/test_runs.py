@@ -284,8 +284,8 @@ OTHERS = {
     "no averages": ({"average": None}, ValueError, "average=...\\)`: 'mean' is missing"),
     "no schedule": ({"step_size": None}, TypeError, "is a schedule, which cannot be stored; give the function again"),
     "other schedule": ({"step_size": optax.cosine_decay_schedule(0.1, 3001)}, ValueError, "the schedule sums to"),
-    "a number": ({"noise": 3}, TypeError, "got a int; give the noise of the run"),
-    "a problem": ({"noise": ut.Problem(loss, DATA)}, TypeError, "got a Problem"),
+    "a number": ({"noise": 3}, TypeError, "`noise` is an int; give the noise of the run"),
+    "a problem": ({"noise": ut.Problem(loss, DATA)}, TypeError, "`noise` is a Problem"),
     "a schedule only": ({"noise": None}, TypeError, "a schedule continues a run; give `noise=` too"),
     "observables as a list": ({"observe": [1]}, TypeError, "give a dict of functions"),
 }

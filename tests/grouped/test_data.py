@@ -38,7 +38,7 @@ ESTIMATORS = (ut.HeteroRegressor, ut.InvariantRegressor)
 
 MISTAKES = {
     "no groups": (lambda e: e().fit(X, Y), "`groups` is not given"),
-    "a group with one row": (lambda e: e().fit(X, Y, ["lone", *GROUPS[1:]]), "group lone has one row"),
+    "a group with one row": (lambda e: e().fit(X, Y, ["lone", *GROUPS[1:]]), "group lone of `groups` has one row"),
     "one group": (lambda e: e().fit(X, Y, ["all"] * 60), "one group only, all"),
     "groups of another length": (lambda e: e().fit(X, Y, GROUPS[1:]), r"`groups` has shape \(59,\) and `X` 60 rows"),
     "a missing group": (lambda e: e().fit(X, Y, [None, *GROUPS[1:]]), "missing labels"),

@@ -102,7 +102,7 @@ MISTAKES = {
         lambda p: ut.Limit(p.noise, optimiser=ut.AdamW()).drift(p.start), r"decay/step_size; give `step_size=`",
     ),
     "a state without v": (
-        lambda p: ut.Limit(p.noise, optimiser=ut.Adam()).drift(p.start, state=p.start), r'give the dict \{"v"',
+        lambda p: ut.Limit(p.noise, optimiser=ut.Adam()).drift(p.start, state=p.start), r'`state` is the dict \{"v"',
     ),
     "a state of another shape": (
         lambda p: ut.Limit(p.noise, optimiser=ut.Adam()).drift(p.start, state={"v": p.start[0]}), "make it alike",
@@ -117,7 +117,7 @@ MISTAKES = {
     ),
     "negative v": (
         lambda p: ut.Limit(p.noise, optimiser=ut.Adam()).drift(p.start, state={"v": negated(p.start)}),
-        "negative or not finite",
+        "its values are finite and at least 0",
     ),
     "a finite step": (
         lambda p: ut.Limit(p.noise, optimiser=ut.Adam()).drift(p.start, finite_step=0.1), "takes `step_size=`",

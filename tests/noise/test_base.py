@@ -174,5 +174,5 @@ def test_a_noise_without_its_methods_is_abstract():
 
 def test_a_key_that_is_none_is_named_with_the_draw(as_a_user):
     noise = Coin(ut.Problem(lambda w, _: w**2 / 2, jnp.zeros(1)))
-    with pytest.raises(TypeError, match=r"`Coin\.draw\(key='x'\)`: give `key=jax.random.key\(0\)`"):
+    with pytest.raises(TypeError, match=r"`Coin\.draw\(key='x'\)`: give one key, `key=jax.random.key\(0\)`"):
         noise.draw("x", jnp.array(2.0))

@@ -166,7 +166,10 @@ def test_the_limit_follows_the_false_alarm_probability():
 
 
 MISTAKES = {
-    "a problem": (lambda: ut.check_noise(problem(), POINT), r"`check_noise\(noise, params\)`: got a Problem"),
+    "a problem": (
+        lambda: ut.check_noise(problem(), POINT),
+        r"`check_noise\(noise=Problem\(\.\.\.\)\)`: `noise` is a Problem; give a noise",
+    ),
     "whole numbers": (
         lambda: ut.check_noise(KINDS["isotropic"](), jnp.arange(3)),
         "`check_noise`: `params` has dtype int32",

@@ -177,14 +177,17 @@ MISTAKES = {
     ),
     "a negative weight": (lambda: ut.Environments(problem(), GROUPS, [1.5, -0.5, 0.0]), "must be positive"),
     "weights of another length": (lambda: ut.Environments(problem(), GROUPS, weights=[0.5, 0.5]), "give one each"),
-    "environments of a population": (lambda: ut.Environments(population(), GROUPS), "no samples to group"),
+    "environments of a population": (
+        lambda: ut.Environments(population(), GROUPS),
+        "`problem` is a Population; give a Problem",
+    ),
     "environments with different losses": (
         lambda: ut.Environments.of([ut.Problem(quadratic, X), ut.Problem(lambda w, x: w, X)]),
         "the same function",
     ),
     "environments with different samples": (
         lambda: ut.Environments.of([ut.Problem(quadratic, X), ut.Problem(quadratic, jnp.zeros((3, 2)))]),
-        "another shape",
+        "the samples of problem 1 have shapes and types",
     ),
     "no environments": (lambda: ut.Environments.of([]), "at least one"),
     "the noise within whole environments": (

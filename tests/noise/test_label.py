@@ -70,7 +70,10 @@ MISTAKES = {
         r"`LabelNoise\(batch_size=64\)`: the problem has 7 samples",
     ),
     "the old name of the batch size": (lambda: ut.LabelNoise(regression(), size=2), "called `batch_size` now"),
-    "label noise without labels": (lambda: ut.LabelNoise(problem()), "no labels.*give a `Regression`"),
+    "label noise without labels": (
+        lambda: ut.LabelNoise(problem()),
+        "`problem` is a Problem; give a `Regression`, which has labels",
+    ),
     "label noise of another kind": (lambda: ut.LabelNoise(regression(), kind="uniform"), '"sign" or "gaussian"'),
     "negative label noise": (lambda: ut.LabelNoise(regression(), -1.0), "`strength` must be"),
 }

@@ -94,7 +94,10 @@ MISTAKES = {
         lambda: ut.Minibatch(problem().reweight(jnp.full(7, 1 / 7)), 2, replace=False),
         "the samples are weighted; use replace=True",
     ),
-    "no samples at all": (lambda: ut.Minibatch(jnp.sum, 2), "has no samples; give a Problem or a Regression"),
+    "no samples at all": (
+        lambda: ut.Minibatch(jnp.sum, 2),
+        "`problem` is a function; give a Problem or a Regression, which have samples",
+    ),
     "a batch larger than the data": (
         lambda: ut.Minibatch(problem(), 64, replace=False),
         r"`Minibatch\(batch_size=64\)`: the problem has 7 samples; use batch_size <= 7 or replace=True",
@@ -109,7 +112,7 @@ MISTAKES = {
     "subsets of a population": (lambda: ut.Minibatch(population(), 2, replace=False), "without replacement"),
     "one sample for its covariance": (
         lambda: ut.Minibatch(population(), 1).covariance(POINT, samples=1),
-        "at least 2 samples",
+        "`samples` must be at least 2",
     ),
 }
 

@@ -165,13 +165,19 @@ MISTAKES = {
         lambda: ut.SampledNoise(population(), DRAW),
         "`SampledNoise`: the full gradient of a `Population`",
     ),
-    "no function": (lambda: ut.SampledNoise(problem(), 3.0), r"`SampledNoise\(draw=float\)`: `draw` is a function"),
-    "one sample": (lambda: ut.SampledNoise(problem(), DRAW, samples=1), r"`SampledNoise\(samples=1\)`: a covariance"),
+    "no function": (
+        lambda: ut.SampledNoise(problem(), 3.0),
+        r"`SampledNoise\(draw=3\.0\)`: `draw` is a float; give a function",
+    ),
+    "one sample": (
+        lambda: ut.SampledNoise(problem(), DRAW, samples=1),
+        r"`SampledNoise\(samples=1\)`: `samples` must be at least 2",
+    ),
     "no samples": (lambda: ut.SampledNoise(problem(), DRAW, samples=0), r"`SampledNoise\(samples=0\)`"),
     "no key": (lambda: ut.SampledNoise(problem(), DRAW, key=None), r"`SampledNoise\(key=None\)`"),
     "another structure": (
         lambda: ut.SampledNoise(problem(), lambda key, p: p["inner"]).check(POINT),
-        "`SampledNoise`: `draw\\(key, params\\)` is a PyTreeDef",
+        "`SampledNoise`: `draw\\(key, params\\)` is ",
     ),
     "another shape": (
         lambda: ut.SampledNoise(problem(), lambda key, p: p | {"outer": p["outer"][:1]}).check(POINT),

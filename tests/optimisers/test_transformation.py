@@ -67,14 +67,14 @@ MISTAKES = {
     "a class": (lambda: go(optimiser=ut.Adam), r"`descend\(optimiser=Adam\)`: this is a class; give an instance"),
     "a PyTorch optimiser": (lambda: go(optimiser=Foreign()), r"optimiser of PyTorch; give the one of undertow"),
     "a PyTorch class": (lambda: go(optimiser=Foreign), r"optimiser of PyTorch"),
-    "text": (lambda: go(optimiser="adam"), r"`descend\(optimiser='adam'\)`: give `SGD`.*or an optax"),
+    "text": (lambda: go(optimiser="adam"), r"`descend\(optimiser='adam'\)`: `optimiser` is .*give `SGD`.*or an optax"),
     "another tuple": (lambda: go(optimiser=(1, 2)), r"give `SGD`"),
     "momentum twice": (lambda: go(optimiser=ut.Adam(), momentum=0.9), r"`momentum` is that of SGD; give it to the opt"),
     "decay twice": (lambda: go(optimiser=ut.AdamW(), weight_decay=0.1), r"`weight_decay` is that of SGD"),
     "no step size": (lambda: go(optimiser=ut.Adam(), step_size=None), "`step_size` must be a number"),
     "a state of another shape": (
         lambda: go(optimiser=ut.Adam(), optimiser_state=WRONG_STATE),
-        r"`descend\(optimiser_state=\.\.\.\)` is a .* and the state of the optimiser is a .*; make it alike",
+        r"`descend\(optimiser_state=\.\.\.\)` is .* and the state of the optimiser is .*; make it alike",
     ),
     "an SDE of optax": (
         lambda: ut.diffuse(NOISE, params(), optimiser=optax.adam(0.1), step_size=0.1, time=1.0, key=0),

@@ -78,7 +78,7 @@ BAD = {
         lambda: burst_probability(ut.MatrixSensing(3, 1, [1.0], spectrum=[-1.0]), 0.1, steps=3), "UU' cannot represent",
     ),
     "own measurements of odd shape": (lambda: ut.sensing_problem(jnp.ones((3, 2, 4)), jnp.ones(3)), "rank-one"),
-    "targets of another length": (lambda: ut.sensing_problem(jnp.ones((3, 2)), jnp.ones(4)), "give one each"),
+    "targets of another length": (lambda: ut.sensing_problem(jnp.ones((3, 2)), jnp.ones(4)), "one target per"),
     "masked measurements": (
         lambda: ut.sensing_problem(np.ma.masked_greater(np.eye(3), 0.5), np.ones(3)),
         "`measurements` has masked entries",

@@ -187,7 +187,7 @@ BAD = {
     "a negative step of bursts": (lambda: burst_exponent([1.0], -0.1), r"burst_exponent\(step_size=-0.1\)"),
     "a NaN signal": (lambda: burst_exponent([1.0], 0.1, signal=np.nan), r"burst_exponent\(signal=nan\)"),
     "infinite values": (lambda: Table([1.0, np.inf]), "finite numbers"),
-    "infinite variance": (lambda: Gaussian(0.0, np.inf), "finite variance"),
+    "infinite variance": (lambda: Gaussian(0.0, np.inf), "`deviation` has inf; give finite numbers"),
     "probabilities that do not sum to one": (lambda: Table([1.0, 2.0], [0.2, 0.2]), "sum to 1"),
     "an interval with its ends swapped": (lambda: Uniform(1.0, 0.0), "must not be above"),
     "a negative deviation": (lambda: Gaussian(0.0, -1.0), "at least 0"),

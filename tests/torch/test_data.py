@@ -211,7 +211,7 @@ def test_invalid_input_raises(kind, as_a_user):
         ({"groups": [0, 2], "batch_size": 1}, ValueError, "group 1 has no data"),
         ({"groups": [0, -1], "batch_size": 1}, ValueError, "holds -1"),
         ({"groups": np.ma.array([0, 1], mask=[0, 1]), "batch_size": 1}, ValueError, "masked labels"),
-        ({"groups": [], "batch_size": 1}, ValueError, "shape"),
+        ({"groups": [], "batch_size": 1}, ValueError, "environment of every sample"),
         ({"groups": [[0, 1]], "batch_size": 1}, ValueError, "shape"),
         ({"groups": [0, 1], "batch_size": 0}, ValueError, "batch_size=0"),
         ({"groups": [0, 1], "batch_size": 1.5}, TypeError, "batch_size=1.5"),
@@ -234,7 +234,7 @@ def test_invalid_input_raises(kind, as_a_user):
         with pytest.raises(error, match=words):
             kind(**arguments)
     sampler = kind(GROUPS, 4)
-    with pytest.raises(ValueError, match="an epoch has 11"):
+    with pytest.raises(ValueError, match="`done` must be at most 11"):
         sampler.state_dict(done=12)
     for other in (kind(GROUPS, 5), kind(GROUPS[::-1], 4), kind(GROUPS, 4, seed=1)):
         with pytest.raises(ValueError, match="build it as it was"):
@@ -313,7 +313,7 @@ def test_invalid_label_noise_raises(as_a_user):
         (lambda: LabelNoise(1.5, "flip", classes=3), ValueError, "at most 1"),
         (lambda: LabelNoise(0.5, "flip"), ValueError, "number of classes"),
         (lambda: LabelNoise(0.5, classes=3), ValueError, "number of classes"),
-        (lambda: LabelNoise(0.5, "flip", classes=1), ValueError, "at least two classes"),
+        (lambda: LabelNoise(0.5, "flip", classes=1), ValueError, "`classes` must be at least 2"),
         (lambda: LabelNoise(0.5)(torch.arange(3)), TypeError, "for regression"),
         (lambda: LabelNoise(0.5, "flip", classes=3)(torch.zeros(3)), TypeError, "integers of classes"),
         (lambda: LabelNoise(0.5, "flip", classes=3)(torch.tensor([3])), ValueError, "classes are 0..2"),

@@ -103,7 +103,11 @@ def _as_noise(noise: AbstractNoise | AbstractProblem, batch_size: int) -> Abstra
     if isinstance(noise, AbstractNoise):
         return noise
     if not isinstance(noise, AbstractProblem):
-        raise TypeError(f"`analyze`: got a {type(noise).__name__}; give a problem or a noise, and params.")
+        raise TypeError(
+            f"`analyze(noise={validate.shown(noise)})`: `noise` is {validate.kind_of(noise)}; give a problem or a "
+            "noise, and "
+            "params."
+        )
     if not isinstance(noise, AbstractSampled | Population):
         raise TypeError(f"`analyze`: a {type(noise).__name__} has no samples; give a noise on it.")
     return Minibatch(noise, batch_size if isinstance(noise, Population) else min(batch_size, noise.size))

@@ -1,5 +1,6 @@
 """Load the object that `undertow analyze FILE.py:OBJECT` analyses."""
 
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from jaxtyping import PyTree
 
+from undertow._validate import kind_of
 from undertow.execution.registry import UserFileError, exit_message, load_file
 from undertow.noise.base import AbstractNoise
 from undertow.problem import AbstractProblem
@@ -53,7 +55,7 @@ def load(target: str, params_name: str) -> JaxTarget | TorchTarget:
             f"{target} is a torch model; let the object be (model, loss, data) with loss(model, batch) and data a "
             "Dataset or batches."
         )
-    if callable(value) and not isinstance(value, AbstractNoise | AbstractProblem):
+    if callable(value) and not isinstance(value, AbstractNoise | AbstractProblem | type):
         value = called(target, value)
     if isinstance(value, tuple) and len(value) == 3 and _is_torch_model(value[0]):
         return TorchTarget(*value)
@@ -61,7 +63,7 @@ def load(target: str, params_name: str) -> JaxTarget | TorchTarget:
         return JaxTarget(*value)
     if not isinstance(value, AbstractNoise | AbstractProblem):
         raise UserFileError(
-            f"{target} is a {type(value).__name__}; give a problem, a noise, or a pair (problem or noise, params); or "
+            f"{target} is {kind_of(value)}; give a problem, a noise, or a pair (problem or noise, params); or "
             "(model, loss, data) of torch."
         )
     if not hasattr(module, params_name):
@@ -80,7 +82,7 @@ def named_object(target: str, example: str) -> tuple[ModuleType, object]:
     if not name:
         raise UserFileError(f"{target}: name an object of the file as well, such as {path or 'FILE.py'}:{example}.")
     if not file.is_file():
-        raise UserFileError(f"{path}: there is no such file.")
+        raise UserFileError(f"{path or target}: there is no such file.")
     module = load_file(file)
     if not hasattr(module, name):
         public = ", ".join(sorted(key for key in vars(module) if not key.startswith("_"))[:12])
@@ -90,6 +92,14 @@ def named_object(target: str, example: str) -> tuple[ModuleType, object]:
 
 def called(target: str, function: Callable[[], T]) -> T:
     """Return what a function of the user's file returns; report an error in it like one in the file."""
+    try:
+        needed = [
+            p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind < 2
+        ]
+    except (TypeError, ValueError):  # some functions written in C have no signature
+        needed = []
+    if needed:
+        raise UserFileError(f"{target} takes ({', '.join(needed)}); give a function without arguments.")
     try:
         return function()
     except SystemExit as stop:

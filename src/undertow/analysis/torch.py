@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from undertow._validate import renamed_arguments
+from undertow._calls import checked_call
+from undertow._validate import finite_number, kind_of, positive_integer, shown
 from undertow.analysis.result import Analysis, Row, in_steps
 from undertow.analysis.sides import SideMoments, flow_vectors, sides_of
 from undertow.estimate import Estimate
@@ -17,6 +18,7 @@ from undertow.symmetry import equilibrium as jax_equilibrium
 from undertow.symmetry.curvature import DENSE, Spectrum, spectrum_of
 from undertow.symmetry.forecast import Forecast
 from undertow.torch._copies import Batch, Loss, forward, trainable, unwrap
+from undertow.torch._inputs import check_loss, check_model, check_seed
 from undertow.torch._isolation import isolated
 from undertow.torch.census.census import census
 from undertow.torch.equilibrium.amounts import relaxation_times
@@ -48,20 +50,26 @@ def take_batches(batches: Batches, batch_size: int, seed: int) -> list[Batch]:
         batches = torch.utils.data.DataLoader(batches, batch_size, drop_last=True)
     elif isinstance(batches, torch.utils.data.Dataset):
         if not hasattr(batches, "__len__"):
-            raise TypeError(f"the {type(batches).__name__} has no `__len__`; add it, or give a list of batches.")
+            raise TypeError(
+                f"`analyze(batches={type(batches).__name__}(...))`: the dataset has no `__len__`; add it, or give a "
+                "list of batches."
+            )
         generator = torch.Generator().manual_seed(seed)
         batches = torch.utils.data.DataLoader(batches, batch_size, shuffle=True, drop_last=True, generator=generator)
-    elif not isinstance(batches, Iterable):
+    elif not isinstance(batches, Iterable) or isinstance(batches, str | torch.Tensor | dict):
         raise TypeError(
-            f"the data is a {type(batches).__name__}; give a `Dataset`, a `DataLoader` or a list of batches."
+            f"`analyze(batches={shown(batches)})`: `batches` is {kind_of(batches)}; give a `Dataset`, a "
+            "`DataLoader` or a list of batches."
         )
     taken = list(itertools.islice(batches, MAX_BATCHES))
     if len(taken) < 2:
-        raise ValueError(f"the data makes {len(taken)} batches; at least 2 are needed to measure noise.")
+        raise ValueError(
+            f"`analyze(batches=...)`: `batches` has {len(taken)} batches; at least 2 are needed to measure noise."
+        )
     return taken
 
 
-@renamed_arguments("analyze", tell="report")
+@checked_call("analyze", tell="report")
 def analyze(
     model: nn.Module,
     batches: Batches,
@@ -93,11 +101,11 @@ def analyze(
     >>> print(analysis.rows[0].name, "|", analysis.rows[0].generators)
     rescaling, 7 scales: 0.weight[i, :], 0.bias against 2.weight[:, i] | 7
     """
-    if not callable(loss):
-        raise TypeError(
-            f"`analyze(model, batches, loss)`: `loss` is a {type(loss).__name__}; give a function "
-            "`loss(model, batch)` after the batches."
-        )
+    check_model("analyze", model)
+    check_loss("analyze", loss)
+    finite_number("analyze", "step_size", step_size, positive=True)
+    finite_number("analyze", "weight_decay", weight_decay)
+    batch_size, seed = positive_integer("analyze", "batch_size", batch_size), check_seed("analyze", seed)
     model = unwrap(model)
     batches = take_batches(batches, batch_size, seed)
     report("searching symmetries")

@@ -8,7 +8,7 @@ from typing import Annotated
 import tyro
 
 import undertow
-from undertow.cli._status import INTERRUPTED, SUCCESS, SURPRISE, complain, degrade_output
+from undertow.cli._status import INTERRUPTED, SUCCESS, SURPRISE, complain, degrade_output, parsed
 from undertow.cli.analyze import Analyze, analyze
 from undertow.cli.census import Census, take_census
 from undertow.cli.equilibrate import Equilibrate, equilibrate
@@ -93,4 +93,4 @@ def _parse(arguments: list[str]) -> object:
     """Return one of the dataclasses of `COMMANDS`, filled in."""
     description = "What the noise of stochastic gradient descent does to a model: predicted, simulated, verified."
     config = (tyro.conf.OmitArgPrefixes,)
-    return tyro.cli(Command, prog="undertow", description=description, args=arguments, config=config)
+    return parsed(lambda: tyro.cli(Command, prog="undertow", description=description, args=arguments, config=config))

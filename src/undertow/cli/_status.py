@@ -1,10 +1,22 @@
 """Exit statuses, how a command reports a mistake of the user, and output on terminals that know ASCII only."""
 
 import codecs
+import contextlib
 import io
+import re
 import sys
+from collections.abc import Callable
+from typing import TypeVar
 
-__all__ = ["INTERRUPTED", "MISTAKE", "SUCCESS", "SURPRISE", "complain", "degrade_output"]
+__all__ = ["INTERRUPTED", "MISTAKE", "SUCCESS", "SURPRISE", "complain", "degrade_output", "parsed"]
+
+T = TypeVar("T")
+NUMBERS = {
+    r"invalid literal for int\(\)[^:]*: '([^']*)'": "a whole number",
+    r"could not convert string to float: '([^']*)'": "a number",
+    r"no type matching \{None\}\|INT could be instantiated from \['([^']*)'\]": "a whole number",
+}
+"""What the parser says of a text that is no number, and what to give."""
 
 SUCCESS, SURPRISE, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
@@ -35,3 +47,19 @@ def _replace(error: UnicodeError) -> tuple[str, int]:
         raise error
     wrong = error.object[error.start : error.end]
     return "".join(ASCII.get(letter, "?") for letter in wrong), error.end
+
+
+def parsed(parse: Callable[[], T]) -> T:
+    """Return the arguments that `parse` reads; a text in the place of a number is reported in a sentence."""
+    message = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(message):
+            return parse()
+    except SystemExit as ended:
+        text = " ".join(re.sub("[╭╮╰╯─│]", " ", message.getvalue()).split())
+        for words, wanted in NUMBERS.items():
+            found = re.search(rf"Error parsing (--[\w-]+): {words}", text)
+            if found:
+                raise SystemExit(complain(f"{found[1]} {found[2]!r}: give {wanted}.")) from None
+        print(message.getvalue(), end="", file=sys.stderr)
+        raise ended from None

@@ -55,6 +55,8 @@ def analyze(command: Analyze) -> int:
             return complain(f"{name} {value}: give a finite number above 0.")
     if not 0 <= command.weight_decay < math.inf:
         return complain(f"--weight-decay {command.weight_decay}: give 0 or more, a finite number.")
+    if not 0 <= command.seed < 2**63:
+        return complain(f"--seed {command.seed}: give a whole number from 0 to 2^63 - 1.")
     out = store.writable_folder(command.out)
     compile_fast()
     try:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, Protocol, cast
 
 import tyro
 
-from undertow.cli._status import SUCCESS, SURPRISE, complain
+from undertow.cli._status import SUCCESS, SURPRISE, complain, parsed
 from undertow.cli.verify import run_and_report
 
 if TYPE_CHECKING:
@@ -97,8 +97,9 @@ def run(arguments: list[str]) -> int:
     fields = [("parameters", type(default), default), ("settings", Settings, Settings())]
     both = dataclasses.make_dataclass("Experiment", fields)
     omit = (tyro.conf.OmitArgPrefixes,)
-    parsed = tyro.cli(both, prog=f"undertow run {name}", description=claim.statement, args=rest, config=omit)
-    chosen = cast("_Arguments", parsed)
+    prog = f"undertow run {name}"
+    given = parsed(lambda: tyro.cli(both, prog=prog, description=claim.statement, args=rest, config=omit))
+    chosen = cast("_Arguments", given)
     settings = chosen.settings
     from undertow.execution import store
     from undertow.verification.runner import task_of
@@ -110,7 +111,7 @@ def run(arguments: list[str]) -> int:
 
 
 def _phase_diagram(arguments: list[str]) -> int:
-    command = tyro.cli(PhaseDiagram, prog="undertow run phase-diagram", args=arguments)
+    command = parsed(lambda: tyro.cli(PhaseDiagram, prog="undertow run phase-diagram", args=arguments))
     from undertow.execution.sweeps.sweep import phase_diagram
 
     for name in ("points", "seeds"):

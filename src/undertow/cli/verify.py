@@ -51,6 +51,8 @@ def verify(command: Verify) -> int:
     """Run the chosen claims and write the report."""
     if command.jobs < 1:
         return complain(f"--jobs {command.jobs}: give at least 1.")
+    if not 0 <= command.seed < 2**63:
+        return complain(f"--seed {command.seed}: give a whole number from 0 to 2^63 - 1.")
     nothing_finished = command.fresh or not (command.out / "claims").is_dir()
     if command.jobs == 1 or command.claims or not nothing_finished:
         return _verify(command)

@@ -26,7 +26,8 @@ from jaxtyping import Array, Float, PyTree
 from undertow import _trees as trees
 from undertow import _validate as validate
 from undertow import spectral
-from undertow._validate import KeyLike, RenamedAttribute
+from undertow._calls import RenamedAttribute
+from undertow._validate import KeyLike
 from undertow.estimate import Estimate
 
 __all__ = ["AbstractCovariance", "Linear", "Projected", "Scalar", "Split", "quadratic_form", "sum_over", "trace_of"]

@@ -11,6 +11,7 @@ from jaxtyping import PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._calls import check_functions, check_observables, checked_call
 from undertow._validate import Number
 from undertow.dynamics.simulated_error import SIGNIFICANT, SimulatedError, simulate_error
 from undertow.manifold.averaged import DENSE_LIMIT, Path, solve_average
@@ -33,6 +34,7 @@ Error = SimulatedError | NextOrder | str | None
 MEASURE = "Give `check_seeds=64` to measure the error by 64 runs of SGD."
 
 
+@checked_call("average")
 def average(
     noise: AbstractNoise,
     params: PyTree,
@@ -102,18 +104,16 @@ def average(
     """
     _check(noise, params, closure)
     params = trees.match_precision(noise.problem.loss, params)
-    eta = validate.as_float("average", "step_size", step_size)
-    length = validate.as_float("average", "time", time)
-    if not eta > 0 or not length > 0:
-        name, value = ("step_size", eta) if not eta > 0 else ("time", length)
-        raise ValueError(f"{validate.quote('average', **{name: value})}: give a positive number.")
+    eta = validate.as_float("average", "step_size", step_size, positive=True)
+    length = validate.as_float("average", "time", time, positive=True)
     num_saves = validate.positive_integer("average", "num_saves", num_saves)
     max_steps = validate.positive_integer("average", "max_steps", max_steps)
     _check_error_options(optimiser, estimate_error, check_seeds)
     if tolerance is None:
         tolerance = 1e-4 if trees.machine_epsilon(params) < 1e-10 else 1e-3
-    validate.finite_number("average", "tolerance", tolerance)
-    observe = _check_observe(dict(observe or {}))
+    validate.finite_number("average", "tolerance", tolerance, positive=True)
+    observe = _check_observe(check_functions("average", "observe", observe))
+    check_observables("average", "observe", observe, params)
     times = np.linspace(0.0, length, num_saves + 1)
     reason = None if check_seeds is not None else _no_estimate(noise, params, estimate_error, optimiser)
     floats = jnp.result_type(float)
@@ -161,14 +161,16 @@ def _no_estimate(
 def _check_error_options(
     optimiser: AbstractOptimiser | None, estimate_error: bool | None, check_seeds: int | None
 ) -> None:
+    if estimate_error is not None:
+        validate.flag("average", "estimate_error", estimate_error)
     if optimiser is not None and (check_seeds is not None or estimate_error):
         name, value = ("check_seeds", check_seeds) if check_seeds is not None else ("estimate_error", True)
         raise ValueError(
             f"{validate.quote('average', **{name: value})}: the error is known for SGD alone; leave `{name}` out and "
             "compare with `descend(..., optimiser=optimiser)`."
         )
-    if check_seeds is not None and validate.positive_integer("average", "check_seeds", check_seeds) < 2:
-        raise ValueError(f"{validate.quote('average', check_seeds=check_seeds)}: give at least 2 runs.")
+    if check_seeds is not None:
+        validate.positive_integer("average", "check_seeds", check_seeds, least=2)
 
 
 def _average_metric(
@@ -310,11 +312,10 @@ def _regime(
     return Regime(tuple(parameters), estimated_error, notes)
 
 
-def _check(noise: object, params: PyTree, closure: str) -> None:
-    if not isinstance(noise, AbstractNoise):
-        raise TypeError(
-            f"`average(noise, ...)`: got a {type(noise).__name__}; give a noise, such as `LabelNoise(task)`."
-        )
+def _check(noise: AbstractNoise, params: PyTree, closure: str) -> None:
+    validate.instance("average", "noise", noise, AbstractNoise, "a noise, such as `LabelNoise(task)`")
+    validate.params_of_floats("average", params)
+    validate.one_of("average", "closure", closure, CLOSURES)
     if isinstance(noise.problem, Population):
         raise TypeError(
             "`average`: the gradient of a `Population` is only known by Monte Carlo; fix a data set with "
@@ -327,9 +328,6 @@ def _check(noise: object, params: PyTree, closure: str) -> None:
             f"`average`: the problem has {size} parameters and is not a `Regression` with fewer equations than "
             f"parameters; without that structure the limit is {DENSE_LIMIT}: use a smaller model or fewer samples."
         )
-    if closure not in CLOSURES:
-        names = ", ".join(f'"{name}"' for name in CLOSURES)
-        raise ValueError(f"{validate.quote('average', closure=repr(closure))}: `closure` is one of {names}.")
 
 
 def _check_observe(observe: dict[str, Callable]) -> dict[str, Callable]:

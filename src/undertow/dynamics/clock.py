@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from undertow._validate import Number, as_float, finite_number, quote
+from undertow._calls import check_function, check_repeats, output_of
+from undertow._validate import Number, as_float, finite_number, kind_of, quote
 
 __all__ = ["Schedule", "StepSize", "check_step_size", "clocks", "steps_of_time"]
 
@@ -24,7 +25,18 @@ StepSize = Number | Schedule
 
 def check_step_size(function: str, step_size: StepSize | None) -> float | Schedule:
     """Return a number in double precision and a schedule as it is; raise for other step sizes."""
-    return cast("Schedule", step_size) if callable(step_size) else as_float(function, "step_size", step_size)
+    if not callable(step_size):
+        return as_float(function, "step_size", step_size)
+    called, step = "step_size(step)", jnp.zeros((), jnp.int32)
+    check_function(function, called, step_size)
+    returned = output_of(function, called, step_size, step)
+    if getattr(returned, "shape", None) != ():
+        what = f"shape {returned.shape}" if hasattr(returned, "shape") else kind_of(returned)
+        raise ValueError(
+            f"{quote(function, step_size='schedule')}: `{called}` returns {what}; return one number per step."
+        )
+    check_repeats(function, called, step_size, step)
+    return cast("Schedule", step_size)
 
 
 def steps_of_time(function: str, time: Number, dt: float) -> int:
@@ -57,8 +69,6 @@ def clocks(function: str, step_size: float | Schedule, steps: np.ndarray) -> tup
 def _evaluate(function: str, schedule: Callable, begin: int, count: int) -> np.ndarray:
     """Return the `count` step sizes from step `begin`; values of the schedule after the last step are not checked."""
     etas = np.asarray(schedule(begin + jnp.arange(SPAN, dtype=jnp.int32)), float)
-    if etas.shape != (SPAN,):
-        raise ValueError(f"`{function}`: the step-size schedule must return one number per step.")
     etas = etas[:count]
     bad = np.flatnonzero(~(np.isfinite(etas) & (etas >= 0)))
     if bad.size:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from jaxtyping import PyTree
 
+from undertow._calls import checked_call
 from undertow._validate import KeyLike, Number
 from undertow.dynamics import drive
 from undertow.dynamics.clock import StepSize
@@ -15,6 +16,7 @@ from undertow.trajectory import ProgressReport, Trajectory
 __all__ = ["descend"]
 
 
+@checked_call("descend")
 def descend(
     noise: AbstractNoise,
     params: PyTree | Callable = None,

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._calls import checked_call
 from undertow._validate import KeyLike, Number
 from undertow.covariance import Projected
 from undertow.dynamics import drive
@@ -135,6 +136,7 @@ def euler_noise(noise: AbstractNoise, substeps: int) -> GaussianNoise:
     return GaussianNoise(noise, jnp.sqrt(jnp.asarray(substeps, jnp.result_type(float))))
 
 
+@checked_call("diffuse")
 def diffuse(
     noise: AbstractNoise,
     params: PyTree | Callable = None,
@@ -179,15 +181,18 @@ def diffuse(
         raise TypeError("`diffuse(run, ...)`: a run continues with `run.resume(time=...)` now.")
     validate.finite_number("diffuse", "time", time)
     if callable(step_size):
-        raise TypeError("`diffuse`: `step_size` is a schedule; an SDE has one noise level: give a number.")
+        raise TypeError(
+            f"{validate.quote('diffuse', step_size=validate.shown(step_size))}: `step_size` is a schedule; an SDE "
+            "has one "
+            "noise level: give a number."
+        )
     eta = validate.as_float("diffuse", "step_size", step_size)
     if isinstance(getattr(noise, "problem", None), Population):
         raise TypeError(
             "`diffuse`: the drift of a `Population` is only known by Monte Carlo; fix a data set with "
             "`population.sample(key, count)` and build the noise on it."
         )
-    if not isinstance(noise, AbstractNoise):
-        raise TypeError(f"`diffuse(noise, ...)`: got a {type(noise).__name__}; give a noise.")
+    validate.instance("diffuse", "noise", noise, AbstractNoise, "a noise, such as `Minibatch(problem, 1)`")
     substeps = validate.positive_integer("diffuse", "substeps", substeps)
     steps = steps_of_time("diffuse", time, eta / substeps)
     run = drive.start_run(

@@ -16,6 +16,7 @@ from jaxtyping import Array, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._calls import check_function, check_functions, check_observables, output_of
 from undertow._device import available_memory
 from undertow._progress import Progress
 from undertow._validate import KeyLike, Number
@@ -71,9 +72,12 @@ class Continuation:
         """Continue by `steps`, or by `time` where the run is that of an SDE. See `Trajectory.resume`."""
         name, length, other = ("steps", steps, time) if self.clock == "step" else ("time", time, steps)
         if length is None or other is not None:
-            raise TypeError(f"`run.resume`: the run was made by `{self.function}`; give `{name}=` and nothing else.")
+            given = validate.quote("run.resume", steps=validate.shown(steps), time=validate.shown(time))
+            raise TypeError(f"{given}: the run was made by `{self.function}`; give `{name}=` and nothing else.")
         if self.clock == "time":
             steps = steps_of_time("run.resume", length, cast("float", self.step_size))  # an SDE has no schedule
+        else:
+            steps = validate.positive_integer("run.resume", "steps", steps)
         return advance_run(self, steps, progress, stacklevel=4)
 
 
@@ -93,23 +97,25 @@ def start_run(
     optimiser_state: PyTree = None,
 ) -> Continuation:
     """Check the arguments of a run and return the run at step 0; `lanes_of` is the requested `lane_width`."""
-    if not isinstance(noise, AbstractNoise):
-        raise TypeError(
-            f"`{function}(noise, ...)`: got a {type(noise).__name__}; give a noise, such as `Minibatch(problem, 1)`."
-        )
+    validate.instance(function, "noise", noise, AbstractNoise, "a noise, such as `Minibatch(problem, 1)`")
     key = validate.as_key(function, key)
-    if seeds is not None:
-        seeds = validate.positive_integer(function, "seeds", seeds)
-    if every is not None:
-        every = validate.positive_integer(function, "every", every)
+    seeds, every, lanes_of = (
+        None if count is None else validate.positive_integer(function, name, count)
+        for name, count in (("seeds", seeds), ("every", every), ("lane_width", lanes_of))
+    )
     init = _as_init(function, params)
     first_key = engine.seed_keys(key, jnp.asarray(0))
-    sample = init(jax.random.fold_in(first_key, START))
+    start_key = jax.random.fold_in(first_key, START)
+    if not isinstance(init, _Constant):
+        validate.params_of_floats(function, output_of(function, "params(key)", init, start_key))
+    sample = init(start_key)
     own_clock = isinstance(optimiser, Transformation) and step_size is None
     eta = math.nan if own_clock else check_step_size(function, step_size)
     spec = make_spec(function, noise, eta, optimiser, observe, average)
     noise.check(sample)
     check_memory(function, spec.optimiser, optimiser_state, sample)
+    for name, functions in (("observe", spec.observe), ("average", spec.average)):
+        check_observables(function, name, functions, sample)
     if not callable(eta) and not own_clock:
         noise.check_step_size(eta)
     block = engine.block_length(noise, sample)
@@ -146,7 +152,7 @@ def make_spec(
     average: dict[str, Callable] | None,
 ) -> engine.RunSpec:
     """Check the settings of the update and the observables, and return them as arrays and functions."""
-    observe, average = dict(observe or {}), dict(average or {})
+    observe, average = check_functions(function, "observe", observe), check_functions(function, "average", average)
     clash = sorted(set(observe) & set(average))
     if clash:
         raise ValueError(f"`{function}`: {clash[0]!r} is in `observe` and in `average`; give them different names.")
@@ -165,13 +171,15 @@ def check_memory(function: str, optimiser: AbstractOptimiser, memory: PyTree, pa
     if memory is None:
         return
     known = jax.eval_shape(optimiser.init, params)
-    wrong = trees.mismatch(jax.tree.map(jnp.asarray, memory), known, f"{function}(optimiser_state=...)")
+    wrong = trees.mismatch(trees.arrays(memory), known, f"{function}(optimiser_state=...)")
     if wrong:
         raise ValueError(wrong.replace("params are", "the state of the optimiser is") + ".")
 
 
-def advance_run(run: Continuation, steps: int | None, progress: ProgressReport, stacklevel: int = 3) -> Trajectory:
+def advance_run(run: Continuation, steps: int | None, progress: ProgressReport, stacklevel: int = 4) -> Trajectory:
     """Run `steps` more steps and return the whole run so far. `stacklevel` is that of the warning after Ctrl-C."""
+    if progress is not None and not isinstance(progress, bool):
+        check_function(run.function, "progress(done, total)", progress)
     goal = run.step + validate.positive_integer(run.function, "steps", steps)
     if goal >= engine.NEVER:
         raise ValueError(f"{validate.quote(run.function, steps=steps)}: a run has fewer than {engine.NEVER} steps.")
@@ -277,10 +285,11 @@ def _as_init(function: str, params: PyTree | Callable) -> Callable:
     """Return init(key) from params or from a function of a key. A module that holds arrays is params."""
     arrays = any(eqx.is_array(leaf) for leaf in jax.tree.leaves(params))
     if callable(params) and not arrays:
+        check_function(function, "params(key)", params)
         return params
-    converted = jax.tree.map(lambda leaf: jnp.asarray(leaf) if isinstance(leaf, np.ndarray | float) else leaf, params)
+    converted = jax.tree.map(lambda leaf: np.asarray(leaf) if isinstance(leaf, float) else leaf, params)
     validate.params_of_floats(function, converted)
-    return _Constant(converted)
+    return _Constant(jax.tree.map(jnp.asarray, converted))
 
 
 class _Constant(eqx.Module):

@@ -13,6 +13,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from undertow import _trees as trees
 from undertow import _validate as validate
 from undertow import spectral
+from undertow._calls import checked_call
 from undertow._table import ResultTable, number
 from undertow._validate import Number
 from undertow.covariance import LabelCovariance
@@ -68,6 +69,7 @@ class Settled(eqx.Module):
         return self._table().html()
 
 
+@checked_call("settle")
 def settle(
     problem: AbstractProblem, params: PyTree, *, tolerance: Number | None = None, max_steps: int = 100_000
 ) -> Settled:
@@ -94,13 +96,13 @@ def settle(
             "`settle(problem)`: gradient flow of a `Population` is only known by Monte Carlo; fix a data set with "
             "`population.sample(key, count)` and settle on that."
         )
-    if not isinstance(problem, AbstractProblem):
-        raise TypeError(f"`settle(problem)`: got a {type(problem).__name__}; give a Problem or a Regression.")
+    validate.instance("settle", "problem", problem, AbstractProblem, "a Problem or a Regression")
+    validate.params_of_floats("settle", params)
     problem.check(params)
     max_steps = validate.positive_integer("settle", "max_steps", max_steps)
     if tolerance is None:
         tolerance = 1e-9 if trees.machine_epsilon(params) < 1e-10 else 1e-4
-    validate.finite_number("settle", "tolerance", tolerance)
+    validate.finite_number("settle", "tolerance", tolerance, positive=True)
     goal = jnp.asarray(tolerance, jnp.result_type(float))
     known = all(validate.concrete(leaf) for leaf in jax.tree.leaves((params, problem)))
     stiff = known and stiff_route(problem, params)
@@ -123,7 +125,7 @@ def settle(
     if not stiff and not bool(short):
         raise ValueError(slow)
     if not end.resolved or float(end.gradient_norm) > float(tolerance):
-        warnings.warn(_unresolved(end, float(tolerance)), UserWarning, stacklevel=2)
+        warnings.warn(_unresolved(end, float(tolerance)), UserWarning, stacklevel=3)
     return end
 
 

@@ -12,6 +12,8 @@ import numpy as np
 import xarray
 from jaxtyping import PyTree
 
+from undertow._calls import check_functions
+from undertow._validate import instance
 from undertow.dynamics.drive import Continuation
 from undertow.dynamics.stored import (
     Functions,
@@ -164,16 +166,14 @@ def _is_run(path: Path) -> bool:
 
 
 def _check_arguments(noise: object, observe: object, average: object, step_size: object) -> None:
-    if noise is not None and not isinstance(noise, AbstractNoise):
-        raise TypeError(
-            f"`Trajectory.load(path, noise=...)`: got a {type(noise).__name__}; give the noise of the run, or nothing "
-            "to read the run only."
+    if noise is not None:
+        instance(
+            "Trajectory.load", "noise", noise, AbstractNoise, "the noise of the run, or nothing to read the run only"
         )
     if noise is None and step_size is not None:
         raise TypeError("`Trajectory.load(path, step_size=...)`: a schedule continues a run; give `noise=` too.")
     for name, functions in (("observe", observe), ("average", average)):
-        if functions is not None and not isinstance(functions, dict):
-            raise TypeError(f"`Trajectory.load(path, {name}=...)`: give a dict of functions, as to `descend`.")
+        check_functions("Trajectory.load", name, functions)
 
 
 def _detached(run: Continuation) -> StoredRun:

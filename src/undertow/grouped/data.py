@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from sklearn.utils.validation import column_or_1d
 
 from undertow import _validate as validate
+from undertow._arrays import real_array
 from undertow._progress import Progress
 from undertow._table import ResultTable, number
 
@@ -146,7 +147,7 @@ def check_rows(function: str, X: ArrayLike) -> tuple[Float[np.ndarray, "rows d"]
     names = _names(X)
     if scipy.sparse.issparse(X):
         raise TypeError(f"`{function}`: `X` is sparse, which is not supported; convert it with `.toarray()`.")
-    values = validate.real_array(function, "X", X)
+    values = real_array(function, "X", X)
     if values.ndim != 2:
         raise ValueError(
             f"`{function}`: `X` has shape {values.shape}; give (rows, columns). Reshape your data: "
@@ -170,11 +171,13 @@ def _read_groups(function: str, groups: ArrayLike | None, rows: int) -> tuple[np
         raise ValueError(f"`{function}`: `groups` is not given; give the environment of each row, such as its site.")
     if np.ma.is_masked(groups):
         raise ValueError(f"`{function}`: `groups` has masked labels; drop those rows or give them a group.")
-    labels = np.asarray(groups)
+    try:
+        labels = np.asarray(groups)
+    except ValueError:  # rows of several lengths
+        labels = np.asarray(None)
     if labels.shape != (rows,):
-        raise ValueError(
-            f"`{function}`: `groups` has shape {labels.shape} and `X` {rows} rows; give one label per row."
-        )
+        call = validate.quote(function, groups=validate.shown(groups))
+        raise ValueError(f"{call}: `groups` has shape {labels.shape} and `X` {rows} rows; give one label per row.")
     if any(label is None or label != label for label in labels.tolist()):
         raise ValueError(
             f"`{function}`: `groups` has missing labels; drop those rows or give them a group of their own."
@@ -190,7 +193,9 @@ def _read_groups(function: str, groups: ArrayLike | None, rows: int) -> tuple[np
     counts = np.bincount(numbers)
     if counts.min() < 2:
         raise ValueError(
-            f"`{function}`: group {names[counts.argmin()]!s} has one row; every group needs two or more: merge it."
+            f"`{function}`: group {names[counts.argmin()]!s} of `groups` has one row; every group needs two or "
+            "more: merge "
+            "it."
         )
     return names, numbers
 
@@ -215,7 +220,7 @@ def moments_of(
         raise ValueError(
             f"`{function}`: the estimator requires y to be passed, but the target y is None; give one number per row."
         )
-    target = validate.real_array(function, "y", y)
+    target = real_array(function, "y", y)
     if target.shape == (rows, 1):
         target = column_or_1d(target, warn=True)
     if target.shape != (rows,):
@@ -231,7 +236,8 @@ def moments_of(
     constant = np.flatnonzero(scale <= 1e-10 * np.abs(mean))
     if constant.size:
         where = "`y`" if constant[0] == values.shape[1] else f"{_column(columns, int(constant[0]))} of `X`"
-        raise ValueError(f"`{function}`: {where} is constant; leave it out.")
+        advice = "give a target that varies" if constant[0] == values.shape[1] else "leave it out"
+        raise ValueError(f"`{function}`: {where} is constant; {advice}.")
     whole = np.concatenate([np.ones((rows, 1)), (data - mean) / scale], axis=1)
     mean, scale = np.ldexp(mean, exponent), np.ldexp(scale, exponent)
     apart = np.abs(np.log(scale[-1]) - np.log(scale[:-1]))
@@ -315,6 +321,7 @@ def bootstrap(
     A group drawn twice counts as two equal groups, so draws are less heterogeneous than the data.
     """
     repeats = validate.positive_integer(function, "repeats", repeats)
+    seed = validate.seed_number(function, "seed", seed)
     count = len(moments.sizes)
     if count < FEW_GROUPS:
         warnings.warn(

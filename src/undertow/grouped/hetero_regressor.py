@@ -12,6 +12,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from undertow import _validate as validate
+from undertow._calls import checked_call
 from undertow.grouped import data as grouped
 from undertow.grouped.data import PRESENT, Bootstrap, Moments
 from undertow.grouped.two_phase import Phases, growth_phases
@@ -65,6 +66,7 @@ class HeteroRegressor(RegressorMixin, BaseEstimator):
     True True 0
     """
 
+    @checked_call("HeteroRegressor")
     def __init__(
         self,
         *,
@@ -171,13 +173,14 @@ class HeteroRegressor(RegressorMixin, BaseEstimator):
             )
 
     def _check_settings(self) -> None:
-        tiny = float(np.finfo(float).tiny)
-        validate.finite_number("HeteroRegressor", "alpha", self.alpha, least=tiny, below=1.0)
+        validate.finite_number("HeteroRegressor", "alpha", self.alpha, below=1.0, positive=True)
         if self.step_size is not None:
-            validate.finite_number("HeteroRegressor", "step_size", self.step_size, least=tiny)
+            validate.finite_number("HeteroRegressor", "step_size", self.step_size, positive=True)
         if self.steps is not None:
             validate.positive_integer("HeteroRegressor", "steps", self.steps)
         validate.positive_integer("HeteroRegressor", "seeds", self.seeds)
+        if self.random_state is not None:
+            validate.seed_number("HeteroRegressor", "random_state", self.random_state)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def icp(X: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None, *, level: f
     >>> print(result.parents, design.error(result.coef) < 0.05)
     [ True  True False False False] True
     """
-    validate.finite_number("icp", "level", level, least=float(np.finfo(float).tiny), below=1.0)
+    validate.finite_number("icp", "level", level, below=1.0, positive=True)
     moments, _, _ = moments_of("icp", X, y, groups)
     columns = moments.cross.shape[1]
     if columns > MOST_COLUMNS:

@@ -11,6 +11,7 @@ from sklearn.base import BaseEstimator, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
 from undertow import _validate as validate
+from undertow._calls import checked_call
 from undertow.grouped import data as grouped
 from undertow.grouped.data import PRESENT, Bootstrap, Moments
 from undertow.grouped.flow import heterogeneity_flow
@@ -65,6 +66,7 @@ class InvariantRegressor(RegressorMixin, BaseEstimator):
     True False True
     """
 
+    @checked_call("InvariantRegressor")
     def __init__(self, *, level: float = 0.05, alpha: float = 1e-3):
         self.level = level
         self.alpha = alpha
@@ -122,9 +124,8 @@ class InvariantRegressor(RegressorMixin, BaseEstimator):
         return grouped.bootstrap("InvariantRegressor.bootstrap", moments, estimate, repeats, seed)
 
     def _check_settings(self) -> None:
-        tiny = float(np.finfo(float).tiny)
-        validate.finite_number("InvariantRegressor", "alpha", self.alpha, least=tiny, below=1.0)
-        validate.finite_number("InvariantRegressor", "level", self.level, least=tiny, below=1.0)
+        for name, value in (("alpha", self.alpha), ("level", self.level)):
+            validate.finite_number("InvariantRegressor", name, value, below=1.0, positive=True)
 
 
 @dataclass(frozen=True)

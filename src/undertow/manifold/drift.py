@@ -23,13 +23,14 @@ from jaxtyping import Array, Float, PyTree
 from undertow import _chunks as chunks
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._calls import checked_call
 from undertow._table import ResultTable, number
 from undertow.covariance import AbstractCovariance, LabelCovariance, SampleCovariance, ScaledIdentity, Sum
 from undertow.figures import results
 from undertow.manifold.geometry import FiniteStep, Frame, jacobian
 from undertow.manifold.label import trace_gradient
 from undertow.manifold.minimum import frame_of_minimum, third
-from undertow.problem import AbstractProblem, AbstractSampled, Regression
+from undertow.problem import AbstractProblem, AbstractSampled, Population, Regression
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -100,6 +101,7 @@ def _norms(part: PyTree, names: list[str]) -> list[float]:
     return [float(jnp.linalg.norm(leaf)) for leaf in jax.tree.leaves(part)] if names else []
 
 
+@checked_call("second_derivative")
 def second_derivative(problem: AbstractProblem, params: PyTree, factor: PyTree) -> Parts:
     """Return d2Phi[B B'] at a point of the manifold, for a factor B: params with one extra trailing axis.
 
@@ -121,6 +123,14 @@ def second_derivative(problem: AbstractProblem, params: PyTree, factor: PyTree) 
     mixed       0  noise along and across
     total       1
     """
+    validate.instance("second_derivative", "problem", problem, AbstractProblem, "a Problem or a Regression")
+    if isinstance(problem, Population):
+        raise TypeError(
+            "`second_derivative(problem=Population(...))`: `problem` has no manifold of exact minimisers; give a "
+            "Problem or a "
+            "Regression, such as `population.sample(key, count)`."
+        )
+    validate.params_of_floats("second_derivative", params)
     _check_factor(params, factor)
     frame = frame_of_minimum("second_derivative", problem, params)
     parts = factor_parts(problem, frame, _flatten(factor), 0.0)
@@ -297,13 +307,16 @@ def _flatten(factor: PyTree) -> Float[Array, "D k"]:
 
 
 def _check_factor(params: PyTree, factor: PyTree) -> None:
-    shapes = [
-        (leaf.shape, column.shape)
-        for leaf, column in zip(jax.tree.leaves(params), jax.tree.leaves(factor), strict=False)
-    ]
-    alike = jax.tree.structure(params) == jax.tree.structure(factor)
-    if not alike or any(column[:-1] != leaf or len(column) != len(leaf) + 1 for leaf, column in shapes):
-        raise ValueError(
-            "`second_derivative(problem, params, factor)`: `factor` must be like params with one extra trailing axis "
-            "(for flat params the D x k matrix B)."
-        )
+    call = "`second_derivative(problem, params, factor)`"
+    if jax.tree.structure(params) != jax.tree.structure(factor):
+        outlines = f"{trees.outline(factor)}, params are {trees.outline(params)}"
+        raise ValueError(f"{call}: `factor` is {outlines}; give a pytree like params.")
+    for leaf, column in zip(jax.tree.leaves(params), jax.tree.leaves(factor), strict=True):
+        shape = getattr(column, "shape", None)
+        if shape is None or shape[:-1] != leaf.shape or len(shape) != len(leaf.shape) + 1:
+            raise ValueError(
+                f"{call}: `factor` has {validate.shown(column)} where params have shape {leaf.shape}; give one extra "
+                "trailing axis (for flat params the D x k matrix B)."
+            )
+        if not jnp.issubdtype(column.dtype, jnp.floating):
+            raise TypeError(f"{call}: `factor` has dtype {column.dtype}; give real floating-point arrays.")

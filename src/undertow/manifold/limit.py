@@ -16,6 +16,7 @@ from jaxtyping import Array, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._calls import check_functions, check_observables, checked_call
 from undertow._validate import KeyLike, Number
 from undertow.manifold.drift import Parts, covariance_parts
 from undertow.manifold.geometry import FiniteStep, Frame, largest_flat, row_route
@@ -89,6 +90,7 @@ class Limit(eqx.Module):
     resolution: float | None = eqx.field(static=True)
     optimiser: AbstractOptimiser
 
+    @checked_call("Limit")
     def __init__(
         self,
         noise: AbstractNoise,
@@ -96,15 +98,14 @@ class Limit(eqx.Module):
         resolution: Number | None = None,
         optimiser: AbstractOptimiser | None = None,
     ):
-        if not isinstance(noise, AbstractNoise):
-            raise TypeError(f"`Limit(noise)`: got a {type(noise).__name__}; give a noise, such as `LabelNoise(task)`.")
+        validate.instance("Limit", "noise", noise, AbstractNoise, "a noise, such as `LabelNoise(task)`")
         if isinstance(noise.problem, Population):
             raise TypeError(
                 "`Limit(noise)`: a `Population` has no manifold of exact minimisers; fix a data set with "
                 "`population.sample(key, count)`."
             )
         self.noise = noise
-        self.piecewise = piecewise
+        self.piecewise = validate.flag("Limit", "piecewise", piecewise)
         self.resolution = None if resolution is None else validate.as_float("Limit", "resolution", resolution)
         self.optimiser = theory_optimiser("Limit", optimiser)
 
@@ -127,12 +128,14 @@ class Limit(eqx.Module):
         the result has weight decay and, unless `corrections=False`, the corrections for that step size.
         """
         validate.params_of_floats("Limit.drift", params)
+        chosen_corrections("Limit.drift", corrections)
+        _step_size(step_size, None, "Limit.drift")
         params = trees.match_precision(self.noise.problem.loss, params)
         if has_metric(self.optimiser):
             _check_kinks(self, params)
             request = _request("Limit.drift", state, step_size, finite_step, True, corrections)
             return metric_velocity_at(self, params, request)
-        eta = _finite_step(finite_step)
+        eta = _finite_step("Limit.drift", finite_step)
         if isinstance(eta, float) and self.resolution is None and row_route(self.noise.problem, params):
             short = _label(self, params)
             if short is not None and validate.concrete(short[1]) and np.isfinite(float(short[1])):
@@ -155,15 +158,14 @@ class Limit(eqx.Module):
         _check_kinks(self, params)
         if has_metric(self.optimiser):
             return metric_parts(self, params, _request("Limit.parts", state, None, finite_step, True, False))
-        eta = _finite_step(finite_step)
-        return self._parts("Limit.parts", params, eta)
+        return self._parts("Limit.parts", params, _finite_step("Limit.parts", finite_step))
 
     def _parts(self, function: str, params: PyTree, eta: FiniteStep) -> Parts:
         frame = frame_of_minimum(function, self.noise.problem, params, self.resolution)
         _check_stability(function, eta, frame)
         return Parts(*(frame.unravel(part) for part in _halved_parts(self.noise, frame, eta)))
 
-    @validate.renamed_arguments("Limit.solve", time="slow_time", looks="num_saves")
+    @checked_call("Limit.solve", time="slow_time", looks="num_saves")
     def solve(
         self,
         params: PyTree,
@@ -210,17 +212,19 @@ class Limit(eqx.Module):
         validate.finite_number("Limit.solve", "slow_time", slow_time)
         num_saves = validate.positive_integer("Limit.solve", "num_saves", num_saves)
         steps = validate.positive_integer("Limit.solve", "steps", steps)
+        seeds = _check_options(key, seeds, tolerance, quasi_static, corrections)
+        observe = check_functions("Limit.solve", "observe", observe)
+        check_observables("Limit.solve", "observe", observe, params)
         _check_kinks(self, params)
         if has_metric(self.optimiser):
             request = _request("Limit.solve", state, step_size, finite_step, quasi_static, corrections)
             return solve_metric(
-                self, params, request, float(slow_time), key, dict(observe or {}), seeds, num_saves, steps, tolerance
+                self, params, request, float(slow_time), key, observe, seeds, num_saves, steps, tolerance
             )
-        eta = _finite_step(finite_step)
+        eta = _finite_step("Limit.solve", finite_step)
         step = _step_size(step_size, finite_step)
         frame = frame_of_minimum("Limit.solve", problem, params, self._resolution(step, float(slow_time)))
         _check_stability("Limit.solve", eta, frame)
-        observe = dict(observe or {})
         motion = motion_of(self.noise, frame)
         if motion == "none":
             warn_null_drift(self.noise)
@@ -301,23 +305,35 @@ def _request(
     return Request(function, state, _step_size(step_size, None, function), quasi_static, names)
 
 
-def _finite_step(value: Number | None) -> FiniteStep:
+def _check_options(
+    key: KeyLike | None,
+    seeds: int | None,
+    tolerance: float | None,
+    quasi_static: bool,
+    corrections: bool | Collection[str],
+) -> int | None:
+    """Check the options of `solve` that only some motions need, and return the number of seeds."""
+    if key is not None:
+        validate.as_key("Limit.solve", key)
+    if tolerance is not None:
+        validate.finite_number("Limit.solve", "tolerance", tolerance, positive=True)
+    validate.flag("Limit.solve", "quasi_static", quasi_static)
+    chosen_corrections("Limit.solve", corrections)
+    return None if seeds is None else validate.positive_integer("Limit.solve", "seeds", seeds)
+
+
+def _finite_step(function: str, value: Number | None) -> FiniteStep:
     """Return the finite step as an array; None (the exact limit) as the float 0.0, which selects shorter formulas."""
     if value is None:
         return 0.0
-    validate.finite_number("Limit", "finite_step", value)
+    validate.finite_number(function, "finite_step", value)
     return jnp.asarray(value, jnp.result_type(float))
 
 
 def _step_size(step_size: Number | None, finite_step: Number | None, function: str = "Limit.solve") -> float | None:
     """Return the step size of SGD, where one is given by either argument."""
-    value = finite_step if step_size is None else step_size
-    if value is None:
-        return None
-    eta = validate.as_float(function, "step_size", value)
-    if not eta > 0:
-        raise ValueError(f"{validate.quote(function, step_size=eta)}: give a positive number.")
-    return eta
+    name, value = ("finite_step", finite_step) if step_size is None else ("step_size", step_size)
+    return None if value is None else validate.as_float(function, name, value, positive=True)
 
 
 def _check_stability(function: str, eta: FiniteStep, frame: Frame) -> None:

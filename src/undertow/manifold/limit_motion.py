@@ -21,7 +21,7 @@ def warn_null_drift(noise: AbstractNoise) -> None:
         f"`Limit.solve`: {type(noise).__name__} noise vanishes on the manifold of minimisers, so nothing moves at this "
         "time scale: a null drift.",
         UserWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
 
 
@@ -41,7 +41,7 @@ def report_lost_rank(lost: np.ndarray, rank: int, motion: str) -> None:
         f"`Limit.solve`: {np.isfinite(lost).sum()} of {lost.size} runs stop where {reason}, the first at slow time "
         f"{first:.3g}; see `diverged` and `diverged_at`.",
         UserWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
 
 

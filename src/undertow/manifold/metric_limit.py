@@ -29,7 +29,7 @@ from undertow.manifold.metric_flow import CORRECTIONS, TOLERANCE_WITH_STATE, Met
 from undertow.manifold.minimum import frame_of_minimum
 from undertow.manifold.paths import TOLERANCE, Recorder, solve_diffusion
 from undertow.noise.base import AbstractNoise, second_moment
-from undertow.optimisers.base import AbstractOptimiser
+from undertow.optimisers.base import AbstractOptimiser, squares_of
 from undertow.optimisers.sgd import SGD
 from undertow.regime import Regime, SmallParameter
 from undertow.trajectory import Trajectory
@@ -69,11 +69,10 @@ def chosen_corrections(function: str, corrections: bool | Collection[str]) -> tu
     """Return the corrections that a user chose, by name: all for True, none for False."""
     if isinstance(corrections, bool):
         return CORRECTIONS if corrections else ()
-    if isinstance(corrections, str) or any(name not in CORRECTIONS for name in corrections):
-        names, call = (
-            " and ".join(f'"{n}"' for n in CORRECTIONS),
-            validate.quote(function, corrections=repr(corrections)),
-        )
+    several = isinstance(corrections, Collection) and not isinstance(corrections, str)
+    if not several or any(name not in CORRECTIONS for name in corrections):
+        names = " and ".join(f'"{n}"' for n in CORRECTIONS)
+        call = validate.quote(function, corrections=validate.shown(corrections))
         raise ValueError(f"{call}: give True, False, or a tuple of some of {names}.")
     return tuple(name for name in CORRECTIONS if name in corrections)
 
@@ -101,19 +100,9 @@ def start_value(
                 "leave `state` out."
             )
         return None
+    given = None if state is None else squares_of(function, "state", state, params)
     moment = eqx.filter_jit(second_moment)(noise, params)
-    if state is None:
-        v = moment
-    elif not (isinstance(state, dict) and "v" in state):
-        raise TypeError(
-            f'`{function}(state=...)`: give the dict {{"v": ...}} with the averages of the squared gradients, such as '
-            "`run.optimiser_state` of one seed."
-        )
-    else:
-        v = jax.tree.map(lambda leaf, like: jnp.asarray(leaf, like.dtype), state["v"], state["v"])
-        difference = trees.mismatch(v, params, 'state["v"]')
-        if difference:
-            raise ValueError(f"`{function}(state=...)`: {difference}.")
+    v = moment if given is None else given
     flat = trees.ravel(v)
     if validate.concrete(flat):
         _check_value(function, np.asarray(flat), np.asarray(trees.ravel(moment)), getattr(optimiser, "eps", 0.0))
@@ -128,7 +117,8 @@ def check_names(function: str, observe: Collection[str], v: Array | None) -> Non
 
 def _check_value(function: str, v: np.ndarray, moment: np.ndarray, eps: Number) -> None:
     if not (np.isfinite(v).all() and (v >= 0).all()):
-        raise ValueError(f'`{function}(state=...)`: `state["v"]` has values that are negative or not finite.')
+        bad = v[~(v >= 0) | ~np.isfinite(v)][0]
+        raise ValueError(f'`{function}(state=...)`: `state["v"]` has {bad}; its values are finite and at least 0.')
     zero = v == 0
     if (zero & (moment > 0)).any():
         count = int((zero & (moment > 0)).sum())

@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
 from undertow import _trees as trees
+from undertow._calls import check_function, check_repeats, checked_call, output_of
+from undertow._validate import concrete
 from undertow.covariance import Factored
 from undertow.noise.base import AbstractNoise, normals, normals_now
 from undertow.noise.isotropic import check_full_gradient
@@ -31,13 +33,16 @@ class Additive(AbstractNoise):
     problem: AbstractProblem
     factor: Callable[[PyTree], PyTree]
 
+    @checked_call("Additive")
     def __init__(self, problem: AbstractProblem, factor: Callable[[PyTree], PyTree]):
         check_full_gradient("Additive", problem)
-        if not callable(factor):
+        if not callable(factor) and hasattr(factor, "shape"):
             raise TypeError(
-                f"`Additive(factor={type(factor).__name__})`: `factor` is a function of params; "
-                "for a constant matrix B give `lambda params: B`."
+                "`Additive(factor=array)`: `factor` is an array; give a function `factor(params)`: for a constant "
+                "matrix "
+                "B `lambda params: B`."
             )
+        check_function("Additive", "factor(params)", factor)
         self.problem = problem
         self.factor = factor
 
@@ -55,14 +60,15 @@ class Additive(AbstractNoise):
     def check(self, params: PyTree) -> None:
         self.problem.check(params)
         self._normal_structure(params)
+        if all(map(concrete, jax.tree.leaves(params))):
+            check_repeats("Additive", "factor(params)", self.factor, params)
 
     def _normal_structure(self, params: PyTree) -> jax.ShapeDtypeStruct:
         """Return the shape of the k normals of a draw, after checking the shape of the factor."""
-        factor = jax.eval_shape(self.factor, params)
-        expected = jax.tree.structure(params)
-        if jax.tree.structure(factor) != expected:
+        factor = output_of("Additive", "factor(params)", self.factor, params)
+        if jax.tree.structure(factor) != jax.tree.structure(params):
             raise ValueError(
-                f"`Additive`: `factor(params)` is a {jax.tree.structure(factor)}, params a {expected}; "
+                f"`Additive`: `factor(params)` is {trees.outline(factor)}, params are {trees.outline(params)}; "
                 "return a pytree like params, each leaf with one extra trailing axis."
             )
         ranks = set()
@@ -71,6 +77,10 @@ class Additive(AbstractNoise):
                 raise ValueError(
                     f"`Additive`: `factor(params)` has a leaf of shape {column.shape} where params have {leaf.shape}; "
                     f"give {(*leaf.shape, 'k')}, one extra trailing axis."
+                )
+            if not jnp.issubdtype(column.dtype, jnp.floating):
+                raise ValueError(
+                    f"`Additive`: `factor(params)` has dtype {column.dtype}; return real floating-point arrays."
                 )
             ranks.add(column.shape[-1])
         if len(ranks) != 1:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Key, PyTree
 
 from undertow import _trees as trees
-from undertow._validate import KeyLike, as_key
+from undertow._validate import KeyLike, as_key, params_of_floats
 from undertow.covariance import AbstractCovariance
 from undertow.problem import AbstractProblem
 
@@ -52,6 +52,7 @@ class AbstractNoise(eqx.Module):
     def draw(self, key: KeyLike, params: PyTree) -> PyTree:
         """Return one stochastic gradient at params."""
         key = as_key(f"{type(self).__name__}.draw", key)
+        params_of_floats(f"{type(self).__name__}.draw", params)
         return self.gradient(params, trees.take(self.randomness(key, 1, params), 0))
 
     def check(self, params: PyTree) -> None:

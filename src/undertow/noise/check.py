@@ -46,18 +46,14 @@ def check_noise(
     >>> result.passed, len(result.rows), result.statistics
     (True, 25, 11)
     """
-    if not isinstance(noise, AbstractNoise):
-        raise TypeError(
-            f"`check_noise(noise, params)`: got a {type(noise).__name__}; give a noise, such as "
-            "`Minibatch(problem, 1)`."
-        )
+    validate.instance("check_noise", "noise", noise, AbstractNoise, "a noise, such as `Minibatch(problem, 1)`")
     key = validate.as_key("check_noise", key)
     draws = validate.positive_integer("check_noise", "draws", draws)
     if draws < 100:
         raise ValueError(
             f"{validate.quote('check_noise', draws=draws)}: the z-scores need 100 or more; give a larger number."
         )
-    false_alarm = validate.as_float("check_noise", "false_alarm", false_alarm, least=1e-300, below=1.0)
+    false_alarm = validate.as_float("check_noise", "false_alarm", false_alarm, below=1.0, positive=True)
     validate.params_of_floats("check_noise", params)
     result = _result(noise, params, key, draws, false_alarm)
     if not result.passed:

@@ -11,7 +11,9 @@ from numpy.typing import ArrayLike
 
 from undertow import _chunks as chunks
 from undertow import _trees as trees
-from undertow._validate import RenamedAttribute, group_labels, group_shares, positive_integer, renamed_arguments
+from undertow._arrays import group_labels, group_shares
+from undertow._calls import RenamedAttribute, checked_call
+from undertow._validate import instance, kind_of, positive_integer, quote, shown
 from undertow.covariance import AbstractCovariance, Factored, SampleCovariance, Sum
 from undertow.noise import sampling
 from undertow.noise.base import AbstractNoise
@@ -47,7 +49,7 @@ class Environments(AbstractNoise):
     batch_size: int | None = eqx.field(static=True)
     size = RenamedAttribute("batch_size")
 
-    @renamed_arguments("Environments", size="batch_size")
+    @checked_call("Environments", size="batch_size")
     def __init__(
         self,
         problem: AbstractSampled,
@@ -55,11 +57,10 @@ class Environments(AbstractNoise):
         weights: ArrayLike | None = None,
         batch_size: int | None = None,
     ):
-        if not isinstance(problem, AbstractSampled):
-            raise TypeError(f"`Environments`: a {type(problem).__name__} has no samples to group; give a Problem.")
+        instance("Environments", "problem", problem, AbstractSampled, "a Problem or a Regression, which have samples")
         if problem.weights is not None:
             raise ValueError("`Environments`: the problem is reweighted already; give the plain one and `weights=`.")
-        labels, counts = _labels(groups, problem.size)
+        labels, counts = group_labels("Environments", groups, problem.size)
         if batch_size is not None:
             batch_size = positive_integer("Environments", "batch_size", batch_size)
         self.batch_size = batch_size
@@ -76,7 +77,7 @@ class Environments(AbstractNoise):
             self.problem = problem.reweight(jnp.asarray((shares / counts)[labels], dtype))
 
     @staticmethod
-    @renamed_arguments("Environments.of", size="batch_size")
+    @checked_call("Environments.of", size="batch_size")
     def of(
         problems: Sequence[AbstractSampled], weights: ArrayLike | None = None, batch_size: int | None = None
     ) -> "Environments":
@@ -89,8 +90,11 @@ class Environments(AbstractNoise):
         >>> print(hetero.groups)
         [0 0 1 1 1]
         """
-        if not problems:
-            raise ValueError("`Environments.of(problems)`: no problems; give at least one.")
+        if not isinstance(problems, Sequence) or not problems:
+            raise ValueError(
+                f"{quote('Environments.of', problems=shown(problems))}: `problems` is {kind_of(problems)}; give a list "
+                "of problems, at least one."
+            )
         first = problems[0]
         for index, other in enumerate(problems):
             if not isinstance(other, AbstractSampled) or _rest(other) != _rest(first):
@@ -100,10 +104,14 @@ class Environments(AbstractNoise):
                 )
             if other.weights is not None:
                 raise ValueError(f"`Environments.of(problems)`: problem {index} is reweighted; give plain problems.")
-        shapes = [jax.tree.map(lambda x: (x.shape[1:], x.dtype), p.data) for p in problems]
+        shapes = [jax.tree.map(lambda x: f"{x.shape[1:]} {x.dtype}", p.data) for p in problems]
         for index, shape in enumerate(shapes):
             if shape != shapes[0]:
-                raise ValueError(f"`Environments.of(problems)`: the samples of problem {index} have another shape.")
+                raise ValueError(
+                    f"`Environments.of(problems)`: the samples of problem {index} have shapes and types {shape}, "
+                    "those of "
+                    f"problem 0 {shapes[0]}; make them equal."
+                )
         data = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *[p.data for p in problems])
         joined = eqx.tree_at(lambda p: p.data, first, data)
         groups = np.repeat(np.arange(len(problems)), [p.size for p in problems])
@@ -114,7 +122,7 @@ class Environments(AbstractNoise):
         """The number of environments k."""
         return self.sizes.shape[0]
 
-    @renamed_arguments("Environments.pooled", size="batch_size")
+    @checked_call("Environments.pooled", size="batch_size")
     def pooled(self, batch_size: int | None = None) -> Minibatch:
         """Return PooledSGD on the same problem: every sample of a batch draws its own environment.
 
@@ -122,6 +130,8 @@ class Environments(AbstractNoise):
         """
         if batch_size is None:
             batch_size = self.batch_size
+        else:
+            batch_size = positive_integer("Environments.pooled", "batch_size", batch_size)
         if batch_size is None:
             batch_size = max(1, round(float(jnp.vdot(self.weights, self.sizes.astype(self.weights.dtype)))))
         return Minibatch(self.problem, batch_size)
@@ -184,16 +194,6 @@ def _rest(problem: AbstractSampled) -> tuple:
     """Return all of a problem that is not data: its type and its callables."""
     fields = {name: value for name, value in vars(problem).items() if name not in ("data", "weights")}
     return type(problem), tuple(fields.items())
-
-
-def _labels(groups: ArrayLike, samples: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the checked labels and the number of samples of each environment."""
-    labels = np.asanyarray(groups)
-    if labels.shape != (samples,):
-        raise ValueError(
-            f"`Environments`: `groups` has shape {labels.shape} and the problem {samples} samples; give one label each."
-        )
-    return labels, group_labels("Environments", labels)
 
 
 def _padded_members(labels: np.ndarray, counts: np.ndarray) -> np.ndarray:

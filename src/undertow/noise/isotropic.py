@@ -4,7 +4,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _trees as trees
-from undertow._validate import Number, finite_number
+from undertow._calls import checked_call
+from undertow._validate import Number, finite_number, instance
 from undertow.covariance import ScaledIdentity
 from undertow.noise.base import AbstractNoise, normals, normals_now
 from undertow.problem import AbstractProblem, Population
@@ -26,6 +27,7 @@ class Isotropic(AbstractNoise):
     problem: AbstractProblem
     scale: Float[Array, ""]
 
+    @checked_call("Isotropic")
     def __init__(self, problem: AbstractProblem, scale: Number = 1.0):
         check_full_gradient("Isotropic", problem)
         finite_number("Isotropic", "scale", scale)
@@ -49,5 +51,4 @@ def check_full_gradient(function: str, problem: AbstractProblem) -> None:
             f"`{function}`: the full gradient of a `Population` is only known by Monte Carlo; use `Minibatch`, or fix "
             "a data set with `population.sample(key, count)`."
         )
-    if not isinstance(problem, AbstractProblem):
-        raise TypeError(f"`{function}`: `problem` is a {type(problem).__name__}; give a Problem or a Regression.")
+    instance(function, "problem", problem, AbstractProblem, "a Problem or a Regression")

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _trees as trees
-from undertow._validate import Number, RenamedAttribute, finite_number, quote, renamed_arguments
+from undertow._calls import RenamedAttribute, checked_call
+from undertow._validate import Number, finite_number, instance, one_of
 from undertow.covariance import LabelCovariance, SampleCovariance, Sum
 from undertow.noise import sampling
 from undertow.noise.base import AbstractNoise
@@ -39,7 +40,7 @@ class LabelNoise(AbstractNoise):
     kind: Literal["sign", "gaussian"] = eqx.field(static=True)
     size = RenamedAttribute("batch_size")
 
-    @renamed_arguments("LabelNoise", size="batch_size")
+    @checked_call("LabelNoise", size="batch_size")
     def __init__(
         self,
         problem: Regression,
@@ -48,17 +49,13 @@ class LabelNoise(AbstractNoise):
         replace: bool = True,
         kind: Literal["sign", "gaussian"] = "sign",
     ):
-        if not isinstance(problem, Regression):
-            raise TypeError(
-                f"`LabelNoise(problem)`: a {type(problem).__name__} has no labels to disturb; give a `Regression`."
-            )
+        instance("LabelNoise", "problem", problem, Regression, "a `Regression`, which has labels to disturb")
         finite_number("LabelNoise", "strength", strength)
-        if kind not in ("sign", "gaussian"):
-            raise ValueError(f'{quote("LabelNoise", kind=repr(kind))}: `kind` is "sign" or "gaussian".')
+        one_of("LabelNoise", "kind", kind, ("sign", "gaussian"))
         self.batch_size = sampling.check_batch_size("LabelNoise", problem, batch_size, replace)
         self.problem = problem
         self.strength = jnp.asarray(strength, problem.targets.dtype)
-        self.replace = replace
+        self.replace = bool(replace)
         self.kind = kind
 
     def randomness(self, key: Key[Array, ""], count: int, like: PyTree = None) -> PyTree:

@@ -4,7 +4,8 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Key, PyTree
 
-from undertow._validate import KeyLike, RenamedAttribute, renamed_arguments
+from undertow._calls import RenamedAttribute, checked_call
+from undertow._validate import KeyLike
 from undertow.covariance import SampleCovariance
 from undertow.noise import sampling
 from undertow.noise.base import AbstractNoise
@@ -32,11 +33,11 @@ class Minibatch(AbstractNoise):
     replace: bool = eqx.field(static=True)
     size = RenamedAttribute("batch_size")
 
-    @renamed_arguments("Minibatch", size="batch_size")
+    @checked_call("Minibatch", size="batch_size")
     def __init__(self, problem: AbstractSampled | Population, batch_size: int, replace: bool = True):
         self.batch_size = sampling.check_batch_size("Minibatch", problem, batch_size, replace)
         self.problem = problem
-        self.replace = replace
+        self.replace = bool(replace)
 
     def randomness(self, key: Key[Array, ""], count: int, like: PyTree = None) -> PyTree:
         if isinstance(self.problem, Population):
@@ -54,7 +55,7 @@ class Minibatch(AbstractNoise):
     def covariance(self, params: PyTree, *, key: KeyLike | None = None, samples: int = 4096) -> SampleCovariance:
         """Return the covariance of one batch; on a `Population` it is estimated from `samples` draws of `key`."""
         if isinstance(self.problem, Population):
-            reference = self.problem.reference(key, samples)
+            reference = self.problem.reference(key, samples, function="Minibatch.covariance")
             return SampleCovariance(reference, params, samples / (samples - 1) / self.batch_size)
         factor = sampling.factor_of_size(self.problem, self.batch_size, self.replace)
         return SampleCovariance(self.problem, params, factor)

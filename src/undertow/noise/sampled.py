@@ -9,7 +9,8 @@ from jaxtyping import Array, Key, PyTree
 
 from undertow import _chunks as chunks
 from undertow import _trees as trees
-from undertow._validate import KeyLike, as_key, positive_integer, quote
+from undertow._calls import check_function, check_repeats, checked_call, output_of
+from undertow._validate import KeyLike, as_key, concrete, flag, positive_integer
 from undertow.covariance import EstimatedCovariance
 from undertow.noise.base import AbstractNoise
 from undertow.noise.isotropic import check_full_gradient
@@ -50,6 +51,7 @@ class SampledNoise(AbstractNoise):
     keys: Key[Array, " samples"]
     unbiased: bool = eqx.field(static=True)
 
+    @checked_call("SampledNoise")
     def __init__(
         self,
         problem: AbstractProblem,
@@ -60,20 +62,12 @@ class SampledNoise(AbstractNoise):
         unbiased: bool = True,
     ):
         check_full_gradient("SampledNoise", problem)
-        if not callable(draw):
-            raise TypeError(
-                f"`SampledNoise(draw={type(draw).__name__})`: `draw` is a function `draw(key, params)` that returns "
-                "one stochastic gradient."
-            )
-        samples = positive_integer("SampledNoise", "samples", samples)
-        if samples < 2:
-            raise ValueError(
-                f"{quote('SampledNoise', samples=samples)}: a covariance needs at least 2 draws; give some hundreds."
-            )
+        check_function("SampledNoise", "draw(key, params)", draw)
+        samples = positive_integer("SampledNoise", "samples", samples, least=2)
         self.problem = problem
         self.drawer = draw
         self.keys = jax.random.split(as_key("SampledNoise", key), samples)
-        self.unbiased = unbiased
+        self.unbiased = flag("SampledNoise", "unbiased", unbiased)
 
     @property
     def samples(self) -> int:
@@ -106,7 +100,9 @@ class SampledNoise(AbstractNoise):
 
     def check(self, params: PyTree) -> None:
         self.problem.check(params)
-        drawn = jax.eval_shape(self.drawer, jax.random.key(0), params)
-        difference = trees.mismatch(drawn, params, "draw(key, params)")
+        called, key = "draw(key, params)", jax.random.key(0)
+        difference = trees.mismatch(output_of("SampledNoise", called, self.drawer, key, params), params, called)
         if difference:
             raise ValueError(f"`SampledNoise`: {difference}.")
+        if all(map(concrete, jax.tree.leaves(params))):
+            check_repeats("SampledNoise", called, self.drawer, key, params)

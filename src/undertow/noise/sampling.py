@@ -7,15 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, Key
 
-from undertow._validate import positive_integer, quote
-from undertow.problem import AbstractProblem, AbstractSampled, Population
+from undertow._validate import flag, instance, positive_integer, quote
+from undertow.problem import AbstractSampled, Population
 
 __all__ = ["check_batch_size", "factor_of_size", "indices", "signs", "subsets", "uniform", "weighted"]
 
 
-def check_batch_size(function: str, problem: AbstractProblem, batch_size: int, replace: bool) -> int:
+def check_batch_size(function: str, problem: AbstractSampled | Population, batch_size: int, replace: bool) -> int:
     """Return the batch size of a noise on samples; raise where the problem has no such batches."""
+    instance(
+        function, "problem", problem, AbstractSampled | Population, "a Problem or a Regression, which have samples"
+    )
     batch_size = positive_integer(function, "batch_size", batch_size)
+    replace = flag(function, "replace", replace)
     if isinstance(problem, Population):
         if not replace:
             raise ValueError(
@@ -23,8 +27,6 @@ def check_batch_size(function: str, problem: AbstractProblem, batch_size: int, r
                 "draw without replacement; leave `replace=True`, or fix the data with `population.sample(key, count)`."
             )
         return batch_size
-    if not isinstance(problem, AbstractSampled):
-        raise TypeError(f"`{function}`: a {type(problem).__name__} has no samples; give a Problem or a Regression.")
     if not replace and problem.weights is not None:
         raise ValueError(f"{quote(function, replace=False)}: the samples are weighted; use replace=True.")
     if not replace and batch_size > problem.size:

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
 from undertow import _trees as trees
-from undertow._validate import Number
+from undertow._calls import checked_call
+from undertow._validate import Number, flag
 from undertow.optimisers.base import AbstractOptimiser, Rates, StepSizes, as_number
 from undertow.regime import Regime, SmallParameter
 
@@ -91,6 +92,7 @@ class RMSProp(AbstractAdaptive):
     True
     """
 
+    @checked_call("RMSProp")
     def __init__(self, b2: Number = 0.99, eps: Number = 1e-8):
         self.b1 = None
         self.b2 = as_number("RMSProp", "b2", b2, below=1.0)
@@ -113,12 +115,13 @@ class Adam(AbstractAdaptive):
     True ['m', 'v']
     """
 
+    @checked_call("Adam")
     def __init__(self, b1: Number = 0.9, b2: Number = 0.999, eps: Number = 1e-8, bias_correction: bool = True):
         self.b1 = as_number("Adam", "b1", b1, below=1.0)
         self.b2 = as_number("Adam", "b2", b2, below=1.0)
         self.eps = as_number("Adam", "eps", eps)
         self.weight_decay = 0.0
-        self.bias_correction = bool(bias_correction)
+        self.bias_correction = flag("Adam", "bias_correction", bias_correction)
 
 
 class AdamW(AbstractAdaptive):
@@ -133,6 +136,7 @@ class AdamW(AbstractAdaptive):
     True
     """
 
+    @checked_call("AdamW")
     def __init__(
         self,
         b1: Number = 0.9,
@@ -145,7 +149,7 @@ class AdamW(AbstractAdaptive):
         self.b2 = as_number("AdamW", "b2", b2, below=1.0)
         self.eps = as_number("AdamW", "eps", eps)
         self.weight_decay = as_number("AdamW", "weight_decay", weight_decay)
-        self.bias_correction = bool(bias_correction)
+        self.bias_correction = flag("AdamW", "bias_correction", bias_correction)
 
 
 def _mixed(share: Array, old: Array, new: Array) -> Array:

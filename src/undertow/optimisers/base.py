@@ -15,12 +15,13 @@ import jax.core
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PyTree
 
+from undertow import _trees as trees
 from undertow import _validate as validate
 from undertow._validate import Number
 from undertow.noise.base import AbstractNoise
 from undertow.regime import Regime
 
-__all__ = ["AbstractOptimiser", "Rates", "StepSizes", "as_number"]
+__all__ = ["AbstractOptimiser", "Rates", "StepSizes", "as_number", "squares_of"]
 
 StepSizes = Float[Array, ""] | Float[Array, " block"]
 """The step size of every step of a block, or the one number that they share."""
@@ -34,6 +35,22 @@ Self = TypeVar("Self", bound="AbstractOptimiser")
 def as_number(optimiser: str, name: str, value: Number, below: float = math.inf) -> float | Array:
     """Return a setting of an optimiser as a float of at least 0 and less than `below`; a tracer stays what it is."""
     return value if isinstance(value, jax.core.Tracer) else validate.as_float(optimiser, name, value, below=below)
+
+
+def squares_of(function: str, name: str, state: object, params: PyTree) -> PyTree:
+    """Return v of a state {"v": ...} of an optimiser, which is like params."""
+    if not (isinstance(state, dict) and "v" in state):
+        what = trees.outline(state) if isinstance(state, dict) else validate.shown(state)
+        raise TypeError(
+            f'`{function}({name}={what})`: `{name}` is the dict {{"v": ...}} with the averages of the squared '
+            "gradients; "
+            "give `run.optimiser_state` of one seed, for instance."
+        )
+    v = trees.arrays(state["v"])
+    wrong = trees.mismatch(v, params, f'{name}["v"]')
+    if wrong:
+        raise ValueError(f"`{function}({name}=...)`: {wrong}.")
+    return v
 
 
 class AbstractOptimiser(eqx.Module):

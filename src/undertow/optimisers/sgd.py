@@ -7,6 +7,7 @@ from jaxtyping import Array, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._calls import checked_call
 from undertow._validate import Number
 from undertow.optimisers.base import AbstractOptimiser, as_number
 from undertow.regime import Regime, SmallParameter
@@ -33,9 +34,10 @@ class SGD(AbstractOptimiser):
     nesterov: bool = eqx.field(static=True)
     weight_decay: float | Array
 
+    @checked_call("SGD")
     def __init__(self, momentum: Number = 0.0, nesterov: bool = False, weight_decay: Number = 0.0):
         self.momentum = as_number("SGD", "momentum", momentum, below=1.0)
-        self.nesterov = bool(nesterov)
+        self.nesterov = validate.flag("SGD", "nesterov", nesterov)
         self.weight_decay = as_number("SGD", "weight_decay", weight_decay)
         if nesterov and validate.concrete(self.momentum) and not self.momentum:
             raise ValueError("`SGD(nesterov=True)`: Nesterov's method needs momentum; give `momentum=0.9`, say.")

@@ -66,7 +66,8 @@ def as_optimiser(
     for name, value in (("momentum", momentum), ("weight_decay", weight_decay)):
         if not (isinstance(value, float | int) and value == 0):
             raise TypeError(
-                f"`{function}({name}={value}, optimiser=...)`: `{name}` is that of SGD; give it to the optimiser, if "
+                f"`{function}({name}={validate.shown(value)}, optimiser=...)`: `{name}` is that of SGD; give it to "
+                "the optimiser, if "
                 "it has one."
             )
     if isinstance(optimiser, AbstractOptimiser):
@@ -84,7 +85,8 @@ def as_optimiser(
     if isinstance(optimiser, tuple) and getattr(optimiser, "_fields", ())[:2] == ("init", "update"):
         return Transformation(tuple(optimiser[:2]))
     raise TypeError(
-        f"`{function}(optimiser={optimiser!r})`: give `SGD`, `RMSProp`, `Adam` or `AdamW` of undertow, or an optax "
+        f"`{function}(optimiser={validate.shown(optimiser)})`: `optimiser` is {validate.kind_of(optimiser)}; give "
+        "`SGD`, `RMSProp`, `Adam` or `AdamW` of undertow, or an optax "
         "transformation."
     )
 

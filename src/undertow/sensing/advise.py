@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from undertow import _validate as validate
+from undertow._calls import checked_call
 from undertow._table import ResultTable
 from undertow._validate import KeyLike
 from undertow.figures import results
@@ -83,6 +84,7 @@ class Advice:
         return axes
 
 
+@checked_call("advise")
 def advise(
     law: LawLike | tuple,
     horizon: int = 10_000,
@@ -113,7 +115,8 @@ def advise(
         return _advise_data(law, horizon, alpha=alpha, key=key, runs=runs)
     law = as_law("advise", law)
     horizon = validate.positive_integer("advise", "horizon", horizon)
-    validate.finite_number("advise", "alpha", alpha, least=np.finfo(float).tiny, below=1.0)
+    runs = validate.positive_integer("advise", "runs", runs)
+    validate.finite_number("advise", "alpha", alpha, below=1.0, positive=True)
     key = validate.as_key("advise", key)
     window = paper_window(law)
     least, greatest = law.support()

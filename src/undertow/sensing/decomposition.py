@@ -111,7 +111,7 @@ def auxiliary(
     """
     steps = validate.positive_integer("auxiliary", "steps", steps)
     validate.finite_number("auxiliary", "step_size", step_size)
-    validate.finite_number("auxiliary", "alpha", alpha, least=np.finfo(float).tiny, below=1.0)
+    validate.finite_number("auxiliary", "alpha", alpha, below=1.0, positive=True)
     validate.finite_number("auxiliary", "delta", delta)
     eta, drift = float(step_size), step_size / (32 * math.log(1 / alpha))
     values = np.empty((3, steps + 1))

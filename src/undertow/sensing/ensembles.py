@@ -10,7 +10,7 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from undertow._validate import KeyLike, as_key
+from undertow._validate import KeyLike, as_key, shown
 from undertow.sensing.laws import Numbers
 
 __all__ = ["AbstractEnsemble", "Correlated", "Full", "Goe", "MatrixNormal", "as_ensemble"]
@@ -173,9 +173,10 @@ def as_ensemble(function: str, ensemble: AbstractEnsemble | str) -> AbstractEnse
     named = {"goe": Goe, "full": Full}
     if isinstance(ensemble, AbstractEnsemble):
         return ensemble
-    if ensemble not in named:
+    if not isinstance(ensemble, str) or ensemble not in named:
         raise ValueError(
-            f'`{function}(ensemble={ensemble!r})`: choose "goe" (or full X symmetrised), "full", or give an ensemble '
+            f'`{function}(ensemble={shown(ensemble)})`: choose "goe" (or full X symmetrised), "full", or give an '
+            "ensemble "
             "such as `Correlated(factor)`."
         )
     return named[ensemble]()

@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Array, Float, Key
 
 from undertow import _validate as validate
+from undertow._calls import check_function, checked_call, output_of
 from undertow._validate import KeyLike, Number
 from undertow.estimate import Estimate
 from undertow.sensing.laws import AbstractLaw, LawLike, Numbers, as_law
@@ -34,6 +35,7 @@ def lyapunov(
 ) -> PerDirection: ...
 @overload
 def lyapunov(law: Sampler, step_size: Number, *, key: KeyLike | None = None, samples: int = 100_000) -> Estimate: ...
+@checked_call("lyapunov")
 def lyapunov(
     law: LawLike | Sampler, step_size: Number, *, key: KeyLike | None = None, samples: int = 100_000
 ) -> PerDirection | Estimate:
@@ -49,14 +51,23 @@ def lyapunov(
     """
     validate.finite_number("lyapunov", "step_size", step_size)
     eta = float(step_size)
+    key = validate.as_key("lyapunov", 0 if key is None else key)
+    samples = validate.positive_integer("lyapunov", "samples", samples, least=2)
     if _is_sampler(law):
-        drawn = law(validate.as_key("lyapunov", 0 if key is None else key), samples)
+        check_function("lyapunov", "law(key, count)", law)
+        shape = getattr(output_of("lyapunov", "law(key, count)", lambda key: law(key, samples), key), "shape", None)
+        if not shape or shape[0] != samples:
+            raise ValueError(
+                f"`lyapunov`: `law(key, count)` returns shape {shape} for count = {samples}; return one number for "
+                "each draw."
+            )
+        drawn = law(key, samples)
         return Estimate.of(jnp.log(jnp.abs(1 + eta * drawn)))
     return _one_or_all(as_law("lyapunov", law).mean_log(eta))
 
 
 def _is_sampler(law: LawLike | Sampler) -> TypeGuard[Sampler]:
-    return not isinstance(law, AbstractLaw) and callable(law)
+    return not isinstance(law, AbstractLaw | type) and callable(law)
 
 
 def _one_or_all(values: Float[np.ndarray, " k"]) -> PerDirection:
@@ -64,6 +75,7 @@ def _one_or_all(values: Float[np.ndarray, " k"]) -> PerDirection:
     return float(values[0]) if len(values) == 1 else values
 
 
+@checked_call("tail_exponent")
 def tail_exponent(law: LawLike, step_size: Number) -> PerDirection:
     """Return kappa > 0 with E|1 + step_size s|^kappa = 1: bursts of a re-seeded component have tails q^-kappa (Kesten).
 
@@ -104,8 +116,8 @@ def transition_spread(mean: float, step_size: float, *, steps: float | int = mat
     >>> print(round(transition_spread(1.0, 0.05), 2), round(transition_spread(1.0, 0.05, steps=200), 1))
     6.4 3.5
     """
-    validate.finite_number("transition_spread", "step_size", step_size, least=np.finfo(float).tiny)
-    validate.finite_number("transition_spread", "alpha", alpha, least=np.finfo(float).tiny)
+    validate.finite_number("transition_spread", "step_size", step_size, positive=True)
+    validate.finite_number("transition_spread", "alpha", alpha, positive=True)
     # 2 lambda = log|(1 + eta mean)^2 - eta^2 M^2| = -2 log(alpha)/T
     target = math.exp(-2 * math.log(alpha) / steps) if math.isfinite(steps) else 1.0
     inside = (1 + step_size * mean) ** 2 - target

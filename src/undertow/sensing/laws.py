@@ -13,6 +13,7 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
+from undertow import _arrays as arrays
 from undertow import _validate as validate
 from undertow._validate import KeyLike, Number, as_key
 from undertow.sensing import factors
@@ -81,16 +82,19 @@ class AbstractLaw(eqx.Module):
         return float(np.abs(np.take_along_axis(values, first, axis=0)).max())
 
 
-def _vector(value: Numbers) -> Array:
-    return jnp.atleast_1d(jnp.asarray(value, jnp.result_type(float)))
-
-
-def _check_finite(function: str, **values: Array) -> None:
-    for name, value in values.items():
-        if value.ndim != 1 or not np.isfinite(np.asarray(value)).all():
+def _vectors(function: str, directions: int | None = None, **values: Numbers) -> list[Array]:
+    """Return finite numbers as vectors of one length: one number for all directions, or one per direction."""
+    checked = {name: arrays.finite_numbers(function, name, value) for name, value in values.items()}
+    length = max(map(len, checked.values())) if directions is None else directions
+    for name, vector in checked.items():
+        if len(vector) not in (1, length):
             raise ValueError(
-                f"`{function}`: `{name}` must be one finite number, or one per direction (finite variance)."
+                f"{validate.quote(function, **{name: validate.shown(values[name])})}: `{name}` has {len(vector)} "
+                "finite "
+                f"numbers; give one, or one for each of {length} directions."
             )
+    dtype = jnp.result_type(float)
+    return [jnp.asarray(np.broadcast_to(vector, length), dtype) for vector in checked.values()]
 
 
 class Table(AbstractLaw):
@@ -109,16 +113,12 @@ class Table(AbstractLaw):
     probabilities: Float[Array, " e"]
 
     def __init__(self, values: Numbers, probabilities: Numbers | None = None):
-        values = jnp.asarray(values, jnp.result_type(float))
+        values = jnp.asarray(arrays.finite_numbers("Table", "values", values, most_axes=2), jnp.result_type(float))
         values = values[:, None] if values.ndim == 1 else values
-        if values.ndim != 2 or 0 in values.shape or not np.isfinite(np.asarray(values)).all():
-            raise ValueError(
-                "`Table(values)`: give finite numbers of shape (environments,) or (environments, directions)."
-            )
         count = values.shape[0]
         weights = np.full(count, 1 / count) if probabilities is None else np.atleast_1d(probabilities)
         self.values = values
-        self.probabilities = validate.probabilities("Table", "probabilities", weights, count).astype(values.dtype)
+        self.probabilities = arrays.probabilities("Table", "probabilities", weights, count).astype(values.dtype)
 
     @property
     def size(self) -> int:
@@ -173,9 +173,8 @@ def two_point(mean: Numbers, spread: Numbers, directions: int = 1) -> Table:
     >>> print(two_point(1.0, 5.0).values.ravel())
     [-4.  6.]
     """
-    centre = jnp.broadcast_to(_vector(mean), (directions,))
-    width = jnp.broadcast_to(_vector(spread), (directions,))
-    _check_finite("two_point", mean=centre, spread=width)
+    directions = validate.positive_integer("two_point", "directions", directions)
+    centre, width = _vectors("two_point", directions, mean=mean, spread=spread)
     return Table(jnp.stack([centre - width, centre + width]))
 
 
@@ -191,10 +190,10 @@ class Uniform(AbstractLaw):
     high: Float[Array, " k"]
 
     def __init__(self, low: Numbers, high: Numbers):
-        low, high = jnp.broadcast_arrays(_vector(low), _vector(high))
-        _check_finite("Uniform", low=low, high=high)
+        given = {"low": validate.shown(low), "high": validate.shown(high)}
+        low, high = _vectors("Uniform", low=low, high=high)
         if not (np.asarray(low) <= np.asarray(high)).all():
-            raise ValueError("`Uniform(low, high)`: `low` must not be above `high`.")
+            raise ValueError(f"{validate.quote('Uniform', **given)}: `low` must not be above `high`.")
         self.low = low
         self.high = high
 
@@ -248,10 +247,10 @@ class Gaussian(AbstractLaw):
     deviation: Float[Array, " k"]
 
     def __init__(self, mean: Numbers, deviation: Numbers):
-        centre, deviation = jnp.broadcast_arrays(_vector(mean), _vector(deviation))
-        _check_finite("Gaussian", mean=centre, deviation=deviation)
+        call = validate.quote("Gaussian", deviation=validate.shown(deviation))
+        centre, deviation = _vectors("Gaussian", mean=mean, deviation=deviation)
         if (np.asarray(deviation) < 0).any():
-            raise ValueError("`Gaussian(mean, deviation)`: `deviation` must be at least 0.")
+            raise ValueError(f"{call}: `deviation` must be at least 0.")
         self.centre = centre
         self.deviation = deviation
 
@@ -306,7 +305,10 @@ def as_law(function: str, law: object) -> AbstractLaw:
     if isinstance(law, AbstractLaw):
         return law
     if isinstance(law, validate.Number | list | tuple):
-        return Table(law if np.ndim(law) else [law])
+        return Table(arrays.finite_numbers(function, "law", law, most_axes=2))
+    kind = validate.kind_of(law)
     raise TypeError(
-        f"`{function}`: `law` is a {type(law).__name__}; give a law, such as `two_point(1.0, 5.0)`, or values."
+        f"{validate.quote(function, law=validate.shown(law))}: `law` is {kind}; give a law, such as `two_point(1.0, "
+        "5.0)`, "
+        "or its values."
     )

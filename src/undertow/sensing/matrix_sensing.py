@@ -18,7 +18,10 @@ import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
 
+from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._arrays import finite_numbers
+from undertow._calls import checked_call
 from undertow._validate import KeyLike
 from undertow.covariance import Operator
 from undertow.noise.base import AbstractNoise
@@ -70,6 +73,7 @@ class MatrixSensing(AbstractNoise):
     m: int = eqx.field(static=True)
     pooled: bool = eqx.field(static=True)
 
+    @checked_call("MatrixSensing")
     def __init__(
         self,
         d: int,
@@ -87,7 +91,10 @@ class MatrixSensing(AbstractNoise):
         d = validate.positive_integer("MatrixSensing", "d", d)
         self.m = validate.positive_integer("MatrixSensing", "m", m)
         law = as_law("MatrixSensing", law)
-        rank = (1 if spectrum is None else int(np.size(spectrum))) if rank is None else rank
+        pooled = validate.flag("MatrixSensing", "pooled", pooled)
+        dtype = _floating(dtype)
+        given = None if spectrum is None else _spectrum(spectrum)
+        rank = (1 if given is None else len(given)) if rank is None else rank
         rank = validate.positive_integer("MatrixSensing", "rank", rank)
         other = law.size if spurious_rank is None else spurious_rank
         other = validate.positive_integer("MatrixSensing", "spurious_rank", other)
@@ -96,10 +103,12 @@ class MatrixSensing(AbstractNoise):
                 f"`MatrixSensing(spurious_rank={other})`: the law has {law.size} numbers; give {other} (the diagonal) "
                 f"or {other * (other + 1) // 2} (the diagonal and the entries above it)."
             )
-        dtype = jnp.result_type(float) if dtype is None else dtype
-        values = jnp.ones(rank, dtype) if spectrum is None else jnp.atleast_1d(jnp.asarray(spectrum, dtype))
+        values = jnp.ones(rank, dtype) if given is None else jnp.asarray(given, dtype)
         if values.shape != (rank,):
-            raise ValueError(f"`MatrixSensing(spectrum=...)`: give {rank} numbers, as many as the rank.")
+            shown = validate.shown(spectrum)
+            raise ValueError(
+                f"`MatrixSensing(spectrum={shown})`: give {rank} numbers for `spectrum`, as many as the rank."
+            )
         if max(rank, other) > d or (key is None and rank + other > d):
             raise ValueError(
                 f"`MatrixSensing(d={d})`: the invariant signal has rank {rank}, the spurious one {other}; they do "
@@ -138,11 +147,12 @@ class MatrixSensing(AbstractNoise):
 
         Fewer than d columns are rotated by a fixed random rotation, so that each column has a part in every direction.
         """
-        validate.finite_number("MatrixSensing.start", "alpha", alpha, least=np.finfo(float).tiny)
+        validate.finite_number("MatrixSensing.start", "alpha", alpha, positive=True)
+        signed = validate.flag("MatrixSensing.start", "signed", signed)
         d, dtype = self.truth.shape[0], self.truth.dtype
         frame = jnp.eye(d, dtype=dtype)
-        if columns is not None and columns != d:
-            columns = validate.positive_integer("MatrixSensing.start", "columns", columns)
+        columns = d if columns is None else validate.positive_integer("MatrixSensing.start", "columns", columns)
+        if columns != d:
             if columns > d:
                 raise ValueError(
                     f"`MatrixSensing.start(columns={columns})`: give at most {d}, the size of the matrices."
@@ -158,6 +168,7 @@ class MatrixSensing(AbstractNoise):
         `true` and `spurious` are means of diag(U*'UU'U*)/spectrum and diag(V*'UU'V*); `rest` is the norm of the part
         outside both subspaces; `to_invariant` is |UU' - A*|, `to_mean` is |UU' - A* - E A(e)|.
         """
+        self._check_params("MatrixSensing.measure", params)
         learnt = product(params)
         v = self.problem.directions
         residual = learnt - self.problem.signal
@@ -276,13 +287,20 @@ class MatrixSensing(AbstractNoise):
         return Operator(matvec, sqrt_mv, (shape(*self.ensemble.normal_structure(d)), shape(1), shape(p)), like=params)
 
     def check(self, params: PyTree) -> None:
-        validate.params_of_floats("MatrixSensing", params)
-        leaves = jax.tree.leaves(params)
-        d = self.truth.shape[0]
-        if any(leaf.ndim != 2 or leaf.shape[0] != d for leaf in leaves):
-            raise ValueError(f"`MatrixSensing`: params are U with {d} rows, or a dict of U and V; see `.start(alpha)`.")
-        if isinstance(params, dict) and set(params) != {"U", "V"}:
-            raise ValueError('`MatrixSensing`: params are a matrix U, or a dict with "U" and "V".')
+        self._check_params("MatrixSensing", params)
+
+    def _check_params(self, function: str, params: PyTree) -> None:
+        validate.params_of_floats(function, params)
+        d, outline = self.truth.shape[0], trees.outline(params)
+        if outline != "*" and not (isinstance(params, dict) and set(params) == {"U", "V"}):
+            raise ValueError(f'`{function}`: `params` are {outline}; give a matrix U, or a dict with "U" and "V".')
+        for leaf in jax.tree.leaves(params):
+            if leaf.ndim != 2 or leaf.shape[0] != d:
+                raise ValueError(
+                    f"`{function}`: `params` have shape {leaf.shape}; give a matrix U with {d} rows, or a dict of U "
+                    "and V, "
+                    "as `.start(alpha)` does."
+                )
 
     def check_step_size(self, step_size: float) -> None:
         """Warn where runs are likely to diverge: one environment per step needs step_size * max|s| < 0.9."""
@@ -294,8 +312,34 @@ class MatrixSensing(AbstractNoise):
                 f"`MatrixSensing`: step_size * max|s| = {step_size:g} * {largest:g} = {step_size * largest:.2g}; above "
                 f"about {STABLE} runs diverge. Take a step size below {STABLE / largest:.2g}.",
                 UserWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
+
+
+def _spectrum(spectrum: Numbers) -> np.ndarray:
+    """Return the eigenvalues of the signal: finite numbers, negative ones for UU' - VV', none of them 0."""
+    values = finite_numbers("MatrixSensing", "spectrum", spectrum)
+    if (values == 0).any():
+        raise ValueError(
+            f"`MatrixSensing(spectrum={validate.shown(spectrum)})`: `spectrum` has 0; give numbers other than 0, as "
+            "many as "
+            "the rank."
+        )
+    return values
+
+
+def _floating(dtype: DTypeLike | None) -> DTypeLike:
+    """Return a floating-point type; None is the default of JAX."""
+    try:
+        known = jnp.result_type(float) if dtype is None else jnp.dtype(dtype)
+    except TypeError:
+        known = None
+    if known is None or not jnp.issubdtype(known, jnp.floating):
+        raise TypeError(
+            f"`MatrixSensing(dtype={validate.shown(dtype)})`: `dtype` must be a floating-point type, such as "
+            "jnp.float32."
+        )
+    return known
 
 
 def _length(matrix: Array, moved: Array) -> Array:

@@ -10,6 +10,8 @@ from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._arrays import real_array
+from undertow._calls import checked_call
 from undertow.covariance import Operator
 from undertow.noise.base import AbstractNoise
 from undertow.problem import Problem
@@ -32,6 +34,7 @@ def _rank_one_loss(params: PyTree, sample: tuple[Array, Array]) -> Float[Array, 
     return (predicted - y) ** 2 / 4
 
 
+@checked_call("sensing_problem")
 def sensing_problem(measurements: Numbers, targets: Numbers) -> Problem:
     """Return the problem of given measurements of a matrix: L(U) = 1/(4n) sum_i (<X_i, UU'> - y_i)^2.
 
@@ -46,23 +49,33 @@ def sensing_problem(measurements: Numbers, targets: Numbers) -> Problem:
     >>> print(problem.loss(jnp.diag(jnp.array([1.0, 0.0, 0.0]))))
     0.0
     """
-    for name, value in (("measurements", measurements), ("targets", targets)):
-        validate.real_array("sensing_problem", name, value)
-    x, y = jnp.asarray(measurements), jnp.asarray(targets)
+    x, y = (
+        _as_given(value, real_array("sensing_problem", name, value))
+        for name, value in (("measurements", measurements), ("targets", targets))
+    )
     if x.ndim not in (2, 3) or x.shape[-1] != x.shape[-2 if x.ndim == 3 else -1] or 0 in x.shape:
         raise ValueError(
-            f"`sensing_problem(measurements, ...)`: got shape {x.shape}; give (n, d, d), or (n, d) for rank-one ones."
+            f"`sensing_problem(measurements={validate.shown(measurements)})`: `measurements` has shape {x.shape}; give "
+            "(n, d, d), or (n, d) for rank-one ones."
         )
     if y.shape != x.shape[:1]:
         raise ValueError(
-            f"`sensing_problem`: {x.shape[0]} measurements and targets of shape {y.shape}; give one each, a target "
-            "per measurement."
+            f"`sensing_problem(targets={validate.shown(targets)})`: `targets` has shape {y.shape} for {x.shape[0]} "
+            "measurements; give one target per measurement."
         )
     for name, value in (("measurements", x), ("targets", y)):
-        if not np.isfinite(np.asarray(value)).all():
-            raise ValueError(f"`sensing_problem`: `{name}` has missing or infinite values; remove them.")
+        wrong = np.asarray(value)[~np.isfinite(np.asarray(value))]
+        if wrong.size:
+            raise ValueError(
+                f"`sensing_problem`: `{name}` has missing or infinite values, such as {wrong[0]}; remove them."
+            )
     loss: Callable = _matrix_loss if x.ndim == 3 else _rank_one_loss
     return Problem(loss, (x, y))
+
+
+def _as_given(value: Numbers, array: np.ndarray) -> Array:
+    """Return checked numbers in the precision in which they were given."""
+    return jnp.asarray(value if isinstance(value, jax.Array) else np.asarray(array, getattr(value, "dtype", float)))
 
 
 class FreshMeasurements(AbstractNoise):

@@ -74,7 +74,7 @@ class Shrunk(AbstractRule):
     step_size: float
 
     def __check_init__(self) -> None:
-        validate.finite_number("Shrunk", "step_size", self.step_size, least=np.finfo(float).tiny)
+        validate.finite_number("Shrunk", "step_size", self.step_size, positive=True)
 
     def __call__(self, u: Float[Array, "d r"], batch: Batch) -> Float[Array, "d r"]:
         return Unbiased()(u, batch) / (1 - self.step_size / 2 * batch.excess)
@@ -90,7 +90,7 @@ class Printed(AbstractRule):
     step_size: float
 
     def __check_init__(self) -> None:
-        validate.finite_number("Printed", "step_size", self.step_size, least=np.finfo(float).tiny)
+        validate.finite_number("Printed", "step_size", self.step_size, positive=True)
 
     def __call__(self, u: Float[Array, "d r"], batch: Batch) -> Float[Array, "d r"]:
         eta = self.step_size
@@ -145,7 +145,7 @@ class QuadraticNet(AbstractNoise):
         if rule is not None and not isinstance(rule, AbstractRule):
             raise TypeError(f"`QuadraticNet(rule={rule!r})`: give a rule, such as `Shrunk(0.1)`.")
         if radius is not None:
-            validate.finite_number("QuadraticNet", "radius", radius, least=np.finfo(float).tiny)
+            validate.finite_number("QuadraticNet", "radius", radius, positive=True)
         self.sensing = MatrixSensing(d, m, law, rank=rank, spectrum=spectrum, pooled=pooled, key=key, dtype=dtype)
         self.problem = self.sensing.problem
         self.rule = Unbiased() if rule is None else rule

@@ -20,6 +20,7 @@ from jaxtyping import Array, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._calls import checked_call
 from undertow._table import ResultTable, shortened, span
 from undertow._validate import KeyLike, Number
 from undertow.figures import results
@@ -191,6 +192,7 @@ def _directions(result: Equilibrium, index: int) -> str:
     return f"{count} direction{'' if count == 1 else 's'}"
 
 
+@checked_call("equilibrium")
 def equilibrium(
     noise: AbstractNoise,
     params: PyTree,
@@ -233,13 +235,15 @@ def equilibrium(
     1.0 1.0
     """
     check_order("equilibrium", params, "symmetries")
-    several = (symmetries,) if isinstance(symmetries, AbstractSymmetry) else tuple(symmetries)
-    if not several or not all(isinstance(s, AbstractSymmetry) for s in several):
-        raise TypeError("`equilibrium(noise, params, symmetries, ...)`: give a symmetry or a sequence of them.")
-    if not isinstance(noise, AbstractNoise):
-        raise TypeError(f"`equilibrium(noise, ...)`: got a {type(noise).__name__}; give a noise, such as `Minibatch`.")
-    validate.finite_number("equilibrium", "step_size", step_size, least=np.finfo(float).tiny)
+    several = _several(symmetries)
+    validate.instance("equilibrium", "noise", noise, AbstractNoise, "a noise, such as `Minibatch`")
+    validate.params_of_floats("equilibrium", params)
+    validate.finite_number("equilibrium", "step_size", step_size, positive=True)
     validate.finite_number("equilibrium", "weight_decay", weight_decay)
+    if tolerance is not None:
+        validate.finite_number("equilibrium", "tolerance", tolerance, positive=True)
+    max_sweeps = validate.positive_integer("equilibrium", "max_sweeps", max_sweeps)
+    corrected = validate.flag("equilibrium", "corrected", corrected)
     used = known_optimiser("equilibrium", optimiser, 0.0, weight_decay)
     given = params
     noise, params = precision.widened((noise, params))
@@ -263,6 +267,18 @@ def equilibrium(
     return eqx.tree_at(
         lambda r: r.params, result, jax.tree.map(lambda x, like: x.astype(like.dtype), result.params, given)
     )
+
+
+def _several(symmetries: object) -> tuple[AbstractSymmetry, ...]:
+    """Return one symmetry or several as a tuple."""
+    several = (symmetries,) if isinstance(symmetries, AbstractSymmetry) else symmetries
+    wrong = not isinstance(several, Sequence) or not several or isinstance(several, str)
+    if wrong or not all(isinstance(s, AbstractSymmetry) for s in several):
+        raise TypeError(
+            f"{validate.quote('equilibrium', symmetries=validate.shown(symmetries))}: `symmetries` is "
+            f"{validate.kind_of(symmetries)}; give a symmetry or a sequence of symmetries, such as `Rescaling(...)`."
+        )
+    return tuple(several)
 
 
 def _with_fluctuations(result: Equilibrium, solution: MetricSolved, optimiser: AbstractAdaptive) -> Equilibrium:
@@ -313,7 +329,7 @@ def _warn(result: Equilibrium, limits: Limits) -> None:
             "Noise and weight decay push these charges in one direction only; they are not moved (see `residuals`), "
             "and the others are balanced. Give weight_decay > 0 if training has it, or leave these symmetries out.",
             NoFiniteEquilibrium,
-            stacklevel=3,
+            stacklevel=4,
         )
     slow = [k for k in unbalanced if not result.infinite[k]]
     if slow:
@@ -321,7 +337,7 @@ def _warn(result: Equilibrium, limits: Limits) -> None:
         warnings.warn(
             f"`equilibrium`: not converged after {result.sweeps} sweeps: {listed}. Give a larger max_sweeps.",
             UserWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
 
 

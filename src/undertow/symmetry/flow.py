@@ -10,12 +10,13 @@ from jaxtyping import Array, Float, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._calls import checked_call
 from undertow._table import ResultTable, indexed, number, shortened
 from undertow._validate import KeyLike, Number
 from undertow.figures import results
 from undertow.noise.base import AbstractNoise
 from undertow.optimisers.adaptive import AbstractAdaptive
-from undertow.optimisers.base import AbstractOptimiser
+from undertow.optimisers.base import AbstractOptimiser, squares_of
 from undertow.optimisers.sgd import SGD
 from undertow.optimisers.transformation import theory_optimiser
 from undertow.problem import AbstractSampled, Population
@@ -105,6 +106,7 @@ class Flow(eqx.Module):
         return axes
 
 
+@checked_call("noether_flow")
 def noether_flow(
     noise: AbstractNoise,
     params: PyTree,
@@ -156,7 +158,9 @@ def noether_flow(
     """
     check_order("noether_flow", params, "symmetry")
     _check_arguments(noise, symmetry, step_size, weight_decay)
+    validate.params_of_floats("noether_flow", params)
     validate.finite_number("noether_flow", "momentum", momentum, below=1.0)
+    approximate = validate.flag("noether_flow", "approximate", approximate)
     given = None if optimiser is None else known_optimiser("noether_flow", optimiser, momentum, weight_decay)
     if isinstance(given, SGD):
         momentum, weight_decay = 0.0 if given.momentum is None else given.momentum, given.weight_decay
@@ -192,11 +196,8 @@ def _adaptive(
     optimiser: AbstractAdaptive,
     state: PyTree,
 ) -> Flow:
-    if state is not None:
-        wrong = trees.mismatch(state["v"], params, "noether_flow(optimiser_state={'v': ...})")
-        if wrong:
-            raise ValueError(f"{wrong}.")
-    v, ready = None if state is None else state["v"], optimiser.prepared()
+    v = None if state is None else squares_of("noether_flow", "optimiser_state", state, params)
+    ready = optimiser.prepared()
     if not is_diagonal(symmetry):
         fields = plain_flow(noise, params, symmetry, eta, ready, v)
         return Flow(**fields, per_step=None, route="covariance", regime=Regime())
@@ -233,17 +234,10 @@ def _flow(
 
 
 def _check_arguments(noise: object, symmetry: object, step_size: Number, weight_decay: Number) -> None:
-    if not isinstance(noise, AbstractNoise):
-        raise TypeError(
-            f"`noether_flow`: got a {type(noise).__name__} for `noise`; give a noise, such as `Minibatch(problem, 32)`."
-        )
-    if not isinstance(symmetry, AbstractSymmetry):
-        raise TypeError(
-            f"`noether_flow`: got a {type(symmetry).__name__} for `symmetry`; give a symmetry, such as "
-            "`Rescaling(...)`."
-        )
-    validate.finite_number("symmetry", "step_size", step_size)
-    validate.finite_number("symmetry", "weight_decay", weight_decay)
+    validate.instance("noether_flow", "noise", noise, AbstractNoise, "a noise, such as `Minibatch(problem, 32)`")
+    validate.instance("noether_flow", "symmetry", symmetry, AbstractSymmetry, "a symmetry, such as `Rescaling(...)`")
+    validate.finite_number("noether_flow", "step_size", step_size)
+    validate.finite_number("noether_flow", "weight_decay", weight_decay)
 
 
 def check_order(function: str, params: PyTree, name: str) -> None:
@@ -261,12 +255,13 @@ def check_symmetry(
 ) -> None:
     """Raise where the loss does not have the symmetry; the message contains the violation."""
     symmetry.check_params(params)
+    key = validate.as_key(function, 0 if key is None else key)
     problem = noise.problem
     leaves = jax.tree.leaves((params, problem))
     concrete = all(validate.concrete(leaf) for leaf in leaves if eqx.is_array(leaf))
     if not concrete or not isinstance(problem, AbstractSampled | Population):
         return
-    violation = symmetry.check(problem, params, 0 if key is None else key)
+    violation = symmetry.check(problem, params, key)
     if not violation.holds:
         raise ValueError(
             f"`{function}`: the loss does not have the symmetry ({symmetry.describe(params)}): along the orbit its "

@@ -225,7 +225,7 @@ def _correct(
             "`equilibrium(optimiser=...)`: no equilibrium was found with the fluctuations across the manifold; the "
             "result is the one without them, see `.regime`.",
             UserWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
         return start, orbit.residuals(start), found, _regime(optimiser, orbit.eta, found, sizes, ("Not corrected.",))
     fixed, metric, found = parts(amounts)

@@ -12,6 +12,7 @@ from jaxtyping import PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._calls import checked_call
 from undertow._validate import KeyLike
 from undertow.problem import AbstractSampled, Population
 from undertow.symmetry import precision
@@ -28,6 +29,7 @@ MEMORY = 2**28
 """Bytes that points and gradients may take together in a larger search."""
 
 
+@checked_call("find_symmetries")
 def find_symmetries(
     problem: AbstractSampled | Population,
     params: PyTree,
@@ -66,17 +68,18 @@ def find_symmetries(
     symmetry                                generators  charge
     rescaling of 3 neurons, in against out           3    -0.5
     """
-    if not isinstance(problem, AbstractSampled | Population):
-        raise TypeError(f"`find_symmetries(problem, ...)`: a {type(problem).__name__} has no samples to search on.")
+    kinds = AbstractSampled | Population
+    validate.instance("find_symmetries", "problem", problem, kinds, "a Problem or a Regression, which has samples")
     validate.params_of_floats("find_symmetries", params)
     problem, params = precision.widened((problem, params))
     key = validate.as_key("find_symmetries", 0 if key is None else key)
+    if points is not None:
+        points = validate.positive_integer("find_symmetries", "points", points)
     size = trees.count(params)
     full = size <= FULL_SEARCH
     if points is None:
         least = 6 * size * (size + 1) // 2 if full else 4 * _most_axes(params)
         points = max(least, min(256, max(32, MEMORY // (16 * size))))
-    points = validate.positive_integer("find_symmetries", "points", points)
     evidence = gather_evidence(problem, params, key, points)
     symmetries = without_contained_rescalings(rotations(evidence) + neuron_symmetries(evidence))
     symmetries += scaled_leaves(evidence, symmetries, params)

@@ -37,11 +37,11 @@ def replace(pick: Pick, params: PyTree, values: PyTree) -> PyTree:
     return jax.tree.map(lambda w, new, old: jnp.where(w > 0, new, old), where, scatter(pick, params, values), params)
 
 
-def entries(pick: Pick, params: PyTree) -> list[np.ndarray]:
-    """Return the picked arrays as numbers of entries, counted through all leaves in order."""
+def entries(pick: Pick, params: PyTree, first: int = 0) -> list[np.ndarray]:
+    """Return the picked arrays as numbers of entries, counted from `first` through all leaves in order."""
     leaves, structure = jax.tree.flatten(params)
     sizes = [int(np.prod(leaf.shape)) for leaf in leaves]
-    starts = np.concatenate([[0], np.cumsum(sizes)])
+    starts = first + np.concatenate([[0], np.cumsum(sizes)])
     numbered = [np.arange(a, b).reshape(leaf.shape) for a, b, leaf in zip(starts, starts[1:], leaves, strict=False)]
     with jax.ensure_compile_time_eval():  # a pick may use jax.numpy, and be called while tracing
         return [np.asarray(x) for x in jax.tree.leaves(pick(jax.tree.unflatten(structure, numbered)))]

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from undertow._validate import kind_of
 from undertow.torch._random_weights import is_norm, randomise
 
 __all__ = [
@@ -276,7 +277,8 @@ def _run(model: nn.Module, batch: Batch, loss: Loss, seed: int | None) -> tuple[
     finally:
         handle.remove()
     if not isinstance(value, Tensor) or value.numel() != 1:
-        raise TypeError("`loss(model, batch)` must return one number, as a tensor with its graph.")
+        what = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else kind_of(value)
+        raise TypeError(f"`loss(model, batch)` returns {what}; return one number, as a tensor with its graph.")
     if not outputs:
         raise ValueError(NOT_CALLED)
     tensors = [t for out in outputs for t in _output_tensors(out)]

@@ -7,7 +7,7 @@ of the epoch alone, so that a resumed run gets the same batches as an uninterrup
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sized
 from typing import Literal, TypedDict
 
 import numpy as np
@@ -16,7 +16,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 from torch.utils.data import Sampler, get_worker_info
 
-from undertow._validate import group_labels, group_shares, positive_integer, quote
+from undertow._arrays import group_labels, group_shares
+from undertow._validate import as_float, flag, instance, kind_of, one_of, positive_integer, quote, shown
 
 __all__ = ["AbstractBatchSampler", "EnvironmentBatchSampler", "LabelNoise", "PooledBatchSampler"]
 
@@ -58,10 +59,8 @@ class AbstractBatchSampler(Sampler, ABC):
         self.batch_size = positive_integer(name, "batch_size", batch_size)
         self.groups, self.sizes = _labels(name, groups)
         self.weights = None if weights is None else group_shares(name, weights, len(self.sizes))
-        self.shuffle, self.drop_last = bool(shuffle), bool(drop_last)
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise ValueError(f"{quote(name, seed=repr(seed))}: `seed` must be a whole number of at least 0.")
-        self.seed = seed
+        self.shuffle, self.drop_last = flag(name, "shuffle", shuffle), flag(name, "drop_last", drop_last)
+        self.seed = positive_integer(name, "seed", seed, least=0, most=2**62)
         if weights is not None and not shuffle:
             raise ValueError(
                 f"{quote(name, weights='...', shuffle=False)}: with weights the batches are drawn at random; "
@@ -128,8 +127,7 @@ class AbstractBatchSampler(Sampler, ABC):
         """
         if done is None:
             return {**self._configuration(), "epoch": self.epoch, "position": self._position}
-        if not 0 <= done <= len(self):
-            raise ValueError(f"`state_dict(done={done})`: an epoch has {len(self)} batches.")
+        done = positive_integer("state_dict", "done", done, least=0, most=len(self))
         if done == 0 and self.epoch > self._started_epoch:
             raise ValueError(
                 f"`state_dict(done=0)`: all batches of epoch {self._started_epoch} were requested, and it is not known "
@@ -139,13 +137,24 @@ class AbstractBatchSampler(Sampler, ABC):
 
     def load_state_dict(self, state: SamplerState) -> None:
         """Resume from a state: the next iteration gives the remaining batches of its epoch."""
+        if not isinstance(state, dict):
+            raise TypeError(
+                f"`load_state_dict(state={shown(state)})`: `state` is {kind_of(state)}; give that of `state_dict()`."
+            )
         for key, value in self._configuration().items():
             if key not in state or state.get(key) != value:
                 raise ValueError(
                     f"`load_state_dict`: the state has {key} = {state.get(key)!r} and this sampler {value!r}; build it "
                     "as it was built when the state was saved."
                 )
-        self.epoch, self._position = int(state["epoch"]), int(state["position"])
+        numbers = (("epoch", 2**62), ("position", len(self)))
+        for name, _ in numbers:
+            if name not in state:
+                raise ValueError(f"`load_state_dict(state=...)`: `state` has no {name!r}; give that of `state_dict()`.")
+        self.epoch, self._position = (
+            positive_integer("load_state_dict", f"state[{name!r}]", state[name], least=0, most=most)
+            for name, most in numbers
+        )
         if self._position == len(self):
             self.epoch, self._position = self.epoch + 1, 0
         self._resumed, self._started_epoch = True, self.epoch
@@ -256,12 +265,9 @@ class LabelNoise:
         classes: int | None = None,
         seed: int = 0,
     ):
-        if kind not in ("sign", "gaussian", "flip"):
-            raise ValueError(f'{quote("LabelNoise", kind=repr(kind))}: `kind` is "sign", "gaussian" or "flip".')
-        if isinstance(strength, bool) or not isinstance(strength, int | float):
-            raise TypeError(f"{quote('LabelNoise', strength=repr(strength))}: `strength` must be a number.")
-        if not (math.isfinite(strength) and strength >= 0):
-            raise ValueError(f"{quote('LabelNoise', strength=strength)}: `strength` must be finite and at least 0.")
+        one_of("LabelNoise", "kind", kind, ("sign", "gaussian", "flip"))
+        strength = as_float("LabelNoise", "strength", strength)
+        seed = positive_integer("LabelNoise", "seed", seed, least=0, most=2**62)
         if kind == "flip" and strength > 1:
             raise ValueError(f"{quote('LabelNoise', strength=strength, kind=repr(kind))}: a probability is at most 1.")
         if (kind == "flip") != (classes is not None):
@@ -269,8 +275,8 @@ class LabelNoise:
                 f"{quote('LabelNoise', kind=repr(kind), classes=classes)}: `kind='flip'` needs the number of "
                 "classes, and the other kinds must not have it."
             )
-        if classes is not None and positive_integer("LabelNoise", "classes", classes) < 2:
-            raise ValueError("`LabelNoise(classes=1)`: flips need at least two classes.")
+        if classes is not None:
+            classes = positive_integer("LabelNoise", "classes", classes, least=2)
         self.strength, self.kind, self.classes, self.seed = float(strength), kind, classes, seed
         self._generator = torch.Generator().manual_seed(seed)
         self._worker: int | None = None
@@ -285,6 +291,7 @@ class LabelNoise:
 
     def __call__(self, targets: Tensor) -> Tensor:
         """Return the targets with new noise, in a new tensor."""
+        instance("LabelNoise()", "targets", targets, Tensor, "a tensor")
         generator, shape = self._source(), targets.shape
         if self.kind == "flip":
             return self._flipped(targets, generator)
@@ -325,12 +332,20 @@ class LabelNoise:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Resume from a state: the noise continues as in an uninterrupted run."""
-        self._generator.set_state(state["generator"])
+        given = state.get("generator") if isinstance(state, dict) else None
+        try:
+            self._generator.set_state(given)
+        except (RuntimeError, TypeError):
+            raise TypeError(
+                f"`load_state_dict(state={shown(state)})`: `state` is not that of a generator; give that of "
+                "`state_dict()`."
+            ) from None
 
 
 def _labels(name: str, groups: Tensor | ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     """Return the validated labels, and the number of samples in each environment."""
-    labels = groups.numpy(force=True) if isinstance(groups, Tensor) else np.asanyarray(groups)
-    if labels.ndim != 1 or not labels.size:
-        raise ValueError(f"`{name}`: `groups` has shape {labels.shape}; give the environment of every sample.")
-    return labels, group_labels(name, labels)
+    labels = groups.numpy(force=True) if isinstance(groups, Tensor) else groups
+    samples = len(labels) if isinstance(labels, Sized) else 0
+    if not samples or isinstance(labels, str | Mapping):
+        raise ValueError(f"{quote(name, groups=shown(groups))}: `groups` must have the environment of every sample.")
+    return group_labels(name, labels, samples)

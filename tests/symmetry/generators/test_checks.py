@@ -86,13 +86,13 @@ MISTAKES = {
     ),
     "no function": (
         lambda: ut.Scaling("w"),
-        r"`Scaling\(where=\.\.\.\)`: got a str; give a function that picks",
+        r"`Scaling\(where='.*'\)`: `where` is a str; give a function that is called as `where\(params\)`",
     ),
     "not the entries themselves": (
         lambda: ut.Scaling(lambda p: jnp.zeros(2)).charge(PARAMS),
-        r"`Scaling\(where=\.\.\.\)` must pick entries of params",
+        r"`Scaling\(where=\.\.\.\)`: `where\(params\)` must return entries of params",
     ),
-    "no entries": (lambda: ut.Scaling(lambda p: ()).charge(PARAMS), "must pick entries of params"),
+    "no entries": (lambda: ut.Scaling(lambda p: ()).charge(PARAMS), "must return entries of params"),
 }
 
 

@@ -95,7 +95,7 @@ MISTAKES = {
         lambda: nets.FACTORS.orbit(nets.weights(U=(2, 3), W=(3, 2)), jnp.eye(2)),
         r"`DoubleRotation.orbit\(params, amount\)`: `amount` has shape \(2, 2\)",
     ),
-    "no function": (lambda: ut.DoubleRotation(lambda p: p, 3), r"`DoubleRotation\(right=\.\.\.\)`: got a int"),
+    "no function": (lambda: ut.DoubleRotation(lambda p: p, 3), r"`DoubleRotation\(right=3\)`: `right` is an int"),
 }
 
 

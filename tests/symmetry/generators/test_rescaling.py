@@ -77,7 +77,7 @@ MISTAKES = {
     ),
     "no function": (
         lambda: ut.Rescaling(lambda p: p["U"], "W"),
-        r"`Rescaling\(incoming=\.\.\.\)`: got a str; give a function that picks",
+        r"`Rescaling\(incoming='.*'\)`: `incoming` is a str; give a function that is called as",
     ),
     "whole numbers as params": (
         lambda: ut.Rescaling(lambda p: p[0], lambda p: p[1]).charge((jnp.ones(2), jnp.arange(2))),

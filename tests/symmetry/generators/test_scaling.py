@@ -32,12 +32,12 @@ def test_dimension_and_description():
 
 
 MISTAKES = {
-    "no function": (lambda: ut.Scaling(0), r"`Scaling\(where=\.\.\.\)`: got a int; give a function that picks"),
+    "no function": (lambda: ut.Scaling(0), r"`Scaling\(where=0\)`: `where` is an int; give a function"),
     "an amount for each column": (
         lambda: WEIGHTS.orbit(PARAMS, jnp.ones(2)),
         r"`Scaling.orbit\(params, amount\)`: `amount` has shape \(2,\); give one number\.",
     ),
-    "a multiple of an entry": (lambda: ut.Scaling(lambda p: 0.5 * p["w"]).charge(PARAMS), "must pick entries"),
+    "a multiple of an entry": (lambda: ut.Scaling(lambda p: 0.5 * p["w"]).charge(PARAMS), "must return entries"),
     "whole numbers as params": (lambda: ut.Scaling(lambda p: p).charge(jnp.arange(2)), "`Scaling`.*dtype int32"),
 }
 

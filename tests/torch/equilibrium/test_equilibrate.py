@@ -93,13 +93,13 @@ def test_the_cost_never_rises_with_weight_decay():
 
 
 def test_a_move_that_raises_the_cost_is_undone():
-    """A loss that grows with every call has a cost that rises."""
+    """A loss that grows with every call has a cost that rises. Two passes before the move must agree."""
     model, batches, loss = relu_task(count=4)
     symmetries = census(model, batches[0], loss)
     before = [p.detach().clone() for p in model.parameters()]
     calls = iter(range(1, 10**6))
     with pytest.raises(RuntimeError, match="noise plus weight penalty rose"):
-        equilibrate(model, batches, lambda m, b: loss(m, b) * next(calls), symmetries, step_size=0.1)
+        equilibrate(model, batches, lambda m, b: loss(m, b) * max(2, next(calls)), symmetries, step_size=0.1)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
@@ -292,7 +292,7 @@ def test_progress_counts_every_pass_of_every_stage():
     equilibrate(model, batches, counted, symmetries, step_size=0.1, progress=lambda *report: reports.append(report))
     stages = list(dict.fromkeys(stage for stage, _, _ in reports if stage != "equilibrate"))
     assert stages == ["curvature before", "noise before", "moving", "noise after", "curvature after"]
-    assert len(reports) == len(calls)
+    assert len(reports) == len(calls) - 2  # two passes before the first stage check that the loss is deterministic
     assert [report[1:] for report in reports if report[0] == "noise before"] == [(1, 3), (2, 3), (3, 3)]
     assert {total for stage, _, total in reports if stage == "curvature before"} == {None}
 
@@ -318,5 +318,5 @@ def test_no_batches_for_the_curvature():
     done = equilibrate(model, batches, loss, symmetries, step_size=0.1, curvature_batches=0)
     assert done.curvature[0].samples == 0
     assert "curvature" not in str(done)
-    with pytest.raises(ValueError, match=r"`equilibrate\(curvature_batches=-1\)`: give 0 or more\."):
+    with pytest.raises(ValueError, match=r"`curvature_batches` must be at least 0"):
         equilibrate(model, batches, loss, symmetries, step_size=0.1, curvature_batches=-1)

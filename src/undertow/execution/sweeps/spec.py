@@ -182,25 +182,28 @@ def as_spec(
     6 24 {'eta': 0.1, 'n': 5}
     """
     if not isinstance(experiment, str) or not experiment:
-        raise SpecError('name the experiment, such as experiment = "own.py:name".')
+        raise SpecError(f'experiment = {experiment!r}: name the experiment, such as experiment = "own.py:name".')
     _, colon, function = experiment.rpartition(":")
     if colon and not function.isidentifier():
         raise SpecError(f"experiment = {experiment!r}: {function!r} is no name of a function; write FILE.py:FUNCTION.")
     if not isinstance(axes, Mapping) or not axes:
-        raise SpecError("give at least one axis, such as axes.step_size = {log = [0.01, 0.1, 10]}.")
+        raise SpecError(f"axes = {axes!r}: give at least one axis, such as axes.step_size = {{log = [0.01, 0.1, 10]}}.")
     if not _whole(seed) or not 0 <= seed < 2**32:
         raise SpecError(f"seed = {seed!r}: give a whole number from 0 to 2^32 - 1.")
     if not _whole(seeds) or seeds < 1:
         raise SpecError(f"seeds = {seeds!r}: give a whole number, at least 1.")
-    if time_limit is not None and not (isinstance(time_limit, numbers.Real) and float(time_limit) > 0):
+    if time_limit is not None and not _seconds(time_limit):
         raise SpecError(f"time_limit = {time_limit!r}: give seconds above 0.")
+    for name, text in (("scale", scale), ("show", show)):
+        if not isinstance(text, str) and not (name == "show" and text is None):
+            raise SpecError(f"{name} = {text!r}: give a text.")
     if not isinstance(parameters, Mapping | None):
         raise SpecError(f"parameters = {parameters!r}: give a table of names and values, such as {{'steps': 200}}.")
     seed, seeds = int(seed), int(seeds)
     made = tuple(_axis(str(name), given, seed) for name, given in axes.items())
-    fixed = {str(name): _value(name, value) for name, value in (parameters or {}).items()}
+    fixed = {str(name): _value(f"parameters.{name}", value) for name, value in (parameters or {}).items()}
     _check_names(made, fixed)
-    limit = None if time_limit is None else float(time_limit)
+    limit = float(time_limit) if isinstance(time_limit, numbers.Real) else None
     spec = Spec(experiment, made, fixed, seeds, seed, scale, show, limit)
     if spec.runs > MOST_RUNS:
         raise SpecError(f"{spec.points:,} points of {seeds:,} seeds are more than {MOST_RUNS:,} runs; make it coarser.")
@@ -264,6 +267,11 @@ def _whole(given: object) -> TypeGuard[int]:
     return isinstance(given, numbers.Integral) and not isinstance(given, bool)
 
 
+def _seconds(given: object) -> bool:
+    """Return whether a value is a finite number above 0."""
+    return isinstance(given, numbers.Real) and not isinstance(given, bool) and 0 < float(given) < math.inf
+
+
 def _known(given: Mapping[str, object], allowed: tuple[str, ...], what: str) -> dict[str, object]:
     for name in given:
         if name not in allowed:
@@ -309,7 +317,7 @@ def _values(name: str, given: object) -> tuple[Parameter, ...]:
             raise SpecError(f"axes.{name}: there are no values.")
         if len(given) > MOST_POINTS:
             raise SpecError(f"axes.{name}: {len(given):,} values; an axis has at most {MOST_POINTS:,} points.")
-        return tuple(_value(name, value) for value in given)
+        return tuple(_value(f"axes.{name}", value) for value in given)
     if isinstance(given, Mapping) and len(given) == 1 and next(iter(given)) in ("linear", "log"):
         ((kind, numbers),) = given.items()
         if not isinstance(numbers, list | tuple) or len(numbers) != 3:

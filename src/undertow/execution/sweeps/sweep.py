@@ -4,6 +4,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -84,12 +85,16 @@ def sweep(
     >>> print(dict(data.sizes), bool((abs(spread - 10) < 2).all()))
     {'step_size': 3, 'seed': 200} True
     """
+    _check_call(experiment, out, on, jobs, progress)
     name = experiment if isinstance(experiment, str) else f"{getattr(experiment, '__name__', 'function')}"
     file, colon, function = name.rpartition(":")
     name = f"{Path(file).resolve()}:{function}" if colon else name
-    spec = as_spec(name, axes, parameters, seeds, seed, scale, None, time_limit)
+    try:
+        spec = as_spec(name, axes, parameters, seeds, seed, scale, None, time_limit)
+    except SpecError as error:
+        raise SpecError(f"`ut.sweep(...)`: {error}") from None
     if callable(experiment) and jobs not in (None, 1):
-        raise SpecError("`ut.sweep(jobs=...)`: other processes need the function by name, as 'file.py:name'.")
+        raise SpecError(f"`ut.sweep(jobs={jobs})`: other processes need the function by name, as 'file.py:name'.")
     if callable(experiment) and on is None and time_limit is not None:
         raise SpecError(
             f"`ut.sweep(time_limit={time_limit})`: a function that runs in this process cannot be ended; "
@@ -102,6 +107,22 @@ def sweep(
     if results is None:
         raise store.StoreError(f"{folder}: every run failed: {'; '.join(list(state.errors)[:3])}.")
     return results.open().load().assign_attrs(folder=str(folder), failed=state.failed)
+
+
+def _check_call(experiment: object, out: object, on: object, jobs: object, progress: object) -> None:
+    """Raise for arguments of `sweep` that are not part of the specification."""
+    checks = (
+        ("experiment", experiment, isinstance(experiment, str) or callable(experiment),
+         "give 'file.py:name' or a function"),
+        ("out", out, isinstance(out, str | Path), "give a path of a folder"),
+        ("on", on, on is None or (isinstance(on, str) and on), "give the address of a Dask scheduler, such as tcp://host:8786"),
+        ("jobs", jobs, jobs is None or (isinstance(jobs, Integral) and not isinstance(jobs, bool) and int(jobs) > 0),
+         "give a whole number, at least 1"),
+        ("progress", progress, progress is None or isinstance(progress, bool), "give True or False"),
+    )  # fmt: skip
+    for name, value, good, advice in checks:
+        if not good:
+            raise SpecError(f"`ut.sweep({name}={value!r})`: {advice} for `{name}`.")
 
 
 def run_spec(

@@ -8,11 +8,22 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, PyTree
 
+from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._arrays import real_array
+from undertow._calls import check_function, noted
 from undertow.symmetry import selection
 from undertow.symmetry.selection import Pick
 
-__all__ = ["check_amount", "check_overlap", "check_pick", "check_shape", "largest_exponent", "picked_sums"]
+__all__ = [
+    "check_amount",
+    "check_label",
+    "check_overlap",
+    "check_pick",
+    "check_shape",
+    "largest_exponent",
+    "picked_sums",
+]
 
 
 def largest_exponent(params: PyTree) -> float:
@@ -39,6 +50,15 @@ def check_amount(function: str, amount: ArrayLike, params: PyTree, size: float =
 
 def check_shape(function: str, amount: ArrayLike | Sequence, charge: tuple[int, ...]) -> None:
     """Raise where an amount is neither one number nor an array in the shape of the charge."""
+    kind = getattr(amount, "dtype", np.asarray(amount).dtype if np.isscalar(amount) else None)
+    if isinstance(amount, list | tuple) and real_array(function, "amount", amount) is not None:
+        kind = np.dtype(float)
+    if kind is None or (not jnp.issubdtype(kind, jnp.floating) and kind.kind not in "iu"):
+        raise TypeError(
+            f"`{function}.orbit(params, amount={validate.shown(amount)})`: `amount` must be real; give one number, "
+            "or an "
+            "array."
+        )
     if np.shape(amount) not in ((), charge):
         array = f", or an array of shape {charge}, one for each entry of the charge" if charge else ""
         raise ValueError(
@@ -48,20 +68,30 @@ def check_shape(function: str, amount: ArrayLike | Sequence, charge: tuple[int, 
 
 def check_pick(function: str, name: str, pick: object) -> None:
     """Raise where an argument is not a function that picks entries of params."""
-    if not callable(pick):
-        raise TypeError(
-            f"`{function}({name}=...)`: got a {type(pick).__name__}; give a function that picks entries of params, "
-            'such as `lambda p: p["w"]`.'
-        )
+    check_function(function, f"{name}(params)", pick)
+
+
+def check_label(function: str, label: object) -> str:
+    """Return a label, which is a text."""
+    if not isinstance(label, str):
+        raise TypeError(f"`{function}(label={validate.shown(label)})`: `label` must be a text.")
+    return label
 
 
 def check_overlap(function: str, params: PyTree, **picks: Pick) -> None:
     """Raise where a pick takes no entries of params, or one entry twice."""
-    taken = []
+    taken, total = [], trees.count(params)
     for name, pick in picks.items():
-        numbers = selection.entries(pick, params)
-        if not numbers or any(not np.issubdtype(x.dtype, np.integer) for x in numbers):
-            raise ValueError(f"`{function}({name}=...)` must pick entries of params as they are.")
+        with noted(function, f"{name}(params)"):
+            numbers, shifted = (selection.entries(pick, params, first) for first in (0, total))
+        # a pick that only selects follows a shift of all numbers, one that computes does not
+        if not numbers or any(
+            x.dtype.kind != "i" or (y != x + total).any() for x, y in zip(numbers, shifted, strict=True)
+        ):
+            raise ValueError(
+                f"`{function}({name}=...)`: `{name}(params)` must return entries of params as they are, such as "
+                '`lambda p: p["w"]`, at least one; it returns other values.'
+            )
         taken += [x.ravel() for x in numbers]
     if np.bincount(np.concatenate(taken)).max() > 1:
         raise ValueError(f"`{function}`: an entry of params is picked twice, by {' and '.join(picks)}.")

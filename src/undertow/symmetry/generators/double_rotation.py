@@ -6,8 +6,9 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PyTree
 
 from undertow import _validate as validate
+from undertow._calls import checked_call
 from undertow.symmetry import selection
-from undertow.symmetry.generators._checks import check_amount, check_overlap, check_pick, check_shape
+from undertow.symmetry.generators._checks import check_amount, check_label, check_overlap, check_pick, check_shape
 from undertow.symmetry.generators.base import AbstractSymmetry, Pair
 from undertow.symmetry.selection import Pick
 
@@ -32,12 +33,13 @@ class DoubleRotation(AbstractSymmetry):
     right: Pick
     label: str = eqx.field(static=True)
 
+    @checked_call("DoubleRotation")
     def __init__(self, left: Pick, right: Pick, label: str = ""):
         for name, pick in (("left", left), ("right", right)):
             check_pick("DoubleRotation", name, pick)
         self.left = left
         self.right = right
-        self.label = label
+        self.label = check_label("DoubleRotation", label)
 
     def factors(self, params: PyTree) -> Pair:
         """Return U and W as matrices."""
@@ -73,16 +75,20 @@ class DoubleRotation(AbstractSymmetry):
 
     def check_params(self, params: PyTree) -> None:
         validate.params_of_floats("DoubleRotation", params)
+        check_overlap("DoubleRotation", params, left=self.left, right=self.right)
         left, right = (selection.selected(pick, params) for pick in (self.left, self.right))
         if len(left) != 1 or len(right) != 1:
-            raise ValueError("`DoubleRotation`: `left` and `right` pick one array each.")
+            counts = f"{len(left)} and {len(right)} arrays"
+            raise ValueError(
+                f"`DoubleRotation`: `left` and `right` return {counts}; return one array each, as they are."
+            )
         u, w = left[0].shape, right[0].shape
         if not u or not w or u[-1] != w[0]:
             raise ValueError(
-                f"`DoubleRotation`: the leaves do not multiply: `left` has shape {u}, `right` {w}; the last axis of "
+                f"`DoubleRotation`: the leaves of params do not multiply: `left` has shape {u}, `right` {w}; the "
+                "last axis of "
                 "`left` must be the first of `right`: transpose in the function, such as `lambda p: p['w'].T`."
             )
-        check_overlap("DoubleRotation", params, left=self.left, right=self.right)
 
     def dimension(self, params: PyTree) -> int:
         width = selection.selected(self.left, params)[0].shape[-1]

@@ -5,13 +5,15 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
 from undertow import spectral
-from undertow.symmetry.generators._checks import check_amount, check_shape, largest_exponent
+from undertow._calls import check_function, check_repeats, checked_call, output_of
+from undertow.symmetry.generators._checks import check_amount, check_label, check_shape, largest_exponent
 from undertow.symmetry.generators.base import AbstractSymmetry, Pair
 
 __all__ = ["Exponential"]
@@ -33,9 +35,12 @@ class Exponential(AbstractSymmetry):
     generator: Callable[[PyTree], PyTree] | PyTree
     label: str = eqx.field(static=True)
 
+    @checked_call("Exponential")
     def __init__(self, generator: Callable[[PyTree], PyTree] | PyTree, label: str = ""):
+        if callable(generator):
+            check_function("Exponential", "generator(vector)", generator)
         self.generator = generator
-        self.label = label
+        self.label = check_label("Exponential", label)
 
     def apply(self, vector: PyTree) -> PyTree:
         """Return A v."""
@@ -63,17 +68,23 @@ class Exponential(AbstractSymmetry):
 
     def check_params(self, params: PyTree) -> None:
         validate.params_of_floats("Exponential", params)
-        shapes = lambda tree: jax.tree.map(lambda x: x.shape, tree)
-        try:
-            image = jax.eval_shape(self.apply, params)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            reason = next(iter(str(error).splitlines()), type(error).__name__)
+        called = "generator(vector)"
+        given = callable(self.generator)
+        image = output_of("Exponential", called, self.generator, params) if given else self.generator
+        shapes = lambda tree: [getattr(leaf, "shape", validate.shown(leaf)) for leaf in jax.tree.leaves(tree)]
+        numeric = all(np.dtype(getattr(leaf, "dtype", object)).kind in "iufV" for leaf in jax.tree.leaves(image))
+        if jax.tree.structure(image) != jax.tree.structure(params) or shapes(image) != shapes(params) or not numeric:
+            what = f"`{called}` returns" if given else f"`generator` is {validate.shown(self.generator)},"
+            listed = ", ".join(map(str, shapes(image))) or "nothing"
             raise ValueError(
-                f"`Exponential(generator)`: the generator does not act on vectors like params: {reason}"
-            ) from None
-        if shapes(image) != shapes(params):
-            raise ValueError("`Exponential(generator)`: the generator must return a vector like params.")
+                f"`Exponential(generator=...)`: {what} {trees.outline(image)} with the shapes {listed}; give "
+                f"{'a function that returns ' if given else ''}a vector like params, {trees.outline(params)} with "
+                "the shapes "
+                f"{', '.join(map(str, shapes(params)))}."
+            )
         if all(validate.concrete(leaf) for leaf in jax.tree.leaves((params, self.generator)) if eqx.is_array(leaf)):
+            if given:
+                check_repeats("Exponential", called, self.generator, params)
             gap = float(_asymmetry(self, params))
             if not gap < 1e-3:
                 raise ValueError(

@@ -8,8 +8,9 @@ from jaxtyping import PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
+from undertow._calls import checked_call
 from undertow.symmetry import selection
-from undertow.symmetry.generators._checks import check_overlap, check_pick, picked_sums
+from undertow.symmetry.generators._checks import check_label, check_overlap, check_pick, picked_sums
 from undertow.symmetry.generators.base import AbstractDiagonal, Pair
 from undertow.symmetry.selection import Pick
 
@@ -37,13 +38,14 @@ class Rescaling(AbstractDiagonal):
     neurons: bool = eqx.field(static=True)
     label: str = eqx.field(static=True)
 
+    @checked_call("Rescaling")
     def __init__(self, outgoing: Pick, incoming: Pick, neurons: bool = False, label: str = ""):
         for name, pick in (("outgoing", outgoing), ("incoming", incoming)):
             check_pick("Rescaling", name, pick)
         self.outgoing = outgoing
         self.incoming = incoming
-        self.neurons = neurons
-        self.label = label
+        self.neurons = validate.flag("Rescaling", "neurons", neurons)
+        self.label = check_label("Rescaling", label)
 
     def sums(self, tree: PyTree) -> Pair:
         return picked_sums(self.outgoing, tree, -1 if self.neurons else None), picked_sums(

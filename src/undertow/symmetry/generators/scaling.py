@@ -7,8 +7,9 @@ from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from undertow import _validate as validate
+from undertow._calls import checked_call
 from undertow.symmetry import selection
-from undertow.symmetry.generators._checks import check_overlap, check_pick, picked_sums
+from undertow.symmetry.generators._checks import check_label, check_overlap, check_pick, picked_sums
 from undertow.symmetry.generators.base import AbstractDiagonal, Pair
 from undertow.symmetry.selection import Pick
 
@@ -30,10 +31,11 @@ class Scaling(AbstractDiagonal):
     where: Pick
     label: str = eqx.field(static=True)
 
+    @checked_call("Scaling")
     def __init__(self, where: Pick, label: str = ""):
         check_pick("Scaling", "where", where)
         self.where = where
-        self.label = label
+        self.label = check_label("Scaling", label)
 
     def sums(self, tree: PyTree) -> Pair:
         plus = picked_sums(self.where, tree, None)

@@ -15,7 +15,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from undertow._calls import checked_call
 from undertow._table import ResultTable, html_of
+from undertow._validate import flag
 from undertow.torch._copies import (
     Batch,
     Loss,
@@ -24,6 +26,7 @@ from undertow.torch._copies import (
     trainable,
     unwrap,
 )
+from undertow.torch._inputs import check_inputs
 from undertow.torch._isolation import isolated
 from undertow.torch._renamed import Renamed
 from undertow.torch._threads import single_threaded
@@ -208,6 +211,7 @@ class Census:
         return lines + [f"unexplained: {one}" for one in self.unexplained]
 
 
+@checked_call("census")
 def census(model: nn.Module, batch: Batch, loss: Loss, *, seed: int = 0, count: bool | None = None) -> Census:
     """Return the exponential symmetries of a network, each named and proved. The network itself is not changed.
 
@@ -230,7 +234,8 @@ def census(model: nn.Module, batch: Batch, loss: Loss, *, seed: int = 0, count: 
     ...     print(symmetry)
     rescaling, 7 scales: 0.weight[i, :], 0.bias against 2.weight[:, i]
     """
-    model = unwrap(model)
+    seed, model = check_inputs("census", model, batch, loss, seed), unwrap(model)
+    count = None if count is None else flag("census", "count", count)
     large = sum(p.numel() for p in model.parameters()) > ONE_THREAD_LIMIT
     with isolated(model, seed), nullcontext() if large else single_threaded():
         return replace(_census(model, batch, loss, seed, count), structure=structure_of(model))

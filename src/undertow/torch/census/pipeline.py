@@ -19,6 +19,7 @@ from undertow.torch._copies import (
     random_projection,
     randomise,
 )
+from undertow.torch._inputs import try_loss
 from undertow.torch.census.axes import Axis, Symmetry
 from undertow.torch.census.candidates import Level, attention_levels, length_levels, plain_axes
 from undertow.torch.census.couplings import coupled_levels
@@ -57,7 +58,11 @@ def search(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool | 
     Return them, and the copy in single precision. Which indices are coupled is found in single precision too, where
     passes take half of the time: zeros are exact in every precision.
     """
-    twin = cast_model(model_copy(model, torch.float64), model, torch.float32)
+    twin = model_copy(model, torch.float64)
+    with OnePrecision():
+        randomise(twin, seed)
+        try_loss("census", twin, cast_batch(batch, torch.float64), loss, seed, converted=True)
+    twin = cast_model(twin, model, torch.float32)
     with OnePrecision(torch.float32):
         axes = plain_axes(twin)
         plain, heads = length_levels(twin, axes), attention_levels(twin, axes)

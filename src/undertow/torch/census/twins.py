@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from undertow._validate import kind_of, shown
 from undertow.torch.census.folding import wildcard
 from undertow.torch.census.layers import LayerMap, LayersError
 from undertow.torch.census.narrowing import Fields, layer_choices, narrowed
@@ -44,8 +45,9 @@ def narrow_twin(config: "PretrainedConfig", *, seed: int = 0) -> nn.Module:
     """
     if not hasattr(config, "to_dict") or not hasattr(type(config), "from_dict"):
         raise TypeError(
-            f"`narrow_twin(config)`: `config` is a {type(config).__name__}; give a configuration of transformers, such "
-            "as `model.config`."
+            f"`narrow_twin(config={shown(config)})`: `config` is {kind_of(config)}; give a configuration of "
+            "transformers, "
+            "such as `model.config`."
         )
     fields: Fields = config.to_dict()
     try:

@@ -8,9 +8,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from undertow import _validate as validate
+from undertow._calls import checked_call
 from undertow._progress import StageProgress
 from undertow.estimate import Estimate
 from undertow.torch._copies import Batch, Loss, forward, trainable, unwrap
+from undertow.torch._inputs import check_batch, check_loss, check_model, check_seed, try_loss
 from undertow.torch._isolation import isolated
 from undertow.torch.census.axes import Symmetry
 from undertow.torch.census.census import Census, check_census
@@ -46,6 +49,7 @@ class _Training(NamedTuple):
     progress: StageProgress
 
 
+@checked_call("equilibrate")
 def equilibrate(
     model: nn.Module,
     batches: Iterable[Batch],
@@ -103,12 +107,15 @@ def equilibrate(
     >>> print(result.noise[1].value < result.noise[0].value, result.imbalance < 1e-3, result.change < 1e-5)
     True True True
     """
-    _check_order(batches)
+    batches = _check_arguments(model, batches, loss)
     model = unwrap(model)
-    batches, params = list(batches), trainable(model)
+    seed, dry_run = check_seed("equilibrate", seed), validate.flag("equilibrate", "dry_run", dry_run)
+    curvature_batches = validate.positive_integer("equilibrate", "curvature_batches", curvature_batches, least=0)
+    params = trainable(model)
     _validate(params, batches, step_size, weight_decay, optimiser, census)
-    if curvature_batches < 0:
-        raise ValueError(f"`equilibrate(curvature_batches={curvature_batches})`: give 0 or more.")
+    step_size, weight_decay = float(step_size), float(weight_decay)
+    with isolated(model, seed):
+        try_loss("equilibrate", model, batches[0], loss, seed, converted=False)
     objective: Objective
     if optimiser == "adamw":
         state = adamw_state(optimizer, params)
@@ -133,7 +140,23 @@ def equilibrate(
     return replace(result, dry_run=True)
 
 
-def _check_order(batches: Iterable[Batch]) -> None:
+def _check_arguments(model: object, batches: object, loss: object) -> list[Batch]:
+    """Check the model, the batches and the loss, and return the batches as a list."""
+    _check_order(batches)
+    check_model("equilibrate", model)
+    check_loss("equilibrate", loss)
+    if not isinstance(batches, Iterable) or isinstance(batches, str | torch.Tensor | dict):
+        kind, value = validate.kind_of(batches), validate.shown(batches)
+        raise TypeError(
+            f"`equilibrate(batches={value})`: `batches` is {kind}; give a list of batches or a `DataLoader`."
+        )
+    taken = list(batches)
+    for batch in taken:
+        check_batch("equilibrate", batch, "batches")
+    return taken
+
+
+def _check_order(batches: object) -> None:
     if isinstance(batches, Census):
         raise TypeError(
             "`equilibrate(model, census, batches, loss)`: the arguments have a new order: "
@@ -252,22 +275,18 @@ def _validate(
     census: Census,
 ) -> None:
     if not isinstance(census, Census):
-        raise TypeError(
-            f"`equilibrate(model, batches, loss, census)`: `census` is a {type(census).__name__}; give "
-            "`census(model, ...)`."
-        )
+        call = validate.quote("equilibrate", census=validate.shown(census))
+        raise TypeError(f"{call}: `census` is {validate.kind_of(census)}; give `census(model, ...)`.")
     if not params:
         raise ValueError("`equilibrate`: no parameter of the model trains.")
     if len(batches) < 2:
         raise ValueError(
-            f"`equilibrate`: noise cannot be measured on {len(batches)} batches; give at least 2, better 32."
+            f"`equilibrate(batches=...)`: noise cannot be measured on {len(batches)} batches; give at least 2, "
+            "better 32."
         )
-    if not (math.isfinite(step_size) and step_size > 0):
-        raise ValueError(f"`equilibrate(step_size={step_size})`: give a number above 0.")
-    if not (math.isfinite(weight_decay) and weight_decay >= 0):
-        raise ValueError(f"`equilibrate(weight_decay={weight_decay})`: give 0 or more.")
-    if optimiser not in COSTS:
-        raise ValueError(f'`equilibrate(optimiser={optimiser!r})`: give "sgd" or "adamw".')
+    validate.finite_number("equilibrate", "step_size", step_size, positive=True)
+    validate.finite_number("equilibrate", "weight_decay", weight_decay)
+    validate.one_of("equilibrate", "optimiser", optimiser, tuple(COSTS))
     check_census("equilibrate", census, params)
     bad = [name for name, p in params.items() if not bool(torch.isfinite(p).all())]
     if bad:

@@ -15,7 +15,9 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from undertow import _validate as validate
+from undertow._calls import checked_call
 from undertow.torch._copies import Batch, Loss, trainable, unwrap
+from undertow.torch._inputs import check_model
 from undertow.torch._renamed import Renamed
 from undertow.torch.census.census import Census
 from undertow.torch.monitor import output, plots, ranks
@@ -44,8 +46,7 @@ _RulesOf = Callable[[], dict[str, StepRule]]
 """Returns how each parameter is stepped."""
 StepArguments = tuple[tuple, dict[str, object]]
 """Arguments of the `step()` of an optimiser."""
-MOST_ROWS = 100_000
-"""Largest number of rows held, about 100 MB, whatever `keep` is."""
+MOST_ROWS = 100_000  # about 100 MB
 
 
 class NoiseMonitor:
@@ -116,6 +117,7 @@ class NoiseMonitor:
     [0, 2, 4] rescaling True
     """
 
+    @checked_call("NoiseMonitor")
     def __init__(
         self,
         model: nn.Module,
@@ -129,14 +131,13 @@ class NoiseMonitor:
         on_error: Literal["raise", "warn"] = "raise",
         distributed: bool | None = None,
     ):
+        check_model("NoiseMonitor", model)
         ranks.validate_wrapper(model)
-        self.every = validate.positive_integer("NoiseMonitor", "every", every)
-        keep = validate.positive_integer("NoiseMonitor", "keep", keep)
-        window = validate.positive_integer("NoiseMonitor", "window", window)
-        if batch_axis not in (0, 1):
-            raise ValueError(f"`NoiseMonitor(batch_axis={batch_axis!r})`: samples are counted by axis 0 or 1.")
-        if on_error not in ("raise", "warn"):
-            raise ValueError(f"`NoiseMonitor(on_error={on_error!r})`: give 'raise' or 'warn'.")
+        count = lambda name, value: validate.positive_integer("NoiseMonitor", name, value)
+        self.every, keep, window = count("every", every), count("keep", keep), count("window", window)
+        batch_axis = validate.positive_integer("NoiseMonitor", "batch_axis", batch_axis, least=0, most=1)
+        validate.one_of("NoiseMonitor", "on_error", on_error, ("raise", "warn"))
+        distributed = None if distributed is None else validate.flag("NoiseMonitor", "distributed", distributed)
         wrapped = isinstance(model, nn.parallel.DistributedDataParallel)
         self.model = unwrap(model)
         validate_census(self.model, census)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 
+from undertow._validate import kind_of, shown
 from undertow.torch.census.census import Census
 from undertow.torch.monitor.noise_scale import NoiseScale, NoiseScales
 from undertow.torch.monitor.reading import COLUMNS, Row
@@ -58,7 +59,8 @@ def open_writer(writer: Writer | str | Path | None) -> tuple[Writer | None, bool
     if not isinstance(writer, str | Path):
         if writer is not None and not (isinstance(writer, ScalarWriter | DictLogger) or callable(writer)):
             raise TypeError(
-                f"`NoiseMonitor(writer=...)`: a {type(writer).__name__} has no `add_scalar` and no `log`, and cannot "
+                f"`NoiseMonitor(writer={shown(writer)})`: `writer`, {kind_of(writer)}, has no `add_scalar` and no "
+                "`log`, and cannot "
                 "be called; give a SummaryWriter, a function of a dict, or an object with `log(dict)`."
             )
         return writer, False

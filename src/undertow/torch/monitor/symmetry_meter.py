@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from undertow import _validate as validate
 from undertow.torch._copies import trainable
 from undertow.torch.census.census import Census, check_census
 from undertow.torch.monitor.batch_sums import BatchSums
@@ -24,14 +25,13 @@ from undertow.torch.monitor.steps import Plan, plan_step
 __all__ = ["MeasuredStep", "SymmetryMeter", "validate_census"]
 
 
-def validate_census(model: nn.Module, census: Census | None) -> None:
+def validate_census(model: nn.Module, census: object) -> None:
     """Raise an error if a census is not one of this model."""
     if census is None:
         return
     if not isinstance(census, Census):
-        raise TypeError(
-            f"`NoiseMonitor(model, census)`: `census` is a {type(census).__name__}; give `census(model, ...)`."
-        )
+        call = validate.quote("NoiseMonitor", census=validate.shown(census))
+        raise TypeError(f"{call}: `census` is {validate.kind_of(census)}; give `census(model, ...)`.")
     check_census("NoiseMonitor", census, trainable(model))
 
 
