@@ -44,3 +44,14 @@ def test_a_pass_that_overflows_adds_nothing():
     assert (total.samples, int(total.counted)) == (5, 3)
     assert total.sums[request].tolist() == [1.0, 2.0]
     assert total.probes["weight"].tolist() == [1.0, 1.0]
+
+
+def test_a_single_pass_that_overflows_counts_no_sample():
+    """Its sums become zeros where they are added to others, as those of other processes are."""
+    request = StatisticRequest("weight", 0)
+    total = BatchSums()
+    total.add(sums(2, {request: [1.0, float("nan")]}).if_finite())
+    assert (total.samples, int(total.counted)) == (2, 0)
+    total.settle()
+    assert total.sums[request].tolist() == [0.0, 0.0]
+    assert total.probes["weight"].tolist() == [0.0, 0.0]

@@ -9,8 +9,10 @@ from torch.nn import functional as F  # noqa: N812
 from tests.torch.flows import reported
 from tests.torch.oracle import claimed_census, monitored_step, relu, relu_census, square
 from undertow.torch import NoiseMonitor
+from undertow.torch.monitor import consistency
 from undertow.torch.monitor.batch_sums import BatchSums
 from undertow.torch.monitor.consistency import compare_gradients
+from undertow.torch.monitor.sample_gradients import gradient_probe
 from undertow.torch.monitor.statistics import StatisticRequest
 
 pytestmark = pytest.mark.torch
@@ -173,3 +175,16 @@ def test_gradients_that_cannot_be_recorded_are_reported(as_a_user):
         NoiseMonitor(relu(), symmetries, every=0)
     with pytest.raises(ValueError, match="batch_axis=2"):
         NoiseMonitor(relu(), symmetries, batch_axis=2)
+
+
+@pytest.mark.parametrize("entries", [1, 2 * 12, 2**22])
+def test_projections_of_gradients_of_one_shape_are_made_together(entries, monkeypatch):
+    monkeypatch.setattr(consistency, "PROBED_ENTRIES", entries)
+    torch.manual_seed(0)
+    shapes = {"a": (4, 3), "b": (4, 3), "c": (4, 3), "t": (4, 3), "conv": (4, 3, 2), "bias": (5,), "d": (4, 3)}
+    flipped = {"a": False, "b": False, "c": False, "t": True, "conv": False, "bias": None, "d": False}
+    gradients = {name: torch.randn(shape, dtype=torch.float64) for name, shape in shapes.items()}
+    projected = consistency._projected(gradients, flipped)
+    assert list(projected) == list(gradients)
+    for name, gradient in gradients.items():
+        torch.testing.assert_close(projected[name], gradient_probe(gradient, flipped[name]))

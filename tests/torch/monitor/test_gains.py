@@ -83,3 +83,38 @@ def test_the_weight_and_the_hooks_of_the_layer_stay_as_they_are():
     assert module.weight is weight
     assert weight.requires_grad
     assert calls == []
+
+
+class RootMeanSquare(Norm):
+    """A norm with numbers of its own, one of which is the eps of the root-mean-square norm, or none is."""
+
+    def __init__(self, form, power=2.0, **numbers):
+        super().__init__(form)
+        self.power = power
+        vars(self).update(numbers)
+
+    def forward(self, x):
+        return self.form(self.weight, x * (x.abs().pow(self.power).mean(-1, keepdim=True) + 1e-3).pow(-1 / self.power))
+
+
+@pytest.mark.parametrize(
+    ("module", "eps"),
+    [
+        (RootMeanSquare(lambda w, n: w * n, momentum=0.1, epsilon=1e-3), 1e-3),
+        (RootMeanSquare(lambda w, n: (1 + w) * n, epsilon=1e-3, other=1e-6), 1e-3),
+        (RootMeanSquare(lambda w, n: w * n, epsilon=1.01e-3), None),
+        (RootMeanSquare(lambda w, n: w * n), None),
+        (RootMeanSquare(lambda w, n: w * n, power=3.0, epsilon=1e-3), None),
+        (Norm(lambda w, n: w * n), None),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_the_norm_of_pytorch_takes_the_place_of_the_same_norm_only(module, eps, dtype):
+    torch.manual_seed(0)
+    x, back = torch.randn(2, SAMPLES, 4, 5, dtype=torch.float64).to(dtype)
+    layers, call = GainLayers(), (module, (x,), {}, [back], SAMPLES, 0, ["weight"])
+    found = layers.gradients(*call, contextlib.nullcontext())
+    assert layers._known[module].eps == eps
+    exact = replayed_gradients(*call, contextlib.nullcontext())["weight"].gradients
+    rounding = {torch.float64: 1e-12, torch.float32: 1e-5, torch.bfloat16: 0.03}[dtype]
+    torch.testing.assert_close(found["weight"].gradients.double(), exact.double(), rtol=rounding, atol=5 * rounding)
