@@ -1,4 +1,4 @@
-"""The monitor on two networks, and census, equilibrium and undo on four networks, on a GPU.
+"""The monitor on two networks and four Llamas, and census, equilibrium and undo on four networks, on a GPU.
 
     python -m benchmarks.torch_cuda
 
@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+from benchmarks import llama_monitor
 from benchmarks.harness import in_words, save
 from benchmarks.torch_monitor import Trained, against, double, idle, mlp, ratios, transformer, worst
 
@@ -169,6 +170,7 @@ def main(device: str = "cuda") -> list[tuple[str, str, str]]:
     if device == "cuda":
         facts["kind"] = torch.cuda.get_device_name()
         save("torch_cuda", facts)
+        rows += llama_monitor.main()
     return rows
 
 

@@ -30,7 +30,8 @@ def performance() -> str:
     files = RESULTS.glob("*.json")
     for file in sorted(files, key=lambda f: (order.index(f.stem) if f.stem in order else len(order), f.stem)):
         facts = json.loads(file.read_text())
-        name = file.stem.removesuffix("_gpu")
+        own = (ROOT / "benchmarks" / f"{file.stem}.py").is_file()
+        name = file.stem if own else file.stem.removesuffix("_gpu")
         source = ROOT / "benchmarks" / f"{name}.py"
         description = (ast.get_docstring(ast.parse(source.read_text())) if source.is_file() else "") or ""
         device = facts.pop("device", "")
@@ -60,6 +61,9 @@ HEADS = {
     "torch_monitor": "PyTorch: the monitor",
     "torch_teleport": "PyTorch: training after the move",
     "torch_cuda": "PyTorch on a GPU",
+    "torch_census_gpu": "PyTorch: the census on a GPU",
+    "llama_monitor_gpu": "PyTorch: the monitor on a GPU",
+    "load": "Large stores and reports",
 }
 """Titles of the benchmarks, in the order of the page; others follow."""
 
