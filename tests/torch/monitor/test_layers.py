@@ -16,6 +16,7 @@ from tests.torch.oracle import (
     square,
 )
 from undertow.torch import NoiseMonitor
+from undertow.torch.monitor.layers import SharedCast
 
 pytestmark = pytest.mark.torch
 
@@ -150,3 +151,18 @@ def test_noise_of_a_layer_with_a_replaced_forward_pass():
         square(model, x).backward()
         optimizer.step()
     assert_noise(monitor, parts, 1e-11)
+
+
+def test_an_input_that_layers_share_is_cast_once():
+    x, cast = torch.randn(3, 4), SharedCast()
+    first = cast(x.detach(), torch.bfloat16)
+    assert cast(x.detach(), torch.bfloat16) is first
+    assert cast(x, torch.float32) is x
+    torch.testing.assert_close(cast(x.T, torch.bfloat16), x.T.to(torch.bfloat16))
+    other = cast(x.detach(), torch.bfloat16)
+    x.mul_(2)  # the same memory with other numbers
+    assert cast(x, torch.bfloat16) is not other
+    torch.testing.assert_close(cast(x, torch.bfloat16), x.to(torch.bfloat16))
+    torch.testing.assert_close(cast(torch.ones(3, 4), torch.float64), torch.ones(3, 4).double())
+    with torch.inference_mode():
+        assert cast(torch.ones(2), torch.bfloat16).dtype == torch.bfloat16

@@ -16,7 +16,7 @@ from undertow.torch.monitor.batch_sums import BatchSums
 from undertow.torch.monitor.eager import EAGER_MODE
 from undertow.torch.monitor.gains import GainLayers
 from undertow.torch.monitor.layer_queue import LayerQueue, Waiting
-from undertow.torch.monitor.layers import layer_gradients
+from undertow.torch.monitor.layers import SharedCast, layer_gradients
 from undertow.torch.monitor.replay import NotSeparableError, replayed_gradients
 from undertow.torch.monitor.sample_gradients import SampleGradients
 from undertow.torch.monitor.sites import (
@@ -140,6 +140,7 @@ class GradientRecorder:
         self._current: BatchSums | None = None
         self._pending: dict[str, list[SampleGradients]] = {}
         self._queue = LayerQueue(self.autotuner)
+        self._cast = SharedCast()
         self._incomplete: list[Call] = []
         self._recomputed: set[str] = set()
         """Parameters used in a forward pass inside the backward pass; how often is known at the end of the pass."""
@@ -331,7 +332,8 @@ class GradientRecorder:
         inputs = call.inputs
         if len(inputs) == len(call.back) == 1 and call.back[0] is not None:
             with self._without_autocast():
-                known = layer_gradients(site.module, inputs[0], call.back[0], samples, self.batch_axis, leaves)
+                rest = samples, self.batch_axis, leaves, self._cast
+                known = layer_gradients(site.module, inputs[0], call.back[0], *rest)
             if known is not None:
                 return known
         rest = call.args, call.kwargs, call.back, samples, self.batch_axis, leaves

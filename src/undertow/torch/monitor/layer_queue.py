@@ -46,7 +46,7 @@ class LayerQueue:
         self._groups.setdefault(_kind(one), []).append(one)
         self._names.add(one.name)
         tensors = [x for use in one.uses for x in use.tensors]
-        self._bytes += sum(x.numel() * x.element_size() for x in tensors)
+        self._bytes += sum(x.nbytes for x in tensors)
         self._limit = GPU_BYTES if tensors[0].is_cuda else CPU_BYTES
 
     @property

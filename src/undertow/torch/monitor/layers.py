@@ -10,7 +10,23 @@ from torch.nn import functional
 from undertow.torch.monitor.sample_gradients import Dense, Outer, SampleGradients, Scattered
 from undertow.torch.monitor.tensors import at_least_single
 
-__all__ = ["layer_gradients", "samples_first"]
+__all__ = ["SharedCast", "layer_gradients", "samples_first"]
+
+
+class SharedCast:
+    """The newest input in the precision of its derivatives: layers that share an input share the copy."""
+
+    def __init__(self) -> None:
+        self._newest: tuple[tuple, Tensor, Tensor] | None = None
+
+    def __call__(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return a tensor in another precision."""
+        if x.dtype == dtype or type(x) is not Tensor or x.is_inference():  # others have no address or no version
+            return x.to(dtype)
+        key = x.data_ptr(), x.shape, x.stride(), x.dtype, x.device, x._version, dtype
+        if self._newest is None or self._newest[0] != key:
+            self._newest = key, x, x.to(dtype)  # the memory of an input that is held is not used for another one
+        return self._newest[2]
 
 
 def samples_first(x: Tensor, samples: int, batch_axis: int) -> Tensor | None:
@@ -32,8 +48,9 @@ def samples_first(x: Tensor, samples: int, batch_axis: int) -> Tensor | None:
 
 
 def layer_gradients(
-    module: nn.Module, received: Tensor, back: Tensor, samples: int, batch_axis: int, leaves: Sequence[str]
-) -> dict[str, SampleGradients] | None:
+    module: nn.Module, received: Tensor, back: Tensor, samples: int, batch_axis: int, leaves: Sequence[str],
+    cast: Callable[[Tensor, torch.dtype], Tensor] = Tensor.to,
+) -> dict[str, SampleGradients] | None:  # fmt: skip
     """Return per-sample gradients by parameter for a layer of a known kind, None for others.
 
     Known are dense layers, embeddings, norms and convolutions.
@@ -43,7 +60,7 @@ def layer_gradients(
     gradients_of = _gradients_of(module, back)
     if gradients_of is None:
         return None
-    received = received.to(back.dtype) if received.is_floating_point() else received  # as autocast did
+    received = cast(received, back.dtype) if received.is_floating_point() else received  # as autocast did
     first = _tokens_first if gradients_of is _embedding else samples_first
     a, b = first(received, samples, batch_axis), samples_first(back, samples, batch_axis)
     if a is None or b is None:
