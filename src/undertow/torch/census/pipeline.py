@@ -52,17 +52,22 @@ class Searched(NamedTuple):
     unexplained: tuple[Unexplained, ...]
 
 
+def _tried_copy(model: nn.Module, batch: Batch, loss: Loss, seed: int) -> nn.Module:
+    """Return a copy in double precision with random weights, on which the loss can be computed."""
+    twin = model_copy(model, torch.float64)
+    with OnePrecision():
+        randomise(twin, seed)
+        try_loss("census", twin, cast_batch(batch, torch.float64), loss, seed, converted=True)
+    return twin
+
+
 def search(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool | None) -> tuple[Searched, nn.Module]:
     """Search the symmetries on a copy in double precision and test them in all situations.
 
     Return them, and the copy in single precision. Which indices are coupled is found in single precision too, where
     passes take half of the time: zeros are exact in every precision.
     """
-    twin = model_copy(model, torch.float64)
-    with OnePrecision():
-        randomise(twin, seed)
-        try_loss("census", twin, cast_batch(batch, torch.float64), loss, seed, converted=True)
-    twin = cast_model(twin, model, torch.float32)
+    twin = cast_model(_tried_copy(model, batch, loss, seed), model, torch.float32)
     with OnePrecision(torch.float32):
         axes = plain_axes(twin)
         plain, heads = length_levels(twin, axes), attention_levels(twin, axes)
