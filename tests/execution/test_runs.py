@@ -253,7 +253,7 @@ def test_xarray_reads_a_saved_run(tmp_path):
 
 
 def test_any_name_of_an_observable_is_kept(tmp_path):
-    names = ["a/b", "../up", "A", "a", "", ".zattrs", "seed", "step", "time", "params", "params.w", "state.momentum",
+    names = ["a/b", "../up", "A", "a", ".zattrs", "seed", "step", "time", "params", "params.w", "state.momentum",
              "é", "diverged", "a~1", "x\ny"]  # fmt: skip
     observe = {name: lambda p, k=k: k + p["b"][0] for k, name in enumerate(names)}
     run = ut.descend(NOISE, start, step_size=0.05, steps=4, key=5, seeds=2, observe=observe)

@@ -3,6 +3,7 @@
 import functools
 from dataclasses import dataclass
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
@@ -201,11 +202,9 @@ def own_problem(file: str | None = None, params: str = "params") -> Instrument[O
 
 def _example() -> JaxTarget:
     """Return the problem of `EXAMPLE`."""
-    names: dict[str, object] = {}
-    exec(EXAMPLE, names)
-    problem, params = names["problem"], names["params"]
-    assert isinstance(problem, Problem | Regression)
-    return JaxTarget(problem, params)
+    x = jnp.linspace(-1.0, 1.0, 16)
+    problem = Regression(lambda p, x: p["u"] * p["v"] * x, x, x)
+    return JaxTarget(problem, {"u": jnp.array(2.0), "v": jnp.array(0.2)})
 
 
 def _source(file: str, params: str) -> str:

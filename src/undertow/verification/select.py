@@ -48,6 +48,9 @@ def select(names: Sequence[str] = (), paper: str | None = None) -> Selection:
         problems += [sentence for sentence in wrong if sentence not in problems]
     if not names:
         chosen, problems = [Chosen(claim) for claim in claims.values()], list(installed_problems())
+    papers = dict.fromkeys(claim.paper for claim in (*claims.values(), *(one.claim for one in chosen)))
+    if paper is not None and paper not in papers:
+        raise UnknownClaimError(f"--paper {paper}: there is no such paper; the papers are {', '.join(papers)}.")
     chosen, wrong = _consistent([one for one in chosen if paper in (None, one.claim.paper)])
     return Selection(chosen, problems + wrong)
 
