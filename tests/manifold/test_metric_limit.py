@@ -7,8 +7,8 @@ import optax
 import pytest
 
 import undertow as ut
-from undertow.execution.compiling import compilations
 from undertow._trees import ravel
+from undertow.execution.compiling import compilations
 from undertow.manifold.metric_limit import chosen_corrections, has_metric, start_value
 from undertow.papers.optimisers.models.adam_probe import draw_probe
 

@@ -19,7 +19,7 @@ from undertow.noise.base import AbstractNoise
 from undertow.noise.label import LabelNoise
 from undertow.noise.minibatch import Minibatch
 from undertow.optimisers.sgd import SGD
-from undertow.problem import AbstractSampled, Population, Problem, Regression
+from undertow.problem import AbstractSampled, Population, Regression
 
 __all__ = ["EXAMPLE", "OwnResult", "draw", "own_problem"]
 
