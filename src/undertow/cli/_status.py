@@ -61,7 +61,7 @@ def parsed(parse: Callable[[], T]) -> T:
             found = re.search(rf"Error parsing (--[\w-]+): {words}", text)
             if found:
                 raise SystemExit(complain(f"{found[1]} {found[2]!r}: give {wanted}.")) from None
-        unknown = re.search(r"Unrecognized options: (\S+) Perhaps you meant: (--[\w-]+)", text)
+        unknown = re.search(r"Unrecognized options: (\S+)[\s|+-]+Perhaps you meant:[\s|+]+(--[\w-]+)", text)
         if unknown:
             raise SystemExit(complain(f"there is no option {unknown[1]}; perhaps you meant {unknown[2]}.")) from None
         print(message.getvalue(), end="", file=sys.stderr)
