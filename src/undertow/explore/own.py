@@ -106,7 +106,7 @@ class _Compute:
                 noise, self.target.params, step_size=eta, time=eta * every * SAVES, observe=observe, num_saves=SAVES,
                 estimate_error=False, optimiser=optimiser,
             )  # fmt: skip
-        except (ValueError, TypeError, NotImplementedError) as error:
+        except (ValueError, TypeError) as error:
             return {}, (f"No prediction: {error}",)
         if flow.diverged:
             return {}, ("No prediction: the averaged flow cannot be solved at this setting.",)

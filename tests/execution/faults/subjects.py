@@ -5,6 +5,7 @@ A subject runs its command in a process (`command`), says which parts of its res
 run (`difference`).
 """
 
+import abc
 import functools
 import os
 import shutil
@@ -34,7 +35,7 @@ def content_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-class Subject:
+class Subject(abc.ABC):
     """A command with the folder `out` of its results, beside `log` with a line for each part that it ran."""
 
     name: str
@@ -55,11 +56,13 @@ class Subject:
         prepare()
         return self.command(driver, **options)
 
+    @abc.abstractmethod
     def command(self, driver: str, **options: object) -> int:
-        raise NotImplementedError
+        """Run the command; return its exit status."""
 
+    @abc.abstractmethod
     def finished(self) -> set[str]:
-        raise NotImplementedError
+        """Return the parts that are finished."""
 
     def ran(self, driver: int) -> list[str]:
         """Return the parts that a driver ran, in order."""
