@@ -145,7 +145,7 @@ MISTAKES = {
     "no such object": ("other", "has no object 'other'"),
     "one batch": ("one", "at least 2 are needed to measure noise"),
     "half precision": ("half", "call `model.float()` first"),
-    "a loss that cannot be repeated": ("grows", "rose"),
+    "a loss that cannot be repeated": ("grows", "a forward pass must be deterministic"),
 }
 
 

@@ -41,6 +41,12 @@ def check_loss(function: str, loss: object) -> None:
             f"`{function}(loss={type(loss).__name__}(...))`: `loss` is a module; give a function that is called as "
             "`loss(model, batch)`, such as `lambda model, batch: criterion(model(batch[0]), batch[1])`."
         )
+    if isinstance(loss, list | tuple | dict | Tensor):  # batches, in the place of the loss
+        data = "batch" if function == "census" else "batches"
+        raise TypeError(
+            f"{quote(function, loss=shown(loss))}: `loss` is {kind_of(loss)}; give a function that is called as "
+            f"`loss(model, batch)`. The order is `{function}(model, {data}, loss)`."
+        )
     check_function(function, "loss(model, batch)", loss)
 
 

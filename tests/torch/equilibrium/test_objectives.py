@@ -138,5 +138,5 @@ def test_both_costs_without_noise():
 def test_an_unknown_optimiser_raises_one_sentence():
     model, batches, loss = relu_task(count=2)
     symmetries = census(model, batches[0], loss)
-    with pytest.raises(ValueError, match=r'`equilibrate\(optimiser=\'adam2\'\)`: give "sgd" or "adamw"\.'):
+    with pytest.raises(ValueError, match=r'`equilibrate\(optimiser=\'adam2\'\)`: `optimiser` is "sgd" or "adamw"\.'):
         equilibrate(model, batches, loss, symmetries, step_size=0.1, optimiser="adam2")
