@@ -45,6 +45,10 @@ setup: .venv/.done ## create a virtual environment in .venv with undertow and it
 	$(PIP) --no-deps --require-hashes -r requirements/docs.txt
 	@touch $@
 
+.venv/.done-release: .venv/.done requirements/release.txt
+	$(PIP) --no-deps --require-hashes -r requirements/release.txt
+	@touch $@
+
 explore: setup ## open the explorer in the browser: instruments with sliders, theory beside simulation
 	$(BIN)/undertow explore
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "requirements"
-EXTRAS = {"dev": "3.11", "torch-test": "3.11", "docs": "3.11.5"}
+EXTRAS = {"dev": "3.11", "torch-test": "3.11", "docs": "3.11.5", "release": "3.11"}
 """The extras of the gate, and the oldest Python that their packages run on."""
 WITHOUT = "torch ; sys_platform == 'never'\n"
 
