@@ -2,20 +2,22 @@
 
     python -m benchmarks.llama_monitor
 
-Batches of 8 sequences of 512 tokens under bfloat16 autocast, with SGD and with AdamW. The monitor measures at every 10
-steps. The cost of a measurement is what the measured step takes beyond the nine steps after it, by medians, in units of
-the latter. These contain what the monitor does in a thread; the table has them beside the steps of a run without a
-monitor, before and after, which vary by several percent. Memory is the peak of allocations on the GPU: that of a
-measured step beyond that of a plain step, relative to the latter.
+Batches of 8 sequences of 512 tokens under bfloat16 autocast, with SGD and with AdamW. The monitor measures at every 20
+steps, and every step is timed until the device has finished it. A plain step is the median of the last ten steps of all
+rounds; a measurement costs the sum, over the first ten steps of a round, of the difference between the median at that
+place and a plain step. It thus includes what the monitor completes after the measured step. Between measurements there
+are no hooks. The standard error of the cost is that of rounds drawn with replacement. Memory is the peak of allocations
+on the GPU: that of a measured step beyond that of a plain step, relative to the latter.
 """
 
 import gc
 import json
-import statistics
 import sys
 import time
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
 
 from benchmarks.harness import in_words, save
 
@@ -29,7 +31,8 @@ SIZES = {
 """Vocabulary, width, width of the MLP, layers, heads and key heads of each Llama."""
 STEPS, MEMORY, EVERY_50 = 1.5, 0.4, 0.03
 """Bars: a measurement in plain steps, its memory relative to the peak of a plain step, its share at every 50 steps."""
-EVERY = 10
+EVERY, AFTER = 20, 10
+"""Steps between measurements, and those of them that may contain work of the monitor."""
 OPTIMISERS: dict[str, tuple[str, dict[str, Any]]] = {
     "SGD": ("SGD", {"lr": 1e-3}),
     "AdamW": ("AdamW", {"lr": 1e-4, "weight_decay": 0.1, "fused": True}),
@@ -73,7 +76,7 @@ def symmetries_of(torch: Any, model: Any) -> Any:
 
 
 class Training:
-    """A model in training; `step()` is one step, and `seconds()` its duration on the device."""
+    """A model in training."""
 
     def __init__(self, torch: Any, model: Any, batch: Any, loss: Callable, optimiser: str):
         kind, settings = OPTIMISERS[optimiser]
@@ -86,16 +89,17 @@ class Training:
         self.loss(self.model, self.batch).backward()
         self.optimizer.step()
 
-    def _wait(self) -> None:
-        if self.cuda:
-            self.torch.cuda.synchronize()
-
     def seconds(self) -> float:
+        """Return the time of a step on the device."""
         self._wait()
         began = time.perf_counter()
         self.step()
         self._wait()
         return time.perf_counter() - began
+
+    def _wait(self) -> None:
+        if self.cuda:
+            self.torch.cuda.synchronize()
 
     def peak(self) -> int:
         """Return the largest number of bytes allocated in one step."""
@@ -107,7 +111,13 @@ class Training:
         return self.torch.cuda.max_memory_allocated()
 
 
-def measure(torch: Any, size: str, optimiser: str, device: str = "cuda", rounds: int = 6) -> dict[str, Any]:
+def cost_of(rounds: np.ndarray) -> tuple[float, float]:
+    """Return the seconds of a plain step, and the cost of a measurement in plain steps, from (rounds, `EVERY`)."""
+    plain = float(np.median(rounds[:, AFTER:]))
+    return plain, float((np.median(rounds[:, :AFTER], 0) - plain).sum() / plain)
+
+
+def measure(torch: Any, size: str, optimiser: str, device: str = "cuda", rounds: int = 20) -> dict[str, Any]:
     """Return the cost of a measurement in seconds, plain steps and memory."""
     from undertow.torch import NoiseMonitor
 
@@ -117,7 +127,6 @@ def measure(torch: Any, size: str, optimiser: str, device: str = "cuda", rounds:
     for _ in range(3):
         run.step()
     plain_peak = run.peak()
-    plain = [run.seconds() for _ in range(15)]
     with NoiseMonitor(model, symmetries, every=1):
         for _ in range(2):
             run.step()
@@ -125,18 +134,16 @@ def measure(torch: Any, size: str, optimiser: str, device: str = "cuda", rounds:
     with NoiseMonitor(model, symmetries, every=EVERY) as monitor:
         for _ in range(EVERY):  # chooses algorithms and statistics
             run.step()
-        steps = [run.seconds() for _ in range(EVERY * rounds)]
-    plain += [run.seconds() for _ in range(15)]
-    one, measured = statistics.median(plain), statistics.median(steps[::EVERY])
-    between = statistics.median(seconds for k, seconds in enumerate(steps) if k % EVERY)
-    cost = (measured - between) / between
+        times = np.array([[run.seconds() for _ in range(EVERY)] for _ in range(rounds)])
+    plain, cost = cost_of(times)
+    draws = np.random.default_rng(0).integers(rounds, size=(200, rounds))
     return {
         "parameters": sum(p.numel() for p in model.parameters()),
         "symmetries": len(symmetries),
-        "plain_seconds": one,
-        "measured_seconds": measured,
-        "between_seconds": between,
+        "plain_seconds": plain,
+        "measured_seconds": float(np.median(times[:, 0])),
         "steps": cost,
+        "standard_error": float(np.std([cost_of(times[own])[1] for own in draws])),
         "every_50": cost / 50,
         "memory": peak / plain_peak - 1,
         "plain_gibibytes": plain_peak / 2**30,
@@ -154,10 +161,14 @@ def main(*sizes: str, device: str = "cuda") -> list[tuple[str, str, str]]:
             result = measure(torch, size, optimiser, device)
             facts[f"{size}, {optimiser}"] = result
             print(size, optimiser, json.dumps(result), flush=True)
+            cost = f"{result['steps']:.2f} +- {result['standard_error']:.2f}"
             rows += [
                 (f"Llama {size}, {optimiser}: plain step", in_words(result["plain_seconds"]), ""),
-                ("step between measurements", in_words(result["between_seconds"]), ""),
-                ("one measurement, in plain steps", f"{result['steps']:.2f}", f"<= {STEPS:g}"),
+                (
+                    "one measurement, in plain steps",
+                    f"{result['steps']:.2f} +- {result['standard_error']:.2f}",
+                    f"<= {STEPS:g}",
+                ),
                 ("memory beyond a plain step", f"{result['memory']:.0%}", f"< {MEMORY:.0%}"),
                 ("measured at every 50 steps", f"{result['every_50']:+.1%}", f"< {EVERY_50:.0%}"),
             ]

@@ -9,10 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import numpy as np
 import torch
 from torch import nn
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from undertow import _validate as validate
 from undertow._calls import checked_call
@@ -21,19 +19,20 @@ from undertow.torch._inputs import check_model
 from undertow.torch._renamed import Renamed
 from undertow.torch.census.census import Census
 from undertow.torch.monitor import output, plots, ranks
-from undertow.torch.monitor.consistency import NOT_FINITE, compare_gradients
+from undertow.torch.monitor.consistency import compare_gradients
 from undertow.torch.monitor.curvature_scale import MetricCurvature, fill_regime, metric_curvature, paused
 from undertow.torch.monitor.hooks import GradientRecorder
-from undertow.torch.monitor.noise_scale import NoiseScales, gradient_power
-from undertow.torch.monitor.optimizers import OptimizerTracker
+from undertow.torch.monitor.noise_scale import NoiseScales
+from undertow.torch.monitor.optimizers import OptimizerTracker, StepArguments, call_before_steps
 from undertow.torch.monitor.output import Writer
 from undertow.torch.monitor.reading import COLUMNS, Reading, Row
 from undertow.torch.monitor.reading_queue import ReadingQueue
 from undertow.torch.monitor.report import write_report
 from undertow.torch.monitor.settings import SGD, StepRule
 from undertow.torch.monitor.statistics import ShapeKey
+from undertow.torch.monitor.step_result import StepResult, read_result
 from undertow.torch.monitor.symmetry_meter import SymmetryMeter, validate_census
-from undertow.torch.monitor.tensors import to_numpy
+from undertow.torch.monitor.tensors import HostCopy
 from undertow.torch.monitor.verdict import TOLERANCE, Verdict, verdicts
 
 if TYPE_CHECKING:
@@ -44,8 +43,6 @@ __all__ = ["COLUMNS", "NoiseMonitor", "Reading"]
 
 _RulesOf = Callable[[], dict[str, StepRule]]
 """Returns how each parameter is stepped."""
-StepArguments = tuple[tuple, dict[str, object]]
-"""Arguments of the `step()` of an optimiser."""
 MOST_ROWS = 100_000  # about 100 MB
 
 
@@ -148,9 +145,8 @@ class NoiseMonitor:
         self.steps = 0
         """Number of steps of the optimiser so far."""
         self._last: tuple[Reading, ...] = ()
-        self._unread: ReadingQueue[tuple[Reading, ...]] = ReadingQueue()
-        self.skipped: deque[tuple[int, str]] = deque(maxlen=keep)
-        """Steps that could not be measured, each with the reason."""
+        self._unread: ReadingQueue[tuple[int, bool], StepResult] = ReadingQueue()
+        self._skipped: deque[tuple[int, str]] = deque(maxlen=keep)
         self._rows: deque[list[Row]] = deque(maxlen=min(keep, max(1, MOST_ROWS // max(1, len(self.census)))))
         self._measured = False
         self._warned: set[str] = set()
@@ -158,8 +154,7 @@ class NoiseMonitor:
         self._recorder = GradientRecorder(
             self.model, self._meter.requests, batch_axis, optional=self._meter.optional(self.model)
         )
-        self.noise_scale = NoiseScales(window, {symmetry.name: symmetry.parameters for symmetry in self.census})
-        """The gradient noise scale in total, by layer and by symmetry."""
+        self._noise_scale = NoiseScales(window, {symmetry.name: symmetry.parameters for symmetry in self.census})
         self.curvature: MetricCurvature | None = None
         """The curvature in the metric of Adam, by `measure_curvature`."""
         self._sharded = sharded
@@ -167,7 +162,7 @@ class NoiseMonitor:
         self._optimizers = OptimizerTracker(self._recorder.parameters)
         self._writer, self._owns_writer = output.open_writer(writer)
         self._recorder.attach()
-        self._release = weakref.finalize(self, _release, _follow_optimizers(self), self._recorder)
+        self._release = weakref.finalize(self, _release, call_before_steps(self._before_step), self._recorder)
         self._release.atexit = False
 
     ways = Renamed("algorithms")
@@ -182,6 +177,18 @@ class NoiseMonitor:
         """The newest measurement, one reading per symmetry."""
         self._collect(wait=True)
         return self._last
+
+    @property
+    def noise_scale(self) -> NoiseScales:
+        """The gradient noise scale in total, by layer and by symmetry."""
+        self._collect(wait=True)
+        return self._noise_scale
+
+    @property
+    def skipped(self) -> deque[tuple[int, str]]:
+        """Steps that could not be measured, each with the reason."""
+        self._collect(wait=True)
+        return self._skipped
 
     def _measurements(self) -> list[list[Row]]:
         """Return the rows of all measurements."""
@@ -264,76 +271,72 @@ class NoiseMonitor:
 
     def _measure(self, step: int, rules: dict[str, StepRule]) -> None:
         """Measure a step. After the first measurement no error may stop the training."""
+        scaled = any(rule.grad_scale is not None for rule in rules.values())
         cause: Exception | None = None
         try:
-            problem = self._try_to_measure(step, rules)
+            result = self._try_to_measure(step, rules, scaled)
         except Exception as error:
-            cause, problem = error, f"{type(error).__name__}: {error}"
-        if problem is None:
-            self._measured = True
+            cause, result = error, StepResult(f"{type(error).__name__}: {error}")
+        if result is None:
             return
-        # a fused optimiser leaves out the steps of a gradient scaler itself
-        expected = problem == NOT_FINITE and any(rule.grad_scale is not None for rule in rules.values())
-        if not self._measured and not expected and self._on_error == "raise":
+        problem, expected = result.problem, result.expected(scaled=scaled)
+        if problem is not None and not self._measured and not expected and self._on_error == "raise":
             raise RuntimeError(f"`NoiseMonitor` at step {step}: {problem}.") from cause
-        self._skip(step, problem, warn=not expected)
+        self._keep(step, result, scaled)
 
-    def _skip(self, step: int, problem: str, *, warn: bool = True) -> None:
+    def _skip(self, step: int, problem: str, *, warn: bool) -> None:
         """Keep the reason why a step has no measurement, with one warning for each kind of reason."""
-        self.skipped.append((step, problem))
+        self._skipped.append((step, problem))
         kind = re.sub(r"[\d.]+", "", problem)
         if kind not in self._warned and warn:
             self._warned.add(kind)
             warnings.warn(f"`NoiseMonitor` has no measurement of step {step}: {problem}.", stacklevel=2)
 
     def _collect(self, *, wait: bool) -> None:
-        """Keep the readings that the thread has completed, or wait for all of them."""
-        for step, result in self._unread.take(wait=wait):
+        """Keep the results that the thread has completed, or wait for all of them."""
+        for (step, scaled), result in self._unread.take(wait=wait):
             if isinstance(result, Exception):
-                self._skip(step, f"{type(result).__name__}: {result}")
-            else:
-                self._keep(step, result)
+                result = StepResult(f"{type(result).__name__}: {result}")
+            self._keep(step, result, scaled)
 
-    def _keep(self, step: int, readings: tuple[Reading, ...]) -> None:
-        self._last = readings
-        rows = [reading.row for reading in readings]
+    def _keep(self, step: int, result: StepResult, scaled: bool) -> None:
+        if result.power is None:
+            self._skip(step, str(result.problem), warn=not result.expected(scaled=scaled))
+            return
+        self._measured = True
+        self._recorder.uncovered |= result.unmatched
+        self._noise_scale.add(result.power, {**self._recorder.uncovered, **result.not_separable})
+        self._last = result.readings
+        rows = [reading.row for reading in result.readings]
         if self.curvature is not None:
             fill_regime(rows, self.curvature)
         self._rows.append(rows)
         if self._writer is not None:
-            output.log_measurement(self._writer, rows, self.noise_scale, step)
+            output.log_measurement(self._writer, rows, self._noise_scale, step)
 
-    def _try_to_measure(self, step: int, rules: dict[str, StepRule]) -> str | None:
-        """Measure a step; return why it could not be measured, None if it was."""
+    def _try_to_measure(self, step: int, rules: dict[str, StepRule], scaled: bool) -> StepResult | None:
+        """Measure a step; return its result, or None if a thread completes it while training goes on."""
         recorder = self._recorder
         sums, problem = recorder.take()
         if self._distributed:
             sums, problem = ranks.sum_over_ranks(sums, problem, recorder.requests, recorder.uncovered)
         if problem is not None:
-            return problem
+            return StepResult(problem)
         covered = ranks.Selected(self._parameters, [n for n in recorder.parameters if n not in recorder.uncovered])
         comparison = compare_gradients(sums, covered, recorder.requests, recorder.required)
         if isinstance(comparison, str):
-            return comparison
+            return StepResult(comparison)
         if self._sharded:
             rules = {name: ranks.whole_state(rule) for name, rule in rules.items()}
         measured = self._meter.measure(sums, self._parameters, rules, comparison)
-        (values,) = to_numpy([torch.cat([comparison.numbers, measured.numbers])])  # the only transfer
-        ahead, numbers = np.split(values, [len(comparison.numbers)])
-        compared = comparison.read(ahead)
-        if compared.problem is not None:
-            return compared.problem
-        recorder.uncovered |= compared.unmatched
-        power = gradient_power(step, compared.samples, compared.second, compared.square)
-        self.noise_scale.add(power, {**recorder.uncovered, **sums.not_separable})
-        read = functools.partial(measured.read, numbers, step, compared.samples)
-        if measured.waits:
-            self._unread.submit(step, read)
-        else:
-            self._collect(wait=True)
-            self._keep(step, read())
+        numbers = HostCopy(torch.cat([comparison.numbers, measured.numbers]))  # the only transfer
         if self._meter.choose_requests(measured):
             recorder.record(self._meter.requests, self._meter.optional(self.model))
+        read = functools.partial(read_result, step, comparison, measured, numbers)
+        if not (self._measured and numbers.waits):
+            self._collect(wait=True)
+            return read()
+        self._unread.submit((step, scaled), read)
         return None
 
     def to_csv(self, path: str | Path) -> None:
@@ -382,17 +385,6 @@ class NoiseMonitor:
     def _check_measured(self, method: str) -> None:
         if not self._measured:
             raise ValueError(f"`NoiseMonitor.{method}()`: nothing was measured yet; train a step first.")
-
-
-def _follow_optimizers(monitor: NoiseMonitor) -> torch.utils.hooks.RemovableHandle:
-    """Call a monitor before the steps of all optimisers."""
-    weak = weakref.ref(monitor)  # the global registry of optimiser hooks must not keep a monitor alive
-
-    def before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, object]) -> StepArguments | None:
-        monitor = weak()
-        return None if monitor is None else monitor._before_step(optimizer, args, kwargs)
-
-    return register_optimizer_step_pre_hook(before_step)
 
 
 def _release(handle: torch.utils.hooks.RemovableHandle, recorder: GradientRecorder) -> None:

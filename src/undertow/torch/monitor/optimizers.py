@@ -1,14 +1,31 @@
 """The optimisers that step the parameters of a model, and which of them counts the steps."""
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from undertow.torch.monitor.settings import StepRule, optimizer_rules
 
-__all__ = ["OptimizerTracker"]
+__all__ = ["OptimizerTracker", "StepArguments", "call_before_steps"]
+
+StepArguments = tuple[tuple, dict[str, object]]
+"""Arguments of the `step()` of an optimiser."""
+
+
+def call_before_steps(
+    method: Callable[[torch.optim.Optimizer, tuple, dict[str, object]], StepArguments | None],
+) -> torch.utils.hooks.RemovableHandle:
+    """Call a method before the steps of all optimisers, as long as its object exists."""
+    weak = weakref.WeakMethod(method)  # the global registry of hooks must not keep the object alive
+
+    def before_step(optimizer: torch.optim.Optimizer, args: tuple, kwargs: dict[str, object]) -> StepArguments | None:
+        method = weak()
+        return None if method is None else method(optimizer, args, kwargs)
+
+    return register_optimizer_step_pre_hook(before_step)
 
 
 class OptimizerTracker:

@@ -52,6 +52,12 @@ class StepRule:
             return None
         return (state["exp_avg_sq"] / (1 - self.betas[1] ** float(state["step"]))).sqrt() + self.eps
 
+    def with_state(self, state: Mapping[str, Tensor]) -> "StepRule":
+        """Return the rule with another state: `dataclasses.replace`, which takes long for thousands of parameters."""
+        rule = object.__new__(StepRule)
+        rule.__dict__.update(self.__dict__, state=state)
+        return rule
+
     @property
     def shared(self) -> tuple:
         """What parameters must have in common to be computed together."""
@@ -79,7 +85,7 @@ def optimizer_rules(
 def _with_state(rule: StepRule, state: Mapping[str, object]) -> StepRule:
     if rule.kind == UNKNOWN:
         return rule
-    return replace(rule, state={key: value for key, value in state.items() if isinstance(value, Tensor)})
+    return rule.with_state({key: value for key, value in state.items() if isinstance(value, Tensor)})
 
 
 def _rule(optimizer: torch.optim.Optimizer, group: dict) -> StepRule:

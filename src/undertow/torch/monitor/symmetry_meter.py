@@ -46,11 +46,6 @@ class MeasuredStep(NamedTuple):
     not_separable: Mapping[str, str] = MappingProxyType({})
     """Parameters whose noise is not known, with the reason."""
 
-    @property
-    def waits(self) -> bool:
-        """Whether a thread reads the numbers while training goes on: a GL under SGD on a GPU needs eigenvalues."""
-        return self.numbers.is_cuda and self.measurement is not None and bool(self.measurement.blocks)
-
     def read(self, values: np.ndarray, step: int, samples: int) -> tuple[Reading, ...]:
         """Return one reading per symmetry, from `numbers` on the host."""
         if self.plan is None or self.entries is None or self.measurement is None:

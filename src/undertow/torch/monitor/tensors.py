@@ -7,7 +7,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["at_least_single", "detached", "flattened", "joined", "number_table", "on_device", "tensors_in", "to_numpy"]
+__all__ = [
+    "HostCopy", "at_least_single", "detached", "flattened", "joined", "number_table", "on_device", "tensors_in",
+    "to_numpy",
+]  # fmt: skip
+
+
+class HostCopy:
+    """A copy of a tensor on the host, in double precision; the host does not wait for a GPU until it reads it."""
+
+    def __init__(self, x: Tensor):
+        self.waits = x.is_cuda
+        """Whether the copy may still be under way."""
+        self._values = x.double().to("cpu", non_blocking=True)
+        self._copied = torch.cuda.Event() if self.waits else None
+        if self._copied is not None:
+            self._copied.record(torch.cuda.current_stream(x.device))
+
+    def numpy(self) -> np.ndarray:
+        """Return the values, after they have arrived."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        return self._values.numpy()
 
 
 def to_numpy(tensors: Sequence[Tensor]) -> list[np.ndarray]:
