@@ -20,7 +20,7 @@ class HostCopy:
         self.waits = x.is_cuda
         """Whether the copy may still be under way."""
         self._values = x.double().to("cpu", non_blocking=True)
-        self._copied = torch.cuda.Event() if self.waits else None
+        self._copied = torch.cuda.Event(blocking=True) if self.waits else None
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(x.device))
 
