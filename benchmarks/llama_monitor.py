@@ -3,8 +3,8 @@
     python -m benchmarks.llama_monitor
 
 Batches of 8 sequences of 512 tokens under bfloat16 autocast, with SGD and with AdamW. The monitor measures at every 20
-steps, and every step is timed until the device has finished it. A plain step is the median of the last ten steps of all
-rounds; a measurement costs the sum, over the first ten steps of a round, of the difference between the median at that
+steps, and every step is timed until the device has finished it. A plain step is the median of the last 15 steps of all
+rounds; a measurement costs the sum, over the first five steps of a round, of the difference between the median at that
 place and a plain step. It thus includes what the monitor completes after the measured step. Between measurements there
 are no hooks. The standard error of the cost is that of rounds drawn with replacement. Memory is the peak of allocations
 on the GPU: that of a measured step beyond that of a plain step, relative to the latter.
@@ -31,7 +31,7 @@ SIZES = {
 """Vocabulary, width, width of the MLP, layers, heads and key heads of each Llama."""
 STEPS, MEMORY, EVERY_50 = 1.5, 0.4, 0.03
 """Bars: a measurement in plain steps, its memory relative to the peak of a plain step, its share at every 50 steps."""
-EVERY, AFTER = 20, 10
+EVERY, AFTER = 20, 5
 """Steps between measurements, and those of them that may contain work of the monitor."""
 OPTIMISERS: dict[str, tuple[str, dict[str, Any]]] = {
     "SGD": ("SGD", {"lr": 1e-3}),

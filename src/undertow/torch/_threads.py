@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import torch
 from threadpoolctl import ThreadpoolController
 
-__all__ = ["one_thread", "single_threaded"]
+__all__ = ["limit_calling_thread", "one_thread", "single_threaded"]
 
 
 @functools.cache
@@ -35,3 +35,9 @@ def single_threaded() -> Generator[None]:
             yield
     finally:
         torch.set_num_threads(threads)
+
+
+def limit_calling_thread() -> None:
+    """Let the thread that calls this run PyTorch on one core; OpenMP counts by the thread that starts the work."""
+    torch.get_num_threads()  # the first call of a thread sets its number to that of the process
+    _libraries().limit(limits=1, user_api="openmp")

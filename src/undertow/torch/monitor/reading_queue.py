@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
+from undertow.torch._threads import limit_calling_thread
+
 __all__ = ["ReadingQueue"]
 
 Label = TypeVar("Label")
@@ -33,7 +35,7 @@ class ReadingQueue(Generic[Label, Result]):
     def submit(self, label: Label, function: Callable[[], Result]) -> None:
         """Add a function; `take` returns its result with the label."""
         if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="undertow")
+            self._pool = ThreadPoolExecutor(1, thread_name_prefix="undertow", initializer=limit_calling_thread)
         self._waiting.append((label, self._pool.submit(function)))
 
     def take(self, *, wait: bool) -> Iterator[tuple[Label, Result | Exception]]:
