@@ -236,7 +236,9 @@ class Cluster:
         try:
             import distributed
         except ImportError:
-            raise WorkersUnreachableError("--on needs Dask: pip install 'undertow[cluster]'.") from None
+            raise WorkersUnreachableError(
+                f"{address}: a cluster needs Dask; install it with `pip install 'undertow[cluster]'`."
+            ) from None
         self.address = address
         if not address.strip():
             raise WorkersUnreachableError("--on '': give the address of a Dask scheduler, such as tcp://10.0.0.1:8786.")
