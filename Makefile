@@ -116,7 +116,7 @@ docs: .venv/.done-docs browser ## run every code block of the documentation and 
 	@echo "site/index.html"
 
 docs-version: .venv/.done-docs ## build the documentation of this version on the local branch gh-pages, with the alias latest
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases \
+	DOCS_VERSIONS=mike NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases \
 	  $$($(BIN)/python -c 'import undertow; print(undertow.__version__)') latest
 	$(BIN)/mike set-default latest
 
