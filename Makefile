@@ -116,9 +116,9 @@ docs: .venv/.done-docs browser ## run every code block of the documentation and 
 	@echo "site/index.html"
 
 docs-version: .venv/.done-docs ## build the documentation of this version on the local branch gh-pages, with the alias latest
-	DOCS_VERSIONS=mike NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases \
-	  $$($(BIN)/python -c 'import undertow; print(undertow.__version__)') latest
-	$(BIN)/mike set-default latest
+	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=. DOCS_VERSIONS=mike NO_MKDOCS_2_WARNING=1 sh -ec ' \
+	  mike deploy --update-aliases "$$(python -c "import undertow; print(undertow.__version__)")" latest; \
+	  mike set-default latest'
 
 gallery: verify ## run every claim at the smallest scale and write the figures to docs/gallery
 	$(BIN)/python -m docs.gallery undertow-report
