@@ -23,6 +23,8 @@ CLAIMS = (
     "momentum-effective-step",
 )
 """At least one claim of each pack, among those with the least seconds in docs/gallery/results.json."""
+DROPPED = ("PYTHONPATH", "VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE")
+"""Variables of the environment that would lead back to the clone, or make every process start seconds later."""
 IMPORTS = """
 import importlib, pkgutil, undertow
 names = [m.name for m in pkgutil.walk_packages(undertow.__path__, "undertow.", onerror=lambda name: None)]
@@ -43,7 +45,7 @@ print(f"undertow {undertow.__version__}: {len(names) - len(refused)} modules, wi
 
 def run(*command: str | Path, cwd: Path) -> str:
     """Run a command outside the clone, and return what it prints; raise if it fails."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environment = {name: value for name, value in os.environ.items() if name not in DROPPED}
     done = subprocess.run(
         command, cwd=cwd, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
@@ -59,10 +61,10 @@ def main() -> None:
     begin = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
-        venv.create(home / "venv", with_pip=True)
+        venv.create(home / "venv")
         binaries = home / "venv" / ("Scripts" if os.name == "nt" else "bin")
-        install = ("-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check")
-        run(binaries / "python", *install, "-c", ROOT / "constraints.txt", wheel, cwd=home)
+        pip = (sys.executable, "-m", "pip", "--python", binaries / "python", "--disable-pip-version-check")
+        run(*pip, "install", "--quiet", "--no-compile", "-c", ROOT / "constraints.txt", wheel, cwd=home)
         where = run(binaries / "python", "-c", "import undertow; print(undertow.__file__)", cwd=home)
         assert Path(where.strip()).is_relative_to(home.resolve()), where
         print(f"installed in {time.perf_counter() - begin:.0f} s", flush=True)
