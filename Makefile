@@ -14,10 +14,10 @@ EXPLORE := tests/explore/test_averaged.py tests/explore/test_balance.py tests/ex
 	tests/explore/test_phases.py tests/explore/test_label_noise.py tests/explore/test_explorer_in_chromium.py
 QUICK := XLA_FLAGS="--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 
-.PHONY: help setup lock verify check lint types test test-torch test-torch-all test-integrations test-report test-explore explore test-all browser faults mutants bench docs gallery clean
+.PHONY: help setup lock verify check lint types test test-torch test-torch-all test-integrations test-report test-explore explore test-all browser faults mutants bench docs docs-version gallery dist test-wheel test-wheel-all clean
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 20
 
 setup: .venv/.done ## create a virtual environment in .venv with undertow and its test tools
 
@@ -115,9 +115,25 @@ docs: .venv/.done-docs browser ## run every code block of the documentation and 
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "site/index.html"
 
+docs-version: .venv/.done-docs ## build the documentation of this version on the local branch gh-pages, with the alias latest
+	PATH="$(CURDIR)/$(BIN):$$PATH" PYTHONPATH=. DOCS_VERSIONS=mike NO_MKDOCS_2_WARNING=1 sh -ec ' \
+	  mike deploy --update-aliases "$$(python -c "import undertow; print(undertow.__version__)")" latest; \
+	  mike set-default latest'
+
 gallery: verify ## run every claim at the smallest scale and write the figures to docs/gallery
 	$(BIN)/python -m docs.gallery undertow-report
 
-clean: ## remove .venv and the caches of tools
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis site
+dist: .venv/.done-release ## build the wheel and the source distribution in dist/ and check them with twine
+	@rm -rf dist
+	$(BIN)/python -m build --no-isolation
+	$(BIN)/twine check --strict dist/*
+
+test-wheel: dist ## install the wheel in a fresh environment outside the clone and verify five cheap claims there
+	$(BIN)/python .ci/wheel.py dist/*.whl
+
+test-wheel-all: dist ## test-wheel with every claim
+	$(BIN)/python .ci/wheel.py dist/*.whl --all
+
+clean: ## remove .venv, the caches of tools, site/ and dist/
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis site dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

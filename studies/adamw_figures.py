@@ -11,6 +11,13 @@ if TYPE_CHECKING:
 __all__ = ["elapsed_time", "figures", "find", "setting", "values_of"]
 
 PANELS = {"digits": ("ReLU network", "convolutions", "ViT"), "text": ("Llama", "GPT-2", "LoRA")}
+SIDES = {
+    "gains": "norm gains / next layer",
+    "QK": "queries / keys",
+    "OV": "values / outputs",
+    "up/down": "MLP up / down",
+}
+"""The two sides of a symmetry of a Llama."""
 ORDER = ("blue", "red", "green", "purple", "grey")
 
 
@@ -67,6 +74,29 @@ def _scatter(networks: dict[str, Any], names: Sequence[str]) -> "Figure":
     return figure
 
 
+def _ratios(facts: dict[str, Any]) -> "Figure":
+    """Draw the measured ratios of a transformer against those that the formulas for AdamW and for SGD predict."""
+    from undertow.figures.style import COLOURS, new_figure
+
+    row = next(r for r in facts["settings"] if "scatter" in r and r["adaptive"])
+    scatter = {key: values_of(values) for key, values in row["scatter"].items()}
+    measured = np.exp(scatter["measured"])
+    figure, panels = new_figure(2, width=4.4, height=4.0)
+    for axes, key, title in zip(panels, ("adamw", "sgd"), ("AdamW", "SGD"), strict=True):
+        axes.plot(ends := [measured.min() / 1.3, measured.max() * 1.3], ends, color=COLOURS["grey"], lw=1)
+        for place, family in enumerate(facts["families"]):
+            mine = scatter["family"] == place
+            axes.plot(np.exp(scatter[key][mine]), measured[mine], ".", ms=3.5, color=COLOURS[ORDER[place % 5]],
+                      label=SIDES.get(family, family))  # fmt: skip
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_title(f"theory for {title}")
+        axes.set_xlabel("predicted ratio of norms")
+    panels[0].set_ylabel("measured after training with AdamW")
+    panels[0].legend()
+    return figure
+
+
 def _time(networks: dict[str, Any], names: Sequence[str], decays: Sequence[float], b2: float) -> "Figure":
     from undertow.figures.style import COLOURS, new_figure
 
@@ -114,6 +144,8 @@ def figures(facts: dict[str, Any]) -> "dict[str, Figure]":
     scale, networks = facts["scale"], facts["networks"]
     decays, b2s = scale["weight_decays"], scale["b2s"]
     drawn = {"adamw-schedules": _schedules(networks, decays[len(decays) // 2], b2s[len(b2s) // 2])}
+    if "Llama" in networks:
+        drawn["adamw-ratios"] = _ratios(networks["Llama"])
     for group, names in PANELS.items():
         present = [name for name in names if name in networks]
         drawn[f"adamw-generators-{group}"] = _scatter(networks, present)

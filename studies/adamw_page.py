@@ -190,6 +190,13 @@ def _conclusions(networks: dict[str, Any], decay: float, b2s: Sequence[float]) -
 - **Distance and loss.** The distance does not say which weight decay has the least loss (last table)."""
 
 
+def _first_figure(networks: dict[str, Any]) -> str:
+    """Return the figure of the Llama alone, if it was trained, with a blank line after it."""
+    if "Llama" not in networks:
+        return ""
+    return "![Ratios of norms in a Llama: measured, and predicted for AdamW and for SGD](adamw-ratios.svg)\n\n"
+
+
 def page(facts: dict[str, Any]) -> str:
     """Return the page of the study, from its results."""
     networks, scale, made = facts["networks"], facts["scale"], facts["made"]
@@ -220,7 +227,7 @@ by about 10 %. No correction for a finite 1 − b2 is applied.
 {_counts(networks)}
 {_conclusions(networks, decay, b2s)}
 
-![Predicted and measured log ratios of norms, digits](adamw-generators-digits.svg)
+{_first_figure(networks)}![Predicted and measured log ratios of norms, digits](adamw-generators-digits.svg)
 
 ![Predicted and measured log ratios of norms, text](adamw-generators-text.svg)
 

@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from undertow.verification import claims
 from undertow.verification.errata import expected
 
@@ -51,3 +53,29 @@ def test_the_stated_speed_is_the_measured_speed():
     from benchmarks.readme import section
 
     assert section() in TEXT
+
+
+def test_links_and_images_exist():
+    targets = re.findall(r"\]\(([^)#]+)", TEXT)
+    assert len(targets) >= 20
+    for target in targets:
+        assert target.startswith("https://arxiv.org/") or (ROOT / target).is_file(), target
+
+
+def test_the_overview_is_short():
+    (table,) = re.findall(r"\| task \| name \|\n\|---\|---\|\n((?:\|.*\n)+)", TEXT)
+    assert len(table.splitlines()) <= 15
+
+
+def test_the_numbers_below_the_first_figure_are_those_of_the_study():
+    from studies.adamw_figures import setting, values_of
+    from studies.results import load
+
+    llama = load("adamw")["networks"]["Llama"]
+    scatter = {key: values_of(values) for key, values in setting(llama, 0.1, 0.999)["scatter"].items()}
+    measured, error = np.exp(scatter["measured"]), np.abs(np.expm1(scatter["adamw"] - scatter["measured"]))
+    caption = TEXT[TEXT.index("adamw-ratios.svg") : TEXT.index("## Install")].replace("\n", " ")
+    assert f"Each of the {len(measured)} points" in caption
+    assert f"after {llama['steps']:,} steps, from {measured.min():.1g} to {measured.max():.0f}." in caption
+    assert f"median error of {100 * np.median(error):.0f} %" in caption
+    assert np.all(np.round(np.exp(scatter["sgd"]), 2) == 1)

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from undertow.symmetry.search import find_symmetries
     from undertow.trajectory import Trajectory
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "AbstractNoise": "noise.base",

@@ -145,3 +145,12 @@ def test_a_worker_with_other_code_runs_nothing():
     assert _with_same_code(fingerprint(), abs, -2) == 2
     with pytest.raises(WorkerVersionError, match=r"has another version of undertow, or of a package"):
         _with_same_code(code, abs, -2)
+
+
+def test_a_worker_runs_the_finalizers_of_its_locks(tmp_path):
+    """Python 3.13 runs them at exit; a worker that ends before them leaks semaphores, and Python warns."""
+    note = tmp_path / "finalized"
+    code = f"from multiprocessing.util import Finalize; Finalize(None, open, ({str(note)!r}, 'w'), exitpriority=0)"
+    with processes(1) as executor:
+        executor.submit(exec, code).result()
+    assert note.exists()

@@ -150,7 +150,10 @@ def test_the_study_of_adamw_runs_from_a_file_and_writes_its_page(tmp_path):
     weights = np.array(facts["networks"]["Llama"]["generators"]) / sum(facts["networks"]["Llama"]["generators"])
     np.testing.assert_allclose(weights @ families, np.array(row["rms"]["adamw"]) ** 2, rtol=1e-4)
     assert "# Where does AdamW" in adamw_page.page(facts)
-    assert len(adamw_figures.figures(facts)) == 5
+    drawn = adamw_figures.figures(facts)
+    assert len(drawn) == 6
+    first, second = drawn["adamw-ratios"].axes
+    assert first.get_ylim() == second.get_ylim()
 
 
 def test_the_study_of_starts_runs_and_writes_its_page(tmp_path):

@@ -4,11 +4,11 @@ All of them submit tasks to a `concurrent.futures.Executor`, have a number of ta
 workers that died or hang.
 """
 
-import atexit
 import multiprocessing
 import os
 import signal
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.util import Finalize
 
 from undertow.execution.provenance import fingerprint
 from undertow.execution.settings import configure
@@ -89,7 +90,15 @@ def _start_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     end_with_parent()
     configure()
-    atexit.register(os._exit, 0)  # results are stored; JAX would need seconds to free its programs
+    # after all other finalizers: Python 3.13 runs them at exit, and those of semaphores must run
+    Finalize(None, _exit_at_once, exitpriority=-1000)
+
+
+def _exit_at_once() -> None:
+    """End this process. Results are stored, and JAX would need seconds to free its programs."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def end_with_parent() -> None:
@@ -227,7 +236,9 @@ class Cluster:
         try:
             import distributed
         except ImportError:
-            raise WorkersUnreachableError("--on needs Dask: pip install 'undertow[cluster]'.") from None
+            raise WorkersUnreachableError(
+                f"{address}: a cluster needs Dask; install it with `pip install 'undertow[cluster]'`."
+            ) from None
         self.address = address
         if not address.strip():
             raise WorkersUnreachableError("--on '': give the address of a Dask scheduler, such as tcp://10.0.0.1:8786.")
