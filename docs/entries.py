@@ -10,6 +10,7 @@ from typing import Any
 from griffe import (
     Attribute,
     Class,
+    Docstring,
     Expr,
     ExprCall,
     ExprKeyword,
@@ -22,7 +23,7 @@ from griffe import (
     Parameters,
 )
 
-from docs.reference import PAGES, places
+from docs.reference import PAGES, names, places
 from docs.setting import docstring, words
 
 __all__ = ["Entries"]
@@ -40,46 +41,38 @@ class Entries(Extension):
             attr.labels.discard("instance-attribute")
 
     def on_package(self, *, pkg: Module, **_: Any) -> None:
-        """Change the objects of the package once it is loaded."""
-        objects = list(_objects(pkg))
-        written = {obj.path for obj in objects if isinstance(obj, Function) and obj.name == "__init__" and obj.lineno}
-        for obj in objects:
-            if isinstance(obj, Class):
-                _set_constructor(obj, written)
-        imports = {obj.path: f"```python\nfrom {home} import {obj.name}\n```\n\n" for obj, home in _selected(pkg)}
+        """Change the objects that have an entry once the package is loaded."""
         general, torch = places("symmetry"), places("torch")
-        for obj in objects:
-            table = _field_table(obj) if isinstance(obj, Class) else ""
-            if obj.docstring is not None:
-                paths = torch if "torch" in obj.path.split(".")[1:-1] else general
-                own = {parameter.name for parameter in obj.parameters} if isinstance(obj, Function) else set()
-                text = _linked(docstring(obj.docstring.value) + table, {n: p for n, p in paths.items() if n not in own})
-                obj.docstring.value = imports.get(obj.path, "") + text
+        for root, home in _entries(pkg):
+            if isinstance(root, Class):
+                _set_constructor(root)
+            for obj in (root, *(member for member in root.members.values() if not member.is_alias)):
+                table = _field_table(obj) if isinstance(obj, Class) else ""
+                if obj.docstring is not None:
+                    own = {parameter.name for parameter in obj.parameters} if isinstance(obj, Function) else set()
+                    paths = torch if "torch" in obj.path.split(".")[1:-1] else general
+                    obj.docstring.value = _linked(docstring(obj.docstring.value) + table, paths, own)
+            if home:
+                text = root.docstring.value if root.docstring else ""
+                root.docstring = Docstring(f"```python\nfrom {home} import {root.name}\n```\n\n{text}", parent=root)
 
 
-def _selected(pkg: Module) -> Iterator[tuple[Object, str]]:
-    """Return the names of submodules that have an entry, with the module to import each from."""
+def _entries(pkg: Module) -> Iterator[tuple[Object, str]]:
+    """Return the objects that have an entry, with the module to import each from, empty for those of `undertow`."""
     torch = set(pkg.modules["torch"].exports or ())
-    for page in PAGES.values():
-        for path in page.more:
-            home, name = f"undertow.{path}".rsplit(".", 1)
-            obj = pkg[path]
-            short = "torch" in home.split(".") and name in torch
-            yield obj.final_target if obj.is_alias else obj, "undertow.torch" if short else home
+    for path in [path for page in PAGES.values() for _, path in names(page)]:
+        home, name = path.rsplit(".", 1)
+        short = "torch" in home.split(".") and name in torch
+        obj = pkg[path.removeprefix("undertow.")]
+        yield obj.final_target if obj.is_alias else obj, "undertow.torch" if short else home.removesuffix("undertow")
 
 
-def _objects(obj: Object) -> Iterator[Object]:
-    for member in obj.members.values():
-        if not member.is_alias:
-            yield member
-            yield from _objects(member)
-
-
-def _set_constructor(cls: Class, written: set[str]) -> None:
+def _set_constructor(cls: Class) -> None:
     """Give a record a constructor; dataclasses have one already, without lines of source."""
     family = [cls, *cls.mro()]
     bases = {base.canonical_path for one in family for base in one.bases if isinstance(base, Expr)}
-    if cls.name.startswith("Abstract") or any(f"{one.path}.__init__" in written for one in family):
+    written = [one.members["__init__"] for one in family if "__init__" in one.members]
+    if cls.name.startswith("Abstract") or any(function.lineno for function in written):
         return
     if bases & RECORDS:
         fields = {
@@ -94,7 +87,7 @@ def _set_constructor(cls: Class, written: set[str]) -> None:
 
 
 def _is_field(attribute: Attribute) -> bool:
-    return attribute.annotation is not None and "instance-attribute" in attribute.labels - {"property"}
+    return attribute.annotation is not None and "instance-attribute" in attribute.labels
 
 
 def _parameter(field: Attribute) -> Parameter:
@@ -110,13 +103,17 @@ def _field_table(cls: Class) -> str:
     rows = []
     for field in cls.attributes.values():
         if field.docstring is not None and "property" not in field.labels:
-            kind = f"`{field.annotation}`".replace("|", "\\|") if field.annotation else ""
+            kind = f"`{field.annotation}`" if field.annotation else ""
             rows.append(f"| `{field.name}` | {kind} | {words(' '.join(field.docstring.value.split()))} |")
             field.docstring = None
     return "\n\n| field | type | meaning |\n|---|---|---|\n" + "\n".join(rows) if rows else ""
 
 
-def _linked(text: str, paths: dict[str, str]) -> str:
-    """Return the text with links from names in code to their entries."""
-    path = lambda m: paths.get(m[1].replace("&#95;", "_"))
-    return re.sub(r"<code>((?:\w|&#95;)+)</code>", lambda m: f"[{m[0]}][{path(m)}]" if path(m) else m[0], text)
+def _linked(text: str, paths: dict[str, str], own: set[str]) -> str:
+    """Return the text with links from names in code to their entries, except from `own` names of arguments."""
+
+    def link(match: re.Match) -> str:
+        name = match[1].replace("&#95;", "_")
+        return f"[{match[0]}][{paths[name]}]" if name in paths and name not in own else match[0]
+
+    return re.sub(r"<code>((?:\w|&#95;)+)</code>", link, text)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import undertow as ut
 from docs.setting import docstring, words
 
-__all__ = ["PAGES", "command_line", "places", "reference_pages"]
+__all__ = ["PAGES", "command_line", "names", "places", "reference_pages"]
 
 
 @dataclass(frozen=True)
@@ -129,12 +129,12 @@ def reference_pages() -> dict[str, str]:
     pages = {}
     for slug, page in PAGES.items():
         parts = [f"# {page.title}", words(page.opening), *([page.see] if page.see else [])]
-        parts += [_entry(*name) for name in _names(page)]
+        parts += [_entry(*name) for name in names(page)]
         pages[f"api/{slug}.md"] = "\n\n".join(parts) + "\n"
     return {"api/index.md": _contents()} | pages
 
 
-def _names(page: Page) -> list[tuple[str, str]]:
+def names(page: Page) -> list[tuple[str, str]]:
     """Return the names of a page as headings with their paths, abstract classes after the others."""
     public = [name for name, home in ut._HOME.items() if home.split(".")[0] in page.homes]
     public.sort(key=lambda name: name.startswith("Abstract"))
@@ -151,13 +151,13 @@ def _entry(heading: str, path: str) -> str:
 def places(first: str) -> dict[str, str]:
     """Return the path of every name that has an entry; the names of the page `first` take precedence."""
     order = [*(slug for slug in PAGES if slug != first), first]
-    return {path.rsplit(".", 1)[1]: path for slug in order for _, path in _names(PAGES[slug])}
+    return {path.rsplit(".", 1)[1]: path for slug in order for _, path in names(PAGES[slug])}
 
 
 def _contents() -> str:
     rows = ["| name | description |\n|---|---|"]
     for slug, page in PAGES.items():
-        for heading, _ in _names(page):
+        for heading, _ in names(page):
             if heading.startswith("ut."):
                 name = heading.removeprefix("ut.")
                 first = inspect.cleandoc(getattr(ut, name).__doc__).split("\n\n")[0]

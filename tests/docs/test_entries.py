@@ -94,7 +94,7 @@ class Inherits(Written):
 
 @pytest.fixture
 def example(tmp_path, monkeypatch):
-    monkeypatch.setattr("docs.entries._selected", lambda package: [])
+    monkeypatch.setattr("docs.entries._entries", lambda package: [(cls, "") for cls in package.classes.values()])
     (tmp_path / "little.py").write_text(textwrap.dedent(EXAMPLE))
     return load("little", str(tmp_path))
 
