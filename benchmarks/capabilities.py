@@ -88,7 +88,9 @@ def limit(parameters: int) -> Facts:
 def settle(condition: float) -> Facts:
     """Least squares with curvatures from 1 down to 1/condition, in double precision."""
     scales = jnp.logspace(0, -jnp.log10(condition) / 2, EQUATIONS) * EQUATIONS**0.5
-    problem = ut.Regression(lambda w, x: x @ w, jnp.diag(scales), scales)
+    turn = jnp.linalg.qr(jax.random.normal(jax.random.key(0), (EQUATIONS, EQUATIONS)))[0]
+    inputs = scales[:, None] * turn  # the eigenvectors of the Hessian are the rows of `turn`
+    problem = ut.Regression(lambda w, x: x @ w, inputs, inputs.sum(axis=1))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the resolution is recorded instead
         end, facts = timed(lambda: ut.settle(problem, jnp.zeros(EQUATIONS)))

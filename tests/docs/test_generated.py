@@ -127,6 +127,33 @@ def test_performance_numbers_are_those_of_the_files():
     assert f"| fresh / exact, ratio | {ratio:,.0f} |" in made()["performance.md"]
 
 
+def test_capabilities_has_every_level_and_the_numbers_of_the_file():
+    import json
+
+    text = made()["capabilities.md"]
+    for level in ("descend", "diffuse", "average", "Limit", "settle", "equilibrium", "find_symmetries", "census",
+                  "NoiseMonitor", "equilibrate", "InvariantRegressor", "sweep"):  # fmt: skip
+        assert f"| [`{level}`](api/" in text, level
+    stored = json.loads((ROOT / "benchmarks/results/capabilities.json").read_text())
+    for case in stored["grouped"]:
+        assert f"| {case['rows']:,} | {case['columns']} |" in text
+    commands = set(re.findall(r"`python -m benchmarks (\w+)`", text))
+    assert {"capabilities", "torch_census", "llama_monitor", "sweeps"} <= commands
+    assert all((ROOT / "benchmarks" / f"{name}.py").is_file() for name in commands)
+
+
+def test_refused_calls_have_the_messages_shown(as_a_user):
+    """Run `python -m benchmarks capabilities` where this fails: a message or a limit was changed."""
+    import json
+
+    from benchmarks.capabilities import refusals
+
+    stored = json.loads((ROOT / "benchmarks/results/capabilities.json").read_text())["refusals"]
+    present = refusals()
+    assert len(present) >= 6
+    assert present == {name: stored[name] for name in present}
+
+
 def test_changelog_and_citation_are_the_files():
     assert made()["changelog.md"] == (ROOT / "CHANGELOG.md").read_text()
     assert (ROOT / "CITATION.cff").read_text().strip() in made()["cite.md"]
