@@ -172,11 +172,12 @@ def refusals() -> dict[str, str]:
     other = ut.Minibatch(
         ut.Problem(lambda p, s: (s[0] @ (p["u"] ** 2 - p["v"] ** 2) - s[1]) ** 2, fits.problem.data), 1
     )
+    population = ut.Population(lambda w, x: (w - x) ** 2 / 2, jax.random.normal)
     calls = {
         "descend": lambda: ut.descend(noise, start, key=0, step_size=-0.1, steps=10),
         "average": lambda: ut.average(wide, origin, step_size=0.01, time=1.0),
         "Limit": lambda: ut.Limit(other).drift(point),
-        "settle": lambda: ut.settle(noise.problem, start, max_steps=2),
+        "settle": lambda: ut.settle(population, jnp.array(0.0)),
         "icp": lambda: icp(np.eye(60, 15), np.arange(60.0), np.arange(60) % 2),
         "sweep": lambda: ut.sweep(lambda key, *, x: {"y": x}, {"x": {"linear": [0, 1, 10**9]}}),
     }
