@@ -32,7 +32,7 @@ PAGES: dict[str, Page] = {
     ),
     "noises": Page(
         "Noises",
-        "A noise is a stochastic gradient of a problem. It can be drawn from and knows its covariance.",
+        "A noise is a stochastic gradient of a problem. It can be sampled, and its covariance can be computed.",
         ("noise",),
         (
             "noise.additive.noiseless", "noise.checks.table.NoiseCheck", "noise.checks.table.CheckRow",
