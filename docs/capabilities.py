@@ -34,7 +34,7 @@ OVERVIEW = [
      f"`Regression` of n ≤ {MOST_EQUATIONS:,} or D ≤ {MOST_PARAMETERS:,}", "none: gradient flow", "a few copies of "
      "params; n × n or D × D numbers where ill-conditioned"],
     ["[`equilibrium`](api/symmetry.md#equilibrium)", f"any number of parameters; with Adam's corrections D ≤ "
-     f"{CORRECTED_LIMIT}", "enters only with weight decay", "one pass over the samples for diagonal symmetries"],
+     f"{CORRECTED_LIMIT}", "enters only with weight decay", "one number per parameter for diagonal symmetries"],
     ["[`find_symmetries`](api/symmetry.md#find_symmetries)", "D ≤ 30 in full, larger models by the kinds that "
      "networks have", "none", "gradients at a few random points"],
     ["[`census`](api/torch.md#census)", "PyTorch models up to billions of parameters", "none",
@@ -45,7 +45,7 @@ OVERVIEW = [
      "enters only with weight decay", "see below"],
     ["[`InvariantRegressor`](api/grouped.md#InvariantRegressor)", f"any number of rows; all subsets of the "
      f"{MOST_COLUMNS} screened columns, and supports of a flow without a bound; at least two groups", "none",
-     "moments of each group"],
+     "the rows, and the moments of each group"],
     ["[`sweep`](api/sweeps.md#sweep)", "up to 1,000,000 points per axis", "that of the experiment",
      "one block of points and seeds per process"],
 ]  # fmt: skip
