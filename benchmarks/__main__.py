@@ -23,6 +23,7 @@ ALL = [
     "sweeps",
     "load",
     "libraries",
+    "capabilities",
     "torch_census",
     "torch_teleport",
     "torch_monitor",

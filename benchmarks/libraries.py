@@ -28,7 +28,8 @@ from sklearn.utils import check_array
 
 import undertow as ut
 from benchmarks.harness import in_words, interleaved, save
-from docs.reference import PAGES, reference_pages
+from docs.entries import Entries
+from docs.reference import PAGES, names
 from undertow import _trees as trees
 from undertow import spectral
 from undertow.execution.sweeps.digest import digest_of
@@ -40,7 +41,6 @@ from undertow.papers.zero_loss.models import curves
 from undertow.papers.zero_loss.models.linear import LinearModel
 from undertow.papers.zero_loss.models.tanh_net import TanhNet
 from undertow.symmetry.approximate import _minimum
-from undertow.symmetry.forecast import _hessian_product
 from undertow.symmetry.null_space import null_space
 
 Facts = dict[str, Any]
@@ -51,6 +51,10 @@ def ready(function: Callable[..., Any], *arguments: Any) -> Callable[[], Any]:
 
 
 # Lanczos iteration and stochastic traces against matfree
+
+
+def hessian_product(problem: ut.AbstractProblem, params: Any) -> Callable:
+    return lambda v: jax.jvp(problem.gradient, (params,), (v,))[1]
 
 
 def own_largest(product: Callable, start: jax.Array, steps: int) -> jax.Array:
@@ -78,7 +82,7 @@ def lanczos() -> Facts:
                     for name, method in methods.items()}  # fmt: skip
     for inputs, hidden in ((9, 20), (99, 200)):
         net = TanhNet.draw(jax.random.key(0), inputs=inputs, hidden=hidden, n=20)
-        product, (flat, unravel) = _hessian_product(net.problem, net.params), jax.flatten_util.ravel_pytree(net.params)
+        product, (flat, unravel) = hessian_product(net.problem, net.params), jax.flatten_util.ravel_pytree(net.params)
         start = jax.random.normal(jax.random.key(1), flat.shape)
         apply = lambda v, product=product, unravel=unravel: trees.ravel(product(unravel(v)))
         compiled = {name: jax.jit(lambda v, m=m, a=apply: m(a, v, 40)) for name, m in methods.items()}
@@ -93,7 +97,7 @@ def lanczos() -> Facts:
 def traces() -> Facts:
     """The memory of 64 probes of the trace of a Hessian: one after another, and in one batch by matfree."""
     net = TanhNet.draw(jax.random.key(0), inputs=99, hidden=200, n=100)
-    product = _hessian_product(net.problem, net.params)
+    product = hessian_product(net.problem, net.params)
     draw = lambda key: spectral.random_signs(key, net.params)
     own = lambda key: spectral.quadratic_forms(draw, product, jax.random.split(key, 64))
     sampler = stochtrace.sampler_signs(net.params, num=64)
@@ -316,28 +320,39 @@ def set_hash(seed: int) -> str:
 
 
 def reference_entries() -> Facts:
-    """Entries of the reference, and those without a signature in griffe, which mkdocstrings uses."""
-    package = griffe.load("undertow", search_paths=[Path(ut.__file__).parent.parent])
-    paths = [f"{home}.{name}" for name, home in ut._HOME.items()]
-    paths += [path for page in PAGES.values() for path in page.more]
-    own = {name: shown for text in reference_pages().values() for name, shown in signatures(text).items()}
-    objects = {path.rsplit(".", 1)[1]: package[path] for path in paths}
-    missing = [name for name, thing in objects.items() if own[name] and thing.is_class and len(thing.parameters) < 2]
-    pages = "".join(reference_pages().values())
+    """Entries of the reference, and the part of them that griffe makes only with the extension `docs.entries`."""
+    paths = [path for page in PAGES.values() for _, path in names(page)]
+    plain, extended = (
+        [_entry(package, path.removeprefix("undertow.")) for path in paths]
+        for package in (_package(), _package(Entries))
+    )
+    pages = "\n".join(obj.docstring.value for obj in extended if obj.docstring)
     return {
-        "entries": len(re.findall("^## ", pages, flags=re.MULTILINE)),
-        "entries without a signature, own": sum(not shown for shown in own.values()),
-        "further entries without a signature, griffe": len(missing),
-        "typeset subscripts and superscripts, own": len(re.findall("<su[bp]>", pages)),
-        "rows in tables of fields, own": len(re.findall(r"^\| `\w+` \|", pages, flags=re.MULTILINE)),
+        "entries": len(paths),
+        "entries without a signature, griffe": sum(not _has_signature(obj) for obj in plain),
+        "entries without a signature, with the extension": sum(not _has_signature(obj) for obj in extended),
+        "typeset subscripts and superscripts": len(re.findall("<su[bp]>", pages)),
+        "rows in tables of fields": len(re.findall(r"^\| `\w+` \|", pages, flags=re.MULTILINE)),
     }
 
 
-def signatures(text: str) -> dict[str, bool]:
-    """Whether each entry of a page has a signature beside its import statement."""
-    entries = re.split(r"^## .*\{ #(\w+) \}$", text, flags=re.MULTILINE)[1:]
-    return {name: bool(re.search(r"\.signature \}\n(?!from )", body.split("\n### ")[0]))
-            for name, body in zip(entries[::2], entries[1::2], strict=True)}  # fmt: skip
+def _package(*extensions: type) -> griffe.Module:
+    loader = griffe.GriffeLoader(
+        extensions=griffe.load_extensions("dataclasses", *extensions),
+        search_paths=[Path(ut.__file__).parent.parent],
+        allow_inspection=False,
+    )
+    package = loader.load("undertow")
+    loader.resolve_aliases(implicit=False, external=False)
+    return package
+
+
+def _entry(package: griffe.Module, path: str) -> griffe.Object:
+    return package[path].final_target if package[path].is_alias else package[path]
+
+
+def _has_signature(obj: griffe.Object) -> bool:
+    return not obj.is_class or "__init__" in obj.all_members
 
 
 PARTS = (

@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: add the generated pages, typeset mathematics, insert figures."""
+"""Hooks of mkdocs: add the generated pages, typeset mathematics, insert figures, leave source out of the search."""
 
 import re
 from typing import Any
@@ -38,5 +38,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
 
 
 def on_page_content(html: str, **_: Any) -> str:
-    """Insert the figures of claims at their placeholders."""
+    """Insert the figures of claims at their placeholders, and leave source code out of the search."""
+    source = '<details class="mkdocstrings-source"'
+    html = html.replace(source, f"{source} data-search-exclude")
     return re.sub(r'<div class="figure-here" data-claim="([^"]+)"></div>', lambda m: pages.figure(m[1]), html)

@@ -7,6 +7,7 @@ import jinja2
 from markupsafe import Markup
 
 from docs import full, gallery
+from docs.capabilities import capabilities
 from docs.explorer import explorer_pages
 from docs.performance import performance
 from docs.reference import command_line, reference_pages
@@ -40,6 +41,7 @@ def all_pages() -> dict[str, str]:
     pages |= {f"gallery/{paper}.md": gallery_page(paper) for paper in PAPERS}
     pages["full/index.md"] = full_report()
     pages |= {"errata.md": errata(), "performance.md": performance(), "changelog.md": changelog(), "cite.md": cite()}
+    pages |= {"capabilities.md": capabilities()}
     pages |= {"contributing.md": contributing(), "code-of-conduct.md": code_of_conduct()}
     if importlib.util.find_spec("undertow.verification.coverage") is not None:
         pages["coverage.md"] = coverage()

@@ -63,11 +63,13 @@ HEADS = {
     "torch_cuda": "PyTorch on a GPU",
     "torch_census_gpu": "PyTorch: the census on a GPU",
     "llama_monitor_gpu": "PyTorch: the monitor on a GPU",
+    "capabilities": "Sizes of problems",
     "load": "Large stores and reports",
 }
 """Titles of the benchmarks, in the order of the page; others follow."""
 
 ELSEWHERE = {
+    "capabilities": "Results: [which problems can it handle?](capabilities.md).",
     "torch_monitor": "Results: [the cost of the monitor](monitor.md#cost).",
     "torch_teleport": "Results: [the effects of the move](torch.md#expected-effects).",
 }

@@ -1,10 +1,15 @@
 """The built site loads nothing from other servers, all its links exist, and search works from disk."""
 
 import html.parser
+import os
+import subprocess
+import sys
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 import pytest
+
+from tests.docs.conftest import ROOT
 
 pytestmark = [pytest.mark.docs, pytest.mark.xdist_group("made")]
 
@@ -55,6 +60,24 @@ def test_every_link_has_a_target(site):
             assert target.is_file(), f"{file.name}: {address}"
             if parts.fragment and target in by_file:
                 assert unquote(parts.fragment) in by_file[target].places, f"{file.name}: {address}"
+
+
+def test_broken_links_fail_the_build(tmp_path):
+    """A small site with the validation settings of this one: missing images, pages, anchors and pages of the menu."""
+    settings = (ROOT / "mkdocs.yml").read_text()
+    validation = settings[settings.index("\nvalidation:") : settings.index("\nnav:")]
+    (tmp_path / "mkdocs.yml").write_text(f"site_name: small\n{validation}\nnav: [index.md, absent.md]\n")
+    broken = ("![a](missing.png)", "[b](gone.md)", "[c](#nowhere)", "[d](other.md#elsewhere)", "[e](/absolute.md)")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "index.md").write_text("# Index\n\n" + "\n\n".join(broken))
+    (tmp_path / "docs" / "other.md").write_text("# Other\n")
+    run = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict"], cwd=tmp_path, capture_output=True, text=True,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+    )  # fmt: skip
+    assert run.returncode != 0
+    for place in ("missing.png", "gone.md", "#nowhere", "#elsewhere", "/absolute.md", "absent.md", "other.md"):
+        assert place in run.stderr, place
 
 
 def test_search_has_an_index_that_loads_from_disk(site):
