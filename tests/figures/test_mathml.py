@@ -36,6 +36,7 @@ TREES = {
     "q+ = -q": "(msup q +) = − q",
     "UU' → A*  against  x.y": "U (mrow U ′) → (msup A ∗) (mtext against) x ⋅ y",
     "d angle/dt at a point": "d (mtext angle) / d t (mtext at a point)",
+    "dv/d slow_time": "d v / d (mtext slow_time)",
     "step_size a_b": "(mtext step_size) (msub a b)",
     "a <= b -> c": "a ≤ b → c",
 }

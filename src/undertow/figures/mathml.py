@@ -62,6 +62,9 @@ class Item:
     """For such a group: whether a fraction is all that is inside."""
 
 
+DIFFERENTIAL = Item("atom", "<mi>d</mi>")
+
+
 def math(text: str) -> str:
     """Return plain-text mathematics, with Greek letters as letters, as one MathML element.
 
@@ -317,10 +320,11 @@ def _divide(items: list[Item]) -> list[Item]:
             terms += [[item], []]
         else:
             terms[-1].append(item)
-    return [item for term in terms for item in _divide_term(term)]
+    words = [bool(term) and term[0].kind == "text" for term in [*terms[1:], []]]
+    return [item for term, word in zip(terms, words, strict=True) for item in _divide_term(term, before_word=word)]
 
 
-def _divide_term(term: list[Item]) -> list[Item]:
+def _divide_term(term: list[Item], *, before_word: bool) -> list[Item]:
     """Return a product with fractions in place of slashes.
 
     The numerator of the last fraction of a product is all that comes before it: 2 E s/(1 + s). Where factors follow,
@@ -332,8 +336,8 @@ def _divide_term(term: list[Item]) -> list[Item]:
         if k is None:
             break
         end = _end_of_denominator(term, k + 1)
-        if k == done or end == k + 1:
-            done = k + 1  # nothing to divide, or nothing to divide by
+        if k == done or end == k + 1 or (before_word and term[k + 1 :] == [DIFFERENTIAL]):
+            done = k + 1  # nothing to divide, nothing to divide by, or the differential of a word
             continue
         last = end == len(term) or term[end].kind == "slash"
         start = max(done, _after_sums(term, k) if last else _start_of_numerator(term, k))
