@@ -1,5 +1,6 @@
 """Hooks of mkdocs: add the generated pages, typeset mathematics, insert figures, leave source out of the search."""
 
+import html as entities
 import re
 from typing import Any
 
@@ -9,6 +10,7 @@ from docs import pages
 from docs.setting import set_equations
 
 MADE: dict[str, str] = {}
+PLACEHOLDER = re.compile(r'<div class="figure-here" data-claim="([^"]+)"(?: data-caption="([^"]*)")?></div>')
 
 
 def on_config(config: Any) -> Any:
@@ -41,4 +43,4 @@ def on_page_content(html: str, **_: Any) -> str:
     """Insert the figures of claims at their placeholders, and leave source code out of the search."""
     source = '<details class="mkdocstrings-source"'
     html = html.replace(source, f"{source} data-search-exclude")
-    return re.sub(r'<div class="figure-here" data-claim="([^"]+)"></div>', lambda m: pages.figure(m[1]), html)
+    return PLACEHOLDER.sub(lambda m: pages.figure(m[1], entities.unescape(m[2] or "")), html)

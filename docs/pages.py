@@ -29,10 +29,11 @@ FIGURE = jinja2.Template(
     """\
 <figure data-search-exclude>\
 <div class="plot"{% if scrolls %} tabindex="0" role="group" aria-label="Figure of {{ claim }}"{% endif %}>{{ drawn }}\
-</div><figcaption><details><summary>The figure in words</summary>{{ description }}</details></figcaption></figure>""",
+</div><figcaption>{% if caption %}<p>{{ caption }} Made by <code>undertow verify {{ claim }} --scale smoke</code>.</p>\
+{% endif %}<details><summary>The figure in words</summary>{{ description }}</details></figcaption></figure>""",
     autoescape=True,
 )
-"""A figure of the gallery with its description below."""
+"""A figure of the gallery with its caption, which names the command, and its description below."""
 
 
 def all_pages() -> dict[str, str]:
@@ -150,12 +151,16 @@ def _checks(result: ClaimResult) -> str:
     )
 
 
-def figure(claim: str) -> str:
-    """Return a figure of the gallery as an HTML element in the page's colours, with its description below."""
+def figure(claim: str, caption: str = "") -> str:
+    """Return a figure of the gallery as an HTML element in the page's colours, with its description below.
+
+    Pages other than the gallery give a caption, which is followed by the command that makes the figure.
+    """
     svg = (gallery.FOLDER / f"{claim}.svg").read_text()
     description = words_of(svg)
     drawn = inline(svg, claim, f"Figure of {claim}. {description}")
-    return FIGURE.render(claim=claim, drawn=Markup(drawn), scrolls="--least" in drawn, description=description)
+    scrolls = "--least" in drawn
+    return FIGURE.render(claim=claim, drawn=Markup(drawn), scrolls=scrolls, caption=caption, description=description)
 
 
 # the report at full size

@@ -2,6 +2,7 @@
 
 import contextlib
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -11,17 +12,23 @@ from undertow.figures import style
 HERE = Path(__file__).parent
 FIGURES = {
     HERE / "howto" / "results.md": "results.svg",
+    HERE / "howto" / "own-loss.md": "own-loss.svg",
+    HERE / "howto" / "own-claim.md": "own-claim.svg",
+    HERE / "howto" / "flax-and-equinox.md": "flax-and-equinox.svg",
+    HERE / "sweeps.md": "sweep.svg",
     HERE / "tutorials" / "where-noise-takes-my-network.md": "averaged-flow.svg",
 }
 
 
-def main() -> None:
-    """Run the code blocks of each page and keep the figure that they save."""
+def main(names: list[str]) -> None:
+    """Run the code blocks of each page, or of those that are named, and keep the figure that they save."""
     for page, figure in FIGURES.items():
+        if names and page.stem not in names:
+            continue
         with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder), style.applied():
             outputs(page.read_text(), page.name)
             shutil.copyfile(figure, HERE / "images" / figure)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -32,7 +32,7 @@ def _plain(text: str) -> str:
 def equation(text: str) -> str:
     """Return lines of mathematics as one displayed element."""
     lines = "\n".join(formula(line) for line in text.strip("\n").splitlines())
-    return f'<div class="equation" role="math">{lines}</div>'
+    return f'<div class="equation">{lines}</div>'
 
 
 def set_equations(markdown: str) -> str:

@@ -13,6 +13,7 @@ import undertow as ut
 from docs import full, gallery, pages, reference, setting
 from undertow.verification import claims
 from undertow.verification.errata import errata, expected
+from undertow.verification.notation import formula
 
 pytestmark = [pytest.mark.docs, pytest.mark.xdist_group("made")]
 
@@ -176,7 +177,7 @@ def test_docstrings_keep_lists_equations_and_examples():
     assert text.split("\n\n") == [
         "Moves.",
         "- <code>d</code>: one and more\n- two",
-        '<div class="equation" role="math">x = η<sup>2</sup></div>',
+        f'<div class="equation">{formula("x = eta^2")}</div>',
         "```pycon\n>>> 1\n1\n```",
     ]
 

@@ -121,3 +121,26 @@ def soon(tab: Tab, script: str) -> bool:
             return True
         time.sleep(0.1)
     return False
+
+
+@pytest.mark.parametrize("place", ["theory/heterogeneity", "theory/zero-loss", "theory/averaged-flow",
+                                   "theory/noise-equilibrium", "theory/optimisers", "notation", "monitor"])  # fmt: skip
+def test_mathematics_is_typeset(tab, site, place):
+    """KaTeX sets every formula without a message, and the page still fits a phone."""
+    tab.open(site / f"{place}.html")
+    assert not events(tab, "Runtime.exceptionThrown") + events(tab, "Runtime.consoleAPICalled")
+    formulas, done = (
+        tab.run(f"document.querySelectorAll('.arithmatex{part}').length") for part in ("", " .katex-html")
+    )
+    assert formulas == done > 50
+    assert tab.run("document.querySelectorAll('.katex-error').length") == 0
+    assert tab.run("document.fonts.check('16px KaTeX_Main') && document.fonts.check('16px KaTeX_Math')")
+    tab.screen(390, 900)
+    assert tab.run(FITS)
+
+
+def test_claims_have_equations_in_mathml(tab, site):
+    tab.open(site / "gallery" / "optimisers.html")
+    sizes = tab.run("[...document.querySelectorAll('.equation math')].map(m => m.getBoundingClientRect().width)")
+    assert len(sizes) > 20
+    assert min(sizes) > 5

@@ -272,12 +272,13 @@ def test_small_screens_do_not_scroll_sideways(tab, width):
     tab.screen(width, 700)
     assert tab.run("document.documentElement.scrollWidth") <= width
     outside = tab.run(f"""[...document.querySelectorAll('body *')].filter(e => {{
-      if (e.closest('.plot') || e.closest('.unseen') || e.closest('.skip')) return false;
+      if (e.closest('.plot') || e.closest('math') || e.closest('.unseen') || e.closest('.skip')) return false;
       const b = e.getBoundingClientRect();
       return b.width > 0 && (b.right > {width} + 0.5 || b.left < -0.5);
     }}).map(e => e.outerHTML.slice(0, 80))""")
     assert outside == []
-    assert tab.run("[...document.querySelectorAll('.plot')].every(p => p.getBoundingClientRect().right <= innerWidth)")
+    scrolling = "[...document.querySelectorAll('.plot, .formula')]"
+    assert tab.run(f"{scrolling}.every(p => p.getBoundingClientRect().right <= innerWidth)")
 
 
 def test_a_phone_sorts_and_filters_too(tab):

@@ -15,6 +15,7 @@ from undertow.analysis.result import Analysis, Row
 from undertow.execution import store
 from undertow.figures.export import to_svg
 from undertow.figures.inline import inline, words_of
+from undertow.figures.mathml import math
 from undertow.figures.page import page, templates
 
 __all__ = ["print_table", "write_json", "write_page", "write_params"]
@@ -53,7 +54,9 @@ def print_table(analysis: Analysis) -> None:
 
 def write_page(analysis: Analysis, target: str, out: Path) -> Path:
     """Write analysis.html: the advice, the table, how the noise was computed, and the figures."""
-    template = templates("undertow.analysis").get_template("analysis.html")
+    environment = templates("undertow.analysis")
+    environment.filters["math"] = lambda text: Markup(math(text))
+    template = environment.get_template("analysis.html")
     rows = [(number, *_cells(row), row.route) for number, row in enumerate(analysis.rows, 1)]
     headings = ("row", *HEADINGS, "noise by")
     drawn = []

@@ -1,19 +1,22 @@
-"""Typeset the plain-text mathematics of claims as HTML: Greek letters, superscripts, subscripts, signs."""
+"""Typeset the plain-text mathematics of claims: equations as MathML, sentences as HTML with letters and scripts."""
 
 import html
 import re
 from functools import lru_cache
 
+from undertow.figures.mathml import math
+
 __all__ = ["formula", "prose"]
 
 GREEK: dict[str, str] = {
     "alpha": "α", "beta": "β", "gamma": "γ", "delta": "δ", "epsilon": "ε", "eps": "ε", "zeta": "ζ", "eta": "η",
-    "theta": "θ", "lambda": "λ", "mu": "μ", "nu": "ν", "xi": "ξ", "pi": "π", "rho": "ρ", "sigma": "σ", "tau": "τ",
-    "phi": "φ", "chi": "χ", "psi": "ψ", "omega": "ω", "Gamma": "Γ", "Delta": "Δ", "Theta": "Θ", "Lambda": "Λ",
-    "Xi": "Ξ", "Pi": "Π", "Sigma": "Σ", "Phi": "Φ", "Psi": "Ψ", "Omega": "Ω",
+    "theta": "θ", "kappa": "κ", "lambda": "λ", "mu": "μ", "nu": "ν", "xi": "ξ", "pi": "π", "rho": "ρ", "sigma": "σ",
+    "tau": "τ", "phi": "φ", "chi": "χ", "psi": "ψ", "omega": "ω", "Gamma": "Γ", "Delta": "Δ", "Theta": "Θ",
+    "Lambda": "Λ", "Xi": "Ξ", "Pi": "Π", "Sigma": "Σ", "Phi": "Φ", "Psi": "Ψ", "Omega": "Ω",
 }  # fmt: skip
 
 LETTERS = re.compile(rf"(?<![A-Za-z])(d?)({'|'.join(sorted(GREEK, key=len, reverse=True))})(?![A-Za-z])")
+SIGNS = {"sum": "∑", "prod": "∏", "sqrt": "√", "grad": "∇"}
 SCRIPT = re.compile(r"(\^|(?<![A-Za-z]{4})_)(?:\(([^()]*)\)|(-?1/\d+|\d+\.\d+|[ijk]\+1|-?[A-Za-zα-ωΑ-Ω0-9]+|[+*]))")
 """A superscript or subscript: a part in parentheses, a root (1/2), a number, i+1, a word, a plus, a star.
 After four or more letters an underscore is part of a name, such as step_size."""
@@ -21,16 +24,17 @@ After four or more letters an underscore is part of a name, such as step_size.""
 
 @lru_cache(maxsize=4096)
 def formula(text: str) -> str:
-    """Return an equation as HTML.
+    """Return an equation as HTML with MathML: one element for each part between wide gaps, so that lines can break.
 
     >>> from undertow.verification.notation import formula
-    >>> formula("d2Phi[S] = -H^+ S,  s_j >= (4/n) sum_i z_ij^2/2")
-    'd²Φ[S] = −H<sup>+</sup> S,  s<sub>j</sub> ≥ (4/n) ∑<sub>i</sub> z<sub>ij</sub><sup>2</sup>/2'
+    >>> formula("s_j >= 1/2")
+    '<math displaystyle="true"><msub><mi>s</mi><mi>j</mi></msub><mo>≥</mo><mfrac><mn>1</mn><mn>2</mn></mfrac></math>'
     """
-    text = _signs(html.escape(text, quote=False))
-    text = re.sub(r"\bd([23])(?=Phi|L)", lambda m: "d²" if m[1] == "2" else "d³", text)
-    text = re.sub(r"(?<![A-Za-z])sum(?![A-Za-z])", "∑", text).replace("-&gt;", "→")
-    return _scripts(re.sub(r"(?<![A-Za-z])-|-(?![A-Za-z])", "−", _greek(text)).replace("^−", "^-"))
+    text = re.sub(r"\bd([23])(?=Phi|Φ|L)", lambda m: "d²" if m[1] == "2" else "d³", text)
+    for name, sign in SIGNS.items():
+        text = re.sub(rf"(?<![A-Za-z]){name}(?![A-Za-z])", sign, text)
+    text = LETTERS.sub(lambda m: m[1] + GREEK[m[2]], text)
+    return "  ".join(math(part) for part in re.split(r"(?<=[,;:])\s{2,}", text.strip()) if part)
 
 
 @lru_cache(maxsize=4096)

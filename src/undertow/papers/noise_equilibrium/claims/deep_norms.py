@@ -232,7 +232,7 @@ CLAIMS = (
         "layer to norms set by the data, as the corrected theorem predicts, from orthogonal layers of equal or of "
         "different norms. (From Gaussian layers many runs lose a direction, which violates the full rank that the "
         "theorem assumes.)",
-        equation="|W_i|² = β d,  β = (Tr S'/√(Tr Sx Tr Se))^(2/D),  1 < i < D",
+        equation="|W_i|² = β d,  β = (Tr S'/√(Tr Σ_x Tr Σ_ε))^(2/D),  1 < i < D",
         alternative="The layers end at the norms of Eq. (18) as printed.",
         rests_on=("deep-linear-norms",),
         controls=True,

@@ -171,7 +171,7 @@ CLAIMS = (
         place="Equilibrium of Adam",
         statement="On the orbit of a rescaling, Adam goes to the point with the least sum of standard deviations of "
         "the gradient noise, with a correction for fluctuations, and not to the equilibrium of SGD.",
-        equation="min over the orbit of Σ_i √Σ_ii,  e^(2s) = b₊/b₋,  b = Σ √v on each side",
+        equation="min over the orbit of ∑_i √Σ_ii,  e^(2s) = b₊/b₋,  b = ∑ √v on each side",
         alternative="Adam goes to the equilibrium of SGD, the least sum of variances.",
         rests_on=("metric-charge-step",),
         scales={"smoke": LongRuns(16), "default": LongRuns(64), "full": LongRuns(64, steps=4_000_000, step_size=0.004)},
@@ -183,7 +183,7 @@ CLAIMS = (
         place="Equilibrium of AdamW",
         statement="With decoupled weight decay the equilibrium on the orbit of a rescaling is a closed form of noise "
         "and weights in the metric of AdamW, for four decays.",
-        equation="e^(2s) = (λ a₋ + (η/2) b₊)/(λ a₊ + (η/2) b₋),  a = Σ √v θ²,  b = Σ √v on each side",
+        equation="e^(2s) = (λ a₋ + (η/2) b₊)/(λ a₊ + (η/2) b₋),  a = ∑ √v θ²,  b = ∑ √v on each side",
         alternative="AdamW goes to the equilibrium of SGD with the same weight decay.",
         rests_on=("adam-equilibrium",),
         scales={"smoke": LongRuns(16), "default": LongRuns(64), "full": LongRuns(64, steps=4_000_000, step_size=0.004)},
@@ -195,7 +195,7 @@ CLAIMS = (
         place="Finite memory of v",
         statement="With a shorter memory of v the equilibrium of RMSProp moves, because v follows the fluctuations of "
         "the params in part. The move is predicted from the curvature and the third moments of the noise.",
-        equation="(1 - b₂) Σ_i A_i θ_i/(2√v_i) E[x_i (g_i² - v_i)],  E[x v_i] = (1 - b₂) B (e_i - η S T_i)",
+        equation="(1 - b₂) ∑_i A_i θ_i/(2√v_i) E[x_i (g_i² - v_i)],  E[x v_i] = (1 - b₂) B (e_i - η S T_i)",
         alternative="The equilibrium does not depend on b₂.",
         rests_on=("adam-equilibrium",),
         controls=True,

@@ -153,7 +153,7 @@ CLAIMS = (
         place="Charges in a metric",
         statement="Gradient flow in a frozen diagonal metric S conserves C_S for every diagonal generator of a "
         "symmetry, and changes the plain charge.",
-        equation="dθ/dt = -S ∇L,  C_S = ½ Σ_i A_i θ_i²/S_i,  dC_S/dt = -θ'A ∇L = 0",
+        equation="dθ/dt = -S ∇L,  C_S = ½ ∑_i A_i θ_i²/S_i,  dC_S/dt = -θ'A ∇L = 0",
         alternative="The flow conserves the plain charge ½ θ'Aθ.",
         scales={"smoke": FrozenMetric(4), "default": FrozenMetric(16), "full": FrozenMetric(64)},
         measure=_conserved,
@@ -165,7 +165,7 @@ CLAIMS = (
         place="Change of a charge in one step of Adam",
         statement="The change of C_S in one step of RMSProp, Adam and AdamW, with and without bias correction, is "
         "exactly the sum of four parts: memory of momentum, noise and gradient, decay, and change of the metric.",
-        equation="ΔC_S = -η κ θ'A m + (η²/2) Σ A_i S_i m_i² - (1 - κ²) C_S + ½ Σ A_i θ_i² Δ(1/S_i),  κ = 1 - ηλ",
+        equation="ΔC_S = -η κ θ'A m + (η²/2) ∑_i A_i S_i m_i² - (1 - κ²) C_S + ½ ∑_i A_i θ_i² Δ(1/S_i),  κ = 1 - ηλ",
         alternative="The change of the metric does not matter: the other three parts are the change.",
         rests_on=("metric-charge-conserved",),
         controls=True,

@@ -166,7 +166,7 @@ CLAIMS = (
         place="Schedules",
         statement="Warm-up and cosine schedules move SGD and Adam with label noise along the manifold of minimisers as "
         "the constant step does: tr H is the same at equal slow time, the sum of the squared step sizes.",
-        equation="tr H at Σ η_k² = τ does not depend on the schedule η_k",
+        equation="tr H at ∑_k η_k² = τ does not depend on the schedule η_k",
         alternative="The clock is the time Σ η_k, the sum of the step sizes.",
         rests_on=("adam-limit-metric", "network-follows-limit"),
         scales={"smoke": Schedules(16), "default": Schedules(128), "full": Schedules(1024)},

@@ -164,7 +164,7 @@ CLAIMS = (
         place="Li, Wen and Lyu, arXiv 2511.02773: sparse recovery",
         statement="With label noise the limiting flow of Adam finds a vector with 3 nonzero entries of 60 from fewer "
         "Gaussian equations than that of SGD: from 8 to 12 equations it recovers more data sets.",
-        equation="tr diag(H)^½ ∝ Σ_j r_j |w_j|^½ for Adam,  tr H ∝ Σ_j r_j² |w_j| for SGD, at u_j v_j = 0",
+        equation="tr diag(H)^½ ∝ ∑_j r_j |w_j|^½ for Adam,  tr H ∝ ∑_j r_j² |w_j| for SGD, at u_j v_j = 0",
         alternative="Adam recovers no more data sets than SGD.",
         rests_on=("two-traces",),
         scales={"smoke": Recovery(80), "default": Recovery(128, most=20), "full": Recovery(512, most=24)},
