@@ -11,7 +11,6 @@ from undertow.figures import style
 HERE = Path(__file__).parent
 FIGURES = {
     HERE / "howto" / "results.md": "results.svg",
-    HERE / "tutorials" / "where-noise-takes-my-network.md": "averaged-flow.svg",
 }
 
 
