@@ -9,7 +9,16 @@ from tests.chromium import Tab
 
 pytestmark = [pytest.mark.docs, pytest.mark.xdist_group("made")]
 
-PLACES = ("index", "theory/zero-loss", "gallery/zero_loss", "errata", "api/noises", "performance")
+PLACES = (
+    "index",
+    "tutorials/watching-a-fine-tuning-run",
+    "tutorials/symmetries-of-a-transformer",
+    "theory/zero-loss",
+    "gallery/zero_loss",
+    "errata",
+    "api/noises",
+    "performance",
+)
 
 
 @pytest.fixture(scope="module")

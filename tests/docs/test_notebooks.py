@@ -110,4 +110,4 @@ def test_tables_and_text_become_blocks():
     page = notebooks.to_markdown(nbformat.v4.new_notebook(cells=[title, code]), "made")
     assert page.startswith("# Title\n\n[Download this notebook](made.ipynb)")
     assert "```{ .text .output }\n1 < 2\n```" in page
-    assert '<div class="output">\n<div>\n\n<table>\n<tr></tr>\n</table></div>\n</div>' in page
+    assert '<div class="output">\n<div>\n<table>\n<tr></tr>\n</table></div>\n</div>' in page
