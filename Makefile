@@ -110,8 +110,9 @@ bench: .venv/.done-bench ## measure the speed against numba, NumPy and PyTorch a
 	$(BIN)/python -m benchmarks
 	$(BIN)/python -m benchmarks.readme
 
-docs: .venv/.done-docs browser ## run every code block of the documentation and build it in site/
-	$(QUICK) $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m docs tests/docs
+docs: .venv/.done-docs .venv/.done-torch browser ## run every tutorial and code block of the documentation and build it in site/
+	OMP_NUM_THREADS=1 $(QUICK) $(BIN)/python -m pytest -q -n $(WORKERS) -m docs tests/docs/test_notebooks.py
+	$(QUICK) $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup -m docs tests/docs --ignore tests/docs/test_notebooks.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "site/index.html"
 
@@ -135,5 +136,5 @@ test-wheel-all: dist ## test-wheel with every claim
 	$(BIN)/python .ci/wheel.py dist/*.whl --all
 
 clean: ## remove .venv, the caches of tools, site/ and dist/
-	rm -rf .venv .pytest_cache .ruff_cache .hypothesis site dist
+	rm -rf .venv .pytest_cache .ruff_cache .hypothesis .notebooks site dist
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

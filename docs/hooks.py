@@ -6,7 +6,7 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from docs import pages
+from docs import notebooks, pages
 from docs.setting import set_equations
 
 MADE: dict[str, str] = {}
@@ -15,7 +15,7 @@ PLACEHOLDER = re.compile(r'<div class="figure-here" data-claim="([^"]+)"(?: data
 
 def on_config(config: Any) -> Any:
     """Generate the pages, and remove navigation entries without a page."""
-    MADE.update(pages.all_pages())
+    MADE.update(pages.all_pages() | notebooks.notebook_pages())
     for section in config.nav:
         for entries in section.values():
             if isinstance(entries, list):

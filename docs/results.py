@@ -16,7 +16,6 @@ FIGURES = {
     HERE / "howto" / "own-claim.md": "own-claim.svg",
     HERE / "howto" / "flax-and-equinox.md": "flax-and-equinox.svg",
     HERE / "sweeps.md": "sweep.svg",
-    HERE / "tutorials" / "where-noise-takes-my-network.md": "averaged-flow.svg",
 }
 
 

@@ -1,5 +1,6 @@
 """The built site, shared by the tests of its pages."""
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
+collect_ignore = [] if importlib.util.find_spec("nbclient") else ["test_notebooks.py"]  # it needs the extra `docs`
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,8 @@ pytestmark = [pytest.mark.docs, pytest.mark.xdist_group("made")]
 PLACES = (
     "index",
     "tutorials/check-a-theorem",
+    "tutorials/watching-a-fine-tuning-run",
+    "tutorials/symmetries-of-a-transformer",
     "theory/zero-loss",
     "explorer/label-noise",
     "howto/own-noise",
