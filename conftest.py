@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+from pathlib import Path
 
 import jax
 import jaxtyping
@@ -17,6 +18,17 @@ if not importlib.util.find_spec("lightning") and not importlib.util.find_spec("p
 install_import_hook("undertow", "beartype.beartype")
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+LONG_TESTS = frozenset((Path(__file__).parent / "tests" / "long_tests.txt").read_text().splitlines())
+"""Tests that take longest in `make test`, mostly to compile; `make test-all` runs them with the slow ones."""
+
+
+def pytest_collection_modifyitems(items):
+    """Mark the long tests as slow."""
+    for item in items:
+        if item.nodeid in LONG_TESTS:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

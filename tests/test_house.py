@@ -15,6 +15,7 @@ import pytest
 import undertow as ut
 
 SOURCE = Path(ut.__file__).parent
+TESTS = Path(__file__).parent
 
 # the imports from undertow that each part may have; a part is a folder, or a file at the top
 GROUND = {
@@ -357,3 +358,13 @@ def test_one_class_has_the_name(name):
     """Common words that several modules could use for their own class."""
     defined = [name_of(path) for path in FILES if re.search(rf"(?m)^class {name}\b", path.read_text())]
     assert len(defined) == 1, defined
+
+
+def test_long_tests_exist():
+    listed: dict[str, set[str]] = {}
+    for line in (TESTS / "long_tests.txt").read_text().splitlines():
+        path, _, name = line.partition("::")
+        listed.setdefault(path, set()).add(name.partition("[")[0])
+    for path, names in listed.items():
+        functions = [node for node in ast.parse((TESTS.parent / path).read_text()).body if hasattr(node, "name")]
+        assert names <= {node.name for node in functions}, path
