@@ -22,6 +22,7 @@ ALL = [
     "grouped",
     "sweeps",
     "load",
+    "explore",
     "libraries",
     "capabilities",
     "torch_census",

@@ -65,6 +65,7 @@ HEADS = {
     "llama_monitor_gpu": "PyTorch: the monitor on a GPU",
     "capabilities": "Sizes of problems",
     "load": "Large stores and reports",
+    "explore": "The explorer",
 }
 """Titles of the benchmarks, in the order of the page; others follow."""
 
