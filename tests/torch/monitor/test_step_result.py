@@ -80,6 +80,16 @@ def test_a_step_waits_only_for_the_first_measurement(under_way):
     assert sorted({row["step"] for row in monitor.rows}) == [0, 1, 2]
 
 
+def test_processes_that_sum_their_samples_wait(under_way, monkeypatch):
+    """A parameter that turns out not to be covered is left out by all of them at the same step."""
+    monitor, optimizer = start(torch.optim.AdamW, every=1)
+    monkeypatch.setattr(monitor, "_distributed", True)
+    monkeypatch.setattr(module.ranks, "sum_over_ranks", lambda sums, problem, *_: (sums, problem))
+    under_way()
+    train(monitor, optimizer, 3)
+    assert len(monitor._rows) == 3
+
+
 def test_a_problem_is_reported_late_and_stops_nothing(under_way):
     monitor, optimizer = start(torch.optim.SGD, every=2)
     under_way()

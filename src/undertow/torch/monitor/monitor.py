@@ -333,7 +333,8 @@ class NoiseMonitor:
         if self._meter.choose_requests(measured):
             recorder.record(self._meter.requests, self._meter.optional(self.model))
         read = functools.partial(read_result, step, comparison, measured, numbers)
-        if not (self._measured and numbers.waits):
+        # processes must agree on what they measure next, so that they do not complete steps at different times
+        if not (self._measured and numbers.waits) or self._distributed:
             self._collect(wait=True)
             return read()
         self._unread.submit((step, scaled), read)
