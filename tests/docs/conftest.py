@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent.parent
-collect_ignore = [] if importlib.util.find_spec("nbclient") else ["test_notebooks.py"]  # it needs the extra `docs`
+NEEDED = {"nbclient": "test_notebooks.py", "griffe": "test_entries.py"}
+collect_ignore = [file for package, file in NEEDED.items() if not importlib.util.find_spec(package)]  # the extra `docs`
 
 
 @pytest.fixture(scope="session")
