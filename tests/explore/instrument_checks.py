@@ -1,6 +1,5 @@
 """What holds for every instrument, called by the test of each."""
 
-import contextlib
 import json
 import warnings
 
@@ -20,9 +19,13 @@ def check_other_values_compile_nothing(instrument: Instrument) -> None:
             continue
         others = [value for value in slider.values if value != slider.default]
         for value in (others[0], others[-1]):
-            with compilations() as compiled, contextlib.suppress(SettingError):  # all runs of a large step diverge
-                instrument.picture(instrument.defaults() | {slider.name: value})
-            assert len(compiled) <= (2 if slider.name == "seeds" else 0), (slider.name, value, compiled)
+            allowed = 2 if slider.name == "seeds" else 0
+            with compilations() as compiled:
+                try:
+                    instrument.picture(instrument.defaults() | {slider.name: value})
+                except SettingError:  # all runs of a large step diverge; the first time the engine compiles their end
+                    allowed = 1
+            assert len(compiled) <= allowed, (slider.name, value, compiled)
 
 
 def check_code(instrument: Instrument, settings: Settings, row: int) -> None:
