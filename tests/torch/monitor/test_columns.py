@@ -46,7 +46,7 @@ def test_columns_describe_the_step_of_the_optimiser(name, steps, shift):
             optimizer.step()
     parameters["c"].grad = None  # not used in this step
     slots = [Slot(name, axis, 1, shift, (4, 3)[axis]) for name in "abc" for axis in (0, 1)]
-    columns = StepColumns(slots).sums(parameters, optimizer_rules([optimizer], parameters), frozenset())
+    columns = StepColumns(slots).gather(parameters, optimizer_rules([optimizer], parameters), frozenset()).sums()
     parts = dict(zip(FIELDS, columns, strict=True))
     total = lambda entries: np.concatenate([x.sum(1 - axis).numpy() for x in entries for axis in (0, 1)])
     values = lambda: [p.detach() + shift for p in parameters.values()]
@@ -79,7 +79,7 @@ def test_a_step_size_on_the_device_stays_there(name):
     rules = optimizer_rules([optimizer], parameters)
     size = torch.tensor(0.1, dtype=torch.float64)
     on_device = {name: replace(rule, step_size=size) for name, rule in rules.items()}
-    columns = [StepColumns(slots).sums(parameters, own, frozenset("ab")) for own in (rules, on_device)]
+    columns = [StepColumns(slots).gather(parameters, own, frozenset("ab")).sums() for own in (rules, on_device)]
     np.testing.assert_allclose(*columns, rtol=1e-14)
     assert columns[0][FIELDS.index("first")].abs().max() > 0
 
@@ -102,8 +102,8 @@ def test_parameters_of_one_shape_have_the_columns_that_each_has_alone(name, dtyp
     slots = [Slot(own, axis, 1, float(own in "ce" and axis == 0), (*shapes[own], 1)[axis]) for own, axis in axes]
     slots.append(Slot("g", 1, 3, 0.0, 6))  # three matrices of two rows, with columns of their own
     plain = frozenset("abg")
-    together = StepColumns(slots).sums(parameters, rules, plain)
-    alone = [StepColumns([slot]).sums(parameters, rules, plain) for slot in slots]
+    together = StepColumns(slots).gather(parameters, rules, plain).sums()
+    alone = [StepColumns([slot]).gather(parameters, rules, plain).sums() for slot in slots]
     np.testing.assert_allclose(together, torch.cat(alone, 1), rtol=1e-12 if dtype == torch.float64 else 1e-6, atol=1e-9)
     assert together.isfinite().all()
     assert (together[FIELDS.index("plain_second")].abs().max() > 0) == (name == "AdamW")

@@ -26,7 +26,7 @@ from tests.torch.oracle import (
 )
 from tests.torch.zoo import KNOWN
 from undertow.torch import NoiseMonitor, census
-from undertow.torch.monitor.symmetry_meter import MeasuredStep
+from undertow.torch.monitor.symmetry_meter import GatheredStep
 
 pytestmark = pytest.mark.torch
 
@@ -219,7 +219,7 @@ class Transfers(TorchDispatchMode):
         for name in ("cpu", "numpy", "tolist"):
             monkeypatch.setattr(torch.Tensor, name, self.counted(name, getattr(torch.Tensor, name)))
         self.on_host = False
-        monkeypatch.setattr(MeasuredStep, "read", self.not_counted(MeasuredStep.read))
+        monkeypatch.setattr(GatheredStep, "read", self.not_counted(GatheredStep.read))
 
     def counted(self, name, method):
         def call(tensor, *args, **kwargs):
@@ -232,11 +232,11 @@ class Transfers(TorchDispatchMode):
     def not_counted(self, method):
         """Return the method without counting: it gets arrays that are on the host already."""
 
-        def call(measured, values, *args):
+        def call(gathered, measurement, values, *args):
             assert isinstance(values, np.ndarray)
             self.on_host = True
             try:
-                return method(measured, values, *args)
+                return method(gathered, measurement, values, *args)
             finally:
                 self.on_host = False
 

@@ -20,7 +20,7 @@ from undertow.torch.monitor.statistics import StatisticRequest, inner_products
 from undertow.torch.monitor.steps import Steps
 from undertow.torch.monitor.tensors import at_least_single, joined
 
-__all__ = ["BlockEquilibria", "BlockReading", "rank_rtol", "read_blocks"]
+__all__ = ["BlockEquilibria", "BlockProducts", "BlockReading", "block_products", "rank_rtol", "read_blocks"]
 
 SINGLE_EPS = torch.finfo(torch.float32).eps
 
@@ -89,27 +89,41 @@ class BlockEquilibria:
         return numbers, amount
 
 
+@dataclass(frozen=True)
+class BlockProducts:
+    """The inner products of the parameters and of their gradients, by request."""
+
+    map: BlockMap
+    weight: dict[StatisticRequest, Tensor]
+    gradient: dict[StatisticRequest, Tensor]
+    rank_rtol: float
+
+
+def block_products(own: BlockMap, parameters: Mapping[str, nn.Parameter], device: torch.device) -> BlockProducts:
+    """Return what `read_blocks` needs of the parameters and gradients of a step."""
+    names = [request.parameter for request in own.requests]
+    weight = _grams(own.requests, {name: parameters[name].detach() for name in names}, device)
+    slopes = {name: g.detach() for name in names if (g := parameters[name].grad) is not None}
+    used = [request for request in own.requests if request.parameter in slopes]
+    dtypes = {parameters[request.parameter].dtype for request in own.requests}
+    return BlockProducts(own, weight, _grams(used, slopes, device), rank_rtol(own.block, list(dtypes)))
+
+
 def read_blocks(
-    own: BlockMap,
+    products: BlockProducts,
     rows: BlockEntries,
     steps: Steps,
-    parameters: Mapping[str, nn.Parameter],
     sums: Mapping[StatisticRequest, Tensor],
     samples: Tensor,
     scale: Tensor,
 ) -> BlockReading:
     """Return noise and charges of the GL symmetries with one block size, under SGD."""
-    device = steps.step.device
-    names = [request.parameter for request in own.requests]
+    device, own = steps.step.device, products.map
     zero = lambda request: torch.zeros(*request.index.shape[:2], own.block, dtype=torch.float64, device=device)
-    weight = _grams(own.requests, {name: parameters[name].detach() for name in names}, device)
-    slopes = {name: g.detach() for name in names if (g := parameters[name].grad) is not None}
-    used = [request for request in own.requests if request.parameter in slopes]
-    of_slopes = _grams(used, slopes, device)
-    gradient = torch.cat([of_slopes.get(request, zero(request)) for request in own.requests])[rows.request]
+    gradient = torch.cat([products.gradient.get(request, zero(request)) for request in own.requests])[rows.request]
     second = joined([sums.get(request, zero(request)) for request in own.requests], device)
     second = second.reshape(-1, own.block, own.block)[rows.request]
-    weight = torch.cat([weight[request] for request in own.requests])[rows.request]
+    weight = torch.cat([products.weight[request] for request in own.requests])[rows.request]
     unscale = steps.by_parameter.unscale[rows.parameter][:, None, None]
     gradient, second = gradient * unscale, second * unscale
     noise = (second * scale**2 - gradient / samples) * samples / (samples - 1)
@@ -123,7 +137,6 @@ def read_blocks(
     up = side(step / 2 * noise, True) + side(decay * weight, False)
     down = side(step / 2 * noise, False) + side(decay * weight, True)
     weights, inertia = ((side(x, True), side(x, False)) for x in (weight, weight / step))
-    dtypes = {parameters[request.parameter].dtype for request in own.requests}
     return BlockReading(
         own,
         (side(noise, True), side(noise, False)),
@@ -132,7 +145,7 @@ def read_blocks(
         (up, down),
         weights,
         inertia,
-        rank_rtol(own.block, list(dtypes)),
+        products.rank_rtol,
     )
 
 

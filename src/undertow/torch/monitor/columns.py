@@ -20,7 +20,7 @@ from undertow.torch.monitor.settings import ADAM, SGD, StepRule
 from undertow.torch.monitor.stacks import RAW, Slot, Stack, stack_sums
 from undertow.torch.monitor.tensors import joined, number_table, on_device
 
-__all__ = ["FIELDS", "StepColumns"]
+__all__ = ["FIELDS", "RawColumns", "StepColumns"]
 
 FIELDS = (
     "weight", "gradient", "before", "after", "pull", "drive", "inverse", "first", "second", "decayed", "plain_first",
@@ -47,10 +47,10 @@ class StepColumns:
         self._layouts: dict[tuple, _Layout] = {}
 
     @torch.no_grad()
-    def sums(
+    def gather(
         self, parameters: Mapping[str, nn.Parameter], rules: Mapping[str, StepRule], plain: frozenset[str]
-    ) -> Tensor:
-        """Return the sums for all slots, one after the other: (fields, sum of lengths).
+    ) -> "RawColumns":
+        """Return what the sums for all slots follow from, after which parameters, gradients and state may change.
 
         The last three fields are computed for the parameters in `plain`, and are 0 for others.
         """
@@ -65,8 +65,7 @@ class StepColumns:
         settings, parts = _Settings(stacks, rules, layout.stack), []
         for place, stack in enumerate(stacks):
             parts += stack_sums(stack, rules, parameters, settings.unbias(stack)[place])
-        raw = joined([*parts, parts[0].new_zeros(1)], device).index_select(0, layout.places).view(len(RAW), -1)
-        return _fields(dict(zip(RAW, raw.unbind(), strict=True)), settings.table[:, layout.parameter], layout.shift)
+        return RawColumns(parts, settings.table, layout)
 
     def _stacks(
         self, parameters: Mapping[str, nn.Parameter], rules: Mapping[str, StepRule], plain: frozenset[str]
@@ -115,6 +114,22 @@ class StepColumns:
         flat = torch.as_tensor(places, dtype=dtype).flatten()
         moved = [on_device(x, device) for x in (flat, *map(torch.as_tensor, (parameter, owner, shift)))]
         return _Layout(*moved[:3], moved[3] if shift.any() else None)
+
+
+class RawColumns(NamedTuple):
+    """Sums over the entries of all stacks, and the numbers of their parameters."""
+
+    parts: list[Tensor]
+    table: Tensor
+    """`_Settings.table`."""
+    layout: "_Layout"
+
+    def sums(self) -> Tensor:
+        """Return the sums for all slots, one after the other: (fields, sum of lengths)."""
+        flat = joined([*self.parts, self.parts[0].new_zeros(1)], self.layout.places.device)
+        raw = flat.index_select(0, self.layout.places).view(len(RAW), -1)
+        settings = self.table[:, self.layout.parameter]
+        return _fields(dict(zip(RAW, raw.unbind(), strict=True)), settings, self.layout.shift)
 
 
 class _Layout(NamedTuple):

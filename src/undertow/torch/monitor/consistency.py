@@ -1,5 +1,6 @@
 """Comparison of the recorded gradients with the gradients in `.grad`."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
@@ -30,15 +31,8 @@ CAUSES = (
 )
 
 
-class _Probes(NamedTuple):
-    """Projections of the recorded gradient and of `.grad`, for one parameter, and the latter itself."""
-
-    recorded: Tensor
-    actual: Tensor
-    gradient: Tensor
-    rtol: float
-
-
+Requested = Mapping[str, Sequence[StatisticRequest]]
+"""The statistics that are recorded, by parameter."""
 PROBED_ENTRIES = 2**22
 """Entries of gradients that are copied to make their projections together."""
 
@@ -60,35 +54,60 @@ class Compared(NamedTuple):
 class Comparison:
     """Recorded gradients beside those in `.grad`, as numbers on the device of the model.
 
-    `scale` is the factor between `.grad` and the recorded gradients, which comes from gradient scaling or clipping.
-    `read(values)` returns whether they agree, from `numbers` on the host.
+    The gradients may change once this exists: the numbers follow from copies when they are needed. `read(values)`
+    returns whether the gradients agree, from `numbers` on the host.
     """
 
+    @torch.no_grad()
     def __init__(
         self,
         sums: BatchSums,
-        probes: dict[str, _Probes],
-        spreads: Tensor,
+        gradients: Mapping[str, Tensor],
+        rtol: Mapping[str, float],
+        requests: Requested,
         required: AbstractSet[str],
         unmatched: dict[str, str],
     ):
-        self._names, self._required, self._unmatched = list(probes), required, unmatched
-        self._rtol = [probe.rtol for probe in probes.values()]
-        self._recorded = set(sums.probes)
-        device = spreads.device
-        recorded, actual = (joined([p[side] for p in probes.values()], device) for side in (0, 1))
-        sizes = torch.tensor([p.recorded.numel() for p in probes.values()])
-        owner = on_device(torch.arange(len(probes)).repeat_interleave(sizes), device)
-        by_parameter = lambda values: values.new_zeros(len(probes)).index_add_(0, owner, values)
+        self._names, self._required, self._unmatched = list(gradients), required, unmatched
+        self._sums, self._requests, self._rtol = sums, requests, [rtol[name] for name in gradients]
+        projected = list(_projected(gradients, sums.flipped).values())
+        self.device = projected[0].device
+        self._sizes = [x.numel() for x in projected]
+        self._actual = joined(projected, self.device)
+        self._norms = joined(torch._foreach_norm(list(gradients.values())), self.device)
+
+    @functools.cached_property
+    def samples(self) -> Tensor:
+        """Number of samples in the sums."""
+        return torch.as_tensor(self._sums.counted, device=self.device).double()
+
+    @property
+    def scale(self) -> Tensor:
+        """Factor between `.grad` and the recorded gradients, which comes from gradient scaling or clipping."""
+        return self._compared[0]
+
+    @property
+    def numbers(self) -> Tensor:
+        """What `read` needs on the host."""
+        return self._compared[1]
+
+    @functools.cached_property
+    @torch.no_grad()
+    def _compared(self) -> tuple[Tensor, Tensor]:
+        device, actual, sums = self.device, self._actual, self._sums
+        parts = zip(self._names, self._sizes, strict=True)
+        probes = [sums.probes[name] if name in sums.probes else actual.new_zeros(size) for name, size in parts]
+        recorded = joined(probes, device)
+        spreads = squares_over_samples(sums, self._requests, self._names, device)
+        owner = on_device(torch.arange(len(self._names)).repeat_interleave(torch.tensor(self._sizes)), device)
+        by_parameter = lambda values: values.new_zeros(len(self._names)).index_add_(0, owner, values)
         product, size = by_parameter(recorded * actual), by_parameter(recorded.square())
         scale = self._common_scale(product, size, spreads, sums.half)
-        self.scale = torch.where((scale - 1).abs() < 1e-3, 1.0, scale)
-        self.samples = torch.as_tensor(sums.counted, device=device).double()
         norms = by_parameter(actual.square()).sqrt()
         errors = by_parameter((scale * recorded - actual).square()).sqrt()
-        squares = joined(torch._foreach_norm([p.gradient for p in probes.values()]), device).square()
         head = torch.stack([self.samples, product.sum(), size.sum(), scale])
-        self.numbers = torch.cat([head, norms, errors, spreads, squares])
+        numbers = torch.cat([head, norms, errors, spreads, self._norms.square()])
+        return torch.where((scale - 1).abs() < 1e-3, 1.0, scale), numbers
 
     def _common_scale(self, product: Tensor, size: Tensor, spreads: Tensor, half: AbstractSet[str]) -> Tensor:
         """Return the factor between `.grad` and the recorded gradients, 1 if these cancel over the samples.
@@ -135,7 +154,7 @@ class Comparison:
         if unmatched and not set(self._names) - set(unmatched):
             return _failed(next(iter(unmatched.values())))
         factor = 1.0 if abs(scale - 1) < 1e-3 else scale
-        used = [k for k, name in enumerate(self._names) if name in self._recorded and name not in unmatched]
+        used = [k for k, name in enumerate(self._names) if name in self._sums.probes and name not in unmatched]
         second = {self._names[k]: float(spreads[k]) for k in used}
         square = {self._names[k]: float(squares[k] / factor**2) for k in used}
         return Compared(None, int(samples), unmatched, second, square)
@@ -145,11 +164,10 @@ def _failed(problem: str) -> Compared:
     return Compared(problem, 0, {}, {}, {})
 
 
-@torch.no_grad()
 def compare_gradients(
     sums: BatchSums,
     parameters: Mapping[str, nn.Parameter],
-    requests: Mapping[str, Sequence[StatisticRequest]],
+    requests: Requested,
     required: AbstractSet[str] | None = None,
 ) -> Comparison | str:
     """Compare the recorded gradients with those in `.grad`, by probes; return why if they cannot be compared.
@@ -183,13 +201,7 @@ def compare_gradients(
     if not gradients:
         reasons = {**sums.not_separable, **unmatched}
         return next(iter(reasons.values()), "no parameter was used in this step")
-    device = next(iter(gradients.values())).device
-    probes = {}
-    for name, actual in _projected(gradients, sums.flipped).items():
-        recorded = sums.probes.get(name)
-        recorded = torch.zeros_like(actual) if recorded is None else recorded.to(actual)
-        probes[name] = _Probes(recorded, actual, gradients[name], rtol[name])
-    return Comparison(sums, probes, squares_over_samples(sums, requests, list(probes), device), required, unmatched)
+    return Comparison(sums, gradients, rtol, requests, required, unmatched)
 
 
 def _gradient(name: str, parameter: nn.Parameter, sums: BatchSums) -> Tensor | str | None:
@@ -204,7 +216,7 @@ def _gradient(name: str, parameter: nn.Parameter, sums: BatchSums) -> Tensor | s
     return at_least_single(gradient)
 
 
-def _projected(gradients: dict[str, Tensor], flipped: Mapping[str, bool | None]) -> dict[str, Tensor]:
+def _projected(gradients: Mapping[str, Tensor], flipped: Mapping[str, bool | None]) -> dict[str, Tensor]:
     """Return the projections of gradients, those of small matrices of one shape together."""
     groups: dict[tuple, list[str]] = {}
     for name, gradient in gradients.items():

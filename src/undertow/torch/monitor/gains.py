@@ -40,6 +40,11 @@ class GainLayers:
     def __init__(self) -> None:
         self._known: weakref.WeakKeyDictionary[nn.Module, _Gain | None] = weakref.WeakKeyDictionary()
 
+    def is_norm(self, module: nn.Module) -> bool:
+        """Return whether a layer was found to be the root-mean-square norm, so that it is not called again."""
+        gain = self._known.get(module)
+        return gain is not None and gain.eps is not None
+
     @torch.no_grad()
     def gradients(
         self, module: nn.Module, args: tuple, kwargs: dict[str, object], back: Sequence[Tensor | None], samples: int,

@@ -6,17 +6,19 @@ pass brings other samples (gradient accumulation).
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
 
+from undertow.torch.monitor.background import BackgroundQueue, runs_in_background
 from undertow.torch.monitor.batch_sums import BatchSums
 from undertow.torch.monitor.eager import EAGER_MODE
 from undertow.torch.monitor.gains import GainLayers
-from undertow.torch.monitor.layer_queue import LayerQueue, Waiting
-from undertow.torch.monitor.layers import SharedCast, layer_gradients
+from undertow.torch.monitor.layer_queue import GPU_BYTES, LayerQueue, Waiting
+from undertow.torch.monitor.layers import SharedCast, is_known, layer_gradients
 from undertow.torch.monitor.replay import NotSeparableError, replayed_gradients
 from undertow.torch.monitor.sample_gradients import SampleGradients
 from undertow.torch.monitor.sites import (
@@ -101,7 +103,11 @@ class GradientRecorder:
         self._autocast_device = device if torch.amp.is_autocast_available(device) else None
         self.sites = find_sites(model, self.parameters)
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
-        self._replaying = False
+        self._replaying: int | None = None
+        """The thread that runs a layer again, whose calls are not recorded."""
+        self._calls: BackgroundQueue[None, None] = BackgroundQueue(GPU_BYTES)
+        """Calls whose gradients a thread computes during the backward pass, which needs no Python between its hooks."""
+        self._completing = threading.Lock()
         self._step = 0
         self._first_step: dict[tuple, int | None] = {}
         """For a site and the shapes of its inputs, the step in which they occurred first; None: check them always."""
@@ -137,6 +143,7 @@ class GradientRecorder:
 
     def _discard_pass(self) -> None:
         """Discard a backward pass that did not complete."""
+        self._await_calls()
         self._current: BatchSums | None = None
         self._pending: dict[str, list[SampleGradients]] = {}
         self._queue = LayerQueue(self.autotuner)
@@ -171,6 +178,7 @@ class GradientRecorder:
             handle.remove()
         self._handles = []
         self._reset()
+        self._calls.close()
 
     def take(self) -> tuple[BatchSums, str | None]:
         """Return the sums since the last call, and the first error, and start anew."""
@@ -180,8 +188,11 @@ class GradientRecorder:
         return result
 
     def _before_forward(self, module: nn.Module, args: tuple, kwargs: dict[str, object]) -> None:
-        if not self._replaying and not in_backward():
+        if not self._runs_again() and not in_backward():
             self.start_pass(args, kwargs)
+
+    def _runs_again(self) -> bool:
+        return self._replaying is not None and self._replaying == threading.get_ident()
 
     @_record_errors
     def start_pass(self, args: tuple, kwargs: dict[str, object]) -> None:
@@ -208,7 +219,7 @@ class GradientRecorder:
         checkpoint the first call ran without gradients, and this one gets the derivatives; otherwise it gets none.
         """
         ignored = not torch.is_grad_enabled() or torch._C._are_functorch_transforms_active()
-        if self._replaying or ignored:
+        if ignored or self._runs_again():
             return
         outputs = tensors_in(output)
         if not any(x.requires_grad for x in outputs):
@@ -272,7 +283,7 @@ class GradientRecorder:
         if call.recomputed:
             self._recomputed |= set(call.site.leaves.values())
         if len(call.back) == 1:
-            self._complete_call(call)
+            self._complete_soon(call, back)
         elif call not in self._incomplete:  # whether further outputs get derivatives is known at the end of the pass
             self._incomplete.append(call)
 
@@ -296,8 +307,33 @@ class GradientRecorder:
         else:
             self.uncovered |= dict.fromkeys(names, problem)
 
+    def _complete_soon(self, call: Call, back: Tensor) -> None:
+        """Complete a call; in a thread on a GPU if the layer need not be run again, which is not safe beside others."""
+        alone = is_known(call.site.module, back) or self._gain_layers.is_norm(call.site.module)
+        if not alone or not runs_in_background(back.device):
+            self._complete_call(call)
+            return
+        size = back.nbytes + sum(x.nbytes for x in call.inputs)
+        self._calls.submit(None, functools.partial(self._complete_call, call), size)
+        self._check_calls(wait=False)
+
+    def _check_calls(self, *, wait: bool) -> None:
+        """Keep the errors of calls that the thread has completed, or of all."""
+        for _, error in self._calls.take(wait=wait):
+            if isinstance(error, Exception):
+                self._fail(f"{type(error).__name__}: {error}")
+
+    def _await_calls(self) -> None:
+        """Wait until the thread has completed all calls."""
+        if len(self._calls):
+            self._check_calls(wait=True)
+
     def _complete_call(self, call: Call) -> None:
         """Compute the per-sample gradients of a call, and the statistics once all calls of a parameter are complete."""
+        with self._completing:
+            self._complete(call)
+
+    def _complete(self, call: Call) -> None:
         try:
             gradients = self._gradients_of_leaves(call)
             for leaf, use in gradients.items():
@@ -337,12 +373,12 @@ class GradientRecorder:
             if known is not None:
                 return known
         rest = call.args, call.kwargs, call.back, samples, self.batch_axis, leaves
-        self._replaying = True
+        self._replaying = threading.get_ident()
         try:
             known = self._gain_layers.gradients(site.module, *rest, call.autocast())
             return {**(replayed_gradients(site.module, *rest, call.autocast()) if known is None else known)}
         finally:
-            self._replaying = False
+            self._replaying = None
 
     def _without_autocast(self) -> AbstractContextManager:
         """Switch autocast off if the backward pass runs under it: squares of half-precision numbers overflow.
@@ -387,6 +423,7 @@ class GradientRecorder:
         """Add the sums of a complete backward pass."""
         if self._current is None:
             return
+        self._await_calls()
         if self.problem is None:
             for call in self._incomplete:
                 self._complete_call(call)

@@ -10,7 +10,7 @@ from torch.nn import functional
 from undertow.torch.monitor.sample_gradients import Dense, Outer, SampleGradients, Scattered
 from undertow.torch.monitor.tensors import at_least_single
 
-__all__ = ["SharedCast", "layer_gradients", "samples_first"]
+__all__ = ["SharedCast", "is_known", "layer_gradients", "samples_first"]
 
 
 class SharedCast:
@@ -88,6 +88,11 @@ _Gradients = dict[str, Callable[[], SampleGradients]]
 _Rule = Callable[[nn.Module, Tensor, Tensor], _Gradients]
 _KNOWN: weakref.WeakKeyDictionary[nn.Module, _Rule | None] = weakref.WeakKeyDictionary()
 """The function for each layer that was met."""
+
+
+def is_known(module: nn.Module, back: Tensor) -> bool:
+    """Return whether a layer is of a known kind; `back` is the derivative of the loss with respect to its output."""
+    return _gradients_of(module, back) is not None
 
 
 def _gradients_of(module: nn.Module, back: Tensor) -> _Rule | None:

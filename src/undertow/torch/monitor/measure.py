@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from undertow.torch.monitor.balance import adam_times, diagonal_amounts
-from undertow.torch.monitor.blocks import BlockReading, read_blocks
-from undertow.torch.monitor.columns import FIELDS
+from undertow.torch.monitor.blocks import BlockProducts, BlockReading, block_products, read_blocks
+from undertow.torch.monitor.columns import FIELDS, RawColumns
 from undertow.torch.monitor.consistency import Comparison
 from undertow.torch.monitor.entries import Entries, EntryMap
 from undertow.torch.monitor.settings import ADAM, SGD
@@ -26,7 +26,7 @@ from undertow.torch.monitor.statistics import StatisticRequest
 from undertow.torch.monitor.steps import ParameterSettings, Plan, Steps
 from undertow.torch.monitor.tensors import on_device
 
-__all__ = ["NUMBERS", "Measurement", "measure"]
+__all__ = ["NUMBERS", "Gathered", "Measurement", "gather", "measure"]
 
 NUMBERS = (
     "step_size", "charge", "noise_plus", "noise_minus", "noise_share", "flow", "first_order", "second_order", "decay",
@@ -99,26 +99,47 @@ class _Step:
         return factor.clamp_min(0) * self.noise, (-factor).clamp_min(0) * self.noise
 
 
+@dataclass(frozen=True)
+class Gathered:
+    """What a measurement needs of the parameters, their gradients and the state of the optimiser before the step."""
+
+    columns: RawColumns
+    settings: ParameterSettings
+    counts: Tensor
+    """Number of entries in each of the sums along axes."""
+    blocks: tuple[BlockProducts | None, ...]
+    """By block size; None where no symmetry of that size is stepped by SGD."""
+
+
+@torch.no_grad()
+def gather(entries: EntryMap, parameters: Mapping[str, nn.Parameter], plan: Plan, device: torch.device) -> Gathered:
+    """Return what a measurement needs before the optimiser steps; `measure` may be called later, and in a thread."""
+    columns = entries.columns.gather(parameters, plan.rules, plan.mixed(entries.census.symmetries))
+    by_sgd = lambda block_map: any(plan.kinds[k] == SGD for k in block_map.symmetries)
+    return Gathered(
+        columns,
+        ParameterSettings.of(entries.parameters, plan.rules, device),
+        entries.counts(parameters, device),
+        tuple(block_products(one, parameters, device) if by_sgd(one) else None for one in entries.blocks),
+    )
+
+
 @torch.no_grad()
 def measure(
     entries: EntryMap,
-    parameters: Mapping[str, nn.Parameter],
     plan: Plan,
+    gathered: Gathered,
     sums: Mapping[StatisticRequest, Tensor],
-    recorded: Tensor,
     comparison: Comparison,
 ) -> Measurement:
-    """Return the measurement of a step, from its gradients and the state of the optimiser before it.
-
-    `sums` are the statistics of the samples, and `recorded` the same as `EntryMap.sample_sums` returns them.
-    """
-    step = _prepare(entries, parameters, plan, recorded, comparison)
+    """Return the measurement of a step; `sums` are the statistics of the samples."""
+    device = comparison.samples.device
+    step = _prepare(entries, plan, gathered, entries.sample_sums(sums, device), comparison)
     solved = _solve(entries, step)
     blocks = []
-    for block_map, own in zip(entries.blocks, entries.on(recorded.device)[1], strict=True):
-        if any(plan.kinds[k] == SGD for k in block_map.symmetries):
-            moments = comparison.samples, comparison.scale
-            blocks.append(read_blocks(block_map, own, step.steps, parameters, sums, *moments))
+    for products, own in zip(gathered.blocks, entries.on(device)[1], strict=True):
+        if products is not None:
+            blocks.append(read_blocks(products, own, step.steps, sums, comparison.samples, comparison.scale))
     rows = step.steps.rows
     numbers = _totals(step) | solved.summary(entries, rows, len(plan.kinds))
     terms = rows.factor * step.steps.unit * step.weight, rows.factor * step.of["gradient"], *step.sides
@@ -133,19 +154,11 @@ def measure(
     return Measurement(torch.stack([numbers[name] for name in NUMBERS], 1), generators, tuple(blocks))
 
 
-def _prepare(
-    entries: EntryMap,
-    parameters: Mapping[str, nn.Parameter],
-    plan: Plan,
-    recorded: Tensor,
-    comparison: Comparison,
-) -> _Step:
-    """Return the entries of a step."""
-    device, symmetries = recorded.device, entries.census.symmetries
+def _prepare(entries: EntryMap, plan: Plan, gathered: Gathered, recorded: Tensor, comparison: Comparison) -> _Step:
+    """Return the entries of a step; `recorded` are the statistics of `EntryMap.sample_sums`."""
+    device, symmetries, settings = recorded.device, entries.census.symmetries, gathered.settings
     rows, _ = entries.on(device)
-    columns = entries.columns.sums(parameters, plan.rules, plan.mixed(symmetries))
-    of = dict(zip(FIELDS, columns[:, rows.column], strict=True))
-    settings = ParameterSettings.of(entries.parameters, plan.rules, device)
+    of = dict(zip(FIELDS, gathered.columns.sums()[:, rows.column], strict=True))
     kinds = torch.tensor([plan.plain(symmetries), [kind == ADAM for kind in plan.kinds]])
     plain, adaptive = on_device(kinds, device).unbind()
     steps = Steps(rows, settings, len(symmetries), plain)
@@ -153,7 +166,7 @@ def _prepare(
     second = recorded[rows.samples] * settings.unscale[rows.parameter] * comparison.scale**2
     noise = (second - of["gradient"] / samples) * samples / (samples - 1)
     drive = torch.where(adaptive[rows.symmetry], of["drive"], noise)
-    return _Step(steps, of, noise, drive, adaptive, entries.counts(parameters, device)[rows.column])
+    return _Step(steps, of, noise, drive, adaptive, gathered.counts[rows.column])
 
 
 def _totals(step: _Step) -> dict[str, Tensor]:

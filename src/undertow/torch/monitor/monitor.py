@@ -19,6 +19,7 @@ from undertow.torch._inputs import check_model
 from undertow.torch._renamed import Renamed
 from undertow.torch.census.census import Census
 from undertow.torch.monitor import output, plots, ranks
+from undertow.torch.monitor.background import BackgroundQueue, runs_in_background
 from undertow.torch.monitor.consistency import compare_gradients
 from undertow.torch.monitor.curvature_scale import MetricCurvature, fill_regime, metric_curvature, paused
 from undertow.torch.monitor.hooks import GradientRecorder
@@ -26,13 +27,11 @@ from undertow.torch.monitor.noise_scale import NoiseScales
 from undertow.torch.monitor.optimizers import OptimizerTracker, StepArguments, call_before_steps
 from undertow.torch.monitor.output import Writer
 from undertow.torch.monitor.reading import COLUMNS, Reading, Row
-from undertow.torch.monitor.reading_queue import ReadingQueue
 from undertow.torch.monitor.report import write_report
 from undertow.torch.monitor.settings import SGD, StepRule
 from undertow.torch.monitor.statistics import ShapeKey
 from undertow.torch.monitor.step_result import StepResult, read_result
 from undertow.torch.monitor.symmetry_meter import SymmetryMeter, validate_census
-from undertow.torch.monitor.tensors import HostCopy
 from undertow.torch.monitor.verdict import TOLERANCE, Verdict, verdicts
 
 if TYPE_CHECKING:
@@ -44,6 +43,8 @@ __all__ = ["COLUMNS", "NoiseMonitor", "Reading"]
 _RulesOf = Callable[[], dict[str, StepRule]]
 """Returns how each parameter is stepped."""
 MOST_ROWS = 100_000  # about 100 MB
+MOST_UNREAD = 4
+"""Measurements that a thread may still have to complete: each holds the numbers of a step."""
 
 
 class NoiseMonitor:
@@ -145,7 +146,7 @@ class NoiseMonitor:
         self.steps = 0
         """Number of steps of the optimiser so far."""
         self._last: tuple[Reading, ...] = ()
-        self._unread: ReadingQueue[tuple[int, bool], StepResult] = ReadingQueue()
+        self._unread: BackgroundQueue[tuple[int, bool], StepResult] = BackgroundQueue(MOST_UNREAD)
         self._skipped: deque[tuple[int, str]] = deque(maxlen=keep)
         self._rows: deque[list[Row]] = deque(maxlen=min(keep, max(1, MOST_ROWS // max(1, len(self.census)))))
         self._measured = False
@@ -298,6 +299,8 @@ class NoiseMonitor:
             if isinstance(result, Exception):
                 result = StepResult(f"{type(result).__name__}: {result}")
             self._keep(step, result, scaled)
+        if wait:
+            self._unread.close()
 
     def _keep(self, step: int, result: StepResult, scaled: bool) -> None:
         if result.power is None:
@@ -328,13 +331,12 @@ class NoiseMonitor:
             return StepResult(comparison)
         if self._sharded:
             rules = {name: ranks.whole_state(rule) for name, rule in rules.items()}
-        measured = self._meter.measure(sums, self._parameters, rules, comparison)
-        numbers = HostCopy(torch.cat([comparison.numbers, measured.numbers]))  # the only transfer
-        if self._meter.choose_requests(measured):
+        gathered = self._meter.gather(sums, self._parameters, rules, comparison.device)
+        if self._meter.choose_requests(gathered):
             recorder.record(self._meter.requests, self._meter.optional(self.model))
-        read = functools.partial(read_result, step, comparison, measured, numbers)
+        read = functools.partial(read_result, step, comparison, gathered)
         # processes must agree on what they measure next, so that they do not complete steps at different times
-        if not (self._measured and numbers.waits) or self._distributed:
+        if not (self._measured and runs_in_background(comparison.device)) or self._distributed:
             self._collect(wait=True)
             return read()
         self._unread.submit((step, scaled), read)

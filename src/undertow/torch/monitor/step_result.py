@@ -5,12 +5,13 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
+import torch
 
 from undertow.torch.monitor.consistency import NOT_FINITE, Comparison
 from undertow.torch.monitor.noise_scale import GradientPower, gradient_power
 from undertow.torch.monitor.reading import Reading
-from undertow.torch.monitor.symmetry_meter import MeasuredStep
-from undertow.torch.monitor.tensors import HostCopy
+from undertow.torch.monitor.symmetry_meter import GatheredStep
+from undertow.torch.monitor.tensors import on_host
 
 __all__ = ["StepResult", "read_result"]
 
@@ -34,12 +35,16 @@ class StepResult(NamedTuple):
         return self.problem == NOT_FINITE and scaled
 
 
-def read_result(step: int, comparison: Comparison, measured: MeasuredStep, numbers: HostCopy) -> StepResult:
-    """Return the result of a step from the numbers of the comparison and the measurement, once they are on the host."""
-    ahead, rest = np.split(numbers.numpy(), [len(comparison.numbers)])
+def read_result(step: int, comparison: Comparison, gathered: GatheredStep | None) -> StepResult:
+    """Return the result of a step: compare and measure on the device of the model, and read the numbers on the host."""
+    measurement = None if gathered is None else gathered.measure(comparison)
+    numbers = [comparison.numbers] if measurement is None else [comparison.numbers, measurement.flat()]
+    ahead, rest = np.split(on_host(torch.cat(numbers)), [len(numbers[0])])  # the only transfer
     compared = comparison.read(ahead)
     if compared.problem is not None:
         return StepResult(compared.problem)
     power = gradient_power(step, compared.samples, compared.second, compared.square)
-    readings = measured.read(rest, step, compared.samples)
-    return StepResult(None, power, readings, compared.unmatched, measured.not_separable)
+    if gathered is None or measurement is None:
+        return StepResult(None, power, (), compared.unmatched)
+    readings = gathered.read(measurement, rest, step, compared.samples)
+    return StepResult(None, power, readings, compared.unmatched, gathered.sums.not_separable)

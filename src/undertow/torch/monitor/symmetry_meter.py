@@ -1,12 +1,11 @@
 """The symmetries of a census at the steps of an optimiser: what has to be recorded, measured and read."""
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from undertow import _validate as validate
 from undertow.torch._copies import trainable
@@ -14,7 +13,7 @@ from undertow.torch.census.census import Census, check_census
 from undertow.torch.monitor.batch_sums import BatchSums
 from undertow.torch.monitor.consistency import Comparison
 from undertow.torch.monitor.entries import EntryMap
-from undertow.torch.monitor.measure import Measurement, measure
+from undertow.torch.monitor.measure import Gathered, Measurement, gather, measure
 from undertow.torch.monitor.reading import Reading, read_step
 from undertow.torch.monitor.requests import Requests
 from undertow.torch.monitor.scale_requests import scale_requests
@@ -22,7 +21,7 @@ from undertow.torch.monitor.settings import SGD, StepRule
 from undertow.torch.monitor.statistics import StatisticRequest
 from undertow.torch.monitor.steps import Plan, plan_step
 
-__all__ = ["MeasuredStep", "SymmetryMeter", "validate_census"]
+__all__ = ["GatheredStep", "SymmetryMeter", "validate_census"]
 
 
 def validate_census(model: nn.Module, census: object) -> None:
@@ -35,23 +34,22 @@ def validate_census(model: nn.Module, census: object) -> None:
     check_census("NoiseMonitor", census, trainable(model))
 
 
-class MeasuredStep(NamedTuple):
-    """The measurement of a step, on the device of the model."""
+class GatheredStep(NamedTuple):
+    """What the measurement of a step follows from, on the device of the model, whatever the optimiser does next."""
 
-    plan: Plan | None
-    entries: EntryMap | None
-    measurement: Measurement | None
-    numbers: Tensor
-    """What `read` needs on the host, as one flat tensor."""
-    not_separable: Mapping[str, str] = MappingProxyType({})
-    """Parameters whose noise is not known, with the reason."""
+    plan: Plan
+    entries: EntryMap
+    gathered: Gathered
+    sums: BatchSums
 
-    def read(self, values: np.ndarray, step: int, samples: int) -> tuple[Reading, ...]:
-        """Return one reading per symmetry, from `numbers` on the host."""
-        if self.plan is None or self.entries is None or self.measurement is None:
-            return ()
-        facts = {"step": step, "samples": samples, "not_separable": self.not_separable}
-        return read_step(self.entries, self.plan, self.measurement, values, **facts)
+    def measure(self, comparison: Comparison) -> Measurement:
+        """Return the measurement."""
+        return measure(self.entries, self.plan, self.gathered, self.sums.sums, comparison)
+
+    def read(self, measurement: Measurement, values: np.ndarray, step: int, samples: int) -> tuple[Reading, ...]:
+        """Return one reading per symmetry, from the `Measurement.flat` on the host."""
+        facts = {"step": step, "samples": samples, "not_separable": self.sums.not_separable}
+        return read_step(self.entries, self.plan, measurement, values, **facts)
 
 
 class SymmetryMeter:
@@ -81,28 +79,24 @@ class SymmetryMeter:
         """Return what the noise scale needs beside `requests`."""
         return scale_requests(self.requests, trainable(model))
 
-    def measure(
+    def gather(
         self,
         sums: BatchSums,
         parameters: Mapping[str, nn.Parameter],
         rules: Mapping[str, StepRule],
-        comparison: Comparison,
-    ) -> MeasuredStep:
-        """Return the measurement of a step from the sums over its samples, and the state of the optimiser before it."""
-        device = comparison.numbers.device
+        device: torch.device,
+    ) -> GatheredStep | None:
+        """Return what the measurement of a step follows from: the sums over its samples, and the step itself."""
         if not len(self.census):
-            return MeasuredStep(None, None, None, torch.zeros(0, dtype=torch.float64, device=device))
-        entries = self._current()[1]
-        samples = entries.sample_sums(sums.sums, device)
-        plan = plan_step(self.census.symmetries, rules)
-        measured = measure(entries, parameters, plan, sums.sums, samples, comparison)
-        return MeasuredStep(plan, entries, measured, measured.flat(), sums.not_separable)
+            return None
+        entries, plan = self._current()[1], plan_step(self.census.symmetries, rules)
+        return GatheredStep(plan, entries, gather(entries, parameters, plan, device), sums)
 
-    def choose_requests(self, measured: MeasuredStep) -> bool:
+    def choose_requests(self, gathered: GatheredStep | None) -> bool:
         """Choose what the steps of the optimiser need; return whether other statistics have to be recorded now."""
-        if measured.plan is None:
+        if gathered is None:
             return False
-        pairs = zip(self.census, measured.plan.kinds, strict=True)
+        pairs = zip(self.census, gathered.plan.kinds, strict=True)
         diagonal = not any(kind == SGD for symmetry, kind in pairs if symmetry.block > 1)
         changed = diagonal != self._diagonal
         self._diagonal = diagonal

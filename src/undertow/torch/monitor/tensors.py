@@ -8,27 +8,19 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "HostCopy", "at_least_single", "detached", "flattened", "joined", "number_table", "on_device", "tensors_in",
+    "at_least_single", "detached", "flattened", "joined", "number_table", "on_device", "on_host", "tensors_in",
     "to_numpy",
 ]  # fmt: skip
 
 
-class HostCopy:
-    """A copy of a tensor on the host, in double precision; the host does not wait for a GPU until it reads it."""
-
-    def __init__(self, x: Tensor):
-        self.waits = x.is_cuda
-        """Whether the copy may still be under way."""
-        self._values = x.double().to("cpu", non_blocking=True)
-        self._copied = torch.cuda.Event(blocking=True) if self.waits else None
-        if self._copied is not None:
-            self._copied.record(torch.cuda.current_stream(x.device))
-
-    def numpy(self) -> np.ndarray:
-        """Return the values, after they have arrived."""
-        if self._copied is not None:
-            self._copied.synchronize()
-        return self._values.numpy()
+def on_host(x: Tensor) -> np.ndarray:
+    """Return a tensor as an array in double precision; a thread that waits for a GPU here uses no processor time."""
+    values = x.double().to("cpu", non_blocking=True)
+    if x.is_cuda:
+        copied = torch.cuda.Event(blocking=True)
+        copied.record(torch.cuda.current_stream(x.device))
+        copied.synchronize()
+    return values.numpy()
 
 
 def to_numpy(tensors: Sequence[Tensor]) -> list[np.ndarray]:
