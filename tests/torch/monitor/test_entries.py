@@ -32,7 +32,7 @@ def test_sums_by_generator():
     assert rows.owner.tolist() == [0, 0, 1, 1, 1, 1]
     assert (blocks.block.tolist(), blocks.plus.tolist()) == ([0, 1, 0, 1], [True, True, False, False])
     matrices = torch.arange(4.0)[:, None, None] * torch.ones(4, 2, 2)
-    assert blocks.by_block(matrices)[:, 0, 0].tolist() == [0 + 2, 1 + 3]
+    assert blocks.by_side(matrices)[:, :, 0, 0].tolist() == [[0, 1], [2, 3]]
     assert entries.on(torch.device("cpu"))[0] is rows
 
 

@@ -112,3 +112,20 @@ def test_later_steps_change_nothing_of_a_measurement_under_way(optimiser, arrive
     train(monitor, optimizer, 5)
     arrived_late.set()
     assert_same_rows(monitor, expected)
+
+
+def test_no_thread_works_when_the_profiler_of_pytorch_ends(arrived):
+    """PyTorch crashes there; a measurement from before the profiler is completed by the end of the next step."""
+    arrived.set()
+    monitor, optimizer = start(torch.optim.AdamW, every=2)
+    train(monitor, optimizer, 2)
+    arrived.clear()
+    train(monitor, optimizer, 1)
+    assert len(monitor._unread) == 1
+    threading.Timer(0.1, arrived.set).start()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        train(monitor, optimizer, 1)
+        assert len(monitor._unread) == 0
+        train(monitor, optimizer, 1)
+        assert len(monitor._unread) == 0
+    assert sorted({row["step"] for row in monitor.rows}) == [0, 2, 4]

@@ -13,7 +13,7 @@ import torch
 
 from undertow.torch._threads import limit_calling_thread
 
-__all__ = ["BackgroundQueue", "runs_in_background"]
+__all__ = ["BackgroundQueue", "profiler_runs", "runs_in_background"]
 
 Label = TypeVar("Label")
 Result = TypeVar("Result")
@@ -23,7 +23,12 @@ DEVICES = ("cuda",)
 
 def runs_in_background(device: torch.device) -> bool:
     """Return whether work on tensors of a device is done in a thread."""
-    return device.type in DEVICES
+    return device.type in DEVICES and not profiler_runs()
+
+
+def profiler_runs() -> bool:
+    """Return whether PyTorch's profiler is on. Where it ends while a thread starts operations, the process crashes."""
+    return bool(getattr(torch.autograd.profiler, "_is_profiler_enabled", False))
 
 
 class BackgroundQueue(Generic[Label, Result]):

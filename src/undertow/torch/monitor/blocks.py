@@ -119,11 +119,9 @@ def read_blocks(
 ) -> BlockReading:
     """Return noise and charges of the GL symmetries with one block size, under SGD."""
     device, own = steps.step.device, products.map
-    zero = lambda request: torch.zeros(*request.index.shape[:2], own.block, dtype=torch.float64, device=device)
-    gradient = torch.cat([products.gradient.get(request, zero(request)) for request in own.requests])[rows.request]
-    second = joined([sums.get(request, zero(request)) for request in own.requests], device)
-    second = second.reshape(-1, own.block, own.block)[rows.request]
-    weight = torch.cat([products.weight[request] for request in own.requests])[rows.request]
+    flat = lambda of: joined([of[r] if r in of else _zero(r, own.block, device) for r in own.requests], device)
+    moments = [flat(of).reshape(-1, own.block, own.block) for of in (products.gradient, sums, products.weight)]
+    gradient, second, weight = torch.stack(moments)[:, rows.request].unbind()
     unscale = steps.by_parameter.unscale[rows.parameter][:, None, None]
     gradient, second = gradient * unscale, second * unscale
     noise = (second * scale**2 - gradient / samples) * samples / (samples - 1)
@@ -132,21 +130,24 @@ def read_blocks(
     moves = steps.moves[rows.symmetry]
     step = column(torch.where(moves, settings.step[rows.parameter], 1.0))
     decay, unit = column(settings.decay[rows.parameter]), column(steps.reference[rows.symmetry]) / step
-    plus = column(rows.plus)
-    side = lambda values, is_plus: rows.by_block(torch.where(plus == is_plus, values, 0.0))
-    up = side(step / 2 * noise, True) + side(decay * weight, False)
-    down = side(step / 2 * noise, False) + side(decay * weight, True)
-    weights, inertia = ((side(x, True), side(x, False)) for x in (weight, weight / step))
+    values = [noise, gradient, unit * weight, step / 2 * noise, decay * weight, weight, weight / step]
+    plus, minus = rows.by_side(torch.stack(values)).unbind()
+    (noise, gradient, charge, push, decayed, weights, inertia) = zip(plus.unbind(), minus.unbind(), strict=True)
     return BlockReading(
         own,
-        (side(noise, True), side(noise, False)),
-        side(gradient, True) - side(gradient, False),
-        (side(unit * weight, True) - side(unit * weight, False)) / 2,
-        (up, down),
+        noise,
+        gradient[0] - gradient[1],
+        (charge[0] - charge[1]) / 2,
+        (push[0] + decayed[1], push[1] + decayed[0]),
         weights,
         inertia,
         products.rank_rtol,
     )
+
+
+def _zero(request: StatisticRequest, block: int, device: torch.device) -> Tensor:
+    assert request.index is not None
+    return torch.zeros(*request.index.shape[:2], block, dtype=torch.float64, device=device)
 
 
 def rank_rtol(block: int, dtypes: Sequence[torch.dtype]) -> float:

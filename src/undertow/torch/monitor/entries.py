@@ -62,9 +62,12 @@ class BlockEntries(NamedTuple):
     owner: Tensor
     """The symmetry of each block."""
 
-    def by_block(self, matrices: Tensor) -> Tensor:
-        """Return the sums of (rows, d, d) over the rows of each block."""
-        return matrices.new_zeros(len(self.owner), *matrices.shape[1:]).index_add_(0, self.block, matrices)
+    def by_side(self, matrices: Tensor) -> Tensor:
+        """Return the sums of (..., rows, d, d) over the rows of each block on each side: (2, ..., blocks, d, d)."""
+        plus = self.plus[:, None, None]
+        apart = torch.stack([torch.where(plus, matrices, 0.0), torch.where(plus, 0.0, matrices)])
+        shape = *apart.shape[:-3], len(self.owner), *apart.shape[-2:]
+        return apart.new_zeros(shape).index_add_(-3, self.block, apart)
 
 
 @dataclass(frozen=True)

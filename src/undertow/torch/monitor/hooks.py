@@ -13,11 +13,11 @@ from contextlib import AbstractContextManager
 import torch
 from torch import Tensor, nn
 
-from undertow.torch.monitor.background import BackgroundQueue, runs_in_background
 from undertow.torch.monitor.batch_sums import BatchSums
+from undertow.torch.monitor.call_queue import CallQueue
 from undertow.torch.monitor.eager import EAGER_MODE
 from undertow.torch.monitor.gains import GainLayers
-from undertow.torch.monitor.layer_queue import GPU_BYTES, LayerQueue, Waiting
+from undertow.torch.monitor.layer_queue import LayerQueue, Waiting
 from undertow.torch.monitor.layers import SharedCast, is_known, layer_gradients
 from undertow.torch.monitor.replay import NotSeparableError, replayed_gradients
 from undertow.torch.monitor.sample_gradients import SampleGradients
@@ -33,31 +33,9 @@ from undertow.torch.monitor.sites import (
 )
 from undertow.torch.monitor.statistics import Autotuner, StatisticRequest
 from undertow.torch.monitor.tensors import detached, tensors_in
+from undertow.torch.monitor.transient import TransientHook
 
 __all__ = ["GradientRecorder"]
-
-
-class _NoHook:
-    """Replacement of a hook in a copied or saved model."""
-
-    def __call__(self, *_: object) -> None:
-        return None
-
-
-class _Hook:
-    """A hook that copies and pickles of the model do not inherit."""
-
-    def __init__(self, function: Callable[..., None], *bound: object):
-        self.function, self.bound = function, bound
-
-    def __call__(self, *args: object) -> None:
-        self.function(*self.bound, *args)
-
-    def __deepcopy__(self, memo: dict) -> _NoHook:
-        return _NoHook()
-
-    def __reduce__(self) -> tuple[type[_NoHook], tuple[()]]:
-        return _NoHook, ()
 
 
 def _record_errors(hook: Callable[..., None]) -> Callable[..., None]:
@@ -105,9 +83,7 @@ class GradientRecorder:
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._replaying: int | None = None
         """The thread that runs a layer again, whose calls are not recorded."""
-        self._calls: BackgroundQueue[None, None] = BackgroundQueue(GPU_BYTES)
-        """Calls whose gradients a thread computes during the backward pass, which needs no Python between its hooks."""
-        self._completing = threading.Lock()
+        self._calls = CallQueue(self._complete_call, self._fail)
         self._step = 0
         self._first_step: dict[tuple, int | None] = {}
         """For a site and the shapes of its inputs, the step in which they occurred first; None: check them always."""
@@ -143,7 +119,7 @@ class GradientRecorder:
 
     def _discard_pass(self) -> None:
         """Discard a backward pass that did not complete."""
-        self._await_calls()
+        self._calls.discard()
         self._current: BatchSums | None = None
         self._pending: dict[str, list[SampleGradients]] = {}
         self._queue = LayerQueue(self.autotuner)
@@ -163,10 +139,10 @@ class GradientRecorder:
             return
         self._find_batch_norms()
         self._reset()
-        before = _Hook(self._before_forward)
+        before = TransientHook(self._before_forward)
         self._handles.append(self.model.register_forward_pre_hook(before, with_kwargs=True, prepend=True))
         for site in self.sites:
-            hook = _Hook(self._after_forward, site)
+            hook = TransientHook(self._after_forward, site)
             self._handles.append(site.module.register_forward_hook(hook, with_kwargs=True))
         EAGER_MODE.acquire()
 
@@ -178,6 +154,10 @@ class GradientRecorder:
             handle.remove()
         self._handles = []
         self._reset()
+
+    def close(self) -> None:
+        """Remove the hooks and end the thread."""
+        self.detach()
         self._calls.close()
 
     def take(self) -> tuple[BatchSums, str | None]:
@@ -283,7 +263,9 @@ class GradientRecorder:
         if call.recomputed:
             self._recomputed |= set(call.site.leaves.values())
         if len(call.back) == 1:
-            self._complete_soon(call, back)
+            # to run a layer again is not safe while others run
+            again = not is_known(call.site.module, back) and not self._gain_layers.is_norm(call.site.module)
+            self._calls.add(call, back, alone=again)
         elif call not in self._incomplete:  # whether further outputs get derivatives is known at the end of the pass
             self._incomplete.append(call)
 
@@ -307,33 +289,8 @@ class GradientRecorder:
         else:
             self.uncovered |= dict.fromkeys(names, problem)
 
-    def _complete_soon(self, call: Call, back: Tensor) -> None:
-        """Complete a call; in a thread on a GPU if the layer need not be run again, which is not safe beside others."""
-        alone = is_known(call.site.module, back) or self._gain_layers.is_norm(call.site.module)
-        if not alone or not runs_in_background(back.device):
-            self._complete_call(call)
-            return
-        size = back.nbytes + sum(x.nbytes for x in call.inputs)
-        self._calls.submit(None, functools.partial(self._complete_call, call), size)
-        self._check_calls(wait=False)
-
-    def _check_calls(self, *, wait: bool) -> None:
-        """Keep the errors of calls that the thread has completed, or of all."""
-        for _, error in self._calls.take(wait=wait):
-            if isinstance(error, Exception):
-                self._fail(f"{type(error).__name__}: {error}")
-
-    def _await_calls(self) -> None:
-        """Wait until the thread has completed all calls."""
-        if len(self._calls):
-            self._check_calls(wait=True)
-
     def _complete_call(self, call: Call) -> None:
         """Compute the per-sample gradients of a call, and the statistics once all calls of a parameter are complete."""
-        with self._completing:
-            self._complete(call)
-
-    def _complete(self, call: Call) -> None:
         try:
             gradients = self._gradients_of_leaves(call)
             for leaf, use in gradients.items():
@@ -423,7 +380,7 @@ class GradientRecorder:
         """Add the sums of a complete backward pass."""
         if self._current is None:
             return
-        self._await_calls()
+        self._calls.finish()
         if self.problem is None:
             for call in self._incomplete:
                 self._complete_call(call)

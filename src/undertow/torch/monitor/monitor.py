@@ -19,7 +19,7 @@ from undertow.torch._inputs import check_model
 from undertow.torch._renamed import Renamed
 from undertow.torch.census.census import Census
 from undertow.torch.monitor import output, plots, ranks
-from undertow.torch.monitor.background import BackgroundQueue, runs_in_background
+from undertow.torch.monitor.background import BackgroundQueue, profiler_runs, runs_in_background
 from undertow.torch.monitor.consistency import compare_gradients
 from undertow.torch.monitor.curvature_scale import MetricCurvature, fill_regime, metric_curvature, paused
 from undertow.torch.monitor.hooks import GradientRecorder
@@ -260,7 +260,7 @@ class NoiseMonitor:
 
     def _end_step(self, rules: _RulesOf) -> None:
         step, self.steps = self.steps, self.steps + 1
-        self._collect(wait=False)
+        self._collect(wait=profiler_runs())
         try:
             if self._recorder.attached:
                 self._measure(step, rules())
@@ -392,4 +392,4 @@ class NoiseMonitor:
 
 def _release(handle: torch.utils.hooks.RemovableHandle, recorder: GradientRecorder) -> None:
     handle.remove()
-    recorder.detach()
+    recorder.close()

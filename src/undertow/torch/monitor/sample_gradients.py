@@ -215,11 +215,14 @@ class Scattered:
         Positions of one sample with the same token are added before they are squared.
         """
         samples = torch.arange(len(self.tokens), device=self.tokens.device)[:, None]
-        keys, place = torch.unique(self.tokens + samples * self.shape[0], return_inverse=True)
-        rows = self.out.new_zeros(len(keys), self.shape[1])
-        squares = rows.index_add_(0, place.flatten(), self.out.flatten(0, 1)).square()
+        keys, order = (self.tokens + samples * self.shape[0]).flatten().sort()
+        # equal keys get one place; `torch.unique` would wait for a GPU
+        place = torch.cat([keys.new_zeros(1), (keys[1:] != keys[:-1]).cumsum(0)])
+        rows = torch.zeros_like(self.out.flatten(0, 1))
+        squares = rows.index_add_(0, place, self.out.flatten(0, 1)[order]).square()
         by_row = self.out.new_zeros(self.shape[0])
-        return by_row.index_add_(0, keys % self.shape[0], squares.sum(1)), squares.sum(0)
+        tokens = torch.zeros_like(keys).scatter_(0, place, keys % self.shape[0])
+        return by_row.index_add_(0, tokens, squares.sum(1)), squares.sum(0)
 
     def probe(self) -> Tensor:
         """Return the gradient of the batch times a fixed vector along the tokens, without forming the gradient."""
