@@ -12,7 +12,7 @@ from undertow.explore.picture import Picture
 
 
 def check_other_values_compile_nothing(instrument: Instrument) -> None:
-    """Numbers are traced. Another number of runs compiles two programs at most, which the explorer does at its start."""
+    """Numbers are traced. Another number of runs compiles two programs at most, at the start of the explorer."""
     instrument.picture(instrument.defaults())
     for slider in instrument.sliders:
         if slider.programs:

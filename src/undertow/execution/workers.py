@@ -316,7 +316,7 @@ class Cluster:
         """Do nothing: Dask replaces its workers itself."""
 
     def close(self) -> None:
-        """Disconnect from the cluster and leave it running; the errors of Dask if it is gone would hide the first one."""
+        """Disconnect from the cluster and leave it running; errors of Dask if it is gone would hide the first one."""
         for disconnect in (partial(self.pool.shutdown, wait=False), partial(self.client.close, timeout=5)):
             with contextlib.suppress(Exception):
                 disconnect()
