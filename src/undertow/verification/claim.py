@@ -139,6 +139,10 @@ class Claim(Generic[P]):
             )
         if len({type(value) for value in self.scales.values()}) > 1 or not all(map(_is_record, self.scales.values())):
             raise ValueError(f"claim {self.id or self.statement!r}: give objects of one dataclass as `scales`.")
+        for name, value in ((name, value) for one in SCALES for name, value in self.parameters(one).items()):
+            if not isinstance(value, Parameter):
+                advice = "parameters are numbers of Python, text or flags"
+                raise ValueError(f"claim {self.id or self.statement!r}: `scales` has {name} = {value!r}; {advice}.")
 
     def parameters(self, scale: Scale) -> dict[str, Parameter]:
         """Return the parameters at a scale, as plain values."""
