@@ -194,12 +194,13 @@ def test_what_an_experiment_may_get_wrong_is_a_sentence_and_other_claims_go_on(o
         ("a = Claim('x', measure, scales={'smoke': 1})", "give parameters for the scales smoke, default, full."),
         ("a = Claim('x', measure, scales=dict.fromkeys(('smoke', 'default', 'full'), 1))", "objects of one dataclass"),
         (
-            "from fractions import Fraction as F\nfrom dataclasses import make_dataclass\nP = make_dataclass('P', 'n')(F(1, 2))\n"
+            "from fractions import Fraction as F\nfrom dataclasses import make_dataclass\n"
+            "P = make_dataclass('P', 'n')(F(1, 2))\n"
             "a = Claim('x', measure, scales=dict.fromkeys(('smoke', 'default', 'full'), P))",
             "claim 'x': `scales` has n = Fraction(1, 2); parameters are numbers of Python, text or flags.",
         ),
         ("ERRATA = 5", "mine: `ERRATA` is 5; give a tuple of objects of Erratum."),
-        ("COVERAGE = ('x',)", "mine: `COVERAGE` of a pack holds 'x'; give a Entry."),
+        ("COVERAGE = ('x',)", "mine: `COVERAGE` of a pack holds 'x'; give objects of Entry."),
     ],
 )
 def test_claims_that_cannot_be_made(own, capsys, code, sentence):
