@@ -46,24 +46,22 @@ def undertow(*arguments: object) -> Callable[[], None]:
 
 
 def make_report_folder(folder: Path, count: int) -> Path:
-    """Write `count` results, with the statements of the claims and the checks and figures of the gallery."""
+    """Write `count` sealed results, with the statements of the claims and the checks and figures of the gallery."""
     from undertow.verification import claims
-    from undertow.verification.result import ClaimResult, write_results
+    from undertow.verification.result import ClaimResult, store_result, write_results
 
     stored = [ClaimResult.from_json(result) for result in json.loads((GALLERY / "results.json").read_text())]
     results = []
     for number in range(count):
         one = stored[number % len(stored)]
         claim, name = claims[one.claim], f"{one.claim}-{number}"
-        results.append(
-            replace(
-                one, task=replace(one.task, claim=name), paper=claim.paper, place=claim.place,
-                statement=claim.statement, equation=claim.equation, alternative=claim.alternative,
-            )
+        result = replace(
+            one, task=replace(one.task, claim=name), paper=claim.paper, place=claim.place,
+            statement=claim.statement, equation=claim.equation, alternative=claim.alternative,
         )  # fmt: skip
-        figure = folder / "claims" / name / "figure.svg"
-        figure.parent.mkdir(parents=True)
-        shutil.copyfile(GALLERY / f"{one.claim}.svg", figure)
+        figure = (GALLERY / f"{one.claim}.svg").read_bytes()
+        with patch("os.fsync"):
+            results.append(store_result(folder, result, {"figure.svg": figure}))
     write_results(folder, results)
     return folder
 

@@ -6,6 +6,7 @@ import pytest
 
 from tests.cli.calls import call
 from undertow.cli._status import MISTAKE
+from undertow.explore.own import EXAMPLE
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,17 @@ def test_a_port_in_use(capsys):
         status, _, err = call(capsys, "explore", "--no-browser", "--port", port)
     assert status == MISTAKE
     assert f"--port {port}: another program uses the port. Give another one, or --port 0 for any free port." in err
+
+
+def test_a_problem_that_diverges_at_the_defaults_still_has_a_page(capsys, tmp_path, monkeypatch):
+    """Its sliders have smaller step sizes."""
+    steep = EXAMPLE.replace("* x, x, x)", "* 30 * x, x, x)")
+    (tmp_path / "steep.py").write_text(steep)
+    monkeypatch.setattr("http.server.ThreadingHTTPServer.serve_forever", lambda server: None)
+    monkeypatch.setattr("undertow.explore.server.Explorer.compile", lambda explorer, names: None)
+    status, out, err = call(
+        capsys, "explore", "--no-browser", "--port", 0, "--file", f"{tmp_path / 'steep.py'}:problem"
+    )
+    assert (status, err) == (0, "")
+    assert "All runs diverged: choose a smaller step size." in out
+    assert "http://127.0.0.1:" in out

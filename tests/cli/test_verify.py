@@ -137,6 +137,80 @@ def test_every_mistake_is_one_sentence_and_other_claims_go_on(own, capsys):
     assert status == 2, "a claim that cannot be judged is bad input"
 
 
+CHECKS = {
+    "Check(1, 1.0, 0.0, 0.0, Below(2.0), alternative=3.0)": "a check has what = 1; give text",
+    "Check('x', 1.0, 0.0, 0.0, None, alternative=3.0)": "criterion = None; give Within, Below, Above or AtLevel",
+    "Check('x', 1.0, 0.0, 0.0, Below('2'), alternative=3.0)": "bound = '2', which is not a number",
+    "Check('x', 1.0, 0.0, 0.0, Below(float('nan')), alternative=3.0)": "bound = nan, which cannot be judged",
+    "Check('x', [1.0, 2.0], 0.0, 0.0, Below(2.0), alternative=3.0)": "measured = [1.0, 2.0], which is not a number",
+    "Check('x', 1.0, 0.0, 0.0, Below(2.0), alternative='three')": "alternative = 'three', which is not a number",
+    "Check('x', 1.0, 0.0, 0.0, Below(2.0), alternative=float('nan'))": "alternative = nan, which cannot be judged",
+    "Check('x', 1.0, 0.0, -0.1, Below(2.0), alternative=3.0)": "uncertainty = -0.1; give a standard error",
+    "Check('x', 1.0, 0.0, 0.1, Below(2.0), alternative=3.0, samples='ten')": "samples = 'ten', which is not a number",
+    "Check('x', 1.0, 0.0, 0.1, Below(2.0), alternative=3.0, samples=1)": "a standard error needs at least 2",
+    "Measurement(())": "returned a Measurement whose checks are an empty tuple",
+    "Measurement(measure(key), data=3)": "a Measurement with data = 3; give an xarray.Dataset",
+    "Measurement(measure(key), seeds='two')": "a Measurement with seeds = 'two'; give a whole number",
+    "Measurement(measure(key), note=3)": "a Measurement with note = 3; give text",
+    "sys.exit(3)": "the experiment ended the program: it calls sys.exit(3)",
+    "StoreError('mine')": "`measure` returned a value of the type StoreError",
+    "load('nowhere')": "MissingError: nowhere: there is no stored result",
+}
+"""What a `measure` may return or do, with the sentence about it."""
+OTHERS = """
+no_figure = Claim("It draws nothing.", measure, draw=lambda measurement, parameters: None)
+arguments = Claim("It takes no key.", lambda: measure(None))
+single = Claim("One check need not be a tuple.", lambda key: Measurement(measure(key)))
+"""
+
+
+@pytest.mark.usefixtures("as_a_user")
+def test_what_an_experiment_may_get_wrong_is_a_sentence_and_other_claims_go_on(own, capsys):
+    """Each was once a sentence of Python or JAX, and three of them ended the whole verification."""
+    imports = "import sys\nfrom undertow.execution.store import StoreError, load\n"
+    imports += "from undertow.verification import Measurement\n"
+    several = "".join(f"wrong_{k} = Claim('It is wrong.', lambda key: {code})\n" for k, code in enumerate(CHECKS))
+    file = own(imports + HEAD.replace("small =", "last =") + several + OTHERS)
+    status, _, err = call(capsys, "verify", file, "--jobs", 1, "--out", "out")
+    assert (status, err) == (2, "")
+    stored = results()
+    for k, (code, sentence) in enumerate(CHECKS.items()):
+        assert stored[f"wrong-{k}"]["verdict"] == "error", code
+        assert sentence in stored[f"wrong-{k}"]["note"], code
+    assert stored["no-figure"]["note"] == "`draw` returned None; return a matplotlib Figure."
+    assert stored["arguments"]["note"] == "`measure` has other arguments; it is called as measure(key)."
+    assert {stored[name]["verdict"] for name in ("last", "single")} == {"holds"}
+
+
+@pytest.mark.usefixtures("as_a_user")
+@pytest.mark.parametrize(
+    ("code", "sentence"),
+    [
+        ("a = Claim(3, measure)", "claim 3: `statement` is 3; give text."),
+        ("a = Claim('x', 'measure')", "claim 'x': `measure` is 'measure'; give a function."),
+        ("a = Claim('x', measure, draw=1)", "claim 'x': `draw` is 1; give a function."),
+        ("a = Claim('x', measure, plant=1)", "claim 'x': `plant` is 1; give a function that returns a context."),
+        ("a = Claim('x', measure, rests_on='small')", "`rests_on` is 'small'; give a tuple of names of claims."),
+        ("a = Claim('x', measure, scales={'smoke': 1})", "give parameters for the scales smoke, default, full."),
+        ("a = Claim('x', measure, scales=dict.fromkeys(('smoke', 'default', 'full'), 1))", "objects of one dataclass"),
+        (
+            "from fractions import Fraction as F\nfrom dataclasses import make_dataclass\n"
+            "P = make_dataclass('P', 'n')(F(1, 2))\n"
+            "a = Claim('x', measure, scales=dict.fromkeys(('smoke', 'default', 'full'), P))",
+            "claim 'x': `scales` has n = Fraction(1, 2); parameters are numbers of Python, text or flags.",
+        ),
+        ("ERRATA = 5", "mine: `ERRATA` is 5; give a tuple of objects of Erratum."),
+        ("COVERAGE = ('x',)", "mine: `COVERAGE` of a pack holds 'x'; give objects of Entry."),
+    ],
+)
+def test_claims_that_cannot_be_made(own, capsys, code, sentence):
+    status, _, err = call(capsys, "verify", own(f"{HEAD}\n{code}\n"), "--jobs", 1, "--out", "out")
+    assert status == 2
+    assert len(err.splitlines()) == 1
+    assert sentence in err
+    assert not Path("out").exists()
+
+
 def test_files_that_cannot_be_used(own, capsys):
     for name, message in {
         own("x = 1\n", "empty.py"): "empty.py: there is no claim here; assign Claim(...) to a variable.",

@@ -120,5 +120,5 @@ def test_a_submodule_is_the_pack_itself_where_there_is_none():
 
 def test_a_list_with_something_else_is_an_error():
     assert typed("NUMBERS", [1, 2], int) == (1, 2)
-    with pytest.raises(TypeError, match="`NUMBERS` of a pack holds 'three'; give a int"):
+    with pytest.raises(TypeError, match="`NUMBERS` of a pack holds 'three'; give objects of int"):
         typed("NUMBERS", [1, "three"], int)

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +15,7 @@ from tests.execution.light import pool
 from undertow.execution.provenance import fingerprint
 from undertow.execution.workers import (
     MALLOC_SETTINGS,
+    Cluster,
     InProcess,
     Processes,
     WorkerVersionError,
@@ -154,3 +156,17 @@ def test_a_worker_runs_the_finalizers_of_its_locks(tmp_path):
     with processes(1) as executor:
         executor.submit(exec, code).result()
     assert note.exists()
+
+
+def test_closing_a_cluster_that_is_gone_raises_nothing():
+    """A client of Dask closes itself when it cannot reconnect; cancelling tasks then raises, and hid the sentence."""
+    closed = []
+
+    def gone(**options):
+        closed.append(options)
+        raise RuntimeError("Client is closed. Can't send cancel-keys message.")
+
+    cluster = object.__new__(Cluster)
+    cluster.pool, cluster.client = SimpleNamespace(shutdown=gone), SimpleNamespace(close=gone)
+    cluster.close()
+    assert closed == [{"wait": False}, {"timeout": 5}]

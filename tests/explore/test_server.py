@@ -1,5 +1,6 @@
 """The server: its answers, its errors as sentences, other hosts, a port in use, pictures computed once."""
 
+import errno
 import http.client
 import json
 import threading
@@ -19,6 +20,8 @@ def compute(settings):
     CALLS.append(settings["height"])
     if settings["height"] == 3:
         raise SettingError("All runs diverged: choose a smaller step size.")
+    if settings["height"] == 4:
+        raise RuntimeError("code of the user")
     return float(settings["height"])
 
 
@@ -28,8 +31,8 @@ def draw(height):
 
 
 FLAT = Instrument(
-    "flat", "Flat", "A line.", "theory/zero-loss", (Slider("height", "height", (1, 2, 3), 1, programs=(2,)),), compute,
-    draw, "height = $height",
+    "flat", "Flat", "A line.", "theory/zero-loss", (Slider("height", "height", (1, 2, 3, 4), 1, programs=(3, 2)),),
+    compute, draw, "height = $height",
 )  # fmt: skip
 
 
@@ -80,15 +83,22 @@ def test_a_picture_is_computed_once(server):
     ("path", "message"),
     [
         ("/picture.json?instrument=round", "The instruments are flat."),
-        ("/picture.json?instrument=flat&height=7", "height=7: the slider has the values 1, 2, 3."),
+        ("/picture.json?instrument=flat&height=7", "height=7: the slider has the values 1, 2, 3, 4."),
         ("/picture.json?instrument=flat&width=7", "width is not a slider of flat, which has height."),
         ("/picture.json?instrument=flat&height=3", "All runs diverged: choose a smaller step size."),
+        ("/picture.json?instrument=flat&height=4", "RuntimeError: code of the user"),
         ("/../server.py", "There is no page /../server.py."),
     ],
 )
 def test_mistakes_are_sentences(server, path, message):
     answer, body = get(server, path)
-    wanted = HTTPStatus.OK if "diverged" in message else HTTPStatus.NOT_FOUND if "page" in message else 400
+    wanted = (
+        HTTPStatus.OK
+        if "diverged" in message or "user" in message
+        else HTTPStatus.NOT_FOUND
+        if "page" in message
+        else 400
+    )
     assert answer.status == wanted
     assert json.loads(body) == {"error": message}
 
@@ -104,6 +114,17 @@ def test_a_port_in_use_is_a_sentence(server, explorer):
         make_server(explorer, server.server_address[1])
 
 
-def test_every_program_is_compiled_once(explorer):
+def test_a_port_that_this_user_may_not_use(explorer, monkeypatch):
+    def refuse(address, handler):
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr("undertow.explore.server._Server", refuse)
+    with pytest.raises(
+        PortInUseError, match=r"--port 80: the port cannot be used \(Permission denied\)\. Give another"
+    ):
+        make_server(explorer, 80)
+
+
+def test_every_program_is_compiled_once_also_after_one_that_has_no_picture(explorer):
     explorer.compile(["flat"])
-    assert CALLS == [1, 2]
+    assert CALLS == [1, 3, 2]

@@ -27,7 +27,7 @@ def measure(parameters, key):
 
 CLAIM = Claim(
     "A statement.", measure, id="a-claim", paper=PAPERS[0], place="Eq. (1)", equation="a = b",
-    scales=dict.fromkeys(SCALES, Parameters()), draw=None,
+    scales=dict.fromkeys(SCALES, Parameters()),
 )  # fmt: skip
 
 

@@ -52,6 +52,13 @@ def test_a_section_has_everything(tmp_path):
         assert words in said, words
 
 
+def test_a_check_without_an_alternative_is_explained(tmp_path):
+    explained = "A control states no value of the alternative"
+    assert explained in text_of(build_report(tmp_path, [result()]))
+    decisive = dataclasses.replace(CHECK, alternative=2.0, power=1.0)
+    assert explained not in text_of(build_report(tmp_path, [result(checks=(decisive,))]))
+
+
 def test_a_damaged_figure_is_left_out(tmp_path):
     figure, (axes,) = style.new_figure()
     style.theory(axes, [0, 1], [0, 1], "a line of theory")

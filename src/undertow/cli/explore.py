@@ -37,6 +37,7 @@ def explore(command: Explore) -> int:
     if not 0 <= command.port < 2**16:
         return complain(f"--port {command.port}: give a number from 0 to 65535.")
     configure()
+    from undertow.explore.instrument import SettingError
     from undertow.explore.instruments import instruments
     from undertow.explore.server import Explorer, PortInUseError, make_server
 
@@ -55,6 +56,8 @@ def explore(command: Explore) -> int:
     print("Compiling the first instrument ...", flush=True)
     try:
         explorer.picture(several[first], several[first].defaults())
+    except SettingError as error:  # another value of a slider may have a picture
+        print(error)
     except (ValueError, TypeError) as error:
         return complain(str(error))
     address = f"http://127.0.0.1:{server.server_address[1]}/?instrument={first}"

@@ -132,6 +132,6 @@ def typed(name: str, items: Iterable[object], kind: type[T]) -> tuple[T, ...]:
     result = []
     for item in items:
         if not isinstance(item, kind):
-            raise TypeError(f"`{name}` of a pack holds {item!r}; give a {kind.__name__}.")
+            raise TypeError(f"`{name}` of a pack holds {item!r}; give objects of {kind.__name__}.")
         result.append(item)
     return tuple(result)

@@ -20,6 +20,8 @@ JSONObject = dict[str, Any]
 """A JSON object as Python reads it: plain values of any kind by name."""
 DAMAGE = (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError)
 """The errors of reading a file that is missing, is not JSON, or is JSON of another structure."""
+PLAIN = frozenset((str, int, float, bool, type(None)))
+UNIONS = (typing.Union, types.UnionType)
 CODECS = frozenset((
     "blosc", "zstd", "zlib", "gzip", "bz2", "lzma", "lz4", "shuffle", "delta", "vlen-utf8", "vlen-bytes",
     "crc32",
@@ -65,12 +67,17 @@ def _hints(kind: type) -> dict[str, object]:
     return {name: hint for name, hint in hints.items() if ClassVar not in (hint, typing.get_origin(hint))}
 
 
+@cache
+def _parts(kind: object) -> tuple[object, tuple]:
+    return typing.get_origin(kind), typing.get_args(kind)
+
+
 def _fits(value: object, kind: object) -> bool:
     """Return whether a value has a type; values of arbitrary type always do."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
+    origin, inner = _parts(kind)
+    if kind is Any or (type(value) in PLAIN and (type(value) is kind or (type(value) in inner and origin in UNIONS))):
         return True
-    if origin in (typing.Union, types.UnionType):
+    if origin in UNIONS:
         return any(_fits(value, one) for one in inner)
     if origin is Literal:
         return isinstance(value, str) and value in inner

@@ -6,6 +6,7 @@ The file of a claim can be anywhere. It has the form of an installed pack (`unde
 
 import ast
 import hashlib
+import itertools
 import zlib
 from collections import Counter
 from dataclasses import dataclass
@@ -34,11 +35,18 @@ class Pack:
     @property
     def title(self) -> str:
         """The title of the pack; its name where no module states one."""
-        return next((module.TITLE for module in self.modules if hasattr(module, "TITLE")), self.name)
+        return next((str(module.TITLE) for module in self.modules if hasattr(module, "TITLE")), self.name)
 
     def collect(self, name: str, kind: type[T]) -> tuple[T, ...]:
         """Return the joined tuples of one kind that its modules have under a name, such as `ERRATA`."""
-        return typed(name, (item for module in self.modules for item in getattr(module, name, ())), kind)
+        several = [getattr(module, name, ()) for module in self.modules]
+        for items in several:
+            if not isinstance(items, tuple | list):
+                raise UserFileError(f"{self.name}: `{name}` is {items!r}; give a tuple of objects of {kind.__name__}.")
+        try:
+            return typed(name, itertools.chain(*several), kind)
+        except TypeError as error:
+            raise UserFileError(f"{self.name}: {error}") from error
 
 
 @cache

@@ -4,6 +4,7 @@ All of them submit tasks to a `concurrent.futures.Executor`, have a number of ta
 workers that died or hang.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -14,8 +15,9 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable
-from concurrent.futures import CancelledError, Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from functools import partial
 from multiprocessing.util import Finalize
 
 from undertow.execution.provenance import fingerprint
@@ -314,12 +316,10 @@ class Cluster:
         """Do nothing: Dask replaces its workers itself."""
 
     def close(self) -> None:
-        """Disconnect from the cluster and leave it running."""
-        try:
-            self.pool.shutdown(wait=False)
-            self.client.close(timeout=5)
-        except (CancelledError, OSError, TimeoutError):
-            pass
+        """Disconnect from the cluster and leave it running; errors of Dask if it is gone would hide the first one."""
+        for disconnect in (partial(self.pool.shutdown, wait=False), partial(self.client.close, timeout=5)):
+            with contextlib.suppress(Exception):
+                disconnect()
 
 
 def _check_certificates(address: str) -> None:

@@ -141,7 +141,7 @@ AVERAGED = Instrument(
         Slider("noise", "label noise δ", (0.0, 0.25, 0.5, 0.75, 1.0, 1.25), 1.0, (0.5, 1.0)),
         Slider("time", "time, steps · η", (25, 50, 100, 200, 400), 200, (25, 100, 200, 400)),
         Slider("batch_size", "batch size", (1, 2, 5), 1, (1, 5), programs=(2, 5)),
-        Slider("seeds", "number of runs", (2, 4, 8, 16, 32, 64), 16),
+        Slider("seeds", "number of runs", (2, 4, 8, 16, 32, 64), 16, small_programs=(2, 4, 8, 32, 64)),
     ),
     compute=compute,
     draw=draw,

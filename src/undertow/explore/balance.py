@@ -155,7 +155,7 @@ BALANCE_OF_LAYERS = Instrument(
         ),
         Slider("start", "start, log(|U|/|W|)", (-1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5), 1.0, (-1.0, 1.0)),
         Slider("steps", "steps", (3000, 10000, 30000, 60000), 30000),
-        Slider("seeds", "number of runs", (2, 4, 8, 16, 32, 64), 16),
+        Slider("seeds", "number of runs", (2, 4, 8, 16, 32, 64), 16, small_programs=(2, 4, 8, 32, 64)),
     ),
     compute=compute,
     draw=draw,

@@ -34,9 +34,12 @@ class Slider:
     """The values of the page without a server; empty for the default alone."""
     programs: tuple[Value, ...] = ()
     """Values with a program of their own beside that of the default; they are compiled when the explorer starts."""
+    small_programs: tuple[Value, ...] = ()
+    """Values with small programs of their own, such as those that join the arrays of so many runs. The values of other
+    sliders use the same ones. They are compiled when the explorer starts, too."""
 
     def __post_init__(self) -> None:
-        for value in (self.default, *self.static, *self.programs):
+        for value in (self.default, *self.static, *self.programs, *self.small_programs):
             if value not in self.values:
                 raise ValueError(f"`Slider({self.name!r})`: {value!r} is not among the values {self.values}.")
 
@@ -92,6 +95,8 @@ class Instrument(Generic[Result]):
         names = [slider.name for slider in self.sliders]
         for values in itertools.product(*((slider.default, *slider.programs) for slider in self.sliders)):
             yield dict(zip(names, values, strict=True))
+        for slider in self.sliders:
+            yield from (self.defaults() | {slider.name: value} for value in slider.small_programs)
 
     def static_settings(self) -> Iterator[dict[str, Value]]:
         """Yield every setting of the page without a server, the last slider first."""

@@ -159,7 +159,7 @@ LABEL_NOISE = Instrument(
         Slider("step_size", "step size η", (0.003, 0.004, 0.005, 0.006, 0.008), 0.005, (0.003, 0.005, 0.008)),
         Slider("noise", "label noise δ", (0.0, 0.25, 0.5, 0.75, 1.0, 1.25), 1.0, (0.0, 0.5, 0.75, 1.0, 1.25)),
         Slider("batch_size", "batch size", (1, 2, 4), 1, (1, 2, 4), programs=(2, 4)),
-        Slider("seeds", "number of runs", (2, 4, 8, 16, 32, 64), 16),
+        Slider("seeds", "number of runs", (2, 4, 8, 16, 32, 64), 16, small_programs=(2, 4, 8, 32, 64)),
     ),
     compute=compute,
     draw=draw,

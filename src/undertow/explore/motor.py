@@ -150,7 +150,7 @@ MOTOR = Instrument(
         Slider("momentum", "momentum β", (0.0, 0.5, 0.8, 0.9), 0.0, (0.0, 0.9), programs=(0.5,)),
         Slider("phases", "phases k", (3, 4, 5, 6), 3, (3, 6), programs=(4, 5, 6)),
         Slider("slow_time", "slow time", (4, 8, 16, 32), 16, (4, 16)),
-        Slider("seeds", "number of runs", (4, 8, 16, 32, 64, 128), 64),
+        Slider("seeds", "number of runs", (4, 8, 16, 32, 64, 128), 64, small_programs=(4, 8, 16, 32, 128)),
     ),
     compute=compute,
     draw=draw,

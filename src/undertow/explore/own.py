@@ -171,10 +171,17 @@ def own_problem(file: str | None = None, params: str = "params") -> Instrument[O
     compute = _Compute(target)
     kind = "noise" if isinstance(target.noise, AbstractNoise) else "problem"
     sliders = [
-        Slider("step_size", "step size η", (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0), 0.1, (0.03, 0.1, 0.3)),
+        Slider(
+            "step_size",
+            "step size η",
+            (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0),
+            0.1,
+            (0.03, 0.1, 0.3),
+            small_programs=(3.0,),
+        ),  # the end of runs that diverge
         Slider("decay", "weight decay λ", (0.0, 0.001, 0.003, 0.01, 0.03, 0.1), 0.001, (0.001, 0.1), (0.0,)),
         Slider("steps", "steps", (300, 1000, 3000, 10000), 3000),
-        Slider("seeds", "number of runs", (2, 4, 8, 16, 32, 64), 16),
+        Slider("seeds", "number of runs", (2, 4, 8, 16, 32, 64), 16, small_programs=(2, 4, 8, 32, 64)),
     ]
     if kind == "problem":
         most = getattr(compute.problem, "size", 16)

@@ -164,7 +164,7 @@ PHASES = Instrument(
         Slider("spread", "heterogeneity M", SPREADS, 6.5, SPREADS[::2]),
         Slider("steps", "steps T", (100, 200, 400), 200),
         Slider("alpha", "size of the start α", (0.0001, 0.001, 0.01), 0.001),
-        Slider("seeds", "number of runs", (4, 8, 16, 32, 64), 16),
+        Slider("seeds", "number of runs", (4, 8, 16, 32, 64), 16, small_programs=(4, 8, 32, 64)),
     ),
     compute=compute,
     draw=draw,

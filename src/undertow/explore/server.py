@@ -1,16 +1,19 @@
 """The server of the explorer: a page, its script and style, and pictures as JSON, for this machine only."""
 
+import contextlib
+import errno
+import itertools
 import json
 import os
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
-from undertow.explore.instrument import Instrument, SettingError
+from undertow.explore.instrument import Instrument, SettingError, Value
 
 __all__ = ["Answer", "Explorer", "PortInUseError", "make_server"]
 
@@ -27,7 +30,7 @@ POLICY = "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src 'self' d
 
 
 class PortInUseError(OSError):
-    """Another program listens on the port."""
+    """Another program listens on the port, or this user may not use it."""
 
 
 class Answer(NamedTuple):
@@ -69,8 +72,9 @@ class Explorer:
             return _json(HTTPStatus.BAD_REQUEST, {"error": str(error)})
         try:
             body = self.picture(instrument, settings)
-        except (ValueError, TypeError) as error:  # such as runs that all diverge: an answer, and no error of the page
-            return _json(HTTPStatus.OK, {"error": str(error)})
+        except Exception as error:  # runs that all diverge, or code of the user: an answer, and no error of the page
+            own = isinstance(error, ValueError | TypeError)
+            return _json(HTTPStatus.OK, {"error": str(error) if own else f"{type(error).__name__}: {error}"})
         return Answer(HTTPStatus.OK, "application/json", body)
 
     def picture(self, instrument: Instrument, settings: Mapping[str, int | float | str]) -> bytes:
@@ -84,13 +88,19 @@ class Explorer:
             return self.stored[key]
 
     def compile(self, names: Iterable[str]) -> None:
-        """Compute one picture for each compiled program: the defaults of all instruments first."""
+        """Compute one picture for each compiled program: the defaults of all instruments first.
+
+        The page shows the errors of settings that have no picture.
+        """
         several = [self.instruments[name] for name in names]
-        for instrument in several:
-            self.picture(instrument, instrument.defaults())
-        for instrument in several:
-            for settings in instrument.compiled_settings():
+        first = [(instrument, instrument.defaults()) for instrument in several]
+        for instrument, settings in itertools.chain(first, *(_programs(instrument) for instrument in several)):
+            with contextlib.suppress(Exception):
                 self.picture(instrument, settings)
+
+
+def _programs(instrument: Instrument) -> Iterator[tuple[Instrument, dict[str, Value]]]:
+    return ((instrument, settings) for settings in instrument.compiled_settings())
 
 
 def _json(status: HTTPStatus, value: object) -> Answer:
@@ -141,6 +151,6 @@ def make_server(explorer: Explorer, port: int) -> ThreadingHTTPServer:
     try:
         return _Server((HOST, port), handler)
     except OSError as error:
-        raise PortInUseError(
-            f"--port {port}: another program uses the port. Give another one, or --port 0 for any free port."
-        ) from error
+        used = error.errno == errno.EADDRINUSE
+        reason = "another program uses the port" if used else f"the port cannot be used ({error.strerror})"
+        raise PortInUseError(f"--port {port}: {reason}. Give another one, or --port 0 for any free port.") from error

@@ -1,10 +1,12 @@
 """A claim with the experiment that tests it, its measurement and its verdict."""
 
 import dataclasses
+import inspect
 import typing
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from numbers import Real
 from typing import TYPE_CHECKING, ClassVar, Generic, Literal, TypeVar
 
 from undertow.execution.packs import OWN_PACKS, pack_name
@@ -120,8 +122,27 @@ class Claim(Generic[P]):
     def __post_init__(self) -> None:
         if not self.scales:
             object.__setattr__(self, "scales", dict.fromkeys(SCALES, NoParameters()))
-        if set(self.scales) != set(SCALES):
-            raise ValueError(f"claim {self.id!r}: give parameters for the scales {', '.join(SCALES)}.")
+        texts = ("statement", "id", "paper", "place", "equation", "alternative")
+        wanted: list[tuple[tuple[str, ...], Callable[[object], bool], str]] = [
+            (texts, _is_text, "give text"),
+            (("measure", "draw"), callable, "give a function"),
+            (("plant",), lambda plant: plant is None or callable(plant), "give a function that returns a context"),
+            (("rests_on",), _are_names, "give a tuple of names of claims"),
+        ]
+        for names, right, advice in wanted:
+            for name, value in ((name, getattr(self, name)) for name in names):
+                if not right(value):
+                    raise ValueError(f"claim {self.id or self.statement!r}: `{name}` is {value!r}; {advice}.")
+        if not isinstance(self.scales, dict) or set(self.scales) != set(SCALES):
+            raise ValueError(
+                f"claim {self.id or self.statement!r}: give parameters for the scales {', '.join(SCALES)}."
+            )
+        if len({type(value) for value in self.scales.values()}) > 1 or not all(map(_is_record, self.scales.values())):
+            raise ValueError(f"claim {self.id or self.statement!r}: give objects of one dataclass as `scales`.")
+        for name, value in ((name, value) for one in SCALES for name, value in self.parameters(one).items()):
+            if not isinstance(value, Parameter):
+                advice = "parameters are numbers of Python, text or flags"
+                raise ValueError(f"claim {self.id or self.statement!r}: `scales` has {name} = {value!r}; {advice}.")
 
     def parameters(self, scale: Scale) -> dict[str, Parameter]:
         """Return the parameters at a scale, as plain values."""
@@ -129,15 +150,23 @@ class Claim(Generic[P]):
 
     def run(self, parameters: P, key: "Key[Array, '']") -> Measurement:
         """Run the experiment and return its measurement; raise a `ClaimError` if `measure` returns something else."""
-        returned = self.measure(key) if isinstance(parameters, NoParameters) else self.measure(parameters, key)
-        if isinstance(returned, Measurement):
-            return returned
-        checks = (returned,) if isinstance(returned, Check) else returned
+        arguments = (key,) if isinstance(parameters, NoParameters) else (parameters, key)
+        try:
+            inspect.signature(self.measure).bind(*arguments)
+        except TypeError:
+            call = "measure(key)" if len(arguments) == 1 else "measure(parameters, key)"
+            raise ClaimError(f"`measure` has other arguments; it is called as {call}.") from None
+        returned = self.measure(*arguments)
+        made = returned if isinstance(returned, Measurement) else None
+        checks = returned if made is None else made.checks
+        if isinstance(checks, Check):
+            checks = (checks,)
         if not isinstance(checks, tuple | list) or not checks or not all(isinstance(c, Check) for c in checks):
-            raise ClaimError(
-                f"`measure` returned {_kind(returned)}; return a Measurement, a Check or a tuple of Checks."
-            )
-        samples = [int(c.samples) for c in checks if c.samples is not None and c.samples < 2**31]
+            what = _kind(checks) if made is None else f"a Measurement whose checks are {_kind(checks)}"
+            raise ClaimError(f"`measure` returned {what}; return a Measurement, a Check or a tuple of Checks.")
+        if made is not None:
+            return dataclasses.replace(made, checks=tuple(checks))
+        samples = [int(c.samples) for c in checks if isinstance(c.samples, Real) and c.samples < 2**31]
         return Measurement(tuple(checks), seeds=max(samples, default=1))
 
     def columns(self, parameters: P, key: "Key[Array, '']") -> dict[str, list[float]]:
@@ -149,6 +178,18 @@ class Claim(Generic[P]):
         columns = {name: [float(getattr(check, name)) for check in measurement.checks] for name in self.COLUMNS[:-1]}
         verdicts = [judge(check, measurement.seeds)[0] for check in measurement.checks]
         return columns | {"verdict": [float(self.VERDICTS.index(verdict)) for verdict in verdicts]}
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _are_names(values: object) -> bool:
+    return isinstance(values, tuple | list) and all(map(_is_text, values))
+
+
+def _is_record(value: object) -> bool:
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def _kind(value: object) -> str:

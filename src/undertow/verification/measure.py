@@ -6,15 +6,20 @@ import traceback
 import zlib
 from collections.abc import Generator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from undertow.execution import store
 from undertow.execution.compiling import compilations
 from undertow.execution.provenance import provenance
+from undertow.execution.registry import exit_message
 from undertow.figures import export, style
 from undertow.verification.claim import Claim, ClaimError, Measurement, overall
+from undertow.verification.criterion import Check, Criterion
 from undertow.verification.errata import errata_of, expected
 from undertow.verification.repeat import command, meanings
 from undertow.verification.result import CheckResult, ClaimResult, Task, store_result
@@ -30,17 +35,20 @@ def run_claim(out: str, task: Task) -> ClaimResult:
     """Run one claim and write its folder under `out`; an exception becomes a result with the verdict `error`."""
     began = time.perf_counter()
     claim = claim_of(task)
+    files: dict[str, bytes] = {}
     try:
         with placed(claim.accelerated), _planted(claim, task):
-            return _measure(claim, task, Path(out))
-    except store.StoreError:
-        raise
+            result, files = _measure(claim, task)
     except ClaimError as error:
-        return store_result(Path(out), error_result(task, str(error), time.perf_counter() - began), {})
+        result = error_result(task, str(error), time.perf_counter() - began)
+    except SystemExit as stop:
+        result = error_result(
+            task, f"the experiment ended the program: {exit_message(stop)}", time.perf_counter() - began
+        )
     except Exception as error:
         message = f"{type(error).__name__}: {error}".splitlines()[0]
-        seconds = time.perf_counter() - began
-        return store_result(Path(out), error_result(task, message, seconds, traceback.format_exc()), {})
+        result = error_result(task, message, time.perf_counter() - began, traceback.format_exc())
+    return store_result(Path(out), result, files)
 
 
 def error_result(task: Task, message: str, seconds: float, trace: str = "") -> ClaimResult:
@@ -81,15 +89,24 @@ def _planted(claim: Claim, task: Task) -> Generator[None]:
         yield
 
 
+NUMBERS = ("measured", "predicted", "uncertainty", "printed", "alternative", "samples")
+OPTIONAL = NUMBERS[3:]
+
+
 def _validate(claim: Claim, measurement: Measurement) -> None:
-    """Raise a `ClaimError` if a check has no number or no alternative to reject."""
+    """Raise a `ClaimError` if the measurement has a wrong type, or a check no number or no alternative to reject."""
+    import xarray
+
+    kinds: dict[str, tuple[type, str]] = {
+        "data": (xarray.Dataset, "an xarray.Dataset"), "note": (str, "text"), "seeds": (Integral, "a whole number"),
+        "diverged": (Integral, "a whole number"),
+    }  # fmt: skip
+    for name, (kind, what) in kinds.items():
+        value = getattr(measurement, name)
+        if not isinstance(value, kind):
+            raise ClaimError(f"`measure` returned a Measurement with {name} = {value!r}; give {what}.")
     for check in measurement.checks:
-        for name in ("measured", "predicted", "uncertainty"):
-            value = getattr(check, name)
-            if not hasattr(value, "__float__"):
-                raise ClaimError(f"the check {check.what!r} has {name} = {value!r}, which is not a number.")
-            if math.isnan(value):
-                raise ClaimError(f"the check {check.what!r} has {name} = nan, which cannot be judged.")
+        _validate_check(check)
         if check.uncertainty > 0 and check.samples is None and measurement.seeds < 2:
             raise ClaimError(
                 f"the check {check.what!r} has a standard error from an unknown number of values; give `samples`."
@@ -98,6 +115,28 @@ def _validate(claim: Claim, measurement: Measurement) -> None:
             raise ClaimError(f"the check {check.what!r} names no alternative that it must reject; give `alternative`.")
     if all(check.alternative is None for check in measurement.checks):
         raise ClaimError("no check names the value that the alternative predicts; give one check an `alternative`.")
+
+
+def _validate_check(check: Check) -> None:
+    if not isinstance(check.what, str):
+        raise ClaimError(f"a check has what = {check.what!r}; give text.")
+    if not isinstance(check.criterion, Criterion):
+        raise ClaimError(
+            f"the check {check.what!r} has criterion = {check.criterion!r}; give Within, Below, Above or AtLevel."
+        )
+    values = {name: getattr(check, name) for name in NUMBERS}
+    values |= {name: value for name, value in asdict(check.criterion).items() if name != "test"}
+    for name, value in values.items():
+        if value is None and name in OPTIONAL:
+            continue
+        if not hasattr(value, "__float__") or np.ndim(value) > 0:
+            raise ClaimError(f"the check {check.what!r} has {name} = {value!r}, which is not a number.")
+        if math.isnan(value):
+            raise ClaimError(f"the check {check.what!r} has {name} = nan, which cannot be judged.")
+    if check.uncertainty < 0:
+        raise ClaimError(f"the check {check.what!r} has uncertainty = {check.uncertainty}; give a standard error.")
+    if check.uncertainty > 0 and check.samples is not None and check.samples < 2:
+        raise ClaimError(f"the check {check.what!r} has samples = {check.samples}; a standard error needs at least 2.")
 
 
 def _data_of(measurement: Measurement) -> "xarray.Dataset":
@@ -111,8 +150,10 @@ def _data_of(measurement: Measurement) -> "xarray.Dataset":
     return xarray.Dataset({name: ("check", values) for name, values in columns.items()}, coords={"check": names})
 
 
-def _measure(claim: Claim, task: Task, out: Path) -> ClaimResult:
+def _measure(claim: Claim, task: Task) -> tuple[ClaimResult, dict[str, bytes]]:
+    """Return the result of an experiment, and the files of its data and its figure."""
     import jax
+    from matplotlib.figure import Figure
 
     parameters = type(next(iter(claim.scales.values())))(**task.parameters)
     key = jax.random.fold_in(jax.random.key(task.seed), zlib.crc32(claim.id.encode()) & 0x7FFFFFFF)
@@ -126,6 +167,8 @@ def _measure(claim: Claim, task: Task, out: Path) -> ClaimResult:
     data = store.encoded(_data_of(measurement), made.to_json())
     with style.applied():
         figure = claim.draw(measurement, parameters)
+    if not isinstance(figure, Figure):
+        raise ClaimError(f"`draw` returned {figure!r}; return a matplotlib Figure.")
     files = {f"data.zarr/{name}": content for name, content in data.items()}
     files |= {"figure.svg": export.to_svg(figure).encode(), "figure.pdf": export.to_pdf(figure)}
     result = replace(
@@ -140,7 +183,7 @@ def _measure(claim: Claim, task: Task, out: Path) -> ClaimResult:
         compile_seconds=sum(compiling),
         provenance=made,
     )
-    return store_result(out, result, files)
+    return result, files
 
 
 def _without_checks(task: Task) -> ClaimResult:

@@ -10,7 +10,9 @@ from undertow.execution.registry import UserFileError, installed_problems
 from undertow.execution.user_packs import Pack, user_pack
 from undertow.verification import claims
 from undertow.verification.claim import Claim
+from undertow.verification.coverage import user_coverage
 from undertow.verification.dependencies import dependency_problems
+from undertow.verification.errata import user_errata
 
 __all__ = ["Chosen", "Selection", "UnknownClaimError", "is_source", "select", "source_of"]
 
@@ -101,6 +103,7 @@ def _user_claims(name: str) -> tuple[list[Chosen], list[str]]:
     """Return the claims of a file, of one object in a file, or of a folder, and what is wrong with others."""
     source = source_of(name)
     pack = user_pack(source)
+    user_errata(source), user_coverage(source)  # mistakes in them are found before a claim runs
     own = cast("dict[str, Claim]", pack.claims)
     elsewhere = {other for claim in own.values() for other in claim.rests_on} - set(own)
     wrong = dependency_problems(own, claims if elsewhere else ())
