@@ -210,8 +210,8 @@ def read_result(out: Path, claim: str) -> ClaimResult:
     (content,) = store.sealed(folder, "result.json")
     try:
         return ClaimResult.from_json(parse_json(content))
-    except DAMAGE as error:
-        raise store.StoreError(f"{folder}: damaged, result.json is not a result ({error}).") from None
+    except DAMAGE:
+        raise store.StoreError(f"{folder}: damaged, result.json is not a result.") from None
 
 
 def write_results(out: Path, results: list[ClaimResult]) -> Path:
@@ -230,11 +230,8 @@ def read_results(out: Path, warn: Callable[[str], object] = lambda message: None
         raise store.StoreError(f"{out}: no results.json here; `undertow verify --out {out}` makes one.")
     try:
         listed = [ClaimResult.from_json(result) for result in read_json(path)]
-    except DAMAGE as error:
-        reason = f"{type(error).__name__}: {error}".splitlines()[0][:200]
-        raise store.StoreError(
-            f"{path}: damaged, it is not a list of results ({reason}); run `undertow verify` again."
-        ) from None
+    except DAMAGE:
+        raise store.StoreError(f"{path}: damaged, it is not a list of results; run `undertow verify` again.") from None
     return [_stored_or_listed(out, result, warn) for result in listed]
 
 
