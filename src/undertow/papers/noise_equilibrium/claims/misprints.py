@@ -248,7 +248,7 @@ def _measure_time(parameters: Neuron, key: Key[Array, ""]) -> Measurement:
 
 def _measure_orbit(parameters: Matrices, key: Key[Array, ""]) -> Measurement:
     """Fit log(z/a) over lambda a, z the eigenvalues of exp(lambda A) A exp(lambda A), and trace I_1 on the orbit."""
-    exponents, falling = [], []
+    exponents, falling, spectra, courses = [], [], [], []
     amounts = np.linspace(-2, 2, 41)
     for k in jax.random.split(key, parameters.draws):
         drawn = np.asarray(jax.random.normal(k, (3, parameters.dimension, parameters.dimension), jnp.float64))
@@ -258,6 +258,7 @@ def _measure_orbit(parameters: Matrices, key: Key[Array, ""]) -> Measurement:
         moved = np.diag(vectors.T @ flow @ matrix @ flow @ vectors)  # the eigenvectors are those of A
         x, y = parameters.amount * values, np.log(moved / values)
         exponents.append(x @ y / (x @ x))
+        spectra.append((values, moved))
         # I_1 is the sum of the noise in the growing directions and of the weights in the shrinking ones
         grows, shrinks = ((vectors * np.maximum(sign * values, 0)) @ vectors.T for sign in (1, -1))
         step = amounts[1] - amounts[0]
@@ -267,6 +268,7 @@ def _measure_orbit(parameters: Matrices, key: Key[Array, ""]) -> Measurement:
             course.append(np.sum(noise * (grows @ noise)) + point @ shrinks @ point)  # eta = gamma = 1
             noise, point = back @ noise, forth @ point
         falling.append(np.diff(course) < 0)
+        courses.append(course)
     worst = max(exponents, key=lambda value: abs(value - 2))
     checks = (
         Check("exponent k of the eigenvalues a exp(k λ a) of Z", float(worst), 2.0, 0.0, Within(1e-8, 1e-3),
@@ -274,7 +276,31 @@ def _measure_orbit(parameters: Matrices, key: Key[Array, ""]) -> Measurement:
         Check("share of steps along the orbit in which I_1 falls", float(np.mean(falling)), 1.0, 0.0, Within(0.0, 0.5),
               printed=0.0, alternative=0.0),
     )  # fmt: skip
-    return Measurement(checks, xarray.Dataset({"exponent": ("draw", exponents)}), parameters.draws)
+    own, moved = np.array(spectra).transpose(1, 0, 2)
+    data = xarray.Dataset(
+        {"exponent": ("draw", exponents), "own": (("draw", "index"), own), "moved": (("draw", "index"), moved),
+         "course": (("draw", "amount"), np.array(courses))},
+        coords={"amount": amounts},
+    )  # fmt: skip
+    return Measurement(checks, data, parameters.draws)
+
+
+def _draw_orbit(measurement: Measurement, parameters: Matrices) -> "Figure":
+    figure, (left, right) = style.new_figure(2, width=4.4)
+    data = measurement.data
+    scaled = parameters.amount * data.own.values.ravel()
+    fine = np.linspace(scaled.min(), scaled.max(), 50)
+    style.theory(left, fine, np.exp(2 * fine), "exp(2λa)")
+    style.theory(left, fine, np.exp(fine), "exp(λa), in print", "red")
+    style.points(left, style.some(scaled), style.some((data.moved / data.own).values.ravel()), None, "eigenvalues")
+    left.set(xlabel="λa, a an eigenvalue of A", ylabel="eigenvalue of exp(λA) A exp(λA) / a", yscale="log")
+    left.legend()
+    for number, course in enumerate(style.some(data.course, 5)):
+        label = "I_1 of random matrices" if number == 0 else ""
+        style.theory(right, data.amount, course / course[len(course) // 2], label, "blue")
+    right.set(xlabel="amount λ along the orbit", ylabel="I_1 / I_1 at λ = 0", yscale="log")
+    right.legend()
+    return figure
 
 
 def _draw_time(measurement: Measurement, parameters: Neuron) -> "Figure":
@@ -339,5 +365,6 @@ CLAIMS = (
         alternative="The eigenvalues are a exp(λ a), and I_1 rises, as the proof says.",
         scales={"smoke": Matrices(5), "default": Matrices(50), "full": Matrices(500)},
         measure=_measure_orbit,
+        draw=_draw_orbit,
     ),
 )
