@@ -108,7 +108,7 @@ def _means(
 def _measure_factors(parameters: Batches, key: Key[Array, ""]) -> Measurement:
     """Compare the change of theta'A theta due to noise with sigma^2 Tr[Sigma A] times the step size."""
     eta, each = parameters.step_size, parameters.batches // GROUPS
-    measured = {}
+    measured, changes = {}, {}
     for index, (name, kind) in enumerate(kinds(key).items()):
         noise = Minibatch(kind.problem, parameters.size)
         keys = jax.random.split(jax.random.fold_in(key, index), (GROUPS, each))
@@ -117,6 +117,12 @@ def _measure_factors(parameters: Batches, key: Key[Array, ""]) -> Measurement:
         unit = eta * eta / 2 * np.ravel(flow.noise)  # the library's Sigma is that of a batch, so sigma^2 is eta/2
         ratios = 2 * groups @ unit / (unit @ unit)
         measured[name] = (float(ratios.mean()), float(standard_error(ratios)))
+        columns = {
+            "unit": unit,
+            "change": 2 * groups.mean(axis=0),
+            "error": 2 * np.asarray(standard_error(groups, axis=0)),
+        }
+        changes |= {f"{column}_{name}": (f"charge_{name}", values) for column, values in columns.items()}
     decay = _decay(kind.symmetry, kind.params, kind.problem.gradient(kind.params), eta, parameters.weight_decay)
     neurons, factors, scaled = measured.values()
     checks = (
@@ -132,9 +138,26 @@ def _measure_factors(parameters: Batches, key: Key[Array, ""]) -> Measurement:
               Within(1e-4, 1e-2), printed=-1.0, alternative=-2.0),
     )  # fmt: skip
     data = xarray.Dataset(
-        {"ratio": ("kind", [value for value, _ in measured.values()])}, attrs={"kinds": list(measured)}
+        {"ratio": ("kind", [value for value, _ in measured.values()])} | changes, attrs={"kinds": list(measured)}
     )
     return Measurement(checks, data, parameters.batches)
+
+
+def _draw_factors(measurement: Measurement, parameters: Batches) -> "Figure":
+    """Draw the change of every charge in one step over the printed one, for each model."""
+    data = measurement.data
+    kinds = data.attrs["kinds"]
+    figure, panels = style.new_figure(len(kinds), width=3.4, height=3.2)
+    for axes, name in zip(panels, kinds, strict=True):
+        unit, change, error = (style.some(data[f"{column}_{name}"]) for column in ("unit", "change", "error"))
+        ends = 1.1 * np.array([min(unit.min(), 0.0), max(unit.max(), 0.0)])
+        style.theory(axes, ends, 2 * ends, "slope 2")
+        style.theory(axes, ends, ends, "slope 1, in print", "red")
+        style.points(axes, unit, change, error, "mean over batches")
+        axes.set(xlabel="η σ² Tr[ΣA]", title=name)
+    panels[0].set_ylabel("change of θ'Aθ per step by noise")
+    panels[0].legend()
+    return figure
 
 
 def _decay(symmetry: AbstractSymmetry, params: PyTree, gradient: PyTree, eta: float, gamma: float) -> float:
@@ -330,6 +353,7 @@ CLAIMS = (
         rests_on=("expected-change",),
         scales={"smoke": Batches(20_000), "default": Batches(100_000), "full": Batches(1_000_000)},
         measure=_measure_factors,
+        draw=_draw_factors,
     ),
     Claim(
         id="stationary-condition",
