@@ -237,6 +237,7 @@ def figures(facts: dict[str, Any]) -> "dict[str, Figure]":
         axes.set_title(f"{network}, {recipe}")
         axes.set_xlabel("step")
     panels[0].set_ylabel("change of the charge, all neurons")
+    panels[0].legend()
     each, pair = new_figure(2, width=4.6, height=3.8)
     for axes, (network, mine) in zip(pair, networks.items(), strict=True):
         scatter = {name: v[:: 1 + len(v) // 400] for name, v in mine["recipes"]["SGD"]["scatter"].items()}
@@ -246,5 +247,6 @@ def figures(facts: dict[str, Any]) -> "dict[str, Figure]":
         axes.plot(ends, ends, color=COLOURS["red"], lw=1, label="equal")
         axes.set_title(f"{network}, SGD, one seed")
         axes.set_xlabel("predicted change of a generator's charge")
-    pair[0].set_ylabel("measured")
+    pair[0].set_ylabel("measured change of the charge")
+    pair[0].legend(markerscale=3)
     return {"flow-time": time_figure, "flow-generators": each}
