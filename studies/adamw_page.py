@@ -286,7 +286,7 @@ gradients and the charge only 1/(2ηλ) = 250 steps. Whether this is the reason 
 
 ## Weight decay: loss and distance
 
-Mean loss over the last tenth of training on noisy data, b2 = {b2:g}, the least in bold. rms s tells whether a
+Mean loss over the last tenth of training on noisy data, b2 = {b2:g}, the least in bold. rms s shows whether a
 run is long enough for its weight decay. The weight decay with the least loss is the one with the least rms s in
 {_agreements(networks, decays, b2)} rows.
 
