@@ -1,6 +1,7 @@
 """The share of runs that filter out a spurious signal, by heterogeneity and by step size."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -101,7 +102,7 @@ def _against_map(
 
 
 def _curve(
-    laws: list[AbstractLaw], sizes: np.ndarray, steps: np.ndarray, key: Key[Array, ""], alpha: float = 1e-3
+    laws: Sequence[AbstractLaw], sizes: np.ndarray, steps: np.ndarray, key: Key[Array, ""], alpha: float = 1e-3
 ) -> list[float]:
     """Return the share of runs of the scalar map below the level, for the curve of a figure."""
     settings = zip(laws, sizes, steps, strict=True)
