@@ -20,22 +20,24 @@ ROOT = Path(__file__).parent.parent
 Facts = dict[str, Any]
 
 OVERVIEW = [
-    ["[`descend`](api/dynamics.md#descend)", "any pytree of float arrays, any number of seeds", "any finite η ≥ 0; "
-     "a diverged run is marked and does not raise", "params of the seeds that advance together, and the observations"],
-    ["[`diffuse`](api/dynamics.md#diffuse)", "as `descend`", "weak order one in η: small ηλ<sub>max</sub>",
+    ["[`descend`](api/dynamics.md#descend)", "any pytree of float arrays, any number of seeds",
+     "any finite $\\eta \\ge 0$; a diverged run is marked and does not raise",
+     "params of the seeds that advance together, and the observations"],
+    ["[`diffuse`](api/dynamics.md#diffuse)", "as `descend`", "weak order one in $\\eta$: small $\\eta\\lambda_{\\max}$",
      "as `descend`, and one draw of the covariance per step"],
-    ["[`average`](api/dynamics.md#average)", f"a `Regression` with fewer equations n than parameters D; any other "
-     f"problem with D ≤ {AVERAGE_LIMIT}", "finite η; the `regime` of the result has ηλ<sub>max</sub>",
-     "n × D, or D × D numbers"],
+    ["[`average`](api/dynamics.md#average)", f"a `Regression` with fewer equations $n$ than parameters $D$; any other "
+     f"problem with $D \\le {AVERAGE_LIMIT}$", "finite $\\eta$; the `regime` of the result has $\\eta\\lambda_{\\max}$",
+     "$n \\times D$, or $D \\times D$ numbers"],
     ["[`Limit`](api/manifold.md#Limit)", "a `Regression` that fits all of its data; any other problem with "
-     f"D ≤ {LIMIT_LIMIT:,}; a gap between the curvatures across and along the manifold", "the limit η → 0; "
-     "`finite_step` and `step_size` correct for a finite one", "n × D, or D × D numbers"],
+     f"$D \\le {LIMIT_LIMIT}$; a gap between the curvatures across and along the manifold", "the limit $\\eta \\to 0$; "
+     "`finite_step` and `step_size` correct for a finite one", "$n \\times D$, or $D \\times D$ numbers"],
     ["[`settle`](api/dynamics.md#settle)", "any problem with samples; where the problem is ill-conditioned, a "
-     f"`Regression` of n ≤ {MOST_EQUATIONS:,} or D ≤ {MOST_PARAMETERS:,}", "none: gradient flow", "a few copies of "
-     "params; n × n or D × D numbers where ill-conditioned"],
-    ["[`equilibrium`](api/symmetry.md#equilibrium)", f"any number of parameters; with Adam's corrections D ≤ "
-     f"{CORRECTED_LIMIT}", "enters only with weight decay", "one number per parameter for diagonal symmetries"],
-    ["[`find_symmetries`](api/symmetry.md#find_symmetries)", "D ≤ 30 in full, larger models by the kinds that "
+     f"`Regression` of $n \\le {MOST_EQUATIONS}$ or $D \\le {MOST_PARAMETERS}$", "none: gradient flow",
+     "a few copies of params; $n \\times n$ or $D \\times D$ numbers where ill-conditioned"],
+    ["[`equilibrium`](api/symmetry.md#equilibrium)", "any number of parameters; with Adam's corrections "
+     f"$D \\le {CORRECTED_LIMIT}$", "enters only with weight decay",
+     "one number per parameter for diagonal symmetries"],
+    ["[`find_symmetries`](api/symmetry.md#find_symmetries)", "$D \\le 30$ in full, larger models by the kinds that "
      "networks have", "none", "gradients at a few random points"],
     ["[`census`](api/torch.md#census)", "PyTorch models up to billions of parameters", "none",
      "copies of the model, see below"],
@@ -61,19 +63,19 @@ def capabilities() -> str:
         "[Performance](performance.md) compares the times with those of other programs, and "
         "[When to use undertow](practice.md) says where a prediction is worth its cost.",
         table(["level", "sizes", "step sizes", "memory"], OVERVIEW),
-        "n counts the equations of a `Regression` (samples times outputs), D the parameters, λ<sub>max</sub> is the "
-        "largest curvature.",
+        "$n$ counts the equations of a `Regression` (samples times outputs), $D$ the parameters, and "
+        "$\\lambda_{\\max}$ is the largest curvature.",
         "Measurements by `python -m benchmarks capabilities`: every case ran in its own process on one core. Times are "
         "CPU seconds of a second call; the first call also compiles. Memory is the peak of the process, of which the "
         f"imports take a few hundred MiB. The machine was loaded by other programs (load {facts['load']:.1f} on two "
         "cores), which CPU seconds reflect in part.",
         *_simulation(facts), *_theory(facts), *_symmetry(facts), *_torch(), *_grouped(facts), *_sweeps(),
-        "## What is refused",
+        "## Calls that raise an error",
         "A call beyond a limit raises an error. These are the messages of some calls, which are in "
         "`benchmarks/capabilities.py`:",
         table(["level", "message"], [[f"`{name}`", words(text)] for name, text in facts["refusals"].items()]),
-        "`descend` and `diffuse` also refuse observations that do not fit into the free memory, with the number of "
-        "bytes that they need. A loss with kinks is refused by `Limit` unless `piecewise=True`. `average` marks a run "
+        "`descend` and `diffuse` also reject observations that do not fit into the free memory, with the number of "
+        "bytes that they need. `Limit` rejects a loss with kinks unless `piecewise=True`. `average` marks a run "
         "as diverged where its solver fails, and a `Trajectory` from `descend` has the first step that was not finite.",
     ]  # fmt: skip
     return "\n\n".join(parts) + "\n"

@@ -21,10 +21,10 @@ def performance() -> str:
     """Return the page with the numbers of every file of benchmarks/results and a description of its benchmark."""
     parts = [
         "# Performance",
-        "Made from `benchmarks/results`. `make bench` runs all benchmarks except those for accelerators. Each runs in "
-        "its own process, interleaves the programs that it compares, and takes medians. Each section gives the command "
-        "of its benchmark. Compare numbers within one section only: sections may have been measured at different "
-        "times.",
+        "Made from `benchmarks/results`. `make bench` runs all benchmarks except the tutorials and those for "
+        "accelerators. Each runs in its own process, interleaves the programs that it compares, and takes medians. "
+        "Each section gives the command of its benchmark. Compare numbers within one section only: sections may have "
+        "been measured at different times.",
     ]
     order = list(HEADS)
     files = RESULTS.glob("*.json")
@@ -66,6 +66,7 @@ HEADS = {
     "capabilities": "Sizes of problems",
     "load": "Large stores and reports",
     "explore": "The explorer",
+    "tutorials": "The tutorials",
 }
 """Titles of the benchmarks, in the order of the page; others follow."""
 
@@ -209,7 +210,16 @@ def _average(facts: dict[str, Any]) -> str:
     ])  # fmt: skip
 
 
-TABLES = {"average": _average, "grouped": _grouped, "torch_cuda": _cuda}
+def _tutorials(facts: dict[str, Any]) -> str:
+    rows = [
+        [f"[{name}](tutorials/{name}.md)", in_words(seconds), in_words(facts["processor_seconds"][name])]
+        for name, seconds in facts["seconds"].items()
+    ]
+    load = f"{facts['cores']} cores, with a mean load of {facts['load']:.1f} by all programs of the machine."
+    return "\n\n".join([load, table(["tutorial", "elapsed time", "processor time"], rows)])
+
+
+TABLES = {"average": _average, "grouped": _grouped, "torch_cuda": _cuda, "tutorials": _tutorials}
 """Results with a table of a special form."""
 
 

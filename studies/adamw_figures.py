@@ -81,18 +81,18 @@ def _ratios(facts: dict[str, Any]) -> "Figure":
     row = next(r for r in facts["settings"] if "scatter" in r and r["adaptive"])
     scatter = {key: values_of(values) for key, values in row["scatter"].items()}
     measured = np.exp(scatter["measured"])
+    largest = max(measured.max(), np.exp(scatter["adamw"]).max())
+    ends = [float(measured.min() / 1.15), float(1.15 * largest)]  # of both axes of both panels
     figure, panels = new_figure(2, width=4.4, height=4.0)
     for axes, key, title in zip(panels, ("adamw", "sgd"), ("AdamW", "SGD"), strict=True):
-        axes.plot(ends := [measured.min() / 1.3, measured.max() * 1.3], ends, color=COLOURS["grey"], lw=1)
+        axes.plot(ends, ends, color=COLOURS["grey"], lw=1, label="theory")
         for place, family in enumerate(facts["families"]):
             mine = scatter["family"] == place
-            axes.plot(np.exp(scatter[key][mine]), measured[mine], ".", ms=3.5, color=COLOURS[ORDER[place % 5]],
+            axes.plot(np.exp(scatter[key][mine]), measured[mine], ".", ms=4.5, color=COLOURS[ORDER[place % 5]],
                       label=SIDES.get(family, family))  # fmt: skip
-        axes.set_xscale("log")
-        axes.set_yscale("log")
+        axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="predicted ratio of norms")
         axes.set_title(f"theory for {title}")
-        axes.set_xlabel("predicted ratio of norms")
-    panels[0].set_ylabel("measured after training with AdamW")
+    panels[0].set_ylabel("measured ratio after training with AdamW")
     panels[0].legend()
     return figure
 

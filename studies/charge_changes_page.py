@@ -165,15 +165,19 @@ step size {scale["step_size"]:g}, weight decay {scale["weight_decay"]:g} and b1 
 {reached}.
 
 The network has {len(facts["families"])} symmetries with {facts["generators"]:,} diagonal generators. The charge of a
-generator is C = ½ Σ Aᵢ Wᵢ θᵢ², with W = √v + ε for AdamW and 1 for SGD. At each step the study computes numbers that
+generator is $C = \\frac12 \\sum_i A_i W_i \\theta_i^2$, with $W = \\sqrt v + \\epsilon$ for AdamW and 1 for SGD. At
+each step the study computes numbers that
 [`NoiseMonitor`](../howto/watching-noise.md) has in its rows (a test compares the two):
 
-- `flow`: the predicted change per step by noise and weight decay, h Σ Aᵢ (h/2 nᵢ − λ Wᵢ θᵢ²), with n = v/W for AdamW
-  and the variance of the gradient for SGD, and h = η for AdamW and η/(1 − momentum) for SGD.
+- `flow`: the predicted change per step by noise and weight decay,
+  $h \\sum_i A_i (\\frac h2 n_i - \\lambda W_i \\theta_i^2)$,
+  with $n = v/W$ for AdamW
+  and the variance of the gradient for SGD, and $h = \\eta$ for AdamW and $\\eta/(1 - \\text{{momentum}})$ for SGD.
 - `first_order`, `second_order`, `decay`, `metric`: the exact parts of the change, by the memory of momentum, the
   squared step, weight decay, and the change of W.
 
-All are summed over a window and divided by ½ Σ |Aᵢ| Wᵢ θᵢ² at its start. Windows of one length do not overlap, and the
+All are summed over a window and divided by $\\frac12 \\sum_i |A_i| W_i \\theta_i^2$ at its start. Windows of one
+length do not overlap, and the
 first starts after as many steps as it has. The parts add up to the change of the charge to {exact:.0e} of the largest
 size (single precision). A symmetry is the sum over its generators, as in a row of the monitor. The
 generators of attention's values and outputs (GL) are counted by their scales, with AdamW's own charge; in the monitor
@@ -181,7 +185,8 @@ their rows have no `flow` under AdamW, because the generators that mix heads con
 
 ## R² over the length of the window
 
-R² = 1 − Σ (measured − predicted)²/Σ (measured − mean)², over all windows and symmetries of one seed; mean and standard
+$R^2 = 1 - \\sum (\\text{{measured}} - \\text{{predicted}})^2 / \\sum (\\text{{measured}} - \\text{{mean}})^2$, over
+all windows and symmetries of one seed; mean and standard
 error over the seeds. It is negative where the prediction is worse than a constant.
 
 Whole change, all windows:

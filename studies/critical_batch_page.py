@@ -173,11 +173,13 @@ step size where it is least. S and B of steps = S (1 + B/batch)
 ([McCandlish et al., 2018](https://arxiv.org/abs/1812.06162)) are fitted by least squares of the logarithms. SGD has no
 momentum; AdamW has b1 = 0.9, b2 = {scale["b2"]:g} and weight decay {scale["weight_decay"]:g}.
 
-The noise scale tr Σ/|G|² is that of [`NoiseMonitor`](../howto/watching-noise.md) in a run at one batch size with its
+The noise scale $\\operatorname{{tr}} \\Sigma/|G|^2$ is that of [`NoiseMonitor`](../howto/watching-noise.md) in a
+run at one batch size with its
 best step size, from the start to the target, in {scale["segments"]} segments. The average weights each step by the
 progress 1/(1 + B/batch) that the model gives it. "At the target" is the last segment. The curvature-weighted scale
-tr(HΣ)/G′HG is `curvature_noise_scale` at {scale["curvature_points"]} times of the same run, from
-{scale["curvature_batches"]} batches each. It is infinite where the estimate of G′HG is not positive.
+$\\operatorname{{tr}}(H\\Sigma)/(G^\\top H G)$ is `curvature_noise_scale` at {scale["curvature_points"]} times of
+the same run, from
+{scale["curvature_batches"]} batches each. It is infinite where the estimate of $G^\\top H G$ is not positive.
 
 {_task_table(facts)}
 

@@ -306,6 +306,7 @@ def figures(facts: dict[str, Any]) -> "dict[str, Figure]":
                 axes.set_title(f"{network}, {start} start")
                 axes.set_xlabel("step size")
             panels[0].set_ylabel(f"loss, {optimiser}")
+            panels[0].legend()
             drawn[f"equilibrate-{optimiser.lower()}-{start}"] = figure
     return drawn
 

@@ -139,11 +139,14 @@ precision, {scale["seeds"]} seeds). All numbers of this page come from `studies/
   the criterion was 4. Weight decay is included.
 - **The Noether flow, the part caused by noise, is only a part of the change.** In the ReLU network it explains
   {_range(alone("ReLU network", "SGD"))} of the change, in the transformer only {_range(alone("transformer", "SGD"))},
-  and in the second half of the training {_range(alone("transformer", "SGD", 1))}. The rest is the mean gradient, η²/2
-  g′Ag, which does not vanish within these {text["steps"]:,} steps. A prediction from noise alone has the right sign for
+  and in the second half of the training {_range(alone("transformer", "SGD", 1))}. The rest is the mean gradient,
+  $\\frac{{\\eta^2}}{{2}} g^\\top A g$, which does not vanish within these {text["steps"]:,} steps. A prediction
+  from noise alone has the right sign for
   {right} of {len(signs)} sums under SGD, and the wrong size.
-- **Momentum: with η/(1−β) for η the flow predicts more than under SGD**: it explains {_range(late)} of the change
-  in the second half. Adding the mean gradient as if it changed slowly, with its factor (1+β)/(1−β), makes the
+- **Momentum: with $\\eta/(1-\\beta)$ for $\\eta$ the flow predicts more than under SGD**: it explains
+  {_range(late)} of the change
+  in the second half. Adding the mean gradient as if it changed slowly, with its factor $(1+\\beta)/(1-\\beta)$,
+  makes the
   prediction {_range([abs(x) for x in slow])} times too large: mean gradients mostly cancel over the memory of the
   momentum.
 - **Adam: the theory does not apply, and charges are far from conserved.** They change at first order in the step
@@ -160,7 +163,8 @@ Where generators of both signs cancel in a sum, as for small steps in the ReLU n
 
 {_exact_table(networks)}
 
-"Predicted" is the sum of η²/2 E[G′AG | θ] over all steps, estimated without bias from {scale["fresh"]} minibatches per
+"Predicted" is the sum of $\\frac{{\\eta^2}}{{2}} \\mathbb E[G^\\top A G \\mid \\theta]$ over all steps, estimated
+without bias from {scale["fresh"]} minibatches per
 step that the training does not use. Measured minus predicted is a martingale: its standard error is the root of the sum
 of its squared steps. The term of first order vanishes: it is
 {number(max(networks[n]["recipes"][r]["first_order"] for n in networks for r in EXACT[:2]), 1)} of the measured change
@@ -185,8 +189,11 @@ Shares of the measured change; 1 would be all of it. The intervals are 95 %, by 
 
 {_momentum_table(networks)}
 
-The reason is an identity: with v the velocity, C changes by η²/2 (1+β)/(1−β) Σ v′Av. White noise contributes to v′Av
-the flow with η/(1−β). A mean gradient that is constant for 1/(1−β) steps would contribute (1+β)/(1−β) times as much of
+The reason is an identity: with v the velocity, C changes by
+$\\frac{{\\eta^2}}{{2}} \\frac{{1+\\beta}}{{1-\\beta}} \\sum v^\\top A v$. White noise
+contributes to $v^\\top A v$ the flow with $\\eta/(1-\\beta)$. A mean gradient that is constant for $1/(1-\\beta)$
+steps would
+contribute $(1+\\beta)/(1-\\beta)$ times as much of
 its square; the measured charges show that it is not constant.
 
 ## Adam
@@ -230,6 +237,7 @@ def figures(facts: dict[str, Any]) -> "dict[str, Figure]":
         axes.set_title(f"{network}, {recipe}")
         axes.set_xlabel("step")
     panels[0].set_ylabel("change of the charge, all neurons")
+    panels[0].legend()
     each, pair = new_figure(2, width=4.6, height=3.8)
     for axes, (network, mine) in zip(pair, networks.items(), strict=True):
         scatter = {name: v[:: 1 + len(v) // 400] for name, v in mine["recipes"]["SGD"]["scatter"].items()}
@@ -239,5 +247,6 @@ def figures(facts: dict[str, Any]) -> "dict[str, Figure]":
         axes.plot(ends, ends, color=COLOURS["red"], lw=1, label="equal")
         axes.set_title(f"{network}, SGD, one seed")
         axes.set_xlabel("predicted change of a generator's charge")
-    pair[0].set_ylabel("measured")
+    pair[0].set_ylabel("measured change of the charge")
+    pair[0].legend(markerscale=3)
     return {"flow-time": time_figure, "flow-generators": each}

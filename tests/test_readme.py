@@ -18,12 +18,13 @@ def blocks() -> list[str]:
     return re.findall(r"```python\n(.*?)```", TEXT, flags=re.DOTALL)
 
 
-def test_the_python_blocks_print_the_output_shown():
+def test_the_python_blocks_print_the_output_shown_and_draw_a_figure(tmp_path):
     (code,) = blocks()
     lines = [line for line in code.splitlines() if line.strip()]
     assert len(lines) <= 12
-    out = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True)
+    out = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert out.returncode == 0, out.stderr
+    assert [file.name for file in tmp_path.iterdir()] == ["noise.png"]
     for line in out.stdout.strip().splitlines():
         assert f"    {line}\n" in TEXT
 

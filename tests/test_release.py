@@ -107,6 +107,11 @@ def test_all_files_state_the_same_version():
     assert citation["license"] == PROJECT["license"] == RECIPE["about"]["license"]
 
 
+def test_the_project_urls_are_the_papers_of_the_citation():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert set(PROJECT["urls"].values()) == {paper["url"] for paper in citation["references"]}
+
+
 def test_the_conda_recipe_has_the_dependencies_of_the_package():
     python, *run = RECIPE["requirements"]["run"]
     wanted = [Requirement(text) for text in PROJECT["dependencies"]]

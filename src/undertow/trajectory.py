@@ -251,7 +251,8 @@ class Trajectory:
         drawn = axes.get_xlabel()
         chosen = clock or (drawn if drawn in CLOCKS else self.clock)
         x = self._clock(chosen)
-        for name in names or series:
+        shown = names or tuple(series)
+        for name in shown:
             band = results.Band(x, series[name].mean, *series[name].interval())
             results.draw_band(axes, band, f"{label} {name}".strip(), "--" if self.continuation is None else "-")
         diverged = np.atleast_1d(self.diverged)
@@ -260,7 +261,7 @@ class Trajectory:
             if np.all(np.isfinite(self.step)):
                 at = np.interp(at, self.step, x)
             results.draw_diverged(axes, at, diverged.size)
-        results.label_axes(axes, chosen)
+        results.label_axes(axes, chosen, axes.get_ylabel() or (shown[0] if len(shown) == 1 else ""))
         return axes
 
     def _clock(self, name: str) -> np.ndarray:

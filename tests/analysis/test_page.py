@@ -80,6 +80,12 @@ def test_text_of_the_user_is_escaped_on_the_page(tmp_path):
     assert "<b>größe" not in page
 
 
+def test_code_in_a_sentence_is_set_as_code(tmp_path):
+    analysis = replace(analysis_of(row_of()), sentences=("Call `f(<a>)` first.",))
+    text = write_page(analysis, "model.py:task", tmp_path).read_text()
+    assert "<li>Call <code>f(&lt;a&gt;)</code> first.</li>" in text
+
+
 def test_a_page_without_symmetries_has_no_table(tmp_path):
     assert "<table" not in write_page(analysis_of(), "mine.py:problem", tmp_path).read_text()
 

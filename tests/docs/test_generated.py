@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import undertow as ut
-from docs import full, gallery, pages, reference, setting
+from docs import badges, full, gallery, pages, reference, setting
 from undertow.verification import claims
 from undertow.verification.errata import errata, expected
 from undertow.verification.notation import formula
@@ -196,3 +196,11 @@ def test_experiments_and_flags_exist():
                 fields = {f.name.replace("_", "-") for f in dataclasses.fields(claim.scales["smoke"])}
                 flags = set(re.findall(r"--([a-z-]+)", call[3])) if call[1] == "run" else set()
                 assert flags <= fields | {"help", "scale", "seed", "out"}, line
+
+
+def test_the_badges_of_the_readme_are_true():
+    """Run `python -m docs.badges` where this fails."""
+    stored = {path.name: path.read_text() for path in (ROOT / "docs" / "images").glob("badge-*.svg")}
+    assert stored == badges.badges()
+    assert all(f"docs/images/{name}" in (ROOT / "README.md").read_text() for name in stored)
+    assert f"{len(claims)} of {len(claims)}" in stored["badge-claims.svg"]

@@ -3,6 +3,7 @@
 The executed notebooks are stored in .notebooks, from which the site is built.
 """
 
+import json
 import re
 
 import nbclient
@@ -74,6 +75,14 @@ def test_every_notebook_is_in_the_list_of_tutorials():
     text = (notebooks.FOLDER / "index.md").read_text()
     assert {name.removesuffix(".md") for name in re.findall(r"\]\(([\w-]+\.md)\)", text)} == {p.stem for p in TUTORIALS}
     assert len(TUTORIALS) == 7
+
+
+def test_every_tutorial_was_measured_below_ten_minutes():
+    """Run `python -m benchmarks tutorials` after a change."""
+    measured = json.loads((notebooks.ROOT / "benchmarks" / "results" / "tutorials.json").read_text())
+    assert set(measured["seconds"]) == set(measured["processor_seconds"]) == {path.stem for path in TUTORIALS}
+    assert measured["cores"] <= 2
+    assert max(measured["seconds"].values()) < 600
 
 
 def made(tmp_path, source: str):

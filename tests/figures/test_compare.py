@@ -50,3 +50,12 @@ def test_a_bound_is_a_band_on_its_own_side():
     spans = [(round(float(band.x0), 9), round(float(band.x1), 9)) for band in bands]
     assert spans == [(0.5, round(high, 9)), (round(low, 9), 0.6)]
     assert axes.get_legend_handles_labels()[1].count("allowed by the claim") == 1
+
+
+def test_numbers_that_differ_by_rounding_have_an_axis_with_short_ticks():
+    checks = [
+        Check("k", -0.25 + 1e-16, -0.25, 0.0, Within(1e-5, 0.1)),
+        Check("l", -0.25, -0.25, 0.0, Within(1e-5, 0.1)),
+    ]
+    low, high = compare(checks).axes[0].get_xlim()
+    assert high - low > 0.01

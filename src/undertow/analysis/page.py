@@ -2,11 +2,12 @@
 
 import io
 import json
+import re
 from pathlib import Path
 
 import jax
 import numpy as np
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from undertow import __version__
 from undertow import _trees as trees
@@ -56,6 +57,7 @@ def write_page(analysis: Analysis, target: str, out: Path) -> Path:
     """Write analysis.html: the advice, the table, how the noise was computed, and the figures."""
     environment = templates("undertow.analysis")
     environment.filters["math"] = lambda text: Markup(math(text))
+    environment.filters["code"] = lambda text: Markup(re.sub(r"`([^`]*)`", r"<code>\1</code>", str(escape(text))))
     template = environment.get_template("analysis.html")
     rows = [(number, *_cells(row), row.route) for number, row in enumerate(analysis.rows, 1)]
     headings = ("row", *HEADINGS, "noise by")

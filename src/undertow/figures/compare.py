@@ -15,6 +15,8 @@ __all__ = ["Comparison", "compare"]
 
 DECADES = 1.5
 """Positive numbers further apart than this many powers of ten go on a logarithmic axis."""
+NARROW = 1e-4
+"""Numbers whose range is this share of their size, or less, are drawn on an axis of a tenth of their size."""
 
 
 @runtime_checkable
@@ -62,6 +64,7 @@ def compare(checks: Sequence[Comparison], *, log: bool = False) -> "Figure":
     for row, check in zip(reversed(range(len(checks))), checks, strict=True):
         _draw_check(axes, row, check, (low, high), once)
     axes.set_yticks([])
+    axes.set_xlabel("measured and predicted value of each line")
     axes.set_ylim(-0.4, len(checks) - 0.3)
     axes.spines["left"].set_visible(False)
     axes.legend()
@@ -121,5 +124,7 @@ def _range(checks: Sequence[Comparison], log: bool) -> tuple[float, float, str]:
         floor = max(positive.min(), positive.max() * 1e-18)
         pad = (positive.max() / floor) ** 0.06 * 1.1
         return floor / pad, positive.max() * pad, "log"
-    pad = 0.06 * np.ptp(finite) or 0.05 * abs(finite[0]) or 1.0
+    size = float(np.abs(finite).max())
+    narrow = np.ptp(finite) <= NARROW * size  # ticks would need more digits than anybody reads
+    pad = (0.05 * size or 1.0) if narrow else 0.06 * np.ptp(finite)
     return float(finite.min() - pad), float(finite.max() + pad), "linear"

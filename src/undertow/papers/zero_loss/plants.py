@@ -110,7 +110,7 @@ PLANTS: dict[str, Plant] = {
     "second-fundamental-form": replaced(f"{HERE}.misprints.parts_at", _parts(0, 1, 1)),
     "limit-starts-at-phi": replaced(
         f"{HERE}.misprints.descend",
-        lambda right: lambda *args, steps, **settings: right(*args, steps=steps // 10_000, **settings),
+        lambda right: lambda *args, steps, every, **settings: right(*args, steps=steps // 10_000, every=1, **settings),
     ),
     "kernel-gradient": replaced(f"{HERE}.misprints.predict", lambda right: lambda p, z: right(p, z) / 2),
     "pl-constant": replaced(f"{HERE}.misprints.predict", lambda right: lambda p, z: right(p, z) * 5**0.5),

@@ -49,14 +49,15 @@ def plot_symmetries(
             (noises, plus, "noise power"),
             (distances, column("distance"), "log distance to equilibrium"),
         ):
-            _lines(axes, steps, values, lines, rest, named)
+            # one legend below all panels: the lines of the others have no labels
+            _lines(axes, steps, values, lines, rest, named if axes is charges else None)
             axes.set_title(title)
             axes.set_xlabel("step")
-        _lines(noises, steps, minus, lines, [], named, "--")
+        _lines(noises, steps, minus, lines, [], None, "--")
         _log_scale(noises)
         noises.plot([], [], color=BAND, label="plus")
         noises.plot([], [], color=BAND, ls="--", label="minus")
-        noises.legend(handles=noises.lines[-2:])
+        noises.legend()
         if np.isnan(column("distance")).all():
             note = next((str(row["note"]) for rows in measurements for row in rows if row.get("note")), "not known")
             distances.text(
@@ -70,18 +71,29 @@ def plot_symmetries(
 
 def _lines(
     axes: "Axes", steps: np.ndarray, values: np.ndarray, lines: Sequence[int], rest: Sequence[int],
-    named: Sequence[str], line: str = "-",
+    named: Sequence[str] | None, line: str = "-",
 ) -> None:  # fmt: skip
-    """Draw some columns as lines in the colours of their places, and the rest as a band."""
+    """Draw some columns as lines in the colours of their places, and the rest as a band, with labels if `named`."""
     if len(rest):
         others = values[:, rest]
         shown = ~np.isnan(others).all(1)
         if shown.any():
             low, high = np.nanmin(others[shown], 1), np.nanmax(others[shown], 1)
-            axes.fill_between(steps[shown], low, high, color=BAND, alpha=0.2, lw=0, label=f"{len(rest)} others")
+            axes.fill_between(
+                steps[shown], low, high, color=BAND, alpha=0.2, lw=0, label=f"{len(rest)} others" if named else None
+            )
     marker = "o" if len(steps) == 1 else None  # a line of one point cannot be seen
     for colour, place in zip(LINE_COLOURS, lines, strict=False):
-        axes.plot(steps, values[:, place], color=colour, ls=line, marker=marker, ms=3, lw=1.4, label=named[place])
+        axes.plot(
+            steps,
+            values[:, place],
+            color=colour,
+            ls=line,
+            marker=marker,
+            ms=3,
+            lw=1.4,
+            label=named[place] if named else None,
+        )
 
 
 def plot_scale(axes: "Axes", scales: NoiseScales) -> None:

@@ -1,6 +1,7 @@
 """The share of runs that filter out a spurious signal, by heterogeneity and by step size."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,8 @@ LEVEL = 0.1
 """A spurious signal below this has been filtered out."""
 MAPPED = 5000
 """Number of runs of the scalar map, with which runs of SGD are compared."""
+CURVE = 24
+"""Number of points of the curve of the scalar map in a figure."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,18 @@ def _against_map(
     return Check(what, measured[0], predicted, error, criterion, alternative=alternative, samples=math.inf)
 
 
+def _curve(
+    laws: Sequence[AbstractLaw], sizes: np.ndarray, steps: np.ndarray, key: Key[Array, ""], alpha: float = 1e-3
+) -> list[float]:
+    """Return the share of runs of the scalar map below the level, for the curve of a figure."""
+    settings = zip(laws, sizes, steps, strict=True)
+    keys = [jax.random.fold_in(key, 2000 + index) for index in range(len(laws))]
+    return [
+        _scalar_map_filtered(law, float(eta), int(count), own, alpha)[0]
+        for (law, eta, count), own in zip(settings, keys, strict=True)
+    ]
+
+
 def _measure_spread(parameters: Sweep, key: Key[Array, ""]) -> Measurement:
     p = parameters
     spreads = np.linspace(1, 8, p.spreads)
@@ -131,6 +146,8 @@ def _measure_spread(parameters: Sweep, key: Key[Array, ""]) -> Measurement:
         Check("M = 8: median true signal", last[0], learnt, last[1], Above(0.95), alternative=0.0),
         Check("M = 8: median spurious signal", high[0], 0.0, high[1], Below(1e-3), alternative=learnt),
     )
+    fine = np.linspace(1, 8, CURVE)
+    laws = [two_point(1.0, spread) for spread in fine]
     data = xarray.Dataset(
         {
             "true": (("spread", "quantile"), [np.quantile(x, QUARTILES) for x in true]),
@@ -138,8 +155,9 @@ def _measure_spread(parameters: Sweep, key: Key[Array, ""]) -> Measurement:
             "share": ("spread", [g[0] for g in filtered]),
             "share_error": ("spread", [g[1] for g in filtered]),
             "scalar_map": ("spread", list(mapped)),
+            "curve": ("fine", _curve(laws, np.full(CURVE, p.step_size), np.full(CURVE, p.steps), key, p.alpha)),
         },
-        coords={"spread": spreads, "quantile": list(QUARTILES)},
+        coords={"spread": spreads, "quantile": list(QUARTILES), "fine": fine},
     )
     return Measurement(checks, data, p.seeds, total_diverged)
 
@@ -157,9 +175,9 @@ def _draw_spread(measurement: Measurement, parameters: Sweep) -> "Figure":
             f"{name} signal, median and quartiles",
             colour,
         )
-    left.set(xlabel="spread M of the spurious signal 1 ± M", ylabel="learnt")
+    left.set(xlabel="spread M of the spurious signal 1 ± M", ylabel="learnt signal at the end")
     left.legend()
-    style.theory(right, data.spread, data.scalar_map, "scalar map")
+    style.theory(right, data.fine, data.curve, "scalar map")
     style.points(right, data.spread, data.share, data.share_error, "SGD")
     right.set(xlabel="spread M", ylabel="share of runs with spurious < 0.1")
     right.legend()
@@ -187,13 +205,15 @@ def _measure_steps(parameters: Steps, key: Key[Array, ""]) -> Measurement:
         checks.append(_against_map(what, filtered, predicted, Within(0.04, 0.2), other))
         medians.append(statistics.median(measures["spurious"]))
         total_diverged += diverged
+    fine = np.geomspace(0.01, 0.1, CURVE)
     data = xarray.Dataset(
         {
             "median": ("step_size", [m for m, _ in medians]), "error": ("step_size", [e for _, e in medians]),
             "share": ("step_size", [check.measured for check in checks]),
-            "told": ("step_size", [check.predicted for check in checks]),
+            "predicted": ("step_size", [check.predicted for check in checks]),
+            "curve": ("fine", _curve([law] * CURVE, fine, np.round(p.time / fine), key)),
         },
-        coords={"step_size": etas},
+        coords={"step_size": etas, "fine": fine},
     )  # fmt: skip
     return Measurement(tuple(checks), data, p.seeds, total_diverged)
 
@@ -203,9 +223,9 @@ def _draw_steps(measurement: Measurement, parameters: Steps) -> "Figure":
     data = measurement.data
     style.points(axes, data.step_size, data["median"], data.error, "HeteroSGD, median spurious signal")
     style.points(axes, data.step_size, data.share, None, "HeteroSGD, share filtered", "red")
-    style.theory(axes, data.step_size, data.told, "scalar map, share filtered", "red")
+    style.theory(axes, data.fine, data.curve, "scalar map, share filtered", "red")
     axes.axhline(1.0, color=style.COLOURS["grey"], label="mean of the spurious signal")
-    axes.set(xlabel="step size", ylabel="value at time 10")
+    axes.set(xlabel="step size η", ylabel=f"value at time {parameters.time:g}, steps × step size")
     axes.legend()
     return figure
 

@@ -1,6 +1,7 @@
 """The solution that SGD finds: the invariant one with one environment per step, the mean one or neither if pooled."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -8,12 +9,19 @@ import numpy as np
 import xarray
 from jaxtyping import Array, Key
 
+from undertow.figures import style
 from undertow.papers.heterogeneity._runs import ends, noise_square
 from undertow.sensing.laws import two_point
 from undertow.sensing.matrix_sensing import MatrixSensing
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Below, Check, Criterion, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+FEW_STEP_SIZES = (0.01, 0.05, 0.1)
+
 
 REFERENCE = 32
 """Number of reference runs with Gaussian noise, for the runs with few measurements per step."""
@@ -175,7 +183,7 @@ def _measure_few(parameters: Few, key: Key[Array, ""]) -> Measurement:
     checks, diverged, medians = [], 0, []
     many = {"to_invariant": p.mean * np.sqrt(p.rank), "to_mean": 0.0}
     words = {"to_invariant": "median |UU' - A*|", "to_mean": "median |UU' - A* - mean A(e)|"}
-    for index, eta in enumerate((0.01, 0.05, 0.1)):
+    for index, eta in enumerate(FEW_STEP_SIZES):
         measures, failed = ends(sensing, eta, round(p.time / eta), p.seeds, jax.random.fold_in(key, index))
         diverged += failed
         reference = _with_gaussian_noise(p, eta, rng)
@@ -249,6 +257,50 @@ def _measure_signed(parameters: Signed, key: Key[Array, ""]) -> Measurement:
     return Measurement(_compared(parameters, [1.0, -1.0], measured, ""), data, parameters.seeds, diverged)
 
 
+def _draw_both(measurement: Measurement, parameters: Both) -> "Figure":
+    """Draw every run by its distances to the two solutions; lines are the predicted distances."""
+    figure, (axes,) = style.new_figure()
+    data, checks = measurement.data, measurement.checks
+    blue, red = (style.COLOURS[name] for name in ("blue", "red"))
+    axes.axvline(checks[1].predicted, color=blue, lw=1.2, label="predicted, one environment per step")
+    axes.axvline(checks[3].predicted, color=red, lw=1.2, label="predicted, pooled")
+    axes.axhline(checks[4].predicted, color=red, lw=1.2)
+    kinds = (("one", "blue", "o", "runs, one environment per step"), ("pooled", "red", "s", "runs, pooled"))
+    for name, colour, marker, label in kinds:
+        distances = (style.some(data[f"{name}_{to}"]) for to in ("to_invariant", "to_mean"))
+        style.points(axes, *distances, None, label, colour, marker)
+    axes.set(xlabel="distance to A*", ylabel="distance to A* + E A(e)", xlim=(0, None), ylim=(0, None))
+    axes.legend()
+    return figure
+
+
+def _draw_few(measurement: Measurement, parameters: Few) -> "Figure":
+    figure, (axes,) = style.new_figure()
+    kinds = (("to A*", "blue", "o"), ("to A* + E A(e)", "red", "s"))
+    for index, (name, colour, marker) in enumerate(kinds):
+        checks = measurement.checks[index::2]
+        style.theory(axes, FEW_STEP_SIZES, [c.predicted for c in checks], f"{name}, Gaussian noise", colour)
+        measured, errors = [c.measured for c in checks], [c.uncertainty for c in checks]
+        style.points(axes, FEW_STEP_SIZES, measured, errors, f"{name}, pooled SGD", colour, marker)
+    axes.set(xlabel="step size η", ylabel="median distance", ylim=(0, None))
+    axes.legend()
+    return figure
+
+
+def _draw_signals(measurement: Measurement, parameters: Signals) -> "Figure":
+    figure, (axes,) = style.new_figure()
+    kinds = (("one environment per step", "blue", "o"), ("pooled", "red", "s"))
+    for index, (name, colour, marker) in enumerate(kinds):
+        checks, kappas = measurement.checks[index::2], measurement.data.kappa
+        style.theory(axes, kappas, [c.predicted for c in checks], f"{name}, predicted", colour)
+        style.points(axes, kappas, [c.measured for c in checks], [c.uncertainty for c in checks], name, colour, marker)
+    axes.set(xlabel="condition number κ", ylabel="median |UU' − A*|/|A*|", xscale="log", ylim=(0, None))
+    axes.set_xticks(kappas.values, [f"{kappa:g}" for kappa in kappas.values], minor=False)
+    axes.minorticks_off()
+    axes.legend()
+    return figure
+
+
 CLAIMS = (
     Claim(
         id="invariant-or-mean",
@@ -262,6 +314,7 @@ CLAIMS = (
         rests_on=("exact-law",),
         scales={"smoke": Both(16), "default": Both(100), "full": Both(1000)},
         measure=_measure_both,
+        draw=_draw_both,
         accelerated=True,
     ),
     Claim(
@@ -276,6 +329,7 @@ CLAIMS = (
         controls=True,
         scales={"smoke": Few(16), "default": Few(100), "full": Few(1000)},
         measure=_measure_few,
+        draw=_draw_few,
         accelerated=True,
     ),
     Claim(
@@ -290,6 +344,7 @@ CLAIMS = (
         rests_on=("recovery-rate",),
         scales={"smoke": Signals(16, 2, d=20), "default": Signals(100, 3), "full": Signals(1000, 3)},
         measure=_measure_signals,
+        draw=_draw_signals,
         accelerated=True,
     ),
     Claim(

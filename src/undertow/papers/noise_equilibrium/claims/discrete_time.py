@@ -138,7 +138,7 @@ def _measure(parameters: Steps, key: Key[Array, ""]) -> Measurement:
 def _draw(measurement: Measurement, parameters: Steps) -> "Figure":
     figure, (left, right) = style.new_figure(2, width=4.2)
     data = measurement.data
-    left.plot(data.amount, style.some(data.flow).T, color=style.COLOURS["grey"], lw=1)
+    left.plot(data.amount, style.some(data.flow, 8).T, color=style.COLOURS["grey"], lw=1)
     left.plot([0], [0], "o", color=style.COLOURS["blue"], label="fixed point")
     left.set(xlabel="λ − λ*", ylabel="E dC / max |E dC|, neuron")
     left.legend()

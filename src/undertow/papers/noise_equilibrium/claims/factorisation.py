@@ -274,7 +274,7 @@ def _measure_vectors(parameters: Vectors, key: Key[Array, ""]) -> Measurement:
 
 def _measure_trace(parameters: Factorisations, key: Key[Array, ""]) -> Measurement:
     """Compare the trace of jax.hessian at random points with the printed formula."""
-    ratios = []
+    traces = []
     for index, k in enumerate(jax.random.split(key, parameters.draws)):
         problem, params, _ = _at_minimum(k, parameters.samples, parameters.width)
         off = 0.5 * (index % 2)  # every second point lies off the minimum
@@ -283,10 +283,26 @@ def _measure_trace(parameters: Factorisations, key: Key[Array, ""]) -> Measureme
         second = x.T @ x / x.shape[0]
         u, w = params["U"], params["W"]
         printed = ROWS * jnp.trace(w @ second @ w.T) + jnp.sum(u**2) * jnp.trace(second)
-        ratios.append(float(_hessian_trace(problem, params) / printed))
+        traces.append((float(_hessian_trace(problem, params)), float(printed)))
+    measured, printed = np.array(traces).T
+    ratios = measured / printed
     worst = max(ratios, key=lambda value: abs(value - 2))
     check = Check("Tr H / printed formula", worst, 2.0, 0.0, Within(1e-10, 1e-3), printed=1.0, alternative=1.0)
-    return Measurement((check,), xarray.Dataset({"ratio": ("draw", ratios)}), parameters.draws)
+    columns = {"ratio": ratios, "trace": measured, "printed": printed}
+    data = xarray.Dataset({name: ("draw", values) for name, values in columns.items()})
+    return Measurement((check,), data, parameters.draws)
+
+
+def _draw_trace(measurement: Measurement, parameters: Factorisations) -> "Figure":
+    figure, (axes,) = style.new_figure()
+    data = measurement.data
+    ends = np.array([0.0, 1.05 * float(data.printed.max())])
+    style.theory(axes, ends, 2 * ends, "slope 2")
+    style.theory(axes, ends, ends, "slope 1, in print", "red")
+    style.points(axes, style.some(data.printed), style.some(data.trace), None, "random points")
+    axes.set(xlabel="printed formula for Tr H", ylabel="Tr H by automatic differentiation")
+    axes.legend()
+    return figure
 
 
 @eqx.filter_jit
@@ -363,5 +379,6 @@ CLAIMS = (
         alternative="The trace is the printed formula.",
         scales={"smoke": Factorisations(4), "default": Factorisations(20), "full": Factorisations(200)},
         measure=_measure_trace,
+        draw=_draw_trace,
     ),
 )

@@ -108,7 +108,7 @@ def _means(
 def _measure_factors(parameters: Batches, key: Key[Array, ""]) -> Measurement:
     """Compare the change of theta'A theta due to noise with sigma^2 Tr[Sigma A] times the step size."""
     eta, each = parameters.step_size, parameters.batches // GROUPS
-    measured = {}
+    measured, changes = {}, {}
     for index, (name, kind) in enumerate(kinds(key).items()):
         noise = Minibatch(kind.problem, parameters.size)
         keys = jax.random.split(jax.random.fold_in(key, index), (GROUPS, each))
@@ -117,6 +117,12 @@ def _measure_factors(parameters: Batches, key: Key[Array, ""]) -> Measurement:
         unit = eta * eta / 2 * np.ravel(flow.noise)  # the library's Sigma is that of a batch, so sigma^2 is eta/2
         ratios = 2 * groups @ unit / (unit @ unit)
         measured[name] = (float(ratios.mean()), float(standard_error(ratios)))
+        columns = {
+            "unit": unit,
+            "change": 2 * groups.mean(axis=0),
+            "error": 2 * np.asarray(standard_error(groups, axis=0)),
+        }
+        changes |= {f"{column}_{name}": (f"charge_{name}", values) for column, values in columns.items()}
     decay = _decay(kind.symmetry, kind.params, kind.problem.gradient(kind.params), eta, parameters.weight_decay)
     neurons, factors, scaled = measured.values()
     checks = (
@@ -132,9 +138,26 @@ def _measure_factors(parameters: Batches, key: Key[Array, ""]) -> Measurement:
               Within(1e-4, 1e-2), printed=-1.0, alternative=-2.0),
     )  # fmt: skip
     data = xarray.Dataset(
-        {"ratio": ("kind", [value for value, _ in measured.values()])}, attrs={"kinds": list(measured)}
+        {"ratio": ("kind", [value for value, _ in measured.values()])} | changes, attrs={"kinds": list(measured)}
     )
     return Measurement(checks, data, parameters.batches)
+
+
+def _draw_factors(measurement: Measurement, parameters: Batches) -> "Figure":
+    """Draw the change of every charge in one step over the printed one, for each model."""
+    data = measurement.data
+    kinds = data.attrs["kinds"]
+    figure, panels = style.new_figure(len(kinds), width=3.4, height=3.2)
+    for axes, name in zip(panels, kinds, strict=True):
+        unit, change, error = (style.some(data[f"{column}_{name}"]) for column in ("unit", "change", "error"))
+        ends = 1.1 * np.array([min(unit.min(), 0.0), max(unit.max(), 0.0)])
+        style.theory(axes, ends, 2 * ends, "slope 2")
+        style.theory(axes, ends, ends, "slope 1, in print", "red")
+        style.points(axes, unit, change, error, "mean over batches")
+        axes.set(xlabel="η σ² Tr[ΣA]", title=name)
+    panels[0].set_ylabel("change of θ'Aθ per step by noise")
+    panels[0].legend()
+    return figure
 
 
 def _decay(symmetry: AbstractSymmetry, params: PyTree, gradient: PyTree, eta: float, gamma: float) -> float:
@@ -248,7 +271,7 @@ def _measure_time(parameters: Neuron, key: Key[Array, ""]) -> Measurement:
 
 def _measure_orbit(parameters: Matrices, key: Key[Array, ""]) -> Measurement:
     """Fit log(z/a) over lambda a, z the eigenvalues of exp(lambda A) A exp(lambda A), and trace I_1 on the orbit."""
-    exponents, falling = [], []
+    exponents, falling, spectra, courses = [], [], [], []
     amounts = np.linspace(-2, 2, 41)
     for k in jax.random.split(key, parameters.draws):
         drawn = np.asarray(jax.random.normal(k, (3, parameters.dimension, parameters.dimension), jnp.float64))
@@ -258,6 +281,7 @@ def _measure_orbit(parameters: Matrices, key: Key[Array, ""]) -> Measurement:
         moved = np.diag(vectors.T @ flow @ matrix @ flow @ vectors)  # the eigenvectors are those of A
         x, y = parameters.amount * values, np.log(moved / values)
         exponents.append(x @ y / (x @ x))
+        spectra.append((values, moved))
         # I_1 is the sum of the noise in the growing directions and of the weights in the shrinking ones
         grows, shrinks = ((vectors * np.maximum(sign * values, 0)) @ vectors.T for sign in (1, -1))
         step = amounts[1] - amounts[0]
@@ -267,6 +291,7 @@ def _measure_orbit(parameters: Matrices, key: Key[Array, ""]) -> Measurement:
             course.append(np.sum(noise * (grows @ noise)) + point @ shrinks @ point)  # eta = gamma = 1
             noise, point = back @ noise, forth @ point
         falling.append(np.diff(course) < 0)
+        courses.append(course)
     worst = max(exponents, key=lambda value: abs(value - 2))
     checks = (
         Check("exponent k of the eigenvalues a exp(k λ a) of Z", float(worst), 2.0, 0.0, Within(1e-8, 1e-3),
@@ -274,7 +299,31 @@ def _measure_orbit(parameters: Matrices, key: Key[Array, ""]) -> Measurement:
         Check("share of steps along the orbit in which I_1 falls", float(np.mean(falling)), 1.0, 0.0, Within(0.0, 0.5),
               printed=0.0, alternative=0.0),
     )  # fmt: skip
-    return Measurement(checks, xarray.Dataset({"exponent": ("draw", exponents)}), parameters.draws)
+    own, moved = np.array(spectra).transpose(1, 0, 2)
+    data = xarray.Dataset(
+        {"exponent": ("draw", exponents), "own": (("draw", "index"), own), "moved": (("draw", "index"), moved),
+         "course": (("draw", "amount"), np.array(courses))},
+        coords={"amount": amounts},
+    )  # fmt: skip
+    return Measurement(checks, data, parameters.draws)
+
+
+def _draw_orbit(measurement: Measurement, parameters: Matrices) -> "Figure":
+    figure, (left, right) = style.new_figure(2, width=4.4)
+    data = measurement.data
+    scaled = parameters.amount * data.own.values.ravel()
+    fine = np.linspace(scaled.min(), scaled.max(), 50)
+    style.theory(left, fine, np.exp(2 * fine), "exp(2λa)")
+    style.theory(left, fine, np.exp(fine), "exp(λa), in print", "red")
+    style.points(left, style.some(scaled), style.some((data.moved / data.own).values.ravel()), None, "eigenvalues")
+    left.set(xlabel="λa, a an eigenvalue of A", ylabel="eigenvalue of exp(λA) A exp(λA) / a", yscale="log")
+    left.legend()
+    for number, course in enumerate(style.some(data.course, 5)):
+        label = "I_1 of random matrices" if number == 0 else ""
+        style.theory(right, data.amount, course / course[len(course) // 2], label, "blue")
+    right.set(xlabel="amount λ along the orbit", ylabel="I_1 / I_1 at λ = 0", yscale="log")
+    right.legend()
+    return figure
 
 
 def _draw_time(measurement: Measurement, parameters: Neuron) -> "Figure":
@@ -304,6 +353,7 @@ CLAIMS = (
         rests_on=("expected-change",),
         scales={"smoke": Batches(20_000), "default": Batches(100_000), "full": Batches(1_000_000)},
         measure=_measure_factors,
+        draw=_draw_factors,
     ),
     Claim(
         id="stationary-condition",
@@ -339,5 +389,6 @@ CLAIMS = (
         alternative="The eigenvalues are a exp(λ a), and I_1 rises, as the proof says.",
         scales={"smoke": Matrices(5), "default": Matrices(50), "full": Matrices(500)},
         measure=_measure_orbit,
+        draw=_draw_orbit,
     ),
 )

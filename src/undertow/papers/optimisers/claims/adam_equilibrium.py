@@ -125,6 +125,28 @@ def _measurement(checks: list[Check] | tuple[Check, ...], runs: list[LongRun], s
     return Measurement(tuple(checks), data, seeds, sum(run.diverged for run in runs))
 
 
+def _draw_decays(measurement: Measurement, parameters: LongRuns) -> "Figure":
+    figure, (axes,) = style.new_figure()
+    checks = measurement.checks
+    style.theory(axes, DECAYS, [check.predicted for check in checks], "equilibrium of AdamW")
+    style.theory(axes, DECAYS, [check.alternative for check in checks], "equilibrium of SGD, same decay", "red")
+    style.points(axes, DECAYS, [c.measured for c in checks], [c.uncertainty for c in checks], "AdamW")
+    axes.set(xlabel="weight decay λ", ylabel="log(|U|/|W|)", xscale="log")
+    axes.legend()
+    return figure
+
+
+def _draw_memory(measurement: Measurement, parameters: Memories) -> "Figure":
+    figure, (axes,) = style.new_figure()
+    checks, forgotten = measurement.checks[1:], 1 - np.array(MEMORIES)
+    style.theory(axes, forgotten, [check.predicted for check in checks], "with the memory of v")
+    style.theory(axes, forgotten, [checks[0].predicted] * len(checks), "the same for every b2", "red")
+    style.points(axes, forgotten, [c.measured for c in checks], [c.uncertainty for c in checks], "RMSProp")
+    axes.set(xlabel="1 − b2, per step", ylabel="log(|U|/|W|)", xscale="log")
+    axes.legend()
+    return figure
+
+
 def _order(parameters: StepSizes, key: Key[Array, ""]) -> Measurement:
     p, rows, diverged = parameters, [], 0
     system = rank_one(jax.random.key(p.data), freedom=FREEDOM["heavier tails"])
@@ -189,6 +211,7 @@ CLAIMS = (
         rests_on=("adam-equilibrium",),
         scales={"smoke": LongRuns(16), "default": LongRuns(64), "full": LongRuns(64, steps=4_000_000, step_size=0.004)},
         measure=_decays,
+        draw=_draw_decays,
     ),
     Claim(
         id="metric-memory",
@@ -201,6 +224,7 @@ CLAIMS = (
         rests_on=("adam-equilibrium",),
         scales={"smoke": Memories(16), "default": Memories(64), "full": Memories(64, steps=8_000_000)},
         measure=_memory,
+        draw=_draw_memory,
     ),
     Claim(
         id="adam-equilibrium-order",

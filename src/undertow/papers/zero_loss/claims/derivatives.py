@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -12,6 +13,7 @@ from jaxtyping import Array, Key, PyTree
 
 from undertow import _trees as trees
 from undertow.dynamics.settle import settle
+from undertow.figures import style
 from undertow.manifold.drift import Parts, second_derivative
 from undertow.manifold.geometry import frame_at
 from undertow.papers.zero_loss.models import curves
@@ -20,6 +22,9 @@ from undertow.papers.zero_loss.models.tanh_net import TanhNet
 from undertow.problem import AbstractProblem
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Below, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 STEP = 4e-3
 """Step of the finite differences; their error is of the fourth order."""
@@ -113,7 +118,7 @@ def _gradient_checks(name: str, problem: AbstractProblem, start: PyTree) -> list
 
 def _measure_second(parameters: Directions, key: Key[Array, ""]) -> Measurement:
     """Fit finite differences of Phi by the three parts; a coefficient is 1 if its sign and factor are right."""
-    checks, coefficients = [], []
+    checks, coefficients, compared = [], [], {}
     # Eq. (9) prints the tangent and the mixed part with the opposite signs
     printed = {"tangent": -1.0, "normal": None, "mixed": -1.0}
     others = {"tangent": -1.0, "normal": 2.0, "mixed": -1.0}
@@ -141,8 +146,30 @@ def _measure_second(parameters: Directions, key: Key[Array, ""]) -> Measurement:
                 )
             )
         coefficients.append(fitted)
-    data = xarray.Dataset({"coefficient": (("loss", "part"), np.array(coefficients))})
+        signs = [1.0 if wrong is None else wrong for wrong in printed.values()]
+        columns = {"difference": np.concatenate(measured), "formula": design.sum(axis=1), "printed": design @ signs}
+        compared |= {f"{column}_{name}": (f"component_{name}", values) for column, values in columns.items()}
+    data = xarray.Dataset({"coefficient": (("loss", "part"), np.array(coefficients))} | compared)
     return Measurement(tuple(checks), data, seeds=parameters.directions)
+
+
+def _draw_second(measurement: Measurement, parameters: Directions) -> "Figure":
+    """Draw every component of the differences over the formula, and over the formula with the signs in print."""
+    data = measurement.data
+    names = [str(name).removeprefix("formula_") for name in data if str(name).startswith("formula_")]
+    figure, panels = style.new_figure(len(names), width=3.4, height=3.2)
+    for axes, name in zip(panels, names, strict=True):
+        difference, formula, printed = (
+            data[f"{column}_{name}"].values for column in ("difference", "formula", "printed")
+        )
+        ends = 1.05 * np.array([difference.min(), difference.max()])
+        style.theory(axes, ends, ends, "equality")
+        style.points(axes, style.some(printed, 60), style.some(difference, 60), None, "signs in print", "red", "x")
+        style.points(axes, style.some(formula, 60), style.some(difference, 60), None, "three minus signs")
+        axes.set(xlabel="component of the formula", title=name)
+    panels[0].set_ylabel("component of d²Φ, by differences")
+    panels[0].legend()
+    return figure
 
 
 CLAIMS = (
@@ -171,5 +198,6 @@ CLAIMS = (
         rests_on=("dphi-projector",),
         scales={"smoke": Directions(3), "default": Directions(8), "full": Directions(40)},
         measure=_measure_second,
+        draw=_draw_second,
     ),
 )

@@ -110,8 +110,23 @@ def _measure_rate(parameters: Rates, key: Key[Array, ""]) -> Measurement:
               (ratios[0] - 1) / (parameters.step_size * first_order), 1.0,
               errors[0] / (parameters.step_size * first_order), Within(0.1, 0.6), alternative=2.0),
     )  # fmt: skip
-    data = xarray.Dataset({"ratio": ("step", ratios), "error": ("step", errors)})
+    data = xarray.Dataset(
+        {"ratio": ("step", ratios), "error": ("step", errors)}, attrs={"first_order": float(first_order)}
+    )
     return Measurement(checks, data, parameters.seeds, int(run.diverged.sum()))
+
+
+def _draw_rate(measurement: Measurement, parameters: Rates) -> "Figure":
+    figure, (axes,) = style.new_figure()
+    data = measurement.data
+    sizes = parameters.step_size * np.array([1, 2])
+    fine = np.array([0.0, 1.1 * sizes[-1]])
+    style.theory(axes, fine, 1 + data.attrs["first_order"] * fine, "δ² s_j and first order in η")
+    style.theory(axes, fine, [0.5, 0.5], "rate of u_j or v_j alone", "red")
+    style.points(axes, sizes, data.ratio, data.error, "label-noise SGD")
+    axes.set(xlabel="step size η", ylabel="decay rate of u_j v_j / δ² s_j", ylim=(0.4, 1.2))
+    axes.legend()
+    return figure
 
 
 def _steepness(model: LinearModel) -> Callable[[PyTree], Array]:
@@ -252,6 +267,7 @@ CLAIMS = (
         rests_on=("uv-conserved", "label-noise-quarter"),
         scales={"smoke": Rates(16), "default": Rates(256), "full": Rates(4096)},
         measure=_measure_rate,
+        draw=_draw_rate,
         accelerated=True,
     ),
     Claim(

@@ -1,6 +1,7 @@
 """Plain minibatches: no noise if every sample is fitted, label noise if labels contradict each other."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -9,6 +10,7 @@ import xarray
 from jaxtyping import Array, Key, PyTree
 
 from undertow.dynamics.descend import descend
+from undertow.figures import style
 from undertow.manifold.limit import Limit
 from undertow.noise.minibatch import Minibatch
 from undertow.papers.zero_loss.models.linear import LinearModel, predict
@@ -16,6 +18,9 @@ from undertow.problem import Regression
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -82,6 +87,21 @@ def _measure(parameters: Labels, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, data, p.seeds, diverged)
 
 
+def _draw(measurement: Measurement, parameters: Labels) -> "Figure":
+    figure, (axes,) = style.new_figure()
+    data = measurement.data
+    ends = [0, 2.2 * parameters.step_size]
+    style.theory(axes, ends, [1, 1], "two labels per input, small steps", "blue")
+    style.theory(axes, ends, [0, 0], "one label per input", "green")
+    kinds = (("two", "blue", (1, 2), "SGD, two labels"), ("one", "green", (1,), "SGD, one label"))
+    for name, colour, factors, label in kinds:
+        values, errors = zip(*(statistics.mean(data[f"{name}_{factor}"].values) for factor in factors), strict=True)
+        style.points(axes, parameters.step_size * np.array(factors), values, errors, label, colour)
+    axes.set(xlabel="step size η", ylabel="decay rate of u_j v_j / gap² s_j", ylim=(-0.1, 1.3))
+    axes.legend()
+    return figure
+
+
 CLAIMS = (
     Claim(
         id="minibatch-null",
@@ -94,5 +114,6 @@ CLAIMS = (
         alternative="Minibatch noise never moves a regression model on this time scale, whatever its residuals.",
         scales={"smoke": Labels(32), "default": Labels(128), "full": Labels(1024)},
         measure=_measure,
+        draw=_draw,
     ),
 )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -13,6 +14,7 @@ from jaxtyping import Array, Key, PyTree
 from undertow import _trees as trees
 from undertow.dynamics.descend import descend
 from undertow.estimate import standard_error
+from undertow.figures import style
 from undertow.manifold.geometry import frame_at
 from undertow.manifold.limit import Limit
 from undertow.noise.label import LabelNoise
@@ -21,6 +23,12 @@ from undertow.papers.zero_loss.models.linear import LinearModel, predict
 from undertow.problem import Regression
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+OBSERVATIONS = 40
+"""Number of observations of a run that starts off the manifold."""
 
 
 @dataclass(frozen=True)
@@ -81,37 +89,59 @@ def _measure_form(parameters: Curves, key: Key[Array, ""]) -> Measurement:
         Check("coefficient of (I - dΦ) c''", float(normal), -1.0, 0.0, Within(1e-5, 1e-3), 0.0, alternative=0.0),
         Check("coefficient of dΦ c''", float(tangent), 0.0, 0.0, Within(1e-5, 1e-3), -1.0, alternative=-1.0),
     )
-    return Measurement(checks, xarray.Dataset({"coefficient": ("part", [normal, tangent])}), parameters.curves)
+    columns = {"across": across, "along": along, "target": target}
+    data = xarray.Dataset(
+        {"coefficient": ("part", [normal, tangent])}
+        | {name: ("component", np.concatenate(values)) for name, values in columns.items()}
+    )
+    return Measurement(checks, data, parameters.curves)
 
 
 def _measure_start(parameters: Starts, key: Key[Array, ""]) -> Measurement:
     """Measure the share of the way from x(0) to Y(t), with Y(0) = Phi(x(0)), that SGD has covered."""
     model = LinearModel.draw(key, d=parameters.d, n=parameters.n, sparsity=3, dtype=jnp.float64)
     noise, start, eta = LabelNoise(model.problem, 1.0), model.start(1.0), parameters.step_size
+    steps = round(parameters.slow_time / eta**2)
     run = descend(
-        noise, start, step_size=eta, steps=round(parameters.slow_time / eta**2), key=jax.random.fold_in(key, 1),
+        noise, start, step_size=eta, steps=steps, every=-(-steps // OBSERVATIONS), key=jax.random.fold_in(key, 1),
         observe={"params": lambda p: p}, seeds=parameters.seeds, progress=False,
     )  # fmt: skip
-    limit = Limit(noise).solve(model.settle(start), slow_time=parameters.slow_time, num_saves=1).params
-    displacement = np.concatenate(limit) - np.concatenate(start)
-    covered = np.concatenate([leaf[:, -1] for leaf in run.observed["params"]], axis=1) - np.concatenate(start)
-    share = covered @ displacement / (displacement @ displacement)
+    limit = Limit(noise).solve(
+        model.settle(start), slow_time=parameters.slow_time, num_saves=OBSERVATIONS, observe={"params": lambda p: p}
+    )
+    predicted = np.concatenate(limit.observed["params"], axis=-1) - np.concatenate(start)
+    displacement = np.concatenate(limit.params) - np.concatenate(start)
+    covered = np.concatenate(run.observed["params"], axis=-1) - np.concatenate(start)
+    path = covered @ displacement / (displacement @ displacement)
+    share = path[:, -1]
     error = float(standard_error(share))
-    what = "share of the way from x(0) to Φ(x(0)) that SGD has covered"
+    what = "share of the way from x(0) to Y(t) that SGD has covered, Y(0) = Φ(x(0))"
     check = Check(what, share.mean(), 1.0, error, Within(0.02, 0.1), printed=0.0, alternative=0.0)
-    return Measurement((check,), xarray.Dataset({"share": ("seed", share)}), parameters.seeds)
+    columns = {"mean": path.mean(axis=0), "error": np.asarray(standard_error(path, axis=0))}
+    data = xarray.Dataset(
+        {"share": ("seed", share), "limit": ("limit_time", predicted @ displacement / (displacement @ displacement))}
+        | {name: ("slow_time", values) for name, values in columns.items()},
+        coords={"slow_time": run.slow_time, "limit_time": limit.slow_time},
+    )
+    return Measurement((check,), data, parameters.seeds)
 
 
 def _measure_gradient(parameters: LinearModels, key: Key[Array, ""]) -> Measurement:
-    factors = []
+    factors, gradients, printed = [], [], []
     for k in jax.random.split(key, parameters.draws):
         model = LinearModel.draw(k, d=parameters.d, n=parameters.n, sparsity=2, dtype=jnp.float64)
         for z in model.problem.inputs:
             by_u, by_v = jax.grad(predict)(model.start(parameters.alpha), z)
             factors.append(float((by_u @ z - by_v @ z) / (2 * parameters.alpha * z @ z)))
+            gradients.append(np.concatenate([by_u, by_v]))
+            printed.append(parameters.alpha * np.concatenate([z, -z]))
     worst = max(factors, key=lambda value: abs(value - 2))
     check = Check("∇f_i / α [z_i, -z_i]", worst, 2.0, 0.0, Within(1e-12, 1e-3), 1.0, alternative=1.0)
-    return Measurement((check,), xarray.Dataset({"factor": ("sample", factors)}), parameters.draws)
+    data = xarray.Dataset(
+        {"factor": ("sample", factors), "gradient": (("sample", "component"), np.array(gradients)),
+         "printed": (("sample", "component"), np.array(printed))}
+    )  # fmt: skip
+    return Measurement((check,), data, parameters.draws)
 
 
 def _measure_constant(parameters: LinearModels, key: Key[Array, ""]) -> Measurement:
@@ -147,6 +177,42 @@ def _measure_constant(parameters: LinearModels, key: Key[Array, ""]) -> Measurem
     return Measurement(checks, xarray.Dataset({"least": ("draw", least), "later": ("draw", later)}), parameters.draws)
 
 
+def _draw_form(measurement: Measurement, parameters: Curves) -> "Figure":
+    figure, (axes,) = style.new_figure()
+    data = measurement.data
+    target = data.target.values
+    ends = 1.1 * np.array([target.min(), target.max()])
+    style.theory(axes, -ends, ends, "slope −1")
+    style.points(axes, style.some(data.along), style.some(target), None, "tangent part dΦ c'', in print", "red", "x")
+    style.points(axes, style.some(data.across), style.some(target), None, "normal part (I − dΦ) c''")
+    axes.set(xlabel="component of the acceleration of a curve", ylabel="component of H⁺ d³L[v, v]")
+    axes.legend()
+    return figure
+
+
+def _draw_start(measurement: Measurement, parameters: Starts) -> "Figure":
+    figure, (axes,) = style.new_figure()
+    data = measurement.data
+    style.theory(axes, data.limit_time, data.limit, "limit Y(t) from Φ(x(0))")
+    style.theory(axes, [0, parameters.slow_time], [0, 0], "x(0), the start in print", "red")
+    style.points(axes, data.slow_time, data["mean"], data.error, "label-noise SGD")
+    axes.set(xlabel="slow time, steps × step size²", ylabel="share of the way from x(0) to the end")
+    axes.legend()
+    return figure
+
+
+def _draw_gradient(measurement: Measurement, parameters: LinearModels) -> "Figure":
+    figure, (axes,) = style.new_figure()
+    printed, gradient = (measurement.data[name].values.ravel() for name in ("printed", "gradient"))
+    ends = 1.05 * np.array([printed.min(), printed.max()])
+    style.theory(axes, ends, 2 * ends, "slope 2")
+    style.theory(axes, ends, ends, "slope 1, in print", "red")
+    style.points(axes, style.some(printed), style.some(gradient), None, "automatic differentiation")
+    axes.set(xlabel="component of α [z_i, −z_i]", ylabel="component of ∇f_i")
+    axes.legend()
+    return figure
+
+
 CLAIMS = (
     Claim(
         id="second-fundamental-form",
@@ -158,6 +224,7 @@ CLAIMS = (
         alternative="H⁺ d³L[v, v] = -dΦ c'', as printed in the proof.",
         scales={"smoke": Curves(4), "default": Curves(10), "full": Curves(100)},
         measure=_measure_form,
+        draw=_draw_form,
     ),
     Claim(
         id="limit-starts-at-phi",
@@ -169,6 +236,7 @@ CLAIMS = (
         alternative="Y(0) = x(0), as printed: the approach to the manifold takes slow time.",
         scales={"smoke": Starts(16), "default": Starts(64), "full": Starts(1024)},
         measure=_measure_start,
+        draw=_draw_start,
     ),
     Claim(
         id="kernel-gradient",
@@ -179,6 +247,7 @@ CLAIMS = (
         alternative="∇f_i(α, α) = α [z_i, -z_i], as printed.",
         scales={"smoke": LinearModels(3), "default": LinearModels(10), "full": LinearModels(100)},
         measure=_measure_gradient,
+        draw=_draw_gradient,
     ),
     Claim(
         id="pl-constant",

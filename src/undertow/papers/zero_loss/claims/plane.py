@@ -1,6 +1,7 @@
 """Isotropic noise on an ellipse and correlated noise on a circle: SGD compared with closed forms in the plane."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,18 @@ from jaxtyping import Array, Key
 
 from undertow.dynamics.descend import descend
 from undertow.estimate import standard_error
+from undertow.figures import style
 from undertow.manifold.limit import Limit
 from undertow.papers.zero_loss.models.curves import isotropic_ellipse, mixed_circle
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+WINDOWS = 24
+"""Number of equal windows of time over which x^2 is averaged, for the figure."""
 
 
 @dataclass(frozen=True)
@@ -48,13 +56,17 @@ class Circle:
 def _measure_ellipse(parameters: Ellipse, key: Key[Array, ""]) -> Measurement:
     steps = round(parameters.slow_time / parameters.step_size**2)
     run = descend(
-        isotropic_ellipse(), jnp.array([2.0, 0.0]), step_size=parameters.step_size, steps=steps, every=steps // 2,
+        isotropic_ellipse(), jnp.array([2.0, 0.0]), step_size=parameters.step_size, steps=steps,
+        every=steps // WINDOWS,
         key=key, average={"square": lambda x: x[0] ** 2}, seeds=parameters.seeds, progress=False,
     )  # fmt: skip
-    late = run.observed["square"][~run.diverged, -1]
+    squares = run.observed["square"][~run.diverged, 1:]
+    late = squares[:, WINDOWS // 2 :].mean(axis=1)
     error = float(standard_error(late))
     check = Check("E x² in equilibrium", late.mean(), 2.0, error, Within(0.05, 0.15), alternative=2.338)
-    data = xarray.Dataset({"square": ("seed", late)})
+    windows = {"mean": ("slow_time", squares.mean(axis=0)), "error": ("slow_time", standard_error(squares, axis=0))}
+    middles = (run.slow_time[1:] + run.slow_time[:-1]) / 2
+    data = xarray.Dataset({"square": ("seed", late)} | windows, coords={"slow_time": middles})
     note = "With -1/2 instead of -1/4 before P ∇ ln |H|_+ it would be 2.338, and 1.680 without that term."
     return Measurement((check,), data, parameters.seeds, int(run.diverged.sum()), note)
 
@@ -66,7 +78,8 @@ def _measure_circle(parameters: Circle, key: Key[Array, ""]) -> Measurement:
         every=max(1, round(0.02 / parameters.step_size**2)), key=key,
         observe={"angle": _angle}, seeds=parameters.seeds, progress=False,
     )  # fmt: skip
-    turned = np.unwrap(run.observed["angle"][~run.diverged], axis=1)[:, -1] / parameters.slow_time
+    angles = np.unwrap(run.observed["angle"][~run.diverged], axis=1)
+    turned = angles[:, -1] / parameters.slow_time
     error = float(standard_error(turned))
     half = -parameters.rho / 2
     solved, spread = statistics.mean(_solved(parameters, jax.random.fold_in(key, 1)))
@@ -75,7 +88,11 @@ def _measure_circle(parameters: Circle, key: Key[Array, ""]) -> Measurement:
         Check("angular speed of the limiting diffusion, solved numerically", solved, -parameters.rho, spread,
               Within(0.01, 0.2), alternative=half, samples=parameters.solutions),
     )  # fmt: skip
-    data = xarray.Dataset({"drift": ("seed", turned)})
+    data = xarray.Dataset(
+        {"drift": ("seed", turned), "angle": ("slow_time", angles.mean(axis=0)),
+         "error": ("slow_time", standard_error(angles, axis=0))},
+        coords={"slow_time": run.slow_time},
+    )  # fmt: skip
     return Measurement(checks, data, parameters.seeds, int(run.diverged.sum()))
 
 
@@ -92,6 +109,31 @@ def _angle(x: Array) -> Array:
     return jnp.arctan2(x[1], x[0])
 
 
+def _draw_ellipse(measurement: Measurement, parameters: Ellipse) -> "Figure":
+    figure, (axes,) = style.new_figure()
+    data = measurement.data
+    style.points(axes, data.slow_time, data["mean"], data.error, "SGD, averaged over windows")
+    ends = [0, parameters.slow_time]
+    style.theory(axes, ends, [2.0, 2.0], "equilibrium with −1/4")
+    style.theory(axes, ends, [2.338, 2.338], "with −1/2, as printed", "red")
+    style.theory(axes, ends, [1.68, 1.68], "without the term", "green")
+    axes.set(xlabel="slow time, steps × step size²", ylabel="mean of x²")
+    axes.legend()
+    return figure
+
+
+def _draw_circle(measurement: Measurement, parameters: Circle) -> "Figure":
+    figure, (axes,) = style.new_figure()
+    data = measurement.data.isel(slow_time=slice(None, None, 10))
+    ends = np.array([0.0, parameters.slow_time])
+    style.theory(axes, ends, -parameters.rho * ends, "−ρ t")
+    style.theory(axes, ends, -parameters.rho / 2 * ends, "−ρ t/2, mixed part once", "red")
+    style.points(axes, data.slow_time, data.angle, data.error, "SGD")
+    axes.set(xlabel="slow time t, steps × step size²", ylabel="mean angle, radians")
+    axes.legend()
+    return figure
+
+
 CLAIMS = (
     Claim(
         id="isotropic-ellipse",
@@ -104,6 +146,7 @@ CLAIMS = (
         rests_on=("isotropic-quarter",),
         scales={"smoke": Ellipse(1000), "default": Ellipse(4000), "full": Ellipse(40_000)},
         measure=_measure_ellipse,
+        draw=_draw_ellipse,
     ),
     Claim(
         id="mixed-circle",
@@ -116,6 +159,7 @@ CLAIMS = (
         rests_on=("d2phi-signs", "additive-covariance"),
         scales={"smoke": Circle(1000), "default": Circle(4000), "full": Circle(100_000)},
         measure=_measure_circle,
+        draw=_draw_circle,
         long=True,
     ),
 )

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import equinox as eqx
 import jax
@@ -13,6 +14,7 @@ from jaxtyping import Array, Key, PyTree
 
 from undertow import _trees as trees
 from undertow.dynamics.settle import settle
+from undertow.figures import style
 from undertow.manifold.drift import second_derivative
 from undertow.manifold.geometry import frame_at
 from undertow.manifold.limit import Limit
@@ -23,6 +25,9 @@ from undertow.papers.zero_loss.models.tanh_net import TanhNet
 from undertow.problem import Problem, Regression
 from undertow.verification.claim import Claim, Measurement, Scale
 from undertow.verification.criterion import Below, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -55,13 +60,15 @@ def _second_order(problem: Regression, point: PyTree) -> PyTree:
 
 
 @eqx.filter_jit
-def _coefficient(part: PyTree, problem: Regression, point: PyTree, regulariser: Callable[..., Array]) -> Array:
-    """Return c of part = c P grad regulariser by least squares; NaN if `part` is not a multiple of it."""
+def _fitted(
+    part: PyTree, problem: Regression, point: PyTree, regulariser: Callable[..., Array]
+) -> tuple[Array, Array, Array]:
+    """Return c of part = c P grad regulariser by least squares, NaN if `part` is not a multiple; and both vectors."""
     frame, part = frame_at(problem, point), trees.ravel(part)
     against = frame.project(jax.grad(lambda x: regulariser(problem, frame.unravel, x))(frame.point))
     value = jnp.vdot(part, against) / jnp.vdot(against, against)
     rest = jnp.linalg.norm(part - value * against) / jnp.linalg.norm(part)
-    return jnp.where(rest < 1e-5, value, jnp.nan)
+    return jnp.where(rest < 1e-5, value, jnp.nan), part, against
 
 
 def _trace(problem: Regression, unravel: Callable[[Array], PyTree], x: Array) -> Array:
@@ -78,9 +85,10 @@ def _log_determinant(problem: Regression, unravel: Callable[[Array], PyTree], x:
 def _measure_label(parameters: Networks, key: Key[Array, ""]) -> Measurement:
     """Compare the general formula for any noise, and the shorter formula for label noise in `Limit`."""
     networks = _networks(parameters, key)
-    general = [float(_coefficient(_second_order(*network), *network, _trace)) for network in networks]
+    fits = [_fitted(_second_order(*network), *network, _trace) for network in networks]
+    general = [float(value) for value, *_ in fits]
     short = [
-        float(_coefficient(Limit(LabelNoise(problem, 0.7)).drift(point), problem, point, _trace)) / 0.49
+        float(_fitted(Limit(LabelNoise(problem, 0.7)).drift(point), problem, point, _trace)[0]) / 0.49
         for problem, point in networks
     ]
     worst = lambda values: max(values, key=lambda v: abs(v + 0.25))
@@ -88,18 +96,47 @@ def _measure_label(parameters: Networks, key: Key[Array, ""]) -> Measurement:
         Check("1/2 d²Φ[H] / P ∇ tr H", worst(general), -0.25, 0.0, Within(1e-5, 1e-3), alternative=-0.5),
         Check("drift of `Limit` / c P ∇ tr H", worst(short), -0.25, 0.0, Within(1e-5, 1e-3), alternative=-0.5),
     )
-    data = xarray.Dataset({"value": ("network", np.array(general)), "short": ("network", np.array(short))})
+    data = xarray.Dataset({"value": ("network", general), "short": ("network", short)} | _components(fits))
     return Measurement(checks, data, len(networks))
 
 
+def _components(fits: list[tuple[Array, Array, Array]]) -> dict[str, tuple[tuple[str, str], np.ndarray]]:
+    """Return the components of the measured vectors and of the gradients, for the figure."""
+    parts, gradients = (np.array([np.asarray(fit[k]) for fit in fits]) for k in (1, 2))
+    return {"part": (("network", "component"), parts), "gradient": (("network", "component"), gradients)}
+
+
 def _measure_isotropic(parameters: Networks, key: Key[Array, ""]) -> Measurement:
-    values = [
-        float(_coefficient(Limit(Isotropic(problem)).parts(point).normal, problem, point, _log_determinant))
+    fits = [
+        _fitted(Limit(Isotropic(problem)).parts(point).normal, problem, point, _log_determinant)
         for problem, point in _networks(parameters, key)
     ]
+    values = [float(value) for value, *_ in fits]
     worst = max(values, key=lambda v: abs(v + 0.25))
     check = Check("normal part / P ∇ ln |H|_+", worst, -0.25, 0.0, Within(1e-5, 1e-3), printed=-0.5, alternative=-0.5)
-    return Measurement((check,), xarray.Dataset({"value": (("network",), np.array(values))}), len(values))
+    return Measurement((check,), xarray.Dataset({"value": ("network", values)} | _components(fits)), len(values))
+
+
+def _draw(measurement: Measurement, names: tuple[str, str], other: str) -> "Figure":
+    """Draw the components of the drift over those of the gradient, with the slopes of the claim and of its rival."""
+    figure, (axes,) = style.new_figure()
+    data = measurement.data
+    gradient, part = data.gradient.values.ravel(), data.part.values.ravel()
+    ends = 1.05 * np.array([gradient.min(), gradient.max()])
+    style.theory(axes, ends, -ends / 4, "slope −1/4")
+    style.theory(axes, ends, -ends / 2, other, "red")
+    style.points(axes, style.some(gradient), style.some(part), None, "components, all networks")
+    axes.set(xlabel=names[0], ylabel=names[1])
+    axes.legend()
+    return figure
+
+
+def _draw_label(measurement: Measurement, parameters: Networks) -> "Figure":
+    return _draw(measurement, ("component of P ∇ tr H", "component of 1/2 d²Φ[H]"), "slope −1/2")
+
+
+def _draw_isotropic(measurement: Measurement, parameters: Networks) -> "Figure":
+    return _draw(measurement, ("component of P ∇ ln |H|_+", "component of the normal part"), "slope −1/2, in print")
 
 
 class _Square(eqx.Module):
@@ -175,6 +212,7 @@ CLAIMS = (
         rests_on=("d2phi-signs", "label-noise-covariance"),
         scales=SCALES,
         measure=_measure_label,
+        draw=_draw_label,
     ),
     Claim(
         id="isotropic-quarter",
@@ -187,6 +225,7 @@ CLAIMS = (
         rests_on=("d2phi-signs", "isotropic-covariance"),
         scales=SCALES,
         measure=_measure_isotropic,
+        draw=_draw_isotropic,
     ),
     Claim(
         id="manifold-only",

@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +13,15 @@ from jaxtyping import Array, Key, PyTree
 
 from undertow.dynamics.descend import descend
 from undertow.estimate import standard_error
+from undertow.figures import style
 from undertow.noise.isotropic import Isotropic
 from undertow.papers._lanes import lanes
 from undertow.papers.zero_loss.models.curves import circle
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 STEP_SIZES = (0.01, 0.0025)
 FIRST_TIME = 1.5
@@ -82,6 +87,28 @@ def _ratio(what: str, squares: list[np.ndarray]) -> Check:
     return Check(what, value, 4.0, float(value * np.hypot(*relative)), Within(0.3, 1.5), alternative=2.0)
 
 
+def _draw(measurement: Measurement, parameters: Phases) -> "Figure":
+    figure, (left, right) = style.new_figure(2, width=4.4)
+    kinds = {"along": ("to gradient flow, phase 1", "blue", "o"), "across": ("to the manifold, phase 2", "green", "s")}
+    fine = np.array([0.8 * min(STEP_SIZES), 1.25 * max(STEP_SIZES)])
+    for name, (label, colour, marker) in kinds.items():
+        squares = measurement.data[name].values
+        means = squares.mean(axis=1)
+        style.theory(left, fine, means[-1] * fine / STEP_SIZES[-1], "", colour)
+        style.points(left, STEP_SIZES, means, standard_error(squares, axis=1), label, colour, marker)
+    left.set(xlabel="step size η", ylabel="mean squared distance", xscale="log", yscale="log",
+             title="lines: proportional to η, through the left points")  # fmt: skip
+    left.legend()
+    turned = measurement.checks[2:]
+    style.theory(right, fine, [turned[0].predicted] * 2, "Brownian motion on the circle")
+    style.theory(right, fine, [turned[0].alternative] * 2, "twice as fast", "red")
+    style.points(right, STEP_SIZES, [c.measured for c in turned], [c.uncertainty for c in turned], "SGD, phase 2")
+    right.set(xlabel="step size η", ylabel="mean of cos(angle)", xscale="log",
+              title=f"slow time {parameters.slow_time:g}")  # fmt: skip
+    right.legend()
+    return figure
+
+
 CLAIMS = (
     Claim(
         id="two-phases",
@@ -93,5 +120,6 @@ CLAIMS = (
         alternative="The squared distances fall only like √η, and the motion along the circle is twice as fast.",
         scales={"smoke": Phases(1200, slow_time=0.25), "default": Phases(4000), "full": Phases(40_000)},
         measure=_measure,
+        draw=_draw,
     ),
 )
