@@ -67,9 +67,13 @@ def test_a_prediction_that_is_missing_is_a_dash():
     ("criterion", "value", "text"),
     [
         (WITHIN, 0.12345, "0.1235"),
-        (BELOW, None, "–"),
+        (WITHIN, None, "more than 0.5 away"),
+        (BELOW, 0.7, "0.7"),
+        (BELOW, None, "0.5 or more"),
+        (ABOVE, None, "1e-09 or less"),
         (LEVEL, 1.234e-9, "p = 1e-09"),
-        (LEVEL, None, "–"),
+        (LEVEL, None, "another distribution"),
+        (TEXT, None, "–"),
         (TEXT, 3, "3"),
     ],
 )

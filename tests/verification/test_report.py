@@ -53,7 +53,7 @@ def test_a_section_has_everything(tmp_path):
 
 
 def test_a_check_without_an_alternative_is_explained(tmp_path):
-    explained = "A control states no value of the alternative"
+    explained = "A control rejects the values that its row names"
     assert explained in text_of(build_report(tmp_path, [result()]))
     decisive = dataclasses.replace(CHECK, alternative=2.0, power=1.0)
     assert explained not in text_of(build_report(tmp_path, [result(checks=(decisive,))]))

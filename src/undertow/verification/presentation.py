@@ -2,7 +2,7 @@
 
 from functools import singledispatch
 
-from undertow.verification.criterion import Above, AtLevel, Below, Criterion, TextCriterion
+from undertow.verification.criterion import Above, AtLevel, Below, Criterion, TextCriterion, Within
 
 __all__ = ["alternative_text", "measured_text", "number", "prediction_text"]
 
@@ -64,10 +64,31 @@ def _(criterion: AtLevel, predicted: float | int | None, printed: float | int | 
 
 @singledispatch
 def alternative_text(criterion: Stored, value: float | int | None) -> str:
-    """Return the value that the alternative predicts, as text."""
+    """Return the value that the alternative predicts, as text; where it states none, the values that are rejected.
+
+    >>> from undertow.verification.criterion import Below, Within
+    >>> from undertow.verification.presentation import alternative_text
+    >>> alternative_text(Within(0.1, 0.5), 2.0), alternative_text(Within(0.1, 0.5), None), alternative_text(Below(3), None)
+    ('2', 'more than 0.5 away', '3 or more')
+    """
     return number(value)
 
 
 @alternative_text.register
+def _(criterion: Within, value: float | int | None) -> str:
+    return f"more than {criterion.resolution:g} away" if value is None else number(value)
+
+
+@alternative_text.register
+def _(criterion: Below, value: float | int | None) -> str:
+    return f"{criterion.bound:g} or more" if value is None else number(value)
+
+
+@alternative_text.register
+def _(criterion: Above, value: float | int | None) -> str:
+    return f"{criterion.bound:g} or less" if value is None else number(value)
+
+
+@alternative_text.register
 def _(criterion: AtLevel, value: float | int | None) -> str:
-    return "–" if value is None else f"p = {value:.1g}"
+    return "another distribution" if value is None else f"p = {value:.1g}"
