@@ -39,6 +39,15 @@ def start(optimiser, **options):
     return NoiseMonitor(own, symmetries, **options), optimiser(own.parameters(), lr=0.01)
 
 
+def measured_without_threads(optimiser, every, monkeypatch):
+    """Return the monitor of six steps that completes every measurement at its step."""
+    with monkeypatch.context() as patch:
+        patch.setattr(background, "DEVICES", ())
+        monitor, optimizer = start(optimiser, every=every)
+        train(monitor, optimizer, 6)
+    return monitor
+
+
 def assert_same_rows(monitor, expected):
     for row, other in zip(monitor.rows, expected.rows, strict=True):
         for name, value in row.items():  # algorithms are chosen by their speed, and differ in rounding
@@ -49,10 +58,7 @@ def assert_same_rows(monitor, expected):
 @pytest.mark.parametrize("optimiser", [torch.optim.SGD, torch.optim.AdamW])
 def test_later_results_are_the_same(optimiser, arrived, monkeypatch):
     arrived.set()
-    with monkeypatch.context() as patch:
-        patch.setattr(background, "DEVICES", ())
-        expected, optimizer = start(optimiser, every=2)
-        train(expected, optimizer, 6)
+    expected = measured_without_threads(optimiser, 2, monkeypatch)
     monitor, optimizer = start(optimiser, every=2)
     train(monitor, optimizer, 6)
     assert_same_rows(monitor, expected)
@@ -101,10 +107,7 @@ def test_a_problem_of_the_first_measurement_is_an_error(arrived):
 def test_later_steps_change_nothing_of_a_measurement_under_way(optimiser, arrived, monkeypatch):
     """The thread computes from copies: parameters, gradients and the state of the optimiser are others by then."""
     arrived.set()
-    with monkeypatch.context() as patch:
-        patch.setattr(background, "DEVICES", ())
-        expected, optimizer = start(optimiser, every=3)
-        train(expected, optimizer, 6)
+    expected = measured_without_threads(optimiser, 3, monkeypatch)
     monitor, optimizer = start(optimiser, every=3)
     train(monitor, optimizer, 1)
     read, arrived_late = module.read_result, threading.Event()
