@@ -3,6 +3,7 @@
 `Scripted` workers need no processes: each task names what happens to it.
 """
 
+import multiprocessing.queues
 import os
 import time
 from concurrent.futures import CancelledError, Future
@@ -159,6 +160,23 @@ def sleep_or_die(task):
     if task == "die":
         os._exit(9)
     return task
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_pool_without_memory_for_its_threads_is_an_error(monkeypatch):
+    """The thread of the executor ends, and its tasks wait: a sweep hung."""
+
+    def no_thread(queue):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(multiprocessing.queues.Queue, "_start_thread", no_thread)
+    monkeypatch.setattr(pool, "POLL_SECONDS", 0.1)
+    workers = Processes(1, light_processes)
+    try:
+        with pytest.raises(WorkersUnreachableError, match="no memory for another thread"):
+            list(run_tasks(workers, abs, [-1]))
+    finally:
+        workers.close()
 
 
 def test_in_processes_a_task_over_its_limit_ends_and_the_others_finish():

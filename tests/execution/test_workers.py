@@ -9,7 +9,9 @@ import time
 from functools import partial
 from types import SimpleNamespace
 
+import distributed
 import pytest
+from distributed.comm import CommClosedError
 
 from tests.execution.light import pool
 from undertow.execution.provenance import fingerprint
@@ -18,6 +20,7 @@ from undertow.execution.workers import (
     Cluster,
     InProcess,
     Processes,
+    WorkersUnreachableError,
     WorkerVersionError,
     _with_same_code,
     processes,
@@ -170,3 +173,16 @@ def test_closing_a_cluster_that_is_gone_raises_nothing():
     cluster.pool, cluster.client = SimpleNamespace(shutdown=gone), SimpleNamespace(close=gone)
     cluster.close()
     assert closed == [{"wait": False}, {"timeout": 5}]
+
+
+@pytest.mark.parametrize("lost", [CommClosedError("in <TCP>: Connection reset by peer"), OSError("broken pipe")])
+def test_a_scheduler_that_dies_while_a_driver_connects_is_one_sentence(lost, monkeypatch):
+    def wait_for_workers(*args, **options):
+        raise lost
+
+    closed = []
+    client = SimpleNamespace(wait_for_workers=wait_for_workers, close=lambda **options: closed.append(options))
+    monkeypatch.setattr(distributed, "Client", lambda *args, **options: client)
+    with pytest.raises(WorkersUnreachableError, match="the Dask scheduler cannot be reached"):
+        Cluster("tcp://127.0.0.1:1")
+    assert closed

@@ -141,6 +141,8 @@ class _Pool(Generic[T, R]):
     def collect(self, seconds: float) -> None:
         """Wait for tasks to end, at most so many seconds, and record their outcomes."""
         done, _ = wait(self.running, timeout=seconds, return_when=FIRST_COMPLETED)
+        if not done:
+            self.workers.check()
         for future in done:
             self._record(future)
         if any(future in self.running for future in done):

@@ -136,6 +136,9 @@ class InProcess:
         """Run the task at once."""
         return self.pool.submit(work, task)
 
+    def check(self) -> None:
+        """Do nothing: a task of this process ends before `submit` does."""
+
     def restart(self) -> None:
         """Do nothing: this process did not die."""
 
@@ -182,6 +185,15 @@ class Processes:
         """Start all processes now and call `work` in each, while this process does something else."""
         for _ in range(self.slots):
             self._submitted.add(self.pool.submit(work))
+
+    def check(self) -> None:
+        """Raise an error if the thread of the pool has ended, as it does without memory: no task would ever end."""
+        thread = getattr(self.pool, "_executor_manager_thread", None)
+        if thread is not None and not thread.is_alive() and not all(future.done() for future in self._submitted):
+            raise WorkersUnreachableError(
+                "the processes cannot be reached, because this process has no memory for another thread. Finished "
+                "results are stored; free memory, and the same command continues from there."
+            )
 
     def restart(self) -> None:
         """End all processes at once and start new ones."""
@@ -251,8 +263,11 @@ class Cluster:
             raise WorkersUnreachableError(f"{address}: no Dask scheduler answers ({type(error).__name__}).") from None
         try:
             self.client.wait_for_workers(1, timeout=patience)
-        except TimeoutError:
-            self.client.close()
+        except OSError as error:  # those of Dask are such errors too
+            with contextlib.suppress(Exception):
+                self.client.close(timeout=5)
+            if not isinstance(error, TimeoutError):
+                raise self.unreachable_error() from error
             raise WorkersUnreachableError(
                 f"{address}: the scheduler has no workers; start some and run this again."
             ) from None
@@ -311,6 +326,9 @@ class Cluster:
         except Exception as error:
             raise self.unreachable_error() from error
         return False
+
+    def check(self) -> None:
+        """Do nothing: Dask cancels the tasks of a scheduler that is gone."""
 
     def restart(self) -> None:
         """Do nothing: Dask replaces its workers itself."""
