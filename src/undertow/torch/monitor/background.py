@@ -1,4 +1,4 @@
-"""Work on the tensors of a measurement that a thread does while training goes on.
+"""A thread that computes a part of a measurement while training goes on.
 
 Only work for a GPU is done in a thread: the host starts its operations, and most of that time is spent in functions of
 PyTorch that let other threads run. On a CPU a thread would take the cores from training.
