@@ -40,7 +40,7 @@ def start(optimiser, **options):
 
 
 def measured_without_threads(optimiser, every, monkeypatch):
-    """Return the monitor of six steps that completes every measurement at its step."""
+    """Train six steps without threads, and return the monitor."""
     with monkeypatch.context() as patch:
         patch.setattr(background, "DEVICES", ())
         monitor, optimizer = start(optimiser, every=every)

@@ -1,7 +1,7 @@
 """A thread that computes a part of a measurement while training goes on.
 
-Only work for a GPU is done in a thread: the host starts its operations, and most of that time is spent in functions of
-PyTorch that let other threads run. On a CPU a thread would take the cores from training.
+Threads are used for a GPU only. There the host starts operations, and PyTorch releases Python's lock while it does so. On
+a CPU a thread would take cores from training.
 """
 
 from collections import deque
@@ -76,7 +76,7 @@ class BackgroundQueue(Generic[Label, Result]):
             yield label, future.result() if error is None else error
 
     def close(self) -> None:
-        """End the thread, once it has called all functions."""
+        """Wait until the thread has called all functions, and end it."""
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None

@@ -1,4 +1,4 @@
-"""Calls of layers whose per-sample gradients a thread computes during the backward pass, which runs without Python."""
+"""Calls of layers whose per-sample gradients a thread computes during the backward pass."""
 
 import threading
 from collections.abc import Callable

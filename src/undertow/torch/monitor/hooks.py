@@ -82,7 +82,7 @@ class GradientRecorder:
         self.sites = find_sites(model, self.parameters)
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
         self._replaying: int | None = None
-        """The thread that runs a layer again, whose calls are not recorded."""
+        """Identifier of the thread that runs a layer again; the calls of that thread are not recorded."""
         self._calls = CallQueue(self._complete_call, self._fail)
         self._step = 0
         self._first_step: dict[tuple, int | None] = {}
