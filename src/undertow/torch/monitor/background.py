@@ -1,7 +1,7 @@
 """A thread that computes a part of a measurement while training goes on.
 
-Threads are used for a GPU only. There the host starts operations, and PyTorch releases Python's lock while it does so. On
-a CPU a thread would take cores from training.
+Threads are used for a GPU only. There the host starts operations, and PyTorch releases Python's lock while it does so.
+On a CPU a thread would take cores from training.
 """
 
 from collections import deque
