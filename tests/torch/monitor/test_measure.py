@@ -16,7 +16,7 @@ from tests.torch.oracle import census_of, relu, relu_census, sample_gradients_by
 from undertow.symmetry.metric_charge import charge_change
 from undertow.torch import Axis, Census, NoiseMonitor, Symmetry
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("arrays_and_tensors")]
 
 
 @pytest.mark.parametrize("name", OPTIMISERS)

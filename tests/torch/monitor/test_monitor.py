@@ -117,8 +117,9 @@ def test_an_error_after_the_first_measurement_does_not_stop_the_training(monkeyp
     with NoiseMonitor(model, relu_census(), every=1) as monitor:
         step()
         monkeypatch.setattr("undertow.torch.monitor.symmetry_meter.read_step", fails)
-        with pytest.warns(UserWarning, match="ZeroDivisionError: no such thing"):
-            step()
+        step()
+        with pytest.warns(UserWarning, match="step 1: ZeroDivisionError: no such thing"):
+            assert len(monitor.rows) == 1
         step()  # without another warning, which would be an error
     assert [number for number, _ in monitor.skipped] == [1, 2]
     with NoiseMonitor(model, relu_census(), every=1), pytest.raises(RuntimeError, match="no such thing"):
@@ -260,6 +261,7 @@ def text_model():
 
 
 @pytest.mark.parametrize("kind", ["SGD", "AdamW", "fused"])
+@pytest.mark.usefixtures("as_on_a_gpu")
 def test_a_measurement_is_one_transfer(monkeypatch, kind):
     """Hooks, comparison and readings leave all numbers on the device until the rows are made."""
     model, symmetries, ids, loss = text_model()

@@ -98,6 +98,7 @@ MOST_PER_LAYER, MOST_IN_TOTAL = 15, 800
     [lambda p: torch.optim.SGD(p, lr=0.01), lambda p: torch.optim.AdamW(p, lr=0.01)],
     ids=["SGD", "AdamW"],
 )
+@pytest.mark.usefixtures("as_on_a_gpu")
 def test_a_further_layer_of_the_same_shapes_adds_few_operations(optimiser):
     """Three inputs are detached, and a norm is one call (5 operations on a CPU), a product and a sum."""
     few, many = (operations_of_a_measurement(depth, optimiser) for depth in (3, 9))

@@ -112,7 +112,7 @@ def test_arrays_have_the_numbers_of_the_rows():
 
 def test_memory_is_bounded(monkeypatch):
     """Rows are bounded by their number, whatever `keep` is; the noise scale covers the whole run."""
-    monkeypatch.setattr("undertow.torch.monitor.monitor.MOST_ROWS", 3)
+    monkeypatch.setattr("undertow.torch.monitor.measured_rows.MOST_ROWS", 3)
     monkeypatch.setattr("undertow.torch.monitor.noise_scale.HISTORY", 4)
     model, x = relu(), torch.randn(8, 5, dtype=torch.float64)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

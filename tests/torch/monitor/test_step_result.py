@@ -17,7 +17,7 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.fixture
-def arrived(monkeypatch):
+def arrived(monkeypatch, as_on_a_gpu):
     """An event: threads work for the CPU too, and copies to the host are under way until it is set."""
     event = threading.Event()
     monkeypatch.setattr(background, "DEVICES", ("cpu", "cuda"))

@@ -39,7 +39,7 @@ def test_charges_are_in_units_of_the_largest_step(as_tensor):
     settings = ParameterSettings.of(["u", "w"], rules, device)
     np.testing.assert_allclose(settings.step, [0.1, 0.2])
     np.testing.assert_allclose(settings.eta, [0.05, 0.2])
-    steps = Steps(rows, settings, 2, torch.tensor([False, True]))
+    steps = Steps(rows, settings, 2, np.array([False, True]))
     np.testing.assert_allclose(steps.reference, [0.2, 0.2])
     first = rows.symmetry == 0
     np.testing.assert_allclose(steps.unit[first], [2.0, 2.0, 1.0, 1.0])
@@ -50,6 +50,6 @@ def test_charges_are_in_units_of_the_largest_step(as_tensor):
 def test_a_step_size_of_zero_has_units():
     rows, _ = EntryMap.of(CENSUS, Requests(CENSUS)).on(torch.device("cpu"))
     settings = ParameterSettings.of(["u", "w"], {name: StepRule("SGD", 0.0) for name in "uw"}, torch.device("cpu"))
-    steps = Steps(rows, settings, 2, torch.tensor([False, False]))
+    steps = Steps(rows, settings, 2, np.array([False, False]))
     assert not steps.moves.any()
     assert steps.unit.tolist() == [1.0] * len(steps.unit)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from undertow.torch.monitor.tensors import at_least_single, joined, number_table, on_device, tensors_in, to_numpy
+from undertow.torch.monitor.tensors import at_least_single, joined, on_device, tensors_in, to_numpy
 
 pytestmark = pytest.mark.torch
 
@@ -37,12 +37,3 @@ def test_tensors_of_any_precision_are_joined():
     assert on_device(together, device) is together
     numbers = joined([torch.tensor(1.5), torch.tensor(2.0, dtype=torch.float64)], device)
     assert (numbers.dtype, numbers.tolist()) == (torch.float64, [1.5, 2.0])
-
-
-def test_tables_of_numbers_and_tensors():
-    """A step size on the device is shared by the parameters of a group."""
-    shared, other = torch.tensor(0.5), torch.tensor([0.25], dtype=torch.float64)
-    table = number_table([[1.0, shared, 0.1], [other, shared, 2.0]], torch.device("cpu"))
-    assert table.dtype == torch.float64
-    assert table.tolist() == [[1.0, 0.5, 0.1], [0.25, 0.5, 2.0]]
-    assert number_table([[1.0], [2.0]], torch.device("cpu")).tolist() == [[1.0], [2.0]]

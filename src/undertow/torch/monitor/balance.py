@@ -1,4 +1,4 @@
-"""Amounts to the equilibrium and relaxation times on the device of the model, for many generators at once.
+"""Amounts to the equilibrium and relaxation times for many generators at once.
 
 Along the orbit of a diagonal generator, noise on entries with A_i = p > 0 and decay on entries with A_i = -p push the
 charge up by terms that change by exp(-q p s) with the amount s, the others push it down by terms that change by
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from undertow.torch.equilibrium.amounts import RANK_RTOL
+from undertow.torch.monitor.arrays import Array, namespace, nonnegative
 
 __all__ = ["BlockSolution", "adam_times", "block_solution", "diagonal_amounts"]
 
@@ -20,7 +21,7 @@ CONTRACTIONS, NEWTON_STEPS = 40, 6
 """Steps of the root finder for axes of several powers: with the largest slope, then by Newton's method."""
 
 
-def diagonal_amounts(up: Tensor, down: Tensor, powers: Tensor, exponent: Tensor) -> Tensor:
+def diagonal_amounts(up: Array, down: Array, powers: Array, exponent: Array) -> Array:
     """Return s with sum_p up_p exp(-q p s) = sum_p down_p exp(q p s), for each generator.
 
     `up` and `down` are (powers, generators), `exponent` q is (generators,). The amount is infinite where one of them is
@@ -32,21 +33,24 @@ def diagonal_amounts(up: Tensor, down: Tensor, powers: Tensor, exponent: Tensor)
     >>> print(diagonal_amounts(torch.tensor([[4.0, 1.0]]), torch.tensor([[1.0, 0.0]]), torch.ones(1), two))
     tensor([0.3466,    inf])
     """
+    xp = namespace(up)
+    logs = xp.log(up), xp.log(down)
     if len(powers) == 1:
-        return (up[0].log() - down[0].log()) / (2 * powers[0] * exponent)
-    rates = powers[:, None] * exponent
-    amount = torch.zeros_like(exponent)
+        return (logs[0][0] - logs[1][0]) / (2 * powers[0] * exponent)
+    up, down = map(torch.as_tensor, logs)
+    rates = torch.as_tensor(powers)[:, None] * torch.as_tensor(exponent)
+    amount = torch.zeros_like(rates[0])
     for step in range(CONTRACTIONS + NEWTON_STEPS):
-        rising, falling = up.log() - rates * amount, down.log() + rates * amount
+        rising, falling = up - rates * amount, down + rates * amount
         difference = rising.logsumexp(0) - falling.logsumexp(0)
         slope = 2 * rates[-1]
         if step >= CONTRACTIONS:
             slope = (rising.softmax(0) * rates).sum(0) + (falling.softmax(0) * rates).sum(0)
         amount = amount + torch.where(difference.isfinite(), difference / slope, difference)
-    return amount
+    return amount if xp is torch else amount.numpy()
 
 
-def adam_times(rate: Tensor, following: Tensor, forgetting: Tensor) -> Tensor:
+def adam_times(rate: Array, following: Array, forgetting: Array) -> Array:
     """Return the relaxation times under Adam in steps, of the slower of two modes.
 
     Let the parameters be moved by the amount s from the equilibrium, and v be that of the amount q. Then per step
@@ -55,8 +59,9 @@ def adam_times(rate: Tensor, following: Tensor, forgetting: Tensor) -> Tensor:
     """
     both = 2 * rate + forgetting
     product = forgetting * (2 * rate - following)
-    speed = 2 * product / (both + (both.square() - 4 * product).clamp_min(0).sqrt())
-    return torch.where(speed > 0, 1 / speed, torch.inf)
+    xp = namespace(rate)
+    speed = 2 * product / (both + xp.sqrt(nonnegative(both**2 - 4 * product)))
+    return xp.where(speed > 0, 1 / speed, torch.inf)
 
 
 class BlockSolution(NamedTuple):

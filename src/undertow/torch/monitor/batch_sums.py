@@ -3,9 +3,11 @@
 from collections.abc import Hashable
 from typing import TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from undertow.torch.monitor.arrays import NUMPY_DEVICES
 from undertow.torch.monitor.statistics import StatisticRequest
 from undertow.torch.monitor.tensors import flattened
 
@@ -83,6 +85,8 @@ def _add_to(mine: dict[Key, Tensor], theirs: dict[Key, Tensor]) -> None:
 
 
 def _all_finite(tensors: dict[Key, Tensor]) -> Tensor:
+    if all(x.device.type in NUMPY_DEVICES for x in tensors.values()):
+        return torch.tensor(all(np.isfinite(x.numpy()).all() for x in tensors.values()))
     flat = [torch.cat([flattened(x) for x in group.values()]).isfinite().all() for group in _alike(tensors).values()]
     return torch.stack([x.to(flat[0].device) for x in flat]).all() if flat else torch.tensor(True)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from undertow.torch.equilibrium import closed_forms
 from undertow.torch.equilibrium.amounts import RANK_RTOL, Amount, Solution, relaxation_times
 from undertow.torch.equilibrium.charge_moments import ChargeMoments
+from undertow.torch.monitor.arrays import Array
 from undertow.torch.monitor.balance import block_solution
 from undertow.torch.monitor.entries import BlockEntries, BlockMap, EntryMap
 from undertow.torch.monitor.statistics import StatisticRequest, inner_products
@@ -114,33 +115,31 @@ def read_blocks(
     rows: BlockEntries,
     steps: Steps,
     sums: Mapping[StatisticRequest, Tensor],
-    samples: Tensor,
-    scale: Tensor,
+    samples: Array,
+    scale: Array,
 ) -> BlockReading:
     """Return noise and charges of the GL symmetries with one block size, under SGD."""
-    device, own = steps.step.device, products.map
+    device, own = rows.request.device, products.map
     flat = lambda of: joined([of[r] if r in of else _zero(r, own.block, device) for r in own.requests], device)
-    moments = [flat(of).reshape(-1, own.block, own.block) for of in (products.gradient, sums, products.weight)]
-    gradient, second, weight = torch.stack(moments)[:, rows.request].unbind()
-    unscale = steps.by_parameter.unscale[rows.parameter][:, None, None]
-    gradient, second = gradient * unscale, second * unscale
-    noise = (second * scale**2 - gradient / samples) * samples / (samples - 1)
-    noise = (noise + noise.mT) / 2
-    settings, column = steps.by_parameter, lambda x: x[:, None, None]
-    moves = steps.moves[rows.symmetry]
-    step = column(torch.where(moves, settings.step[rows.parameter], 1.0))
-    decay, unit = column(settings.decay[rows.parameter]), column(steps.reference[rows.symmetry]) / step
-    values = [noise, gradient, unit * weight, step / 2 * noise, decay * weight, weight, weight / step]
-    plus, minus = rows.by_side(torch.stack(values)).unbind()
-    (noise, gradient, charge, push, decayed, weights, inertia) = zip(plus.unbind(), minus.unbind(), strict=True)
+    matrices = lambda of: flat(of).reshape(-1, own.block, own.block)[rows.request]
+    gradient, second, weight = (matrices(of) for of in (products.gradient, sums, products.weight))
+    by_parameter = lambda x: torch.as_tensor(x)[rows.parameter]
+    by_symmetry = lambda x: torch.as_tensor(x)[rows.symmetry]
+    settings, samples, scale = steps.by_parameter, torch.as_tensor(samples), torch.as_tensor(scale)
+    step = torch.where(by_symmetry(steps.moves), by_parameter(settings.step), 1.0)
+    decay, unscale, ones = by_parameter(settings.decay), by_parameter(settings.unscale), torch.ones_like(step)
+    noise = torch.addcmul(second.mul_(scale**2), gradient, -1 / samples)
+    noise = noise.add_(noise.mT.clone()).mul_(samples / (samples - 1) / 2)
+    push, decayed = rows.by_side(noise, unscale * step / 2), rows.by_side(weight, decay)
+    slope, charge = rows.by_side(gradient, unscale), rows.by_side(weight, by_symmetry(steps.reference) / step)
     return BlockReading(
         own,
-        noise,
-        gradient[0] - gradient[1],
+        rows.by_side(noise, unscale),
+        slope[0] - slope[1],
         (charge[0] - charge[1]) / 2,
         (push[0] + decayed[1], push[1] + decayed[0]),
-        weights,
-        inertia,
+        rows.by_side(weight, ones),
+        rows.by_side(weight, 1 / step),
         products.rank_rtol,
     )
 

@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from undertow.torch.monitor.arrays import Array, as_array, joined_array, namespace, number_table, stacked
 from undertow.torch.monitor.settings import ADAM, SGD, StepRule
 from undertow.torch.monitor.stacks import RAW, Slot, Stack, stack_sums
-from undertow.torch.monitor.tensors import joined, number_table, on_device
+from undertow.torch.monitor.tensors import joined, on_device
 
 __all__ = ["FIELDS", "RawColumns", "StepColumns"]
 
@@ -28,7 +29,7 @@ FIELDS = (
 )  # fmt: skip
 """Sums over entries, with x the parameter plus its shift: x^2, g^2, W_before x^2, W x^2, W theta x, v/W, W (both 0
 for SGD), W kept x d, W d^2, W ((kept x)^2 - x^2), and the last three with W = 1."""
-GPU_ENTRIES, CPU_ENTRIES = 2**23, 2**16
+GPU_ENTRIES, CPU_ENTRIES = 2**23, 2**17
 """Entries that are computed at once, about ten numbers for each. On a CPU, tensors that fit in its cache are faster."""
 GPU_STACKS = 16
 """A GPU computes more entries at once for a model of more than so many stacks of `GPU_ENTRIES`."""
@@ -45,6 +46,8 @@ class StepColumns:
         for slot in slots:
             self._by_parameter.setdefault(slot.parameter, []).append(slot)
         self._layouts: dict[tuple, _Layout] = {}
+        self._newest: tuple[dict[str, tuple], list[Stack], _Layout] | None = None
+        """The stacks of the last step, and what they depend on."""
 
     @torch.no_grad()
     def gather(
@@ -54,39 +57,56 @@ class StepColumns:
 
         The last three fields are computed for the parameters in `plain`, and are 0 for others.
         """
-        stacks = list(self._stacks(parameters, rules, plain))
+        kinds = {name: _kind(parameters[name], rules[name], name in plain) for name in self._by_parameter}
+        if self._newest is None or self._newest[0] != kinds:
+            self._newest = kinds, *self._arranged(kinds, parameters, rules, plain)
+        _, stacks, layout = self._newest
+        settings, parts = _Settings(stacks, rules, layout), []
+        for place, stack in enumerate(stacks):
+            parts += stack_sums(stack, rules, parameters, settings.unbias(stack)[place])
+        return RawColumns(parts, settings.table, layout)
+
+    def _arranged(
+        self,
+        kinds: Mapping[str, tuple],
+        parameters: Mapping[str, nn.Parameter],
+        rules: Mapping[str, StepRule],
+        plain: frozenset[str],
+    ) -> "tuple[list[Stack], _Layout]":
+        """Return the stacks and where their sums are."""
+        stacks = list(self._stacks(kinds, parameters, rules, plain))
         device = stacks[0].device
         key = device, tuple((stack.names, stack.places, stack.fields, stack.plain) for stack in stacks)
         if key not in self._layouts:
             if len(self._layouts) >= MOST_LAYOUTS:
                 self._layouts.clear()
             self._layouts[key] = self._layout(stacks, device)
-        layout = self._layouts[key]
-        settings, parts = _Settings(stacks, rules, layout.stack), []
-        for place, stack in enumerate(stacks):
-            parts += stack_sums(stack, rules, parameters, settings.unbias(stack)[place])
-        return RawColumns(parts, settings.table, layout)
+        return stacks, self._layouts[key]
 
     def _stacks(
-        self, parameters: Mapping[str, nn.Parameter], rules: Mapping[str, StepRule], plain: frozenset[str]
+        self,
+        kinds: Mapping[str, tuple],
+        parameters: Mapping[str, nn.Parameter],
+        rules: Mapping[str, StepRule],
+        plain: frozenset[str],
     ) -> Iterator[Stack]:
         groups: dict[tuple, list[str]] = {}
-        total = 0
         for name, own in self._by_parameter.items():
-            p, rule = parameters[name], rules[name]
-            axes = tuple((s.axis, s.matrices, s.shift) for s in own)
-            key = p.device, p.numel(), p.dtype, p.grad is None, p.shape, axes, rule.shared, name in plain
-            groups.setdefault(key, []).append(name)
-            total += p.numel()
+            groups.setdefault((*kinds[name], *((s.axis, s.matrices, s.shift) for s in own)), []).append(name)
+        total = sum(parameters[name].numel() for name in kinds)
         for (device, entries, dtype, unused, *_), names in groups.items():
             single = torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
             limit = max(GPU_ENTRIES, total // GPU_STACKS) if device.type == "cuda" else CPU_ENTRIES
             most, own = max(1, limit // max(1, entries)), self._by_parameter[names[0]]
+            rows = None
+            if entries > limit and all(slot.matrices == 1 for slot in own):
+                rows = max(1, limit * len(parameters[names[0]]) // entries)
             for start in range(0, len(names), most):
                 for shift in dict.fromkeys(slot.shift for slot in own):
                     places = tuple(k for k, slot in enumerate(own) if slot.shift == shift)
                     slots, some = tuple(own[k] for k in places), tuple(names[start : start + most])
-                    yield Stack(some, rules[names[0]], places, slots, device, single, not unused, names[0] in plain)
+                    rule, in_plain = rules[names[0]], names[0] in plain
+                    yield Stack(some, rule, places, slots, device, single, not unused, in_plain, rows)
 
     def _layout(self, stacks: Sequence[Stack], device: torch.device) -> "_Layout":
         """Return where the sums of the stacks are among those of all slots."""
@@ -112,74 +132,90 @@ class StepColumns:
         dtype = torch.int32 if at < 2**31 else torch.int64
         owner = np.repeat(np.arange(len(stacks)), [len(stack.names) for stack in stacks])
         flat = torch.as_tensor(places, dtype=dtype).flatten()
-        moved = [on_device(x, device) for x in (flat, *map(torch.as_tensor, (parameter, owner, shift)))]
-        return _Layout(*moved[:3], moved[3] if shift.any() else None)
+        moved = [as_array(on_device(x, device)) for x in (flat, *map(torch.as_tensor, (parameter, owner, shift)))]
+        return _Layout(device, *moved[:3], moved[3] if shift.any() else None)
+
+
+class _Layout(NamedTuple):
+    """Where the sums of `RAW` are among those of all stacks, and to what they belong."""
+
+    device: torch.device
+    places: Array
+    """(fields * columns,)."""
+    parameter: Array
+    """Place of the parameter of each column in the order of the stacks."""
+    stack: Array
+    """The stack of each parameter."""
+    shift: Array | None
+    """The shift of each column; None where there is none."""
 
 
 class RawColumns(NamedTuple):
     """Sums over the entries of all stacks, and the numbers of their parameters."""
 
     parts: list[Tensor]
-    table: Tensor
+    table: Array
     """`_Settings.table`."""
-    layout: "_Layout"
+    layout: _Layout
 
-    def sums(self) -> Tensor:
+    def sums(self) -> Array:
         """Return the sums for all slots, one after the other: (fields, sum of lengths)."""
-        flat = joined([*self.parts, self.parts[0].new_zeros(1)], self.layout.places.device)
-        raw = flat.index_select(0, self.layout.places).view(len(RAW), -1)
+        flat = joined_array([*self.parts, self.parts[0].new_zeros(1)], self.layout.device)
+        raw = flat[self.layout.places].reshape(len(RAW), -1)
         settings = self.table[:, self.layout.parameter]
-        return _fields(dict(zip(RAW, raw.unbind(), strict=True)), settings, self.layout.shift)
-
-
-class _Layout(NamedTuple):
-    """Where the sums of `RAW` are among those of all stacks, and to what they belong."""
-
-    places: Tensor
-    """(fields * columns,)."""
-    parameter: Tensor
-    """Place of the parameter of each column in the order of the stacks."""
-    stack: Tensor
-    """The stack of each parameter."""
-    shift: Tensor | None
-    """The shift of each column; None where there is none."""
+        return _fields(dict(zip(RAW, raw, strict=True)), settings, self.layout.shift)
 
 
 class _Settings:
     """Numbers of each parameter, in the order of the stacks."""
 
-    def __init__(self, stacks: Sequence[Stack], rules: Mapping[str, StepRule], owner: Tensor):
+    def __init__(self, stacks: Sequence[Stack], rules: Mapping[str, StepRule], layout: _Layout):
         shared = [
             (rule.step_size, _fresh(rule) * rule.weight_decay * stack.moves, rule.eps if rule.kind == ADAM else 1.0,
              float(stack.moves), *rule.betas)
             for stack in stacks for rule in [stack.rule]
         ]  # fmt: skip
-        eta, decay, base, moves, b1, b2 = number_table(list(zip(*shared, strict=True)), owner.device)[:, owner].unbind()
-        names = [name for stack in stacks for name in stack.names]
-        own = [rules[name] for name in names]
-        steps = [rule.state.get("step") if rule.state and rule.kind == ADAM else None for rule in own]
-        known = next((step for step in steps if step is not None), None)
-        count = torch.zeros_like(eta)
-        if known is not None:
-            zero = torch.zeros_like(known)
-            count = joined([zero if step is None else step for step in steps], known.device)
-            count = on_device(count, owner.device)
-        counts = torch.stack([count, count + moves, count + moves])
-        # 1 before the first step
-        bias = torch.where(counts > 0, 1 - torch.stack([b2, b2, b1]) ** counts, 1.0)
-        roots = bias[:2].rsqrt()
-        self._sizes, self._roots = [len(stack.names) for stack in stacks], roots[1]
+        table = number_table(list(zip(*shared, strict=True)), layout.device)
+        eta, decay, base, moves, b1, b2 = table[:, layout.stack]
+        self._sizes = [len(stack.names) for stack in stacks]
         self._unbias: dict[tuple, tuple[Tensor, ...]] = {}
-        self.table = torch.stack([base, *roots.unbind(), 1 - eta * decay, eta / bias[2]])
+        bias = self._bias(stacks, rules, layout.device, stacked([moves, b1, b2]))
+        roots = bias[:2] ** -0.5
+        self._roots = roots[1]
+        self.table = stacked([base, *roots, 1 - eta * decay, eta / bias[2]])
         """The part of the metric that is the same for all entries, 1/sqrt(1 - b2^t) before and after the step, what
         weight decay leaves of a parameter, and the factor of the direction."""
+
+    def _bias(
+        self, stacks: Sequence[Stack], rules: Mapping[str, StepRule], device: torch.device, table: Array
+    ) -> Array:
+        """Return 1 - b2^t before and after the step, and 1 - b1^t after it; 1 for parameters without such a factor."""
+        xp, (moves, b1, b2) = namespace(table), table
+        if all(stack.rule.kind != ADAM for stack in stacks):
+            return xp.ones_like(table)
+        own = [rules[name] for stack in stacks for name in stack.names]
+        steps = [rule.state.get("step") if rule.state and rule.kind == ADAM else None for rule in own]
+        known = next((step for step in steps if step is not None), None)
+        count = xp.zeros_like(moves)
+        if known is not None:
+            zero = torch.zeros_like(known)
+            joint = joined([zero if step is None else step for step in steps], known.device)
+            count = as_array(on_device(joint, device))
+        counts = stacked([count, count + moves, count + moves])
+        # 1 before the first step
+        return xp.where(counts > 0, 1 - stacked([b2, b2, b1]) ** counts, 1.0)
 
     def unbias(self, stack: Stack) -> tuple[Tensor, ...]:
         """Return 1/sqrt(1 - b2^t) after the step for the parameters of all stacks, as tensors like those of one."""
         key = stack.device, stack.dtype
         if key not in self._unbias:
-            self._unbias[key] = self._roots.to(*key).split(self._sizes)
+            self._unbias[key] = torch.as_tensor(self._roots).to(*key).split(self._sizes)
         return self._unbias[key]
+
+
+def _kind(p: nn.Parameter, rule: StepRule, in_plain: bool) -> tuple:
+    """Return what parameters of one stack have in common."""
+    return p.device, p.numel(), p.dtype, p.grad is None, p.shape, rule.shared, in_plain
 
 
 def _fresh(rule: StepRule) -> float:
@@ -190,28 +226,29 @@ def _fresh(rule: StepRule) -> float:
     return 1 + rule.momentum * share if rule.nesterov else share
 
 
-def _fields(raw: dict[str, Tensor], settings: Tensor, shift: Tensor | None) -> Tensor:
+def _fields(raw: dict[str, Array], settings: Array, shift: Array | None) -> Array:
     """Return the sums of `FIELDS` from those of `RAW` and the settings of the parameter of each column.
 
     Decay acts on the parameter without its shift: kept x stands for kept x + (1 - kept) shift.
     """
-    base, old_unbias, unbias, kept, size = settings.unbind()
+    xp = namespace(settings)
+    base, old_unbias, unbias, kept, size = settings
     weight = base * raw["weight"]
-    before, after = torch.addcmul(weight, raw["old_root"], old_unbias), torch.addcmul(weight, raw["root"], unbias)
-    loss, sized = kept.square() - 1, size.square()
+    before, after = weight + raw["old_root"] * old_unbias, weight + raw["root"] * unbias
+    loss, sized = kept**2 - 1, size**2
     first, decayed, pull = kept * raw["product"], loss * after, after
     if shift is not None:
         lost = (1 - kept) * shift
         first = first + lost * raw["direction"]
         decayed = decayed + 2 * kept * lost * raw["lever"] + lost**2 * raw["metric"]
-        pull = torch.where(shift == 0, after, raw["pull"])
+        pull = xp.where(shift == 0, after, raw["pull"])
     fields = {
         "weight": raw["weight"],
         "gradient": raw["gradient"],
         "before": before,
         "after": after,
         "pull": pull,
-        "drive": raw["drive"] * unbias.square(),
+        "drive": raw["drive"] * unbias**2,
         "inverse": raw["inverse"],
         "first": size * first,
         "second": sized * raw["square"],
@@ -220,4 +257,4 @@ def _fields(raw: dict[str, Tensor], settings: Tensor, shift: Tensor | None) -> T
         "plain_second": sized * raw["plain_square"],
         "plain_decayed": loss * raw["plain_weight"],
     }
-    return torch.stack([fields[name] for name in FIELDS])
+    return stacked([fields[name] for name in FIELDS])

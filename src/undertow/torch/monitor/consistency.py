@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from undertow.torch.monitor.arrays import Array, add_by_index, array_on, as_array, joined_array, namespace
 from undertow.torch.monitor.batch_sums import BatchSums
 from undertow.torch.monitor.sample_gradients import gradient_probe, matrix_probes
 from undertow.torch.monitor.scale_requests import squares_over_samples
 from undertow.torch.monitor.statistics import StatisticRequest
-from undertow.torch.monitor.tensors import at_least_single, joined, on_device
+from undertow.torch.monitor.tensors import at_least_single
 
 __all__ = ["NOT_FINITE", "Compared", "Comparison", "compare_gradients"]
 
@@ -52,7 +53,7 @@ class Compared(NamedTuple):
 
 
 class Comparison:
-    """Recorded gradients beside those in `.grad`, as numbers on the device of the model.
+    """Recorded gradients beside those in `.grad`, as numbers for the device of the model.
 
     The gradients may change once this exists: the numbers follow from copies when they are needed. `read(values)`
     returns whether the gradients agree, from `numbers` on the host.
@@ -73,66 +74,69 @@ class Comparison:
         projected = list(_projected(gradients, sums.flipped).values())
         self.device = projected[0].device
         self._sizes = [x.numel() for x in projected]
-        self._actual = joined(projected, self.device)
-        self._norms = joined(torch._foreach_norm(list(gradients.values())), self.device)
+        self._actual = joined_array(projected, self.device)
+        self._norms = joined_array(torch._foreach_norm(list(gradients.values())), self.device)
 
     @functools.cached_property
-    def samples(self) -> Tensor:
+    def samples(self) -> Array:
         """Number of samples in the sums."""
-        return torch.as_tensor(self._sums.counted, device=self.device).double()
+        return as_array(torch.as_tensor(self._sums.counted, device=self.device).double())
 
     @property
-    def scale(self) -> Tensor:
+    def scale(self) -> Array:
         """Factor between `.grad` and the recorded gradients, which comes from gradient scaling or clipping."""
         return self._compared[0]
 
     @property
-    def numbers(self) -> Tensor:
+    def numbers(self) -> Array:
         """What `read` needs on the host."""
         return self._compared[1]
 
     @functools.cached_property
     @torch.no_grad()
-    def _compared(self) -> tuple[Tensor, Tensor]:
+    def _compared(self) -> tuple[Array, Array]:
         device, actual, sums = self.device, self._actual, self._sums
+        nothing = lambda size: torch.zeros(size, dtype=torch.float64, device=device)
         parts = zip(self._names, self._sizes, strict=True)
-        probes = [sums.probes[name] if name in sums.probes else actual.new_zeros(size) for name, size in parts]
-        recorded = joined(probes, device)
+        recorded = joined_array([sums.probes[n] if n in sums.probes else nothing(size) for n, size in parts], device)
         spreads = squares_over_samples(sums, self._requests, self._names, device)
-        owner = on_device(torch.arange(len(self._names)).repeat_interleave(torch.tensor(self._sizes)), device)
-        by_parameter = lambda values: values.new_zeros(len(self._names)).index_add_(0, owner, values)
-        product, size = by_parameter(recorded * actual), by_parameter(recorded.square())
-        scale = self._common_scale(product, size, spreads, sums.half)
-        norms = by_parameter(actual.square()).sqrt()
-        errors = by_parameter((scale * recorded - actual).square()).sqrt()
-        head = torch.stack([self.samples, product.sum(), size.sum(), scale])
-        numbers = torch.cat([head, norms, errors, spreads, self._norms.square()])
-        return torch.where((scale - 1).abs() < 1e-3, 1.0, scale), numbers
+        owner = array_on(np.repeat(np.arange(len(self._names)), self._sizes), device)
+        by_parameter = lambda values: add_by_index(values, owner, len(self._names))
+        product, size = by_parameter(recorded * actual), by_parameter(recorded**2)
+        xp = namespace(actual)
+        with np.errstate(all="ignore"):  # `read` judges whether the numbers are finite
+            scale = self._common_scale(product, size, spreads, sums.half)
+            norms = xp.sqrt(by_parameter(actual**2))
+            errors = xp.sqrt(by_parameter((scale * recorded - actual) ** 2))
+            head = xp.stack([self.samples, product.sum(), size.sum(), scale])
+            numbers = xp.concatenate([head, norms, errors, spreads, self._norms**2])
+            return xp.where(abs(scale - 1) < 1e-3, 1.0, scale), numbers
 
-    def _common_scale(self, product: Tensor, size: Tensor, spreads: Tensor, half: AbstractSet[str]) -> Tensor:
+    def _common_scale(self, product: Array, size: Array, spreads: Array, half: AbstractSet[str]) -> Array:
         """Return the factor between `.grad` and the recorded gradients, 1 if these cancel over the samples.
 
         Where parameters are required it is their least-squares factor, else a weighted median of all, which some
         parameters that do not agree leave as it is. Rounding in half precision would give a factor that parameters in
         full precision do not have.
         """
+        xp = namespace(size)
         chosen = [name in self._required for name in self._names]
         chosen = chosen if any(chosen) else [True] * len(chosen)
         precise = [own and name not in half for own, name in zip(chosen, self._names, strict=True)]
-        mask, narrow = (on_device(torch.tensor(x, dtype=torch.float64), size.device) for x in (chosen, precise))
-        mask = torch.where((narrow * size).sum() > 0, narrow, mask)
+        mask, narrow = array_on([chosen, precise], self.device) * 1.0
+        mask = xp.where((narrow * size).sum() > 0, narrow, mask)
         total = (mask * size).sum()
         if self._required:
             scale = (mask * product).sum() / total
         else:
             used = (mask > 0) & (size > 0)
-            ratios = torch.where(used, product / size, torch.inf)
+            ratios = xp.where(used, product / size, torch.inf)
             # weights are squares of `.grad` along the recorded gradients, because some of the latter may be wrong
-            ratios, order = ratios.sort()
-            below = torch.where(used, product.square() / size, 0.0)[order].cumsum(0)
-            scale = ratios[(below < below[-1] / 2).sum().clamp_max(len(ratios) - 1)]
+            order = xp.argsort(ratios)
+            below = xp.where(used, product**2 / size, 0.0)[order].cumsum(0)
+            scale = ratios[order][(below < below[-1] / 2).sum().clip(max=len(ratios) - 1)]
         cancelled = total <= ZERO_SUM_RTOL**2 * (mask * spreads).sum()  # at a minimum there is nothing left to compare
-        return torch.where(cancelled, 1.0, scale)
+        return xp.where(cancelled, 1.0, scale)
 
     def read(self, values: np.ndarray) -> Compared:
         """Return the comparison, from `numbers` on the host."""

@@ -16,36 +16,36 @@ from torch import Tensor, nn
 
 from undertow.torch.census.axes import Axis, Symmetry
 from undertow.torch.census.census import Census
+from undertow.torch.monitor.arrays import Array, add_by_index, as_array, joined_array
 from undertow.torch.monitor.columns import StepColumns
 from undertow.torch.monitor.requests import Requests, own_matrices
 from undertow.torch.monitor.stacks import Slot
 from undertow.torch.monitor.statistics import StatisticRequest
-from undertow.torch.monitor.tensors import joined, on_device
+from undertow.torch.monitor.tensors import on_device
 
 __all__ = ["BlockEntries", "BlockMap", "Entries", "EntryMap"]
 
 
 class Entries(NamedTuple):
-    """One row for each index of each axis of each symmetry, as tensors on the device of the model."""
+    """One row for each index of each axis of each symmetry, as arrays for the device of the model."""
 
-    column: Tensor
+    column: Array
     """Place among the sums over entries."""
-    samples: Tensor
+    samples: Array
     """Place among the statistics of the samples; the last place holds 0."""
-    parameter: Tensor
-    generator: Tensor
-    symmetry: Tensor
-    factor: Tensor
+    parameter: Array
+    generator: Array
+    symmetry: Array
+    factor: Array
     """A_i, in double precision."""
-    size: Tensor
+    size: Array
     """Place of |A_i| in `EntryMap.powers`."""
-    owner: Tensor
+    owner: Array
     """The symmetry of each generator."""
 
-    def by_generator(self, values: Tensor) -> Tensor:
+    def by_generator(self, values: Array) -> Array:
         """Return the sums of (..., entries) over the entries of each generator."""
-        shape = *values.shape[:-1], len(self.owner)
-        return values.new_zeros(shape).index_add_(-1, self.generator, values)
+        return add_by_index(values, self.generator, len(self.owner))
 
 
 class BlockEntries(NamedTuple):
@@ -62,12 +62,16 @@ class BlockEntries(NamedTuple):
     owner: Tensor
     """The symmetry of each block."""
 
-    def by_side(self, matrices: Tensor) -> Tensor:
-        """Return the sums of (..., rows, d, d) over the rows of each block on each side: (2, ..., blocks, d, d)."""
-        plus = self.plus[:, None, None]
-        apart = torch.stack([torch.where(plus, matrices, 0.0), torch.where(plus, 0.0, matrices)])
-        shape = *apart.shape[:-3], len(self.owner), *apart.shape[-2:]
-        return apart.new_zeros(shape).index_add_(-3, self.block, apart)
+    def by_side(self, matrices: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the sums of factor * matrix over the rows of each block, on the side plus and on the side minus.
+
+        `matrices` is (rows, d, d) and `factor` is (rows,); the sums are (blocks, d, d).
+        """
+        count = len(self.owner)
+        side = torch.where(self.plus, self.block, self.block + count)
+        sums = matrices.new_zeros(2 * count, *matrices.shape[1:])
+        plus, minus = sums.index_add_(0, side, factor[:, None, None] * matrices).split(count)
+        return plus, minus
 
 
 @dataclass(frozen=True)
@@ -100,7 +104,7 @@ class EntryMap:
     blocks: tuple[BlockMap, ...]
     arrays: Entries
     _placed: dict[torch.device, tuple[Entries, list[BlockEntries]]] = field(default_factory=dict, repr=False)
-    _counts: dict[torch.device, Tensor] = field(default_factory=dict, repr=False)
+    _counts: dict[torch.device, Array] = field(default_factory=dict, repr=False)
 
     @staticmethod
     def of(census: Census, requests: Requests) -> "EntryMap":
@@ -150,21 +154,21 @@ class EntryMap:
         return StepColumns(self.slots)
 
     def on(self, device: torch.device) -> tuple[Entries, list[BlockEntries]]:
-        """Return the entries and the blocks as tensors on a device, which are moved there once."""
+        """Return the entries as arrays and the blocks as tensors for a device, to which they are moved once."""
         if device not in self._placed:
-            entries = Entries(*(on_device(x, device) for x in self.arrays))
+            entries = Entries(*(as_array(on_device(torch.as_tensor(x), device)) for x in self.arrays))
             self._placed[device] = entries, [one.on(device) for one in self.blocks]
         return self._placed[device]
 
-    def counts(self, parameters: Mapping[str, nn.Parameter], device: torch.device) -> Tensor:
+    def counts(self, parameters: Mapping[str, nn.Parameter], device: torch.device) -> Array:
         """Return the number of entries in each of the sums along axes."""
         if device not in self._counts:
             each = [parameters[slot.parameter].numel() / slot.length for slot in self.slots]
             numbers = np.repeat(each, [slot.length for slot in self.slots])
-            self._counts[device] = on_device(torch.as_tensor(numbers), device)
+            self._counts[device] = as_array(on_device(torch.as_tensor(numbers), device))
         return self._counts[device]
 
-    def sample_sums(self, sums: Mapping[StatisticRequest, Tensor], device: torch.device) -> Tensor:
+    def sample_sums(self, sums: Mapping[StatisticRequest, Tensor], device: torch.device) -> Array:
         """Return the statistics of the samples in the order of `Entries.samples`, and a 0; 0 where there are none."""
         parts = []
         for request in self.requests:
@@ -173,7 +177,7 @@ class EntryMap:
                 parts.append(torch.zeros(_length(request, self.slots), dtype=torch.float64, device=device))
             else:
                 parts.append(value if value.ndim == 1 else value.diagonal(dim1=1, dim2=2))
-        return joined([*parts, torch.zeros(1, dtype=torch.float64, device=device)], device)
+        return joined_array([*parts, torch.zeros(1, dtype=torch.float64, device=device)], device)
 
 
 def _slot(axis: Axis) -> Slot:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from undertow.torch.monitor.sample_gradients import Dense, Outer, SampleGradients, Scattered
+from undertow.torch.monitor.dense_sums import DenseSums
+from undertow.torch.monitor.sample_gradients import Dense, Outer, SampleGradients, Scattered, probe_vector
 from undertow.torch.monitor.tensors import at_least_single
 
 __all__ = ["SharedCast", "is_known", "layer_gradients", "samples_first"]
@@ -125,6 +126,12 @@ def _dense(module: nn.Module, a: Tensor, b: Tensor) -> _Gradients:
     out, into = (x if x.ndim == 3 else x.reshape(samples, -1, x.shape[-1]) for x in (b, a))
     shape = tuple(module.weight.shape)
     dtype = torch.float32 if out.dtype == torch.bfloat16 else None
+    if out.shape[1] == 1 and out.device.type == "cpu":
+        sums = DenseSums(out[:, 0], into[:, 0], probe_vector(into.shape[2], into.dtype, into.device))
+        return {
+            "weight": lambda: Outer(out, into, shape, _is_transposed(module), sums=sums),
+            "bias": lambda: Dense(out[:, 0], sums=sums),
+        }
     return {
         "weight": lambda: Outer(out, into, shape, _is_transposed(module)),
         "bias": lambda: Dense(out.sum(1, dtype=dtype)),

@@ -1,4 +1,4 @@
-"""All symmetries of a census at one step, as tensors on the device of the model.
+"""All symmetries of a census at one step, as arrays for the device of the model.
 
 With step sizes h_i and weight decays lambda_i of each parameter and the metric W of the optimiser (1 for SGD), gradient
 flow conserves C = 1/2 sum_i A_i (h/h_i) W_i theta_i^2, with h the largest of the h_i. Noise and decay change it by
@@ -9,6 +9,7 @@ with n_i the variance of the gradient for SGD, and v_i/W_i for Adam, where v sta
 """
 
 import functools
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -16,6 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from undertow.torch.monitor.arrays import (
+    Array,
+    add_by_index,
+    array_on,
+    largest_by_index,
+    namespace,
+    nonnegative,
+    stacked,
+)
 from undertow.torch.monitor.balance import adam_times, diagonal_amounts
 from undertow.torch.monitor.blocks import BlockProducts, BlockReading, block_products, read_blocks
 from undertow.torch.monitor.columns import FIELDS, RawColumns
@@ -24,7 +34,6 @@ from undertow.torch.monitor.entries import Entries, EntryMap
 from undertow.torch.monitor.settings import ADAM, SGD
 from undertow.torch.monitor.statistics import StatisticRequest
 from undertow.torch.monitor.steps import ParameterSettings, Plan, Steps
-from undertow.torch.monitor.tensors import on_device
 
 __all__ = ["NUMBERS", "Gathered", "Measurement", "gather", "measure"]
 
@@ -40,23 +49,23 @@ DEAD_RTOL = 1e-12
 
 @dataclass(frozen=True)
 class Measurement:
-    """One step in numbers by symmetry, and in tensors by generator."""
+    """One step in numbers by symmetry, and in arrays by generator."""
 
-    numbers: Tensor
+    numbers: Array
     """(symmetries, `NUMBERS`)."""
-    generators: dict[str, Tensor]
+    generators: dict[str, Array]
     """charge, noise_plus, noise_minus, gradient and amount by generator."""
     blocks: tuple[BlockReading, ...]
     """The GL symmetries under SGD."""
 
-    def flat(self) -> Tensor:
-        """Return what `read_step` needs on the host as one tensor: the numbers, then the matrices of the blocks."""
-        matrices = [x.flatten() for reading in self.blocks for x in reading.matrices]
-        return torch.cat([self.numbers.flatten(), *matrices])
+    def flat(self) -> list[Array]:
+        """Return what `read_step` needs on the host: the numbers, then the matrices of the blocks."""
+        return [self.numbers, *(x for reading in self.blocks for x in reading.matrices)]
 
     def split(self, values: np.ndarray) -> tuple[np.ndarray, list[list[np.ndarray]]]:
         """Return the numbers of `flat` as a table by symmetry, and the matrices by block size."""
-        numbers, at = values[: self.numbers.numel()].reshape(self.numbers.shape), self.numbers.numel()
+        at = math.prod(self.numbers.shape)
+        numbers = values[:at].reshape(self.numbers.shape)
         matrices: list[list[np.ndarray]] = []
         for reading in self.blocks:
             matrices.append([])
@@ -71,32 +80,34 @@ class _Step:
     """The entries of one step: sums along axes, noise, and what the optimiser does with them."""
 
     steps: Steps
-    of: dict[str, Tensor]
+    of: dict[str, Array]
     """The columns of `FIELDS`, (entries,) each."""
-    noise: Tensor
+    noise: Array
     """Variances of the gradient."""
-    drive: Tensor
+    drive: Array
     """n: the noise for SGD, v/W for Adam."""
-    adaptive: Tensor
+    adaptive: Array
     """Which symmetries are stepped by Adam."""
-    counts: Tensor
+    by_adam: bool
+    """Whether any symmetry is."""
+    counts: Array
     """Numbers of entries in the sums along axes."""
 
     @functools.cached_property
-    def plain(self) -> Tensor:
+    def plain(self) -> Array:
         """Which entries belong to a plain charge."""
         return self.steps.plain[self.steps.rows.symmetry]
 
     @functools.cached_property
-    def weight(self) -> Tensor:
+    def weight(self) -> Array:
         """The terms of the charge, without factors."""
-        return torch.where(self.plain, self.of["weight"], self.of["before"])
+        return namespace(self.plain).where(self.plain, self.of["weight"], self.of["before"])
 
     @functools.cached_property
-    def sides(self) -> tuple[Tensor, Tensor]:
+    def sides(self) -> tuple[Array, Array]:
         """|A_i| times the noise, of the entries of the side plus and of the side minus."""
         factor = self.steps.rows.factor
-        return factor.clamp_min(0) * self.noise, (-factor).clamp_min(0) * self.noise
+        return nonnegative(factor) * self.noise, nonnegative(-factor) * self.noise
 
 
 @dataclass(frozen=True)
@@ -105,7 +116,7 @@ class Gathered:
 
     columns: RawColumns
     settings: ParameterSettings
-    counts: Tensor
+    counts: Array
     """Number of entries in each of the sums along axes."""
     blocks: tuple[BlockProducts | None, ...]
     """By block size; None where no symmetry of that size is stepped by SGD."""
@@ -133,99 +144,109 @@ def measure(
     comparison: Comparison,
 ) -> Measurement:
     """Return the measurement of a step; `sums` are the statistics of the samples."""
-    device = comparison.samples.device
-    step = _prepare(entries, plan, gathered, entries.sample_sums(sums, device), comparison)
-    solved = _solve(entries, step)
+    device = comparison.device
+    with np.errstate(all="ignore"):  # what is not finite is not known, as the notes of the rows say
+        step = _prepare(entries, plan, gathered, entries.sample_sums(sums, device), comparison)
+        solved = _solve(entries, step, device)
+        rows = step.steps.rows
+        numbers = _totals(step) | solved.summary(entries, rows, device)
+        terms = rows.factor * step.steps.unit * step.weight, rows.factor * step.of["gradient"], *step.sides
+        charge, gradient, plus, minus = rows.by_generator(stacked(terms))
     blocks = []
     for products, own in zip(gathered.blocks, entries.on(device)[1], strict=True):
         if products is not None:
             blocks.append(read_blocks(products, own, step.steps, sums, comparison.samples, comparison.scale))
-    rows = step.steps.rows
-    numbers = _totals(step) | solved.summary(entries, rows, len(plan.kinds))
-    terms = rows.factor * step.steps.unit * step.weight, rows.factor * step.of["gradient"], *step.sides
-    charge, gradient, plus, minus = rows.by_generator(torch.stack(terms)).unbind()
     generators = {
         "charge": charge / 2,
-        "noise_plus": plus.clamp_min(0),
-        "noise_minus": minus.clamp_min(0),
+        "noise_plus": nonnegative(plus),
+        "noise_minus": nonnegative(minus),
         "gradient": gradient,
         "amount": solved.amount,
     }
-    return Measurement(torch.stack([numbers[name] for name in NUMBERS], 1), generators, tuple(blocks))
+    return Measurement(stacked([numbers[name] for name in NUMBERS]).T, generators, tuple(blocks))
 
 
-def _prepare(entries: EntryMap, plan: Plan, gathered: Gathered, recorded: Tensor, comparison: Comparison) -> _Step:
+def _prepare(entries: EntryMap, plan: Plan, gathered: Gathered, recorded: Array, comparison: Comparison) -> _Step:
     """Return the entries of a step; `recorded` are the statistics of `EntryMap.sample_sums`."""
-    device, symmetries, settings = recorded.device, entries.census.symmetries, gathered.settings
+    device, symmetries, settings = comparison.device, entries.census.symmetries, gathered.settings
     rows, _ = entries.on(device)
     of = dict(zip(FIELDS, gathered.columns.sums()[:, rows.column], strict=True))
-    kinds = torch.tensor([plan.plain(symmetries), [kind == ADAM for kind in plan.kinds]])
-    plain, adaptive = on_device(kinds, device).unbind()
+    plain, adaptive = array_on([plan.plain(symmetries), [kind == ADAM for kind in plan.kinds]], device)
     steps = Steps(rows, settings, len(symmetries), plain)
     samples = comparison.samples
     second = recorded[rows.samples] * settings.unscale[rows.parameter] * comparison.scale**2
     noise = (second - of["gradient"] / samples) * samples / (samples - 1)
-    drive = torch.where(adaptive[rows.symmetry], of["drive"], noise)
-    return _Step(steps, of, noise, drive, adaptive, gathered.counts[rows.column])
+    by_adam = ADAM in plan.kinds
+    drive = namespace(noise).where(adaptive[rows.symmetry], of["drive"], noise) if by_adam else noise
+    return _Step(steps, of, noise, drive, adaptive, by_adam, gathered.counts[rows.column])
 
 
-def _totals(step: _Step) -> dict[str, Tensor]:
+def _totals(step: _Step) -> dict[str, Array]:
     """Return charge, noise, flow and the exact change of each symmetry, and the regime."""
-    steps, of, rows = step.steps, step.of, step.steps.rows
-    chosen = lambda name: torch.where(step.plain, of[f"plain_{name}"], steps.unit * of[name])
-    metric = torch.where(step.plain, 0.0, steps.unit * (of["after"] - of["before"]))
+    steps, of, rows, xp = step.steps, step.of, step.steps.rows, namespace(step.noise)
+    chosen = lambda name: xp.where(step.plain, of[f"plain_{name}"], steps.unit * of[name])
     signed = [
         steps.unit * step.weight, steps.step / 2 * step.drive - steps.decay * of["pull"], chosen("first"),
-        chosen("second"), chosen("decayed"), metric,
+        chosen("second"), chosen("decayed"),
     ]  # fmt: skip
-    sizes = torch.stack([of["gradient"], steps.eps * step.counts, of["inverse"]]) * rows.factor.abs()
-    sums = steps.by_symmetry(torch.cat([torch.stack(signed) * rows.factor, sizes, torch.stack(step.sides)]))
-    charge, flow, first, second, decay, changed, gradient, eps, inverse, *sides = sums.unbind()
-    plus, minus = (side.clamp_min(0) for side in sides)
+    sums = steps.by_symmetry(
+        stacked([*(x * rows.factor for x in signed), abs(rows.factor) * of["gradient"], *step.sides])
+    )
+    charge, flow, first, second, decay, gradient, *sides = sums
+    plus, minus = map(nonnegative, sides)
     return {
         "step_size": steps.largest(steps.by_parameter.eta[rows.parameter]),
         "charge": charge / 2,
         "noise_plus": plus,
         "noise_minus": minus,
         "noise_share": (plus + minus) / gradient,
-        "flow": torch.where(steps.moves, steps.reference * flow, 0),
+        "flow": xp.where(steps.moves, steps.reference * flow, 0.0),
         "first_order": -first,
         "second_order": second / 2,
         "decay": decay / 2,
-        "metric": changed / 2,
-        "memory": 1 / steps.least(steps.forgetting),
-        "eps_share": eps / inverse,
+        **_adam_totals(step),
     }
+
+
+def _adam_totals(step: _Step) -> dict[str, Array]:
+    """Return what only Adam has: the change by the metric, and the regime."""
+    steps, of, rows, xp = step.steps, step.of, step.steps.rows, namespace(step.noise)
+    if not step.by_adam:
+        return dict.fromkeys(("metric", "memory", "eps_share"), xp.zeros_like(steps.reference))
+    metric = rows.factor * xp.where(step.plain, 0.0, steps.unit * (of["after"] - of["before"]))
+    sizes = abs(rows.factor) * stacked([steps.eps * step.counts, of["inverse"]])
+    changed, eps, inverse = steps.by_symmetry(stacked([metric, *sizes]))
+    return {"metric": changed / 2, "memory": 1 / steps.least(steps.forgetting), "eps_share": eps / inverse}
 
 
 @dataclass
 class _Solved:
     """Amounts and relaxation times by generator, with those that have none."""
 
-    amount: Tensor
-    times: Tensor
-    infinite: Tensor
-    dead: Tensor
+    amount: Array
+    times: Array
+    infinite: Array
+    dead: Array
 
-    def summary(self, entries: EntryMap, rows: Entries, symmetries: int) -> dict[str, Tensor]:
+    def summary(self, entries: EntryMap, rows: Entries, device: torch.device) -> dict[str, Array]:
         """Return root mean squares, extremes, medians and counts by symmetry."""
-        starts = on_device(torch.tensor(entries.starts[:-1]), self.amount.device)
-        finite = self.times.isfinite()
-        counted = [self.amount.square(), torch.ones_like(self.amount), finite, self.infinite, self.dead]
-        zero = self.amount.new_zeros(len(counted), symmetries)
-        squares, sizes, timed, infinite, dead = zero.index_add_(1, rows.owner, torch.stack(counted)).unbind()
-        extremes = torch.stack([self.amount.abs(), torch.where(finite, self.times, 0.0)])
-        owners = rows.owner.expand(2, -1)
-        farthest, slowest = extremes.new_zeros(2, symmetries).scatter_reduce_(1, owners, extremes, "amax").unbind()
-        times = torch.where(finite, self.times, torch.inf)
-        ordered, order = times.sort()
-        ordered = ordered[rows.owner[order].sort(stable=True)[1]]  # by symmetry, then by time
-        whole = timed.long()
-        middle = lambda place: ordered[(starts + place).clamp_max(len(ordered) - 1)]
+        xp, count = namespace(self.amount), len(entries.starts) - 1
+        starts = array_on(entries.starts[:-1], device)
+        finite = xp.isfinite(self.times)
+        counted = stacked(
+            [self.amount**2, xp.ones_like(self.amount), finite + 0.0, self.infinite + 0.0, self.dead + 0.0]
+        )
+        squares, sizes, timed, infinite, dead = add_by_index(counted, rows.owner, count)
+        extremes = stacked([abs(self.amount), xp.where(finite, self.times, 0.0)])
+        farthest, slowest = largest_by_index(extremes, rows.owner, count)
+        order = xp.argsort(xp.where(finite, self.times, torch.inf))
+        order = order[xp.argsort(rows.owner[order], stable=True)]  # by symmetry, then by time
+        ordered, whole = self.times[order], timed.astype(int) if xp is np else timed.long()
+        middle = lambda place: ordered[(starts + place).clip(max=len(ordered) - 1)]
         return {
-            "distance": (squares / sizes).sqrt(),
+            "distance": xp.sqrt(squares / sizes),
             "farthest": farthest,
-            "relaxation": (middle((whole - 1).clamp_min(0) // 2) + middle(whole // 2)) / 2,
+            "relaxation": (middle(nonnegative(whole - 1) // 2) + middle(whole // 2)) / 2,
             "slowest": slowest,
             "timed": timed,
             "infinite": infinite,
@@ -233,35 +254,38 @@ class _Solved:
         }
 
 
-def _solve(entries: EntryMap, step: _Step) -> _Solved:
+def _solve(entries: EntryMap, step: _Step, device: torch.device) -> _Solved:
     """Return the amounts and times of all diagonal generators."""
-    steps, of, rows = step.steps, step.of, step.steps.rows
-    adaptive, moves = step.adaptive[rows.owner], steps.moves[rows.owner]
-    size, up = rows.factor.abs(), rows.factor > 0
-    pushes = torch.stack([size * steps.step / 2 * step.drive, size * steps.decay * of["pull"]])
-    powers = on_device(torch.tensor(entries.powers, dtype=torch.float64), size.device)
-    places = rows.size * len(rows.owner) + rows.generator
-    apart = torch.cat([torch.where(up, pushes, 0.0), torch.where(up, 0.0, pushes)])
-    sums = size.new_zeros(4, len(powers) * len(rows.owner)).index_add_(1, places, apart)
-    noise_up, decay_up, noise_down, decay_down = sums.clamp_min_(0).view(4, len(powers), -1).unbind()
+    steps, of, rows, xp = step.steps, step.of, step.steps.rows, namespace(step.noise)
+    adaptive, moves, generators = step.adaptive[rows.owner], steps.moves[rows.owner], len(rows.owner)
+    size, up = abs(rows.factor), rows.factor > 0
+    pushes = stacked([size * steps.step / 2 * step.drive, size * steps.decay * of["pull"]])
+    powers = array_on([float(power) for power in entries.powers], device)
+    places = rows.size * generators + rows.generator
+    apart = xp.concatenate([xp.where(up, pushes, 0.0), xp.where(up, 0.0, pushes)])
+    sums = nonnegative(add_by_index(apart, places, len(powers) * generators))
+    noise_up, decay_up, noise_down, decay_down = sums.reshape(4, len(powers), -1)
     rising, falling = noise_up + decay_down, noise_down + decay_up
-    exponent = torch.where(adaptive, 1.0, 2.0).double()
+    exponent = 2.0 - adaptive * 1.0
     amount = diagonal_amounts(rising, falling, powers, exponent)
     none_up, none_down = rising.sum(0) == 0, falling.sum(0) == 0
-    moments = torch.stack([size * of["second"], size * steps.step**2 * of["drive"]])
-    second, drive = rows.by_generator(moments).unbind()
-    dead = (none_up & none_down) | ((second <= DEAD_RTOL * drive) & adaptive & moves)
+    dead = none_up & none_down
+    if step.by_adam:
+        second, drive = rows.by_generator(stacked([size * of["second"], size * steps.step**2 * of["drive"]]))
+        dead = dead | ((second <= DEAD_RTOL * drive) & adaptive & moves)
     infinite = ~dead & (none_up | none_down)
-    amount = torch.where(dead | infinite, 0.0, amount)
+    amount = xp.where(dead | infinite, 0.0, amount)
     # at the equilibrium
-    moved = ((exponent * amount)[rows.generator] * rows.factor).exp()
-    noise, decay = pushes.unbind()
+    moved = xp.exp((exponent * amount)[rows.generator] * rows.factor)
+    noise, decay = pushes
     pushed = size * (noise / moved + decay * moved)
-    follows = (1 - steps.eps * step.counts / of["inverse"]).clamp_min(0)
-    terms = torch.stack([size.square() * of["after"] / steps.step * moved, pushed, follows * pushed])
-    inertia, rate, following = rows.by_generator(terms).unbind()
-    rate, following = rate / inertia, following / inertia
-    forgetting = steps.least(steps.forgetting)[rows.owner]
-    times = torch.where(adaptive, adam_times(rate, following, forgetting), 1 / (2 * rate))
+    inertia, rate = rows.by_generator(stacked([size**2 * of["after"] / steps.step * moved, pushed]))
+    rate = rate / inertia
+    times = 1 / (2 * rate)
+    if step.by_adam:
+        follows = nonnegative(1 - steps.eps * step.counts / of["inverse"])
+        forgetting = steps.least(steps.forgetting)[rows.owner]
+        following = rows.by_generator(follows * pushed) / inertia
+        times = xp.where(adaptive, adam_times(rate, following, forgetting), times)
     usable = ~dead & ~infinite & moves & (inertia > 0) & (rate > 0)
-    return _Solved(amount, torch.where(usable, times, torch.inf), infinite, dead)
+    return _Solved(amount, xp.where(usable, times, torch.inf), infinite, dead)

@@ -23,6 +23,7 @@ from undertow.torch.monitor.background import BackgroundQueue, profiler_runs, ru
 from undertow.torch.monitor.consistency import compare_gradients
 from undertow.torch.monitor.curvature_scale import MetricCurvature, fill_regime, metric_curvature, paused
 from undertow.torch.monitor.hooks import GradientRecorder
+from undertow.torch.monitor.measured_rows import MeasuredRows
 from undertow.torch.monitor.noise_scale import NoiseScales
 from undertow.torch.monitor.optimizers import OptimizerTracker, StepArguments, call_before_steps
 from undertow.torch.monitor.output import Writer
@@ -42,7 +43,6 @@ __all__ = ["COLUMNS", "NoiseMonitor", "Reading"]
 
 _RulesOf = Callable[[], dict[str, StepRule]]
 """Returns how each parameter is stepped."""
-MOST_ROWS = 100_000  # about 100 MB
 MOST_UNREAD = 4
 """Measurements that a thread may still have to complete: each holds the numbers of a step."""
 
@@ -145,17 +145,16 @@ class NoiseMonitor:
         self._on_error = on_error
         self.steps = 0
         """Number of steps of the optimiser so far."""
-        self._last: tuple[Reading, ...] = ()
         self._unread: BackgroundQueue[tuple[int, bool], StepResult] = BackgroundQueue(MOST_UNREAD)
         self._skipped: deque[tuple[int, str]] = deque(maxlen=keep)
-        self._rows: deque[list[Row]] = deque(maxlen=min(keep, max(1, MOST_ROWS // max(1, len(self.census)))))
         self._measured = False
         self._warned: set[str] = set()
         self._meter = SymmetryMeter(self.census)
         self._recorder = GradientRecorder(
             self.model, self._meter.requests, batch_axis, optional=self._meter.optional(self.model)
         )
-        self._noise_scale = NoiseScales(window, {symmetry.name: symmetry.parameters for symmetry in self.census})
+        scales = NoiseScales(window, {symmetry.name: symmetry.parameters for symmetry in self.census})
+        self._rows = MeasuredRows(keep, len(self.census), scales)
         self.curvature: MetricCurvature | None = None
         """The curvature in the metric of Adam, by `measure_curvature`."""
         self._sharded = sharded
@@ -176,24 +175,23 @@ class NoiseMonitor:
     @property
     def last(self) -> tuple[Reading, ...]:
         """The newest measurement, one reading per symmetry."""
-        self._collect(wait=True)
-        return self._last
+        self._complete()
+        return self._rows.last
 
     @property
     def noise_scale(self) -> NoiseScales:
         """The gradient noise scale in total, by layer and by symmetry."""
-        self._collect(wait=True)
-        return self._noise_scale
+        self._complete()
+        return self._rows.noise_scale
 
     @property
     def skipped(self) -> deque[tuple[int, str]]:
         """Steps that could not be measured, each with the reason."""
-        self._collect(wait=True)
+        self._complete()
         return self._skipped
 
     def _measurements(self) -> list[list[Row]]:
-        """Return the rows of all measurements."""
-        self._collect(wait=True)
+        self._complete()
         return list(self._rows)
 
     @property
@@ -204,7 +202,7 @@ class NoiseMonitor:
     def close(self) -> None:
         """Remove all hooks. The measurements stay."""
         self._release()
-        self._collect(wait=True)
+        self._complete()
         if self._owns_writer:
             self._writer.close()  # ty: ignore[missing-attribute]
 
@@ -308,14 +306,20 @@ class NoiseMonitor:
             return
         self._measured = True
         self._recorder.uncovered |= result.unmatched
-        self._noise_scale.add(result.power, {**self._recorder.uncovered, **result.not_separable})
-        self._last = result.readings
-        rows = [reading.row for reading in result.readings]
-        if self.curvature is not None:
-            fill_regime(rows, self.curvature)
-        self._rows.append(rows)
+        self._rows.add(step, result, {**self._recorder.uncovered, **result.not_separable}, self.curvature)
         if self._writer is not None:
-            output.log_measurement(self._writer, rows, self._noise_scale, step)
+            self._complete_rows()
+            output.log_measurement(self._writer, [r.row for r in self._rows.last], self._rows.noise_scale, step)
+        elif self._rows.full:
+            self._complete_rows()
+
+    def _complete(self) -> None:
+        self._collect(wait=True)
+        self._complete_rows()
+
+    def _complete_rows(self) -> None:
+        for step, problem in self._rows.complete():
+            self._skip(step, problem, warn=True)
 
     def _try_to_measure(self, step: int, rules: dict[str, StepRule], scaled: bool) -> StepResult | None:
         """Measure a step; return its result, or None if a thread completes it while training goes on."""
@@ -338,7 +342,7 @@ class NoiseMonitor:
         # processes must agree on what they measure next, so that they do not complete steps at different times
         if not (self._measured and runs_in_background(comparison.device)) or self._distributed:
             self._collect(wait=True)
-            return read()
+            return read() if self._measured else read().completed()
         self._unread.submit((step, scaled), read)
         return None
 
@@ -360,8 +364,9 @@ class NoiseMonitor:
             raise ValueError("`NoiseMonitor.measure_curvature()`: the model is sharded; measure a whole model.")
         with paused(self._recorder):
             rules = self._optimizers.rules(trainable(self.model))
-            self.curvature = metric_curvature(self.model, batches, loss, rules)
+            curvature = metric_curvature(self.model, batches, loss, rules)
         rows = self._measurements()
+        self.curvature = curvature
         fill_regime(rows[-1] if rows else [], self.curvature)
         return self.curvature
 

@@ -218,8 +218,11 @@ class NoiseScales:
         """Return the noise scale of each group of parameters."""
         count, width = len(self._values), len(self._columns)
         values = np.zeros((2, count, width + 1))  # the last column is that of unknown parameters
-        for place, one in enumerate(self._values):
-            values[:, place, : one.shape[1]] = one
+        if len({one.shape[1] for one in self._values}) == 1:
+            values[:, :, : self._values[0].shape[1]] = np.array(self._values).swapaxes(0, 1)
+        else:
+            for place, one in enumerate(self._values):
+                values[:, place, : one.shape[1]] = one
         columns = [[self._columns.get(name, width) for name in names] for names in groups.values()]
         noise, signal = np.stack([values[:, :, own].sum(2) for own in columns], 2) if groups else values[:, :, :0]
         samples = np.array([power.samples for power in self._recent], float)
@@ -279,9 +282,8 @@ def ratio_uncertainty(numerator: np.ndarray, denominator: np.ndarray) -> tuple[n
         nothing = np.full(numerator.shape[1:], math.nan)
         return nothing, nothing, nothing
     a, b = numerator.mean(0), denominator.mean(0)
-    covariance = lambda x, y: ((x - x.mean(0)) * (y - y.mean(0))).sum(0) / (count - 1) / count
-    v_aa, v_bb = covariance(numerator, numerator), covariance(denominator, denominator)
-    v_ab = covariance(numerator, denominator)
+    top, bottom = numerator - a, denominator - b
+    v_aa, v_bb, v_ab = ((x * y).sum(0) / (count - 1) / count for x, y in ((top, top), (bottom, bottom), (top, bottom)))
     t = float(stdtrit(count - 1, 0.975))
     # (a - r b)^2 <= t^2 (v_aa - 2 r v_ab + r^2 v_bb), a quadratic in the ratio r
     square, linear, constant = b**2 - t**2 * v_bb, a * b - t**2 * v_ab, a**2 - t**2 * v_aa

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from undertow.torch.monitor.dense_sums import DenseSums
 from undertow.torch.monitor.tensors import at_least_single
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "Scattered",
     "gradient_probe",
     "matrix_probes",
+    "probe_vector",
     "samples_per_chunk",
 ]
 
@@ -45,6 +47,8 @@ class Dense:
     gradients: Tensor
     flipped: None = None
     """No projection: the probe is the whole gradient."""
+    sums: DenseSums | None = None
+    """The sums of a bias whose layer has no positions."""
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -67,15 +71,15 @@ class Dense:
 
     def total(self) -> Tensor:
         """Return the sum of the gradients over samples."""
-        return self.gradients.sum(0)
+        return self.gradients.sum(0) if self.sums is None else self.sums.bias()[1]
 
     def as_outer(self) -> "Outer | None":
         """Return None: these gradients have no factors."""
         return None
 
-    def row_squares(self) -> None:
-        """Return None: sums of squares are formed from the gradients."""
-        return
+    def row_squares(self) -> tuple[Tensor, ...] | None:
+        """Return the sums of squares of a bias, if its layer has them; others are formed from the gradients."""
+        return None if self.sums is None else (self.sums.bias()[0],)
 
     def probe(self) -> Tensor:
         """Return the gradient of the batch."""
@@ -96,6 +100,8 @@ class Outer:
     """Whether the parameter is (inputs, outputs)."""
     layers: int = 1
     """Number of layers of the same shape, whose samples follow each other: (layers * samples, positions, ...)."""
+    sums: DenseSums | None = None
+    """The sums of a layer without positions, on a CPU."""
 
     @staticmethod
     def stacked(outers: "Sequence[Outer]") -> "Outer":
@@ -103,7 +109,7 @@ class Outer:
         if len(outers) == 1:
             return outers[0]
         out, into = (torch.cat([getattr(outer, name) for outer in outers]) for name in ("out", "into"))
-        return replace(outers[0], out=out, into=into, layers=len(outers))
+        return replace(outers[0], out=out, into=into, layers=len(outers), sums=None)
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -144,7 +150,7 @@ class Outer:
         """Iterate over the samples of one layer, as many at a time as fit in memory with so many numbers each."""
         size = samples_per_chunk(numbers, self.out)
         for start in range(0, self.out.shape[0], size):
-            yield replace(self, out=self.out[start : start + size], into=self.into[start : start + size])
+            yield replace(self, out=self.out[start : start + size], into=self.into[start : start + size], sums=None)
 
     def layer_chunks(self, numbers: int) -> Iterator["Outer"]:
         """Iterate over the layers, as many at a time as fit in memory with so many numbers per sample; at least one."""
@@ -152,7 +158,7 @@ class Outer:
         for first in range(0, self.layers, size):
             count = min(size, self.layers - first)
             part = slice(first * self.samples, (first + count) * self.samples)
-            yield replace(self, out=self.out[part], into=self.into[part], layers=count)
+            yield replace(self, out=self.out[part], into=self.into[part], layers=count, sums=None)
 
     def factors(self, axis: int) -> tuple[Tensor, Tensor, int]:
         """Return the factor that has this axis, the other factor, and the number of columns per index of the axis."""
@@ -166,7 +172,9 @@ class Outer:
 
     def probes(self) -> Tensor:
         """Return the probes of all layers: (layers, outputs)."""
-        along = self.into @ _probe_vector(self.into.shape[2], self.into.dtype, self.into.device)
+        if self.sums is not None and self.sums.probe is not None:
+            return self.sums.probe[None]
+        along = self.into @ probe_vector(self.into.shape[2], self.into.dtype, self.into.device)
         out = self.out.reshape(self.layers, -1, self.out.shape[2])
         return at_least_single(torch.bmm(along.reshape(self.layers, 1, -1), out)[:, 0])
 
@@ -226,7 +234,7 @@ class Scattered:
 
     def probe(self) -> Tensor:
         """Return the gradient of the batch times a fixed vector along the tokens, without forming the gradient."""
-        along = _probe_vector(self.shape[0], self.out.dtype, self.out.device)[self.tokens]
+        along = probe_vector(self.shape[0], self.out.dtype, self.out.device)[self.tokens]
         return along.flatten() @ self.out.flatten(0, 1)
 
 
@@ -235,7 +243,7 @@ SampleGradients = Dense | Outer | Scattered
 
 
 @functools.lru_cache(maxsize=256)
-def _probe_vector(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def probe_vector(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return the fixed vector of probes: entries of similar size without a pattern."""
     return torch.cos(1.7 * torch.arange(size, dtype=torch.float64) ** 1.1 + 0.3).to(device, dtype)
 
@@ -250,4 +258,4 @@ def gradient_probe(gradient: Tensor, flipped: bool | None) -> Tensor:
 def matrix_probes(gradients: Tensor, flipped: bool) -> Tensor:
     """Return the probes of the gradients of matrices (..., rows, columns)."""
     matrices = gradients.mT if flipped else gradients
-    return matrices @ _probe_vector(matrices.shape[-1], matrices.dtype, matrices.device)
+    return matrices @ probe_vector(matrices.shape[-1], matrices.dtype, matrices.device)

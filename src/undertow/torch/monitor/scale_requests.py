@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from undertow.torch.monitor.arrays import Array, add_by_index, array_on, joined_array
 from undertow.torch.monitor.batch_sums import BatchSums
 from undertow.torch.monitor.statistics import StatisticRequest
-from undertow.torch.monitor.tensors import joined, on_device
 
 __all__ = ["scale_requests", "squares_over_samples"]
 
@@ -22,7 +23,7 @@ def scale_requests(
 
 def squares_over_samples(
     sums: BatchSums, requests: Mapping[str, Sequence[StatisticRequest]], names: Sequence[str], device: torch.device
-) -> Tensor:
+) -> Array:
     """Return the sums over samples of the squared gradients of some parameters; 0 for those that were not used."""
     parts: list[Tensor] = []
     for name in names:
@@ -30,6 +31,5 @@ def squares_over_samples(
         best = min(recorded, key=lambda request: request.index is not None, default=None)
         values = torch.zeros(0, device=device) if best is None else sums.sums[best]
         parts.append(values if values.ndim < 3 else values.diagonal(dim1=1, dim2=2))
-    owner = torch.arange(len(names)).repeat_interleave(torch.tensor([part.numel() for part in parts]))
-    values = joined(parts, device)
-    return values.new_zeros(len(names)).index_add_(0, on_device(owner, device), values)
+    owner = np.repeat(np.arange(len(names)), [part.numel() for part in parts])
+    return add_by_index(joined_array(parts, device), array_on(owner, device), len(names))

@@ -1,7 +1,8 @@
 """How an optimiser steps the parameters: its settings and its state, parameter by parameter."""
 
+import functools
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -137,8 +138,13 @@ def _number(value: float | Tensor) -> float | Tensor:
 
 def _steps_as(optimizer: torch.optim.Optimizer, kind: type[torch.optim.Optimizer]) -> bool:
     """Return whether the steps are those of a class of PyTorch; a subclass with another `step` does not count."""
-    plain = lambda own: inspect.unwrap(own.step)  # PyTorch wraps the method when the first optimiser is created
-    return isinstance(optimizer, kind) and plain(type(optimizer)) is plain(kind)
+    return isinstance(optimizer, kind) and _unwrapped(type(optimizer).step) is _unwrapped(kind.step)
+
+
+@functools.lru_cache(maxsize=64)
+def _unwrapped(step: Callable) -> Callable:
+    """Return the `step` of a class as it was before PyTorch wrapped it, when the first optimiser was created."""
+    return inspect.unwrap(step)
 
 
 def common_rule(rules: Sequence[StepRule]) -> tuple[str, str]:

@@ -6,7 +6,7 @@ longer to start an operation than the GPU needs for a small one. W is the invers
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -53,6 +53,8 @@ class Stack:
     used: bool
     """Whether the parameters have gradients."""
     plain: bool
+    rows: int | None = None
+    """Number of rows of a parameter that are computed at once; None: all."""
 
     @property
     def shift(self) -> float:
@@ -63,6 +65,14 @@ class Stack:
     def moves(self) -> bool:
         """Whether the step of the parameters is known, and not 0."""
         return self.used and self.rule.kind in (SGD, ADAM) and self.rule.state is not None
+
+    @property
+    def by_rows(self) -> bool:
+        """Whether only sums over the rows of a matrix on a CPU are needed, under SGD without momentum."""
+        rule, first = self.rule, self.slots[0]
+        rows = {(slot.axis, slot.matrices) for slot in self.slots} == {(0, 1)}
+        plain = rule.kind == SGD and not rule.momentum and rule.grad_scale is None and not self.shift
+        return self.device.type == "cpu" and rows and plain and self.rows is not None and first.length > 1
 
     @functools.cached_property
     def fields(self) -> tuple[str, ...]:
@@ -115,22 +125,69 @@ def stack_sums(
 
     `unbias` is 1/sqrt(1 - b2^t) of the parameters after the step, in the precision of the stack.
     """
-    rows = _products(stack, rules, parameters, unbias).flatten(0, 1)
-    return [reduce_to_axis(rows, slot.axis, slot.matrices) for slot in stack.slots]
+    tensors = _Tensors.of(stack, rules, parameters)
+    if stack.by_rows and tensors.is_plain(stack):
+        return [_row_products(stack, tensors)] * len(stack.slots)
+    parts = [tensors] if stack.rows is None else tensors.split(stack.rows)
+    sums = []
+    for part in parts:
+        rows = _products(stack, part, unbias).flatten(0, 1)
+        sums.append([reduce_to_axis(rows, slot.axis, slot.matrices) for slot in stack.slots])
+    if len(sums) == 1:
+        return sums[0]
+    by_slot = zip(stack.slots, zip(*sums, strict=True), strict=True)
+    return [torch.cat(own, 1) if slot.axis == 0 else torch.stack(own).sum(0) for slot, own in by_slot]
 
 
-def _products(
-    stack: Stack, rules: Mapping[str, StepRule], parameters: Mapping[str, nn.Parameter], unbias: Tensor
-) -> Tensor:
+class _Tensors(NamedTuple):
+    """The parameters of a stack, their gradients if they have any, and the state of the optimiser."""
+
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+    state: dict[str, list[Tensor]]
+
+    @staticmethod
+    def of(stack: Stack, rules: Mapping[str, StepRule], parameters: Mapping[str, nn.Parameter]) -> "_Tensors":
+        own, states = [parameters[name] for name in stack.names], [rules[name].state or {} for name in stack.names]
+        gradients = [p.grad for p in own if p.grad is not None]
+        state = {key: [one[key] for one in states] for key in states[0] if key != "step"}
+        return _Tensors([*own], gradients, state)
+
+    def is_plain(self, stack: Stack) -> bool:
+        """Return whether this is one parameter, and it and its gradient have the precision of the sums."""
+        one = len(self.parameters) == len(self.gradients) == 1
+        return one and self.parameters[0].dtype == self.gradients[0].dtype == stack.dtype
+
+    def split(self, rows: int) -> Iterator["_Tensors"]:
+        """Iterate over parts of so many rows."""
+        for start in range(0, len(self.parameters[0]), rows):
+            some = lambda tensors, start=start: [x[start : start + rows] for x in tensors]
+            state = {key: some(tensors) for key, tensors in self.state.items()}
+            yield _Tensors(some(self.parameters), some(self.gradients), state)
+
+
+def _row_products(stack: Stack, tensors: _Tensors) -> Tensor:
+    """Return the sums over the rows of a matrix under SGD, without forming the products: (fields, rows)."""
+    x, g = tensors.parameters[0].flatten(1), tensors.gradients[0].flatten(1)
+    sums = {"weight": torch.linalg.vector_norm(x, dim=1).square()}
+    sums["gradient"] = torch.linalg.vector_norm(g, dim=1).square()
+    if "product" in stack.fields:
+        assert stack.rows is not None
+        parts = zip(x.split(stack.rows), g.split(stack.rows), strict=True)
+        sums["product"] = torch.cat([torch.linalg.vecdot(*part) for part in parts]).mul_(stack.rule.sign)
+    return torch.stack([sums[name] for name in stack.fields])
+
+
+def _products(stack: Stack, tensors: _Tensors, unbias: Tensor) -> Tensor:
     """Return the entries of the fields of a stack: (fields, parameters, *shape)."""
-    own, states = [parameters[name] for name in stack.names], [rules[name].state or {} for name in stack.names]
+    own, gradients, state = tensors
     entries = own[0].new_empty(len(stack.fields), len(own), *own[0].shape, dtype=stack.dtype)
     of = dict(zip(stack.fields, entries.unbind(), strict=True))
-    theta = torch.stack(own, out=torch.empty_like(of["weight"]))
+    theta = own[0][None] if len(own) == 1 and own[0].dtype == stack.dtype else None
+    if theta is None:
+        theta = torch.stack(own, out=torch.empty_like(of["weight"]))
     values = theta + stack.shift if stack.shift else theta
     torch.mul(values, values, out=of["weight"])
-    state = {key: [one[key] for one in states] for key in states[0] if key != "step"}
-    gradients = [p.grad for p in own if p.grad is not None]
     if stack.rule.kind == ADAM:
         unbias = unbias.view(-1, *(1,) * (values.ndim - 1))
         _adam_products(of, stack.rule, values, gradients, state, unbias)
@@ -150,17 +207,18 @@ def _loaded(gradients: Sequence[Tensor], rule: StepRule, out: Tensor) -> Tensor:
 def _sgd_products(
     of: dict[str, Tensor], rule: StepRule, values: Tensor, gradients: list[Tensor], state: dict[str, list[Tensor]]
 ) -> None:
-    gradient = _loaded(gradients, rule, of["gradient"])
+    as_it_is = len(gradients) == 1 and rule.grad_scale is None and gradients[0].dtype == values.dtype
+    gradient = gradients[0][None] if as_it_is else _loaded(gradients, rule, of["gradient"])
     if "product" in of:
         if rule.sign < 0:
-            gradient.neg_()
+            gradient = torch.neg(gradient, out=of["gradient"])
         step = gradient if "square" not in of else _momentum_step(rule, gradient, state, of["square"])
         torch.mul(values, step, out=of["product"])
         if "direction" in of:
             of["direction"].copy_(step)
         if step is not gradient:
             step.square_()
-    gradient.square_()
+    torch.mul(gradient, gradient, out=of["gradient"])
 
 
 def _momentum_step(rule: StepRule, gradient: Tensor, state: dict[str, list[Tensor]], out: Tensor) -> Tensor:

@@ -162,6 +162,10 @@ def _sum_inner(squares: Tensor, inner: int) -> Tensor:
 
 def _single_position(outer: Outer, requests: Sequence[StatisticRequest]) -> list[Tensor]:
     """Return the statistics of gradients with one position, from b_i^2 |a|^2."""
+    if outer.sums is not None and all(request.index is None for request in requests):
+        is_out = [outer.factors(request.axis)[0] is outer.out for request in requests]
+        sums = outer.sums.weight(by_output=True in is_out, by_input=False in is_out)
+        return [(sums.by_output if own else sums.by_input)[None] for own in is_out]
     statistics = []
     for request in requests:
         own, other, inner = outer.factors(request.axis)

@@ -1,15 +1,14 @@
-"""The steps of an optimiser as tensors: step sizes, decays and the unit of the charges, entry by entry."""
+"""The steps of an optimiser as arrays: step sizes, decays and the unit of the charges, entry by entry."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from undertow.torch.census.axes import Symmetry
+from undertow.torch.monitor.arrays import Array, add_by_index, largest_by_index, least_by_index, namespace, number_table
 from undertow.torch.monitor.entries import Entries
 from undertow.torch.monitor.settings import ADAM, SGD, StepRule, common_rule
-from undertow.torch.monitor.tensors import number_table
 
 __all__ = ["ParameterSettings", "Plan", "Steps", "plan_step"]
 
@@ -43,15 +42,15 @@ def plan_step(symmetries: Sequence[Symmetry], rules: Mapping[str, StepRule]) -> 
 
 @dataclass(frozen=True)
 class ParameterSettings:
-    """Settings by parameter, as tensors (parameters,)."""
+    """Settings by parameter, as arrays (parameters,)."""
 
-    eta: Tensor
-    step: Tensor
+    eta: Array
+    step: Array
     """Effective step sizes h."""
-    decay: Tensor
-    forgetting: Tensor
-    eps: Tensor
-    unscale: Tensor
+    decay: Array
+    forgetting: Array
+    eps: Array
+    unscale: Array
     """Factor of squared gradients of samples, under a gradient scaler that a fused optimiser applies itself."""
 
     @staticmethod
@@ -67,35 +66,34 @@ class ParameterSettings:
             [r.eps for r in own],
             [unscale.get(id(r.grad_scale), 1.0) for r in own],
         ]
-        return ParameterSettings(*number_table(rows, device).unbind())
+        return ParameterSettings(*number_table(rows, device))
 
 
 class Steps:
     """Step sizes and decays of the entries, and the unit of the charges."""
 
-    def __init__(self, rows: Entries, settings: ParameterSettings, symmetries: int, plain: Tensor):
+    def __init__(self, rows: Entries, settings: ParameterSettings, symmetries: int, plain: Array):
         self.rows, self.symmetries, self.plain = rows, symmetries, plain
-        step = settings.step[rows.parameter]
+        where, step = namespace(plain).where, settings.step[rows.parameter]
         largest = self.largest(step)
         self.moves = largest > 0
-        self.reference = torch.where(self.moves, largest, 1.0)
+        self.reference = where(self.moves, largest, 1.0)
         # without weight decay the step size does not matter: a first step of size 0 has a distance too
-        self.step = torch.where(self.moves[rows.symmetry], step, 1.0)
-        self.unit = torch.where(plain[rows.symmetry], 1.0, self.reference[rows.symmetry] / self.step)
+        self.step = where(self.moves[rows.symmetry], step, 1.0)
+        self.unit = where(plain[rows.symmetry], 1.0, self.reference[rows.symmetry] / self.step)
         self.decay = settings.decay[rows.parameter]
         self.eps = settings.eps[rows.parameter]
         self.forgetting = settings.forgetting[rows.parameter]
         self.by_parameter = settings
 
-    def by_symmetry(self, values: Tensor) -> Tensor:
+    def by_symmetry(self, values: Array) -> Array:
         """Return the sums of (..., entries) over the entries of each symmetry."""
-        return values.new_zeros(*values.shape[:-1], self.symmetries).index_add_(-1, self.rows.symmetry, values)
+        return add_by_index(values, self.rows.symmetry, self.symmetries)
 
-    def largest(self, values: Tensor) -> Tensor:
+    def largest(self, values: Array) -> Array:
         """Return the largest of nonnegative values of the entries of each symmetry."""
-        return values.new_zeros(self.symmetries).scatter_reduce_(0, self.rows.symmetry, values, "amax")
+        return largest_by_index(values, self.rows.symmetry, self.symmetries)
 
-    def least(self, values: Tensor) -> Tensor:
+    def least(self, values: Array) -> Array:
         """Return the least of the values of the entries of each symmetry."""
-        start = values.new_full((self.symmetries,), torch.inf)
-        return start.scatter_reduce_(0, self.rows.symmetry, values, "amin")
+        return least_by_index(values, self.rows.symmetry, self.symmetries)

@@ -42,6 +42,11 @@ class GatheredStep(NamedTuple):
     gathered: Gathered
     sums: BatchSums
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the statistics of the samples."""
+        return sum(x.nbytes for x in self.sums.sums.values())
+
     def measure(self, comparison: Comparison) -> Measurement:
         """Return the measurement."""
         return measure(self.entries, self.plan, self.gathered, self.sums.sums, comparison)

@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 
 __all__ = [
-    "at_least_single", "detached", "flattened", "joined", "number_table", "on_device", "on_host", "tensors_in",
-    "to_numpy",
+    "at_least_single", "detached", "flattened", "joined", "on_device", "on_host", "tensors_in", "to_numpy",
 ]  # fmt: skip
 
 
-def on_host(x: Tensor) -> np.ndarray:
-    """Return a tensor as an array in double precision; a thread that waits for a GPU here uses no processor time."""
+def on_host(parts: Sequence[np.ndarray | Tensor]) -> np.ndarray:
+    """Return arrays and tensors as one flat array in double precision, with one transfer.
+
+    A thread that waits for a GPU here uses no processor time.
+    """
+    x = torch.cat([torch.as_tensor(part).reshape(-1) for part in parts])
     values = x.double().to("cpu", non_blocking=True)
     if x.is_cuda:
         copied = torch.cuda.Event(blocking=True)
@@ -23,8 +26,9 @@ def on_host(x: Tensor) -> np.ndarray:
     return values.numpy()
 
 
-def to_numpy(tensors: Sequence[Tensor]) -> list[np.ndarray]:
+def to_numpy(arrays_or_tensors: Sequence[np.ndarray | Tensor]) -> list[np.ndarray]:
     """Return tensors as arrays in double precision, with one transfer (and one synchronisation) per device."""
+    tensors = [torch.as_tensor(x) for x in arrays_or_tensors]
     arrays: dict[int, np.ndarray] = {}
     for device in {x.device for x in tensors}:
         on_device = {place: x for place, x in enumerate(tensors) if x.device == device}
@@ -47,20 +51,6 @@ def joined(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
 def flattened(x: Tensor) -> Tensor:
     """Return a tensor with one axis, without an operation where it has one already."""
     return x if x.ndim == 1 else x.reshape(-1)
-
-
-def number_table(rows: Sequence[Sequence[float | Tensor]], device: torch.device) -> Tensor:
-    """Return rows of numbers and of tensors of one number as a tensor, without waiting for the device."""
-    flat = [x for row in rows for x in row]
-    given = {k: x for k, x in enumerate(flat) if isinstance(x, Tensor)}
-    numbers = [0.0 if k in given else x for k, x in enumerate(flat)] if given else flat
-    table = on_device(torch.tensor(numbers, dtype=torch.float64), device)
-    if given:
-        own = {id(x): x for x in given.values()}  # parameters of a group share one
-        order = {key: k for k, key in enumerate(own)}
-        index = on_device(torch.tensor([list(given), [order[id(x)] for x in given.values()]]), device)
-        table[index[0]] = joined(list(own.values()), device)[index[1]]
-    return table.view(len(rows), -1)
 
 
 def on_device(x: Tensor, device: torch.device) -> Tensor:

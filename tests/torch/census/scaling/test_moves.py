@@ -144,7 +144,7 @@ def test_the_change_is_that_of_a_move_by_hand():
     model, batch = Two(), torch.randn(8, 5)
     (change,) = measure_scaling(model, batch, square, [LayerMatch("norm", ("a",))], seed=3)
     moved = copy.deepcopy(model).double()
-    drawn = torch.rand(5, generator=torch.Generator().manual_seed(3)).double() - 0.5
+    drawn = torch.rand(5, generator=torch.Generator().manual_seed(3), dtype=torch.float64) - 0.5
     scales = (drawn + 0.05 * drawn.sign()).exp()
     with torch.no_grad():
         moved.norm.weight /= scales

@@ -96,7 +96,8 @@ class _Pairing:
 
     def scales(self, seed: int) -> Tensor:
         """Return random scales; 1 for channels of a fused layer that no reader reads."""
-        drawn = torch.rand(self.weight.shape[self.axis], generator=torch.Generator().manual_seed(seed)).double() - 0.5
+        draws = torch.Generator().manual_seed(seed)
+        drawn = torch.rand(self.weight.shape[self.axis], generator=draws, dtype=torch.float64) - 0.5
         scales = (drawn + 0.05 * drawn.sign()).exp()
         read = torch.unique(torch.cat([channels for _, _, channels in self.readers]))
         return torch.ones_like(scales).index_copy(0, read, scales[read])
