@@ -225,7 +225,7 @@ def false_rejections(counts: dict[str, int]) -> list[str]:
     return [
         f"- The test rejects the causes alone, a true model, on {rejected} of {counts['data sets']} data sets "
         f"({rejected / counts['data sets']:.1%}, level 5%).",
-        f"  The model returned there has an error below {CLOSE} on {right}, and a warning is issued on "
+        f"  The model returned on these has an error below {CLOSE} on {right}, and a warning is issued on "
         f"{counts['wrong and warned']} of the other {rejected - right}. On the data sets",
         f"  in which the causes are not rejected, {counts['warned, causes not rejected']} fits warn.",
     ]
@@ -244,31 +244,33 @@ def page(results: dict[str, Any]) -> str:
         "",
         "Written by `python -m benchmarks grouped` from `benchmarks/results/grouped.json`; do not edit by hand.",
         "",
-        f"Nine designs with known coefficients w\\* (`undertow.grouped.designs`), {results['seeds']} data sets each,",
-        "with 30 columns and five groups of 1,000 rows. *Error* is |w - w\\*|/|w\\*| in units of the standard",
+        f"Nine designs with known coefficients $w^*$ (`undertow.grouped.designs`), {results['seeds']} data sets each,",
+        "with 30 columns and five groups of 1,000 rows. *Error* is $|w - w^*|/|w^*|$ in units of the standard",
         "deviations of the columns. *Risk* is the largest mean squared error over test environments beyond the",
-        "training range, divided by that of w\\*. The tables show medians with 95% bootstrap intervals over the data",
-        "sets. The best value of a column is bold, apart from the oracle (least squares on the causes alone).",
+        "training range, divided by that of $w^*$. The tables show medians with 95% bootstrap intervals over the data",
+        "sets. The best value of a column is bold; the oracle (least squares on the causes alone) is not compared.",
         "",
         "## Summary",
         "",
         f"- `InvariantRegressor` tests all subsets of {MOST_COLUMNS} screened columns together, from moments, and the",
         f"  supports of the heterogeneity flow. ICP tests all subsets of {SCREENED} screened columns, with a pass over",
-        f"  the rows for each; all 2^30 subsets of the 30 columns would take {days_of_all_subsets(results):.0f} days. "
-        "Both use the same test. ICP",
+        "  the rows for each; all $2^{30}$ subsets of the 30 columns would take "
+        f"{days_of_all_subsets(results):.0f} days. Both use the same test. ICP",
         "  chooses the passing model of least pooled risk, `InvariantRegressor` that of the least information",
         "  criterion, which leaves out columns without effect.",
-        "- `InvariantRegressor` fails on some data sets, as the last columns show. Share of data sets in which a model",
-        "  passes: " + ", ".join(f"{name} {share:.0%}" for name, share in results["accepted"].items()) + ".",
+        "- `InvariantRegressor` fails on some data sets, as the last column of each table below shows. Share of data",
+        "  sets in which a model passes: "
+        + ", ".join(f"{name} {share:.0%}" for name, share in results["accepted"].items())
+        + ".",
         *false_rejections(results["false_rejections"]),
         "- `HeteroRegressor`, SGD with one group per step, helps where the effect of a child changes sign (flip) and",
-        '  hardly in other designs. The row "pooled u^2 - v^2" stops at the same time and uses no groups: part of the',
-        "  gain of both is early stopping.",
+        '  little in other designs. The row "pooled u^2 - v^2" stops at the same time and uses no groups: part of the',
+        "  gain of both is due to early stopping.",
         "- The penalties of IRM and V-REx were chosen in hindsight: the best of "
         + ", ".join(f"{p:g}" for p in PENALTIES)
         + " by median error",
-        "  in each design. A user cannot choose in this way. Another optimiser may be better than L-BFGS from least",
-        "  squares.",
+        "  in each design. A user, who does not know the coefficients, cannot choose in this way. Another optimiser",
+        "  may be better than L-BFGS from least squares.",
         "- All models are linear and all data synthetic, with children of the kind for which these methods are made.",
         "  The results do not extend to networks or real data. An invariant model need not be causal.",
         "",
@@ -291,8 +293,8 @@ def page(results: dict[str, Any]) -> str:
         "",
         "## Shifts of means and the number of groups",
         "",
-        "The design shift. With two groups a support has only one condition on means, so several wrong supports pass",
-        "the test, and the least information criterion selects one of them. ICP has the same limit.",
+        "In the design *shift* with two groups a support has only one condition on means, so several wrong supports",
+        "pass the test, and the least information criterion selects one of them. ICP has the same limit.",
         "",
         "| groups | error of InvariantRegressor | error of ICP (screened) | share in which a model passes |",
         "|---|---|---|---|",
@@ -308,7 +310,8 @@ def page(results: dict[str, Any]) -> str:
         "",
         ", ".join(f"{m} {in_words(seconds[m])}" for m in METHODS if m in seconds)
         + f". `InvariantRegressor` with 60 columns: {in_words(results['seconds_at_d_60'])}.",
-        "The methods are fitted in turn to each data set. The time of ICP is without the moments, which it is given.",
+        "The methods are fitted in turn to each data set. The time of ICP does not include the computation of the",
+        "moments.",
         "",
     ]
     return "\n".join(lines)
