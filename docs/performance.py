@@ -195,16 +195,16 @@ def _average(facts: dict[str, Any]) -> str:
              f"{values['tolerance 1e-3'] - values['reference']:+.3f}", "{:,} and {:,}".format(*s["solver_steps"])]
         )  # fmt: skip
     return "\n\n".join([
-        "Times, without compiling except in the last column, and without an estimate of the error, which is not made "
-        "by default for 120 parameters. The flow is solved with the default tolerance, 1e-4, and "
+        "Times exclude compilation except in the last column, and the estimate of the error, which is not made by "
+        "default for 120 parameters. The flow is solved with the default tolerance, 1e-4, and "
         f"with 1e-3. SGD uses all {facts['cores']} cores and the flow mostly one: the ratio of core seconds counts the "
-        "time of all cores. The load of the machine by all programs was "
+        "time of all cores. The mean load of the machine was "
         f"{' / '.join(format(s['load'], '.1f') for s in facts['settings'])}; on idle cores the ratio of wall times "
         f"can fall to the ratio of core seconds divided by {facts['cores']}.",
         table(["step size", "steps", f"SGD, {few} seeds", "flow", "flow, 1e-3", "ratio", "ratio, 1e-3",
                "core seconds, ratio", "core seconds, ratio, 1e-3", "compiling the flow"], cost),
-        f"tr H at the end, {facts['settings'][0]['start']:.2f} at the start. The reference has {many} seeds, of which "
-        f"the {few} are a part.",
+        f"The next table has $\\operatorname{{tr}} H$ at the end; it is {facts['settings'][0]['start']:.2f} at the "
+        f"start. The reference has {many} seeds, which include the {few}.",
         table(["step size", f"SGD, {few} seeds", f"SGD, {many} seeds", "flow", "flow − reference",
                "flow, 1e-3, − reference", "steps of the solver"], accuracy),
     ])  # fmt: skip
@@ -215,7 +215,7 @@ def _tutorials(facts: dict[str, Any]) -> str:
         [f"[{name}](tutorials/{name}.md)", in_words(seconds), in_words(facts["processor_seconds"][name])]
         for name, seconds in facts["seconds"].items()
     ]
-    load = f"{facts['cores']} cores, with a mean load of {facts['load']:.1f} by all programs of the machine."
+    load = f"{facts['cores']} cores; the mean load of the machine was {facts['load']:.1f}."
     return "\n\n".join([load, table(["tutorial", "elapsed time", "processor time"], rows)])
 
 
