@@ -11,7 +11,7 @@ from benchmarks.harness import in_words
 from docs.setting import words
 from studies.results import table
 
-__all__ = ["performance"]
+__all__ = ["benchmark_of", "performance"]
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -30,20 +30,32 @@ def performance() -> str:
     files = RESULTS.glob("*.json")
     for file in sorted(files, key=lambda f: (order.index(f.stem) if f.stem in order else len(order), f.stem)):
         facts = json.loads(file.read_text())
-        own = (ROOT / "benchmarks" / f"{file.stem}.py").is_file()
-        name = file.stem if own else file.stem.removesuffix("_gpu")
+        name = benchmark_of(file.stem)
         source = ROOT / "benchmarks" / f"{name}.py"
         description = (ast.get_docstring(ast.parse(source.read_text())) if source.is_file() else "") or ""
         device = facts.pop("device", "")
         remark = facts.pop("remark", "")
         kind = facts.pop("kind", "CPU" if device.startswith("cpu") else device)
-        versions = f"{kind}, Python {facts.pop('python', '?')}, JAX {facts.pop('jax', '?')}"
+        known = [
+            kind,
+            *(f"{of} {facts.pop(key)}" for key, of in (("python", "Python"), ("jax", "JAX")) if key in facts),
+        ]
+        versions = f"{', '.join(filter(None, known))}. "
         description = re.sub(r" Writes \S+$", "", description.split("\n\n")[0])
         parts += [f"## {HEADS.get(file.stem, name.replace('_', ' ').capitalize())}", words(description)]
         parts.append(ELSEWHERE.get(name) or TABLES.get(name, _table)(facts))
-        parts.append(f"{versions}. Command: `python -m benchmarks {name}`. {remark}".rstrip())
+        parts.append(f"{versions if any(known) else ''}Command: `python -m benchmarks {name}`. {remark}".rstrip())
     return "\n\n".join(parts) + "\n"
 
+
+def benchmark_of(stem: str) -> str:
+    """Return the name of the benchmark that writes the file of results with this stem."""
+    own = (ROOT / "benchmarks" / f"{stem}.py").is_file()
+    return stem if own else ACCELERATOR.get(stem, stem.removesuffix("_gpu"))
+
+
+ACCELERATOR = {"optimisers_gpu": "optimisers_accelerator"}
+"""Files of results from a GPU whose benchmark has another name than the file."""
 
 HEADS = {
     "linear_model": "SGD on a small model",
@@ -67,6 +79,8 @@ HEADS = {
     "load": "Large stores and reports",
     "explore": "The explorer",
     "tutorials": "The tutorials",
+    "optimisers": "Adam on a small model",
+    "optimisers_gpu": "AdamW on a GPU",
 }
 """Titles of the benchmarks, in the order of the page; others follow."""
 
@@ -114,6 +128,7 @@ def _rows(value: Any, path: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def _label(path: tuple[str, ...]) -> str:
+    path = tuple(part.replace("vmap(grad)", "`vmap(grad)`") for part in path)  # no mathematics
     first, rest = path[0], path[1:]
     if first in MEANINGS:
         return words(MEANINGS[first])
