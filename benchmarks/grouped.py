@@ -243,6 +243,11 @@ def false_rejections(counts: dict[str, int]) -> list[str]:
     ]
 
 
+def label_of(method: str) -> str:
+    """Return the name of a method with its mathematics typeset."""
+    return method.replace("u^2 - v^2", "$u^2 - v^2$")
+
+
 def days_of_all_subsets(results: dict[str, Any], columns: int = 30) -> float:
     """Return the time of ICP on all subsets of all columns, in proportion to that of the screened columns."""
     return results["seconds_per_fit"]["ICP (screened)"] * 2.0 ** (columns - SCREENED) / 86_400
@@ -284,7 +289,7 @@ def page(results: dict[str, Any]) -> str:
         + ".",
         *false_rejections(results["false_rejections"]),
         "- `HeteroRegressor`, SGD with one group per step, helps where the effect of a child changes sign (flip) and",
-        '  little in other designs. The row "pooled u^2 - v^2" stops at the same time and uses no groups: part of the',
+        '  little in other designs. The row "pooled $u^2 - v^2$" stops at the same time and uses no groups: part of the',
         "  gain of both is due to early stopping.",
         "- The penalties of IRM and V-REx were chosen in hindsight: the best of "
         + ", ".join(f"{p:g}" for p in PENALTIES)
@@ -301,12 +306,12 @@ def page(results: dict[str, Any]) -> str:
     ]
     for method in METHODS:
         shown = [cell(table, method, "error", ends=False) for table in designs.values()]
-        lines.append(f"| {method} | " + " | ".join(shown) + " |")
+        lines.append(f"| {label_of(method)} | " + " | ".join(shown) + " |")
     for name, table in designs.items():
         lines += ["", f"## {name}", "", "| | error | risk | share with error < 0.1 |", "|---|---|---|---|"]
         for method in METHODS:
             row = table[method]
-            label = f"{method}, penalty {row['penalty']:g}" if "penalty" in row else method
+            label = f"{method}, penalty {row['penalty']:g}" if "penalty" in row else label_of(method)
             error, risk = cell(table, method, "error"), cell(table, method, "risk")
             lines.append(f"| {label} | {error} | {risk} | {row['below_0.1']:.2f} |")
     lines += [

@@ -128,8 +128,8 @@ def _conclusions(networks: dict[str, Any]) -> str:
     rows = "\n".join(lines)
     return f"""{rows}
 
-Losses are those of the training. The ReLU network sees its wrong labels many times, and a smaller loss means that it
-fits more of them. Without the move, training brings the network to the equilibrium in about
+Losses are those of the training. The ReLU network is trained on its wrong labels many times, and a
+smaller loss means that it fits more of them. Without the move, training brings the network to the equilibrium in about
 $1/(\\eta\\lambda)$ steps."""
 
 

@@ -21,6 +21,11 @@ def _name(row: dict[str, Any]) -> str:
     return f"{optimiser}, {'warm-up' if row['warm_up'] else 'constant'}"
 
 
+def _label(row: dict[str, Any]) -> str:
+    """Return the name of a setting with its mathematics typeset."""
+    return _name(row).replace(f"b2 {row['b2']:g}", f"$b_2 = {row['b2']:g}$") if row["adaptive"] else _name(row)
+
+
 def _with_error(of: dict[str, float], key: str) -> str:
     return f"{of[key]:.3f} ± {of[f'{key}_error']:.3f}"
 
@@ -35,7 +40,7 @@ def _longest(facts: dict[str, Any]) -> str:
 def _window_table(facts: dict[str, Any], key: str) -> str:
     windows = [str(length) for length in facts["scale"]["windows"]]
     rows = [
-        [_name(row), *(_with_error(row["symmetries"][length][key], "r2") for length in windows)]
+        [_label(row), *(_with_error(row["symmetries"][length][key], "r2") for length in windows)]
         for row in facts["settings"]
     ]
     return table(["setting", *(f"{length} steps" for length in windows)], rows)
@@ -52,9 +57,9 @@ def _error_table(facts: dict[str, Any]) -> str:
                 of = row[level][length][f"{target}_late"]
                 cells += [f"{of['median_z']:.1f}", f"{of['within_two']:.0%}"]
             of = row["symmetries"][length][f"{target}_late"]
-            rows.append([_name(row), label, _with_error(of, "slope"), f"{of['r2_of_means']:.3f}", *cells])
+            rows.append([_label(row), label, _with_error(of, "slope"), f"{of['r2_of_means']:.3f}", *cells])
     head = [
-        "setting", "compared with", "slope", "R² of the means over seeds", "median deviation of a symmetry",
+        "setting", "compared with", "slope", "$R^2$ of the means over seeds", "median deviation of a symmetry",
         "symmetries within 2", "median deviation of a generator", "generators within 2",
     ]  # fmt: skip
     return table(head, rows)
@@ -64,7 +69,7 @@ def _part_table(facts: dict[str, Any]) -> str:
     length = _longest(facts)
     parts = ("charge", "flow", "present_flow", "first_order", "second_order", "decay", "metric")
     rows = [
-        [_name(row), *(number(row["symmetries"][length]["late_rms"][part], 2) for part in parts)]
+        [_label(row), *(number(row["symmetries"][length]["late_rms"][part], 2) for part in parts)]
         for row in facts["settings"]
     ]
     head = [
@@ -79,8 +84,8 @@ def _present_table(facts: dict[str, Any]) -> str:
     for row in facts["settings"]:
         of = row["symmetries"][length]
         cells = [_with_error(of[key], name) for key in ("rest_late", "present_rest_late") for name in ("r2", "slope")]
-        rows.append([_name(row), *cells])
-    head = ["setting", "R², `flow`", "slope, `flow`", "R², present gradients", "slope, present gradients"]
+        rows.append([_label(row), *cells])
+    head = ["setting", "$R^2$, `flow`", "slope, `flow`", "$R^2$, present gradients", "slope, present gradients"]
     return table(head, rows)
 
 
@@ -144,7 +149,7 @@ def page(facts: dict[str, Any]) -> str:
     """Return the page."""
     scale, sizes, made, length = facts["scale"], facts["scale"]["sizes"], facts["made"], _longest(facts)
     slow = max(scale["b2s"])
-    losses = [(_name(row), np.array(row["last_loss"], float)) for row in facts["settings"]]
+    losses = [(_label(row), np.array(row["last_loss"], float)) for row in facts["settings"]]
     reached = "; ".join(f"{name} {values.mean():.2f}" for name, values in losses)
     warm_up, exact = max(scale["warm_ups"]), max(row["exact"] for row in facts["settings"])
     return f"""# Does the flow predict how charges change?

@@ -157,7 +157,7 @@ scale, averaged over the run, in place of $B$.
 
 {_result_table(facts)}
 
-± is one standard error: for the measured $B$ by a bootstrap over seeds, in which the step size is tuned anew, and for
+± is one standard error: for the measured $B$ by a bootstrap over seeds, in which the step size is tuned again, and for
 noise scales by the jackknife over {scale["noise_seeds"]} seeds. A sample of text is a sequence of
 {scale["sizes"]["tokens"]} characters or words. The standard errors do not contain the error of the model itself: the
 last column is the rms deviation of the measured steps from the fit.
