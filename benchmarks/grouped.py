@@ -289,8 +289,8 @@ def page(results: dict[str, Any]) -> str:
         + ".",
         *false_rejections(results["false_rejections"]),
         "- `HeteroRegressor`, SGD with one group per step, helps where the effect of a child changes sign (flip) and",
-        '  little in other designs. The row "pooled $u^2 - v^2$" stops at the same time and uses no groups: part of the',
-        "  gain of both is due to early stopping.",
+        '  little in other designs. The row "pooled $u^2 - v^2$" stops at the same time and uses no groups: part of',
+        "  the gain of both is due to early stopping.",
         "- The penalties of IRM and V-REx were chosen in hindsight: the best of "
         + ", ".join(f"{p:g}" for p in PENALTIES)
         + " by median error",
