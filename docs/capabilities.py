@@ -57,7 +57,7 @@ def capabilities() -> str:
     """Return the page with the limits of every level and the measurements behind them."""
     facts = _read("capabilities")
     parts = [
-        "# Which problems can it handle?",
+        "# Which problems can undertow handle?",
         "This page gives the sizes, step sizes, cost and memory of each level. The tables are made from the files in "
         "`benchmarks/results` and `studies/results`; each section names the command that measured it. "
         "[Performance](performance.md) compares the times with those of other programs, and "

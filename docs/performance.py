@@ -85,7 +85,7 @@ HEADS = {
 """Titles of the benchmarks, in the order of the page; others follow."""
 
 ELSEWHERE = {
-    "capabilities": "Results: [which problems can it handle?](capabilities.md).",
+    "capabilities": "Results: [which problems can undertow handle?](capabilities.md).",
     "torch_monitor": "Results: [the cost of the monitor](monitor.md#cost).",
     "torch_teleport": "Results: [the effects of the move](torch.md#expected-effects).",
 }
