@@ -32,6 +32,18 @@ GROUPS = (2, 3, 5, 10)
 CLOSE = 0.1
 """Errors below this count as right."""
 PAGE = Path(__file__).parent.parent / "docs" / "grouped-benchmark.md"
+DIFFERENCES = {
+    "flip": "the effect of $y$ on a child, 1.5 to 2.1 in some groups and −1.5 to −0.9 in the others",
+    "mild": "the same with a weaker change of sign: 1.5 to 1.9 and −0.5 to −0.1",
+    "consistent": "the effect of $y$ on a child, between 0.5 and 1.5: its sign is the same in all groups",
+    "flip with covariate shift": "as in flip; also the scale and the means of the causes",
+    "chain": "the scale of the causes and the noise of $y$; the effect of $y$ on a child is 1",
+    "child noise": "the noise of the children; the effect of $y$ on a child is 1",
+    "shift": "the means of the causes and of the children; the effect of $y$ on a child is 1",
+    "iid": "nothing; $y$ has no effect on other columns",
+    "dag": "the weights and the noise of half of the nodes of a random graph, which contains all columns and $y$",
+}
+"""What differs between the groups of each design (`undertow.grouped.designs`)."""
 
 Fit = tuple[np.ndarray, float]
 
@@ -225,10 +237,15 @@ def false_rejections(counts: dict[str, int]) -> list[str]:
     return [
         f"- The test rejects the causes alone, a true model, on {rejected} of {counts['data sets']} data sets "
         f"({rejected / counts['data sets']:.1%}, level 5%).",
-        f"  The model returned there has an error below {CLOSE} on {right}, and a warning is issued on "
+        f"  The model returned on these has an error below {CLOSE} on {right}, and a warning is issued on "
         f"{counts['wrong and warned']} of the other {rejected - right}. On the data sets",
         f"  in which the causes are not rejected, {counts['warned, causes not rejected']} fits warn.",
     ]
+
+
+def label_of(method: str) -> str:
+    """Return the name of a method with its mathematics typeset."""
+    return method.replace("u^2 - v^2", "$u^2 - v^2$")
 
 
 def days_of_all_subsets(results: dict[str, Any], columns: int = 30) -> float:
@@ -244,31 +261,41 @@ def page(results: dict[str, Any]) -> str:
         "",
         "Written by `python -m benchmarks grouped` from `benchmarks/results/grouped.json`; do not edit by hand.",
         "",
-        f"Nine designs with known coefficients w\\* (`undertow.grouped.designs`), {results['seeds']} data sets each,",
-        "with 30 columns and five groups of 1,000 rows. *Error* is |w - w\\*|/|w\\*| in units of the standard",
+        f"Nine designs with known coefficients $w^*$ (`undertow.grouped.designs`), {results['seeds']} data sets each,",
+        "with 30 columns and five groups of 1,000 rows. *Error* is $|w - w^*|/|w^*|$ in units of the standard",
         "deviations of the columns. *Risk* is the largest mean squared error over test environments beyond the",
-        "training range, divided by that of w\\*. The tables show medians with 95% bootstrap intervals over the data",
-        "sets. The best value of a column is bold, apart from the oracle (least squares on the causes alone).",
+        "training range, divided by that of $w^*$. The tables show medians with 95% bootstrap intervals over the data",
+        "sets. The best value of a column is bold; the oracle (least squares on the causes alone) is not compared.",
+        "",
+        "In eight designs $y$ is a linear function of four *causes* with the same coefficients in every group, three",
+        "*children* depend on $y$, and the other columns are irrelevant but correlated with a cause. Least squares",
+        "uses the children, and fails where their relation to $y$ changes.",
+        "",
+        "| design | what differs between groups |",
+        "|---|---|",
+        *(f"| {name} | {what} |" for name, what in DIFFERENCES.items()),
         "",
         "## Summary",
         "",
         f"- `InvariantRegressor` tests all subsets of {MOST_COLUMNS} screened columns together, from moments, and the",
         f"  supports of the heterogeneity flow. ICP tests all subsets of {SCREENED} screened columns, with a pass over",
-        f"  the rows for each; all 2^30 subsets of the 30 columns would take {days_of_all_subsets(results):.0f} days. "
-        "Both use the same test. ICP",
+        "  the rows for each; all $2^{30}$ subsets of the 30 columns would take "
+        f"{days_of_all_subsets(results):.0f} days. Both use the same test. ICP",
         "  chooses the passing model of least pooled risk, `InvariantRegressor` that of the least information",
         "  criterion, which leaves out columns without effect.",
-        "- `InvariantRegressor` fails on some data sets, as the last columns show. Share of data sets in which a model",
-        "  passes: " + ", ".join(f"{name} {share:.0%}" for name, share in results["accepted"].items()) + ".",
+        "- `InvariantRegressor` fails on some data sets, as the last column of each table below shows. Share of data",
+        "  sets in which a model passes: "
+        + ", ".join(f"{name} {share:.0%}" for name, share in results["accepted"].items())
+        + ".",
         *false_rejections(results["false_rejections"]),
         "- `HeteroRegressor`, SGD with one group per step, helps where the effect of a child changes sign (flip) and",
-        '  hardly in other designs. The row "pooled u^2 - v^2" stops at the same time and uses no groups: part of the',
-        "  gain of both is early stopping.",
+        '  little in other designs. The row "pooled $u^2 - v^2$" stops at the same time and uses no groups: part of',
+        "  the gain of both is due to early stopping.",
         "- The penalties of IRM and V-REx were chosen in hindsight: the best of "
         + ", ".join(f"{p:g}" for p in PENALTIES)
         + " by median error",
-        "  in each design. A user cannot choose in this way. Another optimiser may be better than L-BFGS from least",
-        "  squares.",
+        "  in each design. A user, who does not know the coefficients, cannot choose in this way. Another optimiser",
+        "  may be better than L-BFGS from least squares.",
         "- All models are linear and all data synthetic, with children of the kind for which these methods are made.",
         "  The results do not extend to networks or real data. An invariant model need not be causal.",
         "",
@@ -279,20 +306,20 @@ def page(results: dict[str, Any]) -> str:
     ]
     for method in METHODS:
         shown = [cell(table, method, "error", ends=False) for table in designs.values()]
-        lines.append(f"| {method} | " + " | ".join(shown) + " |")
+        lines.append(f"| {label_of(method)} | " + " | ".join(shown) + " |")
     for name, table in designs.items():
         lines += ["", f"## {name}", "", "| | error | risk | share with error < 0.1 |", "|---|---|---|---|"]
         for method in METHODS:
             row = table[method]
-            label = f"{method}, penalty {row['penalty']:g}" if "penalty" in row else method
+            label = f"{method}, penalty {row['penalty']:g}" if "penalty" in row else label_of(method)
             error, risk = cell(table, method, "error"), cell(table, method, "risk")
             lines.append(f"| {label} | {error} | {risk} | {row['below_0.1']:.2f} |")
     lines += [
         "",
         "## Shifts of means and the number of groups",
         "",
-        "The design shift. With two groups a support has only one condition on means, so several wrong supports pass",
-        "the test, and the least information criterion selects one of them. ICP has the same limit.",
+        "In the design *shift* with two groups a support has only one condition on means, so several wrong supports",
+        "pass the test, and the least information criterion selects one of them. ICP has the same limit.",
         "",
         "| groups | error of InvariantRegressor | error of ICP (screened) | share in which a model passes |",
         "|---|---|---|---|",
@@ -308,7 +335,8 @@ def page(results: dict[str, Any]) -> str:
         "",
         ", ".join(f"{m} {in_words(seconds[m])}" for m in METHODS if m in seconds)
         + f". `InvariantRegressor` with 60 columns: {in_words(results['seconds_at_d_60'])}.",
-        "The methods are fitted in turn to each data set. The time of ICP is without the moments, which it is given.",
+        "The methods are fitted in turn to each data set. The time of ICP does not include the computation of the",
+        "moments.",
         "",
     ]
     return "\n".join(lines)

@@ -22,7 +22,7 @@ PAGE = ROOT / "docs" / "architecture.md"
 IMAGE = ROOT / "docs" / "images" / "architecture.svg"
 STORED = IMAGE.with_suffix(".json")
 
-GROUND = "private ground"
+GROUND = "private modules"
 """The files at the top whose names start with an underscore, drawn as one box."""
 BEGIN, END = "<!-- imports: written by python -m docs.architecture -->", "<!-- end of imports -->"
 

@@ -57,11 +57,11 @@ def capabilities() -> str:
     """Return the page with the limits of every level and the measurements behind them."""
     facts = _read("capabilities")
     parts = [
-        "# Which problems can it handle?",
+        "# Which problems can undertow handle?",
         "This page gives the sizes, step sizes, cost and memory of each level. The tables are made from the files in "
         "`benchmarks/results` and `studies/results`; each section names the command that measured it. "
         "[Performance](performance.md) compares the times with those of other programs, and "
-        "[When to use undertow](practice.md) says where a prediction is worth its cost.",
+        "[When to use undertow](practice.md) lists where a prediction is useful.",
         table(["level", "sizes", "step sizes", "memory"], OVERVIEW),
         "$n$ counts the equations of a `Regression` (samples times outputs), $D$ the parameters, and "
         "$\\lambda_{\\max}$ is the largest curvature.",
@@ -108,8 +108,8 @@ def _simulation(facts: Facts) -> list[str]:
     memory = _read("memory")
     return [
         "## Simulation: `descend` and `diffuse`",
-        "Label noise, one of 20 equations per step, w = u² − v². `diffuse` takes four substeps per step of SGD, and "
-        "each draws from the whole covariance.",
+        "Label noise, one of 20 equations per step, $w = u^2 - v^2$. `diffuse` takes four substeps per step of SGD, "
+        "and each draws from the whole covariance.",
         table(["level", "parameters", "seeds", "CPU time per step and seed", "first call", "peak memory"], per_step),
         "Memory of observations, one number per seed and observation:",
         table(["seeds", "observations", "recorded", "growth of the peak"], observed),
@@ -131,12 +131,12 @@ def _theory(facts: Facts) -> list[str]:
     ]  # fmt: skip
     return [
         "## Theory: `average`, `Limit` and `settle`",
-        "Both flows are solved in double precision. For a `Regression` no D × D matrix is formed; other problems need "
-        "the Hessian at every step of the solver.",
+        "Both flows are solved in double precision. For a `Regression` no $D \\times D$ matrix is formed; other "
+        "problems need the Hessian at every step of the solver.",
         table(["level", "problem", "parameters", "CPU time", "first call", "peak memory"], flows),
         "`settle` on least squares with 20 curvatures from 1 down to the inverse of the condition number, in double "
         "precision. An ill-conditioned flow is not resolved along its slowest directions; a warning then gives the "
-        "curvature below which this is so. `average` needs no end point and no gap.",
+        "curvature below which directions are not resolved. `average` needs no end point and no gap.",
         table(["condition number", "CPU time", "first call", "largest error of the end point", "resolved"], ends),
     ]
 
@@ -181,7 +181,7 @@ def _torch() -> list[str]:
         table(["device", "parameters", "symmetries", "passes", "time", "peak memory"], census),
         f"The census has the right symmetries, none missed and none false, in {exact} of {len(zoo)} networks with a "
         "reference ([study](studies/zoo.md)).",
-        f"`equilibrate` on the model of {moved['parameters']:,} parameters takes {_seconds(moved['cpu_seconds'])} of "
+        f"`equilibrate` on the model with {moved['parameters']:,} parameters takes {_seconds(moved['cpu_seconds'])} of "
         f"CPU time and {moved['gibibytes']:.1f} GiB, {moved['bytes_per_parameter']:.0f} bytes per parameter; outputs "
         f"change by {moved['change']:.0e} (`python -m benchmarks torch_census`).",
         "`NoiseMonitor` on an H200, measured at every 50 steps (`python -m benchmarks llama_monitor`); "

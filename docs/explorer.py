@@ -69,13 +69,19 @@ def _page(instrument: Instrument) -> str:
         f"# {instrument.title}",
         instrument.summary,
         f"Theory is a line, simulation is points and clouds. The pictures were computed by `python -m docs.explorer`; "
-        f"`undertow explore --instrument {instrument.name}` computes them live, with more values of every slider. The "
-        f"[theory](../{instrument.theory}.md) has the derivation, [teaching](../teaching.md) how to use this page in a "
-        "lecture.",
+        f"`undertow explore --instrument {instrument.name}` computes them live, with more values of every slider. "
+        f"{_more(instrument)} [Teaching](../teaching.md) shows how to use this page in a lecture.",
         '<link rel="stylesheet" href="explorer.css">\n'
         f'<div class="explorer" data-instrument="{instrument.name}" data-search-exclude></div>\n'
         f'<script src="{instrument.name}.js"></script>\n<script src="explorer.js"></script>',
     ))  # fmt: skip
+
+
+def _more(instrument: Instrument) -> str:
+    """Return a sentence with the link to the derivation, or to a page on how to define a problem."""
+    if instrument.theory.startswith("theory/"):
+        return f"The [theory](../{instrument.theory}.md) page derives the prediction."
+    return f"[Your own loss](../{instrument.theory}.md) shows how to define a problem."
 
 
 def _index(several: list[Instrument]) -> Iterator[str]:
@@ -88,8 +94,8 @@ def _index(several: list[Instrument]) -> Iterator[str]:
     yield (
         "opens the same instruments in the browser and computes them live; `undertow explore --file my.py:problem` "
         "shows a problem of your own. The page has the Python code of every setting, and its address keeps the "
-        "setting. "
-        "The first start compiles the programs, which takes a minute or two; later starts read them from a cache."
+        "setting. The first start compiles the programs, which takes a minute or two; later starts read them from a "
+        "cache."
     )
     for one in several:
         image = f"![{one.title}: the page of the instrument](../images/explorer-{one.name}.png)"

@@ -72,8 +72,8 @@ def gallery_index() -> str:
     parts = [
         "# Gallery of claims",
         f"undertow tests {len(claims)} statements by experiments: statements of three papers, statements beyond "
-        "them, and the theory of the averaged flow. Each has a criterion that is the same at every scale and is "
-        "widened by four standard errors, an "
+        "them, and undertow's own theory of the averaged flow and of optimisers. Each has a criterion that is the "
+        "same at every scale and is widened by four standard errors, an "
         "alternative that the data must reject, and a figure: theory is a line, experiment is points with intervals.",
         f"The figures below were made by `make gallery`, which runs `undertow verify --scale smoke` and "
         f"`python -m docs.gallery` (scale: {scales}; device: {devices}). Larger scales differ only in seeds, steps and "
@@ -116,7 +116,10 @@ def gallery_page(paper: str) -> str:
     results = gallery.results()
     sections = [_claim(claim, results.get(claim.id)) for claim in claims.values() if claim.paper == paper]
     numbered = "Numbers of equations and theorems are those of the paper. "
-    own = "The theory is undertow's own: [`average`](../api/dynamics.md#average) states its equations. "
+    own = (
+        "The theory is undertow's own: [the averaged flow](../theory/averaged-flow.md) and "
+        "[Adam and other optimisers](../theory/optimisers.md) derive it. "
+    )
     opening = f"{own if paper == 'optimisers' else numbered}All claims: [gallery](index.md)."
     return "\n\n".join([f"# {TITLES[paper]}", opening, *sections]) + "\n"
 
@@ -179,7 +182,7 @@ def full_report() -> str:
     versions = ", ".join(f"{name} {made.versions[name]}" for name in ("python", "jax", "equinox", "numpy"))
     parts = [
         "# The full report",
-        f"`full` is the scale of the papers: matrix sensing at d = {sizes['filtering-by-spread']['d']} with "
+        f"`full` is the scale of the papers: matrix sensing at $d = {sizes['filtering-by-spread']['d']}$ with "
         f"{sizes['filtering-by-spread']['seeds']:,} seeds per point, a factorisation with "
         f"{sizes['norm-ratio-settings']['hidden']:,} hidden units, long runs with many seeds. A GPU is recommended. "
         "This report is included as an example: **[the report](report.html)**, one file of "

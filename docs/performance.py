@@ -11,7 +11,7 @@ from benchmarks.harness import in_words
 from docs.setting import words
 from studies.results import table
 
-__all__ = ["performance"]
+__all__ = ["benchmark_of", "performance"]
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -30,20 +30,32 @@ def performance() -> str:
     files = RESULTS.glob("*.json")
     for file in sorted(files, key=lambda f: (order.index(f.stem) if f.stem in order else len(order), f.stem)):
         facts = json.loads(file.read_text())
-        own = (ROOT / "benchmarks" / f"{file.stem}.py").is_file()
-        name = file.stem if own else file.stem.removesuffix("_gpu")
+        name = benchmark_of(file.stem)
         source = ROOT / "benchmarks" / f"{name}.py"
         description = (ast.get_docstring(ast.parse(source.read_text())) if source.is_file() else "") or ""
         device = facts.pop("device", "")
         remark = facts.pop("remark", "")
         kind = facts.pop("kind", "CPU" if device.startswith("cpu") else device)
-        versions = f"{kind}, Python {facts.pop('python', '?')}, JAX {facts.pop('jax', '?')}"
+        known = [
+            kind,
+            *(f"{of} {facts.pop(key)}" for key, of in (("python", "Python"), ("jax", "JAX")) if key in facts),
+        ]
+        versions = f"{', '.join(filter(None, known))}. "
         description = re.sub(r" Writes \S+$", "", description.split("\n\n")[0])
         parts += [f"## {HEADS.get(file.stem, name.replace('_', ' ').capitalize())}", words(description)]
         parts.append(ELSEWHERE.get(name) or TABLES.get(name, _table)(facts))
-        parts.append(f"{versions}. Command: `python -m benchmarks {name}`. {remark}".rstrip())
+        parts.append(f"{versions if any(known) else ''}Command: `python -m benchmarks {name}`. {remark}".rstrip())
     return "\n\n".join(parts) + "\n"
 
+
+def benchmark_of(stem: str) -> str:
+    """Return the name of the benchmark that writes the file of results with this stem."""
+    own = (ROOT / "benchmarks" / f"{stem}.py").is_file()
+    return stem if own else ACCELERATOR.get(stem, stem.removesuffix("_gpu"))
+
+
+ACCELERATOR = {"optimisers_gpu": "optimisers_accelerator"}
+"""Files of results from a GPU whose benchmark has another name than the file."""
 
 HEADS = {
     "linear_model": "SGD on a small model",
@@ -67,11 +79,13 @@ HEADS = {
     "load": "Large stores and reports",
     "explore": "The explorer",
     "tutorials": "The tutorials",
+    "optimisers": "Adam on a small model",
+    "optimisers_gpu": "AdamW on a GPU",
 }
 """Titles of the benchmarks, in the order of the page; others follow."""
 
 ELSEWHERE = {
-    "capabilities": "Results: [which problems can it handle?](capabilities.md).",
+    "capabilities": "Results: [which problems can undertow handle?](capabilities.md).",
     "torch_monitor": "Results: [the cost of the monitor](monitor.md#cost).",
     "torch_teleport": "Results: [the effects of the move](torch.md#expected-effects).",
 }
@@ -114,6 +128,7 @@ def _rows(value: Any, path: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def _label(path: tuple[str, ...]) -> str:
+    path = tuple(part.replace("vmap(grad)", "`vmap(grad)`") for part in path)  # no mathematics
     first, rest = path[0], path[1:]
     if first in MEANINGS:
         return words(MEANINGS[first])
@@ -195,16 +210,16 @@ def _average(facts: dict[str, Any]) -> str:
              f"{values['tolerance 1e-3'] - values['reference']:+.3f}", "{:,} and {:,}".format(*s["solver_steps"])]
         )  # fmt: skip
     return "\n\n".join([
-        "Times, without compiling except in the last column, and without an estimate of the error, which is not made "
-        "by default for 120 parameters. The flow is solved with the default tolerance, 1e-4, and "
+        "Times exclude compilation except in the last column, and the estimate of the error, which is not made by "
+        "default for 120 parameters. The flow is solved with the default tolerance, 1e-4, and "
         f"with 1e-3. SGD uses all {facts['cores']} cores and the flow mostly one: the ratio of core seconds counts the "
-        "time of all cores. The load of the machine by all programs was "
+        "time of all cores. The mean load of the machine was "
         f"{' / '.join(format(s['load'], '.1f') for s in facts['settings'])}; on idle cores the ratio of wall times "
         f"can fall to the ratio of core seconds divided by {facts['cores']}.",
         table(["step size", "steps", f"SGD, {few} seeds", "flow", "flow, 1e-3", "ratio", "ratio, 1e-3",
                "core seconds, ratio", "core seconds, ratio, 1e-3", "compiling the flow"], cost),
-        f"tr H at the end, {facts['settings'][0]['start']:.2f} at the start. The reference has {many} seeds, of which "
-        f"the {few} are a part.",
+        f"The next table has $\\operatorname{{tr}} H$ at the end; it is {facts['settings'][0]['start']:.2f} at the "
+        f"start. The reference has {many} seeds, which include the {few}.",
         table(["step size", f"SGD, {few} seeds", f"SGD, {many} seeds", "flow", "flow − reference",
                "flow, 1e-3, − reference", "steps of the solver"], accuracy),
     ])  # fmt: skip
@@ -215,7 +230,7 @@ def _tutorials(facts: dict[str, Any]) -> str:
         [f"[{name}](tutorials/{name}.md)", in_words(seconds), in_words(facts["processor_seconds"][name])]
         for name, seconds in facts["seconds"].items()
     ]
-    load = f"{facts['cores']} cores, with a mean load of {facts['load']:.1f} by all programs of the machine."
+    load = f"{facts['cores']} cores; the mean load of the machine was {facts['load']:.1f}."
     return "\n\n".join([load, table(["tutorial", "elapsed time", "processor time"], rows)])
 
 

@@ -38,11 +38,11 @@ def _family_table(networks: dict[str, Any], decay: float, b2: float) -> str:
         for place, family in enumerate(facts["families"]):
             rms = {key: row["rms_by_family"][key][place] for key in ("adamw", "sgd")}
             rows.append([name, family, str(facts["generators"][place]), _range(rms["adamw"]), _range(rms["sgd"])])
-    return table(["network", "symmetry", "generators", "rms s to AdamW's equilibrium", "to SGD's"], rows)
+    return table(["network", "symmetry", "generators", "rms $s$ to AdamW's equilibrium", "to SGD's"], rows)
 
 
 def _grid_table(networks: dict[str, Any], decays: Sequence[float], b2s: Sequence[float]) -> str:
-    head = ["network", *(f"λ {decay:g}, b2 {b2:g}" for decay in decays for b2 in b2s)]
+    head = ["network", *(f"$\\lambda = {decay:g}$, $b_2 = {b2:g}$" for decay in decays for b2 in b2s)]
     cells = lambda facts: [number(_mean(setting(facts, d, b)["rms"]["adamw"]), 2) for d in decays for b in b2s]
     return table(head, [[name, *cells(facts)] for name, facts in networks.items()])
 
@@ -66,8 +66,8 @@ def _time_table(networks: dict[str, Any], decays: Sequence[float], b2: float) ->
                 at(1 / 2), at(1), number(_reached(facts, row), 2).replace("none", "not reached"),
             ])  # fmt: skip
     head = [
-        "network", "λ", "steps", "ηλ times steps", "rms s at the first record", "at 1/20 of the run", "1/10", "1/2",
-        "the end", f"below {NEAR} from then on, in 1/(ηλ)",
+        "network", "$\\lambda$", "steps", "$\\eta\\lambda$ times steps", "rms $s$ at the first record",
+        "at 1/20 of the run", "1/10", "1/2", "the end", f"below {NEAR} from then on, in $1/(\\eta\\lambda)$",
     ]  # fmt: skip
     return table(head, rows)
 
@@ -82,8 +82,8 @@ def _schedule_table(networks: dict[str, Any], schedules: Sequence[str], decay: f
             rows.append([name, schedule, mean["adamw"], mean["lagged"], end["adamw"], end["lagged"],
                          number(_mean(row["rms"]["sgd"]), 2)])  # fmt: skip
     head = [
-        "network", "schedule", "second half, present η", "second half, remembered η", "end, present η",
-        "end, remembered η", "second half, SGD's formula",
+        "network", "schedule", "second half, present $\\eta$", "second half, remembered $\\eta$",
+        "end, present $\\eta$", "end, remembered $\\eta$", "second half, SGD's formula",
     ]  # fmt: skip
     return table(head, rows)
 
@@ -94,7 +94,7 @@ def _control_table(networks: dict[str, Any]) -> str:
         row = find(facts, adaptive=False)
         if row is not None:
             rows.append([name, _range(row["rms"]["sgd"]), _range(row["rms"]["adamw"]), number(_mean(row["last_loss"]))])
-    return table(["network", "rms s to SGD's equilibrium", "to AdamW's", "loss"], rows)
+    return table(["network", "rms $s$ to SGD's equilibrium", "to AdamW's", "loss"], rows)
 
 
 def _agreements(networks: dict[str, Any], decays: Sequence[float], b2: float) -> str:
@@ -119,7 +119,8 @@ def _loss_table(networks: dict[str, Any], decays: Sequence[float], b2: float) ->
             best = int(np.nanargmin(losses)) if np.isfinite(losses).any() else -1
             texts = [f"**{loss:.3f}**" if k == best else f"{loss:.3f}" for k, loss in enumerate(losses)]
             rows.append([name, schedule, *texts, *(number(_mean(row["rms"]["adamw"]), 2) for row in cells)])
-    head = ["network", "schedule", *(f"loss, λ {d:g}" for d in decays), *(f"rms s, λ {d:g}" for d in decays)]
+    columns = [f"{name}, $\\lambda = {d:g}$" for name in ("loss", "rms $s$") for d in decays]
+    head = ["network", "schedule", *columns]
     return table(head, rows)
 
 
@@ -133,10 +134,10 @@ def _counts(networks: dict[str, Any]) -> str:
         rms = np.array([_mean(row["rms"]["adamw"]) for row in cells])
         sgd = np.array([_mean(row["rms"]["sgd"]) for row in cells])
         sentences.append(
-            f"- λ = {decay:g}: rms s is below {NEAR} in {int((rms < NEAR).sum())} of {len(rms)} combinations of network"
-            f" and b2 (median {np.nanmedian(rms):.3f}, largest {np.nanmax(rms):.3f}). SGD's formula is below {NEAR} in "
-            f"{int((sgd < NEAR).sum())} (median {np.nanmedian(sgd):.3f}), and closer than AdamW's in "
-            f"{int((sgd < rms).sum())}."
+            f"- $\\lambda = {decay:g}$: rms $s$ is below {NEAR} in {int((rms < NEAR).sum())} of {len(rms)} "
+            f"combinations of network and $b_2$ (median {np.nanmedian(rms):.3f}, largest {np.nanmax(rms):.3f}). With "
+            f"SGD's formula it is below {NEAR} in {int((sgd < NEAR).sum())} (median {np.nanmedian(sgd):.3f}), and "
+            f"smaller than with AdamW's in {int((sgd < rms).sum())}."
         )
     return "\n".join(sentences)
 
@@ -158,7 +159,9 @@ def _failures(networks: dict[str, Any]) -> str:
             ])  # fmt: skip
     if not rows:
         return "None."
-    return table(["network", "λ", "b2", "rms s", "ηλ times steps", "worst symmetry", "generators alive"], rows)
+    settings = ["$\\lambda$", "$b_2$", "rms $s$", "$\\eta\\lambda$ times steps"]
+    head = ["network", *settings, "worst symmetry", "generators alive"]
+    return table(head, rows)
 
 
 def _conclusions(networks: dict[str, Any], decay: float, b2s: Sequence[float]) -> str:
@@ -181,13 +184,15 @@ def _conclusions(networks: dict[str, Any], decay: float, b2s: Sequence[float]) -
         for name in ("cosine", "warm-up-stable-decay")
     )
     first, last = min(times, default=math.nan), max(times, default=math.nan)
-    return f"""- **Time.** At λ = {decay:g} rms s stays below {NEAR} after {number(first, 2)} to {number(last, 2)} times
-  1/(ηλ) steps.
-- **Unfinished runs.** Of {len(short)} combinations with fewer than 1/(ηλ) steps {far(short)} are above {NEAR}, of
-  {len(full)} with more {far(full)}.
-- **Schedules that end at zero.** The network cannot follow the equilibrium of the present step size. It is near that of
-  the step size that its charge remembers. Median rms s at the end, by the present and the remembered η: {ends}.
-- **Distance and loss.** The distance does not say which weight decay has the least loss (last table)."""
+    return f"""\
+- **Time.** At $\\lambda = {decay:g}$ rms $s$ stays below {NEAR} after {number(first, 2)} to {number(last, 2)} times
+  $1/(\\eta\\lambda)$ steps.
+- **Unfinished runs.** Of {len(short)} combinations with fewer than $1/(\\eta\\lambda)$ steps {far(short)} are above
+  {NEAR}, of {len(full)} with more {far(full)}.
+- **Schedules that end at zero.** The network cannot follow the equilibrium of the present step size. It is near the
+  equilibrium of the remembered step size, a mean of past step sizes that is defined below. Median rms $s$ at the end,
+  by the present and the remembered $\\eta$: {ends}.
+- **Distance and loss.** The distance does not predict which weight decay has the least loss (last table)."""
 
 
 def _first_figure(networks: dict[str, Any]) -> str:
@@ -210,8 +215,8 @@ def page(facts: dict[str, Any]) -> str:
 
 The noise of AdamW moves a network along the orbits of its symmetries to the point with the least
 $\\sum \\sqrt v\\, (\\eta/2 + \\lambda \\theta^2)$, with $v$ the mean squared gradient. For one generator, which
-multiplies the weights of its plus side by
-$e^s$ and those of its minus side by $e^{{-s}}$, the log factor still to go is
+multiplies the weights of its plus side by $e^s$ and those of its minus side by $e^{{-s}}$, the amount $s$ from the
+present weights to this point satisfies
 
 ```equation
 exp(2 s) = (lambda a_minus + eta/2 b_plus)/(lambda a_plus + eta/2 b_minus)
@@ -219,12 +224,12 @@ b = sum_i sqrt(v_i),  a = sum_i sqrt(v_i) theta_i^2,  over each side
 ```
 
 SGD goes to the least $\\sum (\\frac\\eta4 v + \\frac\\lambda2 \\theta^2)$ instead. Do networks that are trained
-with AdamW end there? Generated by
+with AdamW end at AdamW's point? Generated by
 `python -m studies.adamw` on {made["device"]} in {made["seconds"]:.0f} s (torch {made["torch"]}, {scale["seeds"]}
 seeds). All numbers of this page come from `studies/results/adamw.json`; with `--draw` the command writes the page from
-this file. The rms of s is over the generators of a network, each averaged over the second half of the run (constant
-step η = {scale["step_size"]:g}), with v from the optimiser. An rms of 0.1 means that norms differ from the prediction
-by about 10 %. No correction for a finite 1 − b2 is applied.
+this file. The rms of $s$ is over the generators of a network, each averaged over the second half of the run (constant
+step size $\\eta = {scale["step_size"]:g}$), with $v$ from the optimiser. An rms of 0.1 means that norms differ from the
+prediction by about 10 %. No correction for a finite $1 - b_2$ is applied.
 
 {_counts(networks)}
 {_conclusions(networks, decay, b2s)}
@@ -233,8 +238,8 @@ by about 10 %. No correction for a finite 1 − b2 is applied.
 
 ![Predicted and measured log ratios of norms, text](adamw-generators-text.svg)
 
-Every point is one generator of one seed at λ = {decay:g} and b2 = {b2:g}: the logarithm of the norm of its plus side
-over that of its minus side, and the same at the predicted equilibrium.
+Every point is one generator of one seed at $\\lambda = {decay:g}$ and $b_2 = {b2:g}$: the logarithm of the norm of its
+plus side over that of its minus side, and the same at the predicted equilibrium.
 
 ## By symmetry, at λ = {decay:g} and b2 = {b2:g}
 
@@ -244,14 +249,14 @@ Means over seeds, with the smallest and the largest seed.
 
 ## By weight decay and b2
 
-rms s to AdamW's equilibrium over all generators, constant step size.
+The rms of $s$ to AdamW's equilibrium over all generators, at a constant step size.
 
 {_grid_table(networks, decays, b2s)}
 
 ## Time to reach it
 
-The charge decays by the factor $e^{{-2\\eta\\lambda}}$ per step. rms s at single times, without an average over
-time, b2 = {b2:g}.
+The charge decays by the factor $e^{{-2\\eta\\lambda}}$ per step. The table has rms $s$ at single times, without
+an average over time, for $b_2 = {b2:g}$.
 
 {_time_table(networks, decays, b2)}
 
@@ -261,9 +266,9 @@ time, b2 = {b2:g}.
 
 ## Schedules
 
-A schedule changes the equilibrium while the charge lags behind. For a slowly changing v the charge is that of a mean of
-past step sizes with weights $\\exp(-2\\lambda \\sum \\eta)$: the "remembered η". λ = {decay:g}, b2 =
-{b2s[len(b2s) // 2]:g}.
+A schedule changes the equilibrium while the charge lags behind. Where $v$ changes slowly, the charge is that of the
+equilibrium for a mean of past step sizes with weights $\\exp(-2\\lambda \\sum \\eta)$, where the sum is over the
+steps since then: the "remembered $\\eta$". Here $\\lambda = {decay:g}$ and $b_2 = {b2s[len(b2s) // 2]:g}$.
 
 ![rms s over time under a cosine](adamw-schedules.svg)
 
@@ -271,23 +276,24 @@ past step sizes with weights $\\exp(-2\\lambda \\sum \\eta)$: the "remembered η
 
 ## Where it fails
 
-Combinations at a constant step size with an rms of s above {NEAR}. Where ηλ times the number of steps is below about 1,
-the run is unfinished. A neuron that has no gradient any more is not alive and not counted. At b2 = 0.95 the term of
-first order in 1 − b2 is missing in the formula. With b2 = 0.999 and λ = 1 the optimiser remembers 1,000 squared
-gradients and the charge only 1/(2ηλ) = 250 steps. Whether this is the reason of the failures there was not tested.
+Combinations at a constant step size with an rms of $s$ above {NEAR}. Where $\\eta\\lambda$ times the number of steps is
+below about 1, the run is unfinished. A neuron that no longer has a gradient is not alive and not counted. At
+$b_2 = 0.95$ the term of first order in $1 - b_2$ is missing in the formula. With $b_2 = 0.999$ and $\\lambda = 1$ the
+optimiser averages 1,000 squared gradients, and the memory of the charge is only $1/(2\\eta\\lambda) = 250$ steps.
+Whether this causes the failures there was not tested.
 
 {_failures(networks)}
 
-## Control: the same networks by SGD
+## Control: the same networks trained with SGD
 
-η = {sgd["step_size"]:g}, λ = {sgd["weight_decay"]:g}, no momentum.
+$\\eta = {sgd["step_size"]:g}$, $\\lambda = {sgd["weight_decay"]:g}$, no momentum.
 
 {_control_table(networks)}
 
 ## Weight decay: loss and distance
 
-Mean loss over the last tenth of training on noisy data, b2 = {b2:g}, the least in bold. rms s shows whether a
-run is long enough for its weight decay. The weight decay with the least loss is the one with the least rms s in
+Mean loss over the last tenth of training on noisy data, $b_2 = {b2:g}$, the least in bold. rms $s$ shows whether a
+run is long enough for its weight decay. The weight decay with the least loss is the one with the least rms $s$ in
 {_agreements(networks, decays, b2)} rows.
 
 {_loss_table(networks, decays, b2)}
@@ -297,12 +303,13 @@ run is long enough for its weight decay. The weight decay with the least loss is
 - Digits: scikit-learn's, 15 % wrong labels, minibatches of {sizes["batch"]}. ReLU network 64-{sizes["hidden"]}-10;
   three convolutions with {sizes["hidden"]} to {2 * sizes["hidden"]} channels; a ViT with LayerScale.
 - Text: a probabilistic grammar with 15 % of the words replaced at random, {sizes["text_batch"]} windows of
-  {sizes["tokens"]} words per step, noise drawn anew each time. A Llama (RMS norms, RoPE, gated network), a GPT-2 (layer
-  norms, learned positions, GELU, tied head) and adapters of rank {sizes["rank"]} in such a Llama, trained for
+  {sizes["tokens"]} words per step, with fresh noise at every step. A Llama (RMS norms, RoPE, gated network), a GPT-2
+  (layer norms, learned positions, GELU, tied head) and adapters of rank {sizes["rank"]} in such a Llama, trained for
   {scale["base_steps"]:,} steps on another text.
 - Transformers have {sizes["layers"]} layers, width {sizes["width"]} and {sizes["heads"]} heads. Steps: {steps}.
-- Every network is trained with λ in {", ".join(f"{d:g}" for d in decays)}, b2 in {", ".join(f"{b:g}" for b in b2s)},
-  b1 = 0.9, and three schedules: constant, cosine to zero, and warm-up over 5 %, constant, linear decay over the last
-  20 %. No step size was tuned. GL symmetries are counted by the scales of their diagonal.
-- Not covered: larger networks, other optimisers, the correction for a finite 1 − b2.
+- Every network is trained with $\\lambda$ in {", ".join(f"{d:g}" for d in decays)}, $b_2$ in
+  {", ".join(f"{b:g}" for b in b2s)}, $b_1 = 0.9$, and three schedules: constant, cosine to zero, and warm-up over 5 %,
+  constant, linear decay over the last 20 %. No step size was tuned. GL symmetries are counted by the scales of their
+  diagonal.
+- Not covered: larger networks, other optimisers, the correction for a finite $1 - b_2$.
 """

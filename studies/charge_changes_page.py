@@ -21,6 +21,11 @@ def _name(row: dict[str, Any]) -> str:
     return f"{optimiser}, {'warm-up' if row['warm_up'] else 'constant'}"
 
 
+def _label(row: dict[str, Any]) -> str:
+    """Return the name of a setting with its mathematics typeset."""
+    return _name(row).replace(f"b2 {row['b2']:g}", f"$b_2 = {row['b2']:g}$") if row["adaptive"] else _name(row)
+
+
 def _with_error(of: dict[str, float], key: str) -> str:
     return f"{of[key]:.3f} ± {of[f'{key}_error']:.3f}"
 
@@ -35,7 +40,7 @@ def _longest(facts: dict[str, Any]) -> str:
 def _window_table(facts: dict[str, Any], key: str) -> str:
     windows = [str(length) for length in facts["scale"]["windows"]]
     rows = [
-        [_name(row), *(_with_error(row["symmetries"][length][key], "r2") for length in windows)]
+        [_label(row), *(_with_error(row["symmetries"][length][key], "r2") for length in windows)]
         for row in facts["settings"]
     ]
     return table(["setting", *(f"{length} steps" for length in windows)], rows)
@@ -52,9 +57,9 @@ def _error_table(facts: dict[str, Any]) -> str:
                 of = row[level][length][f"{target}_late"]
                 cells += [f"{of['median_z']:.1f}", f"{of['within_two']:.0%}"]
             of = row["symmetries"][length][f"{target}_late"]
-            rows.append([_name(row), label, _with_error(of, "slope"), f"{of['r2_of_means']:.3f}", *cells])
+            rows.append([_label(row), label, _with_error(of, "slope"), f"{of['r2_of_means']:.3f}", *cells])
     head = [
-        "setting", "compared with", "slope", "R² of the means over seeds", "median deviation of a symmetry",
+        "setting", "compared with", "slope", "$R^2$ of the means over seeds", "median deviation of a symmetry",
         "symmetries within 2", "median deviation of a generator", "generators within 2",
     ]  # fmt: skip
     return table(head, rows)
@@ -64,7 +69,7 @@ def _part_table(facts: dict[str, Any]) -> str:
     length = _longest(facts)
     parts = ("charge", "flow", "present_flow", "first_order", "second_order", "decay", "metric")
     rows = [
-        [_name(row), *(number(row["symmetries"][length]["late_rms"][part], 2) for part in parts)]
+        [_label(row), *(number(row["symmetries"][length]["late_rms"][part], 2) for part in parts)]
         for row in facts["settings"]
     ]
     head = [
@@ -79,8 +84,8 @@ def _present_table(facts: dict[str, Any]) -> str:
     for row in facts["settings"]:
         of = row["symmetries"][length]
         cells = [_with_error(of[key], name) for key in ("rest_late", "present_rest_late") for name in ("r2", "slope")]
-        rows.append([_name(row), *cells])
-    head = ["setting", "R², `flow`", "slope, `flow`", "R², present gradients", "slope, present gradients"]
+        rows.append([_label(row), *cells])
+    head = ["setting", "$R^2$, `flow`", "slope, `flow`", "$R^2$, present gradients", "slope, present gradients"]
     return table(head, rows)
 
 
@@ -116,25 +121,27 @@ def _explains(facts: dict[str, Any], key: str, **wanted: Any) -> str:
         if all(row[name] == value for name, value in wanted.items())
     )
     words = "explains" if least > 0.9 else "explains a part of" if least > 0.5 else "does not explain"
-    return f"{words} it (R² {_range(facts, key, **wanted)})"
+    return f"{words} it ($R^2$ {_range(facts, key, **wanted)})"
 
 
 def _summary(facts: dict[str, Any]) -> str:
     scale, length = facts["scale"], _longest(facts)
     slow, fast = max(scale["b2s"]), min(scale["b2s"])
     return (
-        f"How much charges change over the last {length} of {scale['steps']:,} steps of a small Llama, and how much of "
-        f"it the `flow` of the monitor predicts: under SGD the flow {_explains(facts, 'charge_late', adaptive=False)}, "
-        f"under AdamW it {_explains(facts, 'charge_late', adaptive=True)}, and the change is "
+        f"The study measures how much charges change over the last {length} of {scale['steps']:,} steps of a small "
+        "Llama, and how much of this change the `flow` of the monitor predicts. Under SGD the flow "
+        f"{_explains(facts, 'charge_late', adaptive=False)}. Under AdamW the flow "
+        f"{_explains(facts, 'charge_late', adaptive=True)}, and the change is "
         f"{_range(facts, 'charge_late', 'slope', adaptive=True)} of the predicted one (slope). AdamW's charges contain "
-        "√v, and the `metric` part of their change, the change of √v while the network learns, is "
+        "$\\sqrt v$. The `metric` part of their change, the change of $\\sqrt v$ while the network learns, is "
         f"{_share(facts)} times as large as the flow, which leaves it out. Of the change without this part, the flow "
-        f"{_explains(facts, 'rest_late', b2=fast)} for b2 = {fast:g} and {_explains(facts, 'rest_late', b2=slow)} for "
-        f"b2 = {slow:g}, where v lags behind the gradient; with the squared gradient of the step in the place of v, R² "
-        f"is {_range(facts, 'present_rest_late', b2=slow)} there. So, under AdamW, read `flow` as what noise and "
-        "weight decay do to a charge, beside the exact parts `first_order`, `second_order`, `decay` and `metric`, and "
-        "do not extrapolate a charge with it while the size of the gradient changes. The distance to the equilibrium "
-        "needs no change over time ([where AdamW takes a network](adamw.md))."
+        f"{_explains(facts, 'rest_late', b2=fast)} for $b_2 = {fast:g}$ and "
+        f"{_explains(facts, 'rest_late', b2=slow)} for $b_2 = {slow:g}$, where $v$ lags behind the gradient; with the "
+        f"squared gradient of the step in place of $v$, $R^2$ is {_range(facts, 'present_rest_late', b2=slow)} there. "
+        "So, under AdamW, `flow` is the effect of noise and weight decay on a charge; the exact parts of the change "
+        "are `first_order`, `second_order`, `decay` and `metric`. Do not extrapolate a charge with `flow` while the "
+        "size of the gradient changes. The distance to the equilibrium does not depend on the change over time "
+        "([where AdamW takes a network](adamw.md))."
     )
 
 
@@ -142,7 +149,7 @@ def page(facts: dict[str, Any]) -> str:
     """Return the page."""
     scale, sizes, made, length = facts["scale"], facts["scale"]["sizes"], facts["made"], _longest(facts)
     slow = max(scale["b2s"])
-    losses = [(_name(row), np.array(row["last_loss"], float)) for row in facts["settings"]]
+    losses = [(_label(row), np.array(row["last_loss"], float)) for row in facts["settings"]]
     reached = "; ".join(f"{name} {values.mean():.2f}" for name, values in losses)
     warm_up, exact = max(scale["warm_ups"]), max(row["exact"] for row in facts["settings"])
     return f"""# Does the flow predict how charges change?
@@ -160,34 +167,32 @@ whole change, red the change without the metric part.
 {sizes["layers"]} layers of width {sizes["width"]} and {sizes["heads"]} heads ({facts["parameters"]:,} parameters)
 learns the manual of the Python language by characters ({facts["characters"]:,} of them; {sizes["text_batch"]} windows
 of {sizes["tokens"]} per step), {scale["seeds"]} seeds per setting, each with its own start and batches. AdamW has the
-step size {scale["step_size"]:g}, weight decay {scale["weight_decay"]:g} and b1 = 0.9; SGD {scale["sgd_step_size"]:g},
-{scale["sgd_weight_decay"]:g} and momentum 0.9. Warm-up is linear over {warm_up} steps. Mean loss over the last tenth:
-{reached}.
+step size {scale["step_size"]:g}, weight decay {scale["weight_decay"]:g} and $b_1 = 0.9$; SGD has the step size
+{scale["sgd_step_size"]:g}, weight decay {scale["sgd_weight_decay"]:g} and momentum 0.9. Warm-up is linear over
+{warm_up} steps. Mean loss over the last tenth: {reached}.
 
 The network has {len(facts["families"])} symmetries with {facts["generators"]:,} diagonal generators. The charge of a
 generator is $C = \\frac12 \\sum_i A_i W_i \\theta_i^2$, with $W = \\sqrt v + \\epsilon$ for AdamW and 1 for SGD. At
-each step the study computes numbers that
-[`NoiseMonitor`](../howto/watching-noise.md) has in its rows (a test compares the two):
+each step the study computes the numbers that [`NoiseMonitor`](../howto/watching-noise.md) has in its rows:
 
 - `flow`: the predicted change per step by noise and weight decay,
-  $h \\sum_i A_i (\\frac h2 n_i - \\lambda W_i \\theta_i^2)$,
-  with $n = v/W$ for AdamW
-  and the variance of the gradient for SGD, and $h = \\eta$ for AdamW and $\\eta/(1 - \\text{{momentum}})$ for SGD.
+  $h \\sum_i A_i (\\frac h2 n_i - \\lambda W_i \\theta_i^2)$, with $n = v/W$ for AdamW and the variance of the gradient
+  for SGD, and $h = \\eta$ for AdamW and $\\eta/(1 - \\text{{momentum}})$ for SGD.
 - `first_order`, `second_order`, `decay`, `metric`: the exact parts of the change, by the memory of momentum, the
-  squared step, weight decay, and the change of W.
+  squared step, weight decay, and the change of $W$.
 
 All are summed over a window and divided by $\\frac12 \\sum_i |A_i| W_i \\theta_i^2$ at its start. Windows of one
-length do not overlap, and the
-first starts after as many steps as it has. The parts add up to the change of the charge to {exact:.0e} of the largest
-size (single precision). A symmetry is the sum over its generators, as in a row of the monitor. The
-generators of attention's values and outputs (GL) are counted by their scales, with AdamW's own charge; in the monitor
-their rows have no `flow` under AdamW, because the generators that mix heads conserve nothing.
+length do not overlap, and the first window starts after as many steps as its length. The parts add up to the change of
+the charge to {exact:.0e} of the largest size (single precision). A symmetry is the sum over its generators, as in a
+row of the monitor. The generators of attention's values and outputs (GL) are counted by their scales, with AdamW's own
+charge; in the monitor their rows have no `flow` under AdamW, because AdamW conserves no charge of the generators that
+mix entries.
 
 ## R² over the length of the window
 
 $R^2 = 1 - \\sum (\\text{{measured}} - \\text{{predicted}})^2 / \\sum (\\text{{measured}} - \\text{{mean}})^2$, over
-all windows and symmetries of one seed; mean and standard
-error over the seeds. It is negative where the prediction is worse than a constant.
+all windows and symmetries of one seed, with the mean and the standard error over the seeds. $R^2$ is negative where
+the prediction is worse than a constant.
 
 Whole change, all windows:
 
@@ -207,8 +212,8 @@ Without the metric part, windows in the second half of the training:
 
 The mean over seeds of measured − predicted, divided by its standard error, over the last {length} steps. If the
 prediction were exact, about {_expected(scale["seeds"]):.0%} would be within 2 (Student's t). The standard errors are
-small, so that a few percent of systematic deviation count as many of them; the slope of measured over predicted says
-how large the deviation is.
+small, so that a systematic deviation of a few percent is many standard errors; the slope of measured over predicted is
+the size of the deviation.
 
 {_error_table(facts)}
 
@@ -220,20 +225,21 @@ Root mean square over symmetries, relative to the size of the charge, over the l
 
 ## What is missing in the flow
 
-The flow takes v for the mean square of the gradient. With b2 = {slow:g} v is an average over {1 / (1 - slow):,.0f}
-steps and lags behind a gradient whose size changes. With g² of the step itself in the place of v (and W before the
-step), the noise term is that of the present gradient. Changes without the metric part, last {length} steps:
+The flow uses $v$ as the mean square of the gradient. With $b_2 = {slow:g}$, $v$ is an average over
+{1 / (1 - slow):,.0f} steps and lags behind a gradient whose size changes. With $g^2$ of the step itself in place of $v$
+(and $W$ before the step), the noise term is that of the present gradient. Changes without the metric part, last
+{length} steps:
 
 {_present_table(facts)}
 
-For SGD the same column has the whole squared gradient in the place of its variance, so that the signal counts too.
+For SGD the same column uses the whole squared gradient in place of its variance, so that it includes the mean gradient.
 
 ## What not to conclude
 
-- One network and one text, {scale["steps"]:,} steps: the beginning of a training, where the gradient changes its size.
+- One network and one text, {scale["steps"]:,} steps: the beginning of training, where the size of the gradient changes.
   Later parts of long runs were not measured.
-- R² mixes symmetries of several kinds. A symmetry whose charge hardly changes adds little to it.
-- The shares of the parts are those of these step sizes and of this weight decay.
+- $R^2$ combines symmetries of several kinds. A symmetry whose charge hardly changes adds little to it.
+- The shares of the parts hold for these step sizes and this weight decay.
 """
 
 

@@ -154,15 +154,15 @@ def _findings(facts: dict[str, Any]) -> str:
         )
     lines += [
         "",
-        "An interval of 95 % excludes the truth by chance once in twenty. A single *better* among so many "
-        "comparisons is "
-        "therefore weak evidence; the same sign in all of them is stronger.",
+        "A 95 % interval excludes the true value by chance once in twenty. A single *better* among so many "
+        "comparisons is therefore weak evidence; the same sign in all of them is stronger evidence.",
         "",
-        "The theory of batches of one environment explains why steady colours stay: as long as the correlation of the "
-        "colour with the residual has the same sign in all environments, its weight grows in every one of them, at any "
-        "step size. The weight can fall only where the sign changes, strongly, with large steps, and from a small "
-        "start: for the turning colours, and most clearly in the diagonal model, which is that of the theory. There "
-        "pooled training hardly uses the colour either, so that the possible gain is small.",
+        "The theory of batches of one environment explains why steady colours are not filtered out: as long as the "
+        "correlation of the colour with the residual has the same sign in all environments, its weight grows in every "
+        "one of them, at any step size. The weight can fall only if the correlation changes its sign strongly, the "
+        "steps are large, and the start is small. This is so for the turning colours, and most clearly in the diagonal "
+        "model, which is that of the theory. For turning colours pooled training hardly uses the colour either, so "
+        "that the possible gain is small.",
         "",
         "For steady colours, validation in the training environments selects models that use the colour, whatever the "
         "method: a model of the digit alone is less accurate there. The selection causes this, not the method. IRM and "
@@ -186,27 +186,26 @@ def page(facts: dict[str, Any]) -> str:
         "Written by `python -m studies.colours` from `studies/results/colours.json`; do not edit by hand. "
         f"{facts['count']:,} runs ({facts['diverged']:,} diverged) in {facts['seconds']:.0f} s on {facts['device']}.",
         f"Scikit-learn's digits, 8 x 8 pixels; the label is whether a digit is 5 or more, and {FLIPS:.0%} of the "
-        "labels are flipped. One more feature, the colour (+-1), agrees with the flipped label with a probability that "
-        f"differs between the two training environments: {agreement}. In the test environment it agrees with "
+        "labels are flipped. One more feature, the colour ($\\pm 1$), agrees with the flipped label with a probability "
+        f"that differs between the two training environments: {agreement}. In the test environment it agrees with "
         f"probability {REVERSED:g}. A model of the digit alone has an accuracy of at most {1 - FLIPS:g} in every "
         f"environment. A model of the colour alone has {REVERSED:g} in the reversed environment; random guessing has "
         f"0.5.",
         f"Models: a ReLU network with {s['hidden']} hidden neurons from a default start, and from weights a tenth and "
-        "a hundredth of it; and the model of the theory, x.(u^2 - v^2) from u = v = 0.001. Plain SGD on the logistic "
-        f"loss, {s['steps']} steps. *Pooled* and *one environment* take the same number of batches of {s['batch']} "
-        "from `EnvironmentBatchSampler` and its pooled counterpart; *without colour* is pooled with the colour left "
-        "out. IRM, V-REx "
+        "a hundredth of it; and the model of the theory (*diagonal*), $x \\cdot (u^2 - v^2)$ from $u = v = 0.001$. "
+        f"Plain SGD on the logistic loss, {s['steps']} steps. *Pooled* and *one environment* take the same number of "
+        f"batches of {s['batch']} from `EnvironmentBatchSampler` and its pooled counterpart; *without colour* is "
+        "pooled with the colour left out. IRM, V-REx "
         f"and GroupDRO need the risks of the environments and take all {2 * s['train']:,} training images at every "
         "step, as *pooled, all data* does; the penalty of the first two acts after "
         f"{s['annealed']} steps. {s['seeds']} seeds, each with its own split, flips, colours, start and batches; means "
         "with 95 % intervals.",
         "## Rules for the choice of a model\n\n"
         + "\n".join(f"- *{rule}*: {meaning}." for rule, meaning in RULES.items()),
-        "Step size, strength of the penalty and number of steps are chosen (evaluated at the start and every "
-        f"{s['every']} steps), from the step sizes {grid} (with a penalty from {facts['grids']['IRM'][0][0]:g} on) "
-        f"and the "
-        f"strengths: {strengths}. "
-        f"Validation has {s['validation']} images for each environment.",
+        "A rule chooses the step size, the strength of the penalty and the number of steps (models are evaluated at "
+        f"the start and every {s['every']} steps), from the step sizes {grid} (with a penalty from "
+        f"{facts['grids']['IRM'][0][0]:g} on) and the "
+        f"strengths: {strengths}. Validation has {s['validation']} images for each environment.",
         _findings(facts),
     ]
     for design in chosen:
@@ -224,19 +223,18 @@ def page(facts: dict[str, Any]) -> str:
         f"![Accuracy with reversed colour of all methods, {default}](colours-methods.svg)",
         "## Chosen settings",
         "The table shows the setting that is best on average over the seeds. If it lies at an end of the grid, "
-        "brackets "
-        "show its gain over the best setting inside, paired by seed, with a 95 % interval; in bold if the gain is "
-        f"significant. This is so for {beyond} of {at_ends} ends (of all rules): "
+        "brackets show its gain over the best setting inside, paired by seed, with a 95 % interval; in bold if the "
+        f"gain is significant. This is the case for {beyond} of {at_ends} ends (of all rules): "
         + (
             "with these seeds wider grids would not change the results. "
             if not beyond
             else "there the grid is too short. "
         )
-        + "The least strength is nearly the same as *pooled, all data*. With the largest strength of V-REx only the "
-        "penalty acts, and that of GroupDRO minimises the larger risk up to "
+        + "The least strength gives nearly the same as *pooled, all data*. With the largest strength of V-REx only the "
+        "penalty matters, and with that of GroupDRO the loss is the larger risk up to "
         f"{np.log(2) / facts['grids']['GroupDRO'][1][-1]:.1g}. Under validation, many small steps are equivalent to "
-        "fewer larger ones. *Not trained* is the start: under the oracle random guessing is better than the use of the "
-        "colour.",
+        "fewer larger ones. *Not trained* is the start: for the oracle, random guessing is more accurate than a model "
+        "that uses the colour.",
         _settings(facts),
     ]
     return "\n\n".join(parts) + "\n"

@@ -152,12 +152,12 @@ def page(facts: dict[str, Any]) -> str:
 
 ![Steps to the target over the batch size, with the fit and the prediction of the noise scale](critical-batch.svg)
 
-Points are measured, the line is the fit of S (1 + B/batch), and the dotted line has the noise scale, averaged over the
-run, in the place of B.
+Points are measured, the line is the fit of $S\\, (1 + B/b)$ with the batch size $b$, and the dotted line has the noise
+scale, averaged over the run, in place of $B$.
 
 {_result_table(facts)}
 
-± is one standard error: for the measured B by a bootstrap over seeds, in which the step size is tuned anew, and for
+± is one standard error: for the measured $B$ by a bootstrap over seeds, in which the step size is tuned again, and for
 noise scales by the jackknife over {scale["noise_seeds"]} seeds. A sample of text is a sequence of
 {scale["sizes"]["tokens"]} characters or words. The standard errors do not contain the error of the model itself: the
 last column is the rms deviation of the measured steps from the fit.
@@ -169,24 +169,23 @@ scales: {noise["device"]}, {noise["seconds"]:.0f} s). For every batch size, {sca
 and {scale["seeds"]} seeds (start and batches) are trained with a constant step size until the loss on
 {scale["evaluation"]} fixed samples reaches the target. The loss is evaluated at steps with the ratio
 {scale["spacing"]:g} and interpolated in between. The steps of a batch size are the geometric mean over seeds at the
-step size where it is least. S and B of steps = S (1 + B/batch)
+step size where it is least. $S$ and $B$ in the model $\\text{{steps}} = S\\, (1 + B/b)$
 ([McCandlish et al., 2018](https://arxiv.org/abs/1812.06162)) are fitted by least squares of the logarithms. SGD has no
-momentum; AdamW has b1 = 0.9, b2 = {scale["b2"]:g} and weight decay {scale["weight_decay"]:g}.
+momentum; AdamW has $b_1 = 0.9$, $b_2 = {scale["b2"]:g}$ and weight decay {scale["weight_decay"]:g}.
 
 The noise scale $\\operatorname{{tr}} \\Sigma/|G|^2$ is that of [`NoiseMonitor`](../howto/watching-noise.md) in a
-run at one batch size with its
-best step size, from the start to the target, in {scale["segments"]} segments. The average weights each step by the
-progress 1/(1 + B/batch) that the model gives it. "At the target" is the last segment. The curvature-weighted scale
-$\\operatorname{{tr}}(H\\Sigma)/(G^\\top H G)$ is `curvature_noise_scale` at {scale["curvature_points"]} times of
-the same run, from
-{scale["curvature_batches"]} batches each. It is infinite where the estimate of $G^\\top H G$ is not positive.
+run at one batch size with its best step size, from the start to the target, in {scale["segments"]} segments. The
+average weights each step by the progress $1/(1 + B/b)$ that the model predicts for it. "At the target" is the last
+segment. The curvature-weighted scale $\\operatorname{{tr}}(H\\Sigma)/(G^\\top H G)$ is `curvature_noise_scale` at
+{scale["curvature_points"]} times of the same run, from {scale["curvature_batches"]} batches each. It is infinite where
+the estimate of $G^\\top H G$ is not positive.
 
 {_task_table(facts)}
 
 - Digits: the 1,797 images of scikit-learn, with 15 % wrong labels; a ReLU network with {scale["sizes"]["hidden"]}
   hidden units, and three convolutions.
 - Text: the manual of the Python language by characters; a Llama with {scale["sizes"]["layers"]} layers of width
-  {scale["sizes"]["width"]}. The manual is that of the Python that ran: {made["python"]} for the curves and
+  {scale["sizes"]["width"]}. The manual is that of the installed Python: {made["python"]} for the curves and
   {noise["python"]} for the noise scales.
 - Regression: a ReLU network learns another one from fresh samples with label noise.
 {_lora(facts)}
@@ -196,8 +195,8 @@ the same run, from
 
 ## What not to conclude
 
-- The networks are small and the targets early. Critical batch sizes grow during training: these belong to these
-  targets.
+- The networks are small and the targets early. Critical batch sizes grow during training: the measured
+  values belong to these targets.
 - A schedule of the step size, or momentum in SGD, changes both the steps and the best step sizes. Neither was measured.
 """
 

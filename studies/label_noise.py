@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 NAME = "label-noise"
+TRACE = "$\\operatorname{tr} H$"
 
 
 @dataclass(frozen=True)
@@ -285,8 +286,8 @@ def page(facts: dict[str, Any]) -> str:
     wide, narrow = s["hidden"]
     before, after = [start["trace"][0] for start in starts], [start["trace"][-1] for start in starts]
     head = [
-        "step size", "steps", "times the largest sample curvature", "diverged", "projected", "tr H of SGD",
-        "projected tr H divided by that of the flow", "largest difference", "progress", "distance",
+        "step size", "steps", "times the largest sample curvature", "diverged", "projected", f"{TRACE} of SGD",
+        f"projected {TRACE} divided by that of the flow", "largest difference", "progress", "distance",
     ]  # fmt: skip
     ratio = extrapolated([_ratios(facts, k) for k in (-2, -1)])
     progress = extrapolated([_progress(facts, k) for k in (-2, -1)])
@@ -295,19 +296,18 @@ def page(facts: dict[str, Any]) -> str:
     total = len(starts) * s["runs"]
     small = [float(np.median([start["curvatures"][k][0] for start in starts])) for k in (0, 1)]
     findings = [
-        f"The flow predicts that tr H falls from {_cell(before, 2)} to {_cell(after, 2)}, and SGD follows it: at step "
-        f"size {least:g} its tr H is {_cell(_ratios(facts, last))} times that of the flow at the end; the largest "
-        f"relative difference on the path is {_cell(_path_gap(facts, last))}, averaged over the starts.",
-        f"Extrapolated to step size 0 from the last two step sizes, tr H is {ratio[0]:.3f} ± {ratio[1]:.3f} times "
+        f"The flow predicts that {TRACE} falls from {_cell(before, 2)} to {_cell(after, 2)}, and SGD follows it: at "
+        f"step size {least:g} its {TRACE} is {_cell(_ratios(facts, last))} times that of the flow at the end; the "
+        f"largest relative difference on the path is {_cell(_path_gap(facts, last))}, averaged over the starts.",
+        f"Extrapolated to step size 0 from the last two step sizes, {TRACE} is {ratio[0]:.3f} ± {ratio[1]:.3f} times "
         f"that of the flow, which {holds(ratio)} 1, and progress {progress[0]:.3f} ± {progress[1]:.3f}, which "
-        f"{holds(progress)} "
-        "1.",
+        f"{holds(progress)} 1.",
         _large(facts),
-        "One reason why steps must be small: in a direction across the manifold with curvature h SGD relaxes within "
-        f"a slow time of step size/h. The smallest h changes along the flow from {small[0]:.2g} to {small[1]:.2g} "
+        "One reason why steps must be small: in a direction across the manifold with curvature $h$ SGD relaxes within "
+        f"a slow time of $\\eta/h$. The smallest $h$ changes along the flow from {small[0]:.2g} to {small[1]:.2g} "
         f"(medians over the starts). At step size {least:g} this is a time of {least / small[1]:.2g}; the whole "
         f"run has {s['time']:g}.",
-        f"The flow predicts the sharpness better than the point: at step size {least:g} the mean of the {s['runs']} "
+        f"The flow predicts the sharpness better than the position: at step size {least:g} the mean of the {s['runs']} "
         f"runs ends at a distance of {_cell(_column(facts, last, 'off'))} path lengths from the end of the flow.",
         f"Without label noise SGD does not move: the distance after 10,000 steps is "
         f"{facts['moved_without_noise']:.1g}.",
@@ -322,9 +322,10 @@ def page(facts: dict[str, Any]) -> str:
         f"{facts['seconds']:.0f} s on one core ({facts['device']}, JAX {facts['jax']}).",
         f"A tanh network 64-{wide}-{narrow}-1 fits {s['images']} of scikit-learn's digits exactly (label +1 from 5 on, "
         "-1 below; squared loss). From this point of zero loss SGD uses one image per step and adds "
-        f"+-{s['strength']:g} to its label, until the slow time steps x step size² is {s['time']:g}. It is compared "
-        f"with "
-        "the limiting flow dY = -(c/4) P grad tr H dt, with c the square of the strength of the noise, solved by "
+        f"$\\pm {s['strength']:g}$ to its label, until the slow time is {s['time']:g}, which is "
+        "$\\eta^2$ times the number of steps with the step size $\\eta$. SGD is compared with the limiting flow "
+        "$\\mathrm dY = -\\frac c4 P \\nabla \\operatorname{tr} H\\, \\mathrm d\\tau$, where $c$ is the square of the "
+        "strength of the noise, solved by "
         f"`undertow.Limit` from the same point. {len(starts)} starts, each with its own images and weights, "
         f"{s['runs']} runs from each at "
         "each step size; means over the starts with 95 % intervals.",
@@ -333,12 +334,11 @@ def page(facts: dict[str, Any]) -> str:
         "## Results by step size",
         results.table(head, _rows(facts)),
         f"*Diverged* and *projected* count runs, of {total}. SGD is never exactly on the manifold. It is projected by "
-        f"{s['returns']} Gauss-Newton steps x - J^+ r, which end where gradient flow would, up to second order in the "
-        "distance; gradient flow itself is too slow from some of these points. *Largest difference* is the relative "
-        "difference of tr H, over all saved points. *Progress* is measured along the straight line from the start to "
-        "the "
-        "end of the flow, and is 1 for the flow. *Distance* is that of the mean over runs from the end of the flow, "
-        "divided by the length of this line.",
+        f"{s['returns']} Gauss-Newton steps $x - J^+ r$, which end where gradient flow would, up to second order in "
+        "the distance; gradient flow itself is too slow from some of these points. *Largest difference* is the "
+        f"relative difference of {TRACE}, over all saved points. *Progress* is measured along the straight line from "
+        "the start to the end of the flow, and is 1 for the flow. *Distance* is that of the mean over runs from the "
+        "end of the flow, divided by the length of this line.",
         f"![Sharpness over time and at the end, of SGD and of the limiting flow]({NAME}.svg)",
         "## Limitations",
         "The study has one small smooth network with one output, an exact fit, and batches of one sample, as in the "
@@ -356,7 +356,7 @@ def _large(facts: dict[str, Any]) -> str:
     shown = [k for k in range(len(etas)) if len(_ratios(facts, k)) > 1]
     ratios = ", ".join(f"{_cell(_ratios(facts, k), 2)} at {etas[k]:g}" for k in shown)
     diverged = f"At step size {', '.join(f'{e:g}' for e in lost)} every run diverges. " if lost else ""
-    return f"{diverged}At large steps SGD stays sharper than the flow; tr H divided by that of the flow: {ratios}."
+    return f"{diverged}At large steps SGD stays sharper than the flow; {TRACE} divided by that of the flow: {ratios}."
 
 
 def main() -> None:

@@ -101,8 +101,8 @@ def _findings(facts: dict[str, Any]) -> list[str]:
         f"{matching('error')} entries it raises an error on these models.",
         f"- In {missing('.gate.', '.router.')} of the {len(wrong)} entries the router of a mixture of experts reads "
         f"the source and is not in the list, in {missing('shared_expert')} the shared expert or its gate, in "
-        f"{missing('.indexer.')} the indexer of a sparse attention. In {having('instead')} the readers read another "
-        f"norm than the one that is named. In {having('extra')} the list scales layers that do not read the source.",
+        f"{missing('.indexer.')} the indexer of a sparse attention. In {having('instead')} the readers read a norm "
+        f"other than the one that is named. In {having('extra')} the list scales layers that do not read the source.",
         f"- Patterns that select no layer with a weight: {'; '.join(empty) or 'none'}.",
         f"- The other {len(right)} entries with layers preserve the function: outputs change by at most "
         f"{_largest(right)}. The census alone proves {sum(entry['by_census'] for entry in right)} of their "
@@ -110,8 +110,8 @@ def _findings(facts: dict[str, Any]) -> list[str]:
         f"- The maps that undertow writes for the same models (`census.scaling_map()`) have {len(written)} entries, of "
         f"which {sum(bool(entry['wrong']) for entry in written)} change the function; outputs change by at most "
         f"{_largest(written)}. The tool's matching selects the same layers in "
-        f"{sum(entry['matching'] == 'same' for entry in written)} of them. Blocks of different kinds have patterns "
-        "with their own numbers there.",
+        f"{sum(entry['matching'] == 'same' for entry in written)} of them. Where blocks are of different kinds, the "
+        "patterns of undertow's map contain the numbers of the blocks.",
     ]  # fmt: skip
 
 
@@ -127,9 +127,9 @@ def page(facts: dict[str, Any]) -> str:
         f"{made['compressed-tensors']}).",
         "SmoothQuant and AWQ divide the outputs of a norm or a linear layer (the source) by one scale per channel, and "
         "multiply the inputs of the layers that read it by the same scales. If every reader is in the list, the "
-        "function of the network does not change. llm-compressor keeps these lists by hand, for each architecture. The "
-        f"study builds a tiny model with random weights of {len(facts['architectures'])} architectures, takes the "
-        "lists that the tool selects for them, and checks every entry with "
+        "function of the network does not change. The lists of llm-compressor are written by hand for each "
+        f"architecture. The study builds a tiny model with random weights for each of {len(facts['architectures'])} "
+        "architectures, takes the lists that the tool selects for them, and checks every entry with "
         "[`census.check_scaling`](../howto/scaling-maps.md). *Change* is the norm of the change of the outputs divided "
         "by the norm of the outputs, in double precision, for random scales between 0.58 and 1.73. One layer is scaled "
         "at a time; the tables show the largest change over the layers.",
@@ -146,16 +146,16 @@ def page(facts: dict[str, Any]) -> str:
         "An entry is right if it preserves the function in every layer and each of its patterns selects a layer with a "
         "weight.",
         "## Limitations",
-        "- Random weights and random scales show whether a list is right. They do not show how much a quantised model "
-        "suffers from a wrong one: the tools choose their scales from activations.\n"
+        "- Random weights and random scales show whether a list is right. They do not show by how much a wrong list "
+        "degrades a quantised model: the tools choose their scales from activations.\n"
         "- Readers are assigned to the source with which they share the deepest parent; *tool's matching* says whether "
         "the tool groups the same layers. AWQ skips values against an output projection where key-value heads are "
         "fewer than heads; here each scale is repeated for the heads of its group.\n"
-        "- The sparse attention of GlmMoeDsa selects 3 of 9 tokens. A larger model selects others, and the change "
-        "depends on how many.\n"
+        "- The sparse attention of GlmMoeDsa selects 3 of 9 tokens. In a larger model the number of "
+        "selected tokens differs, and with it the change.\n"
         "- Experts are linear layers, as the tool converts them. Norms that compute with 1 + weight are divided as a "
         "whole, as the tool does.\n"
-        f"- The batches are text. {undecided} of {undecided + layers} layers process images or sounds and are not "
+        f"- The batches are text. {undecided} of {undecided + layers} layers process images or sound and are not "
         "counted. The tool also has lists for architectures that this version of transformers does not have (ChatGLM, "
         "Nanbeige, Phi3V, Step3p5, Qwen2_5OmniModel); they are not checked.",
     ]  # fmt: skip

@@ -224,36 +224,37 @@ def page(facts: dict[str, Any]) -> str:
         "# Does the census find every symmetry?",
         "Written by `python -m studies.zoo` from `studies/results/zoo.json`; do not edit by hand. "
         f"{facts['seconds']:.0f} s on one core ({facts['device']}, PyTorch {facts['torch']}, {versions}).",
-        f"{len(rows)} architectures in tiny configurations with random weights. The reference does not look at layers: "
-        "it puts an unknown matrix on every axis of every parameter (in 3-D parameters and grouped convolutions also "
-        "for each expert or group), and counts the motions along which no output and no loss changes, at many random "
-        "draws of the weights and of dropout, in training and in evaluation mode, in float64. It counts symmetric "
-        "matrices, d(d + 1)/2 for GL(d), as `Symmetry.generators` does; where there are too many unknowns it counts "
-        "scales only, d for GL(d). Motions without any effect do not count, such as that of a key bias.",
+        f"{len(rows)} architectures in tiny configurations with random weights. The reference does not use the types "
+        "of layers: it puts an unknown matrix on every axis of every parameter (in 3-D parameters and grouped "
+        "convolutions also for each expert or group), and counts the motions along which no output and no loss "
+        "changes, at many random draws of the weights and of dropout, in training and in evaluation mode, in float64. "
+        "It counts symmetric matrices, $d(d + 1)/2$ for $GL(d)$, as `Symmetry.generators` does; where there are too "
+        "many unknowns it counts scales only, $d$ for $GL(d)$. Motions without any effect, such as that of a key bias, "
+        "do not count.",
         f"The census finds {total('found') - total('false'):,} of {total('reference', judged):,} charges. "
-        f"{total('false')} of its charges are false. On {len(perfect)} of {len(judged)} architectures it finds all and "
-        f"no others; it fails with an error on {len(crashed)}. Each symmetry was also moved along by a random group "
-        "element at other random weights and on other data, in both modes, with a large eps in all norms: "
+        f"{total('false')} of its charges are false. On {len(perfect)} of {len(judged)} architectures it finds all "
+        f"symmetries and no others; it fails with an error on {len(crashed)}. Each symmetry was also tested with a "
+        "random group element at other random weights and on other data, in both modes, with a large eps in all norms: "
         f"{_moves(ran)}",
         results.table(head, [_cells(row) for row in rows]),
         '"Seconds" is the CPU time of the census, "unexplained" the length of `census.unexplained`. "Up to eps" are '
         "scales that hold up to the eps of norms "
-        f"(`census.approximate`), found and in the reference. {total('rotated', judged)} further charges of the "
-        "reference belong to no axis and are not in the table: where every norm that reads a stream removes its mean, "
-        "but a linear layer reads it too, this mean has a scale of its own.",
+        f"(`census.approximate`), found by the census and by the reference. {total('rotated', judged)} further charges "
+        "of the reference belong to no axis and are not in the table: where every norm that reads a residual stream "
+        "removes the mean of the stream, but a linear layer reads the stream too, this mean has a scale of its own.",
     ]
     if missed:
         parts += [
             "## Missed symmetries",
-            "One for each architecture, as `parameter@axis{index: coefficient}`; `[e]i` is index i for index e of the "
-            "first axis, `i,j` an entry off the diagonal.",
+            "The table has one missed symmetry per architecture, as `parameter@axis{index: coefficient}`; `[e]i` is "
+            "index i for index e of the first axis, `i,j` an entry off the diagonal.",
             "\n".join(["| architecture | missed |", "| --- | --- |", *missed]),
         ]
     parts += [
         "## Libraries",
-        "torchvision and timm are not dependencies of undertow. Rows that were not built say why. The models need none "
-        "of the compiled operators of torchvision. Where these cannot be loaded (there is no build for a PyTorch "
-        "without CUDA) the study declares them without an implementation.",
+        "torchvision and timm are not dependencies of undertow. The row of a model that was not built gives the "
+        "reason. The models need none of the compiled operators of torchvision. Where these cannot be loaded (there is "
+        "no build for a PyTorch without CUDA) the study declares them without an implementation.",
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -298,7 +298,8 @@ def page(outcomes: list[Outcome], remembered: int, settings: argparse.Namespace,
     killed = sum(outcome.killed for outcome in outcomes)
     took = f"{seconds / 60:.0f} minutes with {settings.workers} processes"
     if remembered:
-        took = f"two or more runs, of which the last took {took} and tried {len(outcomes) - remembered} mutants again"
+        tested = len(outcomes) - remembered
+        took += f" for the last {tested}; the others were killed in an earlier run, and their modules are unchanged"
     rows = collections.defaultdict(lambda: [0, 0])
     for outcome in outcomes:
         rows[outcome.mutant.module][0] += 1
@@ -315,10 +316,10 @@ def page(outcomes: list[Outcome], remembered: int, settings: argparse.Namespace,
     return f"""# Mutation testing
 
 A mutant is a small change of the source: another operator, another comparison, or a number that is one larger or
-smaller. If no test fails on a mutant, a test is missing. `make mutants` runs the fast tests on a seeded sample of the
-mutants of the numerical modules, which [cosmic-ray](https://cosmic-ray.readthedocs.io) generates. Lines that only
-validate input or raise errors are left out, and so are named constants of a module (sizes of blocks, limits of
-iterations).
+smaller. If no test fails on a mutant, a test is missing or the mutant is equivalent to the source. `make mutants` runs
+the fast tests on a seeded sample of the mutants of the numerical modules, which
+[cosmic-ray](https://cosmic-ray.readthedocs.io) generates. Lines that only validate input or raise errors are left out,
+and so are named constants of a module (sizes of blocks, limits of iterations).
 
 **{killed} of {len(outcomes)} mutants were killed ({killed / len(outcomes):.1%})**, of {total:,} possible ones, with
 seed {settings.seed}, in {took}.

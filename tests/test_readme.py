@@ -21,7 +21,7 @@ def blocks() -> list[str]:
 def test_the_python_blocks_print_the_output_shown_and_draw_a_figure(tmp_path):
     (code,) = blocks()
     lines = [line for line in code.splitlines() if line.strip()]
-    assert len(lines) <= 12
+    assert len(lines) <= 10
     out = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, cwd=tmp_path)
     assert out.returncode == 0, out.stderr
     assert [file.name for file in tmp_path.iterdir()] == ["noise.png"]

@@ -11,6 +11,7 @@ import pytest
 
 import undertow as ut
 from docs import badges, full, gallery, pages, reference, setting
+from docs.performance import benchmark_of
 from undertow.verification import claims
 from undertow.verification.errata import errata, expected
 from undertow.verification.notation import formula
@@ -116,8 +117,7 @@ def test_performance_has_every_result():
     text = made()["performance.md"]
     commands = re.findall(r"`python -m benchmarks (\w+)`", text)
     stems = {file.stem for file in (ROOT / "benchmarks" / "results").glob("*.json")}
-    own = lambda stem: (ROOT / "benchmarks" / f"{stem}.py").is_file()
-    assert set(commands) == {stem if own(stem) else stem.removesuffix("_gpu") for stem in stems}
+    assert set(commands) == {benchmark_of(stem) for stem in stems}
     assert all((ROOT / "benchmarks" / f"{name}.py").is_file() for name in commands)
 
 

@@ -184,7 +184,7 @@ def table(records: list[dict], seed: int, seconds: float, used: float) -> str:
         f"`make faults` injected {len(records)} faults (seed {seed}) in {seconds:.0f} s, with {used:.0f} s of processor"
         f" time. {passed} of {len(records)} passed. After each fault the same command ran to its end. Four conditions "
         "were checked: all files of the result have the bytes of an undisturbed run; no block of a sweep and no claim "
-        "that was finished on the disk ran again; nothing ran twice; no temporary file was left.",
+        "whose result was complete on the disk ran again; nothing ran twice; no temporary file was left.",
         "",
         "| command | fault | times | passed | what happened |",
         "|---|---|---:|---:|---|",
@@ -198,13 +198,13 @@ def table(records: list[dict], seed: int, seconds: float, used: float) -> str:
     disk = "a tmpfs that is too small" if kinds.MAY_MOUNT else "a limit on the size of files"
     lines += [
         "",
-        "Sweeps have 12 blocks, in the process of the driver or in two others; `verify` has two claims and a folder "
-        "with the results of another seed, and in three of ten runs a system that cannot exchange two folders. Signals "
-        "are KILL, TERM, HUP and INT. Four of five signals to a driver, limits of memory, and changes of folders come "
-        "between two writes: before an operation on a file, counted by an audit hook and chosen at random. The full "
-        f"disk is {disk}. A folder becomes read-only for a process without the privileges of root. The clock is "
-        "that of the process; the clock of the machine is not changed. The worker of another version has another "
-        "version of a package that computes.",
+        "A sweep has 12 blocks, which run in the process of the driver or in two worker processes. `verify` runs two "
+        "claims in a folder that also has the results of another seed; three of ten runs simulate a system that cannot "
+        "exchange two folders. Signals are KILL, TERM, HUP and INT. Four of five signals to a driver, all memory "
+        "limits and all changes of folders are injected between two writes: before a file operation that is chosen at "
+        f"random, counted by an audit hook. The full disk is {disk}. A folder becomes read-only for a process without "
+        "the privileges of root. Only the clock of the process jumps, not that of the machine. The worker of another "
+        "version has another version of a package that computes.",
         "",
     ]
     return "\n".join(lines)

@@ -47,7 +47,7 @@ def driver_killed(subject: Subject, rng: random.Random) -> str:
     status = child.wait()
     interrupted = {Verify: (130,), Report: (130,)}.get(type(subject), (70,)) if which == signal.SIGINT else ()
     assert status in (0, -which, *interrupted), f"status {status}: {child.text()[-600:]}"
-    return "finished before it" if status == 0 else f"ended by {signal.Signals(which).name}"
+    return "finished before the fault" if status == 0 else f"ended by {signal.Signals(which).name}"
 
 
 def kill_once(marker: str, which: int) -> None:
@@ -94,7 +94,7 @@ def task_fails(subject: Subject, rng: random.Random) -> str:
     child = subject.start(time_limit=1.5 if kind == "hang" else None)
     status = child.wait()
     assert status == (0 if kind == "die" else 1), f"{kind}: status {status}: {child.text()[-300:]}"
-    return {"raise": "its error is recorded", "hang": "the time limit is recorded", "die": "it ran again"}[kind]
+    return {"raise": "the error is recorded", "hang": "the time limit is recorded", "die": "the task ran again"}[kind]
 
 
 def disk_full(subject: Subject, rng: random.Random) -> str:
@@ -141,7 +141,7 @@ def memory_limit(subject: Subject, rng: random.Random) -> str:
 
     child = subject.start(at_a_write(subject, rng, limit))
     status = child.wait()
-    return "it had enough" if status == 0 else "it ended with an error" if status > 0 else "it was killed"
+    return "finished within the limit" if status == 0 else "ended with an error" if status > 0 else "killed"
 
 
 def folder_removed(subject: Subject, rng: random.Random) -> str:
@@ -159,7 +159,7 @@ def folder_removed(subject: Subject, rng: random.Random) -> str:
     if isinstance(subject, Report):  # what it reads is gone
         shutil.rmtree(subject.out, ignore_errors=True)
         shutil.copytree(subject.earlier, subject.out)
-    return "finished" if status < 2 else "a message"
+    return "finished" if status < 2 else "error message"
 
 
 def read_only(subject: Subject, rng: random.Random) -> str:
@@ -188,7 +188,7 @@ def _ends_with(child, *sentences: str) -> str:
     """Wait for a command that ends well, or with exit status 2 and one of the sentences."""
     status, text = child.wait(), child.text()
     if status == 0:
-        return "finished before it"
+        return "finished before the fault"
     assert status == 2, f"status {status}: {text[-600:]}"
     assert any(sentence in text for sentence in sentences), f"no sentence: {text[-300:]}"
     assert "Traceback" not in text or "distributed" in text, text[-600:]  # Dask logs its own
@@ -212,7 +212,7 @@ def _damaged(subject: Subject, rng: random.Random, change: Callable[[bytes], byt
     file.write_bytes(change(file.read_bytes()))
     lost = before - subject.finished()
     assert len(lost) <= 1 or file.name == "sweep.json", f"{file}: {lost} are lost"
-    return "its part ran again" if lost else "nothing ran again"
+    return "the damaged part ran again" if lost else "nothing ran again"
 
 
 def byte_flipped(subject: Subject, rng: random.Random) -> str:
@@ -257,7 +257,7 @@ def two_drivers(subject: Subject, rng: random.Random) -> str:
     refused = next((child for child, status in zip((first, second), statuses, strict=True) if status == 2), None)
     if refused is not None:
         assert "another run is writing" in refused.text(), refused.text()
-    return "one was refused" if refused else "one after the other"
+    return "one raised an error" if refused else "one ran after the other"
 
 
 def clock_jumps(subject: Subject, rng: random.Random) -> str:
@@ -275,7 +275,7 @@ def clock_jumps(subject: Subject, rng: random.Random) -> str:
     child = subject.start(lambda: (prepare(), kill() if interrupted else None))
     status = child.wait()
     assert status == 0 or interrupted, f"status {status}: {child.text()[-300:]}"
-    return "finished" if status == 0 else "killed as well"
+    return "finished" if status == 0 else "also killed"
 
 
 def dask_driver_killed(subject: Subject, rng: random.Random, cluster: Dask) -> str:
@@ -310,7 +310,7 @@ def dask_other_version(subject: Subject, rng: random.Random, cluster: Dask) -> s
     worker.wait()
     assert status in (0, 2), f"status {status}: {text[-300:]}"
     assert status == 0 or "has another version of undertow" in text, text[-300:]
-    return "it was refused" if status else "it got no task"
+    return "the worker was rejected" if status else "the worker got no task"
 
 
 Fault = Callable[..., str]
