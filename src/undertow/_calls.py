@@ -93,13 +93,16 @@ def _wrong_call(function: str, signature: inspect.Signature, args: tuple, kwargs
     for name in places[: len(args)]:
         if name in kwargs:
             return (
-                f"`{function}(..., {name}=...)`: `{name}` is given twice, by its place and by its name; give it once."
+                f"`{function}(..., {name}=...)`: `{name}` is given twice, by position and by keyword; give it once."
             )
     if len(args) > len(places):
         by_name = [name for name in names if name not in places]
         extra = f"; write the others by name, as `{by_name[0]}=...`" if by_name else ""
         count = len(places) - ("self" in signature.parameters)
-        return f"`{function}(...)`: {len(args) - len(places)} arguments too many; it takes {count} by place{extra}."
+        return (
+            f"`{function}(...)`: {len(args) - len(places)} arguments too many; it takes {count} positional "
+            f"arguments{extra}."
+        )
     given = {*places[: len(args)], *kwargs}
     empty = inspect.Parameter.empty
     missing = [n for n, parameter in signature.parameters.items() if parameter.default is empty and n not in given]
@@ -167,7 +170,7 @@ def check_functions(function: str, name: str, given: object) -> dict[str, Callab
     for key, value in given.items():
         if not isinstance(key, str) or not key:
             raise TypeError(
-                f"`{function}({name}={{{key!r}: ...}})`: the names of `{name}` are texts that are not empty."
+                f"`{function}({name}={{{key!r}: ...}})`: the keys of `{name}` must be non-empty strings."
             )
         check_function(function, f"{name}[{key!r}](params)", value)
     return dict(given)
@@ -178,7 +181,7 @@ def check_observables(function: str, name: str, functions: dict[str, Callable], 
     for key, value in functions.items():
         called = f"{name}[{key!r}](params)"
         if not jax.tree.leaves(output_of(function, called, value, params)):
-            raise TypeError(f"`{function}`: `{called}` returns None; return arrays of JAX.")
+            raise TypeError(f"`{function}`: `{called}` returns None; return JAX arrays.")
         check_repeats(function, called, value, params)
 
 
@@ -212,7 +215,7 @@ def _observed(function: str, called: str, value: Callable) -> Callable:
             )
             if not array and not isinstance(leaf, bool | int | float | complex):
                 raise TypeError(
-                    f"`{function}`: `{called}` returns {kind_of(leaf)}, {shown(leaf)}; return arrays of JAX."
+                    f"`{function}`: `{called}` returns {kind_of(leaf)}, {shown(leaf)}; return JAX arrays."
                 )
         return jax.tree.map(jnp.asarray, returned)
 

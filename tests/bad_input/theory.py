@@ -18,7 +18,7 @@ V_STATES = [
     Bad("text", "'text'", '{"v": ...}'),
     Bad(3.0, "3.0", '{"v": ...}'),
     Bad({"v": jnp.ones(3)}, "(3,)", "make them equal"),
-    Bad({"v": "text"}, "'text'", "make it alike"),
+    Bad({"v": "text"}, "'text'", "make them match"),
     Bad({"v": -AT}, "-2.0", "at least 0"),
     Bad({"v": AT * jnp.nan}, "nan", "at least 0"),
 ]
@@ -193,7 +193,7 @@ CASES: list[Case] = [
             "optimiser_state": [
                 Bad({"m": PAIR}, "{'m': {'u': *, 'w': *}}", '{"v": ...}'),
                 Bad("text", "'text'", '{"v": ...}'),
-                Bad({"v": AT}, "*", "make it alike"),
+                Bad({"v": AT}, "*", "make them match"),
             ]
         },
     ),

@@ -130,7 +130,7 @@ def settle(
 
 
 def _messages(tolerance: float, max_steps: int) -> tuple[str, str, str]:
-    """Return what is said of a flow without an end, of one that ends at a saddle, and of one that is too slow."""
+    """Return the messages for a flow that does not end, for one that ends at a saddle, and for one that is too slow."""
     far = f"`settle`: gradient flow did not reach |grad L| <= {tolerance:g} in {max_steps} steps"
     return (
         f"{far}; raise `max_steps` or `tolerance`, start closer, or check that the loss has a minimum.",
