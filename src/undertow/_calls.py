@@ -92,9 +92,7 @@ def _wrong_call(function: str, signature: inspect.Signature, args: tuple, kwargs
     places = [name for name, parameter in signature.parameters.items() if parameter.kind in kinds]
     for name in places[: len(args)]:
         if name in kwargs:
-            return (
-                f"`{function}(..., {name}=...)`: `{name}` is given twice, by position and by keyword; give it once."
-            )
+            return f"`{function}(..., {name}=...)`: `{name}` is given twice, by position and by keyword; give it once."
     if len(args) > len(places):
         by_name = [name for name in names if name not in places]
         extra = f"; write the others by name, as `{by_name[0]}=...`" if by_name else ""
@@ -169,9 +167,7 @@ def check_functions(function: str, name: str, given: object) -> dict[str, Callab
         )
     for key, value in given.items():
         if not isinstance(key, str) or not key:
-            raise TypeError(
-                f"`{function}({name}={{{key!r}: ...}})`: the keys of `{name}` must be non-empty strings."
-            )
+            raise TypeError(f"`{function}({name}={{{key!r}: ...}})`: the keys of `{name}` must be non-empty strings.")
         check_function(function, f"{name}[{key!r}](params)", value)
     return dict(given)
 
@@ -198,7 +194,7 @@ def noted(function: str, called: str) -> Generator[None]:
 
 
 def output_of(function: str, called: str, value: Callable, *args: PyTree) -> PyTree:
-    """Return the shapes of what a user's function returns; raise where it returns something that is no array.
+    """Return the shapes of what a user's function returns; raise where it returns something that is not an array.
 
     An exception of the function passes unchanged, with a note.
     """
@@ -214,9 +210,7 @@ def _observed(function: str, called: str, value: Callable) -> Callable:
                 isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc"
             )
             if not array and not isinstance(leaf, bool | int | float | complex):
-                raise TypeError(
-                    f"`{function}`: `{called}` returns {kind_of(leaf)}, {shown(leaf)}; return JAX arrays."
-                )
+                raise TypeError(f"`{function}`: `{called}` returns {kind_of(leaf)}, {shown(leaf)}; return JAX arrays.")
         return jax.tree.map(jnp.asarray, returned)
 
     return observed

@@ -92,7 +92,7 @@ def picks(name: str, *, outside: bool = True) -> list[Bad]:
     ]
 
 
-LABELS = [Bad(3, "3", "must be a text"), Bad(None, "None", "must be a text")]
+LABELS = [Bad(3, "3", "must be a string"), Bad(None, "None", "must be a string")]
 AMOUNTS = [
     Bad(jnp.nan, "nan", "give finite numbers"),
     Bad(1e4, "1e+04", "overflows"),

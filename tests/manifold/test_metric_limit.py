@@ -93,7 +93,7 @@ def negated(params):
 
 
 MISTAKES = {
-    "optax": (lambda p: ut.Limit(p.noise, optimiser=optax.adam(1e-3)), "the metric of an optax transformation is not known"),
+    "optax": (lambda p: ut.Limit(p.noise, optimiser=optax.adam(1e-3)), "metric of an optax transformation"),
     "a class": (lambda p: ut.Limit(p.noise, optimiser=ut.Adam), "give an instance"),
     "no step size": (
         lambda p: ut.Limit(p.noise, optimiser=ut.Adam()).solve(p.start, slow_time=1.0), r"kappa.*give `step_size=`",

@@ -69,7 +69,7 @@ MISTAKES = {
     "a PyTorch class": (lambda: go(optimiser=Foreign), r"optimiser of PyTorch"),
     "text": (lambda: go(optimiser="adam"), r"`descend\(optimiser='adam'\)`: `optimiser` is .*give `SGD`.*or an optax"),
     "another tuple": (lambda: go(optimiser=(1, 2)), r"give `SGD`"),
-    "momentum twice": (lambda: go(optimiser=ut.Adam(), momentum=0.9), r"`momentum` is a setting of SGD; give it to the opt"),
+    "momentum twice": (lambda: go(optimiser=ut.Adam(), momentum=0.9), r"`momentum` is a setting of SGD; give it to"),
     "decay twice": (lambda: go(optimiser=ut.AdamW(), weight_decay=0.1), r"`weight_decay` is a setting of SGD"),
     "no step size": (lambda: go(optimiser=ut.Adam(), step_size=None), "`step_size` must be a number"),
     "a state of another shape": (

@@ -135,7 +135,7 @@ def _messages(tolerance: float, max_steps: int) -> tuple[str, str, str]:
     return (
         f"{far}; raise `max_steps` or `tolerance`, start closer, or check that the loss has a minimum.",
         "`settle`: gradient flow ends at a saddle (the Hessian has a negative eigenvalue there), not at a minimum; "
-        "start off its stable manifold, for instance from slightly disturbed params.",
+        "start off its stable manifold, for instance from slightly perturbed params.",
         f"{far} along its slowest directions, which the flow takes very long to follow; start closer.",
     )
 
