@@ -224,8 +224,7 @@ class Trajectory:
         - `names`: the observables to draw, by their names in `series`; all of them if none is given.
         - `clock`: `step`, `time` or `slow_time`; the clock of the run, or of the axes, if it is not given.
         - `label`: a text in front of the names in the legend.
-        - `ax`: axes of matplotlib to draw on, such as those that another `plot` returned; a new figure of pyplot if it
-          is not given.
+        - `ax`: matplotlib axes to draw on, such as those that another `plot` returned; None makes a pyplot figure.
 
         The times at which runs diverged are marked by crosses, and from there on these runs are not in the mean. A
         prediction, which has no steps to continue, is a dashed line.

@@ -157,7 +157,7 @@ BAD = {
     "no JSON": ({"config.json": "hello"}, "no configuration of transformers"),
     "no model type": ({"config.json": "{}"}, "it has no `model_type`"),
     "unknown architecture": (
-        {"config.json": '{"model_type": "perpetuum"}'}, "does not know the architecture 'perpetuum'"
+        {"config.json": '{"model_type": "perpetuum"}'}, "has no architecture 'perpetuum'"
     ),
     "code in the folder": (
         {"config.json": '{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}'}, "is not executed"

@@ -185,7 +185,9 @@ def as_spec(
         raise SpecError(f'experiment = {experiment!r}: name the experiment, such as experiment = "own.py:name".')
     _, colon, function = experiment.rpartition(":")
     if colon and not function.isidentifier():
-        raise SpecError(f"experiment = {experiment!r}: {function!r} is no name of a function; write FILE.py:FUNCTION.")
+        raise SpecError(
+            f"experiment = {experiment!r}: {function!r} is not the name of a function; write FILE.py:FUNCTION."
+        )
     if not isinstance(axes, Mapping) or not axes:
         raise SpecError(f"axes = {axes!r}: give at least one axis, such as axes.step_size = {{log = [0.01, 0.1, 10]}}.")
     if not _whole(seed) or not 0 <= seed < 2**32:
