@@ -198,7 +198,7 @@ def as_spec(
         raise SpecError(f"time_limit = {time_limit!r}: give seconds above 0.")
     for name, text in (("scale", scale), ("show", show)):
         if not isinstance(text, str) and not (name == "show" and text is None):
-            raise SpecError(f"{name} = {text!r}: give a text.")
+            raise SpecError(f"{name} = {text!r}: give a string.")
     if not isinstance(parameters, Mapping | None):
         raise SpecError(f"parameters = {parameters!r}: give a table of names and values, such as {{'steps': 200}}.")
     seed, seeds = int(seed), int(seeds)
@@ -304,7 +304,7 @@ def _together(name: str, values: dict[str, tuple[Parameter, ...]]) -> Axis:
     sizes = {parameter: len(column) for parameter, column in values.items()}
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"{parameter} has {size}" for parameter, size in sizes.items())
-        raise SpecError(f"axes.{name}: parameters that change together need as many values each; {listed}.")
+        raise SpecError(f"axes.{name}: parameters that change together need equally many values; {listed}.")
     points = list(zip(*values.values(), strict=True))
     if len(set(points)) < len(points):
         raise SpecError(f"axes.{name}: the same point occurs twice; use seeds to repeat it.")

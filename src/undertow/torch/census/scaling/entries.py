@@ -137,7 +137,7 @@ def scaling_entry(value: object) -> ScalingEntry:
     if isinstance(readers, str):
         readers = [readers]
     if not isinstance(source, str) or not isinstance(readers, list | tuple) or not readers:
-        raise ValueError(f"the entry {value!r} is not readable; give {FORMS}, each a text or a list of texts.")
+        raise ValueError(f"the entry {value!r} is not readable; give {FORMS}, each a string or a list of strings.")
     if not all(isinstance(reader, str) for reader in readers):
-        raise ValueError(f"the entry {value!r} has a reader that is not a text; give names or patterns.")
+        raise ValueError(f"the entry {value!r} has a reader that is not a string; give names or patterns.")
     return ScalingEntry(source, tuple(str(reader) for reader in readers))
