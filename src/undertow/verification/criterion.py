@@ -33,6 +33,10 @@ class Within:
     """The criterion |measured - predicted| <= tolerance + c u, with c u at most `resolution`.
 
     u is the standard error of the measurement, and c is 4 for many seeds and a quantile of Student's t for few.
+
+    >>> from undertow.verification import Within
+    >>> print(Within(tolerance=0.01, resolution=0.1))
+    within 0.01 + 4 standard errors, able to detect 0.1
     """
 
     tolerance: float | int
@@ -67,7 +71,12 @@ class Within:
 
 @dataclass(frozen=True)
 class Below:
-    """The criterion measured + c u < bound, with c and u as in `Within`."""
+    """The criterion measured + c u < bound, with c and u as in `Within`.
+
+    >>> from undertow.verification import Below
+    >>> print(Below(0.5))
+    below 0.5 by 4 standard errors
+    """
 
     bound: float | int
     kind: ClassVar = "below"
@@ -95,7 +104,12 @@ class Below:
 
 @dataclass(frozen=True)
 class Above:
-    """The criterion measured - c u > bound, with c and u as in `Within`."""
+    """The criterion measured - c u > bound, with c and u as in `Within`.
+
+    >>> from undertow.verification import Above
+    >>> print(Above(0.5))
+    above 0.5 by 4 standard errors
+    """
 
     bound: float | int
     kind: ClassVar = "above"
@@ -123,7 +137,12 @@ class Above:
 
 @dataclass(frozen=True)
 class AtLevel:
-    """The criterion that the p-value of a stated test, which is the measured number, is at least `level`."""
+    """The criterion that the p-value of a stated test, which is the measured number, is at least `level`.
+
+    >>> from undertow.verification import AtLevel
+    >>> print(AtLevel(0.001, "Kolmogorov-Smirnov"))
+    Kolmogorov-Smirnov, level 0.001
+    """
 
     level: float | int
     test: str
@@ -196,6 +215,11 @@ class Check:
     alternative predicts for the measured number; for a test at a level it is the p-value of the same data under the
     alternative. `samples` is the number of independent values behind `uncertainty`: by default the seeds of the
     measurement, `math.inf` where the standard error is known rather than estimated.
+
+    >>> from undertow.verification.criterion import Check, Within, judge
+    >>> check = Check("mean", measured=1.02, predicted=1.0, uncertainty=0.01, criterion=Within(0.0, 0.1))
+    >>> judge(check, seeds=1000)
+    ('holds', None)
     """
 
     what: str

@@ -20,6 +20,10 @@ class ScalingEntry:
     """A source pattern with the patterns of its readers.
 
     The outputs of the source are divided by one scale per channel; the inputs of the readers are multiplied by it.
+
+    >>> from undertow.torch import ScalingEntry
+    >>> print(ScalingEntry("re:.*up_proj$", ("re:.*down_proj$",)))
+    re:.*up_proj$ against re:.*down_proj$
     """
 
     source: str
