@@ -262,7 +262,7 @@ CASES: list[Case] = [
                 Bad(lambda v: v[:1], "(1,)", "a vector like params"),
                 Bad(lambda v: {"a": v}, "{'a': *}", "a vector like params"),
                 Bad(lambda v: None, "None", "a vector like params"),
-                Bad(lambda v: "text", "str", "return arrays"),
+                Bad(lambda v: "text", "str", "return JAX arrays"),
                 Bad(lambda: 0, "()", "`generator(vector)`"),
                 Bad("swap", "'swap'", "like params"),
                 Bad(None, "None", "like params"),
