@@ -65,7 +65,7 @@ ERRATA: tuple[Erratum, ...] = (
         paper="noise_equilibrium",
         place="Section 5.1, U a row and W a column",
         printed="all neurons end with the same sign, sgn(U_i) = sgn(U_j)",
-        right="the products U_k W_k have the same sign: W = U' or W = -U', and each U_k keeps its sign",
+        right="the products U_k W_k have the same sign: W = U' or W = -U', and the U_k may differ in sign",
         claim="vectors-decay",
     ),
     Erratum(
