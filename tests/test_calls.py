@@ -71,7 +71,7 @@ def test_random_numbers_outside_of_jax_are_found(kind):
 
 def test_outputs_are_shapes_and_other_values_raise():
     assert calls.output_of("f", "g(x)", lambda x: {"a": 2 * x, "b": 1.0}, jnp.ones(3))["a"].shape == (3,)
-    with pytest.raises(TypeError, match=r"`f`: `g\(x\)` returns a str, 'no'; return arrays of JAX"):
+    with pytest.raises(TypeError, match=r"`f`: `g\(x\)` returns a str, 'no'; return JAX arrays"):
         calls.output_of("f", "g(x)", lambda x: "no", jnp.ones(3))
 
 

@@ -107,7 +107,7 @@ def test_the_machine_epsilon_of_a_tree_is_the_largest_of_its_leaves(x64):
     ("tree", "sentence"),
     [
         ({"w": jnp.zeros(2)}, ""),
-        ({"v": jnp.zeros(2)}, "make it alike"),
+        ({"v": jnp.zeros(2)}, "make them match"),
         ({"w": jnp.zeros(3)}, "has shape (3,) for `w`, which has shape (2,); make them equal"),
         ({"w": jnp.zeros(2, jnp.float16)}, "has dtype float16 for `w`, which has float32"),
     ],

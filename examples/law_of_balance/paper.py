@@ -28,6 +28,6 @@ COVERAGE = (
     Entry(PAPER, "Two layers", "The stationary distribution of v.", ("two-layers", "density")),
     Entry(PAPER, "Phase transition", "Two layers learn nothing above T_c.",
           ("critical-temperature", "decay-and-threshold", "threshold-of-sgd")),
-    Entry(PAPER, "Deeper chains", "Three layers have no transition; the tail.", ("no-transition", "tail")),
+    Entry(PAPER, "Deeper chains", "Three layers have no transition. The tail of v.", ("no-transition", "tail")),
     Entry(PAPER, "Broken ergodicity", "v keeps its sign.", ("broken-ergodicity",)),
 )  # fmt: skip

@@ -116,7 +116,7 @@ two_layers = Claim(
     measure_gamma,
     place="stationary distribution, two layers",
     equation="p(v) ∝ v^(b2/(2 T a3) - 3/2) exp(-b1 v/(2 T a3))",
-    alternative="The mean is the minimum b2/b1; the shape is b2/(2 T a3), without the term of Ito.",
+    alternative="The mean is the minimum b2/b1; the shape is b2/(2 T a3), without the Ito term.",
     scales=SCALES,
     rests_on=("balance-decays",),
     plant=replaced(run_sgd, full_batch, "sgd_noise"),
@@ -224,7 +224,7 @@ tail = Claim(
     measure_tail,
     place="power-law tail",
     equation="p(v) ~ v^(-5 + 3/n)",
-    alternative="Without the term of Ito the exponent is -6 + 4/n.",
+    alternative="Without the Ito term the exponent is -6 + 4/n.",
     rests_on=("density",),
     plant=replaced(measure_tail, without_ito, "coefficients"),
 )  # fmt: skip

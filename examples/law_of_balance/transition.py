@@ -72,7 +72,7 @@ def measure_threshold_with_decay(p, key):
 
 decay_and_threshold = Claim(
     "Weight decay lowers the critical temperature to (b2 - c)/a3 for the penalty c |u|^2: the two effects on v add "
-    "up. The decay of PyTorch is 2 c.",
+    "up. The weight decay of PyTorch is 2 c.",
     measure_threshold_with_decay,
     place="phase transition, with weight decay",
     equation="E d/dt log v = 4 (b2 - c - T a3)",

@@ -70,7 +70,7 @@ def finite_numbers(function: str, name: str, value: object, *, most_axes: int = 
 
 
 def data_arrays(function: str, name: str, data: PyTree) -> PyTree:
-    """Return the data with every leaf as an array of JAX; raise for leaves that are no arrays of numbers or keys."""
+    """Return the data with every leaf as a JAX array; raise for leaves that are not arrays of numbers or keys."""
 
     def convert(path: tuple, leaf: object) -> object:
         place = name + jax.tree_util.keystr(path)
@@ -164,7 +164,7 @@ def _shape(values: ArrayLike) -> tuple[int, ...] | None:
 
 
 def check_indices(function: str, indices: object, size: int) -> None:
-    """Raise for indices that are no whole numbers from 0 to size - 1, one or a vector of them."""
+    """Raise unless the indices are one or a vector of whole numbers from 0 to size - 1."""
     call = f"`{function}(indices={shown(indices)})`"
     if not isinstance(indices, np.ndarray | np.generic | jax.Array) or np.dtype(indices.dtype).kind not in "iu":
         kind = f"have dtype {indices.dtype}" if hasattr(indices, "dtype") else f"are a {type(indices).__name__}"

@@ -92,14 +92,15 @@ def _wrong_call(function: str, signature: inspect.Signature, args: tuple, kwargs
     places = [name for name, parameter in signature.parameters.items() if parameter.kind in kinds]
     for name in places[: len(args)]:
         if name in kwargs:
-            return (
-                f"`{function}(..., {name}=...)`: `{name}` is given twice, by its place and by its name; give it once."
-            )
+            return f"`{function}(..., {name}=...)`: `{name}` is given twice, by position and by keyword; give it once."
     if len(args) > len(places):
         by_name = [name for name in names if name not in places]
         extra = f"; write the others by name, as `{by_name[0]}=...`" if by_name else ""
         count = len(places) - ("self" in signature.parameters)
-        return f"`{function}(...)`: {len(args) - len(places)} arguments too many; it takes {count} by place{extra}."
+        return (
+            f"`{function}(...)`: {len(args) - len(places)} arguments too many; it takes {count} positional "
+            f"arguments{extra}."
+        )
     given = {*places[: len(args)], *kwargs}
     empty = inspect.Parameter.empty
     missing = [n for n, parameter in signature.parameters.items() if parameter.default is empty and n not in given]
@@ -166,9 +167,7 @@ def check_functions(function: str, name: str, given: object) -> dict[str, Callab
         )
     for key, value in given.items():
         if not isinstance(key, str) or not key:
-            raise TypeError(
-                f"`{function}({name}={{{key!r}: ...}})`: the names of `{name}` are texts that are not empty."
-            )
+            raise TypeError(f"`{function}({name}={{{key!r}: ...}})`: the keys of `{name}` must be non-empty strings.")
         check_function(function, f"{name}[{key!r}](params)", value)
     return dict(given)
 
@@ -178,7 +177,7 @@ def check_observables(function: str, name: str, functions: dict[str, Callable], 
     for key, value in functions.items():
         called = f"{name}[{key!r}](params)"
         if not jax.tree.leaves(output_of(function, called, value, params)):
-            raise TypeError(f"`{function}`: `{called}` returns None; return arrays of JAX.")
+            raise TypeError(f"`{function}`: `{called}` returns None; return JAX arrays.")
         check_repeats(function, called, value, params)
 
 
@@ -195,7 +194,7 @@ def noted(function: str, called: str) -> Generator[None]:
 
 
 def output_of(function: str, called: str, value: Callable, *args: PyTree) -> PyTree:
-    """Return the shapes of what a user's function returns; raise where it returns something that is no array.
+    """Return the shapes of what a user's function returns; raise where it returns something that is not an array.
 
     An exception of the function passes unchanged, with a note.
     """
@@ -211,9 +210,7 @@ def _observed(function: str, called: str, value: Callable) -> Callable:
                 isinstance(leaf, np.ndarray | np.generic) and leaf.dtype.kind in "biufc"
             )
             if not array and not isinstance(leaf, bool | int | float | complex):
-                raise TypeError(
-                    f"`{function}`: `{called}` returns {kind_of(leaf)}, {shown(leaf)}; return arrays of JAX."
-                )
+                raise TypeError(f"`{function}`: `{called}` returns {kind_of(leaf)}, {shown(leaf)}; return JAX arrays.")
         return jax.tree.map(jnp.asarray, returned)
 
     return observed

@@ -16,7 +16,7 @@ GROUPS = (
 
 
 def device() -> jax.Device:
-    """Return the default device: that of `jax.default_device`, or the first device of JAX.
+    """Return the default device: that of `jax.default_device`, or JAX's first device.
 
     >>> import jax
     >>> from undertow._device import device

@@ -144,7 +144,7 @@ def match_precision(loss: Callable[[PyTree], Array], params: PyTree) -> PyTree:
 
 
 def arrays(tree: PyTree) -> PyTree:
-    """Return the tree with numbers and arrays of NumPy as arrays of JAX; other leaves stay what they are."""
+    """Return the tree with numbers and NumPy arrays as JAX arrays; other leaves are unchanged."""
     numeric = lambda leaf: (
         isinstance(leaf, float | int) or getattr(getattr(leaf, "dtype", None), "kind", "O") in "biufc"
     )
@@ -154,10 +154,10 @@ def arrays(tree: PyTree) -> PyTree:
 def mismatch(tree: PyTree, params: PyTree, call: str) -> str:
     """Return how a pytree differs from params in structure, shapes or types, as a sentence; empty if it does not."""
     if jax.tree.structure(tree) != jax.tree.structure(params):
-        return f"`{call}` is {outline(tree)} and params are {outline(params)}; make it alike"
+        return f"`{call}` is {outline(tree)} and params are {outline(params)}; make them match"
     for name, leaf, like in zip(names(params), jax.tree.leaves(tree), jax.tree.leaves(params), strict=True):
         if not hasattr(leaf, "shape"):
-            return f"`{call}` has {shown(leaf)} for `{name}`, which has shape {like.shape}; make it alike"
+            return f"`{call}` has {shown(leaf)} for `{name}`, which has shape {like.shape}; make them match"
         if leaf.shape != like.shape:
             return f"`{call}` has shape {leaf.shape} for `{name}`, which has shape {like.shape}; make them equal"
         if leaf.dtype != like.dtype:

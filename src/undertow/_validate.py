@@ -104,7 +104,7 @@ def _is_key(value: object) -> bool:
 
 
 def as_key(function: str, key: object) -> Array:
-    """Return `key` as a key of JAX: a whole number n is `jax.random.key(n)`, raw key data are wrapped.
+    """Return `key` as a JAX key: a whole number n is `jax.random.key(n)`, raw key data are wrapped.
 
     >>> import jax
     >>> from undertow._validate import as_key

@@ -26,9 +26,10 @@ __all__ = ["Estimate", "share_error", "share_interval", "standard_error", "t_qua
 
 
 class Estimate(eqx.Module):
-    """A Monte Carlo estimate: `value`, its `standard_error` (a pytree alike), and the number of `samples`.
+    """A Monte Carlo estimate: `value`, its `standard_error` (a pytree of the same structure), and the number of
+    `samples`.
 
-    Four samples are few: `interval` uses Student's t for means and the exact binomial interval for shares.
+    `interval` uses Student's t for means, which matters for few samples, and the exact binomial interval for shares.
 
     >>> import jax.numpy as jnp
     >>> from undertow import Estimate
@@ -173,10 +174,11 @@ def share_interval(count: Counts, trials: int, level: float) -> tuple[np.ndarray
 
 
 def share_error(count: Counts, trials: int) -> np.ndarray | np.floating:
-    """Return the standard error of a share: a quarter of the way to the far end of the exact four-sigma interval.
+    """Return the standard error of a share: a quarter of the distance to the far end of the exact four-sigma interval.
 
-    For many trials this is the binomial sqrt(p (1 - p)/n). It is never 0, also when all or none of the trials
-    succeeded, and four of it cover the truth with the probability of four standard deviations of a Gaussian.
+    For many trials this is the binomial sqrt(p (1 - p)/n). The standard error is never 0, not even when all or none of
+    the trials succeed. Four standard errors cover the true share with the probability of four standard deviations of a
+    Gaussian.
 
     >>> from undertow.estimate import share_error
     >>> print(f"{share_error(5000, 10000):.4f} {share_error(0, 100):.3f}")

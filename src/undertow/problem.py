@@ -342,7 +342,7 @@ class Population(AbstractProblem):
     def reference(
         self, key: KeyLike | None = None, samples: int = 4096, *, function: str = "Population.reference"
     ) -> Problem:
-        """Return the finite problem from which estimates are computed; None is a fixed key.
+        """Return the finite problem from which estimates are computed; `key=None` stands for a fixed key.
 
         A standard error needs two samples. `function` is the function that error messages quote.
         """
@@ -374,7 +374,7 @@ class Population(AbstractProblem):
     def covariance(self, params: PyTree, **_: object) -> NoReturn:
         """Raise: a covariance belongs to a noise. See `Minibatch.covariance`."""
         raise TypeError(
-            "`Population.covariance`: the covariance is that of a noise now; write "
+            "`Population.covariance`: a covariance belongs to a noise; write "
             "`Minibatch(population, 1).covariance(params, key=..., samples=...)`."
         )
 

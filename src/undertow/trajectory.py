@@ -53,9 +53,10 @@ class Trajectory:
     a single run has no seeds axis. The times are the same for all seeds, in three units: `step` counts updates,
     `time` = sum of step sizes, `slow_time` = sum of their squares (the clock of the limiting diffusion).
 
-    Divergence is data: `diverged` marks the runs that became non-finite, `diverged_at` is the step after which they
-    were not finite (-1 for the others), `params` are those of the last finite block start, and observations from that
-    step on are NaN. In `Limit.solve` a run also ends where the Hessian loses rank, and `diverged_at` is a slow time.
+    Divergence does not raise an error. `diverged` marks the runs that became non-finite, and `diverged_at` is the step
+    after which they were not finite (-1 for the others). The `params` of a diverged run are those at the start of the
+    block in which it diverged, and its observations from `diverged_at` on are NaN. In `Limit.solve` a run also ends
+    where the Hessian loses rank, and `diverged_at` is a slow time.
 
     >>> import jax, jax.numpy as jnp
     >>> import undertow as ut
@@ -98,8 +99,8 @@ class Trajectory:
     ) -> "Trajectory":
         """Continue a run of `descend` by `steps`, or one of `diffuse` by `time`, and return the whole run.
 
-        All settings are those of the first run, and the result has the same bits as one longer run. The `average` over
-        an interval between two observations in which the first run ended is equal to rounding.
+        All settings are those of the first run, and the result is bitwise identical to one longer run. The exception is
+        the `average` over the interval between observations in which the first run ended: it agrees up to rounding.
 
         >>> import jax.numpy as jnp
         >>> import undertow as ut
@@ -162,8 +163,8 @@ class Trajectory:
         - `like`: params of the same structure, where params are not made of dicts, lists and tuples; for instance the
           start of the run.
 
-        A loaded run continues with the same bits as an uninterrupted one, on the same device with the same number of
-        threads (see `descend`).
+        A loaded run continues bitwise like an uninterrupted one, on the same device with the same number of threads
+        (see `descend`).
 
         >>> import tempfile
         >>> import jax.numpy as jnp
@@ -223,8 +224,7 @@ class Trajectory:
         - `names`: the observables to draw, by their names in `series`; all of them if none is given.
         - `clock`: `step`, `time` or `slow_time`; the clock of the run, or of the axes, if it is not given.
         - `label`: a text in front of the names in the legend.
-        - `ax`: axes of matplotlib to draw on, such as those that another `plot` returned; a new figure of pyplot if it
-          is not given.
+        - `ax`: matplotlib axes to draw on, such as those that another `plot` returned; None makes a pyplot figure.
 
         The times at which runs diverged are marked by crosses, and from there on these runs are not in the mean. A
         prediction, which has no steps to continue, is a dashed line.

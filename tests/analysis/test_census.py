@@ -154,10 +154,10 @@ def test_pickled_weights_are_refused_and_not_read(capsys, tmp_path):
 
 BAD = {
     "no configuration": ({"readme.md": ""}, "there is no config.json"),
-    "no JSON": ({"config.json": "hello"}, "no configuration of transformers"),
+    "no JSON": ({"config.json": "hello"}, "not a configuration of transformers"),
     "no model type": ({"config.json": "{}"}, "it has no `model_type`"),
     "unknown architecture": (
-        {"config.json": '{"model_type": "perpetuum"}'}, "does not know the architecture 'perpetuum'"
+        {"config.json": '{"model_type": "perpetuum"}'}, "has no architecture 'perpetuum'"
     ),
     "code in the folder": (
         {"config.json": '{"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}'}, "is not executed"

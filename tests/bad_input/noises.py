@@ -56,15 +56,15 @@ FACTORS = [
     Bad(lambda w: w, "(2,)", "one extra trailing axis"),
     Bad(lambda w: {"a": w[:, None]}, "{'a': *}", "a pytree like params"),
     Bad(lambda w: None, "None", "a pytree like params"),
-    Bad(lambda w: "text", "str", "return arrays of JAX"),
+    Bad(lambda w: "text", "str", "return JAX arrays"),
     Bad(lambda w: w[:, None] * 1j, "complex64", "real"),
     Bad(lambda w: w[:, None] * random.random(), "different values", "`jax.random`"),
 ]
 DRAWS = [
     Bad(lambda key, w: w[:1], "(1,)", "make them equal"),
-    Bad(lambda key, w: {"a": w}, "{'a': *}", "make it alike"),
-    Bad(lambda key, w: None, "None", "make it alike"),
-    Bad(lambda key, w: "text", "str", "return arrays of JAX"),
+    Bad(lambda key, w: {"a": w}, "{'a': *}", "make them match"),
+    Bad(lambda key, w: None, "None", "make them match"),
+    Bad(lambda key, w: "text", "str", "return JAX arrays"),
     Bad(lambda key, w: jnp.ones(2, int), "int32", "`.astype`"),
     Bad(lambda key, w: w * np.random.normal(), "different values", "`jax.random`"),  # noqa: NPY002
 ]

@@ -76,7 +76,7 @@ def results() -> list[Bad]:
         Bad(lambda w, x: (w**2).sum() * 1j, "complex64", "sum or average inside the loss"),
         Bad(lambda w, x: jnp.sum(w > 0), "int32", "sum or average inside the loss"),
         Bad(lambda w, x: None, "None", "sum or average inside the loss"),
-        Bad(lambda w, x: "text", "str", "return arrays of JAX"),
+        Bad(lambda w, x: "text", "str", "return JAX arrays"),
         Bad(lambda w, x: ((w - x).sum(), w), "tuple", "sum or average inside the loss"),
         Bad(lambda w, x: jnp.nan * w.sum(), "nan", "check the data"),
         Bad(lambda w, x: square(w, x) * random.random(), "different values", "`jax.random`"),
@@ -128,9 +128,9 @@ INDICES = [
 ]
 ARROW = [
     Bad(jnp.ones(3), "(3,)", "make them equal"),
-    Bad({"w": PARAMS}, "{'w': *}", "make it alike"),
-    Bad(None, "None", "make it alike"),
-    Bad("up", "'up'", "make it alike"),
+    Bad({"w": PARAMS}, "{'w': *}", "make them match"),
+    Bad(None, "None", "make them match"),
+    Bad("up", "'up'", "make them match"),
 ]
 
 CASES: list[Case] = [
@@ -176,7 +176,7 @@ CASES: list[Case] = [
             "predict": [
                 Bad(lambda w, x: w, "(2,)", "make them equal"),
                 Bad(lambda w, x: None, "None", "make them equal"),
-                Bad(lambda w, x: "text", "str", "return arrays of JAX"),
+                Bad(lambda w, x: "text", "str", "return JAX arrays"),
                 Bad(lambda w, x: w @ x * 1j, "complex64", "real"),
                 Bad(lambda w, x: w @ x + random.random(), "different values", "`jax.random`"),
             ]

@@ -27,7 +27,7 @@ def starts() -> list[Bad]:
     return [
         *kept,
         Bad(lambda: PARAMS, "()", "`params(key)`"),
-        Bad(lambda key: "text", "str", "return arrays of JAX"),
+        Bad(lambda key: "text", "str", "return JAX arrays"),
         Bad(lambda key: None, "None", "a pytree of floating-point arrays"),
         Bad(lambda key: jnp.arange(2), "int32", "must be real floating-point"),
         Bad(PARAMS * jnp.nan, "nan", "check the data"),
@@ -46,12 +46,12 @@ def observers(name: str) -> list[Bad]:
         Bad({"w": 1.0}, "1.0", f"`{one}(params)`"),
         Bad({"w": None}, "None", f"`{one}(params)`"),
         Bad({"w": "loss"}, "'loss'", f"`{one}(params)`"),
-        Bad({1: lambda w: w}, "1", "are texts"),
-        Bad({"": lambda w: w}, "''", "are texts"),
+        Bad({1: lambda w: w}, "1", "must be non-empty strings"),
+        Bad({"": lambda w: w}, "''", "must be non-empty strings"),
         Bad({"w": lambda: 0}, "()", f"`{one}(params)`"),
-        Bad({"w": lambda w: "text"}, "'text'", "return arrays of JAX"),
-        Bad({"w": lambda w: np.array([None, 1.0], object)}, "object", "return arrays of JAX"),
-        Bad({"w": lambda w: None}, "None", "return arrays of JAX"),
+        Bad({"w": lambda w: "text"}, "'text'", "return JAX arrays"),
+        Bad({"w": lambda w: np.array([None, 1.0], object)}, "object", "return JAX arrays"),
+        Bad({"w": lambda w: None}, "None", "return JAX arrays"),
         Bad({"w": lambda w: w * random.random()}, "different values", "`jax.random`"),
     ]
 
@@ -60,7 +60,7 @@ SCHEDULES = [
     Bad(lambda step: -0.1, "-0.1", "must be finite and not negative"),
     Bad(lambda step: jnp.nan * step, "nan", "must be finite and not negative"),
     Bad(lambda step: jnp.ones(2), "(2,)", "one number per step"),
-    Bad(lambda step: "text", "'text'", "return arrays of JAX"),
+    Bad(lambda step: "text", "'text'", "return JAX arrays"),
     Bad(lambda step: None, "None", "one number per step"),
     Bad(lambda: 0.1, "()", "`step_size(step)`"),
     Bad(lambda step: 0.1 * random.random(), "different values", "`jax.random`"),
@@ -74,10 +74,10 @@ OPTIMISERS = [
     Bad(lambda g: g, "a function", "`Adam` or `AdamW`"),
 ]
 STATES = [
-    Bad({"v": PARAMS}, "{'v': *}", "make it alike"),
+    Bad({"v": PARAMS}, "{'v': *}", "make them match"),
     Bad({"m": PARAMS, "v": jnp.ones(3)}, "(3,)", "make them equal"),
-    Bad({"m": PARAMS, "v": "text"}, "'text'", "make it alike"),
-    Bad("text", "*", "make it alike"),
+    Bad({"m": PARAMS, "v": "text"}, "'text'", "make them match"),
+    Bad("text", "*", "make them match"),
     Bad({"m": PARAMS, "v": jnp.ones(2, int)}, "int32", "`.astype`"),
 ]
 PROGRESS = [

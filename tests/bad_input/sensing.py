@@ -178,7 +178,7 @@ CASES: list[Case] = [
         {
             "law": [
                 Bad(lambda key: 1.0, "(key)", "`law(key, count)`"),
-                Bad(lambda key, n: "text", "str", "return arrays of JAX"),
+                Bad(lambda key, n: "text", "str", "return JAX arrays"),
                 Bad(lambda key, n: jnp.ones(3), "(3,)", "one number for each"),
                 Bad(lambda key, n: None, "None", "one number for each"),
             ]

@@ -44,11 +44,11 @@ def tops() -> list[Case]:
             for value in ["0", "-1", "true", '"a"', "[1]", "nan", "inf", "{}"]
         ),
         *(
-            toml("scale", f"scale = {value}", f"scale = {PYTHON.get(value, value)}", "text")
+            toml("scale", f"scale = {value}", f"scale = {PYTHON.get(value, value)}", "string")
             for value in ("3", "true", "[1]")
         ),
         *(
-            toml("show", f"show = {value}", f"show = {PYTHON.get(value, value)}", "text")
+            toml("show", f"show = {value}", f"show = {PYTHON.get(value, value)}", "string")
             for value in ("3", "true", "[1]")
         ),
         *(
@@ -106,7 +106,7 @@ AXES = [
     ("n = {log = [-1, 1, 3]}", "-1", "start above 0"),
     ("n = {zip = {}}", "axes.n.zip", "a table of parameters"),
     ("n = {zip = 3}", "axes.n.zip", "a table of parameters"),
-    ("n = {zip = {a = [1], b = [1, 2]}}", "b has 2", "as many values each"),
+    ("n = {zip = {a = [1], b = [1, 2]}}", "b has 2", "equally many values"),
     ("n = {zip = {a = [1, 2]}, more = 1}", "'more'", "there are zip"),
     ("n = {zip = {a = 3}}", "axes.n.a = 3", "give a list"),
     ("n = {random = {}, count = 3}", "axes.n.random", "a table of parameters"),
@@ -195,7 +195,7 @@ CASES: list[Case] = [
                     ([1], "[1]"),
                 ]
             ],
-            "scale": [Bad(3, "3", "text"), Bad(None, "None", "text")],
+            "scale": [Bad(3, "3", "string"), Bad(None, "None", "string")],
             "parameters": [
                 Bad([1], "[1]", "a table"),
                 Bad("a", "'a'", "a table"),

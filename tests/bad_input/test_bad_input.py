@@ -43,7 +43,10 @@ CALLS = {
         lambda: ut.descend(things.noise(), PARAMS),
         r"`descend\(steps=\.\.\.\)`: the argument `steps` is missing",
     ),
-    "too many": (lambda: ut.descend(things.noise(), PARAMS, 0.1, 10), "2 arguments too many; it takes 2 by place"),
+    "too many": (
+        lambda: ut.descend(things.noise(), PARAMS, 0.1, 10),
+        "2 arguments too many; it takes 2 positional arguments",
+    ),
     "twice": (lambda: ut.Minibatch(things.problem(), 1, problem=3), "given twice"),
     "of a class": (lambda: ut.Minibatch(things.problem()), "the argument `batch_size` is missing"),
     "renamed": (lambda: ut.Minibatch(things.problem(), size=3), "called `batch_size` now"),

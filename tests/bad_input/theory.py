@@ -18,7 +18,7 @@ V_STATES = [
     Bad("text", "'text'", '{"v": ...}'),
     Bad(3.0, "3.0", '{"v": ...}'),
     Bad({"v": jnp.ones(3)}, "(3,)", "make them equal"),
-    Bad({"v": "text"}, "'text'", "make it alike"),
+    Bad({"v": "text"}, "'text'", "make them match"),
     Bad({"v": -AT}, "-2.0", "at least 0"),
     Bad({"v": AT * jnp.nan}, "nan", "at least 0"),
 ]
@@ -92,7 +92,7 @@ def picks(name: str, *, outside: bool = True) -> list[Bad]:
     ]
 
 
-LABELS = [Bad(3, "3", "must be a text"), Bad(None, "None", "must be a text")]
+LABELS = [Bad(3, "3", "must be a string"), Bad(None, "None", "must be a string")]
 AMOUNTS = [
     Bad(jnp.nan, "nan", "give finite numbers"),
     Bad(1e4, "1e+04", "overflows"),
@@ -193,7 +193,7 @@ CASES: list[Case] = [
             "optimiser_state": [
                 Bad({"m": PAIR}, "{'m': {'u': *, 'w': *}}", '{"v": ...}'),
                 Bad("text", "'text'", '{"v": ...}'),
-                Bad({"v": AT}, "*", "make it alike"),
+                Bad({"v": AT}, "*", "make them match"),
             ]
         },
     ),
@@ -262,7 +262,7 @@ CASES: list[Case] = [
                 Bad(lambda v: v[:1], "(1,)", "a vector like params"),
                 Bad(lambda v: {"a": v}, "{'a': *}", "a vector like params"),
                 Bad(lambda v: None, "None", "a vector like params"),
-                Bad(lambda v: "text", "str", "return arrays"),
+                Bad(lambda v: "text", "str", "return JAX arrays"),
                 Bad(lambda: 0, "()", "`generator(vector)`"),
                 Bad("swap", "'swap'", "like params"),
                 Bad(None, "None", "like params"),

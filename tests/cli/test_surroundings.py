@@ -148,7 +148,7 @@ SPECS = {
     "as many, drawn at random": (f"{MANY}{{random={{a={{linear=[0, 1]}}}}, count=1000000000}}", "at most 1,000,000"),
     "a name that is too long": (f'experiment = "own.py:f"\n[axes]\n{"a" * 300} = [1, 2]', "a name of 300 characters"),
     "a name with a path": ('experiment = "own.py:f"\n[axes]\n"../../b" = [1, 2]', "cannot be a name in the results"),
-    "an experiment with a path": (f'experiment = "own.py:../../../../tmp/x"{GRID}', "is no name of a function"),
+    "an experiment with a path": (f'experiment = "own.py:../../../../tmp/x"{GRID}', "is not the name of a function"),
     "a file that is not there": (f'experiment = "nowhere.py:f"{GRID}', "cannot be read"),
     "a file name that is too long": (f'experiment = "{"b" * 300}.py:f"{GRID}', "cannot be read"),
 }  # fmt: skip

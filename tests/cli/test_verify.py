@@ -197,7 +197,7 @@ def test_what_an_experiment_may_get_wrong_is_a_sentence_and_other_claims_go_on(o
             "from fractions import Fraction as F\nfrom dataclasses import make_dataclass\n"
             "P = make_dataclass('P', 'n')(F(1, 2))\n"
             "a = Claim('x', measure, scales=dict.fromkeys(('smoke', 'default', 'full'), P))",
-            "claim 'x': `scales` has n = Fraction(1, 2); parameters are numbers of Python, text or flags.",
+            "claim 'x': `scales` has n = Fraction(1, 2); parameters are Python numbers, text or flags.",
         ),
         ("ERRATA = 5", "mine: `ERRATA` is 5; give a tuple of objects of Erratum."),
         ("COVERAGE = ('x',)", "mine: `COVERAGE` of a pack holds 'x'; give objects of Entry."),

@@ -230,7 +230,7 @@ MISTAKES = {
     "tolerance": (lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, tolerance=float("nan")), "tolerance"),
     "optax": (
         lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, optimiser=optax.adam(1e-3)),
-        "does not know the metric",
+        "the metric of an optax transformation is not known",
     ),
     "runs of Adam": (
         lambda n, p: ut.average(n, p, step_size=0.1, time=1.0, optimiser=ut.Adam(), check_seeds=4),

@@ -93,7 +93,7 @@ def negated(params):
 
 
 MISTAKES = {
-    "optax": (lambda p: ut.Limit(p.noise, optimiser=optax.adam(1e-3)), "does not know the metric"),
+    "optax": (lambda p: ut.Limit(p.noise, optimiser=optax.adam(1e-3)), "metric of an optax transformation"),
     "a class": (lambda p: ut.Limit(p.noise, optimiser=ut.Adam), "give an instance"),
     "no step size": (
         lambda p: ut.Limit(p.noise, optimiser=ut.Adam()).solve(p.start, slow_time=1.0), r"kappa.*give `step_size=`",
@@ -105,7 +105,7 @@ MISTAKES = {
         lambda p: ut.Limit(p.noise, optimiser=ut.Adam()).drift(p.start, state=p.start), r'`state` is the dict \{"v"',
     ),
     "a state of another shape": (
-        lambda p: ut.Limit(p.noise, optimiser=ut.Adam()).drift(p.start, state={"v": p.start[0]}), "make it alike",
+        lambda p: ut.Limit(p.noise, optimiser=ut.Adam()).drift(p.start, state={"v": p.start[0]}), "make them match",
     ),
     "a state for SGD": (
         lambda p: ut.Limit(p.noise, optimiser=ut.SGD(momentum=0.5)).drift(p.start, state={"v": p.start}),

@@ -69,20 +69,20 @@ MISTAKES = {
     "a PyTorch class": (lambda: go(optimiser=Foreign), r"optimiser of PyTorch"),
     "text": (lambda: go(optimiser="adam"), r"`descend\(optimiser='adam'\)`: `optimiser` is .*give `SGD`.*or an optax"),
     "another tuple": (lambda: go(optimiser=(1, 2)), r"give `SGD`"),
-    "momentum twice": (lambda: go(optimiser=ut.Adam(), momentum=0.9), r"`momentum` is that of SGD; give it to the opt"),
-    "decay twice": (lambda: go(optimiser=ut.AdamW(), weight_decay=0.1), r"`weight_decay` is that of SGD"),
+    "momentum twice": (lambda: go(optimiser=ut.Adam(), momentum=0.9), r"`momentum` is a setting of SGD; give it to"),
+    "decay twice": (lambda: go(optimiser=ut.AdamW(), weight_decay=0.1), r"`weight_decay` is a setting of SGD"),
     "no step size": (lambda: go(optimiser=ut.Adam(), step_size=None), "`step_size` must be a number"),
     "a state of another shape": (
         lambda: go(optimiser=ut.Adam(), optimiser_state=WRONG_STATE),
-        r"`descend\(optimiser_state=\.\.\.\)` is .* and the state of the optimiser is .*; make it alike",
+        r"`descend\(optimiser_state=\.\.\.\)` is .* and the state of the optimiser is .*; make them match",
     ),
     "an SDE of optax": (
         lambda: ut.diffuse(NOISE, params(), optimiser=optax.adam(0.1), step_size=0.1, time=1.0, key=0),
-        r"`diffuse\(optimiser=\.\.\.\)`: the theory does not know the metric of an optax transformation",
+        r"`diffuse\(optimiser=\.\.\.\)`: the metric of an optax transformation is not known",
     ),
     "the metric of optax": (
         lambda: Transformation(tuple(optax.adam(0.1))).metric(None, jnp.zeros(2)),
-        "the theory does not know the metric",
+        "the metric of an optax transformation is not known",
     ),
 }  # fmt: skip
 

@@ -46,7 +46,7 @@ def test_a_section_has_everything(tmp_path):
     for words in (
         "A <statement>.", "Eq. (1)", "|θ| 2 over theory", "1.01 ± 0.002", "1 (in print: 2)", "The paper’s η.",
         "4 seeds; 2 diverged, left out", "seed 7, scale smoke", "undertow 9.9, jax 1.2.3", "gpu: a fast one",
-        "claims/a-claim/figure.pdf", "undertow verify a-claim", "able to see 0.5",
+        "claims/a-claim/figure.pdf", "undertow verify a-claim", "able to detect 0.5",
         "a line of theory, a line: 0 at 0 to 1 at 1", "1\u00a0×\u00a010 −5",
     ):  # fmt: skip
         assert words in said, words
@@ -85,9 +85,9 @@ def test_results_of_before_have_no_command_and_get_one(tmp_path):
 
 
 def test_a_criterion_that_was_stored_as_text_is_shown(tmp_path):
-    old = dataclasses.replace(CHECK, criterion=TextCriterion("within 0.1 + 4 standard errors, able to see 0.5"))
+    old = dataclasses.replace(CHECK, criterion=TextCriterion("within 0.1 + 4 standard errors, able to detect 0.5"))
     shown = text_of(build_report(tmp_path, [result(checks=(old,))]))
-    assert "able to see 0.5" in shown
+    assert "able to detect 0.5" in shown
     assert "1 (in print: 2)" in shown
 
 

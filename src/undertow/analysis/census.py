@@ -138,16 +138,16 @@ def _configuration(folder: Path) -> "PretrainedConfig":
         fields = json.loads(path.read_text(encoding="utf-8"))
         kind = fields["model_type"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise ValueError(f"{path} is no configuration of transformers: it has no `model_type`.") from None
+        raise ValueError(f"{path} is not a configuration of transformers: it has no `model_type`.") from None
     if not isinstance(kind, str) or kind not in transformers.CONFIG_MAPPING:
         own = " (the code in its folder is not executed)" if "auto_map" in fields else ""
         version = transformers.__version__
-        raise ValueError(f"{path}: transformers {version} does not know the architecture {kind!r}{own}.")
+        raise ValueError(f"{path}: transformers {version} has no architecture {kind!r}{own}.")
     try:
         return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except Exception as error:  # a configuration checks its fields with errors of every kind
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ValueError(f"{path} is no configuration of a {kind}: {reason}") from error
+        raise ValueError(f"{path} is not a configuration of a {kind}: {reason}") from error
 
 
 def _loaded(folder: Path, config: "PretrainedConfig") -> nn.Module:

@@ -1,4 +1,4 @@
-"""Exit statuses, how a command reports a mistake of the user, and output on terminals that know ASCII only."""
+"""Exit statuses, error messages for mistakes of the user, and output on terminals that show only ASCII."""
 
 import codecs
 import contextlib
@@ -16,7 +16,7 @@ NUMBERS = {
     r"could not convert string to float: '([^']*)'": "a number",
     r"no type matching \{None\}\|INT could be instantiated from \['([^']*)'\]": "a whole number",
 }
-"""What the parser says of a text that is no number, and what to give."""
+"""The messages of the parser for text that is not a number, and what to give instead."""
 
 SUCCESS, SURPRISE, MISTAKE, INTERRUPTED = 0, 1, 2, 130
 
@@ -25,7 +25,7 @@ ASCII = {
     "“": '"', "”": '"', "²": "^2", "³": "^3", "√": "sqrt", "∞": "inf", "\u00a0": " ", "η": "eta", "θ": "theta",
     "λ": "lambda", "σ": "sigma", "β": "beta", "τ": "tau",
 }  # fmt: skip
-"""What an encoding without a character shows instead; a question mark for all others."""
+"""Replacements for characters that an encoding lacks; all others become a question mark."""
 
 
 def complain(message: str) -> int:

@@ -31,7 +31,7 @@ class Census:
     json: Annotated[tuple[str, ...] | None, tyro.conf.arg(metavar="[FILE]")] = None
     """Write the census as JSON to FILE, which `Census.load` reads; without FILE print it, and nothing else."""
     check: Annotated[Path | None, tyro.conf.arg(metavar="MAP.toml|MAP.json")] = None
-    """Say of each entry of a scaling map of a quantiser whether it preserves the function; status 1 if one does not."""
+    """Check whether each entry of a quantiser's scaling map preserves the function; exit status 1 if one does not."""
 
 
 def take_census(command: Census) -> int:

@@ -48,23 +48,23 @@ def descend(
     - `key`: a key or a whole number; seed i uses fold_in(key, i).
     - `observe`: functions of params, recorded at step 0 and after every `every` steps (None: at the end).
     - `average`: functions of params, averaged over all the steps between two observations.
-    - `seeds`: the number of independent runs, on a leading axis; None for a single run without that axis (it is seed 0,
-      equal to rounding). On a CPU, results are the same bits whatever the number of seeds and whatever `every`, for a
-      given number of XLA's threads: the number of cores, or that of the environment variable `NPROC`. With another
-      number of threads, and on an accelerator, they are equal to rounding.
+    - `seeds`: the number of independent runs, on a leading axis; None for a single run without that axis, which is
+      seed 0 up to rounding. On a CPU, results are bitwise identical for all numbers of seeds and all values of `every`,
+      for a given number of XLA's threads: the number of cores, or the value of the environment variable `NPROC`. With
+      another number of threads, and on an accelerator, they agree up to rounding.
     - `optimiser`: `SGD`, `RMSProp`, `Adam`, `AdamW`, or an optax transformation. The latter has its own step size:
       leave `step_size` out (the clocks `time` and `slow_time` are then NaN), or give it for the clocks alone.
     - `optimiser_state`: the state of the optimiser at the start of every run, such as `run.optimiser_state` of a single
-      run; None for the optimiser's own. It takes the place of a start at zero, which a bias correction would correct:
-      use an optimiser without one.
+      run; None for the optimiser's own. Bias correction assumes a state that starts at zero, so give an optimiser
+      without it.
     - `momentum`, `weight_decay`: beta and lambda of SGD, as in PyTorch and optax: loss + lambda/2 |theta|^2.
     - `progress`: `report(done, total)`, called a few times per second; None shows a bar on a terminal after two
       seconds, False nothing.
     - `lane_width`: the number of seeds that advance together; the default is fixed on a CPU and fills an accelerator.
 
-    **Returns** a `Trajectory`. `run.resume(steps=...)` continues it, with the same bits as a longer first run. Ctrl-C
-    ends the run early, with a warning, and returns the steps so far. Divergence is tested at the end of each block of
-    at most 1,000 steps and is reported as `run.diverged`.
+    **Returns** a `Trajectory`. `run.resume(steps=...)` continues it and is bitwise identical to a longer first run.
+    Ctrl-C ends the run early, with a warning, and returns the steps so far. Divergence is tested at the end of each
+    block of at most 1,000 steps and is reported as `run.diverged`.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut

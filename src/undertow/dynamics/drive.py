@@ -41,7 +41,7 @@ START = 2**32 - 1
 
 @dataclass(frozen=True, eq=False)
 class Continuation:
-    """A run between two chunks: all that is needed to continue it with the same bits as an uninterrupted run."""
+    """A run between two chunks: all that is needed to continue it bitwise like an uninterrupted run."""
 
     function: str
     """The public function that started the run, for error messages: `descend` or `diffuse`."""

@@ -22,7 +22,8 @@ LANE_WIDTH = 16
 
 CHUNK_SECONDS = 0.5
 MOST_BLOCKS = 2**31
-"""No run is longer. A full buffer of observations ends chunks early, and their number of blocks would grow forever."""
+"""The most blocks per chunk; no run is longer. Without this limit the number would grow forever when a full buffer of
+observations ends chunks early."""
 ACCELERATOR_LANE_BYTES = 16 * 2**30
 
 

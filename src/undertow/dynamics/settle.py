@@ -130,12 +130,12 @@ def settle(
 
 
 def _messages(tolerance: float, max_steps: int) -> tuple[str, str, str]:
-    """Return what is said of a flow without an end, of one that ends at a saddle, and of one that is too slow."""
+    """Return the messages for a flow that does not end, for one that ends at a saddle, and for one that is too slow."""
     far = f"`settle`: gradient flow did not reach |grad L| <= {tolerance:g} in {max_steps} steps"
     return (
         f"{far}; raise `max_steps` or `tolerance`, start closer, or check that the loss has a minimum.",
         "`settle`: gradient flow ends at a saddle (the Hessian has a negative eigenvalue there), not at a minimum; "
-        "start off its stable manifold, for instance from slightly disturbed params.",
+        "start off its stable manifold, for instance from slightly perturbed params.",
         f"{far} along its slowest directions, which the flow takes very long to follow; start closer.",
     )
 

@@ -28,7 +28,7 @@ OPTIMISERS = (SGD, RMSProp, Adam, AdamW)
 
 @dataclass(frozen=True, eq=False)
 class Functions:
-    """What cannot be stored of a run: its noise, its observables, a schedule, and an optimiser from elsewhere."""
+    """The parts of a run that cannot be stored: its noise, observables, schedule, and optax optimiser."""
 
     noise: AbstractNoise
     observe: dict[str, Callable[[PyTree], PyTree]]

@@ -108,7 +108,7 @@ def _advice(where: str) -> str:
 
 
 def _encode(leaf: object) -> tuple[np.ndarray, str]:
-    """Return an array of a type that zarr knows, and the name of the type of the leaf."""
+    """Return an array of a type that zarr supports, and the name of the type of the leaf."""
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, prng_key):
         return np.asarray(jax.random.key_data(leaf)), f"key:{jax.random.key_impl(leaf)}"
     array = np.asarray(leaf)

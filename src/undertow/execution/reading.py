@@ -1,6 +1,6 @@
 """Read files that may be damaged, or made by somebody else: JSON, records of it, and zarr folders.
 
-Nothing in them is executed: codecs of zarr that would unpickle data are refused before a byte is decoded.
+Nothing in them is executed: zarr codecs that would unpickle data are rejected before a byte is decoded.
 """
 
 import json

@@ -49,7 +49,7 @@ def compile_fast() -> None:
     """Make JAX compile faster, with a compilation cache that outlives the process.
 
     The programs are many and small. With less optimisation XLA compiles them in a third of the time, and they run as
-    fast. XLA ends the process if it does not know a flag, so the flags are set for the versions they were tested with.
+    fast. XLA ends the process at an unknown flag, so the flags are set only for the versions they were tested with.
     `XLA_FLAGS` in the environment takes precedence. JAX does not store programs that call back to Python, as solvers of
     diffrax do to report errors: with EQX_ON_ERROR=nan, which equinox reads when it is imported, they give NaN instead.
     """

@@ -145,7 +145,7 @@ BALANCE_OF_LAYERS = Instrument(
     title="Noise balances two layers",
     summary="The function U(W·x) does not change if U grows and W shrinks by the same factor, and gradient flow "
     "conserves the charge (|U|² − |W|²)/2. Noise does not: it moves the ratio of the layers to an equilibrium, which "
-    "is another one for AdamW than for SGD. The step size of SGD is four times the value of the slider.",
+    "differs between AdamW and SGD. The step size of SGD is four times the value of the slider.",
     theory="theory/noise-equilibrium",
     sliders=(
         Slider("optimiser", "optimiser", ("SGD", "AdamW"), "SGD", ("SGD", "AdamW"), programs=("AdamW",)),

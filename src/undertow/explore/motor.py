@@ -143,7 +143,8 @@ MOTOR = Instrument(
     name="motor",
     title="A motor driven by noise",
     summary="The minimisers are a circle. Noise in k auxiliary dimensions, whose strength depends on the point, "
-    "rotates the point at the speed k/8 in slow time. No potential can cause such a motion. Larger steps turn faster.",
+    "rotates the point at the speed k/8 in slow time. No potential can cause such a motion. Larger steps rotate it "
+    "faster.",
     theory="theory/zero-loss",
     sliders=(
         Slider("step_size", "step size η", (0.05, 0.07, 0.1, 0.14, 0.2, 0.3), 0.1, (0.05, 0.1, 0.2, 0.3)),

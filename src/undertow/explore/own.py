@@ -167,7 +167,7 @@ def own_problem(file: str | None = None, params: str = "params") -> Instrument[O
     """
     target = _example() if file is None else load(file, params)
     if not isinstance(target, JaxTarget):
-        raise UserFileError(f"{file} is a PyTorch model; the explorer runs problems of JAX.")
+        raise UserFileError(f"{file} is a PyTorch model; the explorer runs JAX problems.")
     compute = _Compute(target)
     kind = "noise" if isinstance(target.noise, AbstractNoise) else "problem"
     sliders = [

@@ -155,9 +155,9 @@ print(f"spurious signal: Lyapunov exponent {growth:.3g} per step, median at the 
 PHASES = Instrument(
     name="phase-diagram",
     title="Heterogeneity filters out a signal",
-    summary="Every step sees one environment. One signal is the same in all of them; the other is 1 + M or 1 − M. "
+    summary="Every step uses one environment. One signal is the same in all of them; the other is 1 + M or 1 − M. "
     "Above the predicted boundary the second one typically shrinks, although its mean is as large as that of the "
-    "first. The finite number of measurements leaves a small rest of it.",
+    "first. The finite number of measurements leaves a small remainder of it.",
     theory="theory/heterogeneity",
     sliders=(
         Slider("step_size", "step size η", STEP_SIZES, 0.056, STEP_SIZES[1::2]),

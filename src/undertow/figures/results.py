@@ -1,4 +1,4 @@
-"""The pictures of results that `.plot()` draws, on given axes or on a new figure of pyplot."""
+"""The pictures of results that `.plot()` draws, on given axes or on a new pyplot figure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ class Band:
 
 
 def new_axes(axes: "Axes | None", height: float = 3.6) -> "Axes":
-    """Return the given axes, or those of a new figure of pyplot in the style of undertow."""
+    """Return the given axes, or those of a new pyplot figure in the style of undertow."""
     import matplotlib.pyplot as plt
 
     if axes is not None:

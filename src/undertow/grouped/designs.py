@@ -146,7 +146,7 @@ def grouped_design(
     - chain: a = 1, the scale of the causes and of y's noise are both geometric, .2 to 5.
     - child noise: a = 1, the children's noise is geometric, .3 to 3.
     - shift: a = 1, means N(0, 1) on causes and N(0, 2^2) on children.
-    - iid: nothing, and a = 0.
+    - iid: nothing varies, and a = 0.
     - dag: a random sparse graph on all columns and y. In each environment half the other nodes have their incoming
       weights multiplied by U(-1, 2) and their noise by U(.5, 2). `causes` and `children` have no effect.
 

@@ -70,7 +70,7 @@ def heterogeneity_flow(
 
 
 def step_size(moments: Moments, w: Float[np.ndarray, " d"]) -> float:
-    """Return eta = min(1/4, 1/(4 max(|c|_inf, lam_max(D Sigma D)))), D = diag sqrt|w|: stable at the start and at w."""
+    """Return eta = min(1/4, 1/(4 max(|c|_inf, lambda_max(D Sigma D)))), D = diag sqrt|w|; stable at start and w."""
     half = np.sqrt(np.abs(w))
     curvature = np.linalg.eigvalsh(half[:, None] * moments.pooled_second * half[None])[-1]
     return min(LARGEST_STEP, 0.5 / (2 * max(np.abs(moments.pooled_cross).max(), curvature)))

@@ -35,11 +35,15 @@ MOST_STEPS = 10**7
 
 
 class HeteroRegressor(RegressorMixin, BaseEstimator):
-    """w = u^2 - v^2 trained with one group per step, which filters variables whose effect changes sign between groups.
+    """Linear regression trained with one group per step, to filter variables whose effect changes sign between groups.
 
-    u <- u (1 - 2 eta g_e), v <- v (1 + 2 eta g_e), g_e = Sigma_e w - c_e the gradient of half the mean squared error
-    in group e, which is drawn at each step in proportion to its rows; start u = v = alpha. Several seeds are run, and
-    coefficients are their medians. A run has diverged if it ends with a coefficient that is not finite or above 1e6, or
+    The coefficients are w = u^2 - v^2, and the steps are
+
+        u <- u (1 - 2 eta g_e),   v <- v (1 + 2 eta g_e),   g_e = Sigma_e w - c_e
+
+    with g_e the gradient of half the mean squared error in group e. At each step the group is drawn with a probability
+    proportional to its number of rows. The start is u = v = alpha. Several seeds are run, and the coefficients are the
+    medians over the seeds. A run has diverged if it ends with a coefficient that is not finite or above 1e6, or
     with a pooled mean squared error above 1.01 times the variance of y, its value at the start. Such runs are counted
     in `diverged_` and left out, with a warning. A second warning is issued if `step_size` is too large for runs to
     settle.

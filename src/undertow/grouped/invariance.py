@@ -41,7 +41,7 @@ def information_criterion(
 
 
 def least_noise(moments: Moments) -> Float[np.ndarray, " e"]:
-    """Return a bound below the noise of each group: one fitted to rounding would otherwise have all the weight."""
+    """Return a lower bound on the noise of each group: a group fitted to rounding would otherwise have all weight."""
     return 1e-12 * np.maximum(moments.power, 1e-12)
 
 

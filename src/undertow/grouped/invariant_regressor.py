@@ -32,7 +32,7 @@ BETTER = 3.0
 
 
 class InvariantRegressor(RegressorMixin, BaseEstimator):
-    """Linear regression on rows in groups (hospitals, years) with the variables that act alike in all groups.
+    """Linear regression on rows in groups (hospitals, years) with variables whose effect is equal in all groups.
 
     Candidates are supports, sets of columns, from two searches. The first takes every subset of the ten columns with
     the largest ridge coefficients (`undertow.grouped.subsets`). The second is the heterogeneity flow
@@ -43,8 +43,8 @@ class InvariantRegressor(RegressorMixin, BaseEstimator):
 
     If none passes, the candidate with the largest p-value is returned, not pooled least squares; `invariant_` is then
     False and a warning is issued. Warnings are also issued if the constant alone passes, and if a model that fits
-    clearly better is rejected narrowly: the test rejects a true model with probability `level`. `verdict_` has the same
-    words.
+    clearly better is rejected narrowly: the test rejects a true model with probability `level`. `verdict_` contains the
+    text of the warning.
 
     The method works if children of y change between groups, by their relation to y, their noise or their means. Under
     shifts of means it works only if the causes are among the ten screened columns and there are enough groups (see the

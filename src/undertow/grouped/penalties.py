@@ -73,8 +73,8 @@ def smooth_max(risks: Float[Array, " e"], weights: Float[Array, " e"], sharpness
     """Return log(sum_e w_e exp(sharpness R_e))/sharpness, which is between the mean and the largest risk.
 
     It is the largest value of <q, R> - KL(q | w)/sharpness over all weights q, and at most log(1/min w)/sharpness below
-    the maximum (GroupDRO; Sagawa et al. 2020). The smooth form replaces the exact maximum because gradient flow needs
-    a gradient, and their weights that accumulate over the steps because a loss has no state.
+    the maximum (GroupDRO; Sagawa et al. 2020). The smooth form replaces the exact maximum, because gradient flow
+    needs a gradient, and the paper's weights, which accumulate over the steps, because a loss has no state.
 
     >>> import jax.numpy as jnp
     >>> from undertow.grouped.penalties import smooth_max

@@ -44,7 +44,7 @@ class Metric(NamedTuple):
     slope: Float[Array, " D"]
     """dS/dv; zero without v."""
     rate: Float[Array, " D"]
-    """k = 1 - b2, the share of a new squared gradient in v; zero without v."""
+    """k = 1 - b2, the weight of a new squared gradient in v; zero without v."""
     decay: Float[Array, " D"]
     """The rate of weight decay: params shrink by eta times this per step."""
 

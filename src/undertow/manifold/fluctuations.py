@@ -136,7 +136,7 @@ def fluctuations(
 ) -> Fluctuations:
     """Return the fluctuations of SGD around its mean at `point`, the time `age` after a start at one point.
 
-    `memory` is the share b1 of the past in the momentum m = b1 m + (1 - b1) g.
+    `memory` is the weight b1 of the past in the momentum m = b1 m + (1 - b1) g.
     """
     frame = directions(noise.problem, point, unravel)
     terms = noise_terms(noise, frame)

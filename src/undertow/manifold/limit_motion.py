@@ -1,4 +1,4 @@
-"""What kind of motion the limit is (flow, diffusion or none), and where it ends."""
+"""The kind of motion of the limit (flow, diffusion or none), and the point at which it ends."""
 
 import warnings
 

@@ -49,7 +49,7 @@ def limit_regime(frame: Frame, flat: float, step_size: float | None, slow_time: 
 def relative_error(
     noise: AbstractNoise, params: PyTree, end: Array, step_size: float, slow_time: float
 ) -> float | None:
-    """Return the distance of the limit's end to that of the averaged flow at a step size, over the length of the way.
+    """Return the distance of the limit's end to that of the averaged flow at a step size, over the distance moved.
 
     None where the averaged flow cannot be solved.
     """

@@ -130,7 +130,7 @@ def _(covariance: SampleCovariance, noise: RescaledNoise, params: PyTree) -> Sam
 
 
 def _problem_of(covariance: LabelCovariance | SampleCovariance, noise: RescaledNoise) -> AbstractProblem:
-    """Return the rescaled problem of a covariance: that of the noise where they are the same, which the theory asks."""
+    """Return the rescaled problem of a covariance: the very object of the noise where both have the same problem."""
     same = covariance.problem is noise.noise.problem
     return noise.problem if same else rescale_problem(covariance.problem, noise.root)
 

@@ -62,7 +62,7 @@ def frame_of_minimum(function: str, problem: AbstractProblem, params: PyTree, re
         kind = "saddle" if largest > 0 else "maximum"
         raise ValueError(
             f"`{function}`: the point is a {kind}, not a minimum: the lowest eigenvalue of the Hessian is {lowest:.3g} "
-            f"(the largest {largest:.3g}); disturb the params a little and go down with "
+            f"(the largest {largest:.3g}); perturb the params slightly and descend with "
             "`ut.settle(problem, params).params`."
         )
     if not largest > 0:

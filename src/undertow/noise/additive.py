@@ -18,9 +18,10 @@ __all__ = ["Additive", "noiseless"]
 
 
 class Additive(AbstractNoise):
-    """grad L + B(params) N(0, I_k): `factor(params)` is like params with one extra trailing axis k.
+    """Gaussian noise with a given factor B: the stochastic gradient is grad L + B(params) N(0, I_k).
 
-    For flat params the factor is the D x k matrix B, and the covariance is B B'.
+    `factor(params)` returns B, shaped like params with one extra trailing axis k. For flat params B is a D x k matrix,
+    and the covariance is B B'.
 
     >>> import jax, jax.numpy as jnp
     >>> import undertow as ut
@@ -89,7 +90,7 @@ class Additive(AbstractNoise):
 
 
 def noiseless(problem: AbstractProblem) -> Additive:
-    """Return gradient descent as a noise: one number is drawn per step and multiplied by zero.
+    """Return a noise that is zero, with which SGD is gradient descent: each draw multiplies one number by zero.
 
     >>> import jax, jax.numpy as jnp
     >>> import undertow as ut

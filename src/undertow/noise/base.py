@@ -64,7 +64,7 @@ class AbstractNoise(eqx.Module):
 
 
 def second_moment(noise: AbstractNoise, params: PyTree) -> PyTree:
-    """Return E g_i^2 for each parameter, like params: the diagonal of the covariance, and the squared mean."""
+    """Return E g_i^2 for each parameter, like params: the diagonal of the covariance plus the squared mean."""
     variance = noise.covariance(params).moment(lambda x: jax.tree.map(jnp.square, x))
     # data in double precision would promote params in single precision
     return jax.tree.map(lambda s, g, p: (s + g**2).astype(jnp.result_type(p)), variance, noise.mean(params), params)

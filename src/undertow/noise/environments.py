@@ -24,14 +24,14 @@ __all__ = ["Environments"]
 
 
 class Environments(AbstractNoise):
-    """HeteroSGD: each step draws an environment e ~ weights and takes the mean gradient over e or over a batch of it.
+    """HeteroSGD: each step draws an environment e ~ weights and uses the mean gradient over e or over a batch from e.
 
     **Arguments:** `groups` gives every sample's environment, whole numbers 0..k-1; `weights` the probability of each
     environment (None: in proportion to its samples, so that the mean gradient is the gradient of `problem`);
     `batch_size` the number of samples drawn with replacement inside the environment (None: the whole environment).
 
     `.problem` is the loss whose gradient the draws have on average, sum_e w_e L_e. `.pooled()` is the same problem
-    with batches that mix the environments. Covariance = between environments + within them.
+    with batches that mix the environments. The covariance is the covariance between environments plus that within them.
 
     >>> import jax, jax.numpy as jnp
     >>> import undertow as ut

@@ -14,7 +14,7 @@ __all__ = ["Isotropic", "check_full_gradient"]
 
 
 class Isotropic(AbstractNoise):
-    """grad L + scale * N(0, I).
+    """Isotropic Gaussian noise: the stochastic gradient is grad L + scale * N(0, I).
 
     >>> import jax, jax.numpy as jnp
     >>> import undertow as ut

@@ -1,4 +1,4 @@
-"""Label noise: the labels are disturbed independently at every step."""
+"""Label noise: the labels are perturbed independently at every step."""
 
 from typing import Literal
 

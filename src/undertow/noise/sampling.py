@@ -38,7 +38,7 @@ def check_batch_size(function: str, problem: AbstractSampled | Population, batch
 
 
 def factor_of_size(problem: AbstractSampled, size: int, replace: bool) -> float:
-    """Return the factor of one sample's covariance in a batch mean: 1/S, times (N-S)/(N-1) without replacement."""
+    """Return the factor of one sample's covariance in a batch mean: 1/b, times (n - b)/(n - 1) without replacement."""
     if replace:
         return 1 / size
     return (problem.size - size) / (max(problem.size - 1, 1) * size)
@@ -87,7 +87,7 @@ def weighted(key: Key[Array, ""], weights: Float[Array, " n"], shape: tuple[int,
 def subsets(key: Key[Array, ""], total: int, count: int, size: int) -> Int[Array, "count size"]:
     """Return `count` independent uniform subsets of range(total), by Floyd's algorithm: O(size^2) each, no sort.
 
-    Member j is t ~ U{0..total-size+j} unless t was taken before, else the number total-size+j itself.
+    Member j is t ~ U{0..total-size+j}, or the number total-size+j itself if t was taken before.
     """
     tops = total - size + jnp.arange(size, dtype=jnp.int32)
     proposals = jax.random.randint(key, (count, size), 0, tops[None] + 1, jnp.int32)

@@ -31,7 +31,7 @@ class SampledSquares(NamedTuple):
     samples: PyTree
     each: Callable[[PyTree, PyTree], PyTree]
     rest: Callable[[PyTree], PyTree] | None
-    """None for zero."""
+    """The part that does not depend on a sample; None if it is zero."""
 
 
 class SquaresAlong(NamedTuple):

@@ -31,7 +31,7 @@ class ThirdMoment(NamedTuple):
     """The third central moments of a gradient in flat coordinates."""
 
     weights: Float[Array, " vectors"]
-    """May be negative."""
+    """The weights w_m; they may be negative."""
     vectors: Float[Array, "vectors D"]
 
     def squares_along(self, directions: Float[Array, "D r"]) -> Float[Array, "D r"]:

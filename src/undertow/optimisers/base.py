@@ -87,7 +87,7 @@ class AbstractOptimiser(eqx.Module):
 
     @property
     def memory(self) -> Number:
-        """The share b1 of the past in the average m = b1 m + (1 - b1) g that multiplies S; 0 without momentum."""
+        """The weight b1 of the past in the average m = b1 m + (1 - b1) g that multiplies S; 0 without momentum."""
         return 0.0
 
     def rates(self, steps: Int[Array, "..."], step_sizes: StepSizes) -> Rates:

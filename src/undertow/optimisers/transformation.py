@@ -1,4 +1,4 @@
-"""What `optimiser=` accepts: an optimiser of undertow, or an optax transformation, whose metric no theory knows."""
+"""The values that `optimiser=` accepts: an optimiser of undertow, or (only in `descend`) an optax transformation."""
 
 import inspect
 from typing import NoReturn
@@ -50,7 +50,7 @@ class Transformation(AbstractOptimiser):
 
 
 UNKNOWN_METRIC = (
-    "`{call}`: the theory does not know the metric of an optax transformation, only `descend` runs it; give `SGD`, "
+    "`{call}`: the metric of an optax transformation is not known, so only `descend` accepts it; give `SGD`, "
     "`RMSProp`, `Adam` or `AdamW` of undertow."
 )
 
@@ -66,9 +66,8 @@ def as_optimiser(
     for name, value in (("momentum", momentum), ("weight_decay", weight_decay)):
         if not (isinstance(value, float | int) and value == 0):
             raise TypeError(
-                f"`{function}({name}={validate.shown(value)}, optimiser=...)`: `{name}` is that of SGD; give it to "
-                "the optimiser, if "
-                "it has one."
+                f"`{function}({name}={validate.shown(value)}, optimiser=...)`: `{name}` is a setting of SGD; give "
+                "it to the optimiser, if that has such a setting."
             )
     if isinstance(optimiser, AbstractOptimiser):
         return optimiser

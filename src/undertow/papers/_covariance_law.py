@@ -29,7 +29,7 @@ Rival = Callable[..., PyTree]
 """The covariance that an alternative states, as a function of noise, params and the vector it multiplies."""
 
 RESOLUTION = 0.05
-"""The relative deviation of the variances that a check must be able to see."""
+"""The relative deviation of the variances that a check must be able to detect."""
 GROUPS = 50
 """Number of independent groups of draws. The standard error comes from the spread of the group means."""
 

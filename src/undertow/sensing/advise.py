@@ -40,9 +40,9 @@ class Advice:
     probability: float
     """The probability, by the scalar map, that a run that stops inside the window has no spurious signal."""
     exponent: float
-    """lambda at that step size: the typical growth per step of the spurious signal."""
+    """The Lyapunov exponent Lambda at that step size: the typical growth per step of the spurious signal."""
     tail: float
-    """kappa: bursts that measurement noise re-seeds have tails q^-kappa (`undertow.sensing.bursts`)."""
+    """The exponent kappa of the tails q^-kappa of bursts re-seeded by measurement noise (`undertow.sensing.bursts`)."""
     paper_window: tuple[float, float]
     """The step sizes of the paper's theorem, for comparison; empty if the first is not below the second."""
     warnings: tuple[str, ...]

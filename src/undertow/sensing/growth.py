@@ -1,7 +1,7 @@
 """Growth of a small component with one environment per step: q <- q (1 + eta s), s of a given law.
 
-The logarithm is a random walk, so the typical size grows like exp(lambda t) with the Lyapunov exponent
-lambda = E log|1 + eta s|, for any size of the mean. If lambda is negative the component typically decays; if it is
+The logarithm is a random walk, so the typical size grows like exp(Lambda t) with the Lyapunov exponent
+Lambda = E log|1 + eta s|, for any size of the mean. If Lambda is negative the component typically decays; if it is
 re-seeded, it has bursts with a power-law tail whose exponent is the other root of E|1 + eta s|^kappa = 1.
 """
 
@@ -79,7 +79,7 @@ def _one_or_all(values: Float[np.ndarray, " k"]) -> PerDirection:
 def tail_exponent(law: LawLike, step_size: Number) -> PerDirection:
     """Return kappa > 0 with E|1 + step_size s|^kappa = 1: bursts of a re-seeded component have tails q^-kappa (Kesten).
 
-    kappa is zero if the component grows (lambda >= 0), and infinite if it shrinks at every step.
+    kappa is zero if the component grows (Lambda >= 0), and infinite if it shrinks at every step.
 
     >>> import undertow as ut
     >>> from undertow.sensing.laws import two_point
@@ -110,7 +110,8 @@ def tail_exponent(law: LawLike, step_size: Number) -> PerDirection:
 def transition_spread(mean: float, step_size: float, *, steps: float | int = math.inf, alpha: float = 1e-3) -> float:
     """Return the spread M of a two-point law mean +- M above which a spurious signal is typically filtered out.
 
-    alpha exp(T lambda) = 1 after T steps from size alpha; lambda = 0 for T -> infinity, M^2 = mean^2 + 2 mean/eta.
+    It solves alpha exp(T Lambda) = 1 for T steps from size alpha, with the Lyapunov exponent Lambda (`lyapunov`). For
+    T -> infinity this is Lambda = 0, with the solution M^2 = mean^2 + 2 mean/eta.
 
     >>> from undertow.sensing.growth import transition_spread
     >>> print(round(transition_spread(1.0, 0.05), 2), round(transition_spread(1.0, 0.05, steps=200), 1))

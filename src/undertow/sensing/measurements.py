@@ -79,7 +79,7 @@ def _as_given(value: Numbers, array: np.ndarray) -> Array:
 
 
 class FreshMeasurements(AbstractNoise):
-    """The noise of a `MatrixSensing` from drawn measurements, `chunk` at a time: the slow reference.
+    """The noise of a `MatrixSensing` from drawn measurements, `chunk` at a time: a slow reference implementation.
 
     >>> import jax, jax.numpy as jnp
     >>> import undertow as ut

@@ -27,8 +27,8 @@ def rescaling_amount(
     """Return the amount that moves neurons to equilibrium: exp(4 amount) = (s_u + k |w|^2)/(s_w + k |u|^2).
 
     s are the noise powers of one stochastic gradient on the outgoing and the incoming side, k = 2 weight_decay/eta. The
-    amount
-    is infinite where the noise is one-sided, and NaN where there is neither noise nor weight decay (a dead neuron).
+    amount is infinite where the noise is one-sided, and NaN where there is neither noise nor weight decay (a dead
+    neuron).
     """
     k = 2 * weight_decay / step_size
     up, down = noise_out + k * weight_in, noise_in + k * weight_out

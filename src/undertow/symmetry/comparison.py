@@ -28,7 +28,7 @@ KNOWN = ("SGD", "RMSProp", "Adam", "AdamW")
 
 
 class FarFromEquilibrium(UserWarning):
-    """The charges at the end of a run are far from the equilibrium that was predicted."""
+    """Warning that the charges at the end of a run are far from the predicted equilibrium."""
 
 
 @dataclass(frozen=True)

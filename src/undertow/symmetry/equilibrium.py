@@ -45,11 +45,11 @@ __all__ = ["Equilibrium", "NoFiniteEquilibrium", "VanishingNoiseError", "equilib
 
 
 class NoFiniteEquilibrium(UserWarning):
-    """A symmetry given to `equilibrium` has its equilibrium at infinity."""
+    """Warning that a symmetry given to `equilibrium` has its equilibrium at infinity."""
 
 
 class VanishingNoiseError(ValueError):
-    """The noise vanishes along a symmetry given to `equilibrium`, so every point of its orbit is an equilibrium."""
+    """Error for a symmetry along which the noise vanishes, so that every point of its orbit is an equilibrium."""
 
 
 class Equilibrium(eqx.Module):

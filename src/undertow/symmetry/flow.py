@@ -128,8 +128,8 @@ def noether_flow(
     -g'A params.
 
     `relaxation_steps` is 1/(eta (2 lambda + eta Tr[Sigma A^2]/params'A^2 params)), the slope of the flow along the
-    orbit. It is exact for a charge near its equilibrium. Far from it the slope is a different one: for a neuron it
-    stays between eta (2 lambda + eta s_u/|w|^2) and eta (2 lambda + eta s_w/|u|^2) on the whole orbit.
+    orbit. The time is exact for a charge near its equilibrium. Far from it the slope differs: for a neuron it stays
+    between eta (2 lambda + eta s_u/|w|^2) and eta (2 lambda + eta s_w/|u|^2) on the whole orbit.
     `equilibrium(...).relaxation_steps` has the times at the equilibrium. With momentum beta, eta is
     step_size/(1 - beta). The breaking term is left out. Half-precision params and data are converted to float32.
 

@@ -1,4 +1,4 @@
-"""Fluctuations of Adam and its relatives across the manifold of minimisers, and what they do to the charges C_S.
+"""Fluctuations of Adam and related optimisers across the manifold of minimisers, and their effect on the charges C_S.
 
 Around a point of the manifold let x be the fluctuation of theta, v that of the optimiser's memory, V_i = E g_i^2 as a
 function of theta, S = 1/(sqrt(v) + eps), k = 1 - b2, D = eta S H, and in the eigenbasis of S^(1/2) H S^(1/2)
@@ -43,7 +43,7 @@ DRAWS = 16_384
 
 
 class Entries(NamedTuple):
-    """The terms of the change of C_S for each entry of params, flat; a generator A takes the sum of A_i times them."""
+    """The terms of the change of C_S for each entry of params, flat; for a generator A, the sum of A_i times them."""
 
     noise: Float[Array, " D"]
     """E[(g_i - E g_i)^2 S_i]: the change is eta^2/2 times this."""

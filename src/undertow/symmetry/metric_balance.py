@@ -1,4 +1,4 @@
-"""Equilibria of diagonal generators under Adam and its relatives: the least sum of standard deviations on the orbit.
+"""Equilibria of diagonal generators under Adam: the least sum of standard deviations on the orbit.
 
 With v = E g^2 along the orbit and amounts that multiply entry i by exp(l_i), y_i = sqrt(v_i) exp(-l_i), the flow of
 the charges C_S is minus the gradient of
@@ -43,7 +43,7 @@ LONGEST = 4.0
 FAR = 8.0
 """Amounts beyond this may run away, with a flow that falls to zero on the way; a linear programme decides."""
 TOO_FAR = 3.0
-"""A correction of an amount by more than this is no correction."""
+"""The largest correction of an amount that is accepted."""
 
 
 class MetricSolved(NamedTuple):
@@ -68,7 +68,7 @@ class _Orbit(NamedTuple):
     def entries(self, amounts: np.ndarray) -> tuple[np.ndarray, ...]:
         """Return noise and weight (times 2 lambda/eta) of the entries, minus their derivatives in l, and F over eta/2.
 
-        The first two are what pushes a charge up and down: the flow is eta/2 sum_i A_i (noise_i - weight_i).
+        The first two increase and decrease a charge: the flow is eta/2 sum_i A_i (noise_i - weight_i).
         """
         logs = self.generators @ amounts
         y, k = np.sqrt(self.second) * np.exp(-logs), 2 * self.decay / self.eta
@@ -81,7 +81,7 @@ class _Orbit(NamedTuple):
         return noise, weight, *slopes, share * (y - lost) + square * (y + self.eps / 2)
 
     def sides(self, noise: np.ndarray, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return for each generator what pushes its charge up and what pushes it down."""
+        """Return for each generator the terms that increase its charge and those that decrease it."""
         plus, minus = self.generators.maximum(0), (-self.generators).maximum(0)
         return plus.T @ noise + minus.T @ weight, minus.T @ noise + plus.T @ weight
 
@@ -243,7 +243,7 @@ def _regime(
         SmallParameter("|amount| from 1 - b2", float(sizes[1]), 1.0, "correction for the memory of v"),
     )
     if found.downward:
-        notes += (f"{int(found.downward)} directions of negative curvature are left out: params are no minimum.",)
+        notes += (f"{int(found.downward)} directions of negative curvature are left out: params are not a minimum.",)
     return Regime((*optimiser.regime(eta, float(found.slowest)).parameters, *corrections), notes=notes)
 
 

@@ -1,4 +1,4 @@
-"""Charges in a diagonal metric S, which Adam and its relatives have: C_S = 1/2 sum_i A_i theta_i^2/S_i.
+"""Charges in a diagonal metric S, such as that of Adam: C_S = 1/2 sum_i A_i theta_i^2/S_i.
 
 Gradient flow in a frozen metric, d theta/dt = -S grad L, conserves C_S for every diagonal generator A, because
 theta'A S^-1 S grad L = theta'A grad L = 0. It does not conserve the plain charge 1/2 theta'A theta. Of GL(d) between

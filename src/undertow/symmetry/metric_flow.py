@@ -1,4 +1,4 @@
-"""The flow of charges under Adam and its relatives: noise, decay and the change of the metric.
+"""The flow of charges under Adam and related optimisers: noise, decay and the change of the metric.
 
 For diagonal generators the charge is C_S = 1/2 sum_i A_i theta_i^2/S_i, and in continuous time, t = steps * eta,
 

@@ -47,9 +47,9 @@ def find_symmetries(
     - `params`: params of the shapes to search. Their values set the scale of the random points around them at which
       gradients are taken.
     - `key`: a key, or an int.
-    - `points`: the number of these points. None chooses it.
+    - `points`: the number of these points (None: chosen by the size of the model).
 
-    The symmetries are independent. Each one describes itself with `.describe(params)`; `.dimension(params)` is its
+    The symmetries are independent. `.describe(params)` of a symmetry describes it in words, `.dimension(params)` is its
     number of generators. Parameters without any gradient are left out, and so are neurons that are active in too few
     samples. Models of up to 30 parameters are searched in full, and generators of no known kind are returned as
     `Exponential`s. Larger models are searched for the kinds that networks have. Half-precision params and data are

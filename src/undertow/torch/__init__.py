@@ -1,8 +1,8 @@
 """The PyTorch bridge: symmetries of a network, its gradient noise while it trains, and its noise equilibrium.
 
 `census` finds the symmetries of a network and proves them. `equilibrate` moves a network to the point of its orbit
-where gradient noise pushes no charge. `NoiseMonitor` measures the noise in a training loop. The gradient moments are
-measured here; the equilibria are the closed forms of `undertow.symmetry`.
+where gradient noise changes no charge on average. `NoiseMonitor` measures the noise in a training loop. The gradient
+moments are measured here; the equilibria are the closed forms of `undertow.symmetry`.
 """
 
 from typing import TYPE_CHECKING

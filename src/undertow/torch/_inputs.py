@@ -60,7 +60,7 @@ def check_batch(function: str, batch: object, name: str = "batch") -> None:
             "`next(iter(loader))`."
         )
     if isinstance(batch, str | bytes):
-        raise TypeError(f"{call}: `{name}` is a text; give tensors, such as the output of a tokenizer.")
+        raise TypeError(f"{call}: `{name}` is a string; give tensors, such as the output of a tokenizer.")
     leaves = list(_leaves(batch))
     if any(isinstance(leaf, np.ndarray) for leaf in leaves) and not any(isinstance(leaf, Tensor) for leaf in leaves):
         raise TypeError(f"{call}: `{name}` has arrays of NumPy; give tensors, `torch.as_tensor(array)`.")

@@ -241,12 +241,12 @@ class PooledBatchSampler(AbstractBatchSampler):
 
 
 class LabelNoise:
-    """Random noise on targets, drawn anew at every call, as in the JAX side's `undertow.LabelNoise`.
+    """Random noise on targets, drawn anew at every call, like `undertow.LabelNoise` in JAX.
 
     For `kind` "sign" the target becomes y + strength e with e = +-1, for "gaussian" with e ~ N(0, 1); every entry has
     its own e. For "flip" a class becomes another one of `classes` with probability `strength`, all equally likely.
-    Call it on the targets of a batch in the training loop. Each worker of a `DataLoader` draws its own noise; there
-    is no state to save there.
+    Call the object on the targets of a batch in the training loop. Each worker of a `DataLoader` draws its own noise,
+    without a state to save.
 
     >>> import torch
     >>> from undertow.torch import LabelNoise

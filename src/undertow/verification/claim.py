@@ -36,7 +36,7 @@ P = TypeVar("P", bound=Parameters)
 
 
 class ClaimError(Exception):
-    """A claim cannot be run or judged; the message says why, in one sentence."""
+    """Error for a claim that cannot be run or judged; the message gives the reason in one sentence."""
 
 
 @dataclass(frozen=True)
@@ -92,11 +92,11 @@ class Claim(Generic[P]):
     statement: str
     measure: "Callable[..., Measurement | Check | Sequence[Check]]"
     id: str = ""
-    """Its name; by default that of the variable that holds it, with hyphens."""
+    """The name of the claim; by default that of the variable that holds the claim, with hyphens."""
     paper: str = ""
     """The paper; by default the name of the pack, or of the file."""
     place: str = ""
-    """Its place in the paper."""
+    """The place of the claim in the paper, such as a theorem or an equation."""
     equation: str = ""
     scales: dict[Scale, P] = field(default_factory=dict)
     """The parameters, a frozen dataclass, at each scale; scales differ in seeds, steps and sizes, never in criteria."""
@@ -111,9 +111,9 @@ class Claim(Generic[P]):
     controls: bool = False
     """Whether some checks are controls, which state no value of the alternative."""
     accelerated: bool = field(default=False, compare=False)
-    """Whether its runs fill an accelerator; small models are faster on a processor core."""
+    """Whether the runs fill an accelerator; small models are faster on a processor core."""
     long: bool = field(default=False, compare=False)
-    """Whether it takes minutes at the largest scale; it then starts first, so that no other worker waits for it."""
+    """Whether the experiment takes minutes at the largest scale. Such claims start first, so that no worker waits."""
     module: str = field(default="", compare=False)
 
     COLUMNS: ClassVar = ("measured", "predicted", "uncertainty", "verdict")
@@ -141,7 +141,7 @@ class Claim(Generic[P]):
             raise ValueError(f"claim {self.id or self.statement!r}: give objects of one dataclass as `scales`.")
         for name, value in ((name, value) for one in SCALES for name, value in self.parameters(one).items()):
             if not isinstance(value, Parameter):
-                advice = "parameters are numbers of Python, text or flags"
+                advice = "parameters are Python numbers, text or flags"
                 raise ValueError(f"claim {self.id or self.statement!r}: `scales` has {name} = {value!r}; {advice}.")
 
     def parameters(self, scale: Scale) -> dict[str, Parameter]:

@@ -35,7 +35,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Addition:
-    """A claim beyond the papers, and its addition to them."""
+    """A claim that no paper makes, and what it adds to the papers."""
 
     claim: str
     adds: str

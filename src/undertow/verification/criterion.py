@@ -30,7 +30,14 @@ Judgement = tuple[Verdict, int | None]
 
 @dataclass(frozen=True)
 class Within:
-    """|measured - predicted| <= tolerance + c u, with u small enough to detect a deviation of `resolution`."""
+    """The criterion |measured - predicted| <= tolerance + c u, with c u at most `resolution`.
+
+    u is the standard error of the measurement, and c is 4 for many seeds and a quantile of Student's t for few.
+
+    >>> from undertow.verification import Within
+    >>> print(Within(tolerance=0.01, resolution=0.1))
+    within 0.01 + 4 standard errors, able to detect 0.1
+    """
 
     tolerance: float | int
     resolution: float | int
@@ -38,7 +45,7 @@ class Within:
     allowed: ClassVar[tuple[float, float] | None] = None
 
     def __str__(self) -> str:
-        return f"within {self.tolerance:g} + {SIGMAS:g} standard errors, able to see {self.resolution:g}"
+        return f"within {self.tolerance:g} + {SIGMAS:g} standard errors, able to detect {self.resolution:g}"
 
     def judge(self, check: "Check", seeds: int) -> Judgement:
         """Return the verdict on a finite measurement."""
@@ -64,7 +71,12 @@ class Within:
 
 @dataclass(frozen=True)
 class Below:
-    """measured < bound, by c u."""
+    """The criterion measured + c u < bound, with c and u as in `Within`.
+
+    >>> from undertow.verification import Below
+    >>> print(Below(0.5))
+    below 0.5 by 4 standard errors
+    """
 
     bound: float | int
     kind: ClassVar = "below"
@@ -92,7 +104,12 @@ class Below:
 
 @dataclass(frozen=True)
 class Above:
-    """measured > bound, by c u."""
+    """The criterion measured - c u > bound, with c and u as in `Within`.
+
+    >>> from undertow.verification import Above
+    >>> print(Above(0.5))
+    above 0.5 by 4 standard errors
+    """
 
     bound: float | int
     kind: ClassVar = "above"
@@ -120,7 +137,12 @@ class Above:
 
 @dataclass(frozen=True)
 class AtLevel:
-    """The p-value of a stated test, which is the measured number, is at least `level`."""
+    """The criterion that the p-value of a stated test, which is the measured number, is at least `level`.
+
+    >>> from undertow.verification import AtLevel
+    >>> print(AtLevel(0.001, "Kolmogorov-Smirnov"))
+    Kolmogorov-Smirnov, level 0.001
+    """
 
     level: float | int
     test: str
@@ -187,12 +209,17 @@ def criterion_from_json(data: "dict[str, str | float | int] | str") -> Criterion
 
 @dataclass(frozen=True)
 class Check:
-    """One number against its prediction.
+    """A measured number with its prediction, and the criterion that compares them.
 
-    `printed` is the paper's value where the errata list says it is wrong. `alternative` is the value that the claim's
+    `printed` is the paper's value where the errata list corrects it. `alternative` is the value that the claim's
     alternative predicts for the measured number; for a test at a level it is the p-value of the same data under the
     alternative. `samples` is the number of independent values behind `uncertainty`: by default the seeds of the
     measurement, `math.inf` where the standard error is known rather than estimated.
+
+    >>> from undertow.verification.criterion import Check, Within, judge
+    >>> check = Check("mean", measured=1.02, predicted=1.0, uncertainty=0.01, criterion=Within(0.0, 0.1))
+    >>> judge(check, seeds=1000)
+    ('holds', None)
     """
 
     what: str

@@ -18,7 +18,7 @@ __all__ = ["Chosen", "Selection", "UnknownClaimError", "is_source", "select", "s
 
 
 class UnknownClaimError(Exception):
-    """Nothing has the name that was given; the message says which names are near."""
+    """Error for a name that no claim, pack or file has; the message lists similar names."""
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,8 @@ def select(names: Sequence[str] = (), paper: str | None = None) -> Selection:
 def _consistent(chosen: list[Chosen]) -> tuple[list[Chosen], list[str]]:
     """Return the claims without those that rest on missing ones or have the name of another, in their order.
 
-    Names of installed claims select, they do not sort: the order is that of the packs, after a user's own claims.
+    The order of the result does not depend on the order of the names: a user's own claims come first, then those of
+    the packs in the order of the packs.
     """
     own = [one for one in chosen if one.source]
     installed = [one for one in chosen if not one.source]

@@ -118,7 +118,7 @@ def test_an_experiment_that_kills_its_worker_is_named(monkeypatch):
     died = lambda workers, work, tasks: iter([Outcome(task, error=WorkerDiedError("it died")) for task in tasks])
     monkeypatch.setattr(plans, "run_tasks", died)
     with pytest.raises(
-        WorkersUnreachableError, match=r"own.py:f: describing the experiment kills the worker \(it died"
+        WorkersUnreachableError, match=r"own.py:f: the worker died while it described the experiment \(it died"
     ):
         planned(job_of())
 

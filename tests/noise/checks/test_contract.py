@@ -90,7 +90,7 @@ BROKEN = {
         r"leaf of shape \(3, 1\) for count=1",
     ),
     "no numbers": ("randomness: leading axis", {"randomness": lambda key, n: ()}, "has no arrays"),
-    "structure": ("gradient: shapes", {"gradient": lambda p, s: disturbed(p, s)["a"]}, "make it alike"),
+    "structure": ("gradient: shapes", {"gradient": lambda p, s: disturbed(p, s)["a"]}, "make them match"),
     "shape": (
         "gradient: shapes",
         {"gradient": lambda p, s: {"a": p["a"][:1], "b": p["b"]}},

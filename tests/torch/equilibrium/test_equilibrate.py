@@ -56,7 +56,7 @@ def test_momentum_buffers_transform_like_gradients():
 def test_adam_raises():
     model, batches, loss = relu_task(count=2)
     symmetries = census(model, batches[0], loss)
-    with pytest.raises(TypeError, match="this is for SGD"):
+    with pytest.raises(TypeError, match="differs from that of SGD"):
         equilibrate(model, batches, loss, symmetries, step_size=0.1, optimizer=torch.optim.Adam(model.parameters()))
 
 

@@ -67,7 +67,7 @@ def _describe(job: Job, workers: Workers, request: DescriptionRequest) -> Descri
     (outcome,) = run_tasks(workers, job.describe, [request])
     if isinstance(outcome.error, WorkerDiedError):
         raise WorkersUnreachableError(
-            f"{job.experiment}: describing the experiment kills the worker ({outcome.error})."
+            f"{job.experiment}: the worker died while it described the experiment ({outcome.error})."
         )
     if outcome.error is not None:
         raise outcome.error

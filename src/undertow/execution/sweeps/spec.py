@@ -185,7 +185,9 @@ def as_spec(
         raise SpecError(f'experiment = {experiment!r}: name the experiment, such as experiment = "own.py:name".')
     _, colon, function = experiment.rpartition(":")
     if colon and not function.isidentifier():
-        raise SpecError(f"experiment = {experiment!r}: {function!r} is no name of a function; write FILE.py:FUNCTION.")
+        raise SpecError(
+            f"experiment = {experiment!r}: {function!r} is not the name of a function; write FILE.py:FUNCTION."
+        )
     if not isinstance(axes, Mapping) or not axes:
         raise SpecError(f"axes = {axes!r}: give at least one axis, such as axes.step_size = {{log = [0.01, 0.1, 10]}}.")
     if not _whole(seed) or not 0 <= seed < 2**32:
@@ -196,7 +198,7 @@ def as_spec(
         raise SpecError(f"time_limit = {time_limit!r}: give seconds above 0.")
     for name, text in (("scale", scale), ("show", show)):
         if not isinstance(text, str) and not (name == "show" and text is None):
-            raise SpecError(f"{name} = {text!r}: give a text.")
+            raise SpecError(f"{name} = {text!r}: give a string.")
     if not isinstance(parameters, Mapping | None):
         raise SpecError(f"parameters = {parameters!r}: give a table of names and values, such as {{'steps': 200}}.")
     seed, seeds = int(seed), int(seeds)
@@ -302,7 +304,7 @@ def _together(name: str, values: dict[str, tuple[Parameter, ...]]) -> Axis:
     sizes = {parameter: len(column) for parameter, column in values.items()}
     if len(set(sizes.values())) > 1:
         listed = ", ".join(f"{parameter} has {size}" for parameter, size in sizes.items())
-        raise SpecError(f"axes.{name}: parameters that change together need as many values each; {listed}.")
+        raise SpecError(f"axes.{name}: parameters that change together need equally many values; {listed}.")
     points = list(zip(*values.values(), strict=True))
     if len(set(points)) < len(points):
         raise SpecError(f"axes.{name}: the same point occurs twice; use seeds to repeat it.")

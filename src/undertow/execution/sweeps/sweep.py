@@ -53,12 +53,12 @@ def sweep(
 
     - `experiment`: a claim's id, a phase diagram (`"hetero"`, `"recovery"`, `"stability"`), your function as
       `"file.py:name"`, or the function itself, which then runs in this process: f(key, *, parameters...) -> dict of
-      arrays. If it traces, blocks of points and seeds run as one vmapped program: parameters that are floats are traced
-      (in double precision, in other processes), whole numbers, text and flags are static.
-    - `axes`: for each a list of values, `{"linear": [low, high, count]}`, `{"log": [low, high, count]}`, parameters
-      that change together `{"zip": {"a": ..., "b": ...}}`, or random points
+      arrays. If JAX can trace it, blocks of points and seeds run as one vmapped program: parameters that are floats are
+      traced (in double precision, in other processes), whole numbers, text and flags are static.
+    - `axes`: for each axis a list of values, `{"linear": [low, high, count]}`, `{"log": [low, high, count]}`,
+      parameters that change together `{"zip": {"a": ..., "b": ...}}`, or random points
       `{"random": {"a": {"log": [low, high]}}, "count": 100}`.
-    - `parameters`: other parameters, with one value at every point; `scale` gives the remaining ones of a claim.
+    - `parameters`: other parameters, with the same value at every point; `scale` gives the remaining ones of a claim.
     - `seeds`: runs at every point; the randomness of a run depends on `seed`, its point's values and its index alone.
     - `out`: a folder; each sweep has its own folder in it, named by a hash of its specification and code.
     - `on`: the address of a Dask scheduler; without it, `jobs` processes on this machine, by default one per core.

@@ -68,7 +68,7 @@ class NoiseCheck:
 
 
 class NoiseCheckError(ValueError):
-    """A noise does not follow the protocol; `result` is the table with the failing part."""
+    """Error for a noise that does not follow the protocol; `result` is the table of the checks."""
 
     def __init__(self, result: NoiseCheck):
         self.result = result

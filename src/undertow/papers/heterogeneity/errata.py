@@ -46,7 +46,7 @@ ERRATA: tuple[Erratum, ...] = (
         paper="heterogeneity",
         place="Eq. (49)",
         printed="the event that some q_i is at most p^-1.5 r2^1.5 L has probability at most T2 p",
-        right="the event that some q_i is at least that; the one printed is certain, since q_i starts at L",
+        right="the event that some q_i is at least that; the printed event is certain, since q_i starts at L",
         claim="controller-event",
     ),
     Erratum(
@@ -67,7 +67,7 @@ ERRATA: tuple[Erratum, ...] = (
         paper="heterogeneity",
         place="Eq. (86)",
         printed="the singular values at step t + 1 lie between the recursions (31) at step t",
-        right="between those at step t + 1, as in (75): they grow by more in a step than the recursions are apart",
+        right="between those at step t + 1, as in (75): they grow by more per step than the distance of the recursions",
         claim="invariant-grows-first",
     ),
     Erratum(
@@ -82,7 +82,7 @@ ERRATA: tuple[Erratum, ...] = (
         place="Algorithm 4, the step and the shrinkage",
         printed="a step η along the gradient 4 G U of the modified loss, then division by 1 - η (|U|² - τ)",
         right="(U - η/2 G U)/(1 - η/2 (|U|² - τ)): E G = 2 D + tr(D) I, so 4 G U moves 8η along D, and the "
-        "division takes a quarter of the trace out",
+        "division removes a quarter of the trace",
         claim="quadratic-net-constants",
     ),
     Erratum(

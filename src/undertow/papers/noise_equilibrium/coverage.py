@@ -12,7 +12,12 @@ _RESULTS = (
         ("equilibrium-at-infinity", "scale-growth"),
     ),
     ("Section 3", "The covariance of a batch gradient.", ("minibatch-covariance",)),
-    ("Eq. (2)-(3)", "A symmetry, and that gradients are orthogonal to it.", (), "a definition and its derivative"),
+    (
+        "Eq. (2)-(3)",
+        "A symmetry, and the orthogonality of gradients to its orbit.",
+        (),
+        "a definition and its derivative",
+    ),
     ("Eq. (4)", "Gradient flow conserves the charge.", ("charge-conserved",)),
     ("Eq. (5)", "Noise moves the charge.", ("expected-change", "charge-factor-two")),
     ("Definition 4.1 and Eq. (6)", "Exponential symmetries and their charge.", ("charge-factor-two",)),
@@ -25,10 +30,10 @@ _RESULTS = (
         "Along an orbit the flow falls, the charge rises, and the flow has one zero.",
         ("one-fixed-point", "equilibrium-at-infinity"),
     ),
-    ("Theorem 4.3 (4)", "That zero depends smoothly on the point.", ("discrete-fixed-point",)),
+    ("Theorem 4.3 (4)", "The zero of the flow on an orbit depends smoothly on the point.", ("discrete-fixed-point",)),
     (
         "Remark 4.4",
-        "The same holds in expectation for SGD and gradient descent in discrete time.",
+        "Theorem 4.3 holds in expectation for SGD and gradient descent in discrete time.",
         ("discrete-fixed-point",),
     ),
     ("Theorem 4.5", "The charge converges to its equilibrium.", ("charge-relaxes", "charge-follows")),
@@ -45,14 +50,14 @@ _RESULTS = (
         "The charge of a factorisation changes by the noise of rows minus that of columns.",
         ("rows-and-columns", "charge-factor-two"),
     ),
-    ("Section 5.1, U a row and W a column", "The case that is solved.", ("vectors-decay",)),
+    ("Section 5.1, U a row and W a column", "The case with a closed-form solution.", ("vectors-decay",)),
     ("Eq. (12)", "The two-layer linear net.", (), DEFINITION),
     (
         "Theorem 5.2, Eq. (13)",
         "The balance of the noise of two layers.",
         ("factors-balance", "decay-in-the-balance", "two-layer-alignment", "start-forgotten"),
     ),
-    ("Eq. (14)", "The same at the global minimum.", ("start-forgotten", "norm-ratio")),
+    ("Eq. (14)", "The balance of two layers at the global minimum.", ("start-forgotten", "norm-ratio")),
     ("Proposition 5.3", "The trace of the Hessian of two linear layers.", ("hessian-trace",)),
     ("Eq. (15)", "The sharpness of common initialisations, relative to the end of training.", ("sharpness-of-starts",)),
     ("Figure 3", "Norms and sharpness at the end of SGD on anisotropic data.", ("norm-ratio",)),
@@ -62,14 +67,14 @@ _RESULTS = (
         "The noise equilibrium of a deep linear net.",
         ("deep-linear-norms", "deep-norms"),
     ),
-    ("Eq. (19)", "The norms of its layers.", ("deep-linear-norms", "deep-norms")),
+    ("Eq. (19)", "The norms of the layers of that net.", ("deep-linear-norms", "deep-norms")),
     (
         "Figure 5",
         "SGD brings the middle layers to one norm.",
         ("deep-norms", "deep-norms-digits"),
     ),
     ("Eq. (20)", "The balance of the noise and a term that breaks the symmetry.", ("broken-charge",)),
-    ("Eq. (21)", "The same near a minimum.", ("broken-charge",)),
+    ("Eq. (21)", "The balance of Eq. (20) near a minimum.", ("broken-charge",)),
     ("Eq. (22)", "The case of a deviation along an eigenvector.", ("two-curvatures",)),
     ("Eq. (23)", "The distance of the charge from its value at the minimum.", ("broken-charge",)),
     (
@@ -78,8 +83,12 @@ _RESULTS = (
         ("latent-alignment", "latent-fresh-data"),
     ),
     ("Figure 7", "Scale-invariant weights grow under SGD.", ("scale-growth",)),
-    ("Eq. (24)", "Their norm with weight decay.", ("charge-factor-two",)),
-    ("Figure 8", "The norms hardly depend on step, batch and width.", ("norm-ratio-settings",)),
+    ("Eq. (24)", "The norm of scale-invariant weights with weight decay.", ("charge-factor-two",)),
+    (
+        "Figure 8",
+        "The norms of the two layers hardly depend on step size, batch size and width.",
+        ("norm-ratio-settings",),
+    ),
     ("Figure 9", "Figure 6 for other activations.", ("latent-alignment", "latent-fresh-data")),
     ("Eq. (25)-(26)", "Ito's lemma.", (), TEXTBOOK),
     ("Eq. (27)-(31)", "The derivation of (5).", ("charge-factor-two",)),
@@ -96,14 +105,14 @@ _RESULTS = (
     (
         "Theorem B.6, Eq. (73)-(78)",
         "For s = μ = 0 the mean-square distance to the equilibrium vanishes (checked: SGD on one neuron, over three "
-        "relaxation times). Else it vanishes beside C*, in probability (checked: its size while C* drifts and "
-        "diffuses, over two relaxation times; not the limit).",
+        "relaxation times). Otherwise it vanishes relative to C*, in probability (checked: its size while C* drifts "
+        "and diffuses, over two relaxation times; not the limit).",
         ("charge-follows",),
     ),
     ("Eq. (79)-(89)", "The proofs of Proposition 5.3 and Theorem 5.2.", ("rows-and-columns", "hessian-trace")),
     ("Eq. (90)-(92)", "The balanced factors of a product.", ("factors-balance",)),
-    ("Eq. (93)-(98)", "The change of the charge in one step, on every path.", ("step-identity",)),
-    ("Eq. (99)-(100)", "Its expectation.", ("expected-change",)),
+    ("Eq. (93)-(98)", "The exact change of the charge in one step.", ("step-identity",)),
+    ("Eq. (99)-(100)", "The expected change of the charge in one step.", ("expected-change",)),
     (
         "Theorem D.1, Eq. (101)-(108)",
         "Along an orbit the expected change falls and has one zero.",
@@ -116,7 +125,7 @@ _RESULTS = (
     ),
     (
         "Eq. (121)-(132)",
-        "The solution of those equations.",
+        "The solution of the equations of Theorem E.1.",
         ("deep-linear-norms",),
     ),
 )

@@ -22,7 +22,7 @@ ERRATA: tuple[Erratum, ...] = (
     Erratum(
         paper="noise_equilibrium",
         place="Eq. (31) against Eq. (5)",
-        printed="dC = σ²/2 Tr[Σ ∇² C] dt: the derivation puts √(σ² Σ) for the √(2σ² Σ) of Eq. (1)",
+        printed="dC = σ²/2 Tr[Σ ∇² C] dt: the derivation uses √(σ² Σ) instead of the √(2σ² Σ) of Eq. (1)",
         right="dC = σ² Tr[Σ ∇² C] dt, as in Eq. (5)",
         claim="charge-factor-two",
     ),
@@ -37,7 +37,7 @@ ERRATA: tuple[Erratum, ...] = (
         paper="noise_equilibrium",
         place="Section 4.2, time scales",
         printed="t_equi is proportional to σ²",
-        right="to 1/σ², as the conclusions drawn from it say: the larger σ², the sooner the equilibrium",
+        right="to 1/σ², as in the conclusions that follow: the larger σ², the sooner the equilibrium",
         claim="equilibration-time",
     ),
     Erratum(
@@ -51,7 +51,7 @@ ERRATA: tuple[Erratum, ...] = (
         paper="noise_equilibrium",
         place="Appendices B.2 and D, proofs of Theorems 4.3 and D.1",
         printed="I_1 is strictly increasing, with I_1(-inf) = +inf and I_1(+inf) = 0",
-        right="strictly decreasing, as these limits say",
+        right="strictly decreasing, as these limits require",
         claim="orbit-eigenvalues",
     ),
     Erratum(
@@ -65,7 +65,7 @@ ERRATA: tuple[Erratum, ...] = (
         paper="noise_equilibrium",
         place="Section 5.1, U a row and W a column",
         printed="all neurons end with the same sign, sgn(U_i) = sgn(U_j)",
-        right="the products U_k W_k do: W = U' or W = -U', and the U_k keep signs of their own",
+        right="the products U_k W_k have the same sign: W = U' or W = -U', and the U_k may differ in sign",
         claim="vectors-decay",
     ),
     Erratum(
@@ -103,8 +103,8 @@ ERRATA: tuple[Erratum, ...] = (
         paper="noise_equilibrium",
         place="Section 5.4, Eq. (22)",
         printed="a deviation along an eigenvector n of H is s = σ² Tr[ΣA]/(ζ h* n'A θ*)",
-        right="1 - ζ h_m/H_mm times that, for one noisy direction m, with the curvatures there of the pull and of "
-        "the whole loss; not h*, the curvature along n",
+        right="1 - ζ h_m/H_mm times that, for one noisy direction m, with the curvatures h_m of the pull and H_mm of "
+        "the whole loss along m, instead of h*, the curvature along n",
         claim="two-curvatures",
     ),
     Erratum(
@@ -152,7 +152,7 @@ ERRATA: tuple[Erratum, ...] = (
         printed="nonlinear nets have similar latent matrices under SGD and dissimilar ones under gradient descent, "
         "because of gradient noise",
         right="because of fresh data: batches so large that there is hardly any noise make them nearly as similar, and "
-        "on a fixed data set SGD leaves them dissimilar; noise does it in linear nets",
+        "on a fixed data set SGD leaves them dissimilar; in linear nets noise is the cause",
         claim="latent-alignment",
     ),
     Erratum(

@@ -2,8 +2,9 @@
 
 A two-layer linear network |UWx - y|^2 on fresh data y = x + eps; at the start U is multiplied and W divided by
 `imbalance`.
+
 Theory, for the linear motion of the residual A = UW - 1 at the start: A+ = A - 2 eta (UU'A X + A X W'W) with the second
-moment X of a batch of S inputs, E X^2 = 1 + (n + 1)/S. Its mean square shrinks while
+moment X of a batch of S inputs, E X^2 = 1 + (n + 1)/S. The mean square of A shrinks while
 eta (|U|^2 + |W|^2) (1 + (n + 1)/S) < 1, with spectral norms. Beyond it the loss rises at first and the layers shrink:
 half of the runs still stay finite at about 2.3 times that step size from an unbalanced start, and at 1.3 times from
 the equilibrium (measured), as in the catapult phase of gradient descent (Lewkowycz et al. 2020).

@@ -40,7 +40,7 @@ _RESULTS = (
     ),
     (
         "Charges in a metric",
-        "Gradient flow in a frozen diagonal metric S conserves C_S = ½ Σ A_i θ_i²/S_i for diagonal generators.",
+        "Gradient flow in a frozen diagonal metric S conserves C_S = ½ ∑ A_i θ_i²/S_i for diagonal generators.",
         ("metric-charge-conserved",),
     ),
     (
@@ -60,7 +60,7 @@ _RESULTS = (
     ),
     (
         "Finite memory of v",
-        "The metric term shifts the equilibrium by what v does not follow of the fluctuations.",
+        "The metric term shifts the equilibrium, because v follows the fluctuations only in part.",
         ("metric-memory",),
     ),
     (
@@ -90,7 +90,7 @@ _RESULTS = (
     ),
     (
         "Schedules",
-        "With a schedule η_k the clock of the motion along the manifold is Σ η_k².",
+        "With a schedule η_k the clock of the motion along the manifold is ∑ η_k².",
         ("schedules-are-clocks",),
     ),
     (
@@ -100,7 +100,7 @@ _RESULTS = (
     ),
     (
         "Implicit regulariser of Adam (arXiv 2511.02773)",
-        "With label noise Adam reduces tr diag(H)^½ where SGD reduces tr H; dense solutions: SGD ends lower in both.",
+        "With label noise Adam reduces tr diag(H)^½ where SGD reduces tr H; for dense solutions SGD is lower in both.",
         ("two-traces",),
     ),
     (

@@ -72,9 +72,9 @@ def check_pick(function: str, name: str, pick: object) -> None:
 
 
 def check_label(function: str, label: object) -> str:
-    """Return a label, which is a text."""
+    """Return a label, which must be a string."""
     if not isinstance(label, str):
-        raise TypeError(f"`{function}(label={validate.shown(label)})`: `label` must be a text.")
+        raise TypeError(f"`{function}(label={validate.shown(label)})`: `label` must be a string.")
     return label
 
 

@@ -19,7 +19,7 @@ __all__ = ["Scaling"]
 class Scaling(AbstractDiagonal):
     """Multiplication of the params picked by `where` with exp(amount), A = I.
 
-    Batch, layer and weight normalisation make a loss invariant under it.
+    Batch, layer and weight normalisation make a loss invariant under this symmetry.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut

@@ -71,12 +71,12 @@ class Census:
     without_gradient: tuple[str, ...]
     """Parameters, or parts of them, that the loss does not depend on."""
     frozen: tuple[str, ...]
-    """Parameters that do not train. SGD has no symmetry that would have to move them."""
+    """Parameters that do not train. Symmetries that would move them are not symmetries of training."""
     free: tuple[str, ...]
     """Trainable parameters that no exact symmetry moves."""
     unexplained: tuple[Unexplained, ...] = ()
-    """Charges that the null space over all indices has and no named symmetry explains. Empty only if there are none;
-    where they could not be counted it says so."""
+    """Charges in the null space over all indices that no named symmetry explains. Empty only if there are none; where
+    they could not be counted, an entry gives the reason."""
     broken: tuple[Symmetry, ...] = ()
     """Symmetries of the outputs that the loss breaks, by a penalty on weights for instance; training does not have
     them. `change` is the change of the loss."""

@@ -2,7 +2,7 @@
 
 Along a symmetry that scales u by s and v by 1/s, the gradient with respect to v vanishes where u is zero: it is
 s times a finite number at u s, for every s. So indices are set to zero by random codes, different in each pass, and
-the passes in which the gradient of an index vanishes spell the code of its partner. Zeros are exact in floating
+the passes in which the gradient of an index vanishes identify the code of its partner. Zeros are exact in floating
 point. This finds how channels run through a flattened image, a concatenation, fused queries, keys and values of any
 layout, experts or a low-rank product, without knowing the layer. A coupling is only a candidate: the null space
 decides (a GELU couples two layers without a symmetry).

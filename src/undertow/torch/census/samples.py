@@ -1,7 +1,7 @@
 """Whether a batch has enough samples to decide which indices are coupled.
 
-A ReLU that is inactive for all samples of a batch has no gradient. The codes of `census.couplings` then say nothing
-about it. How often this happens is measured in the draws of weights in which moments are taken.
+A ReLU that is inactive for all samples of a batch has no gradient. The codes of `census.couplings` then give no
+information on it. How often this happens is measured in the draws of weights in which moments are taken.
 """
 
 import math

@@ -15,7 +15,7 @@ __all__ = ["WideningError", "widen"]
 Shape = tuple[int, ...]
 
 EQUAL_PARTS_COST = 4
-"""Cost of a part that starts after a number of equal parts, where no named size tells its start."""
+"""Cost of a part that starts after a number of equal parts, where no named size gives its start."""
 
 
 class WideningError(ValueError):

@@ -65,7 +65,7 @@ def equilibrate(
     progress: Callable[[str, int, int | None], object] | bool | None = None,
     seed: int = 0,
 ) -> Equilibrium:
-    """Move a network along its exact symmetries, in place, to the point where minibatch noise pushes no charge.
+    """Move a network along its exact symmetries, in place, to the point where minibatch noise changes no charge.
 
     This is the point of the orbit that minimises F = step_size/4 Tr Sigma + weight_decay/2 |params|^2, with Sigma the
     covariance of a minibatch gradient. It is computed by the closed forms of `undertow.symmetry`, swept over linked
@@ -89,8 +89,8 @@ def equilibrate(
     - `optimizer`: the `torch.optim.SGD` whose momentum is moved too, or the `torch.optim.AdamW` whose state is moved
       and whose v is used. Its m moves like a gradient, by exp(-s) where a parameter moves by exp(s), its v by
       exp(-2 s). Without it v is the mean square of the gradients of the batches.
-    - `dry_run`: measure what would be moved and what noise, F and curvature would be, and leave the model and the
-      state of the optimiser as they are, to the bit.
+    - `dry_run`: measure what would be moved and the noise, F and curvature after the move, and leave the model and the
+      state of the optimiser bitwise unchanged.
     - `curvature_batches`: the most batches for the largest curvature. Eight are used at first, more only where they
       would resolve it; 0 measures none.
     - `progress`: None shows a bar on stderr after two seconds if that is a terminal, True shows it always, False

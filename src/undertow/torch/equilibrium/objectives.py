@@ -1,4 +1,4 @@
-"""What a move along the orbit minimises: noise power for SGD, standard deviations for AdamW, both with weight decay."""
+"""The cost that a move along the orbit minimises: noise power for SGD, standard deviations for AdamW, plus decay."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

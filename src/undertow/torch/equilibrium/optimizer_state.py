@@ -45,7 +45,7 @@ def sgd_state(optimizer: torch.optim.Optimizer | None, params: dict[str, nn.Para
     if not isinstance(optimizer, torch.optim.SGD):
         raise TypeError(
             f"`equilibrate(optimizer=...)`: a {type(optimizer).__name__} rescales every entry separately, so that its "
-            'equilibrium is another one and this is for SGD; for Adam and AdamW give `optimiser="adamw"` too.'
+            'equilibrium differs from that of SGD; for Adam and AdamW give `optimiser="adamw"` too.'
         )
     return OptimizerState([_tensors(optimizer, params, "momentum_buffer")])
 

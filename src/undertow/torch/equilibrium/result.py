@@ -47,7 +47,7 @@ class MovedSymmetry:
 
 @dataclass(frozen=True)
 class Equilibrium:
-    """Result of `equilibrate`: measurements before and after the move. `undo()` restores the model to the bit."""
+    """Result of `equilibrate`: measurements before and after the move. `undo()` restores the model exactly."""
 
     moved: tuple[MovedSymmetry, ...]
     skipped: tuple[tuple[Symmetry, str], ...]

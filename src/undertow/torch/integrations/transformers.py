@@ -25,8 +25,8 @@ class NoiseCallback(TrainerCallback):
 
     At the first forward pass the census is taken from the first batch, and a `NoiseMonitor` starts. The numbers of the
     newest measurement are added to what Trainer logs: `noise/scale` (the gradient noise scale in samples),
-    `noise/share` (the share of the gradient that is noise) and others, which TensorBoard, wandb and mlflow get as they
-    get the loss. No error of a measurement stops the training; `monitor.skipped` and `problem` have the reasons.
+    `noise/share` (the share of the gradient that is noise) and others. TensorBoard, wandb and mlflow receive
+    them like the loss. No error of a measurement stops the training; `monitor.skipped` and `problem` have the reasons.
 
     **Arguments:** `every` (steps between measurements), `census` (by default taken from the first batch),
     `symmetries=False` (measure the noise scale only), `window`, `batch_axis` and `writer` as in `NoiseMonitor`;

@@ -24,8 +24,8 @@ CLAIMS = (
         "heterogeneity",
         "Algorithms 1 and 2",
         "Batches of m samples from one environment have the covariance between environments plus the covariance "
-        "within them divided by m; for pooled batches both parts are divided by m. Only in HeteroSGD the heterogeneity "
-        "between environments remains at every batch size.",
+        "within them divided by m; for pooled batches both parts are divided by m. Only in HeteroSGD does the part "
+        "between environments remain at every batch size.",
         "Cov hetero = Var_e(g_e) + E_e[Cov_e]/m,  Cov pooled = (Var_e(g_e) + E_e[Cov_e])/m",
         _noises,
         "Batches from one environment have the covariance of pooled batches: both parts are divided by the batch size.",

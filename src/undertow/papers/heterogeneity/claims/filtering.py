@@ -331,8 +331,8 @@ CLAIMS = (
         id="typical-growth",
         paper="heterogeneity",
         place="Figure 2",
-        statement="The mean of the spurious component grows equally at every heterogeneity. Its typical size falls, "
-        "from M = 7 on at η = 0.05.",
+        statement="The mean of the spurious component grows at the same rate for every heterogeneity M. At η = 0.05 "
+        "the typical size of the component falls from M = 7 on.",
         equation="E|1 + η s|^p,  p = 1 against p = 0.1",
         alternative="The mean is typical: all moments follow it, E|q|^0.1 = (E|q|)^0.1, and the mean itself grows "
         "like exp(t E log|1 + η s|).",

@@ -177,9 +177,9 @@ CLAIMS = (
         id="bursts-return",
         paper="heterogeneity",
         place="beyond the paper: Theorem 2 needs its early stop",
-        statement="A run that has filtered out the spurious signal does not stay there: measurement noise excites the "
-        "signal again, and it returns above 0.5. Its tail is that of a signal damped by the true one, E|1 + η (s - "
-        "1)|^κ = 1. Early stopping is part of the method.",
+        statement="A run that has filtered out the spurious signal does not stay in that state: measurement noise "
+        "excites the signal again, and the signal returns above 0.5. Its tail is that of a signal damped by the true "
+        "one, E|1 + η (s - 1)|^κ = 1. Early stopping is part of the method.",
         equation="q+ = q (1 + η (s - 1 - q²)) + N(0, η² E s²/(2m)) along the learnt direction",
         alternative="A filtered signal stays filtered; or the returning signal is not damped by the true signal, and "
         "its tail has E|1 + η s|^κ = 1.",

@@ -300,10 +300,10 @@ CLAIMS = (
         id="invariant-grows-first",
         paper="heterogeneity",
         place="Theorems 4 and 5, Eq. (25) and (31), Lemmas 5 and 14",
-        statement="All singular values of the invariant part grow together along the recursion (25), by more than 1 + "
-        "η/3 per step (after (83) the paper prints 1 + 3/η), until they pass 1/4 to 7/18, and then approach 1. The "
+        statement="All singular values of the invariant part grow together along the recursion (25), by a factor above "
+        "1 + η/3 per step (after (83) the paper prints 1 + 3/η), until they pass 1/4 to 7/18, and then approach 1. The "
         "spurious part stays small throughout. With a billion measurements per step the singular values stay between "
-        "the recursions (31), which stay within a sixth of (25); they do not lag by one step, as (86) is printed.",
+        "the recursions (31), which stay within a sixth of (25); they do not lag by one step, as printed in (86).",
         equation="R+ = (1 + η - η R²) R,  R_0 = α",
         alternative="The step is the gradient of the loss (2), 2 G U, and the growth is twice as fast; the line after "
         "(83) and Eq. (86) are right as printed.",

@@ -200,8 +200,8 @@ CLAIMS = (
         place="Eq. (20), (21) and (23)",
         statement="If a term breaks the symmetry, the charge of SGD is stationary where the force of that term "
         "balances the force of the noise, to first order in the step size. Near a minimum the charge deviates by less "
-        "than the paper prints: the fluctuations contribute Tr[H A Cov] to the balance, and they contribute to the "
-        "charge. With a strong term they contribute most of it.",
+        "than the paper prints: the fluctuations contribute Tr[H A Cov] to the balance, and they change the mean "
+        "charge. With a strong symmetry-breaking term they cause most of its deviation.",
         equation="ζ E[∇l2'A θ] = σ² Tr[ΣA],  "
         "ζ E[δ]'HAθ* = σ² Tr[ΣA] - ζ Tr[H A Cov],  "
         "E[C] - C* = E[δ]'A θ* + 1/2 Tr[A Cov]",

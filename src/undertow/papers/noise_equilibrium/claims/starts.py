@@ -134,8 +134,8 @@ CLAIMS = (
         statement="Eq. (15) holds for d ≥ n, but the conclusions that the paper draws from it do not. With variance 1 "
         "in U a square network starts (n + 1)/2 times sharper than it ends, not equally sharp; the paper's conclusion "
         "needs variance 1/d. With variances 1/(n + d) it starts half as sharp, not slightly less sharp; Xavier's "
-        "variances are twice as large. For d < n the layers do not balance at equal norms, and the end is sharper "
-        "than (15) by a factor that grows as the label noise falls.",
+        "variances are twice as large. For d < n the layers do not balance at equal norms, and S_end exceeds "
+        "Eq. (15) by a factor that grows as the label noise falls.",
         equation="S_init/S_end = d (σ_U² + σ_W²)/2,  d ≥ n inputs and outputs;  S_end = "
         "(ρ^1/2 + ρ^-1/2) d Tr Σ_x,  ρ = 1 + (n - d) σ_x²/(n σ_ε²),  d < n",
         alternative="With variances 1 and 1/n a square network starts as sharp as it ends, and with 1/(n + d) nearly "

@@ -146,7 +146,7 @@ def _measure(parameters: Schedules, key: Key[Array, ""]) -> Measurement:
 def _draw(measurement: Measurement, parameters: Schedules) -> "Figure":
     figure, panels = style.new_figure(4, width=3.4)
     for row, name in enumerate(OPTIMISERS):
-        for column, (clock, label) in enumerate((("slow_time", "Σ η²"), ("time", "Σ η"))):
+        for column, (clock, label) in enumerate((("slow_time", "∑ η²"), ("time", "∑ η"))):
             axes = panels[2 * row + column]
             data = measurement.data.sel(optimiser=name)
             constant = data.sel(schedule="constant")
@@ -167,7 +167,7 @@ CLAIMS = (
         statement="Warm-up and cosine schedules move SGD and Adam with label noise along the manifold of minimisers as "
         "the constant step does: tr H is the same at equal slow time, the sum of the squared step sizes.",
         equation="tr H at ∑_k η_k² = τ does not depend on the schedule η_k",
-        alternative="The clock is the time Σ η_k, the sum of the step sizes.",
+        alternative="The clock is the time ∑ η_k, the sum of the step sizes.",
         rests_on=("adam-limit-metric", "network-follows-limit"),
         scales={"smoke": Schedules(16), "default": Schedules(128), "full": Schedules(1024)},
         measure=_measure,

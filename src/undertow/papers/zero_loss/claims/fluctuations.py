@@ -101,7 +101,7 @@ CLAIMS = (
         id="fluctuations",
         paper="zero_loss",
         place="Section 1.1 and Figure 1",
-        statement="About the manifold SGD fluctuates with the covariance η X, where HX + XH = Σ. Under label noise of "
+        statement="Around the manifold SGD fluctuates with the covariance η X, where HX + XH = Σ. Under label noise of "
         "strength δ this is η δ²/2 in every normal direction.",
         equation="E D D' = η L_H⁻¹(Σ) = (η/2) δ² across, for Σ = δ² H",
         alternative="The covariance is η H⁻¹ Σ, without the factor 1/2 of the Lyapunov equation: η δ².",

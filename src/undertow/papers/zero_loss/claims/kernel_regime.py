@@ -221,8 +221,8 @@ CLAIMS = (
         paper="zero_loss",
         place="Theorem 6.7",
         statement="The mean error of gradient descent on the linearised model is at least 1 - n/d for all step sizes "
-        "and at every step. It has an exact law at every step, and the bound is reached. The model itself ends within "
-        "O(α⁻⁴) of its linearisation.",
+        "and at every step. This mean has an exact law at every step, and the bound is attained. The model itself ends "
+        "within O(α⁻⁴) of its linearisation.",
         equation="E |w(T) - w*|²/|w*|² = (1/d) E Tr prod_t (I - η_t H)² ≥ 1 - n/d",
         alternative="The error is that of a model with 2d free parameters, 1 - n/(2d), and the model ends within "
         "O(α⁻²) of its linearisation.",

@@ -32,7 +32,10 @@ SENTENCES = {
 
 @dataclass(frozen=True)
 class ScalingCheck:
-    """Verdict on an entry of a scaling map, for each layer that its source selects. It is true if all preserve."""
+    """Verdict on an entry of a scaling map, for each layer that its source selects.
+
+    The truth value of the check is True if all layers preserve the function.
+    """
 
     entry: ScalingEntry
     layers: tuple[ScaledLayer, ...]
@@ -112,7 +115,7 @@ class ScalingCheck:
 
 @dataclass(frozen=True)
 class ScalingReport:
-    """Checks of all entries of a scaling map. It is true if every entry preserves the function."""
+    """Checks of all entries of a scaling map. Its truth value is True if every entry preserves the function."""
 
     checks: tuple[ScalingCheck, ...]
 

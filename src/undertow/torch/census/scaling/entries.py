@@ -20,6 +20,10 @@ class ScalingEntry:
     """A source pattern with the patterns of its readers.
 
     The outputs of the source are divided by one scale per channel; the inputs of the readers are multiplied by it.
+
+    >>> from undertow.torch import ScalingEntry
+    >>> print(ScalingEntry("re:.*up_proj$", ("re:.*down_proj$",)))
+    re:.*up_proj$ against re:.*down_proj$
     """
 
     source: str
@@ -137,7 +141,7 @@ def scaling_entry(value: object) -> ScalingEntry:
     if isinstance(readers, str):
         readers = [readers]
     if not isinstance(source, str) or not isinstance(readers, list | tuple) or not readers:
-        raise ValueError(f"the entry {value!r} is not readable; give {FORMS}, each a text or a list of texts.")
+        raise ValueError(f"the entry {value!r} is not readable; give {FORMS}, each a string or a list of strings.")
     if not all(isinstance(reader, str) for reader in readers):
-        raise ValueError(f"the entry {value!r} has a reader that is not a text; give names or patterns.")
+        raise ValueError(f"the entry {value!r} has a reader that is not a string; give names or patterns.")
     return ScalingEntry(source, tuple(str(reader) for reader in readers))

@@ -33,8 +33,8 @@ class Trace:
 def trace_layers(model: nn.Module, batch: Batch, loss: Loss, sources: Sequence[str]) -> Trace:
     """Return which modules with parameters ran on data, and which read the outputs of the sources.
 
-    A module reads a source if the rows of its input are rows of the source's output, bit by bit: an expert receives
-    some of them. A module that receives a function of the output is not found.
+    A module reads a source if the rows of its input are bitwise equal to rows of the source's output; an expert
+    receives some of them. A module that receives a function of the output is not found.
 
     >>> import torch
     >>> from undertow.torch.census.scaling.trace import trace_layers

@@ -29,7 +29,7 @@ Verdict = Literal["preserves", "changes", "unproved"]
 
 @runtime_checkable
 class AbstractCensus(Protocol):
-    """What is read of a census. `Census` has methods that call this package, which cannot import it."""
+    """The part of a census that is read here. `Census` has methods that call this package, which cannot import it."""
 
     @property
     def symmetries(self) -> tuple[Symmetry, ...]: ...
@@ -68,7 +68,7 @@ class ScaledLayer:
 
 
 def census_layers(census: AbstractCensus) -> list[str]:
-    """Return the names of the layers that a census knows: those that move, that are free and that are frozen."""
+    """Return the names of the layers of a census: those that move, that are free and that are frozen."""
     every = [*census.symmetries, *census.approximate, *census.broken]
     names = [*(name for symmetry in every for name in symmetry.parameters), *census.free, *census.frozen]
     return list(dict.fromkeys(map(layer_of, names)))
