@@ -124,6 +124,6 @@ def test_the_study_makes_a_page(tmp_path):
     ]  # fmt: skip
     assert max(row["exact"] for row in facts["settings"]) < 1e-5
     text = charge_changes_page.page(facts)
-    assert text.count("AdamW, b2 0.999, warm-up") >= 5
+    assert text.count("AdamW, $b_2 = 0.999$, warm-up") >= 5
     assert "nan" not in text
     assert set(charge_changes_page.figures(facts)) == {"charge-changes-scatter", "charge-changes-windows"}
