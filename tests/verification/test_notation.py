@@ -83,3 +83,10 @@ def test_symbols_are_set_like_their_names():
         "Tr Sigma_1^2 = beta^(2/D) d,  X_ij -> eta^2 |theta_lambda*|"
     )
     assert prose("P(|q| > x) falls like x^-κ") == "P(|q| &gt; x) falls like x<sup>−κ</sup>"
+
+
+def test_signs_and_parentheses_inside_scripts():
+    assert prose("p^-1.5 L") == "p<sup>−1.5</sup> L"
+    assert prose("b^((D-2)/2D) x") == "b<sup>(D−2)/2D</sup> x"
+    assert prose("A_+ or A_- here") == "A<sub>+</sub> or A<sub>−</sub> here"
+    assert prose("-4γ") == "−4γ"

@@ -17,8 +17,11 @@ GREEK: dict[str, str] = {
 
 LETTERS = re.compile(rf"(?<![A-Za-z])(d?)({'|'.join(sorted(GREEK, key=len, reverse=True))})(?![A-Za-z])")
 SIGNS = {"sum": "∑", "prod": "∏", "sqrt": "√", "grad": "∇"}
-SCRIPT = re.compile(r"(\^|(?<![A-Za-z]{4})_)(?:\(([^()]*)\)|(-?1/\d+|\d+\.\d+|[ijk]\+1|-?[A-Za-zα-ωΑ-Ω0-9]+|[+*]))")
-"""A superscript or subscript: a part in parentheses, a root (1/2), a number, i+1, a word, a plus, a star.
+SCRIPT = re.compile(
+    r"(\^|(?<![A-Za-z]{4})_)"
+    r"(?:\(((?:[^()]|\([^()]*\))*)\)|(-?1/\d+|-?\d+\.\d+|[ijk]\+1|-?[A-Za-zα-ωΑ-Ω0-9]+|[+*-]))"
+)
+"""A superscript or subscript: a part in parentheses, a root (1/2), a number, i+1, a word, a plus, a star, a minus.
 After four or more letters an underscore is part of a name, such as step_size."""
 
 
@@ -48,7 +51,7 @@ def prose(text: str) -> str:
     'step_size at most 2 × 10<sup>−5</sup>'
     """
     text = _signs(re.sub(r"(?<=[a-z]{2})'(?=s\b)", "’", html.escape(text, quote=False)))
-    text = re.sub(r"(?<=[\s(\[])-(?=[\s\w(∇√])", "−", text).replace(" − ", "\u00a0−\u00a0")
+    text = re.sub(r"(?<![^\s(\[])-(?=[\s\w(∇√])", "−", text).replace(" − ", "\u00a0−\u00a0")
     text = re.sub(r"(?<=\d)e([+-])0*(\d+)\b", lambda m: f"\u00a0×\u00a010^{m[1].strip('+')}{m[2]}", text)
     return re.sub(r"`([^`]*)`", r"<code>\1</code>", _scripts(_greek(text)))
 

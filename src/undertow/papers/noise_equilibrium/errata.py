@@ -87,7 +87,7 @@ ERRATA: tuple[Erratum, ...] = (
         place="Theorem 5.4, Eq. (18)-(19)",
         printed="Σ_1 = Σ_D = (d/Tr S')^((D-2)/2D) √(S'), Σ_i = (Tr S'/d)^(1/D) I, all of one norm",
         right="with β = (Tr S'/√(Tr Sx Tr Se))^(2/D): Σ_i = √β I, Σ_1² = √(Tr Sx/Tr Se) "
-        "β^-(D-2)/2 S', Σ_D² with the ratio inverted; the norms are β Tr Sx, β d and β Tr Se",
+        "β^(-(D-2)/2) S', Σ_D² with the ratio inverted; the norms are β Tr Sx, β d and β Tr Se",
         claim="deep-linear-norms",
     ),
     Erratum(
