@@ -174,7 +174,8 @@ class AbstractSampled(AbstractProblem):
 
 def _one_of(data: PyTree) -> PyTree:
     """Return the shapes of one sample."""
-    return jax.eval_shape(lambda stacked: trees.take(stacked, 0), data)
+    shape = lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype, weak_type=jax.typeof(leaf).weak_type)
+    return jax.tree.map(shape, data)
 
 
 def batch_gradient(loss: Callable[[PyTree, PyTree], Scalar], params: PyTree, batch: PyTree, *, single: bool) -> PyTree:
