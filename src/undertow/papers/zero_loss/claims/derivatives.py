@@ -80,6 +80,10 @@ def _pushed(problem: AbstractProblem, params: PyTree, vectors: PyTree) -> tuple[
     return end, _rows(images)
 
 
+def _moved(point: PyTree, direction: PyTree, step: float) -> PyTree:
+    return jax.tree.map(lambda x, d: jnp.asarray(np.asarray(x) + step * d), point, direction)
+
+
 def _flat(vector: PyTree) -> np.ndarray:
     return np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(vector)])
 
@@ -125,7 +129,7 @@ def _measure_first(parameters: Directions, key: Key[Array, ""]) -> Measurement:
 
 @eqx.filter_jit
 def _gradient_and_line(problem: AbstractProblem, start: PyTree) -> tuple[PyTree, PyTree]:
-    """Return g = grad L and H g, stacked, and five points on the line along g, `STEP` apart, the start in the middle."""
+    """Return g = grad L and H g, stacked, and five points on the line along g, `STEP` apart, around the start."""
     gradient, bent = jax.jvp(problem.gradient, (start,), (problem.gradient(start),))
     line = lambda x, g: x[None] + jnp.arange(-2, 3).reshape(-1, *[1] * x.ndim) * STEP * g[None]
     return jax.tree.map(lambda *pair: jnp.stack(pair), gradient, bent), jax.tree.map(line, start, gradient)
@@ -160,8 +164,7 @@ def _measure_second(parameters: Directions, key: Key[Array, ""]) -> Measurement:
         vectors = _directions(jax.random.split(key, parameters.directions), point)
         for index in range(parameters.directions):
             v = jax.tree.map(lambda leaf, i=index: np.asarray(leaf)[i], vectors)
-            moved = lambda m, v=v: jax.tree.map(lambda x, d: jnp.asarray(np.asarray(x) + m * STEP * d), point, v)
-            ends = [end_of(problem, moved(m)) for m in (-2, -1, 0, 1, 2)]
+            ends = [end_of(problem, _moved(point, v, m * STEP)) for m in (-2, -1, 0, 1, 2)]
             measured.append(second_difference([_flat(end) for end in ends]))
             factor = jax.tree.map(lambda leaf: jnp.asarray(leaf[..., None]), v)
             parts.append([_flat(part) for part in parts_at(problem, point, factor)])
