@@ -68,7 +68,7 @@ def clocks(function: str, step_size: float | Schedule, steps: np.ndarray) -> tup
 
 @eqx.filter_jit
 def _step_sizes(schedule: Schedule, begin: Array) -> Array:
-    return jax.vmap(schedule)(begin + jnp.arange(SPAN, dtype=jnp.int32))
+    return jnp.asarray(jax.vmap(schedule)(begin + jnp.arange(SPAN, dtype=jnp.int32)))
 
 
 def _evaluate(function: str, schedule: Callable, begin: int, count: int) -> np.ndarray:
