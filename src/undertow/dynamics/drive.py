@@ -104,13 +104,7 @@ def start_run(
         for name, count in (("seeds", seeds), ("every", every), ("lane_width", lanes_of))
     )
     init = _as_init(function, params)
-    first_key = engine.seed_keys(key, jnp.asarray(0))
-    start_key = jax.random.fold_in(first_key, START)
-    if isinstance(init, _Constant):
-        sample = init.params
-    else:
-        validate.params_of_floats(function, output_of(function, "params(key)", init, start_key))
-        sample = _first_params(init, start_key)
+    sample = init.params if isinstance(init, _Constant) else _drawn_params(function, init, key)
     own_clock = isinstance(optimiser, Transformation) and step_size is None
     eta = math.nan if own_clock else check_step_size(function, step_size)
     spec = make_spec(function, noise, eta, optimiser, observe, average)
@@ -217,6 +211,13 @@ def advance_run(run: Continuation, steps: int | None, progress: ProgressReport, 
     record = observations.record()
     done = replace(run, lanes=lanes, step=now, record=record, seconds=run.seconds + time.perf_counter() - began)
     return _trajectory(done, interrupted)
+
+
+def _drawn_params(function: str, init: Callable, key: Array) -> PyTree:
+    """Return the start of seed 0, after a check of the user's function."""
+    start_key = jax.random.fold_in(engine.seed_keys(key, jnp.asarray(0)), START)
+    validate.params_of_floats(function, output_of(function, "params(key)", init, start_key))
+    return _first_params(init, start_key)
 
 
 @eqx.filter_jit
