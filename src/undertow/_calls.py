@@ -198,7 +198,17 @@ def output_of(function: str, called: str, value: Callable, *args: PyTree) -> PyT
 
     An exception of the function passes unchanged, with a note.
     """
-    return jax.eval_shape(_observed(function, called, value), *args)
+    try:
+        observed = _observed_once(function, called, value)
+    except TypeError:  # a function that cannot be hashed, such as a module with arrays
+        observed = _observed(function, called, value)
+    return jax.eval_shape(observed, *args)
+
+
+@functools.lru_cache(maxsize=128)
+def _observed_once(function: str, called: str, value: Callable) -> Callable:
+    """Return `_observed`, the same object for the same function: JAX then traces it once for arguments of one shape."""
+    return _observed(function, called, value)
 
 
 def _observed(function: str, called: str, value: Callable) -> Callable:

@@ -91,6 +91,7 @@ class AbstractSampled(AbstractProblem):
         self._check_shapes(params)
         return chunks.map_samples(lambda s: self.sample_loss(params, s), self.data, self.chunk(params))
 
+    @eqx.filter_jit
     def loss(self, params: PyTree) -> Scalar:
         """Return L(params), the (weighted) mean over all samples."""
         losses = self.losses(params)
@@ -144,6 +145,7 @@ class AbstractSampled(AbstractProblem):
 
         return chunks.sum_samples(block, (self.data, self.probabilities), self.chunk(params))
 
+    @eqx.filter_jit
     def gradient(self, params: PyTree) -> PyTree:
         """Return grad L(params), shaped like params."""
         return self.combine(params, self.probabilities)
@@ -160,7 +162,7 @@ class AbstractSampled(AbstractProblem):
         if all(validate.concrete(leaf) for leaf in jax.tree.leaves((params, self.data))):
             name, (called, function, shapes) = type(self).__name__, self._user_function()
             calls.check_repeats(name, called, function, params, shapes)
-            calls.check_finite(name, _loss_of(self, params))
+            calls.check_finite(name, self.loss(params))
 
     def _check_shapes(self, params: PyTree) -> None:
         name, (called, function, shapes) = type(self).__name__, self._user_function()
@@ -174,7 +176,7 @@ class AbstractSampled(AbstractProblem):
 
 def _one_of(data: PyTree) -> PyTree:
     """Return the shapes of one sample."""
-    return jax.eval_shape(lambda stacked: trees.take(stacked, 0), data)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype, weak_type=jax.typeof(x).weak_type), data)
 
 
 def batch_gradient(loss: Callable[[PyTree, PyTree], Scalar], params: PyTree, batch: PyTree, *, single: bool) -> PyTree:
@@ -182,11 +184,6 @@ def batch_gradient(loss: Callable[[PyTree, PyTree], Scalar], params: PyTree, bat
     if single:
         return jax.grad(loss)(params, batch)
     return jax.grad(lambda p: jnp.mean(jax.vmap(lambda s: loss(p, s))(batch)))(params)
-
-
-@eqx.filter_jit
-def _loss_of(problem: AbstractProblem, params: PyTree) -> Array:
-    return problem.loss(params)
 
 
 class Problem(AbstractSampled):
@@ -337,7 +334,11 @@ class Population(AbstractProblem):
         """Return a finite `Problem` of `count` fresh samples."""
         count = validate.positive_integer("Population.sample", "count", count)
         key = validate.as_key("Population.sample", key)
-        return Problem(self.function, jax.vmap(self.drawer)(jax.random.split(key, count)))
+        return Problem(self.function, self._draws(key, count))
+
+    @eqx.filter_jit
+    def _draws(self, key: Key[Array, ""], count: int) -> PyTree:
+        return jax.vmap(self.drawer)(jax.random.split(key, count))
 
     def reference(
         self, key: KeyLike | None = None, samples: int = 4096, *, function: str = "Population.reference"
@@ -389,7 +390,7 @@ class Population(AbstractProblem):
         if all(validate.concrete(leaf) for leaf in jax.tree.leaves(params)):
             calls.check_repeats(name, "draw(key)", self.drawer, key)
             calls.check_repeats(name, called, self.function, params, sample)
-            calls.check_finite("Population", _loss_of(self.reference(None, 32), params))
+            calls.check_finite("Population", self.reference(None, 32).loss(params))
 
 
 def _unknown(name: str, instead: str) -> str:

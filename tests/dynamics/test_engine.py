@@ -183,6 +183,10 @@ class TestDivergence:
         assert not run.diverged.any()
 
 
+def begun(run, params, keys):
+    return engine.start(params, keys, run.optimiser, average=run.average, maximum=run.maximum)
+
+
 def spec(noise, **changes):
     settings = {"step_size": jnp.asarray(0.1), "optimiser": ut.SGD().prepared(), "observe": {}, "average": {}}
     return engine.RunSpec(noise, **settings | changes)
@@ -210,7 +214,7 @@ def test_a_run_starts_at_step_zero_without_a_velocity(momentum, lane):
         ut.Isotropic(ut.Problem(lambda w, _: jnp.sum(w), jnp.zeros(1))),
         optimiser=ut.SGD(momentum).prepared(), average=observed, maximum=observed,
     )  # fmt: skip
-    state = engine.start(run, jnp.ones((*lane, 2)), jax.random.split(KEY, lane) if lane else KEY)
+    state = begun(run, jnp.ones((*lane, 2)), jax.random.split(KEY, lane) if lane else KEY)
     assert int(state.step) == int(state.window) == 0
     np.testing.assert_array_equal(state.diverged_block, np.full(lane, engine.NEVER))
     np.testing.assert_array_equal(state.means["first"], np.ones(lane))
@@ -226,7 +230,7 @@ def test_rows_of_the_buffer_that_are_not_observed_stay_zero():
     """Seven steps in blocks of five, observed after 2, 5 and no more than that, in a buffer of four rows."""
     steady = noiseless(ut.Problem(lambda w, _: -w, jnp.zeros(1)))
     run = spec(steady, step_size=jnp.asarray(1.0), observe={"w": lambda w: w}, average={"mean": lambda w: w})
-    state = engine.start(run, jnp.asarray(0.0), KEY)
+    state = begun(run, jnp.asarray(0.0), KEY)
     numbers = [jnp.asarray(n, jnp.int32) for n in (7, 2, 3)]
     state, (observed, means) = engine.advance(run, state, *numbers, block=5, capacity=4)
     assert int(state.step) == 7
@@ -241,7 +245,7 @@ def test_the_replay_finds_the_first_step_that_is_not_finite():
     """w+ = 4 w from 1: finite up to 4^63, infinite after step 64, in the block that starts at step 50."""
     growing = noiseless(ut.Problem(lambda w, _: -3 * w**2 / 2, jnp.zeros(1)))
     run = spec(growing, step_size=jnp.asarray(1.0))
-    state = engine.start(run, jnp.ones(2), jax.random.split(KEY, 2))
+    state = begun(run, jnp.ones(2), jax.random.split(KEY, 2))
     never = jnp.asarray(engine.NEVER, jnp.int32)
     state, _ = engine.advance(run, state, jnp.asarray(100, jnp.int32), never, never, block=50, capacity=1)
     np.testing.assert_array_equal(state.diverged_block, [50, 50])
@@ -259,7 +263,7 @@ def test_the_replay_draws_the_randomness_of_its_block():
     ]
     expected = np.array([1 + np.flatnonzero(indices == 0)[0] for indices in drawn])
     assert (expected > 2 * block).any()
-    state = engine.start(run, jnp.zeros(3), keys)
+    state = begun(run, jnp.zeros(3), keys)
     never = jnp.asarray(engine.NEVER, jnp.int32)
     state, _ = engine.advance(run, state, jnp.asarray(40 * block, jnp.int32), never, never, block=block, capacity=1)
     np.testing.assert_array_equal(engine.first_nonfinite(run, state, block=block), expected)

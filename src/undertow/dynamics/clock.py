@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import cast
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -54,10 +55,9 @@ def clocks(function: str, step_size: float | Schedule, steps: np.ndarray) -> tup
         return steps * eta, steps * eta**2
     time, slow = np.zeros(len(steps)), np.zeros(len(steps))
     total, total_slow = 0.0, 0.0
-    schedule = jax.jit(jax.vmap(step_size))
     last = int(steps[-1]) if len(steps) else 0
     for begin in range(0, last, SPAN):
-        etas = _evaluate(function, schedule, begin, min(SPAN, last - begin))
+        etas = _evaluate(function, step_size, begin, min(SPAN, last - begin))
         inside = (steps > begin) & (steps <= begin + SPAN)
         sums, slow_sums = np.cumsum(etas), np.cumsum(etas**2)
         time[inside] = total + sums[steps[inside] - begin - 1]
@@ -66,9 +66,14 @@ def clocks(function: str, step_size: float | Schedule, steps: np.ndarray) -> tup
     return time, slow
 
 
+@eqx.filter_jit
+def _step_sizes(schedule: Schedule, begin: Array) -> Array:
+    return jnp.asarray(jax.vmap(schedule)(begin + jnp.arange(SPAN, dtype=jnp.int32)))
+
+
 def _evaluate(function: str, schedule: Callable, begin: int, count: int) -> np.ndarray:
     """Return the `count` step sizes from step `begin`; values of the schedule after the last step are not checked."""
-    etas = np.asarray(schedule(begin + jnp.arange(SPAN, dtype=jnp.int32)), float)
+    etas = np.asarray(_step_sizes(schedule, jnp.asarray(begin, jnp.int32)), float)
     etas = etas[:count]
     bad = np.flatnonzero(~(np.isfinite(etas) & (etas >= 0)))
     if bad.size:

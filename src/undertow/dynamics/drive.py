@@ -104,11 +104,7 @@ def start_run(
         for name, count in (("seeds", seeds), ("every", every), ("lane_width", lanes_of))
     )
     init = _as_init(function, params)
-    first_key = engine.seed_keys(key, jnp.asarray(0))
-    start_key = jax.random.fold_in(first_key, START)
-    if not isinstance(init, _Constant):
-        validate.params_of_floats(function, output_of(function, "params(key)", init, start_key))
-    sample = init(start_key)
+    sample = init.params if isinstance(init, _Constant) else _drawn_params(function, init, key)
     own_clock = isinstance(optimiser, Transformation) and step_size is None
     eta = math.nan if own_clock else check_step_size(function, step_size)
     spec = make_spec(function, noise, eta, optimiser, observe, average)
@@ -120,15 +116,17 @@ def start_run(
         noise.check_step_size(eta)
     block = engine.block_length(noise, sample)
     shapes = jax.eval_shape(
-        lambda p: ({name: f(p) for name, f in spec.observe.items()}, engine.averages(spec, p)), sample
+        lambda p: ({name: f(p) for name, f in spec.observe.items()}, engine.values_of(spec.average, p)), sample
     )
     width = None if seeds is None else lane_width(function, lanes_of, seeds, noise, sample, block)
     capacity = power_of_two(OBSERVATION_BYTES // max(1, trees.floats_bytes(shapes) * (width or 1)))
     if seeds is None or width is None:
-        lanes = (_start(spec, init, first_key, optimiser_state),)
+        lanes = (_start(init, key, jnp.asarray(0), spec.optimiser, spec.average, optimiser_state),)
     else:
         numbers = np.arange(math.ceil(seeds / width) * width).reshape(-1, width)
-        lanes = tuple(_start(spec, init, engine.seed_keys(key, jnp.asarray(row)), optimiser_state) for row in numbers)
+        lanes = tuple(
+            _start(init, key, jnp.asarray(row), spec.optimiser, spec.average, optimiser_state) for row in numbers
+        )
     return Continuation(
         function=function,
         spec=spec,
@@ -215,13 +213,34 @@ def advance_run(run: Continuation, steps: int | None, progress: ProgressReport, 
     return _trajectory(done, interrupted)
 
 
+def _drawn_params(function: str, init: Callable, key: Array) -> PyTree:
+    """Return the start of seed 0, after a check of the user's function."""
+    start_key = jax.random.fold_in(engine.seed_keys(key, jnp.asarray(0)), START)
+    validate.params_of_floats(function, output_of(function, "params(key)", init, start_key))
+    return _first_params(init, start_key)
+
+
 @eqx.filter_jit
-def _start(spec: engine.RunSpec, init: Callable, keys: Array, memory: PyTree) -> engine.State:
+def _first_params(init: Callable, key: Array) -> PyTree:
+    return init(key)
+
+
+@eqx.filter_jit
+def _start(
+    init: Callable, key: Array, seeds: Array, optimiser: AbstractOptimiser, average: dict[str, Callable], memory: PyTree
+) -> engine.State:
+    """Return the state of a lane of seeds, or of one seed, at step 0.
+
+    Neither the noise nor the observables are arguments, so that runs which differ in these share one program.
+    """
+    keys = engine.seed_keys(key, seeds)
+
     def start_one(key: Array) -> PyTree:
         params = init(jax.random.fold_in(key, START))
         return jax.tree.map(lambda leaf: jnp.asarray(leaf, leaf.dtype), params)  # a weak type would compile twice
 
-    return engine.start(spec, jax.vmap(start_one)(keys) if keys.ndim else start_one(keys), keys, memory)
+    params = jax.vmap(start_one)(keys) if keys.ndim else start_one(keys)
+    return engine.start(params, keys, optimiser, average=average, maximum={}, memory=memory)
 
 
 @eqx.filter_jit
@@ -258,9 +277,9 @@ def _observation_steps(run: Continuation, goal: int) -> np.ndarray:
 def _check_memory(run: Continuation, count: int) -> None:
     """Raise before a run whose observations do not fit into the memory that is free."""
     params = run.lanes[0].params
-    one = params if run.seeds is None else jax.tree.map(lambda leaf: leaf[0], params)
+    one = params if run.seeds is None else jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), params)
     shapes = jax.eval_shape(
-        lambda p: ({name: f(p) for name, f in run.spec.observe.items()}, engine.averages(run.spec, p)), one
+        lambda p: ({name: f(p) for name, f in run.spec.observe.items()}, engine.values_of(run.spec.average, p)), one
     )
     each = trees.floats_bytes(shapes) * (run.seeds or 1) + CLOCK_BYTES
     needed, free = each * (count + len(run.record[0])), available_memory()

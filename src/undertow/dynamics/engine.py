@@ -20,7 +20,7 @@ from undertow.dynamics.clock import Schedule
 from undertow.noise.base import AbstractNoise
 from undertow.optimisers.base import AbstractOptimiser, Rates
 
-__all__ = ["NEVER", "RunSpec", "State", "advance", "averages", "block_length", "first_nonfinite", "seed_keys", "start"]
+__all__ = ["NEVER", "RunSpec", "State", "advance", "block_length", "first_nonfinite", "seed_keys", "start", "values_of"]
 
 NEVER = 2**30
 """A step that no run reaches: longer runs raise an error."""
@@ -75,13 +75,22 @@ def seed_keys(key: Key[Array, ""], seeds: Int[Array, "..."]) -> Key[Array, "..."
     return jax.vmap(fold)(seeds) if seeds.ndim else fold(seeds)
 
 
-def start(spec: RunSpec, params: PyTree, keys: Key[Array, "..."], memory: PyTree = None) -> State:
+def start(
+    params: PyTree,
+    keys: Key[Array, "..."],
+    optimiser: AbstractOptimiser,
+    *,
+    average: dict[str, Observable],
+    maximum: dict[str, Observable],
+    memory: PyTree = None,
+) -> State:
     """Return the state at step 0: a lane where `keys` has an axis, else a single trajectory.
 
-    `memory` is the state of the optimiser that every trajectory starts with; None is that of its `init`.
+    `average` and `maximum` are those of `RunSpec`. `memory` is the state of the optimiser that every trajectory starts
+    with; None is that of its `init`.
     """
     wide = keys.ndim > 0
-    fresh = lambda p: spec.optimiser.init(p) if memory is None else memory
+    fresh = lambda p: optimiser.init(p) if memory is None else memory
     memory = _each(wide)(fresh)(params)
     return State(
         params=params,
@@ -90,9 +99,9 @@ def start(spec: RunSpec, params: PyTree, keys: Key[Array, "..."], memory: PyTree
         keys=keys,
         step=jnp.asarray(0, jnp.int32),
         diverged_block=jnp.full(keys.shape, NEVER, jnp.int32),
-        means=_each(wide)(lambda p: averages(spec, p))(params),
+        means=_each(wide)(lambda p: values_of(average, p))(params),
         window=jnp.asarray(0, jnp.int32),
-        maxima=jax.tree.map(lambda x: jnp.full_like(x, -jnp.inf), _each(wide)(lambda p: _maxima(spec, p))(params)),
+        maxima=jax.tree.map(lambda x: jnp.full_like(x, -jnp.inf), _each(wide)(lambda p: values_of(maximum, p))(params)),
     )
 
 
@@ -196,8 +205,8 @@ def _segment_runner(spec: RunSpec, wide: bool, block: int) -> Callable[..., tupl
         def one(j: Array, carry: tuple) -> tuple:
             (params, memory, maxima), sums = carry
             params, memory = step(params, memory, trees.take(slices, j), _rates_of_step(rates, j))
-            maxima = jax.tree.map(jnp.maximum, maxima, each(lambda p: _maxima(spec, p))(params))
-            return (params, memory, maxima), trees.add(sums, each(lambda p: averages(spec, p))(params))
+            maxima = jax.tree.map(jnp.maximum, maxima, each(lambda p: values_of(spec.maximum, p))(params))
+            return (params, memory, maxima), trees.add(sums, each(lambda p: values_of(spec.average, p))(params))
 
         return jax.lax.cond(
             end - begin == block,  # a loop of known length has no test per step, which matters for small models
@@ -238,16 +247,9 @@ def _rates_of_step(rates: Rates, j: Array) -> Rates:
     return jax.tree.map(lambda rate: rate[j] if rate.ndim else rate, rates)
 
 
-def averages(spec: RunSpec, params: PyTree) -> PyTree:
-    """Return the values of `spec.average` as floats."""
-    return _floats({name: f(params) for name, f in spec.average.items()})
-
-
-def _maxima(spec: RunSpec, params: PyTree) -> PyTree:
-    return _floats({name: f(params) for name, f in spec.maximum.items()})
-
-
-def _floats(values: PyTree) -> PyTree:
+def values_of(functions: dict[str, Observable], params: PyTree) -> PyTree:
+    """Return the values of functions of params as floats."""
+    values = {name: function(params) for name, function in functions.items()}
     return jax.tree.map(lambda x: jnp.asarray(x).astype(jnp.result_type(x, jnp.float32)), values)
 
 

@@ -111,10 +111,8 @@ def settle(
         end, lowest = _ill_conditioned(problem, params, goal, max_steps)
     messages = _messages(float(tolerance), max_steps)
     if not known:
-        failures = (~(end.gradient_norm <= goal), lowest < -DEEPEST_SADDLE, ~short)
-        for failed, message in zip(failures, messages, strict=True):
-            end = eqx.error_if(end, failed, message, on_error="raise")
-        return end
+        failures = jnp.stack([~(end.gradient_norm <= goal), lowest < -DEEPEST_SADDLE, ~short])
+        return eqx.branched_error_if(end, jnp.any(failures), jnp.argmax(failures), messages, on_error="raise")
     missed, saddle, slow = messages
     # rounding limits the gradient of an ill-conditioned problem: a flow that has come so far has an end
     reached = max(float(tolerance), trees.machine_epsilon(params) ** 0.5 * float(_measure(problem, params)[1]))

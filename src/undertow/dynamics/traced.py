@@ -67,7 +67,8 @@ def run_traced(
         block = engine.block_length(noise, params)
         block = min(block, int(steps)) if validate.concrete(steps) else block
     count = lambda number: jnp.asarray(number, jnp.int32)
-    state = engine.start(spec, params, validate.as_key("run_traced", key))
+    key = validate.as_key("run_traced", key)
+    state = engine.start(params, key, spec.optimiser, average=spec.average, maximum=spec.maximum)
     never = count(engine.NEVER)
     state, _ = engine.advance(spec, state, count(steps), never, never, block=block, capacity=0)
     return TracedRun(state.params, state.diverged_block != engine.NEVER, state.maxima)

@@ -134,19 +134,25 @@ def frame_at(
         if not all(validate.concrete(leaf) for leaf in jax.tree.leaves((params, problem))) and row_route(
             problem, params
         ):
-            frame = _row_frame(problem, params)
+            frame = _row_frame(problem, params, None, jnp.asarray(0.0))
             fits = _fits(problem, params)
             return jax.tree.map(lambda x: jnp.where(fits, x, jnp.nan), frame)
         least_squares = interpolates(problem, params)
     if least_squares and isinstance(problem, Regression):
-        return _row_frame(problem, params, rank, resolution)
-    flat, unravel = jax.flatten_util.ravel_pytree(params)
-    if flat.size > DENSE_LIMIT:
+        return _row_frame(problem, params, rank, jnp.asarray(resolution))
+    size = trees.count(params)
+    if size > DENSE_LIMIT:
         raise ValueError(
-            f"`Limit`: the problem has {flat.size} parameters and is not a `Regression` with equal weights, fewer "
+            f"`Limit`: the problem has {size} parameters and is not a `Regression` with equal weights, fewer "
             f"equations than parameters and zero residuals at this point; the dense route goes up to {DENSE_LIMIT} "
             "parameters: use a smaller model, or a point that fits all of the data."
         )
+    return _dense_frame(problem, params, rank, jnp.asarray(resolution))
+
+
+@eqx.filter_jit
+def _dense_frame(problem: AbstractProblem, params: PyTree, rank: int | None, resolution: Float[Array, ""]) -> Frame:
+    flat, unravel = jax.flatten_util.ravel_pytree(params)
     hessian = jax.hessian(lambda x: problem.loss(unravel(x)))(flat)
     curvature, vectors = jnp.linalg.eigh((hessian + hessian.T) / 2)
     if rank is None:
@@ -191,7 +197,8 @@ def _fits(problem: Regression, params: PyTree) -> Array:
     return jnp.linalg.norm(rest) <= jnp.sqrt(eps) * scale
 
 
-def _row_frame(problem: Regression, params: PyTree, rank: int | None = None, resolution: Array | float = 0.0) -> Frame:
+@eqx.filter_jit
+def _row_frame(problem: Regression, params: PyTree, rank: int | None, resolution: Float[Array, ""]) -> Frame:
     flat, unravel = jax.flatten_util.ravel_pytree(params)
     basis, triangle = jnp.linalg.qr(jacobian(problem, params).T)
     left, singular, _ = jnp.linalg.svd(triangle)

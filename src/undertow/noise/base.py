@@ -63,6 +63,7 @@ class AbstractNoise(eqx.Module):
         """Warn where a step size is known to be too large for this noise."""
 
 
+@eqx.filter_jit
 def second_moment(noise: AbstractNoise, params: PyTree) -> PyTree:
     """Return E g_i^2 for each parameter, like params: the diagonal of the covariance plus the squared mean."""
     variance = noise.covariance(params).moment(lambda x: jax.tree.map(jnp.square, x))

@@ -149,9 +149,7 @@ def _p_value(groups: np.ndarray, predicted: np.ndarray) -> float:
 
 def _along(mv: Rival, noise: AbstractNoise, params: PyTree, directions: PyTree) -> Float[Array, " directions"]:
     """Return a'Σa for each direction a; `mv(noise, params, a)` is Σa."""
-    count = len(jax.tree.leaves(directions)[0])
-    rows = (trees.take(directions, k) for k in range(count))
-    return jnp.stack([trees.dot(a, mv(noise, params, a)) for a in rows])
+    return jax.vmap(lambda a: trees.dot(a, mv(noise, params, a)))(directions)
 
 
 def _covariance_mv(noise: AbstractNoise, params: PyTree, vector: PyTree) -> PyTree:

@@ -50,6 +50,7 @@ def solve_alternating(
     return Solved(ended.params, ended.amounts, ended.residuals, lost, directions, ended.sweeps, times)
 
 
+@eqx.filter_jit
 def _relaxation(noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry, eta: Array, decay: Array) -> Array:
     return orbit_relaxation(symmetry, noise, params, powers_now(noise, params, symmetry), eta, decay)
 

@@ -2,8 +2,10 @@
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -134,6 +136,10 @@ def _rank(projector: Array) -> Array:
     return jnp.round(jnp.trace(projector)).astype(int)
 
 
+# compiled as a whole, because each single operation would be compiled as a program of its own
+
+
+@partial(jax.jit, static_argnames="width")
 def balanced_factors(
     product: Float[Array, "m n"], gamma_left: Float[Array, "m m"], gamma_right: Float[Array, "n n"], width: int
 ) -> tuple[Float[Array, "m d"], Float[Array, "d n"]]:
@@ -160,6 +166,13 @@ def deep_linear(
     The net is at the global minimum (noise_equilibrium, Theorem 5.4, corrected). `inputs` is the second moment of x,
     `noise` that of the label noise. `widths` are the D - 1 inner widths, each at least the rank of the product.
     """
+    return _deep_linear(product, inputs, noise, tuple(widths))
+
+
+@partial(jax.jit, static_argnames="widths")
+def _deep_linear(
+    product: Float[Array, "m n"], inputs: Float[Array, "n n"], noise: Float[Array, "m m"], widths: tuple[int, ...]
+) -> list[Array]:
     depth = len(widths) + 1
     half_in, half_out = _root(inputs, 0.5), _root(noise, 0.5)
     left, values, right = jnp.linalg.svd(half_out @ product @ half_in, full_matrices=False)

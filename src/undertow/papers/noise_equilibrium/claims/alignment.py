@@ -82,10 +82,12 @@ def _closed_forms(problem: Problem, hidden: int) -> tuple[dict[str, float], dict
     r = x @ product.T - y
     second = lambda weights, rows: (rows * weights[:, None]).T @ rows / len(rows)
     of_residuals, of_inputs = second(np.sum(x**2, axis=1), r), second(np.sum(r**2, axis=1), x)
+    functions = _observables(problem)
+    observables = jax.jit(lambda params: {name: function(params) for name, function in functions.items()})
     values = []
     for gammas in ((of_residuals, of_inputs), (np.eye(y.shape[1]), np.eye(x.shape[1]))):
         u, w = balanced_factors(jnp.asarray(product), *map(jnp.asarray, gammas), hidden)
-        values.append({name: float(observable({"U": u, "W": w})) for name, observable in _observables(problem).items()})
+        values.append({name: float(value) for name, value in observables({"U": u, "W": w}).items()})
     return values[0], values[1]
 
 

@@ -1,8 +1,10 @@
 """The noise equilibrium of a deep linear network: the corrected closed form and the printed one."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -42,6 +44,7 @@ class Nets:
     """Number of layers of the networks whose equilibrium is computed."""
 
 
+@partial(jax.jit, static_argnames="size")
 def _covariance(key: Key[Array, ""], size: int, scale: float) -> Array:
     """Return a covariance with random eigenvectors and eigenvalues from 0.3 to 1.7 times `scale`."""
     turn = jnp.linalg.qr(jax.random.normal(key, (size, size), jnp.float64))[0]
@@ -128,6 +131,7 @@ def _loss(params: PyTree, sample: PyTree) -> Array:
     return jnp.sum((x - y) ** 2)
 
 
+@eqx.filter_jit
 def _independent(key: Key[Array, ""], product: Array, inputs: Array, noise: Array) -> Problem:
     """Return y = V x + noise on a finite set with exactly independent x and noise: all pairs of both."""
 
@@ -161,13 +165,13 @@ def _search(parameters: Nets, key: Key[Array, ""]) -> tuple[tuple[Check, ...], x
         widths = [parameters.outputs] * (parameters.depth - 1)
         params = _scrambled(keys[4], deep_linear(product, x, e, widths))
         end = equilibrium(Minibatch(problem, 1), params, symmetries, step_size=0.01)
-        norms = lambda layers: [float(jnp.sum(jnp.asarray(w) ** 2)) for w in layers]
+        norms = lambda layers: [float(np.sum(np.asarray(w) ** 2)) for w in layers]
         measured.append(norms(end.params))
         theory.append(norms(deep_linear(product, x, e, widths)))
-        matrices = (np.asarray(matrix) for matrix in (product, x, e))
+        matrices = [np.asarray(matrix) for matrix in (product, x, e)]
         printed.append(norms(printed_layers(*matrices, parameters.depth, widths[0])))
-        whole = jnp.linalg.multi_dot(end.params[::-1])
-        moved.append(float(jnp.linalg.norm(whole - product) / jnp.linalg.norm(product)))
+        whole = np.linalg.multi_dot([np.asarray(layer) for layer in end.params[::-1]])
+        moved.append(float(np.linalg.norm(whole - matrices[0]) / np.linalg.norm(matrices[0])))
     ratio, wrong = np.array(measured) / np.array(theory), np.array(printed) / np.array(theory)
     names = ["first layer", *[f"layer {i + 2}" for i in range(parameters.depth - 2)], "last layer"]
     checks = (
@@ -189,6 +193,7 @@ def _measure(parameters: Nets, key: Key[Array, ""]) -> Measurement:
     return Measurement((*norms, *equations), ratios.merge(residuals), parameters.draws)
 
 
+@jax.jit
 def _scrambled(key: Key[Array, ""], layers: list[Array]) -> list[Array]:
     """Return another point of the orbit, by random invertible matrices between neighbours."""
     layers = list(layers)

@@ -20,6 +20,7 @@ def _loss(params: Factors, sample: tuple[Array, Array]) -> Float[Array, ""]:
     return jnp.sum((params["U"] @ (params["W"] @ x) - y) ** 2) / 2
 
 
+@eqx.filter_jit
 def noisy_factorisation(
     key: Key[Array, ""], *, samples: int = 40, outputs: int = 2, inputs: int = 3
 ) -> tuple[Problem, Factors]:

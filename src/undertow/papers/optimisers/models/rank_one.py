@@ -1,5 +1,6 @@
 """A linear function with one hidden unit, f(x) = U (W.x), and data that it does not fit: one rescaling symmetry."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Key
@@ -28,6 +29,7 @@ def _loss(params: Weights, sample: tuple[Array, Array]) -> Float[Array, ""]:
     return jnp.sum((params["U"] * (params["W"] @ x) - y) ** 2) / 2
 
 
+@eqx.filter_jit
 def rank_one(key: Key[Array, ""], *, samples: int = 64, freedom: float = 0.0) -> tuple[Problem, Weights]:
     """Return the loss 1/2 mean |U (W.x) - y|^2 with noisy y, and its minimiser with |U| = |W|.
 
