@@ -18,10 +18,12 @@ from undertow.torch.monitor.statistics import StatisticRequest
 pytestmark = pytest.mark.torch
 
 
-def test_a_gradient_that_is_not_finite_is_reported():
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e300])
+def test_a_gradient_that_is_not_finite_is_reported(value):
+    """Neither infinities, whose products with 0 are not numbers, nor squares that overflow give another warning."""
     model, x = relu(), torch.randn(8, 5, dtype=torch.float64)
     bad = x.clone()
-    bad[0, 0] = float("nan")
+    bad[0] = value
     with pytest.raises(RuntimeError, match="the gradient is not finite"):
         monitored_step(model, relu_census(), square, bad)
     model = relu()

@@ -102,9 +102,9 @@ class Comparison:
         spreads = squares_over_samples(sums, self._requests, self._names, device)
         owner = array_on(np.repeat(np.arange(len(self._names)), self._sizes), device)
         by_parameter = lambda values: add_by_index(values, owner, len(self._names))
-        product, size = by_parameter(recorded * actual), by_parameter(recorded**2)
         xp = namespace(actual)
         with np.errstate(all="ignore"):  # `read` judges whether the numbers are finite
+            product, size = by_parameter(recorded * actual), by_parameter(recorded**2)
             scale = self._common_scale(product, size, spreads, sums.half)
             norms = xp.sqrt(by_parameter(actual**2))
             errors = xp.sqrt(by_parameter((scale * recorded - actual) ** 2))
