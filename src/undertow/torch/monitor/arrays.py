@@ -1,7 +1,7 @@
 """Small arrays of a measurement: NumPy arrays where the model is on the host, tensors where it is on a GPU.
 
-A measurement has hundreds of operations on a few hundred numbers each. NumPy starts one of them in about a quarter of
-the time of PyTorch. `namespace(x)` is `numpy` or `torch`: both have the functions that are used, with the same
+A measurement has hundreds of operations on a few hundred numbers each, and NumPy takes less time to start one of them
+than PyTorch. `namespace(x)` is `numpy` or `torch`: both have the functions that are used, with the same
 arguments.
 """
 

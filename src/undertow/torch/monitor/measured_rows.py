@@ -1,7 +1,7 @@
 """Rows and noise scales of all measurements, some of which are computed later.
 
-A processor that has just trained a step has none of the code of a measurement in its caches, and takes two to three
-times as long for a small one. Small measurements are therefore computed several at a time, or when they are read.
+A processor that has just trained a step has none of the code of a measurement in its caches, and takes longer for a
+small one. Small measurements are therefore computed several at a time, or when they are read.
 """
 
 from collections import deque

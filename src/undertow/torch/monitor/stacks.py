@@ -69,10 +69,10 @@ class Stack:
     @property
     def by_rows(self) -> bool:
         """Whether only sums over the rows of a matrix on a CPU are needed, under SGD without momentum."""
-        rule, first = self.rule, self.slots[0]
+        rule = self.rule
         rows = {(slot.axis, slot.matrices) for slot in self.slots} == {(0, 1)}
         plain = rule.kind == SGD and not rule.momentum and rule.grad_scale is None and not self.shift
-        return self.device.type == "cpu" and rows and plain and self.rows is not None and first.length > 1
+        return self.device.type == "cpu" and rows and plain and self.rows is not None
 
     @functools.cached_property
     def fields(self) -> tuple[str, ...]:
@@ -168,7 +168,7 @@ class _Tensors(NamedTuple):
 
 def _row_products(stack: Stack, tensors: _Tensors) -> Tensor:
     """Return the sums over the rows of a matrix under SGD, without forming the products: (fields, rows)."""
-    x, g = tensors.parameters[0].flatten(1), tensors.gradients[0].flatten(1)
+    x, g = (one[0].reshape(len(one[0]), -1) for one in (tensors.parameters, tensors.gradients))  # also of a vector
     sums = {"weight": torch.linalg.vector_norm(x, dim=1).square()}
     sums["gradient"] = torch.linalg.vector_norm(g, dim=1).square()
     if "product" in stack.fields:
