@@ -27,6 +27,10 @@ PLACES = (
 )
 """One page of every kind."""
 FITS = "document.documentElement.scrollWidth <= document.documentElement.clientWidth"
+WHOLE = "getComputedStyle(e).overflowX === 'visible' && e.scrollWidth <= e.clientWidth + 1"
+"""On paper nobody can scroll an equation."""
+PAPER = (718, 1047)
+"""A page of A4 with margins of 1 cm, in pixels of 1/96 inch."""
 LIGHT = "getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).map(Number).every((x) => x > 200)"
 
 
@@ -60,8 +64,10 @@ def test_pages_need_no_network_and_fit_their_screen(tab, site, place):
     tab.media(scheme="dark")
     assert soon(tab, f"!({LIGHT})")
     tab.media("print")
+    tab.screen(*PAPER)
     assert tab.run("getComputedStyle(document.querySelector('.md-header')).display") == "none"
     assert tab.run(FITS)
+    assert tab.run(f"[...document.querySelectorAll('.equation, div.arithmatex')].every((e) => {WHOLE})")
     assert not problems(tab)
 
 

@@ -34,6 +34,15 @@ def test_parts_between_wide_gaps_are_elements_of_their_own():
     assert formula("x = 1,  y = 2").split("  ") == [formula("x = 1,"), formula("y = 2")]
 
 
+def test_lines_can_break_at_words_outside_brackets():
+    assert formula("x^2 is small for all y").split(" is small for all ") == [formula("x^2"), formula("y")]
+    assert formula("x, loss at y") == f"{formula('x,')} loss at {formula('y')}"
+    assert formula("for x") == f"for {formula('x')}"
+    assert formula("words alone") == "words alone"
+    for one in ("(x if y)", "x_(all y)", "loss - x", "a = loss", "y: test loss = 2"):
+        assert formula(one).count("<math") == 1
+
+
 def test_words_stay_words():
     sentence = "The paper's sum of label-noise runs, the mean of them all; a gradient and a chi-square in the summary."
     assert prose(sentence) == sentence.replace("'", "’").replace("chi", "χ")

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
-__all__ = ["math"]
+__all__ = ["SPACE", "math"]
 
 TOKEN = re.compile(
     r"(?P<space>\s+)|(?P<number>\d+(?:\.\d+)?|\.\d+|[½¼])|(?P<name>[A-Za-z]{2,}(?:[-_][A-Za-z]{2,})+)|(?P<word>[A-Za-z]+)"
@@ -44,6 +44,7 @@ SIGN = re.compile("<mo[^>]*>[^,;:<]+</mo>$")
 TALL = re.compile("<(?:mfrac|munder|mover)")
 """What brackets grow with."""
 SPACE = "\u00a0"
+"""The space at the words of a formula."""
 
 Kind = Literal["atom", "group", "function", "operator", "big", "slash", "text"]
 

@@ -4,7 +4,7 @@ import html
 import re
 from functools import lru_cache
 
-from undertow.figures.mathml import math
+from undertow.figures.mathml import SPACE, math
 
 __all__ = ["formula", "prose"]
 
@@ -27,17 +27,40 @@ After four or more letters an underscore is part of a name, such as step_size.""
 
 @lru_cache(maxsize=4096)
 def formula(text: str) -> str:
-    """Return an equation as HTML with MathML: one element for each part between wide gaps, so that lines can break.
+    """Return an equation as HTML with MathML: one element for each part between words or wide gaps.
+
+    Browsers break lines between elements, not inside them.
 
     >>> from undertow.verification.notation import formula
     >>> formula("s_j >= 1/2")
     '<math displaystyle="true"><msub><mi>s</mi><mi>j</mi></msub><mo>≥</mo><mfrac><mn>1</mn><mn>2</mn></mfrac></math>'
+    >>> formula("x for all y").replace(' displaystyle="true"', "")
+    '<math><mi>x</mi></math> for all <math><mi>y</mi></math>'
     """
     text = re.sub(r"\bd([23])(?=Phi|Φ|L)", lambda m: "d²" if m[1] == "2" else "d³", text)
     for name, sign in SIGNS.items():
         text = re.sub(rf"(?<![A-Za-z]){name}(?![A-Za-z])", sign, text)
     text = LETTERS.sub(lambda m: m[1] + GREEK[m[2]], text)
-    return "  ".join(math(part) for part in re.split(r"(?<=[,;:])\s{2,}", text.strip()) if part)
+    return "  ".join(_outer_words(math(part)) for part in re.split(r"(?<=[,;:])\s{2,}", text.strip()) if part)
+
+
+def _outer_words(element: str) -> str:
+    """Return MathML with its words as text outside the element; words in brackets, in scripts or at a sign stay."""
+    opening, *parts, closing = re.split(r"(?=<)", element)[1:]
+    depth, taken, out = 0, False, []
+    for k, part in enumerate(parts):
+        words = part.removeprefix("<mtext>")
+        apart = (k == 0 or words.startswith(SPACE)) and (k == len(parts) - 2 or words.endswith(SPACE))
+        if depth == 0 and words != part and apart:
+            out.append(closing + words.replace(SPACE, " "))
+            taken = True
+        elif taken:  # the end of the words
+            out.append(opening)
+            taken = False
+        else:
+            out.append(part)
+            depth += -1 if part.startswith("</") else 1
+    return "".join([opening, *out, closing]).replace(opening + closing, "")
 
 
 @lru_cache(maxsize=4096)
