@@ -64,10 +64,12 @@ def subset_tests(moments: Moments, columns: Int[np.ndarray, " k"]) -> SubsetTest
     joint = moments.joint[:, inside[:, None], inside[None]]
     fourth = [_fourth_moments(rows[:, inside]) for rows in moments.rows]
     width = moments.cross.shape[1]
+    subsets = list(_subsets_by_size(len(columns)))
+    ends = np.cumsum([len(chosen) for chosen in subsets])[:-1]
+    refits = zip(*(np.split(part, ends) for part in _refit(moments, joint, subsets)), strict=True)
     parts = []
-    for chosen in _subsets_by_size(len(columns)):
+    for chosen, (residual, noise) in zip(subsets, refits, strict=True):
         size = chosen.shape[1]
-        residual, noise = _refit(moments, joint, chosen)
         statistic = _statistics(moments, joint, fourth, chosen, residual)
         freedom = np.full(len(chosen), np.minimum(moments.sizes, size).sum() - size)
         support = np.zeros((len(chosen), width), bool)
@@ -103,28 +105,41 @@ def _blocks(matrices: Float[np.ndarray, "*batch q q"], chosen: Int[np.ndarray, "
     return each[np.arange(len(chosen))[:, None, None], chosen[:, :, None], chosen[:, None, :]]
 
 
-def _solve(matrix: Float[np.ndarray, "m p p"], target: Float[np.ndarray, "m p k"]) -> Float[np.ndarray, "m p k"]:
-    """Return a solution; a small multiple of the identity keeps it bounded if the columns are linearly dependent."""
-    scale = np.trace(matrix, axis1=1, axis2=2)[:, None, None]
-    return np.linalg.solve(matrix + 1e-12 * scale * np.eye(matrix.shape[1]), target)
+def _solve(
+    matrix: Float[np.ndarray, "m p p"],
+    target: Float[np.ndarray, "m p k"],
+    diagonal: Float[np.ndarray, "m p"] | float = 0.0,
+) -> Float[np.ndarray, "m p k"]:
+    """Return a solution with the matrix plus `diagonal`; the columns of the matrix may be linearly dependent.
+
+    A small multiple of the identity keeps the solution bounded then.
+    """
+    scale = np.trace(matrix, axis1=1, axis2=2)[:, None]
+    return np.linalg.solve(matrix + (1e-12 * scale + diagonal)[:, :, None] * np.eye(matrix.shape[1]), target)
 
 
 def _refit(
-    moments: Moments, joint: Float[np.ndarray, "e q q"], chosen: Int[np.ndarray, "m p"]
+    moments: Moments, joint: Float[np.ndarray, "e q q"], subsets: list[Int[np.ndarray, "_ _"]]
 ) -> tuple[Float[np.ndarray, "m q"], Float[np.ndarray, "m e"]]:
-    """Return y - b.z of generalised least squares as coefficients of (1, x, y), and its mean square in each group."""
+    """Return y - b.z of generalised least squares as coefficients of (1, x, y), and its mean square in each group.
+
+    All subsets are solved together, with the equation b = 0 for each column that is not in the subset.
+    """
     flat = joint.reshape(len(joint), -1)
     least = least_noise(moments)
-    residual = np.zeros((len(chosen), joint.shape[1]))
+    last = joint.shape[1] - 1
+    used = np.concatenate([(chosen[:, :, None] == np.arange(last)).any(1) for chosen in subsets])
+    residual = np.zeros((len(used), last + 1))
     residual[:, -1] = 1.0
-    noise = np.ones((len(chosen), len(joint)))
-    active = np.arange(len(chosen))
+    noise = np.ones((len(used), len(joint)))
+    active = np.arange(len(used))
     for _ in range(REWEIGHTINGS):
-        columns, weights = chosen[active], moments.sizes / noise[active]
+        inside, weights = used[active], moments.sizes / noise[active]
         pooled = (weights / weights.sum(1, keepdims=True) @ flat).reshape(-1, *joint.shape[1:])
-        target = np.take_along_axis(pooled[:, :, -1], columns, axis=1)[:, :, None]
+        matrix = np.where(inside[:, :, None] & inside[:, None, :], pooled[:, :-1, :-1], 0.0)
+        target = np.where(inside, pooled[:, :-1, -1], 0.0)[:, :, None]
         after = residual[active]
-        np.put_along_axis(after, columns, -_solve(_blocks(pooled, columns), target)[:, :, 0], axis=1)
+        after[:, :-1] = -_solve(matrix, target, np.where(inside, 0.0, 1.0))[:, :, 0]
         moved = np.abs(after - residual[active]).max(1)
         residual[active], noise[active] = after, np.maximum(_outer(after) @ flat.T, least)
         active = active[moved >= CONVERGED]
