@@ -121,7 +121,7 @@ def limit_solver(step_size: float) -> Callable[[float | None], tuple[np.ndarray,
 
 
 def solver_error(solve: Callable[[float | None], tuple[np.ndarray, np.ndarray]]) -> float:
-    """Return the distance of the end to that of a solution with the tolerance 1e-9, over the length of the way."""
+    """Return the distance of the end to that of a solution with the tolerance 1e-9, over the distance moved."""
     (start, end), (_, tight) = solve(None), solve(1e-9)
     return float(np.linalg.norm(end - tight) / np.linalg.norm(tight - start))
 
@@ -158,11 +158,11 @@ def main() -> list[tuple[str, str, str]]:
     errors = {f"step size {step_size:g}": solver_error(solve) for step_size, solve in limits.items()}
     facts = {"seconds_per_trajectory_step": times, "limit_seconds": seconds, "ratios": ratios}
     remark = f"The load of the machine by all programs was {load:.1f}."
-    save("optimisers", facts | {"solver_error_of_the_limit_over_its_way": errors, "remark": remark})
+    save("optimisers", facts | {"solver_error_of_the_limit_over_distance_moved": errors, "remark": remark})
     rows = [("AdamW: " + name, in_words(value), "per trajectory and step") for name, value in times.items()]
     bars = {"64 seeds / numba": "<= 2.5", "torch, fused / 64 seeds": ">= 500", "torch / 64 seeds": ">= 500"}
     for step_size in STEP_SIZES[1:]:
         bars[f"one run to slow time {SLOW_TIME} at step size {step_size:g} / limit"] = ">= 50"
     rows += [("AdamW: " + name, f"{value:.3g}x", bars.get(name, "")) for name, value in ratios.items()]
-    name = "AdamW: solver error of the limit over its way, "
+    name = "AdamW: solver error of the limit over the distance moved, "
     return rows + [(name + setting, f"{error:.1g}", "<= 0.001") for setting, error in errors.items()]

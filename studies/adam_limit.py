@@ -24,7 +24,7 @@ FLOWS = {"plain": False, "fluctuating metric": ("fluctuating_metric",), "both": 
 
 def first_table(probe: AdamProbe, seeds: int) -> None:
     """Print the distances at kappa = 20 for three step sizes, without and with momentum."""
-    print("| b1, eta | length of the way | plain flow | both corrections | standard error |")
+    print("| b1, eta | distance moved | plain flow | both corrections | standard error |")
     print("|" + "---|" * 5)
     begin = np.asarray(trees.ravel(probe.start))
     for b1 in (0.0, 0.9):

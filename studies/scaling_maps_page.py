@@ -1,5 +1,6 @@
 """The page of the study of scaling maps: counts, sentences and tables from its results."""
 
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,12 @@ __all__ = ["WRITTEN", "page"]
 
 WRITTEN = "undertow"
 """Key of the checks of the map that undertow writes."""
+MISSING = {
+    "the router of a mixture of experts": (".gate.", ".router."),
+    "the shared expert or its gate": ("shared_expert",),
+    "the indexer of a sparse attention": (".indexer.",),
+}
+"""Parts of the names of readers that lists leave out, by what the reader is."""
 
 
 def _entries(facts: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -45,6 +52,21 @@ def _finding(entry: dict[str, Any]) -> str:
     if entry["unmatched"]:
         parts.append(f"without a weight: {_code(entry['unmatched'])}")
     return "; ".join(parts)
+
+
+def _defect(entry: dict[str, Any]) -> str:
+    """Return the reason why an entry changes the function, the same text for the same kind of reason."""
+    left_out = [
+        reader
+        for reader, words in MISSING.items()
+        if any(word in f"{name}." for word in words for name in entry["missing"])
+    ]
+    reasons = [f"the list leaves out {' and '.join(left_out)}"] if left_out else []
+    if entry["instead"]:
+        reasons.append("the readers read a norm other than the one that is named")
+    if entry["extra"]:
+        reasons.append("the list scales layers that do not read the source")
+    return ", and ".join(reasons)
 
 
 def _wrong_table(facts: dict[str, Any]) -> str:
@@ -89,24 +111,23 @@ def _findings(facts: dict[str, Any]) -> list[str]:
     written = [entry for of_model in facts["architectures"].values() for entry in of_model[WRITTEN]]
     empty = [f"{name}, {a}, {_code(entry['unmatched'])}" for name, a, entry in entries if entry["unmatched"]]
     span = lambda kind: " to ".join(_percent(f(entry[kind] for entry in wrong)) for f in (min, max))
-    missing = lambda *words: sum(any(w in f"{n}." for w in words for n in entry["missing"]) for entry in wrong)
     matching = lambda kind: sum(entry["matching"] == kind for _, _, entry in entries)
-    having = lambda kind: sum(bool(entry[kind]) for entry in wrong)
+    defects = Counter(map(_defect, wrong)).most_common()
+    no_layers = sum(not entry["layers"] for _, _, entry in entries)
     return [
         f"- {len(wrong_lists)} of {len(lists)} lists have an entry that changes the function. {len(wrong)} of "
         f"{len(entries)} entries change it, by {span('change')} at random weights and by {span('own')} at the default "
         "initialisation. Routers that are zero at initialisation have no effect there.",
-        f"- The tool's own function for matching selects the same layers in {matching('same')} of {len(entries)} "
-        f"entries, and in {sum(entry['matching'] == 'same' for entry in wrong)} of those that change the function. In "
-        f"{matching('error')} entries it raises an error on these models.",
-        f"- In {missing('.gate.', '.router.')} of the {len(wrong)} entries the router of a mixture of experts reads "
-        f"the source and is not in the list, in {missing('shared_expert')} the shared expert or its gate, in "
-        f"{missing('.indexer.')} the indexer of a sparse attention. In {having('instead')} the readers read a norm "
-        f"other than the one that is named. In {having('extra')} the list scales layers that do not read the source.",
+        f"- The tool's own function for matching selects the same layers in {matching('same')} of the {len(entries)} "
+        f"entries and other layers in {matching('different')}. In {matching('error')} it raises an error on these "
+        f"models. Of the {len(wrong)} entries that change the function, it selects the same layers in "
+        f"{sum(entry['matching'] == 'same' for entry in wrong)}.",
+        f"- The {len(wrong)} entries, each counted once, by the reason: "
+        f"{'; '.join(f'{defect} ({count})' for defect, count in defects)}.",
         f"- Patterns that select no layer with a weight: {'; '.join(empty) or 'none'}.",
-        f"- The other {len(right)} entries with layers preserve the function: outputs change by at most "
-        f"{_largest(right)}. The census alone proves {sum(entry['by_census'] for entry in right)} of their "
-        f"{sum(entry['layers'] for entry in right)} layers.",
+        f"- Of the other {len(entries) - len(wrong)} entries, {no_layers} selects no layer and {len(right)} preserve "
+        f"the function: outputs change by at most {_largest(right)}. The census alone proves "
+        f"{sum(entry['by_census'] for entry in right)} of their {sum(entry['layers'] for entry in right)} layers.",
         f"- The maps that undertow writes for the same models (`census.scaling_map()`) have {len(written)} entries, of "
         f"which {sum(bool(entry['wrong']) for entry in written)} change the function; outputs change by at most "
         f"{_largest(written)}. The tool's matching selects the same layers in "

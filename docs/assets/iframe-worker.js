@@ -1,4 +1,4 @@
-// A page opened from a disk may not start a worker, which the search is. There, a hidden frame runs its script instead.
+// The search runs in a worker, which a page opened from a disk may not start. There, a hidden frame runs its script.
 if (location.protocol === "file:") {
   window.Worker = class extends EventTarget {
     constructor(url) {

@@ -226,7 +226,7 @@ class Trajectory:
         - `label`: a text in front of the names in the legend.
         - `ax`: matplotlib axes to draw on, such as those that another `plot` returned; None makes a pyplot figure.
 
-        The times at which runs diverged are marked by crosses, and from there on these runs are not in the mean. A
+        The times at which runs diverged are marked by crosses. After its cross a run is not in the mean. A
         prediction, which has no steps to continue, is a dashed line.
 
         >>> import jax.numpy as jnp
@@ -295,8 +295,8 @@ class Trajectory:
             clock = "slow_time" if self.clock == "slow_time" else "step"
             notes.append(
                 f"The run diverged at {clock} {first}." if self.seeds is None else
-                f"{diverged.sum()} of {diverged.size} runs diverged, the first at {clock} {first}; from there on they "
-                "are left out of the means."
+                f"{diverged.sum()} of {diverged.size} runs diverged, the first at {clock} {first}; a run "
+                "that has diverged is left out of the means."
             )  # fmt: skip
         if self.interrupted:
             notes.append("The run was interrupted; `run.resume` continues it.")

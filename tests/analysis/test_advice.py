@@ -86,7 +86,7 @@ def test_a_model_that_noise_sharpens_at_once_or_never_gets_no_number_of_zero_ste
 @pytest.mark.parametrize(("step_size", "warned"), [(0.1, False), (0.11, True)])
 def test_a_step_above_the_largest_one_diverges(step_size, warned):
     sentences = advice(analysis_of(row_of(), step_size=step_size))
-    assert sentences == ["The step size 0.11 is above 0.1: gradient descent diverges from here."] * warned
+    assert sentences == ["The step size 0.11 is above 0.1, the largest at which gradient descent is stable."] * warned
 
 
 def test_the_limit_after_zero_loss_is_the_last_sentence():

@@ -103,7 +103,7 @@ def test_the_regime_has_the_largest_values_along_the_path(x64):
 
 @pytest.mark.parametrize(("step_size", "name"), [(0.6, "eta * lambda_max"), (0.4, "growth")])
 def test_steps_that_are_too_large_are_outside_the_theory(step_size, name, x64):
-    """Curvature 4.25: gradient descent diverges from the step size 2/4.25 on. Two samples: the moments before that."""
+    """At curvature 4.25 gradient descent diverges above the step size 2/4.25; the moments of two samples do earlier."""
     if name == "growth":
         task = ut.Regression(scale, jnp.array([0.0, 2**0.5]), jnp.array([0.0, 2**0.5]))
     else:

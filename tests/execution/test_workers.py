@@ -114,7 +114,7 @@ class Stuck(concurrent.futures.Executor):
 
 
 def test_a_restart_waits_for_no_process():
-    """A sweep hung for ever when a worker died while the pool was starting the next one."""
+    """A sweep did not end when a worker died while the pool was starting the next one."""
     pools = []
     workers = Processes(1, lambda jobs: pools.append(Stuck()) or pools[-1])
     try:

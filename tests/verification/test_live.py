@@ -43,7 +43,7 @@ def test_a_surprise_names_the_expected_verdict(capsys):
 
 def test_an_inconclusive_verdict_names_the_seeds_that_would_decide(capsys):
     line = printed(replace(RESULT, verdict="inconclusive", seeds_needed=123), capsys)
-    assert line.endswith("  expected: holds  (123 seeds would decide)")
+    assert line.endswith("  expected: holds  (123 seeds are needed to decide)")
 
 
 def test_an_error_shows_its_note(capsys):

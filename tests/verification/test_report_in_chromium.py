@@ -388,4 +388,4 @@ def test_results_cannot_write_into_the_page(tab):
     assert "<b>all & sundry</b>" in tab.run("document.getElementById('made-up-failure').textContent")
     assert "Traceback:" in tab.run("document.querySelector('#made-up-error pre').textContent")
     assert "3 diverged, left out" in tab.run("document.getElementById('made-up-failure').textContent")
-    assert "64 seeds would decide" in tab.run("document.getElementById('made-up-doubt').textContent")
+    assert "64 seeds are needed to decide" in tab.run("document.getElementById('made-up-doubt').textContent")

@@ -28,8 +28,8 @@ def advice(analysis: Analysis) -> list[str]:
     sentences += _on_sharpness(analysis)
     if analysis.step_size > analysis.largest_step:
         sentences.append(
-            f"The step size {analysis.step_size:g} is above {analysis.largest_step:.3g}: gradient descent diverges "
-            "from here."
+            f"The step size {analysis.step_size:g} is above {analysis.largest_step:.3g}, the largest at which "
+            "gradient descent is stable."
         )
     if analysis.limit:
         sentences.append(analysis.limit)

@@ -45,9 +45,9 @@ class Sides:
 
     def pushes(self, step_size: float, weight_decay: float) -> tuple[np.ndarray, np.ndarray]:
         """Return noise plus weight decay that push each charge up, and down; equal at the equilibrium."""
-        k = 2 * weight_decay / step_size
-        up = np.asarray(self.noise_plus) + k * np.asarray(self.weight_minus)
-        return up, np.asarray(self.noise_minus) + k * np.asarray(self.weight_plus)
+        decay_ratio = 2 * weight_decay / step_size
+        up = np.asarray(self.noise_plus) + decay_ratio * np.asarray(self.weight_minus)
+        return up, np.asarray(self.noise_minus) + decay_ratio * np.asarray(self.weight_plus)
 
 
 @dataclass(frozen=True)

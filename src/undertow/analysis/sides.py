@@ -64,8 +64,9 @@ def flow_vectors(moments: SideMoments, step_size: float, weight_decay: float) ->
     """Return the eigenvectors of the flow of a matrix of charges, or of a stack of them; None for numbers."""
     if moments.noise_plus.ndim < 2:
         return None
-    k = 2 * weight_decay / step_size
-    flow = moments.noise_plus - moments.noise_minus + k * (moments.weight_minus - moments.weight_plus)
+    decay_ratio = 2 * weight_decay / step_size
+    weight = moments.weight_minus - moments.weight_plus
+    flow = moments.noise_plus - moments.noise_minus + decay_ratio * weight
     return np.linalg.eigh(flow)[1]
 
 

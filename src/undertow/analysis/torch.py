@@ -299,6 +299,7 @@ def _sentences(
         )
     if step_size > steps[0].value:
         sentences.append(
-            f"The step size {step_size:g} is above {steps[0].value:.3g}: gradient descent diverges from here."
+            f"The step size {step_size:g} is above {steps[0].value:.3g}, the largest at which "
+            "gradient descent is stable."
         )
     return sentences

@@ -282,10 +282,8 @@ def _regime(
     size = np.maximum(np.linalg.norm(points[:good], axis=1), np.finfo(points.dtype).tiny)
     largest = lambda values: float(np.max(values))
     parameters = [
-        SmallParameter(
-            "eta * lambda_max", eta * largest(records.sharpness), 2.0, "gradient descent diverges from 2 on"
-        ),
-        SmallParameter("growth", largest(records.growth), 1.0, "the second moments of SGD diverge from 1 on"),
+        SmallParameter("eta * lambda_max", eta * largest(records.sharpness), 2.0, "gradient descent diverges above 2"),
+        SmallParameter("growth", largest(records.growth), 1.0, "the second moments of SGD diverge above 1"),
         SmallParameter(
             "spread / |params|", largest(records.spread / size), 0.3, "distance of SGD to its mean, relative"
         ),

@@ -22,8 +22,8 @@ LANE_WIDTH = 16
 
 CHUNK_SECONDS = 0.5
 MOST_BLOCKS = 2**31
-"""The most blocks per chunk; no run is longer. Without this limit the number would grow forever when a full buffer of
-observations ends chunks early."""
+"""The most blocks per chunk; no run is longer. Without this limit the number would grow without bound when a full
+buffer of observations ends chunks early."""
 ACCELERATOR_LANE_BYTES = 16 * 2**30
 
 

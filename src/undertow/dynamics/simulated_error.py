@@ -18,7 +18,7 @@ from undertow.noise.base import AbstractNoise
 __all__ = ["SimulatedError", "simulate_error"]
 
 SIGNIFICANT = 3.0
-"""The number of standard errors from which on a distance counts as an error of the prediction."""
+"""A distance of at least this many standard errors counts as an error of the prediction."""
 
 
 @dataclass(frozen=True)

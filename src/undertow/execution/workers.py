@@ -216,8 +216,8 @@ class Processes:
     def _end(self, patience: float | int) -> None:
         """Let the processes end by themselves, which releases their locks; kill those that do not in so many seconds.
 
-        A pool must not wait for its processes itself: it would wait for ever for one that it started while another one
-        died, or for one whose lock on the queue of tasks an idle process had when it was killed.
+        A pool must not wait for its processes itself: it would wait indefinitely for one that it started while another
+        one died, or for one whose lock on the queue of tasks an idle process had when it was killed.
         """
         children = list((getattr(self.pool, "_processes", None) or {}).values())
         self.pool.shutdown(wait=False, cancel_futures=True)

@@ -105,7 +105,7 @@ def draw(result: PhasesResult) -> Picture:
         Axis("heterogeneity M", low=0.0, high=9.0),
         (
             Series("cells", "HeteroSGD, share", "blue", sizes, result.share, rows=spreads),
-            Series("line", "predicted: α exp(Tλ) = 1", "red", result.curve_sizes, np.clip(result.boundary, 0, 9)),
+            Series("line", "predicted: α exp(TΛ) = 1", "red", result.curve_sizes, np.clip(result.boundary, 0, 9)),
             Series("target", "chosen point", "purple", np.array([result.point[0]]), np.array([result.point[1]])),
         ),
         pick=("step_size", "spread"),
@@ -120,14 +120,14 @@ def draw(result: PhasesResult) -> Picture:
             Series("line", "recursion (theory)", "red", result.step, result.true_theory),
             typical,
             Series("dots", "its median", "purple", result.step, np.median(result.spurious, axis=0)),
-            Series("dashed", "α² exp(2λt) (theory)", "green", result.step, result.spurious_theory),
+            Series("dashed", "α² exp(2Λt) (theory)", "green", result.step, result.spurious_theory),
         ),
     )
     last = result.true[:, -1]
     error = float(standard_error(last)) if len(last) > 1 else None
     rows = (
         Row("true signal at the end", float(result.true_theory[-1]), float(last.mean()), error),
-        Row("spurious signal at the end: α² exp(2λT), and the median", float(result.spurious_theory[-1]),
+        Row("spurious signal at the end: α² exp(2ΛT), and the median", float(result.spurious_theory[-1]),
             float(np.median(result.spurious[:, -1]))),
     )  # fmt: skip
     lost = (f"{result.diverged} runs diverged and are left out.",) if result.diverged else ()

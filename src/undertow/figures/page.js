@@ -63,7 +63,7 @@
     filter();
   }));
 
-  // a link to a claim that the filter hides shows it again
+  // following a link to a claim that the filter hides resets the filter
   const reveal = () => {
     const target = location.hash && byId(decodeURIComponent(location.hash.slice(1)));
     if (target && target.closest("[hidden]")) {
@@ -73,7 +73,7 @@
   };
   addEventListener("hashchange", reveal);
 
-  // The figures wait as text inside <noscript>: 500 of them as elements would take the browser ten seconds.
+  // Figures are stored as text inside <noscript>: hundreds of them as elements would slow down the browser.
   const draw = (plot) => {
     const waiting = plot.querySelector("noscript");
     if (!waiting) return;

@@ -33,7 +33,7 @@ def limit_regime(frame: Frame, flat: float, step_size: float | None, slow_time: 
     if step_size is not None and slow_time > 0:
         time = slow_time / step_size
         parameters += [
-            SmallParameter("eta * lambda_max", step_size * largest, 2.0, "gradient descent diverges from 2 on"),
+            SmallParameter("eta * lambda_max", step_size * largest, 2.0, "gradient descent diverges above 2"),
             SmallParameter(
                 "1 / (lambda_min * time)", 1 / (across * time), 0.1, "relaxation across the manifold over the time"
             ),

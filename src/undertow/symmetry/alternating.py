@@ -203,11 +203,11 @@ def _pull(
     """
     moved = symmetry.orbit(params, amount)
     power = powers(noise, moved, symmetry)
-    k, covariance = 2 * decay / eta, noise.covariance(moved)
-    total = lambda form: covariance.moment(form) + k * form(moved)
+    decay_ratio, covariance = 2 * decay / eta, noise.covariance(moved)
+    total = lambda form: covariance.moment(form) + decay_ratio * form(moved)
     slope, fourth = total(lambda v: symmetry.norm(v) ** 2), total(lambda v: symmetry.norm(symmetry.apply(v)) ** 2)
     size = jnp.sqrt(fourth / jnp.where(slope > 0, slope, 1))
-    return power.plus - power.minus - 2 * k * symmetry.charge(moved), slope, size
+    return power.plus - power.minus - 2 * decay_ratio * symmetry.charge(moved), slope, size
 
 
 def _root(
@@ -278,5 +278,6 @@ def _sides(
     """Return noise plus decay on the side that pushes the charge up and on the side that pushes it down."""
     power = powers_now(noise, params, symmetry)
     up, down = (np.asarray(x, np.float64) for x in symmetry.pair(params, params))
-    k = float(2 * decay / eta)
-    return np.asarray(np.asarray(power.plus) + k * down), np.asarray(np.asarray(power.minus) + k * up)
+    decay_ratio = float(2 * decay / eta)
+    plus, minus = np.asarray(power.plus), np.asarray(power.minus)
+    return np.asarray(plus + decay_ratio * down), np.asarray(minus + decay_ratio * up)

@@ -26,14 +26,14 @@ Scalar = float | int | Array
 def rescaling_amount(
     noise_out: Array, noise_in: Array, weight_out: Array, weight_in: Array, step_size: Scalar, weight_decay: Scalar
 ) -> Array:
-    """Return the amount that moves neurons to equilibrium: exp(4 amount) = (s_u + k |w|^2)/(s_w + k |u|^2).
+    """Return the amount that moves neurons to equilibrium.
 
-    s are the noise powers of one stochastic gradient on the outgoing and the incoming side, k = 2 weight_decay/eta. The
-    amount is infinite where the noise is one-sided, and NaN where there is neither noise nor weight decay (a dead
-    neuron).
+    exp(4 amount) = (eta p_u + 2 lambda |w|^2)/(eta p_w + 2 lambda |u|^2), with the weight decay lambda and the noise
+    powers p of one stochastic gradient on the outgoing and the incoming side. The amount is infinite where the noise is
+    one-sided, and NaN where there is neither noise nor weight decay (a dead neuron).
     """
-    k = 2 * weight_decay / step_size
-    up, down = noise_out + k * weight_in, noise_in + k * weight_out
+    decay_ratio = 2 * weight_decay / step_size
+    up, down = noise_out + decay_ratio * weight_in, noise_in + decay_ratio * weight_out
     return (jnp.log(up) - jnp.log(down)) / 4
 
 
@@ -75,20 +75,21 @@ def rotation(
 ) -> Balance:
     """Return the equilibrium of GL(d) between two factors with noise moments E[G_U'G_U] and E[G_W G_W'].
 
-    With k = 2 weight_decay/eta, a = E[G_U'G_U] + k WW' and b = E[G_W G_W'] + k U'U, the equilibrium is P = X^(1/2) with
-    X b X = a, the minimum of Tr[a X^-1] + Tr[b X]. Inner directions that do not contribute to the product UW are
-    removed first: their equilibrium is at infinity, where the other factor's part has decayed to zero. Directions in
-    which a or b vanishes are not moved: X would go to infinity or zero there, and in this limit the other directions
-    depend on their own blocks of a and b only. Noise below `clear`, relative to the largest, counts as rounding.
+    With the weight decay lambda, a = E[G_U'G_U] + (2 lambda/eta) WW' and b = E[G_W G_W'] + (2 lambda/eta) U'U, the
+    equilibrium is P = X^(1/2) with X b X = a, the minimum of Tr[a X^-1] + Tr[b X]. Inner directions that
+    do not contribute to the product UW are removed first: their equilibrium is at infinity, where the other factor's
+    part has decayed to zero. Directions in which a or b vanishes are not moved: X would go to infinity or zero there,
+    and in this limit the other directions depend on their own blocks of a and b only. Noise below `clear`, relative to
+    the largest, counts as rounding.
     """
-    k = 2 * weight_decay / step_size
+    decay_ratio = 2 * weight_decay / step_size
     d = left.shape[1]
     clear = 8 * d * float(jnp.finfo(left.dtype).eps) if clear is None else clear
     # the row space of U, then the column space of W inside it: both factors have full rank there
     first = _range(left.T @ left)
     reach = _basis(_range(first @ (right @ right.T) @ first))  # d x d, with zero columns for removed directions
     inside = lambda matrix: reach.T @ matrix @ reach
-    a, b = noise_left + k * (right @ right.T), noise_right + k * (left.T @ left)
+    a, b = noise_left + decay_ratio * (right @ right.T), noise_right + decay_ratio * (left.T @ left)
     reached = jnp.round(reach.T @ reach)
     noisy = _part(_part(reached, inside(b), clear), inside(a), clear)
     silent = _rank(reached) - _rank(_part(reached, inside(a + b), clear))

@@ -118,8 +118,9 @@ def sweep(
         squares, powered = at(amounts)
         (out, into), (s_out, s_in) = symmetry.sums(squares), symmetry.sums(powered)
         move = closed_forms.rescaling_amount(s_out, s_in, out, into, eta, decay)
-        k = 2 * decay / eta
-        return move, jnp.isfinite(move) & ~held[index], relative(s_out + k * into, s_in + k * out)
+        decay_ratio = 2 * decay / eta
+        left = relative(s_out + decay_ratio * into, s_in + decay_ratio * out)
+        return move, jnp.isfinite(move) & ~held[index], left
 
     def body(state: tuple[list[Array], Array, Array]) -> tuple[list[Array], Array, Array]:
         amounts, _, count = state

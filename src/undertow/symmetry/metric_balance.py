@@ -71,10 +71,10 @@ class _Orbit(NamedTuple):
         The first two increase and decrease a charge: the flow is eta/2 sum_i A_i (noise_i - weight_i).
         """
         logs = self.generators @ amounts
-        y, k = np.sqrt(self.second) * np.exp(-logs), 2 * self.decay / self.eta
+        y, decay_ratio = np.sqrt(self.second) * np.exp(-logs), 2 * self.decay / self.eta
         share = np.divide(self.variance, self.second, out=np.zeros_like(y), where=self.second > 0)
         inverse = np.where(y + self.eps > 0, y + self.eps, 1)
-        square = k * self.theta**2 * np.exp(2 * logs)
+        square = decay_ratio * self.theta**2 * np.exp(2 * logs)
         noise, weight = share * y**2 / inverse, square * (y + self.eps)
         slopes = share * y**2 * (y + 2 * self.eps) / inverse**2, square * (y + 2 * self.eps)
         lost = self.eps * np.log1p(y / self.eps) if self.eps > 0 else 0.0

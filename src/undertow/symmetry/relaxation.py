@@ -141,9 +141,9 @@ def orbit_relaxation(
     """
     plus, minus = symmetry.pair(params, params)
     times = relaxation_steps(power.plus + power.minus, squares(symmetry, params), step_size, weight_decay)
-    k = 2 * weight_decay / step_size
+    decay_ratio = 2 * weight_decay / step_size
     whole = (lambda x: jnp.trace(x)[None]) if plus.ndim == 2 else (lambda x: x)
-    up, down = whole(power.plus + k * minus), whole(power.minus + k * plus)
+    up, down = whole(power.plus + decay_ratio * minus), whole(power.minus + decay_ratio * plus)
     return jnp.where((up > 0) & (down > 0), times, jnp.inf)
 
 

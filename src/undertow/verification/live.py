@@ -47,7 +47,7 @@ class Live:
         self.running.pop(result.claim, None)
         surprise = "" if result.as_expected else f"  expected: {result.expected}"
         if result.seeds_needed:
-            surprise += f"  ({result.seeds_needed} seeds would decide)"
+            surprise += f"  ({result.seeds_needed} seeds are needed to decide)"
         seconds = "kept" if reused else f"{result.compile_seconds:.1f} s + {result.run_seconds:.1f} s"
         head = result.headline
         if head is None:

@@ -198,7 +198,7 @@ def test_a_task_that_misbehaves_stops_nobody_else(light_folder, kind, failed, se
 
 
 def test_a_driver_killed_before_it_created_the_dataset_leaves_nothing(light_folder):
-    """A temporary folder was left for ever, beside the dataset that the next driver created."""
+    """A temporary folder was never removed and stayed beside the dataset that the next driver created."""
     job = light_job(light_folder)
     left = job.folder / ".results.zarr.abc.partial" / "done"
     left.mkdir(parents=True)

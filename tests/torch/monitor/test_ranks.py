@@ -68,7 +68,7 @@ def test_two_processes_measure_what_one_does(kind, name, tmp_path):
 
 @pytest.mark.slow
 def test_a_problem_of_one_process_is_that_of_all(tmp_path):
-    """Otherwise the others would wait for it for ever."""
+    """Otherwise the others would wait for it indefinitely."""
     for result in run_ranks("not finite", tmp_path):
         assert "the gradient is not finite" in result["error"]
 

@@ -239,7 +239,7 @@
       this.update(problem);
     }
 
-    // one request at a time: a slider that moves on while a picture is computed asks once more at the end
+    // one request at a time: if a slider moves while a picture is computed, one more request follows at the end
     async update(problem) {
       if (this.busy) { this.waiting = true; return; }
       this.busy = true;

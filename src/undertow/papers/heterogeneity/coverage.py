@@ -73,7 +73,7 @@ _RESULTS = (
     (
         "Figure 2",
         "The mean of the spurious component grows while its moment of order 0.1 falls. The paper does not name the "
-        "law; checked for q (1 + η s), s = 1 - M or 1 + M, η = 0.05, where the moment falls from M = 7 on.",
+        "law; checked for q (1 + η s), s = 1 - M or 1 + M, η = 0.05, where the moment falls for M ≥ 7.",
         ("typical-growth",),
     ),
     (

@@ -1,7 +1,7 @@
 """Phase diagram of HeteroSGD: the share of runs that filter out the spurious signal, by step size and spread.
 
-Matrix sensing with the two-point law mean ± spread, from U = alpha I. Theory: alpha exp(T lambda) = 1 with the
-Lyapunov exponent lambda = E log|1 + eta s| (`undertow.sensing.growth.transition_spread`).
+Matrix sensing with the two-point law mean ± spread, from U = alpha I. Theory: alpha exp(T Lambda) = 1 with the
+Lyapunov exponent Lambda = E log|1 + eta s| (`undertow.sensing.growth.transition_spread`).
 """
 
 import functools
@@ -85,7 +85,7 @@ def _draw(data: "xarray.Dataset") -> "Figure":
     steps, alpha, mean = fixed(data, "steps", STEPS), fixed(data, "alpha", ALPHA), fixed(data, "mean", MEAN)
     sizes = np.geomspace(float(data.step_size.min()) / 1.2, float(data.step_size.max()) * 1.2, 200)
     predicted = [transition_spread(mean, float(eta), steps=steps, alpha=alpha) for eta in sizes]
-    heatmap.boundary(axes, sizes, predicted, f"predicted: α exp(Tλ) = 1, T = {steps:g}")
+    heatmap.boundary(axes, sizes, predicted, f"predicted: α exp(TΛ) = 1, T = {steps:g}")
     axes.set(xlabel="step size η", ylabel="heterogeneity M")
     axes.legend(loc="upper right", frameon=True, framealpha=0.85)
     return figure

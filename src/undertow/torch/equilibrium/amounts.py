@@ -68,12 +68,15 @@ def _amount_with_powers(moments: ChargeMoments, step_size: float, weight_decay: 
     """Return the amount where axes have different powers.
 
     Entries with exponent e have a noise that changes by exp(-2 e s) and squares that change by exp(2 e s), so that the
-    cost is the sum over exponents of noise_e exp(-2 e s) + k weight_e exp(2 e s), k = 2 weight_decay/step_size.
+    cost is the sum over exponents of noise_e exp(-2 e s) + (2 lambda/eta) weight_e exp(2 e s), with the weight
+    decay lambda.
     """
-    k = 2 * weight_decay / step_size
+    decay_ratio = 2 * weight_decay / step_size
     parts = moments.by_exponent
     rates = np.array([-2.0 * part.exponent for part in parts] + [2.0 * part.exponent for part in parts])
-    minimum = minimise_exponentials(rates, np.stack([*(p.noise for p in parts), *(k * p.weight for p in parts)]))
+    minimum = minimise_exponentials(
+        rates, np.stack([*(p.noise for p in parts), *(decay_ratio * p.weight for p in parts)])
+    )
     finite = np.isfinite(minimum.amount)
     infinite, dead = int(np.isinf(minimum.amount).sum()), int(np.isnan(minimum.amount).sum())
     return Amount(
@@ -92,8 +95,9 @@ def solve_amount(
     if symmetry.block == 1:
         amount = general_amount(symmetry, moments, step_size, weight_decay)
         return Solution(amount, amount.amount, None)
-    k = 2 * weight_decay / step_size
-    a, b = moments.noise_plus + k * moments.weight_minus, moments.noise_minus + k * moments.weight_plus
+    decay_ratio = 2 * weight_decay / step_size
+    a = moments.noise_plus + decay_ratio * moments.weight_minus
+    b = moments.noise_minus + decay_ratio * moments.weight_plus
     weights = moments.weight_plus, moments.weight_minus
     if all(_full_rank(x, RANK_RTOL) for x in weights) and all(_full_rank(x, rank_rtol) for x in (a, b)):
         values, vectors = closed_forms.mean_eigenpairs(a, b)

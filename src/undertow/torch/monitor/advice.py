@@ -59,14 +59,14 @@ def _value(scale: NoiseScale) -> str:
     if math.isnan(scale.low):
         return f"{number(scale.value)} (too few measurements for a standard error)"
     if math.isinf(scale.high):
-        return f"at least {number(scale.low)} (the signal cannot be told from 0)"
+        return f"at least {number(scale.low)} (the signal is not distinguishable from 0)"
     return f"{number(scale.value)} ± {number(scale.error)} (95 % interval {number(scale.low)} to {number(scale.high)})"
 
 
 def _meaning(total: NoiseScale) -> list[str]:
     share = f"{total.noise_share:.0%} of the squared norm of a step's gradient is noise, 1/(1 + batch/B)."
     if math.isinf(total.value):
-        return [share, "The batch is far below the noise scale: a step is almost a random step."]
+        return [share, "The batch is far below the noise scale: the gradient of a step is mostly noise."]
     return [
         share,
         f"In the model of McCandlish et al. (2018) this batch size needs {total.more_steps:.2g} times the least "
@@ -143,6 +143,6 @@ def _cautions(total: NoiseScale) -> tuple[str, ...]:
         "parameters in both sums.",
         "B changes during training, mostly upwards while the loss falls. The number is an average over the window.",
         "A sample is an index of the batch: for sequences it is a whole sequence, not a token.",
-        "Noise says nothing here about generalisation: a noisier run may end with a better or a worse test loss.",
+        "These numbers do not predict generalisation: a noisier run may end with a better or a worse test loss.",
         f"The standard error assumes that the {total.measurements} measured steps have independent batches.",
     )

@@ -36,7 +36,7 @@ class BlockReading:
     gradient: Tensor
     charge: Tensor
     push: tuple[Tensor, Tensor]
-    """What pushes the charge up and down."""
+    """Noise and weight decay that increase the charge, and those that decrease it."""
     weights: tuple[Tensor, Tensor]
     inertia: tuple[Tensor, Tensor]
     rank_rtol: float
@@ -44,7 +44,7 @@ class BlockReading:
 
     @property
     def matrices(self) -> tuple[Tensor, ...]:
-        """What the equilibria follow from."""
+        """The matrices from which the equilibria follow."""
         return *self.push, *self.weights, *self.inertia
 
     def parts(self, entries: EntryMap) -> list[tuple[int, slice]]:

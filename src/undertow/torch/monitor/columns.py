@@ -47,7 +47,7 @@ class StepColumns:
             self._by_parameter.setdefault(slot.parameter, []).append(slot)
         self._layouts: dict[tuple, _Layout] = {}
         self._newest: tuple[dict[str, tuple], list[Stack], _Layout] | None = None
-        """The stacks of the last step, and what they depend on."""
+        """The kinds of the parameters at the last step, with the stacks and the layout that follow from them."""
 
     @torch.no_grad()
     def gather(
@@ -59,29 +59,23 @@ class StepColumns:
         """
         kinds = {name: _kind(parameters[name], rules[name], name in plain) for name in self._by_parameter}
         if self._newest is None or self._newest[0] != kinds:
-            self._newest = kinds, *self._arranged(kinds, parameters, rules, plain)
+            stacks = list(self._stacks(kinds, parameters, rules, plain))
+            self._newest = kinds, stacks, self._layout_of(stacks)
         _, stacks, layout = self._newest
         settings, parts = _Settings(stacks, rules, layout), []
         for place, stack in enumerate(stacks):
             parts += stack_sums(stack, rules, parameters, settings.unbias(stack)[place])
         return RawColumns(parts, settings.table, layout)
 
-    def _arranged(
-        self,
-        kinds: Mapping[str, tuple],
-        parameters: Mapping[str, nn.Parameter],
-        rules: Mapping[str, StepRule],
-        plain: frozenset[str],
-    ) -> "tuple[list[Stack], _Layout]":
-        """Return the stacks and where their sums are."""
-        stacks = list(self._stacks(kinds, parameters, rules, plain))
+    def _layout_of(self, stacks: Sequence[Stack]) -> "_Layout":
+        """Return where the sums of the stacks are, computed once for stacks of the same form."""
         device = stacks[0].device
         key = device, tuple((stack.names, stack.places, stack.fields, stack.plain) for stack in stacks)
         if key not in self._layouts:
             if len(self._layouts) >= MOST_LAYOUTS:
                 self._layouts.clear()
-            self._layouts[key] = self._layout(stacks, device)
-        return stacks, self._layouts[key]
+            self._layouts[key] = self._new_layout(stacks, device)
+        return self._layouts[key]
 
     def _stacks(
         self,
@@ -108,7 +102,7 @@ class StepColumns:
                     rule, in_plain = rules[names[0]], names[0] in plain
                     yield Stack(some, rule, places, slots, device, single, not unused, in_plain, rows)
 
-    def _layout(self, stacks: Sequence[Stack], device: torch.device) -> "_Layout":
+    def _new_layout(self, stacks: Sequence[Stack], device: torch.device) -> "_Layout":
         """Return where the sums of the stacks are among those of all slots."""
         starts = dict(zip(self._slots, np.cumsum([0, *(slot.length for slot in self._slots)]).tolist(), strict=False))
         columns = sum(slot.length for slot in self._slots)

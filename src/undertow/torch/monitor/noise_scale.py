@@ -75,7 +75,7 @@ class NoiseScale:
     low: float
     """Lower end of a 95 % interval by Fieller's theorem, NaN for fewer than 3 measurements."""
     high: float
-    """Upper end, infinite where the signal cannot be told from 0."""
+    """Upper end, infinite where the signal is not distinguishable from 0."""
     noise: float
     """tr Cov G, the mean over the measurements."""
     signal: float
@@ -291,7 +291,7 @@ def ratio_uncertainty(numerator: np.ndarray, denominator: np.ndarray) -> tuple[n
     with np.errstate(divide="ignore", invalid="ignore"):
         error = np.where(b > 0, np.sqrt(np.maximum(0.0, v_aa - 2 * a / b * v_ab + (a / b) ** 2 * v_bb)) / b, math.nan)
         bounded = (square > 0) & (b > 0)
-        # where the denominator cannot be told from 0, the interval has no upper end
+        # where the denominator is not distinguishable from 0, the interval has no upper end
         open_low = np.where(linear + root > 0, np.maximum(0.0, constant / (linear + root)), 0.0)
         low = np.where(bounded, (linear - root) / square, open_low)
         high = np.where(bounded, (linear + root) / square, math.inf)

@@ -1,6 +1,6 @@
 """Sums over the processes of a distributed training run, and sharded parameters as whole ones.
 
-Under DistributedDataParallel and FSDP2 every process sees its own samples, and `.grad` is the mean over the processes
+Under DistributedDataParallel and FSDP2 every process has its own samples, and `.grad` is the mean over the processes
 of their gradients: a sample with the contribution c to the gradient of its process contributes c/processes.
 """
 
@@ -32,16 +32,16 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def validate_wrapper(model: nn.Module) -> None:
-    """Raise an error for wrappers whose samples or parameters cannot be seen."""
+    """Raise an error for wrappers whose samples or parameters are not accessible."""
     if isinstance(model, nn.DataParallel):
         raise ValueError(
-            "`NoiseMonitor`: a DataParallel spreads the samples over replicas, where hooks do not see them; use "
+            "`NoiseMonitor`: a DataParallel spreads the samples over replicas, which it does not measure; use "
             "DistributedDataParallel."
         )
     if type(model).__name__ == "FullyShardedDataParallel":
         raise ValueError(
             "`NoiseMonitor`: FullyShardedDataParallel (FSDP1) flattens the parameters, so that those of a layer cannot "
-            "be told apart; use FSDP2 (`torch.distributed.fsdp.fully_shard`)."
+            "be separated; use FSDP2 (`torch.distributed.fsdp.fully_shard`)."
         )
 
 

@@ -167,7 +167,7 @@ def _fill(row: Row, symmetry: Symmetry, plan: Plan, place: int, table: dict[str,
         if all(rule.state is not None or not rule.momentum for rule in rules):
             known += CHANGE
         else:
-            notes.append("the change is not known: `step()` of the monitor does not see the momentum buffer")
+            notes.append("the change is not known: `monitor.step()` has no access to the momentum buffer")
         if any(plan.rules[name].weight_decay > 0 for name in own):
             notes.append(
                 "the distance is not known: weight decay acts on the parameter, but the layer uses 1 + parameter"

@@ -199,7 +199,7 @@ def _products(stack: Stack, tensors: _Tensors, unbias: Tensor) -> Tensor:
 
 
 def _loaded(gradients: Sequence[Tensor], rule: StepRule, out: Tensor) -> Tensor:
-    """Return the gradients as the optimiser sees them, in `out`."""
+    """Return the gradients as the optimiser uses them, in `out`."""
     torch.stack(gradients, out=out)
     return out if rule.grad_scale is None else out.div_(rule.grad_scale.to(out))
 

@@ -231,7 +231,7 @@ def _draw_steps(measurement: Measurement, parameters: Steps) -> "Figure":
 
 
 def _measure_moments(parameters: ScalarMap, key: Key[Array, ""]) -> Measurement:
-    """Compare E|q|, which grows equally for every M, with the moment 0.1, which falls from M = 7 on."""
+    """Compare E|q|, which grows equally for every M, with the moment 0.1, which falls for M of at least 7."""
     eta, t, early = parameters.step_size, parameters.steps, parameters.early
     spreads = np.arange(1.0, 11.0)
     factors = [np.abs(1 + eta * np.array([1 - m, 1 + m])) for m in spreads]
@@ -332,7 +332,7 @@ CLAIMS = (
         paper="heterogeneity",
         place="Figure 2",
         statement="The mean of the spurious component grows at the same rate for every heterogeneity M. At η = 0.05 "
-        "the typical size of the component falls from M = 7 on.",
+        "the typical size of the component falls for M ≥ 7.",
         equation="E|1 + η s|^p,  p = 1 against p = 0.1",
         alternative="The mean is typical: all moments follow it, E|q|^0.1 = (E|q|)^0.1, and the mean itself grows "
         "like exp(t E log|1 + η s|).",

@@ -217,7 +217,7 @@ CLAIMS = (
         place="Figure 3, the transition",
         statement="The spread at which half of the runs are filtered depends on the length of the run. Far below "
         "saturation, half of the runs are below a size x where α exp(T λ) = x. Near saturation this rule is only a "
-        "guide: runs that have grown to 1 shrink again, and in long runs half are below 0.1 from M = 5 on, although λ "
+        "guide: runs that have grown to 1 shrink again, and in long runs half are below 0.1 for M ≥ 5, although λ "
         "is still positive.",
         equation="α exp(T λ) = x,  2λ = log|(1 + η)² - η² M²|",
         alternative="The length of the run does not matter and the boundary is λ = 0; or α exp(T λ) = 1 holds near "

@@ -129,8 +129,8 @@ def _measure(parameters: Steps, key: Key[Array, ""]) -> Measurement:
               max(lowest, key=lambda v: abs(v - 1)), 1.0, 0.0, Within(1e-9, 1e-3), alternative=0.0),
     )  # fmt: skip
     data = xarray.Dataset(
-        {"flow": (("orbit", "amount"), np.array(flows)), "grown": ("way", values / values.min())},
-        coords={"amount": np.linspace(-p.reach, p.reach, p.points), "way": amounts - middle},
+        {"flow": (("orbit", "amount"), np.array(flows)), "grown": ("distance", values / values.min())},
+        coords={"amount": np.linspace(-p.reach, p.reach, p.points), "distance": amounts - middle},
     )
     return Measurement(checks, data, p.draws)
 
@@ -142,8 +142,8 @@ def _draw(measurement: Measurement, parameters: Steps) -> "Figure":
     left.plot([0], [0], "o", color=style.COLOURS["blue"], label="fixed point")
     left.set(xlabel="λ − λ*", ylabel="E dC / max |E dC|, neuron")
     left.legend()
-    style.points(right, data.way, data.grown, None, "scale invariance, γ < 0")
-    style.theory(right, data.way, np.cosh(2 * data.way), "cosh 2λ: no zero")
+    style.points(right, data.distance, data.grown, None, "scale invariance, γ < 0")
+    style.theory(right, data.distance, np.cosh(2 * data.distance), "cosh 2λ: no zero")
     right.set(xlabel="λ from the lowest point", ylabel="E dC / its minimum")
     right.legend()
     return figure

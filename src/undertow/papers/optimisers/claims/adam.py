@@ -35,7 +35,7 @@ class AdamLimit:
 
 
 def _ends(probe: AdamProbe, parameters: AdamLimit, key: Key[Array, ""]) -> dict[str, np.ndarray]:
-    """Return errors over the length of the limiting flow, and the share of the way from plain to corrected flow."""
+    """Return errors over the length of the limiting flow, and Adam's share of the shift to the corrected flow."""
     p = parameters
     begin, least = np.asarray(trees.ravel(probe.start)), probe.least_curvature(probe.start)
     names = ("plain", "corrected", "error", "share", "share_error")
@@ -63,12 +63,12 @@ def _measure(parameters: AdamLimit, key: Key[Array, ""]) -> Measurement:
     for i, b1 in enumerate(MOMENTA):
         for ratio in (1.0, 10.0):
             j = RATIOS.index(ratio)
-            what = f"way of Adam from the plain to the corrected flow, b1 = {b1:g}, ratio {ratio:g}"
+            what = f"shift of Adam from the plain flow / shift of the corrected flow, b1 = {b1:g}, ratio {ratio:g}"
             share, error = float(table["share"][i, j]), float(table["share_error"][i, j])
             checks.append(Check(what, share, 1.0, error, Within(0.15, 0.5), alternative=0.0))
     worst = np.unravel_index(np.argmax(table["corrected"]), table["corrected"].shape)
     checks.append(
-        Check("error of the corrected flow over the length of the way, largest", float(table["corrected"][worst]), 0.0,
+        Check("largest error of the corrected flow / distance moved", float(table["corrected"][worst]), 0.0,
               float(table["error"][worst]), Below(0.1), alternative=float(np.max(table["plain"])))
     )  # fmt: skip
     dims = ("momentum", "ratio")
@@ -86,7 +86,7 @@ def _draw(measurement: Measurement, parameters: AdamLimit) -> "Figure":
         style.points(axes, data.ratio, data.plain, data.error, "limit of small steps")
         style.points(axes, data.ratio, data.corrected, data.error, "with the corrections", "red", "s")
         axes.axvline(1.0, color="grey", linewidth=0.8)
-        axes.set(xscale="log", yscale="log", xlabel="(1 - b₂)/(ηλ)", ylabel="distance to Adam / length of the way")
+        axes.set(xscale="log", yscale="log", xlabel="(1 - b₂)/(ηλ)", ylabel="distance to Adam / distance moved")
         axes.set_title(f"b₁ = {b1:g}")
         axes.legend()
     return figure

@@ -62,17 +62,17 @@ def _measure(parameters: NoisyFactors, key: Key[Array, ""]) -> Measurement:
     flow, rival = solve(), solve(closure="small_step")
     good = ~run.diverged
     end, other = flow.observed["point"][-1], rival.observed["point"][-1]
-    way = np.linalg.norm(end - flow.observed["point"][0])
+    moved = np.linalg.norm(end - flow.observed["point"][0])
     points = run.observed["point"][good][:, -1]
-    distance = float(np.linalg.norm(points.mean(axis=0) - end) / way)
+    distance = float(np.linalg.norm(points.mean(axis=0) - end) / moved)
     # the root mean square of the error of the mean, by which the distance exceeds that of the exact mean at most
-    error = float(np.linalg.norm(standard_error(points)) / way)
+    error = float(np.linalg.norm(standard_error(points)) / moved)
     charges = run.observed["charge"][good]
     predicted, small = flow.observed["mean_charge"], rival.observed["mean_charge"]
     change, change_error = statistics.mean((charges[:, -1] - charges[:, 0]) / (predicted[-1] - predicted[0]))
     checks = (
-        Check("distance of the mean end of SGD from that of the averaged flow / length of the way", distance, 0.0,
-              error, Below(0.1), alternative=float(np.linalg.norm(other - end) / way)),
+        Check("distance of the mean end of SGD from that of the averaged flow / distance moved", distance, 0.0,
+              error, Below(0.1), alternative=float(np.linalg.norm(other - end) / moved)),
         Check("mean change of the charge |U|² - |W|² of SGD / averaged flow", change, 1.0, change_error,
               Within(0.05, 0.15), alternative=float((small[-1] - small[0]) / (predicted[-1] - predicted[0]))),
     )  # fmt: skip

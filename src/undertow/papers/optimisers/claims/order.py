@@ -50,7 +50,7 @@ def _largest_curvature(problem: Regression, params: Array) -> Array:
 
 
 def _errors(problem: Regression, start: Array, parameters: Order, key: Key[Array, ""]) -> tuple[np.ndarray, int]:
-    """Return three rows for the step sizes: the errors of both closures relative to the way of tr H, and SGD's own."""
+    """Return the errors of both closures, and SGD's own, at each step size, relative to the change of tr H."""
     noise = LabelNoise(problem, parameters.strength)
     observe: Observe = {"trace": HessianTrace(problem)}
     sharpest = float(_largest_curvature(problem, start))
@@ -69,8 +69,8 @@ def _errors(problem: Regression, start: Array, parameters: Order, key: Key[Array
             estimate_error=False,
         )  # fmt: skip
         flow, rival = solve().observed["mean_trace"], solve(closure="small_step").observed["mean_trace"]
-        way = mean - traces[0, 0]
-        rows.append(((flow[-1] - mean) / way, (rival[-1] - mean) / way, abs(error / way)))
+        change = mean - traces[0, 0]
+        rows.append(((flow[-1] - mean) / change, (rival[-1] - mean) / change, abs(error / change)))
     return np.array(rows).T, diverged
 
 

@@ -1,4 +1,4 @@
-"""Warm-up and cosine schedules of the step size as clocks: the way along the manifold at equal slow time."""
+"""Warm-up and cosine schedules of the step size as clocks: the motion along the manifold at equal slow time."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -101,20 +101,20 @@ def _run(parameters: Schedules, name: str, kind: str, key: Key[Array, ""]) -> Tr
     )  # fmt: skip
 
 
-def _ways(run: Trajectory) -> tuple[np.ndarray, np.ndarray]:
+def _decreases(run: Trajectory) -> tuple[np.ndarray, np.ndarray]:
     """Return the decrease of tr H at every observation, and its standard error."""
-    ways = run.observed["trace"][:, :1] - run.observed["trace"]
-    return ways.mean(axis=0), np.asarray(standard_error(ways))
+    decreases = run.observed["trace"][:, :1] - run.observed["trace"]
+    return decreases.mean(axis=0), np.asarray(standard_error(decreases))
 
 
 def _check(name: str, kind: str, run: Trajectory, constant: Trajectory) -> Check:
     """Compare a schedule with the constant step where the two clocks differ most."""
     place, index = PLACES[kind]
-    (way, error), (base, base_error) = _ways(run), _ways(constant)
+    (decrease, error), (base, base_error) = _decreases(run), _decreases(constant)
     expected = np.interp(run.slow_time[index], constant.slow_time, base)
     expected_error = np.interp(run.slow_time[index], constant.slow_time, base_error)
     rival = np.interp(run.time[index], constant.time, base)
-    ratio = way[index] / expected
+    ratio = decrease[index] / expected
     return Check(
         f"{name}, {kind}, {place}: decrease of tr H / that of the constant step at equal slow time", float(ratio), 1.0,
         float(np.hypot(error[index], ratio * expected_error) / expected), Within(0.06, 0.15),
