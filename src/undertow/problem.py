@@ -29,7 +29,18 @@ Scalar = Float[Array, ""]
 
 
 class AbstractProblem(eqx.Module):
-    """A loss L(params) with a gradient: enough for a noise that has its own randomness."""
+    """A loss L(params) with a gradient: enough for a noise that has its own randomness.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import undertow as ut
+    >>> class Wells(ut.AbstractProblem):
+    ...     def loss(self, params):
+    ...         return jnp.sum((params**2 - 1) ** 2)
+    ...     def gradient(self, params):
+    ...         return jax.grad(self.loss)(params)
+    >>> print(ut.Isotropic(Wells(), scale=0.1).mean(jnp.array([1.0, 2.0])))
+    [ 0. 24.]
+    """
 
     @abstractmethod
     def loss(self, params: PyTree) -> Scalar:
@@ -45,7 +56,19 @@ class AbstractProblem(eqx.Module):
 
 
 class AbstractSampled(AbstractProblem):
-    """L(params) = sum_i p_i l(params, sample_i) over a finite set of samples; p_i = 1/n unless reweighted."""
+    """L(params) = sum_i p_i l(params, sample_i) over a finite set of samples; p_i = 1/n unless reweighted.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import undertow as ut
+    >>> from undertow.problem import AbstractSampled
+    >>> class Robust(AbstractSampled):
+    ...     data: jax.Array
+    ...     weights: jax.Array | None = None
+    ...     def sample_loss(self, params, sample):
+    ...         return jnp.sqrt(1 + (params - sample) ** 2)
+    >>> print(ut.Minibatch(Robust(jnp.array([0.0, 2.0])), batch_size=1).covariance(jnp.array(1.0)).trace().round(3))
+    0.5
+    """
 
     data: eqx.AbstractVar[PyTree]
     weights: eqx.AbstractVar[Float[Array, " samples"] | None]
