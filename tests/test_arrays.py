@@ -20,6 +20,14 @@ def test_the_length_of_the_sample_axis():
     assert arrays.sample_axis("f", inputs={"a": np.zeros((3, 2)), "b": np.zeros(3)}, targets=np.zeros((3, 1))) == 3
 
 
+def test_targets_of_a_regression_become_floats():
+    inputs, targets = arrays.regression_arrays("f", {"a": np.zeros((2, 3))}, np.array([1, 2]))
+    assert isinstance(inputs["a"], jax.Array)
+    assert targets.dtype == jnp.result_type(float)
+    np.testing.assert_array_equal(targets, [1.0, 2.0])
+    assert arrays.regression_arrays("f", np.zeros(2), np.zeros((2, 1), np.float16))[1].dtype == np.float16
+
+
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, jnp.bfloat16])
 def test_probabilities_are_divided_by_their_sum(dtype, x64):
     """The sum of three rounded thirds is off by rounding, which is removed before the cast."""

@@ -1,7 +1,6 @@
 """Rules of the source tree: imports between folders, light imports, sizes, types, public names, one test file each."""
 
 import ast
-import doctest
 import inspect
 import re
 import subprocess
@@ -13,6 +12,7 @@ import equinox as eqx
 import pytest
 
 import undertow as ut
+from tests.public import assert_has_example, needs_torch, public_paths
 
 SOURCE = Path(ut.__file__).parent
 TESTS = Path(__file__).parent
@@ -148,13 +148,14 @@ def test_the_lists_of_public_names_agree():
         _ = ut.nonsense
 
 
-@pytest.mark.parametrize("name", ut.__all__)
-def test_every_public_name_has_a_docstring_with_an_example(name):
-    thing = getattr(ut, name)
-    assert inspect.getdoc(thing), f"{name} has no docstring"
-    abstract = inspect.isabstract(thing)
-    examples = doctest.DocTestFinder(recurse=False).find(thing, name)
-    assert abstract or any(test.examples for test in examples), f"the docstring of {name} shows no example"
+@pytest.mark.parametrize("path", [path for path in public_paths() if not needs_torch(path)])
+def test_every_public_name_has_a_docstring_with_an_example(path):
+    """The names of the PyTorch bridge are tested in tests/torch/test_docs.py."""
+    assert_has_example(path)
+
+
+def test_the_public_names_have_those_of_undertow():
+    assert {f"undertow.{name}" for name in ut.__all__} <= set(public_paths())
 
 
 def test_every_module_class_is_abstract_or_final():

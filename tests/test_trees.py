@@ -20,6 +20,12 @@ def test_leaves_are_flattened_in_the_order_of_jax():
     np.testing.assert_array_equal(trees.ravel(A), jax.flatten_util.ravel_pytree(A)[0])
 
 
+def test_shapes_of_one_entry_are_those_of_an_entry():
+    shapes, entry = trees.one_of(STACKED), trees.take(STACKED, 0)
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), shapes) == jax.tree.map(lambda x: (x.shape, x.dtype), entry)
+    assert trees.one_of(jnp.full(3, 1.0)).weak_type == jnp.full(3, 1.0).weak_type
+
+
 def test_sums_multiples_and_products():
     np.testing.assert_array_equal(trees.ravel(trees.add(A, B)), FLAT_A + FLAT_B)
     np.testing.assert_array_equal(trees.ravel(trees.subtract(A, B)), FLAT_A - FLAT_B)

@@ -18,6 +18,7 @@ __all__ = [
     "probabilities",
     "real_array",
     "real_vector",
+    "regression_arrays",
     "sample_axis",
 ]
 
@@ -120,6 +121,19 @@ def sample_axis(function: str, **data: PyTree) -> int:
         listed = ", ".join(f"`{place}` {size}" for place, size in sizes.items())
         raise ValueError(f"`{function}`: the leading (sample) axes differ: {listed}; make them equal.")
     return next(iter(sizes.values()))
+
+
+def regression_arrays(function: str, inputs: PyTree, targets: object) -> tuple[PyTree, Array]:
+    """Return inputs and targets with a common sample axis as JAX arrays, the targets as floats (n,) or (n, q)."""
+    if isinstance(targets, list | tuple | dict):
+        raise TypeError(f"`{function}`: `targets` is a {type(targets).__name__}; give an array, jnp.asarray(targets).")
+    inputs, targets = (data_arrays(function, name, tree) for name, tree in (("inputs", inputs), ("targets", targets)))
+    sample_axis(function, inputs=inputs, targets=targets)
+    if targets.ndim > 2:
+        raise ValueError(f"`{function}`: `targets` has shape {targets.shape}; give (n,) or (n, q).")
+    if jnp.issubdtype(targets.dtype, jnp.complexfloating):
+        raise TypeError(f"`{function}`: `targets` is complex; give its real and imaginary parts as two outputs.")
+    return inputs, targets if jnp.issubdtype(targets.dtype, jnp.floating) else targets.astype(jnp.result_type(float))
 
 
 def real_vector(function: str, name: str, values: ArrayLike, count: int) -> None:

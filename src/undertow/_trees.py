@@ -29,6 +29,7 @@ __all__ = [
     "match_precision",
     "mismatch",
     "names",
+    "one_of",
     "outline",
     "ravel",
     "scale",
@@ -71,6 +72,12 @@ def dot(a: PyTree, b: PyTree) -> Float[Array, ""]:
 def take(stacked: PyTree, index: int | np.integer | np.ndarray | Array) -> PyTree:
     """Return entry `index` (or entries, for an array of them) along the leading axis of every leaf, in range."""
     return jax.tree.map(lambda leaf: jnp.asarray(leaf).at[index].get(mode="promise_in_bounds"), stacked)
+
+
+def one_of(stacked: PyTree) -> PyTree:
+    """Return the shapes and types of one entry along the leading axis, as `jax.ShapeDtypeStruct`s."""
+    one = lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype, weak_type=jax.typeof(x).weak_type)
+    return jax.tree.map(one, stacked)
 
 
 def weigh(weights: Float[Array, " n"], stacked: PyTree) -> PyTree:

@@ -19,7 +19,7 @@ from undertow import _calls as calls
 from undertow import _chunks as chunks
 from undertow import _trees as trees
 from undertow import _validate as validate
-from undertow._arrays import check_indices, data_arrays, probabilities, real_vector, sample_axis
+from undertow._arrays import check_indices, data_arrays, probabilities, real_vector, regression_arrays, sample_axis
 from undertow._validate import KeyLike
 from undertow.estimate import Estimate
 
@@ -29,7 +29,18 @@ Scalar = Float[Array, ""]
 
 
 class AbstractProblem(eqx.Module):
-    """A loss L(params) with a gradient: enough for a noise that has its own randomness."""
+    """A loss L(params) with a gradient: enough for a noise that has its own randomness.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import undertow as ut
+    >>> class Wells(ut.AbstractProblem):
+    ...     def loss(self, params):
+    ...         return jnp.sum((params**2 - 1) ** 2)
+    ...     def gradient(self, params):
+    ...         return jax.grad(self.loss)(params)
+    >>> print(ut.Isotropic(Wells(), scale=0.1).mean(jnp.array([1.0, 2.0])))
+    [ 0. 24.]
+    """
 
     @abstractmethod
     def loss(self, params: PyTree) -> Scalar:
@@ -45,7 +56,19 @@ class AbstractProblem(eqx.Module):
 
 
 class AbstractSampled(AbstractProblem):
-    """L(params) = sum_i p_i l(params, sample_i) over a finite set of samples; p_i = 1/n unless reweighted."""
+    """L(params) = sum_i p_i l(params, sample_i) over a finite set of samples; p_i = 1/n unless reweighted.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import undertow as ut
+    >>> from undertow.problem import AbstractSampled
+    >>> class Robust(AbstractSampled):
+    ...     data: jax.Array
+    ...     weights: jax.Array | None = None
+    ...     def sample_loss(self, params, sample):
+    ...         return jnp.sqrt(1 + (params - sample) ** 2)
+    >>> print(ut.Minibatch(Robust(jnp.array([0.0, 2.0])), batch_size=1).covariance(jnp.array(1.0)).trace().round(3))
+    0.5
+    """
 
     data: eqx.AbstractVar[PyTree]
     weights: eqx.AbstractVar[Float[Array, " samples"] | None]
@@ -62,9 +85,7 @@ class AbstractSampled(AbstractProblem):
     @property
     def probabilities(self) -> Float[Array, " samples"]:
         """The weights p of the samples in the loss; they sum to 1."""
-        if self.weights is not None:
-            return self.weights
-        return jnp.full((self.size,), 1 / self.size)
+        return jnp.full((self.size,), 1 / self.size) if self.weights is None else self.weights
 
     def reweight(self, weights: ArrayLike) -> "AbstractSampled":
         """Return the same problem with the loss sum_i weights_i l_i.
@@ -171,12 +192,7 @@ class AbstractSampled(AbstractProblem):
 
     def _user_function(self) -> tuple[str, Callable, PyTree]:
         """Return how the user's function is called, the function, and the shapes of its second argument."""
-        return "loss(params, sample)", self.sample_loss, _one_of(self.data)
-
-
-def _one_of(data: PyTree) -> PyTree:
-    """Return the shapes of one sample."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype, weak_type=jax.typeof(x).weak_type), data)
+        return "loss(params, sample)", self.sample_loss, trees.one_of(self.data)
 
 
 def batch_gradient(loss: Callable[[PyTree, PyTree], Scalar], params: PyTree, batch: PyTree, *, single: bool) -> PyTree:
@@ -206,10 +222,9 @@ class Problem(AbstractSampled):
     @calls.checked_call("Problem")
     def __init__(self, loss: Callable[[PyTree, PyTree], Scalar], data: PyTree):
         calls.check_function("Problem", "loss(params, sample)", loss)
-        data = data_arrays("Problem", "data", data)
-        sample_axis("Problem", data=data)
         self.function = loss
-        self.data = data
+        self.data = data_arrays("Problem", "data", data)
+        sample_axis("Problem", data=self.data)
         self.weights = None
 
     def sample_loss(self, params: PyTree, sample: PyTree) -> Scalar:
@@ -217,7 +232,7 @@ class Problem(AbstractSampled):
         return self.function(params, sample)
 
     def _user_function(self) -> tuple[str, Callable, PyTree]:
-        return "loss(params, sample)", self.function, _one_of(self.data)
+        return "loss(params, sample)", self.function, trees.one_of(self.data)
 
 
 class Regression(AbstractSampled):
@@ -240,22 +255,8 @@ class Regression(AbstractSampled):
     @calls.checked_call("Regression")
     def __init__(self, predict: Callable[[PyTree, PyTree], Array], inputs: PyTree, targets: Array | np.ndarray):
         calls.check_function("Regression", "predict(params, x)", predict)
-        if isinstance(targets, list | tuple | dict):
-            raise TypeError(
-                f"`Regression`: `targets` is a {type(targets).__name__}; give an array, jnp.asarray(targets)."
-            )
-        inputs, targets = (
-            data_arrays("Regression", name, tree) for name, tree in (("inputs", inputs), ("targets", targets))
-        )
-        sample_axis("Regression", inputs=inputs, targets=targets)
-        if targets.ndim > 2:
-            raise ValueError(f"`Regression`: `targets` has shape {targets.shape}; give (n,) or (n, q).")
-        if jnp.issubdtype(targets.dtype, jnp.complexfloating):
-            raise TypeError("`Regression`: `targets` is complex; give its real and imaginary parts as two outputs.")
-        if not jnp.issubdtype(targets.dtype, jnp.floating):
-            targets = targets.astype(jnp.result_type(float))
         self.predict = predict
-        self.data = (inputs, targets)
+        self.data = regression_arrays("Regression", inputs, targets)
         self.weights = None
 
     @property
@@ -290,11 +291,11 @@ class Regression(AbstractSampled):
 
     def _check_shapes(self, params: PyTree) -> None:
         validate.params_of_floats("Regression", params)
-        output = calls.output_of("Regression", "predict(params, x)", self.predict, params, _one_of(self.inputs))
+        output = calls.output_of("Regression", "predict(params, x)", self.predict, params, trees.one_of(self.inputs))
         calls.check_prediction(output, self.targets.shape[1:])
 
     def _user_function(self) -> tuple[str, Callable, PyTree]:
-        return "predict(params, x)", self.predict, _one_of(self.inputs)
+        return "predict(params, x)", self.predict, trees.one_of(self.inputs)
 
 
 class Population(AbstractProblem):
@@ -333,8 +334,7 @@ class Population(AbstractProblem):
     def sample(self, key: KeyLike, count: int) -> Problem:
         """Return a finite `Problem` of `count` fresh samples."""
         count = validate.positive_integer("Population.sample", "count", count)
-        key = validate.as_key("Population.sample", key)
-        return Problem(self.function, self._draws(key, count))
+        return Problem(self.function, self._draws(validate.as_key("Population.sample", key), count))
 
     @eqx.filter_jit
     def _draws(self, key: Key[Array, ""], count: int) -> PyTree:

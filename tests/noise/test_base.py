@@ -2,6 +2,7 @@
 
 import importlib
 import pkgutil
+import sys
 
 import equinox as eqx
 import jax
@@ -31,9 +32,10 @@ def test_every_noise_has_an_example():
         subclasses = cls.__subclasses__()
         return {cls} if not subclasses else set().union(*map(final, subclasses))
 
-    # the noises of claims have tests of their own
+    # the noises of claims have tests of their own, and those of examples in docstrings are in no module
     inside = lambda module: module.startswith("undertow.") and not module.startswith("undertow.papers.")
-    defined = {cls.__name__ for cls in final(ut.AbstractNoise) if inside(cls.__module__)}
+    found = lambda cls: inside(cls.__module__) and getattr(sys.modules[cls.__module__], cls.__name__, None) is cls
+    defined = {cls.__name__ for cls in final(ut.AbstractNoise) if found(cls)}
     shown = {type(build()).__name__ for build in KINDS.values()}
     assert defined <= shown, f"add an example of {defined - shown} to tests/kinds.py"
 

@@ -1,4 +1,4 @@
-"""The code of the pages on PyTorch runs without warnings and prints the output shown."""
+"""The code of the pages on PyTorch runs without warnings and prints the output shown; public names have examples."""
 
 import contextlib
 import io
@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
+
+from tests.public import assert_has_example, needs_torch, public_paths
 
 pytestmark = pytest.mark.torch
 
@@ -24,3 +26,8 @@ def test_the_code_of_the_page_prints_the_output_shown(name):
         with contextlib.redirect_stdout(out):
             exec(compile(block["code"], name, "exec"), namespace)
         assert out.getvalue() == block["shown"]
+
+
+@pytest.mark.parametrize("path", [path for path in public_paths() if needs_torch(path)])
+def test_every_public_name_has_a_docstring_with_an_example(path):
+    assert_has_example(path)

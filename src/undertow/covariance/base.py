@@ -37,7 +37,15 @@ Scalar = Float[Array, ""]
 
 
 class Split(NamedTuple):
-    """The parts of a covariance along and across a manifold: P Sigma P, Q Sigma Q and the operator Q Sigma P."""
+    """The parts of a covariance along and across a manifold: P Sigma P, Q Sigma Q and the operator Q Sigma P.
+
+    >>> import jax.numpy as jnp
+    >>> from undertow.covariance import Factored
+    >>> onto_first = lambda v: v * jnp.array([1.0, 0.0])
+    >>> parts = Factored(jnp.array([[1.0], [2.0]])).split(onto_first)
+    >>> print(parts.tangent.trace(), parts.normal.trace(), parts.mixed(jnp.array([1.0, 0.0])))
+    1.0 4.0 [0. 2.]
+    """
 
     tangent: "Projected"
     normal: "Projected"
@@ -45,7 +53,24 @@ class Split(NamedTuple):
 
 
 class AbstractCovariance(eqx.Module):
-    """The covariance of one stochastic gradient."""
+    """The covariance of one stochastic gradient.
+
+    A new kind defines six methods; a factor B with Sigma = B B' gives the moments and the traces.
+
+    >>> import jax, jax.numpy as jnp
+    >>> from undertow.covariance import AbstractCovariance, Factored
+    >>> class Diagonal(AbstractCovariance):  # for params that are one vector
+    ...     variances: jax.Array
+    ...     def mv(self, vector): return self.variances * vector
+    ...     def normal_structure(self): return jax.ShapeDtypeStruct(self.variances.shape, self.variances.dtype)
+    ...     def sqrt_mv(self, normals): return jnp.sqrt(self.variances) * normals
+    ...     def factor(self): return jnp.diag(jnp.sqrt(self.variances))
+    ...     def moment(self, form): return Factored(self.factor()).moment(form)
+    ...     def trace(self, matrix=None): return Factored(self.factor()).trace(matrix)
+    >>> sigma = Diagonal(jnp.array([1.0, 4.0]))
+    >>> print(sigma.trace(), sigma.gaussian(0).shape)
+    5.0 (2,)
+    """
 
     white = RenamedAttribute("normal_structure")
     root = RenamedAttribute("sqrt_mv")

@@ -282,7 +282,15 @@ def predict_linear(
 
 @dataclass(frozen=True)
 class Bootstrap:
-    """Coefficients of an estimator on data sets of groups drawn with replacement, in the units of the data."""
+    """Coefficients of an estimator on data sets of groups drawn with replacement, in the units of the data.
+
+    >>> import numpy as np
+    >>> import undertow as ut
+    >>> X = np.random.default_rng(0).normal(size=(60, 2))
+    >>> drawn = ut.InvariantRegressor().bootstrap(X, X[:, 0], np.repeat(np.arange(12), 5), repeats=20)
+    >>> print(drawn.coef.shape, drawn.groups, drawn.interval(0.9).round(2).tolist())
+    (20, 2) 12 [[1.0, 0.0], [1.0, 0.0]]
+    """
 
     coef: Float[np.ndarray, "repeats d"]
     intercept: Float[np.ndarray, " repeats"]

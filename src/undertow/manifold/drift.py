@@ -39,7 +39,15 @@ __all__ = ["Parts", "covariance_parts", "factor_parts", "normal_part", "second_d
 
 
 class Parts(NamedTuple):
-    """The three parts of d2Phi[S] (or of the drift, which is half of it), each like params."""
+    """The three parts of d2Phi[S] (or of the drift, which is half of it), each like params.
+
+    >>> import jax.numpy as jnp
+    >>> import undertow as ut
+    >>> circle = ut.Problem(lambda x, _: (jnp.sum(x**2) - 1) ** 2 / 8, jnp.zeros(1))
+    >>> drift = ut.Limit(ut.Isotropic(circle)).parts(jnp.array([1.0, 0.0]))
+    >>> print(drift.tangent.round(4) + 0.0, drift.normal.round(4) + 0.0, drift.total.round(4) + 0.0)
+    [-0.5  0. ] [0. 0.] [-0.5  0. ]
+    """
 
     tangent: PyTree
     """The compensation of the manifold's curvature; normal to the manifold."""

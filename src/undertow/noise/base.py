@@ -19,7 +19,22 @@ class AbstractNoise(eqx.Module):
     """A stochastic gradient of `problem`.
 
     A new noise defines three methods: `randomness`, `gradient` and `covariance`. The simulation, the SDE, the limit,
-    the Noether flow and the equilibrium then work for it.
+    the Noether flow and the equilibrium then work for it. `check_noise` tests it.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import undertow as ut
+    >>> from undertow.covariance import ScaledIdentity
+    >>> class SignNoise(ut.AbstractNoise):  # 1 or -1 is added to each coordinate of the gradient
+    ...     problem: ut.AbstractProblem
+    ...     def randomness(self, key, count, like=None):
+    ...         return jax.random.split(key, count)
+    ...     def gradient(self, params, slice):
+    ...         return self.problem.gradient(params) + jax.random.rademacher(slice, params.shape, params.dtype)
+    ...     def covariance(self, params):
+    ...         return ScaledIdentity(jnp.array(1.0), params)
+    >>> noise = SignNoise(ut.Problem(lambda w, _: jnp.sum(w**2) / 2, jnp.zeros(1)))
+    >>> print(abs(noise.draw(0, jnp.zeros(2))), noise.covariance(jnp.zeros(2)).trace())
+    [1. 1.] 2.0
     """
 
     problem: eqx.AbstractVar[AbstractProblem]

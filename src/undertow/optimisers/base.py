@@ -59,6 +59,23 @@ class AbstractOptimiser(eqx.Module):
     A new optimiser defines these four, `decay` and `regime`. `descend` then runs it for many seeds, and `diffuse`,
     `Limit`, `average`, `noether_flow` and `equilibrium` predict where it goes. Its numbers are fields; `prepared` turns
     them into arrays, so that two optimisers that differ in numbers share one compiled program.
+
+    >>> import jax, jax.numpy as jnp
+    >>> import undertow as ut
+    >>> from undertow.noise.additive import noiseless
+    >>> from undertow.regime import Regime
+    >>> class Preconditioned(ut.AbstractOptimiser):  # theta+ = theta - eta S g, for params that are one vector
+    ...     scale: jax.Array
+    ...     def init(self, params): return None
+    ...     def update(self, params, state, gradient, rates): return params - rates * self.scale * gradient, state
+    ...     def metric(self, state, params): return self.scale
+    ...     def decay(self, metric): return 0 * metric
+    ...     def slow_state(self, state, second_moment, step_size): return None
+    ...     def regime(self, step_size, curvature): return Regime()
+    >>> bowl = ut.Problem(lambda w, _: jnp.sum(w**2) / 2, jnp.zeros(1))
+    >>> optimiser = Preconditioned(jnp.array([1.0, 2.0]))
+    >>> print(ut.descend(noiseless(bowl), jnp.ones(2), optimiser=optimiser, step_size=0.25, steps=1, key=0).params)
+    [0.75 0.5 ]
     """
 
     @abstractmethod

@@ -29,7 +29,14 @@ LEVEL = 0.1
 
 @dataclass(frozen=True)
 class Advice:
-    """A forecast of HeteroSGD on true signals of size 1 with spurious signals of a given law."""
+    """A forecast of HeteroSGD on true signals of size 1 with spurious signals of a given law.
+
+    >>> import undertow as ut
+    >>> from undertow.sensing.laws import two_point
+    >>> advice = ut.advise(two_point(1.0, 8.0), horizon=300, runs=10)
+    >>> print(f"step size {advice.step_size:.1f}, stop between {advice.stop[0]} and {advice.stop[1]} steps")
+    step size 0.1, stop between 84 and 300 steps
+    """
 
     step_sizes: tuple[float, float] | None
     """The window of stable step sizes in which the typical spurious signal decays; None where there is none."""

@@ -30,7 +30,26 @@ NODES = 200
 
 
 class AbstractLaw(eqx.Module):
-    """The law of s in R^k: independent over environments, with independent components except for a `Table`."""
+    """The law of s in R^k: independent over environments, with independent components except for a `Table`.
+
+    >>> import jax.numpy as jnp, numpy as np
+    >>> import undertow as ut
+    >>> from undertow.sensing.laws import AbstractLaw
+    >>> class Constant(AbstractLaw):  # the same number in every environment
+    ...     value: float
+    ...     size = 1
+    ...     def draw(self, key, count): return jnp.full((count, 1), self.value)
+    ...     def mean(self): return jnp.array([self.value])
+    ...     def covariance(self): return jnp.zeros((1, 1))
+    ...     def nodes(self): return jnp.array([[self.value]]), jnp.ones((1, 1))
+    ...     def support(self): return np.array([self.value]), np.array([self.value])
+    ...     def mean_log(self, step_size): return np.log(np.abs(1 + step_size * np.array([self.value])))
+    ...     def log_moment(self, step_size, power): return power * self.mean_log(step_size)
+    ...     def component(self, index): return self
+    ...     def shifted(self, by): return Constant(self.value + by)
+    >>> print(f"{ut.lyapunov(Constant(-2.0), step_size=0.25):.4f}")  # log(1/2)
+    -0.6931
+    """
 
     @property
     @abstractmethod

@@ -28,12 +28,35 @@ KNOWN = ("SGD", "RMSProp", "Adam", "AdamW")
 
 
 class FarFromEquilibrium(UserWarning):
-    """Warning that the charges at the end of a run are far from the predicted equilibrium."""
+    """Warning that the charges at the end of a run are far from the predicted equilibrium.
+
+    >>> import jax.numpy as jnp, warnings
+    >>> import undertow as ut
+    >>> from undertow.symmetry.comparison import FarFromEquilibrium
+    >>> noise = ut.Minibatch(ut.Problem(lambda p, y: (p[0] * p[1] - y) ** 2, jnp.array([0.0, 2.0])), 1)
+    >>> params, balance = jnp.array([2.0, 0.5]), ut.Rescaling(lambda p: p[0], lambda p: p[1])
+    >>> end = ut.equilibrium(noise, params, balance, step_size=0.01)
+    >>> with warnings.catch_warnings(record=True) as caught:
+    ...     warnings.simplefilter("always", FarFromEquilibrium)
+    ...     found = end.compare(ut.descend(noise, params, step_size=0.01, steps=100, key=0))
+    >>> print(caught[0].category.__name__, found.steps_left[0] > 1000)
+    FarFromEquilibrium True
+    """
 
 
 @dataclass(frozen=True)
 class RunComparison:
-    """The charges at the end of a run and the predicted equilibrium. Tuples have one entry per symmetry."""
+    """The charges at the end of a run and the predicted equilibrium. Tuples have one entry per symmetry.
+
+    >>> import jax.numpy as jnp
+    >>> import undertow as ut
+    >>> noise = ut.Minibatch(ut.Problem(lambda p, y: (p[0] * p[1] - y) ** 2, jnp.array([0.0, 2.0])), 1)
+    >>> balance = ut.Rescaling(lambda p: p[0], lambda p: p[1])
+    >>> end = ut.equilibrium(noise, jnp.array([2.0, 0.5]), balance, step_size=0.01)
+    >>> found = end.compare(ut.descend(noise, end.params, step_size=0.01, steps=100, key=0))
+    >>> print(f"distance {found.distance[0]:.2f} after {found.relaxations[0]:.2f} relaxation times")
+    distance 0.00 after 0.04 relaxation times
+    """
 
     charge: tuple[np.ndarray, ...]
     """The charges at the end of the run, the mean over seeds that did not diverge."""

@@ -57,6 +57,14 @@ class Equilibrium(eqx.Module):
 
     Tuples have one entry per symmetry. `print` shows the residual, the charges and the amounts of every symmetry, and
     names those that have no finite equilibrium.
+
+    >>> import jax.numpy as jnp
+    >>> import undertow as ut
+    >>> product = ut.Problem(lambda p, y: (p["u"] * p["w"] - y) ** 2, jnp.array([0.0, 2.0]))
+    >>> params, balance = {"u": jnp.array(2.0), "w": jnp.array(0.5)}, ut.Rescaling(lambda p: p["u"], lambda p: p["w"])
+    >>> end = ut.equilibrium(ut.Minibatch(product, 1), params, balance, step_size=0.1)
+    >>> print(f"{end.names[0]}: amount {end.amount[0]:.3f}, relaxation in {end.relaxation_steps[0]:.0f} steps")
+    rescaling, w against u: amount -0.693, relaxation in 25 steps
     """
 
     params: PyTree

@@ -36,7 +36,17 @@ __all__ = ["Flow", "check_order", "check_symmetry", "known_optimiser", "noether_
 
 
 class Flow(eqx.Module):
-    """The change of a charge C at a point. All arrays but the relaxation times of a matrix have the charge's shape."""
+    """The change of a charge C at a point. All arrays but the relaxation times of a matrix have the charge's shape.
+
+    >>> import jax.numpy as jnp
+    >>> import undertow as ut
+    >>> product = ut.Problem(lambda p, y: (p["u"] * p["w"] - y) ** 2, jnp.array([0.0, 2.0]))
+    >>> balance = ut.Rescaling(lambda p: p["u"], lambda p: p["w"])
+    >>> params = {"u": jnp.array(2.0), "w": jnp.array(0.5)}
+    >>> flow = ut.noether_flow(ut.Minibatch(product, 1), params, balance, step_size=0.1, weight_decay=0.04)
+    >>> print(f"{flow.rate:.2f} per unit of time, {flow.per_step:.2f} per step, Tr[Sigma A] = {flow.noise:.0f}")
+    -0.90 per unit of time, -0.09 per step, Tr[Sigma A] = -15
+    """
 
     charge: Float[Array, "..."]
     """C = 1/2 params'A params; for a diagonal generator under Adam C_S = 1/2 sum_i A_i params_i^2/S_i."""

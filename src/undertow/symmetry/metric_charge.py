@@ -95,6 +95,16 @@ class ChargeChange(NamedTuple):
     """The change of a charge in one step, in parts whose sum is the charge after the step minus that before it.
 
     The charge is C_S for diagonal generators. For others it is the plain charge 1/2 theta'A theta, with S = 1 below.
+
+    >>> import jax.numpy as jnp
+    >>> import undertow as ut
+    >>> from undertow.symmetry.metric_charge import charge_change
+    >>> optimiser, balance = ut.AdamW(weight_decay=1.0, eps=1.0), ut.Rescaling(lambda p: p[0], lambda p: p[1])
+    >>> start = jnp.array([2.0, 1.0]), optimiser.init(jnp.zeros(2))
+    >>> end = optimiser.update(*start, jnp.zeros(2), optimiser.rates(jnp.array(0), jnp.array(0.1)))
+    >>> change = charge_change(balance, optimiser, start, end, step=0, step_size=0.1)
+    >>> print(f"decay {change.decay:.3f}, total {change.total:.3f}")  # no gradient: weight decay alone
+    decay -0.285, total -0.285
     """
 
     first_order: Array

@@ -56,6 +56,15 @@ class Measurement:
 
     Without `data` the numbers of the checks are stored. `seeds` is the number of independent values behind the
     standard errors of checks that do not state their own `samples`.
+
+    >>> from undertow.verification import Check, Claim, Measurement, Within
+    >>> def measure(key):
+    ...     share = Check("share", 0.51, 0.5, 0.01, Within(tolerance=0.0, resolution=0.1), alternative=0.6)
+    ...     return Measurement((share,), seeds=2500, note="tosses of a coin")
+    >>> claim = Claim("A coin shows heads in half of the tosses.", measure)
+    >>> measurement = claim.run(claim.scales["smoke"], None)
+    >>> print(measurement.checks[0].measured, measurement.seeds, measurement.note)
+    0.51 2500 tosses of a coin
     """
 
     checks: tuple[Check, ...]

@@ -24,7 +24,18 @@ ALGEBRA = "algebra of the proof; its result is checked"
 
 @dataclass(frozen=True)
 class Entry:
-    """One result of a paper, its statement, and the claims that check it or the reason why there are none."""
+    """One result of a paper, its statement, and the claims that check it or the reason why there are none.
+
+    A pack lists its entries under the name `COVERAGE`.
+
+    >>> from undertow.verification import Entry
+    >>> COVERAGE = (
+    ...     Entry("balance", "Theorem 1", "Noise balances the norms of two layers.", claims=("norms-balance",)),
+    ...     Entry("balance", "Lemma 2", "The flow is Lipschitz.", reason="a tool of the proof, used nowhere else"),
+    ... )
+    >>> [entry.result for entry in COVERAGE if not entry.claims]
+    ['Lemma 2']
+    """
 
     paper: str
     result: str
@@ -35,7 +46,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Addition:
-    """A claim that no paper makes, and what it adds to the papers."""
+    """A claim that no paper makes, and what it adds to the papers.
+
+    A pack lists its additions under the name `BEYOND`.
+
+    >>> from undertow.verification import Addition
+    >>> BEYOND = (Addition("norms-balance-under-momentum", "The time to balance shortens by the factor 1 - beta."),)
+    >>> BEYOND[0].claim
+    'norms-balance-under-momentum'
+    """
 
     claim: str
     adds: str

@@ -12,7 +12,15 @@ __all__ = ["Erratum", "errata", "errata_of", "expected", "user_errata"]
 
 @dataclass(frozen=True)
 class Erratum:
-    """One correction, with the claim whose measurement decides it; None if reading the paper decides it."""
+    """One correction, with the claim whose measurement decides it; None if reading the paper decides it.
+
+    A pack lists its errata under the name `ERRATA`. The verdict of a claim that decides an erratum is `corrected`.
+
+    >>> from undertow.verification import Erratum
+    >>> ERRATA = (Erratum("balance", "Eq. (7)", printed="eta/2", right="eta/4", claim="norms-balance"),)
+    >>> print(f"{ERRATA[0].place}: {ERRATA[0].right}, printed as {ERRATA[0].printed}")
+    Eq. (7): eta/4, printed as eta/2
+    """
 
     paper: str
     place: str

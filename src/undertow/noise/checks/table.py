@@ -12,7 +12,20 @@ Status = Literal["ok", "failed", "differs", "skipped"]
 
 @dataclass(frozen=True)
 class CheckRow:
-    """One check of a noise. A comparison along several directions has the values of the direction that differs most."""
+    """One check of a noise. A comparison along several directions has the values of the direction that differs most.
+
+    >>> import jax.numpy as jnp
+    >>> import undertow as ut
+    >>> from undertow.noise import NoiseCheckError
+    >>> problem = ut.Problem(lambda w, x: jnp.sum((w - x) ** 2) / 2, jnp.array([[0.0, 1.0], [4.0, 1.0]]))
+    >>> try:
+    ...     ut.check_noise(ut.Additive(problem, factor=lambda w: jnp.ones((3, 1))), jnp.array([3.0, 2.0]))
+    ... except NoiseCheckError as error:
+    ...     for row in error.result.rows[:2]:
+    ...         print(row.name, "|", row.status)
+    check(params) | failed
+    randomness: leading axis | skipped
+    """
 
     name: str
     status: Status
@@ -27,7 +40,15 @@ class CheckRow:
 
 @dataclass(frozen=True)
 class NoiseCheck:
-    """The result of `check_noise`; `print` shows it as a table."""
+    """The result of `check_noise`; `print` shows it as a table.
+
+    >>> import jax.numpy as jnp
+    >>> import undertow as ut
+    >>> problem = ut.Problem(lambda w, x: jnp.sum((w - x) ** 2) / 2, jnp.array([[0.0, 1.0], [4.0, 1.0]]))
+    >>> result = ut.check_noise(ut.Isotropic(problem), jnp.array([3.0, 2.0]), draws=200)
+    >>> print(result.noise, result.passed, result.failures, f"{len(result.rows)} rows, |z| < {result.limit:.2f}")
+    Isotropic True () 25 rows, |z| < 4.44
+    """
 
     noise: str
     """The name of the class of the noise."""
@@ -68,7 +89,18 @@ class NoiseCheck:
 
 
 class NoiseCheckError(ValueError):
-    """Error for a noise that does not follow the protocol; `result` is the table of the checks."""
+    """Error for a noise that does not follow the protocol; `result` is the table of the checks.
+
+    >>> import jax.numpy as jnp
+    >>> import undertow as ut
+    >>> from undertow.noise import NoiseCheckError
+    >>> problem = ut.Problem(lambda w, x: jnp.sum((w - x) ** 2) / 2, jnp.array([[0.0, 1.0], [4.0, 1.0]]))
+    >>> try:
+    ...     ut.check_noise(ut.Additive(problem, factor=lambda w: jnp.ones((3, 1))), jnp.array([3.0, 2.0]))
+    ... except NoiseCheckError as error:
+    ...     print(error.result.failures[0].name, "|", error.result.failures[0].remark[:41])
+    check(params) | it raised ValueError: `Additive`: `factor
+    """
 
     def __init__(self, result: NoiseCheck):
         self.result = result

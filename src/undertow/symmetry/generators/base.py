@@ -32,7 +32,15 @@ Pair = tuple[Array, Array]
 
 
 class Violation(eqx.Module):
-    """The violation of a symmetry by a loss. Both numbers are relative, and zero to rounding for a true symmetry."""
+    """The violation of a symmetry by a loss. Both numbers are relative, and zero to rounding for a true symmetry.
+
+    >>> import jax.numpy as jnp
+    >>> import undertow as ut
+    >>> product = ut.Problem(lambda p, y: (p[0] * p[1] - y) ** 2, jnp.array([0.0, 2.0]))
+    >>> violation = ut.Scaling(lambda p: p).check(product, jnp.array([1.0, 2.0]), key=0)
+    >>> print(violation.holds, round(violation.gradient, 3))
+    False 0.8
+    """
 
     loss: float
     """The largest change of a sample's loss along random elements of the orbit, over the mean loss here and nearby."""
@@ -52,7 +60,26 @@ class Violation(eqx.Module):
 
 
 class AbstractSymmetry(eqx.Module):
-    """A generator A, or a family of generators, under which the loss of every sample is invariant."""
+    """A generator A, or a family of generators, under which the loss of every sample is invariant.
+
+    >>> import jax.numpy as jnp
+    >>> import undertow as ut
+    >>> from undertow.symmetry.generators import AbstractSymmetry
+    >>> class Boost(AbstractSymmetry):  # A = [[0, 1], [1, 0]], under which x^2 - y^2 is invariant
+    ...     label: str = ""
+    ...     def pair(self, a, b):
+    ...         return (a[0] + a[1]) * (b[0] + b[1]) / 2, (a[0] - a[1]) * (b[0] - b[1]) / 2
+    ...     def orbit(self, params, amount):
+    ...         return jnp.cosh(amount) * params + jnp.sinh(amount) * params[::-1]
+    ...     def norm(self, vector): return jnp.linalg.norm(vector)
+    ...     def check_params(self, params): assert params.shape == (2,)
+    ...     def dimension(self, params): return 1
+    ...     def describe(self, params): return "boost"
+    >>> problem = ut.Problem(lambda p, z: (p[0] ** 2 - p[1] ** 2 - z) ** 2, jnp.array([0.0, 2.0]))
+    >>> params = jnp.array([2.0, 1.0])
+    >>> print(Boost().charge(params), Boost().check(problem, params, key=0).holds)
+    2.0 True
+    """
 
     label: eqx.AbstractVar[str]
 
@@ -185,7 +212,21 @@ def _violation(symmetry: AbstractSymmetry, problem: AbstractSampled, params: PyT
 
 
 class AbstractDiagonal(AbstractSymmetry):
-    """A family of commuting generators that are diagonal in the entries of params, with eigenvalues 1, -1 and 0."""
+    """A family of commuting generators that are diagonal in the entries of params, with eigenvalues 1, -1 and 0.
+
+    >>> import jax.numpy as jnp
+    >>> from undertow.symmetry.generators import AbstractDiagonal
+    >>> class FirstAgainstSecond(AbstractDiagonal):  # A = diag(1, -1, 0)
+    ...     label: str = ""
+    ...     def sums(self, tree): return tree[0], tree[1]
+    ...     def logs(self, like, amount): return amount * jnp.array([1.0, -1.0, 0.0])
+    ...     def check_params(self, params): assert params.shape == (3,)
+    ...     def dimension(self, params): return 1
+    ...     def describe(self, params): return "first against second"
+    >>> params = jnp.array([2.0, 1.0, 5.0])
+    >>> print(FirstAgainstSecond().charge(params), FirstAgainstSecond().orbit(params, jnp.log(2.0)).round(3))
+    1.5 [4.  0.5 5. ]
+    """
 
     @abstractmethod
     def sums(self, tree: PyTree) -> Pair:

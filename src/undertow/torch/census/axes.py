@@ -81,7 +81,15 @@ class Symmetry:
     """A symmetry that multiplies `plus` by exp(amount) and `minus` by exp(-amount), for each of `size` generators.
 
     An axis with a power p is multiplied by exp(p amount). With `block` > 1 it is GL(block) on each of size/block
-    blocks: `plus` is multiplied by P, `minus` by P^-1.
+    blocks: `plus` is multiplied by P, `minus` by P^-1. `census` finds the symmetries of a network.
+
+    >>> import numpy as np
+    >>> from undertow.torch import Axis, Symmetry
+    >>> rows = np.arange(4)[:, None]
+    >>> written, read = Axis("up.weight", 0, rows, length=4), Axis("down.weight", 1, rows, length=4)
+    >>> symmetry = Symmetry("rescaling", plus=(read,), minus=(written,), block=1, exact=True, change=0.0)
+    >>> print(symmetry, symmetry.generators)
+    rescaling, 4 scales: up.weight[i, :] against down.weight[:, i] 4
     """
 
     kind: str

@@ -60,7 +60,15 @@ MOST_LINES = 24
 
 @dataclass(frozen=True, repr=False)
 class Census:
-    """The symmetries of a network. Iteration goes over the exact ones."""
+    """The symmetries of a network. Iteration goes over the exact ones.
+
+    >>> import torch
+    >>> from undertow.torch import census
+    >>> net = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3))
+    >>> found = census(net, torch.randn(6, 5), lambda model, x: model(x).square().mean())
+    >>> print(len(found), [symmetry.kind for symmetry in found], found.free)
+    1 ['rescaling'] ('2.bias',)
+    """
 
     symmetries: tuple[Symmetry, ...]
     """Exact symmetries, each proved on its orbit: outputs and loss do not change."""

@@ -23,7 +23,19 @@ COSTS = {"sgd": "noise plus weight penalty", "adamw": "standard deviations plus 
 
 @dataclass(frozen=True)
 class MovedSymmetry:
-    """One symmetry before and after the move to equilibrium."""
+    """One symmetry before and after the move to equilibrium.
+
+    >>> import torch
+    >>> from undertow.torch import census, equilibrate
+    >>> _ = torch.manual_seed(0)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3))
+    >>> loss = lambda model, x: (model(x) - x[:, :3]).square().mean()
+    >>> batches = [torch.randn(8, 5) for _ in range(20)]
+    >>> result = equilibrate(net, batches, loss, census(net, batches[0], loss), step_size=0.1, curvature_batches=0)
+    >>> moved = result.moved[0]
+    >>> print(moved.symmetry.kind, moved.amount.shape, moved.factor > 1, moved.imbalance[1] < moved.imbalance[0])
+    rescaling (7,) True True
+    """
 
     symmetry: Symmetry
     imbalance: tuple[float, float]
@@ -47,7 +59,20 @@ class MovedSymmetry:
 
 @dataclass(frozen=True)
 class Equilibrium:
-    """Result of `equilibrate`: measurements before and after the move. `undo()` restores the model exactly."""
+    """Result of `equilibrate`: measurements before and after the move. `undo()` restores the model exactly.
+
+    >>> import torch
+    >>> from undertow.torch import census, equilibrate
+    >>> _ = torch.manual_seed(0)
+    >>> net = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3))
+    >>> loss = lambda model, x: (model(x) - x[:, :3]).square().mean()
+    >>> batches = [torch.randn(8, 5) for _ in range(20)]
+    >>> result = equilibrate(net, batches, loss, census(net, batches[0], loss), step_size=0.1, curvature_batches=0)
+    >>> before, after = result.cost
+    >>> print(after.value < before.value, result.imbalance < 1e-3, result.change < 1e-5)
+    True True True
+    >>> result.undo()
+    """
 
     moved: tuple[MovedSymmetry, ...]
     skipped: tuple[tuple[Symmetry, str], ...]

@@ -67,7 +67,19 @@ class Reading:
     """One symmetry at one step, generator by generator: (generators,), or (blocks, block, block) of a GL under SGD.
 
     Under Adam a GL is counted by its diagonal generators, and so it is under optimisers without a theory. The arrays
-    are copied from the device of the model when they are read.
+    are copied from the device of the model when they are read. `NoiseMonitor.last` holds the newest ones.
+
+    >>> import torch
+    >>> from undertow.torch import NoiseMonitor, census
+    >>> net = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3))
+    >>> loss = lambda model, x: (model(x) - x[:, :3]).square().mean()
+    >>> optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    >>> with NoiseMonitor(net, census(net, torch.randn(6, 5), loss)) as monitor:
+    ...     loss(net, torch.randn(16, 5)).backward()
+    ...     optimizer.step()
+    >>> reading = monitor.last[0]
+    >>> print(reading.symmetry.kind, reading.charge.shape, (reading.noise_plus >= 0).all())
+    rescaling (7,) True
     """
 
     relation = Renamed("symmetry")

@@ -22,7 +22,14 @@ PATIENCE = 3.0
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether one symmetry is at its equilibrium."""
+    """Whether one symmetry is at its equilibrium. `NoiseMonitor.verdicts` returns one for each symmetry.
+
+    >>> from undertow.torch.monitor.verdict import verdicts
+    >>> row = {"step": 0, "symmetry": "QK", "optimiser": "SGD", "distance": 0.05, "relaxation": 1000.0, "note": ""}
+    >>> verdict = verdicts([row])[0]
+    >>> print(verdict.state, "|", verdict.text)
+    reached | at SGD's equilibrium: the distance is 0.05
+    """
 
     symmetry: str
     """Name of the symmetry."""

@@ -35,6 +35,14 @@ class ScalingCheck:
     """Verdict on an entry of a scaling map, for each layer that its source selects.
 
     The truth value of the check is True if all layers preserve the function.
+
+    >>> import torch
+    >>> from undertow.torch import census, check_scaling
+    >>> net = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3))
+    >>> found = census(net, torch.randn(6, 5), lambda model, x: model(x).square().mean())
+    >>> check = check_scaling(found, "0", "2")
+    >>> print(bool(check), check.verdict, [layer.source for layer in check])
+    True preserves ['0']
     """
 
     entry: ScalingEntry
@@ -115,7 +123,16 @@ class ScalingCheck:
 
 @dataclass(frozen=True)
 class ScalingReport:
-    """Checks of all entries of a scaling map. Its truth value is True if every entry preserves the function."""
+    """Checks of all entries of a scaling map. Its truth value is True if every entry preserves the function.
+
+    >>> import torch
+    >>> from undertow.torch import ScalingEntry, census, check_scaling_map
+    >>> net = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3))
+    >>> found = census(net, torch.randn(6, 5), lambda model, x: model(x).square().mean())
+    >>> report = check_scaling_map(found, [ScalingEntry("0", ("2",)), ScalingEntry("2", ("0",))])
+    >>> print(bool(report), [check.verdict for check in report])
+    False ['preserves', 'unproved']
+    """
 
     checks: tuple[ScalingCheck, ...]
 

@@ -47,7 +47,16 @@ class AbstractCensus(Protocol):
 
 @dataclass(frozen=True)
 class ScaledLayer:
-    """The verdict on one source layer that is scaled against its readers."""
+    """The verdict on one source layer that is scaled against its readers.
+
+    >>> import torch
+    >>> from undertow.torch import census, check_scaling
+    >>> net = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3))
+    >>> found = census(net, torch.randn(6, 5), lambda model, x: model(x).square().mean())
+    >>> for layer in check_scaling(found, "0", "2"):
+    ...     print(layer.source, layer.readers, layer.verdict, "|", layer.reason)
+    0 ('2',) preserves | a symmetry of the census contains it (rescaling)
+    """
 
     source: str
     readers: tuple[str, ...]
