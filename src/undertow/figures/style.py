@@ -96,7 +96,7 @@ def theory(axes: "Axes", x: Values, y: Values, label: str, colour: str = "grey")
 def proportional(axes: "Axes", x: Values, label: str = "equality", factor: float = 1.0, colour: str = "grey") -> None:
     """Draw the line y = factor x over the range of x: where two quantities are equal, or have a constant ratio."""
     values = np.asarray(x, float)
-    ends = 1.05 * np.array([values.min(), values.max()])
+    ends = np.array([values.min(), values.max()]) + 0.05 * np.ptp(values) * np.array([-1, 1])
     theory(axes, ends, factor * ends, label, colour)
 
 
