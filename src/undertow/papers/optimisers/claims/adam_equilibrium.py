@@ -83,6 +83,18 @@ def _equilibria(parameters: LongRuns, key: Key[Array, ""]) -> Measurement:
     return _measurement(checks, runs, p.seeds)
 
 
+def _draw_equilibria(measurement: Measurement, parameters: LongRuns) -> "Figure":
+    figure, (axes,) = style.new_figure()
+    kinds = zip(FREEDOM, measurement.checks, measurement.data.path.values, ("blue", "green"), "os", strict=True)
+    for name, check, (steps, means, errors), colour, marker in kinds:
+        style.theory(axes, [0, steps[-1]], [check.predicted] * 2, f"{name}: equilibrium of Adam", colour)
+        axes.plot([0, steps[-1]], [check.alternative] * 2, "--", color=style.COLOURS[colour], label=f"{name}: of SGD")
+        style.points(axes, steps, means, errors, f"{name}: runs of Adam", colour, marker)
+    axes.set(xlabel="steps", ylabel="log(|U|/|W|)")
+    axes.legend()
+    return figure
+
+
 def _decays(parameters: LongRuns, key: Key[Array, ""]) -> Measurement:
     p, checks, runs = parameters, [], []
     system = rank_one(jax.random.key(p.data))
@@ -121,7 +133,8 @@ def _memory(parameters: Memories, key: Key[Array, ""]) -> Measurement:
 
 def _measurement(checks: list[Check] | tuple[Check, ...], runs: list[LongRun], seeds: int) -> Measurement:
     columns = {name: [getattr(run, name) for run in runs] for name in ("mean", "error")}
-    data = xarray.Dataset({name: ("setting", values) for name, values in columns.items()})
+    paths = {"path": (("setting", "row", "look"), np.array([run.path for run in runs]))}
+    data = xarray.Dataset({name: ("setting", values) for name, values in columns.items()} | paths)
     return Measurement(tuple(checks), data, seeds, sum(run.diverged for run in runs))
 
 
@@ -199,6 +212,7 @@ CLAIMS = (
         rests_on=("metric-charge-step",),
         scales={"smoke": LongRuns(16), "default": LongRuns(64), "full": LongRuns(64, steps=4_000_000, step_size=0.004)},
         measure=_equilibria,
+        draw=_draw_equilibria,
     ),
     Claim(
         id="adamw-equilibrium",

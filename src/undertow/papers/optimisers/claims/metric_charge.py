@@ -1,6 +1,7 @@
 """Charges in the metric of Adam: conserved by gradient flow in a frozen metric, and their exact change in one step."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import diffrax
 import jax
@@ -10,14 +11,18 @@ import xarray
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _trees as trees
+from undertow.figures import style
 from undertow.noise.base import second_moment
 from undertow.noise.minibatch import Minibatch
 from undertow.optimisers.adaptive import AbstractAdaptive, Adam, AdamW, RMSProp
 from undertow.papers.optimisers.models.factorisation import Factors, noisy_factorisation
 from undertow.symmetry.generators import Rescaling
 from undertow.symmetry.metric_charge import charge_change, metric_charge
-from undertow.verification.claim import Claim, Measurement, draw_checks_on_log_axis
+from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 OPTIMISERS: dict[str, AbstractAdaptive] = {
     "RMSProp": RMSProp(b2=0.9),
@@ -26,6 +31,8 @@ OPTIMISERS: dict[str, AbstractAdaptive] = {
     "AdamW": AdamW(b2=0.99, weight_decay=0.3),
     "AdamW without bias correction": AdamW(b2=0.99, weight_decay=0.3, bias_correction=False),
 }
+SHOWN = 4
+"""Number of steps of each optimiser in a figure."""
 UNITS = Rescaling(lambda p: p["U"], lambda p: p["W"], neurons=True)
 """One generator for each unit between the two factors."""
 
@@ -69,7 +76,7 @@ def _against(gradient: Array, metric: Array) -> Array:
 
 
 def _conserved(parameters: FrozenMetric, key: Key[Array, ""]) -> Measurement:
-    p, rows = parameters, []
+    p, rows, charges = parameters, [], []
     for k in jax.random.split(key, p.problems):
         noise, start = _start(k)
         metric = jax.tree.map(lambda v: 1 / jnp.sqrt(v), second_moment(noise, start))
@@ -80,10 +87,12 @@ def _conserved(parameters: FrozenMetric, key: Key[Array, ""]) -> Measurement:
         ).ys  # fmt: skip
         end = jax.tree.map(lambda x: x[0], end)
         ones = jax.tree.map(jnp.ones_like, metric)
+        pairs = [[metric_charge(UNITS, point, m) for point in (start, end)] for m in (metric, ones)]
+        sizes = [_size(start, m) for m in (metric, ones)]
         changes = [
-            float(jnp.max(jnp.abs(metric_charge(UNITS, end, m) - metric_charge(UNITS, start, m))) / _size(start, m))
-            for m in (metric, ones)
+            float(jnp.max(jnp.abs(after - before)) / size) for (before, after), size in zip(pairs, sizes, strict=True)
         ]
+        charges.append([np.array(pair) / size for pair, size in zip(pairs, sizes, strict=True)])
         rows.append((*changes, float(noise.problem.loss(start) / noise.problem.loss(end))))
     in_metric, plain, fall = np.array(rows).T
     checks = (
@@ -93,14 +102,29 @@ def _conserved(parameters: FrozenMetric, key: Key[Array, ""]) -> Measurement:
               alternative=0.0),
         Check("least fall of the loss, a factor", fall.min(), 1.0, 0.0, Above(1.5), alternative=1.0),
     )  # fmt: skip
-    data = xarray.Dataset({"metric": ("problem", in_metric), "plain": ("problem", plain)})
+    data = xarray.Dataset(
+        {"metric": ("problem", in_metric), "plain": ("problem", plain),
+         "charge": (("problem", "kind", "point", "unit"), np.array(charges))}
+    )  # fmt: skip
     return Measurement(checks, data, p.problems)
+
+
+def _draw_conserved(measurement: Measurement, parameters: FrozenMetric) -> "Figure":
+    figure, (axes,) = style.new_figure()
+    charges = style.some(measurement.data.charge, 10).transpose(1, 2, 0, 3).reshape(2, 2, -1)
+    style.proportional(axes, charges[:, 0], "conserved")
+    style.points(axes, *charges[1], None, "plain charges ½ θ'Aθ", "red", "x")
+    style.points(axes, *charges[0], None, "charges C_S in the metric")
+    axes.set(xlabel="charge at the start / size", ylabel="charge at the end of the flow / size")
+    axes.legend()
+    return figure
 
 
 def _identity(parameters: Steps, key: Key[Array, ""]) -> Measurement:
     p = parameters
     noise, start = _start(key)
-    sizes = {name: _errors(noise, start, optimiser, p, key) for name, optimiser in OPTIMISERS.items()}
+    made = {name: _errors(noise, start, optimiser, p, key) for name, optimiser in OPTIMISERS.items()}
+    sizes = {name: errors for name, (errors, _) in made.items()}
     checks = tuple(
         Check(f"{name}: sum of the parts - change of C_S, largest / size", float(error), 0.0, 0.0, Below(1e-11),
               alternative=float(metric))
@@ -111,14 +135,32 @@ def _identity(parameters: Steps, key: Key[Array, ""]) -> Measurement:
         for name, (_, memory, _) in sizes.items()
     )
     table = np.array(list(sizes.values()), float)
-    data = xarray.Dataset({"errors": (("optimiser", "part"), table)}, coords={"optimiser": list(sizes)})
+    values = np.array([np.asarray(rows) for _, rows in made.values()])
+    data = xarray.Dataset(
+        {"errors": (("optimiser", "part"), table), "change": (("optimiser", "step", "kind", "unit"), values)},
+        coords={"optimiser": list(sizes)},
+    )
     return Measurement(checks, data, p.steps)
+
+
+def _draw_identity(measurement: Measurement, parameters: Steps) -> "Figure":
+    figure, (axes,) = style.new_figure()
+    direct, total, without = measurement.data.change.values.transpose(2, 0, 1, 3).reshape(3, -1)
+    style.proportional(axes, direct)
+    style.points(axes, direct, without, None, "without the change of the metric", "red", "x")
+    style.points(axes, direct, total, None, "sum of the four parts")
+    axes.set(xlabel="change of C_S in one step / size", ylabel="sum of the parts / size")
+    axes.legend()
+    return figure
 
 
 def _errors(
     noise: Minibatch, start: Factors, optimiser: AbstractAdaptive, parameters: Steps, key: Key[Array, ""]
-) -> tuple[Array, Array, Array]:
-    """Return the largest errors of the sum and of the first-order part, and the largest metric part, over the steps."""
+) -> tuple[tuple[Array, Array, Array], Array]:
+    """Return the largest errors of the sum and of the first-order part, and the largest metric part, over the steps.
+
+    The second value has the change of the charges in some steps: measured, sum of the parts, sum without the metric.
+    """
     p, eta = parameters, jnp.asarray(parameters.step_size)
     slices = noise.randomness(key, p.steps, start)
 
@@ -127,7 +169,9 @@ def _errors(
         share = jnp.where((count > 0) & optimiser.bias_correction, 1 - jnp.asarray(optimiser.b2) ** count, 1)
         return metric_charge(UNITS, params, jax.tree.map(lambda v: 1 / (jnp.sqrt(v / share) + 1e-8), state["v"]))
 
-    def body(carry: tuple[Factors, PyTree], inputs: tuple[Array, Array]) -> tuple[tuple[Factors, PyTree], Array]:
+    def body(
+        carry: tuple[Factors, PyTree], inputs: tuple[Array, Array]
+    ) -> tuple[tuple[Factors, PyTree], tuple[Array, Array]]:
         (params, state), (index, one) = carry, inputs
         gradient = noise.gradient(params, one)
         rates = optimiser.rates(index, eta)
@@ -139,11 +183,13 @@ def _errors(
         size = _size(*(after[0], jax.tree.map(lambda v: 1 / (jnp.sqrt(v) / rates["root"] + 1e-8), after[1]["v"])))
         worst = lambda x: jnp.max(jnp.abs(x)) / size
         rows = (change.total - direct, change.first_order - memory, change.metric)
-        return after, jnp.stack([worst(row) for row in rows])
+        sums = jnp.stack([direct, change.total, change.total - change.metric]) / size
+        return after, (jnp.stack([worst(row) for row in rows]), sums)
 
     state = optimiser.init(start)
-    rows = jax.lax.scan(body, (start, state), (jnp.arange(p.steps), slices))[1]
-    return tuple(jnp.max(rows[1:], axis=0))  # in the first step C_S is that of v = 0
+    rows, sums = jax.lax.scan(body, (start, state), (jnp.arange(p.steps), slices))[1]
+    # in the first step C_S is that of v = 0
+    return tuple(jnp.max(rows[1:], axis=0)), sums[1::97][:SHOWN]
 
 
 CLAIMS = (
@@ -157,7 +203,7 @@ CLAIMS = (
         alternative="The flow conserves the plain charge ½ θ'Aθ.",
         scales={"smoke": FrozenMetric(4), "default": FrozenMetric(16), "full": FrozenMetric(64)},
         measure=_conserved,
-        draw=draw_checks_on_log_axis,
+        draw=_draw_conserved,
     ),
     Claim(
         id="metric-charge-step",
@@ -171,6 +217,6 @@ CLAIMS = (
         controls=True,
         scales={"smoke": Steps(1000), "default": Steps(10_000), "full": Steps(100_000)},
         measure=_identity,
-        draw=draw_checks_on_log_axis,
+        draw=_draw_identity,
     ),
 )
