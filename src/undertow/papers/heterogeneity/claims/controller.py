@@ -112,6 +112,7 @@ def _measure_controller(parameters: Controller, key: Key[Array, ""]) -> Measurem
             "moment": (("kind", "product"), np.array(moments).T),
         },
         coords={"step": np.arange(1, p.steps + 1)[shown]},
+        attrs={"printed": bracket},
     )
     return Measurement(checks, data, p.runs)
 
@@ -121,7 +122,7 @@ def _draw_controller(measurement: Measurement, parameters: Controller) -> "Figur
     data, first = measurement.data, measurement.checks[0]
     counts = np.arange(FOLLOWED + 1)
     style.theory(left, counts, first.predicted ** (counts / FOLLOWED), "E(1 + ηS + 2η)^(2/3) per step")
-    style.theory(left, counts, first.printed ** (counts / FOLLOWED), "E(1 + η(S + 2η))^(2/3), in print", "red")
+    style.theory(left, counts, data.attrs["printed"] ** (counts / FOLLOWED), "E(1 + η(S + 2η))^(2/3), in print", "red")
     style.points(left, counts[1:], *data.moment.values, "products")
     left.set(xlabel="steps j", ylabel="E[X_{t+j}^(2/3)]/X_t^(2/3)", xticks=counts)
     left.legend()

@@ -84,13 +84,14 @@ def _equilibria(parameters: LongRuns, key: Key[Array, ""]) -> Measurement:
 
 
 def _draw_equilibria(measurement: Measurement, parameters: LongRuns) -> "Figure":
-    figure, (axes,) = style.new_figure()
+    figure, (axes,) = style.new_figure(height=3.8)
     kinds = zip(FREEDOM, measurement.checks, measurement.data.path.values, ("blue", "green"), "os", strict=True)
     for name, check, (steps, means, errors), colour, marker in kinds:
-        style.theory(axes, [0, steps[-1]], [check.predicted] * 2, f"{name}: equilibrium of Adam", colour)
-        axes.plot([0, steps[-1]], [check.alternative] * 2, "--", color=style.COLOURS[colour], label=f"{name}: of SGD")
-        style.points(axes, steps, means, errors, f"{name}: runs of Adam", colour, marker)
-    axes.set(xlabel="steps", ylabel="log(|U|/|W|)")
+        ends = [0, steps[-1] / 1000]
+        style.theory(axes, ends, [check.predicted] * 2, f"{name}: equilibrium of Adam", colour)
+        axes.plot(ends, [check.alternative] * 2, "--", color=style.COLOURS[colour], lw=1.4, label="equilibrium of SGD")
+        style.points(axes, steps / 1000, means, errors, "runs of Adam", colour, marker)
+    axes.set(xlabel="steps, in thousands", ylabel="log(|U|/|W|)")
     axes.legend()
     return figure
 
