@@ -98,7 +98,10 @@ def test_the_full_report_has_every_claim():
 SVG = """<?xml version="1.0"?><svg width="72pt" height="36pt" viewBox="0 0 72 36" xmlns="http://www.w3.org/2000/svg"
  xmlns:xlink="http://www.w3.org/1999/xlink"><metadata>by</metadata><desc>Two points, 0.0025 and -0 apart.</desc><defs>
 <path id="mark" d="M 0 0.123456"/></defs><g id="figure"><g clip-path="url(#box)"><use xlink:href="#mark" x="1.23456"
- y="2" style="fill: #b2182b"/><use xlink:href="#mark" x="3" y="4" style="fill: #b2182b"/></g></g></svg>"""
+ y="2" style="fill: #b2182b"/><use xlink:href="#mark" x="3" y="4" style="fill: #b2182b"/></g>
+<path d="M 1 2 L 1 4 L 2 4" style="fill: none; stroke: #b2182b"/>
+<path d="M 3 2 L 3 4" style="fill: none; stroke: #b2182b"/><path d="M 5 2 L 5 4" style="fill: none; stroke: #2166ac"/>
+<path d="M 1 1 L 9 9" style="fill: #2166ac"/><path d="M 2 1 L 9 8" style="fill: #2166ac"/></g></svg>"""
 
 
 def test_compact_figures_have_the_same_content():
@@ -110,6 +113,8 @@ def test_compact_figures_have_the_same_content():
     assert [(mark.get("x"), mark.get("y")) for mark in marks] == [("1.23", "2"), ("3", "4")]
     (group,) = [g for g in tree.iter() if g.get("style") == "fill: #b2182b"]
     assert list(group) == marks
+    paths = [path.get("d") for path in tree.findall(".//s:path", space) if path.get("id") is None]
+    assert paths == ["M 1 2 1 4 2 4 M 3 2 3 4", "M 5 2 5 4", "M 1 1 9 9", "M 2 1 9 8"]  # filled ones are not joined
     assert tree.findtext(".//s:desc", namespaces=space) == "Two points, 0.0025 and -0 apart."
 
 

@@ -6,7 +6,7 @@ import jax
 import pytest
 
 from undertow.verification import claims
-from undertow.verification.claim import PAPERS, SCALES, Claim, overall
+from undertow.verification.claim import PAPERS, SCALES, Claim, draw_checks, overall
 from undertow.verification.dependencies import dependency_problems
 from undertow.verification.errata import errata, expected
 
@@ -16,6 +16,11 @@ CLAIMS = list(claims.values())
 def test_every_paper_has_claims():
     assert {claim.paper for claim in CLAIMS} == set(PAPERS)
     assert len(CLAIMS) == len(claims) >= 8
+
+
+def test_every_claim_has_a_figure_of_its_own():
+    """A plot says more than the checks beside their predictions, which the table of a report has."""
+    assert [claim.id for claim in CLAIMS if claim.draw is draw_checks] == []
 
 
 def test_errata_and_claims_agree():

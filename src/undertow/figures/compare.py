@@ -45,15 +45,15 @@ class Comparison(Protocol):
     def criterion(self) -> Requirement: ...
 
 
-def compare(checks: Sequence[Comparison], *, log: bool = False) -> "Figure":
+def compare(checks: Sequence[Comparison]) -> "Figure":
     """Draw one line per check: the measurement with its interval, and the values that it is compared with.
 
     These are the prediction (a line), the values that a bound allows (a band), or the value in print where it is wrong
-    (a cross). The axis is logarithmic where the numbers span several decades, or with `log`; numbers that are then too
-    small to show, such as zero, are drawn at its left end.
+    (a cross). The axis is logarithmic where the numbers span several decades; numbers that are then too small to show,
+    such as zero, are drawn at its left end.
     """
     figure, (axes,) = style.new_figure(width=6.4, height=0.85 + 0.5 * len(checks))
-    low, high, scale = _range(checks, log)
+    low, high, scale = _range(checks)
     axes.set_xscale(scale)
     axes.set_xlim(low, high)
     labels: set[str] = set()
@@ -108,7 +108,7 @@ def _sentence(check: Comparison) -> str:
     return f"{check.what}: measured {check.measured:.4g}{error}, {prediction}{printed}."
 
 
-def _range(checks: Sequence[Comparison], log: bool) -> tuple[float, float, str]:
+def _range(checks: Sequence[Comparison]) -> tuple[float, float, str]:
     """Return the ends of the axis and its scale."""
     values = []
     for check in checks:
@@ -120,7 +120,7 @@ def _range(checks: Sequence[Comparison], log: bool) -> tuple[float, float, str]:
     positive = finite[finite > 0]
     wide = positive.size > 1 and np.log10(positive.max() / positive.min()) > DECADES
     signless = np.all(at[np.isfinite(at)] >= 0) and all(check.predicted >= 0 for check in checks)
-    if positive.size and signless and (log or wide):
+    if wide and signless:
         floor = max(positive.min(), positive.max() * 1e-18)
         pad = (positive.max() / floor) ** 0.06 * 1.1
         return floor / pad, positive.max() * pad, "log"

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.typing import RcKeyType
 
-__all__ = ["COLOURS", "Values", "applied", "new_figure", "points", "some", "theory"]
+__all__ = ["COLOURS", "Values", "applied", "new_figure", "points", "proportional", "some", "theory"]
 
 
 @runtime_checkable
@@ -91,6 +91,13 @@ def some(values: Values, most: int = 200) -> np.ndarray:
 def theory(axes: "Axes", x: Values, y: Values, label: str, colour: str = "grey") -> None:
     """Draw a prediction as a line."""
     axes.plot(np.asarray(x), np.asarray(y), color=COLOURS[colour], label=label, zorder=2)
+
+
+def proportional(axes: "Axes", x: Values, label: str = "equality", factor: float = 1.0, colour: str = "grey") -> None:
+    """Draw the line y = factor x over the range of x: where two quantities are equal, or have a constant ratio."""
+    values = np.asarray(x, float)
+    ends = np.array([values.min(), values.max()]) + 0.05 * np.ptp(values) * np.array([-1, 1])
+    theory(axes, ends, factor * ends, label, colour)
 
 
 def points(

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PAPERS", "SCALES", "Claim", "ClaimError", "Measurement", "NoParameters", "Plant", "Scale", "draw_checks",
-    "draw_checks_on_log_axis", "overall",
+    "overall",
 ]  # fmt: skip
 
 Scale = Literal["smoke", "default", "full"]
@@ -77,11 +77,6 @@ class Measurement:
 def draw_checks(measurement: Measurement, parameters: object) -> "Figure":
     """Draw every check beside its prediction: the figure of claims that define none of their own."""
     return compare(measurement.checks)
-
-
-def draw_checks_on_log_axis(measurement: Measurement, parameters: object) -> "Figure":
-    """Draw every check beside its prediction on a logarithmic axis, for errors of any order of magnitude."""
-    return compare(measurement.checks, log=True)
 
 
 @dataclass(frozen=True)

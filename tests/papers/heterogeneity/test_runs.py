@@ -5,10 +5,12 @@ import types
 import jax
 import numpy as np
 import pytest
+import xarray
 
 import undertow as ut
+from undertow.figures.style import COLOURS, new_figure
 from undertow.papers.heterogeneity import _runs
-from undertow.papers.heterogeneity._runs import ends, noise_square
+from undertow.papers.heterogeneity._runs import draw_learnt, ends, learnt_columns, noise_square
 from undertow.sensing.laws import two_point
 from undertow.sensing.quadratic_net import QuadraticNet
 
@@ -74,3 +76,15 @@ def test_the_stationary_error_is_the_fixed_point_of_its_recursion(learnt):
 def test_without_a_signal_there_is_no_stationary_error():
     assert noise_square([], 4, 50, 0.1, 0.7) == 0
     assert noise_square([1.0], 4, 50, 0.1, 0.0) == 0
+
+
+def test_every_run_is_drawn_at_its_signals_inside_the_panel():
+    signals = {"one": ([1.0, 0.9], [0.0, 0.1]), "pooled": ([1.4, 0.5, 1.0], [1.0, 0.9, 1.2])}
+    runs = {kind: dict(zip(("true", "spurious"), map(np.array, pair), strict=True)) for kind, pair in signals.items()}
+    _, (axes,) = new_figure()
+    draw_learnt(axes, xarray.Dataset(learnt_columns(runs)))
+    marks = {line.get_color(): line.get_xydata().T for line in axes.lines if line.get_marker() in "os"}
+    np.testing.assert_array_equal(marks[COLOURS["blue"]], signals["one"])
+    np.testing.assert_array_equal(marks[COLOURS["red"]], signals["pooled"])
+    assert axes.get_xlim()[0] == 0
+    assert axes.get_xlim()[1] > 1.4

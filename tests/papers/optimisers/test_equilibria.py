@@ -29,6 +29,10 @@ def test_a_run_ends_at_the_predicted_equilibrium(x64, optimiser, freedom):
     assert abs(run.mean - end) < 4 * run.error + 4 * SECOND_ORDER  # the step is four times that of the tables
     assert abs(run.mean - sgd) > 0.2
     assert run.error < 0.004
+    steps, means, errors = run.path
+    assert list(steps[[0, -1]]) == [0, 64_000]
+    assert means[0] == pytest.approx(0, abs=1e-6)  # the runs start with |U| = |W|
+    assert abs(means[-1] - run.mean) < 5 * errors[-1]
     assert found.regime.valid
 
 

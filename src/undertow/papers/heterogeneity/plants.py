@@ -147,7 +147,7 @@ PLANTS: dict[str, Plant] = {
     ),
     # the bracket of (42) as printed
     "controller-event": replaced(
-        f"{_CLAIMS}.misprints._factors",
+        f"{_CLAIMS}.controller._factors",
         lambda _: lambda p, sizes: 1 + p.step_size * (sizes + 2 * p.step_size),
     ),
     # squares of cosines

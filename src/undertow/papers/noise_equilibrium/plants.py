@@ -151,7 +151,7 @@ PLANTS: dict[str, Plant] = {
     ),
     "rows-and-columns": batches("factorisation", 2),
     "factors-balance": replaced(f"{HOME}.factorisation.equilibrium", printed_decay),
-    "vectors-decay": batches("factorisation", 2),
+    "vectors-decay": batches("two_vectors", 2),
     "hessian-trace": replaced(
         f"{HOME}.factorisation._loss", lambda original: lambda params, sample: original(params, sample) / 2
     ),
@@ -163,7 +163,7 @@ PLANTS: dict[str, Plant] = {
         lambda original: lambda problem, size, replace: original(problem, size, replace) * (1 - 1 / problem.size),
     ),
     "charge-factor-two": flow(noise=lambda parts, eta, gamma: 2 * parts["noise"]),
-    "stationary-condition": decay("misprints", 0.5),
+    "stationary-condition": decay("weight_decay", 0.5),
     "equilibration-time": replaced(
         f"{HOME}.misprints.Minibatch", lambda original: lambda problem, size: original(problem, min(size, 4))
     ),

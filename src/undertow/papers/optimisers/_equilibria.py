@@ -6,6 +6,7 @@ import numpy as np
 from jaxtyping import Array, Key
 
 from undertow.dynamics.descend import descend
+from undertow.estimate import standard_error
 from undertow.noise.minibatch import Minibatch
 from undertow.optimisers.base import AbstractOptimiser
 from undertow.papers.optimisers.models.rank_one import BALANCE, Weights, log_ratio
@@ -17,14 +18,18 @@ __all__ = ["LongRun", "long_run", "predicted"]
 
 SAVES = 400
 """Number of times at which a run is recorded."""
+SHOWN = 16
+"""Number of intervals between the observations of a figure."""
 
 
 class LongRun(NamedTuple):
-    """The mean of log(|U|/|W|) over the second half of runs, its standard error, and the runs that diverged."""
+    """The mean of log(|U|/|W|) over the second half of runs, its standard error, the runs that diverged, a path."""
 
     mean: float
     error: float
     diverged: int
+    path: np.ndarray
+    """The steps of some observations, the mean of log(|U|/|W|) over the runs, and its standard error."""
 
 
 def long_run(
@@ -44,7 +49,8 @@ def long_run(
     )  # fmt: skip
     values = run.observed["log_ratio"][~run.diverged]
     mean, error = statistics.mean(np.asarray(values[:, values.shape[1] // 2 :].mean(axis=1)))
-    return LongRun(float(mean), float(error), int(run.diverged.sum()))
+    path = np.stack([run.step, values.mean(axis=0), np.asarray(standard_error(values, axis=0))])
+    return LongRun(float(mean), float(error), int(run.diverged.sum()), path[:, :: SAVES // SHOWN])
 
 
 def predicted(

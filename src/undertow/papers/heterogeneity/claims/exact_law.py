@@ -13,7 +13,7 @@ from scipy.stats import ks_2samp
 
 from undertow import _trees as trees
 from undertow.estimate import standard_error
-from undertow.figures.compare import compare
+from undertow.figures import style
 from undertow.sensing.ensembles import AbstractEnsemble, Correlated, MatrixNormal
 from undertow.sensing.laws import AbstractLaw, Table, Uniform
 from undertow.sensing.matrix_sensing import MatrixSensing
@@ -28,6 +28,8 @@ Ensemble = Literal["goe", "full"] | AbstractEnsemble
 ENSEMBLES: tuple[Ensemble, ...] = ("goe", "full")
 BLOCK = 2000
 """Number of draws computed at once."""
+LEVELS = (0.02, 0.1, 0.3, 0.5, 0.7, 0.9, 0.98)
+"""Levels of the quantiles of the length of a step, for the figure."""
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def _p_value(one: np.ndarray, two: np.ndarray) -> float:
 
 def _measure(parameters: ExactDraws, key: Key[Array, ""]) -> Measurement:
     point = jax.random.normal(jax.random.fold_in(key, 1), (parameters.d, parameters.d), jnp.float32) / 2
-    checks, values = [], []
+    checks, values, lengths = [], [], {"explicit": [], "exact": [], "steady": []}
     kinds = _kinds(parameters)
     level = AtLevel(1e-3 / len(kinds), "Kolmogorov-Smirnov, all statistics")
     for index, (name, noise) in enumerate(kinds.items()):
@@ -154,11 +156,28 @@ def _measure(parameters: ExactDraws, key: Key[Array, ""]) -> Measurement:
         error = float(standard_error(squares, ddof=0)) / predicted
         checks.append(Check(f"E|G U|² / prediction: {name}", squares.mean() / predicted, 1.0, error, Within(1e-4, 0.2)))
         values.append(p)
-    return Measurement(tuple(checks), xarray.Dataset({"p": ("kind", values)}), parameters.draws)
+        for which, draws in (("explicit", plain), ("exact", exact), ("steady", exact if steady is None else steady)):
+            norms = np.linalg.norm(draws, axis=(1, 2)) / np.sqrt(predicted)
+            lengths[which].append(np.quantile(norms, LEVELS))
+    columns = {name: (("kind", "level"), np.array(rows)) for name, rows in lengths.items()}
+    data = xarray.Dataset({"p": ("kind", values)} | columns, coords={"level": list(LEVELS)})
+    return Measurement(tuple(checks), data, parameters.draws)
 
 
 def _draw(measurement: Measurement, parameters: ExactDraws) -> "Figure":
-    return compare([check for check in measurement.checks if isinstance(check.criterion, Within)])
+    """Draw quantiles of the length of a step for all kinds, which alternate between one environment and pooled."""
+    figure, panels = style.new_figure(2, width=4.0)
+    data = measurement.data
+    for index, (axes, title) in enumerate(zip(panels, ("one environment per step", "pooled"), strict=True)):
+        explicit, exact, steady = (data[name].values[index::2].ravel() for name in ("explicit", "exact", "steady"))
+        style.proportional(axes, explicit)
+        if index == 0:
+            style.points(axes, explicit, steady, None, "quantiles with c = m", "red", "x")
+        style.points(axes, explicit, exact, None, "quantiles, exact law")
+        axes.set(xlabel="explicit measurements: |G U|/√E|G U|²", title=title)
+    panels[0].set_ylabel("one draw: |G U|/√E|G U|²")
+    panels[0].legend()
+    return figure
 
 
 CLAIMS = (

@@ -243,6 +243,23 @@ def _measure_designs(parameters: Designs, key: Key[Array, ""]) -> Measurement:
     return Measurement(tuple(checks), data, p.designs, note=note)
 
 
+def _draw_designs(measurement: Measurement, parameters: Designs) -> "Figure":
+    """Draw the error of every data set over that of least squares, which the alternative equates."""
+    figure, (axes,) = style.new_figure()
+    data = measurement.data
+    groups = (EASY, HARD, ("shift",))
+    for names, colour, marker in zip(groups, ("blue", "purple", "green"), "osD", strict=True):
+        both = ([style.some(data[f"{kind}_{name}"], 16) for name in names] for kind in ("least_squares", "error"))
+        style.points(axes, *map(np.concatenate, both), None, ", ".join(names), colour, marker)
+    ends = [min(map(float, data.min().values())), max(map(float, data.max().values()))]
+    style.theory(axes, ends, ends, "no better than least squares", "red")
+    style.theory(axes, ends, [BOUND, BOUND], "largest median error that the claim allows")
+    axes.set(xlabel="coefficient error of pooled least squares", ylabel="error of the estimator",
+             xscale="log", yscale="log")  # fmt: skip
+    axes.legend()
+    return figure
+
+
 CLAIMS = (
     Claim(
         id="two-phase-law",
@@ -275,6 +292,7 @@ CLAIMS = (
             "full": Designs(400, 800, 800),
         },
         measure=_measure_designs,
+        draw=_draw_designs,
         long=True,
     ),
 )

@@ -1,20 +1,24 @@
 """Misprints of the paper that a measurement decides."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
 import xarray
 from jaxtyping import Array, Key
 
+from undertow.estimate import standard_error
+from undertow.figures import style
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
-from undertow.verification.criterion import Below, Check, Within
+from undertow.verification.criterion import Check, Within
 
-POWER = 2 / 3
-"""Power of the products in Lemma 7."""
-FOLLOWED = 4
-"""Number of steps over which the mean of that power is measured."""
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SHOWN = 30
+"""Number of single measurements or batches in a figure."""
 
 
 @dataclass(frozen=True)
@@ -53,26 +57,6 @@ class Runs:
     """Number of fresh measurements on which a fitted model is tested."""
 
 
-@dataclass(frozen=True)
-class Controller:
-    """The controller sequence q of Definition 4 with L = alpha, one direction, two-point law mean ± M."""
-
-    runs: int
-    """Number of independent sequences."""
-    moments: int
-    """Number of products drawn for the moment of Lemma 7."""
-    mean: float = 1.0
-    """Mean of the spurious signal."""
-    spread: float = 21.0
-    """Spread M, large enough for the supermartingale of Lemma 7."""
-    step_size: float = 0.05
-    """Step size η."""
-    steps: int = 100
-    """Number of steps T2."""
-    violation: float = 1e-3
-    """Probability p; the level is p^-1.5 L."""
-
-
 def _rng(key: Key[Array, ""]) -> np.random.Generator:
     return np.random.default_rng(np.asarray(jax.random.key_data(key)))
 
@@ -82,7 +66,8 @@ def _measure_symmetric(parameters: Batches, key: Key[Array, ""]) -> Measurement:
     white = _rng(key).standard_normal((p.draws, p.m, p.d, p.d))
     target = np.zeros((p.d, p.d))
     target[0, 1] = target[1, 0] = np.sqrt(0.5)  # |M| = 1, off the diagonal
-    squares = statistics.mean((np.einsum("nmij,ij->nm", _mirrored(white), target) ** 2).mean(1))
+    mirrored = _mirrored(white)
+    squares = statistics.mean((np.einsum("nmij,ij->nm", mirrored, target) ** 2).mean(1))
 
     def step(x: np.ndarray) -> np.ndarray:
         return np.einsum("nm,nmij->nij", np.einsum("nmij,ij->nm", x, target), x) / p.m
@@ -109,7 +94,42 @@ def _measure_symmetric(parameters: Batches, key: Key[Array, ""]) -> Measurement:
         Check("full X, not symmetrised: variance of G_ij - G_ji, in units of 1/(2m)", skew[0] / variance, 4.0,
               skew[1] / variance, Within(0.0, 0.6), alternative=0.0),
     )  # fmt: skip
-    return Measurement(checks, xarray.Dataset({"ratio": ("check", [c.measured for c in checks])}), p.draws)
+    shares = np.linspace(0, 1, 5)
+    laws = {"printed": _isometry(mirrored, shares), "halved": _isometry(white, shares)}
+    data = xarray.Dataset(
+        {"ratio": ("check", [c.measured for c in checks])}
+        | {name: (("kind", "share"), np.array(values).T) for name, values in laws.items()}
+        | {name: (("batch", "entry"), g[:SHOWN, [2, 3], [3, 2]] / np.sqrt(variance))
+           for name, g in (("full", full), ("goe", goe))},
+        coords={"share": shares},
+    )  # fmt: skip
+    return Measurement(checks, data, p.draws)
+
+
+def _isometry(x: np.ndarray, shares: np.ndarray) -> list[tuple[float, float]]:
+    """Return E<X, M>^2/|M|^2 and its standard error for M with these shares of |M|^2 off the diagonal."""
+    on, off = x[:, :, 0, 0], (x[:, :, 0, 1] + x[:, :, 1, 0]) * np.sqrt(0.5)
+    return [statistics.mean(((np.sqrt(1 - s) * on + np.sqrt(s) * off) ** 2).mean(1)) for s in shares]
+
+
+def _draw_symmetric(measurement: Measurement, parameters: Batches) -> "Figure":
+    figure, (left, right) = style.new_figure(2, width=4.2)
+    data = measurement.data
+    style.theory(left, [0, 1], [1, 2], "N(0, 1) entries, in print", "red")
+    style.theory(left, [0, 1], [1, 1], "N(0, 1/2) off the diagonal", "blue")
+    style.points(left, data.share, *data.printed.values, "N(0, 1) entries, drawn", "red", "s")
+    style.points(left, data.share, *data.halved.values, "N(0, 1/2) off the diagonal, drawn", "blue")
+    left.set(xlabel="share of |M|² off the diagonal", ylabel="E<X, M>²/|M|²", ylim=(0.8, 2.2))
+    left.legend()
+    angle = np.linspace(0, 2 * np.pi, 33)
+    style.theory(right, 2**1.5 * np.cos(angle), 2**1.5 * np.sin(angle), "2 standard deviations, full X", "red")
+    style.theory(right, [-3, 3], [-3, 3], "symmetric G", "blue")
+    style.points(right, data.full[:, 0], data.full[:, 1], None, "steps, full X", "red", "s")
+    style.points(right, data.goe[:, 0], data.goe[:, 1], None, "steps, symmetric X", "blue")
+    right.set(xlabel="G_ij, in units of 1/√(2m)", ylabel="G_ji, in units of 1/√(2m)")
+    right.set_aspect("equal", adjustable="datalim")
+    right.legend()
+    return figure
 
 
 def _mirrored(white: np.ndarray) -> np.ndarray:
@@ -139,11 +159,14 @@ def _signals(parameters: Runs) -> tuple[np.ndarray, np.ndarray]:
     return axes * (np.arange(parameters.d) < parameters.rank)[None], np.outer(axes[-1], axes[-1])
 
 
-def _learnt(parameters: Runs, rng: np.random.Generator, printed: bool) -> np.ndarray:
-    """Return U of every run after the steps U - eta G U on y = <X, A* + A(e)>, A(e) as printed or A(e) = s vv'."""
+def _learnt(parameters: Runs, rng: np.random.Generator, printed: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Return U of every run after the steps U - eta G U on y = <X, A* + A(e)>, A(e) as printed or A(e) = s vv'.
+
+    The second array is the learnt signal along u after each step.
+    """
     p = parameters
     signal, spurious = _signals(p)
-    u = np.broadcast_to(p.alpha * np.eye(p.d), (p.seeds, p.d, p.d))
+    u, path = np.broadcast_to(p.alpha * np.eye(p.d), (p.seeds, p.d, p.d)), []
     for _ in range(p.steps):
         size = 1 + p.spread * rng.choice([-1.0, 1.0], p.seeds) if p.spread else np.zeros(p.seeds)
         environment = _environment(signal, size, spurious) if printed else size[:, None, None] * spurious[None]
@@ -151,93 +174,65 @@ def _learnt(parameters: Runs, rng: np.random.Generator, printed: bool) -> np.nda
         y = np.einsum("smij,sij->sm", x, signal[None] + environment)
         residual = _model(x, u @ np.swapaxes(u, 1, 2)) - y
         u = u - p.step_size * np.einsum("sm,smij->sij", residual, x) / p.m @ u
-    return u
+        path.append(np.sum(u[:, 0] ** 2, axis=1))
+    return u, np.array(path)
 
 
 def _measure_model(parameters: Runs, key: Key[Array, ""]) -> Measurement:
     p, rng = parameters, _rng(key)
-    u = _learnt(p, rng, printed=False)
+    u, _ = _learnt(p, rng, printed=False)
     x = _symmetric(rng, p.seeds, p.fresh, p.d, p.d)
     y = np.einsum("smij,ij->sm", x, _signals(p)[0])
-    missed = ((y - _model(x, u @ np.swapaxes(u, 1, 2))) ** 2).mean(1)
+    fitted = _model(x, u @ np.swapaxes(u, 1, 2))
+    missed = ((y - fitted) ** 2).mean(1)
     share = statistics.mean(1 - missed / y.var(1))
     # a model without X predicts the same number for every measurement, at best the mean of y
     what = "share of the variance of y on fresh measurements that the fitted model explains"
     check = Check(what, share[0], 1.0, share[1], Within(1e-3, 0.1), printed=0.0, alternative=0.0)
-    return Measurement((check,), xarray.Dataset({"missed": ("seed", missed)}), p.seeds)
+    columns = {"y": y[0, :SHOWN], "fitted": fitted[0, :SHOWN]}
+    data = xarray.Dataset({"missed": ("seed", missed)} | {name: ("sample", v) for name, v in columns.items()})
+    return Measurement((check,), data, p.seeds)
+
+
+def _draw_model(measurement: Measurement, parameters: Runs) -> "Figure":
+    figure, (axes,) = style.new_figure()
+    y, fitted = measurement.data.y.values, measurement.data.fitted.values
+    style.proportional(axes, y, "y = <X, UU'>")
+    style.theory(axes, 1.05 * np.array([y.min(), y.max()]), [y.mean()] * 2, "y = <A, UU'>, in print: a constant", "red")
+    style.points(axes, y, fitted, None, "fresh measurements of one run")
+    axes.set(xlabel="y of a fresh measurement", ylabel="output of the fitted model")
+    axes.legend()
+    return figure
 
 
 def _measure_doubled(parameters: Runs, key: Key[Array, ""]) -> Measurement:
     p, rng = parameters, _rng(key)
-    along = lambda u: statistics.mean(np.sum(u[:, 0] ** 2, axis=1))
-    (two, two_error), (one, one_error) = (along(_learnt(p, rng, printed)) for printed in (True, False))
+    paths = [_learnt(p, rng, printed)[1] for printed in (True, False)]
+    (two, two_error), (one, one_error) = (statistics.mean(path[-1]) for path in paths)
     checks = (
         Check("A(e) = A* + s vv' in (1): learnt signal along u", two, 2.0, two_error, Within(0.03, 0.3), 1.0, 1.0),
         Check("A(e) = s vv' in (1): learnt signal along u", one, 1.0, one_error, Within(0.03, 0.2), alternative=2.0),
     )
-    return Measurement(checks, xarray.Dataset({"learnt": ("reading", [one, two])}), p.seeds)
+    data = xarray.Dataset({"learnt": ("reading", [one, two]), "path": (("printed", "step", "seed"), np.array(paths))})
+    return Measurement(checks, data, p.seeds)
 
 
-def _factors(parameters: Controller, sizes: np.ndarray) -> np.ndarray:
-    """Return the factor by which a step multiplies the controller (Definitions 4 and 5)."""
-    return 1 + parameters.step_size * sizes + 2 * parameters.step_size
-
-
-def _crossing(parameters: Controller) -> float:
-    """Return the probability that the controller reaches its level, exactly: its values form a finite chain."""
-    p = parameters
-    down, up = (1 + p.step_size * (p.mean + sign * p.spread) + 2 * p.step_size for sign in (-1, 1))
-    states, over = {(0, 0): 1.0}, 0.0
-    for _ in range(p.steps):
-        after: dict[tuple[int, int], float] = {}
-        for (ups, downs), weight in states.items():
-            for state in ((ups + 1, downs), (ups, downs + 1)):
-                value = up ** state[0] * down ** state[1]
-                if value >= p.violation**-1.5:
-                    over += weight / 2
-                else:
-                    state = state if value > 1 else (0, 0)
-                    after[state] = after.get(state, 0.0) + weight / 2
-        states = after
-    return over
-
-
-def _measure_controller(parameters: Controller, key: Key[Array, ""]) -> Measurement:
-    p, rng = parameters, _rng(key)
-    values = p.mean + p.spread * np.array([-1.0, 1.0])
-    level = p.violation**-1.5
-    q = np.ones(p.runs)  # over L = alpha
-    under, over = q <= level, q >= level
-    for _ in range(p.steps):
-        q = np.where(over, q, np.maximum(q * _factors(p, rng.choice(values, p.runs)), 1.0))
-        under |= q <= level
-        over |= q >= level
-    bound = p.steps * p.violation
-    printed, right = statistics.share(under), statistics.share(over)
-    products = np.prod(_factors(p, rng.choice(values, (FOLLOWED, p.moments))), axis=0)
-    moment = statistics.mean(products**POWER)  # of X_{k,k+4}/X_{k,k}
-    eta, after = p.step_size, lambda factors, power: float((factors**power).mean() ** FOLLOWED)
-    predicted, bracket = after(1 + eta * values + 2 * eta, POWER), after(1 + eta * (values + 2 * eta), POWER)
-    whole = after(1 + eta * values + 2 * eta, 1.0)
-    checks = (
-        Check(
-            f"(42): E[X_{{t+{FOLLOWED}}}^(2/3)]/X_t^(2/3)", moment[0], predicted, moment[1], Within(1e-9, 0.1),
-            printed=bracket, alternative=bracket, samples=p.moments,
-        ),
-        Check(f"Lemma 7: E[X_{{t+{FOLLOWED}}}^(2/3)]/X_t^(2/3) is below 1", moment[0], predicted, moment[1],
-              Below(1.0), alternative=whole, samples=p.moments),
-        Check(
-            "(49): probability of the printed event, q ≤ level", printed[0], 1.0, printed[1], Within(0.0, 0.1),
-            printed=bound, alternative=bound,
-        ),
-        Check(
-            "(49): probability of q ≥ level, exact by a finite chain", right[0], _crossing(p), right[1],
-            Within(0.0, 0.02), alternative=bound,
-        ),
-        Check("(49): probability of q ≥ level, bounded by T2 p", right[0], bound, right[1], Below(bound),
-              alternative=1.0),
-    )  # fmt: skip
-    return Measurement(checks, xarray.Dataset({"over": right[0], "moment": moment[0]}), p.runs)
+def _draw_doubled(measurement: Measurement, parameters: Runs) -> "Figure":
+    figure, (axes,) = style.new_figure()
+    p, every = parameters, max(1, parameters.steps // 10)
+    counts = np.arange(every, p.steps + 1, every)
+    names = ("A(e) = A* + s vv', in print", "red", "s"), ("A(e) = s vv'", "blue", "o")
+    for path, target, (name, colour, marker) in zip(measurement.data.path.values, (2, 1), names, strict=True):
+        size, signal = p.alpha, [p.alpha**2]
+        for _ in range(p.steps):  # the step on infinitely many measurements
+            size *= 1 - p.step_size * (size**2 - target)
+            signal.append(size**2)
+        style.theory(axes, style.some(np.arange(p.steps + 1), 60), style.some(signal, 60), f"{name}, m → ∞", colour)
+        some = path[every - 1 :: every]
+        style.points(axes, counts, some.mean(axis=1), standard_error(some, axis=1), f"{name}, runs", colour, marker)
+    axes.set(xlabel="steps", ylabel="learnt signal along u")
+    axes.legend()
+    return figure
 
 
 CLAIMS = (
@@ -253,6 +248,7 @@ CLAIMS = (
         "more noise to the step than symmetric ones.",
         scales={"smoke": Batches(20_000), "default": Batches(100_000), "full": Batches(400_000)},
         measure=_measure_symmetric,
+        draw=_draw_symmetric,
     ),
     Claim(
         id="fitted-model",
@@ -264,6 +260,7 @@ CLAIMS = (
         alternative="The fitted model is y = <A, UU'> as printed. It does not depend on X and explains nothing of y.",
         scales={"smoke": Runs(16, 0.0, 2), "default": Runs(64, 0.0, 2), "full": Runs(500, 0.0, 2)},
         measure=_measure_model,
+        draw=_draw_model,
     ),
     Claim(
         id="spurious-signal-alone",
@@ -276,23 +273,6 @@ CLAIMS = (
         "with the size 1.",
         scales={"smoke": Runs(16, 2.0, 1), "default": Runs(64, 2.0, 1), "full": Runs(500, 2.0, 1)},
         measure=_measure_doubled,
-    ),
-    Claim(
-        id="controller-event",
-        paper="heterogeneity",
-        place="Eq. (42) and (49)",
-        statement="The proof that the spurious part stays small uses that a step multiplies X^(2/3) by a mean below "
-        "1, so that the controller rarely crosses its level. That mean is E(1 + η S + 2η)^(2/3), not E(1 + η (S + "
-        "2η))^(2/3). The event of probability at most T2 p is q ≥ level; the printed event q ≤ level is certain, "
-        "because every run starts below the level.",
-        equation="E[X_{t+1}^(2/3)] = E[(1 + η S + 2η)^(2/3)] X_t^(2/3),  P(q ≥ p^-1.5 r2^1.5 L at some t ≤ T2) ≤ T2 p",
-        alternative="Both lines hold as printed: the mean is E(1 + η (S + 2η))^(2/3), and the controller is below the "
-        "level with probability T2 p at most.",
-        scales={
-            "smoke": Controller(20_000, 200_000),
-            "default": Controller(200_000, 1_000_000),
-            "full": Controller(1_000_000, 10_000_000),
-        },
-        measure=_measure_controller,
+        draw=_draw_doubled,
     ),
 )

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +10,17 @@ import numpy as np
 import xarray
 from jaxtyping import Array, Key
 
-from undertow.papers.heterogeneity._runs import ends
+from undertow.estimate import standard_error
+from undertow.figures import style
+from undertow.papers.heterogeneity._runs import draw_learnt, ends, learnt_columns
 from undertow.sensing.laws import two_point
 from undertow.sensing.quadratic_net import AbstractRule, Printed, QuadraticNet, Shrunk
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Below, Check, Within
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 GROUPS = 50
 """Number of independent groups of draws. The standard error comes from the spread of the group means."""
@@ -80,9 +86,22 @@ def _measure_net(parameters: Net, key: Key[Array, ""]) -> Measurement:
         Check("as printed: share of runs that diverged or learnt nothing", share[0], 1.0, share[1], Within(0.0, 0.4),
               alternative=0.0, samples=math.inf),
     )  # fmt: skip
-    data = xarray.Dataset({"one": ("seed", hetero["to_invariant"]), "pooled": ("pooled_seed", pooled["to_invariant"])})
+    data = xarray.Dataset(learnt_columns({"one": hetero, "pooled": pooled, "printed": printed}))
     note = f"As printed, {diverged_printed} of {2 * p.seeds} runs diverged."
     return Measurement(checks, data, p.seeds, diverged + diverged_pooled, note)
+
+
+def _draw_net(measurement: Measurement, parameters: Net) -> "Figure":
+    figure, (axes,) = style.new_figure()
+    data = measurement.data
+    draw_learnt(axes, data)
+    signals = [style.some(data[f"printed_{signal}"], 60) for signal in ("true", "spurious")]
+    if signals[0].size:
+        style.points(axes, *signals, None, "runs as printed that stayed finite", "green", "x")
+    useless = measurement.checks[2].measured
+    axes.set_title(f"{useless:.0%} of the runs as printed diverged or learnt nothing")
+    axes.legend()
+    return figure
 
 
 def _measure_constants(parameters: FourthMoments, key: Key[Array, ""]) -> Measurement:
@@ -117,8 +136,35 @@ def _measure_constants(parameters: FourthMoments, key: Key[Array, ""]) -> Measur
             Within(1e-9, 0.1), printed=explained(u @ u.T), alternative=explained(u @ u.T),
         ),
     )  # fmt: skip
-    data = xarray.Dataset({"along": ("group", along), "trace": ("group", trace_part)})
+    diagonals = 4 * np.diagonal(g, axis1=1, axis2=2)
+    quadratic = {
+        name: np.einsum("ni,ij,nj->n", x[0, :30], a, x[0, :30]) for name, a in (("uu", u @ u.T), ("u_u", u.T @ u))
+    }
+    data = xarray.Dataset(
+        {"along": ("group", along), "trace": ("group", trace_part), "output": ("input", outputs[:30]),
+         "gradient": ("entry", diagonals.mean(0)), "error": ("entry", standard_error(diagonals, axis=0))}
+        | {name: ("input", values) for name, values in quadratic.items()},
+        coords={"entry": np.diag(target)},
+    )  # fmt: skip
     return Measurement(checks, data, p.draws)
+
+
+def _draw_constants(measurement: Measurement, parameters: FourthMoments) -> "Figure":
+    figure, (left, right) = style.new_figure(2, width=4.2)
+    data = measurement.data
+    entries, trace = data.entry.values, float(data.entry.sum())
+    ends = np.array([entries.min(), entries.max()])
+    style.theory(left, ends, 8 * ends + 4 * trace, "8 D + 4 tr(D) I")
+    style.theory(left, ends, ends + trace, "D + tr(D) I, in print", "red")
+    style.points(left, entries, data.gradient, data.error, "mean over inputs")
+    left.set(xlabel="diagonal entry of D", ylabel="entry of 4 E[<xx', D> xx']")
+    left.legend()
+    style.proportional(right, data.output)
+    style.points(right, data.output, data.uu, None, "<xx', UU'>, in print", "red", "x")
+    style.points(right, data.output, data.u_u, None, "<xx', U'U>")
+    right.set(xlabel="output 1'q(Ux) of the network", ylabel="quadratic form of the input x")
+    right.legend()
+    return figure
 
 
 CLAIMS = (
@@ -134,6 +180,7 @@ CLAIMS = (
         rests_on=("quadratic-net-constants",),
         scales={"smoke": Net(16, d=4), "default": Net(32), "full": Net(200)},
         measure=_measure_net,
+        draw=_draw_net,
         accelerated=True,
     ),
     Claim(
@@ -152,5 +199,6 @@ CLAIMS = (
             "full": FourthMoments(10_000_000),
         },
         measure=_measure_constants,
+        draw=_draw_constants,
     ),
 )

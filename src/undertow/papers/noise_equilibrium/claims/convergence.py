@@ -315,6 +315,26 @@ def _measure_chase(parameters: Chase, key: Key[Array, ""]) -> Measurement:
     return Measurement(checks, xarray.Dataset({"gap": ("run", gaps[:1000])}), p.seeds, diverged + diverged_resting)
 
 
+def _draw_chase(measurement: Measurement, parameters: Chase) -> "Figure":
+    """Draw the density of C - C* of the runs, beside the normal densities of linear relaxation."""
+    figure, (axes,) = style.new_figure()
+    p, gaps = parameters, measurement.data.gap.values
+    left = np.exp(-p.relaxations)
+    mean, variance = p.lag * (1 - left), p.spread * (1 - left**2)
+    counts, edges = np.histogram(gaps, 14)
+    fine = np.linspace(edges[0], edges[-1], 61)
+    kinds = {"s²/(2k)": (1, "grey"), "s²/k": (2, "green"), "s²/(2k²), in print": (1 / p.rate, "red")}
+    for name, (factor, colour) in kinds.items():
+        scale = np.sqrt(factor * variance)
+        style.theory(axes, fine, np.exp(-(((fine - mean) / scale) ** 2) / 2) / (np.sqrt(2 * np.pi) * scale),
+                     f"normal with the variance {name}", colour)  # fmt: skip
+    unit = len(gaps) * (edges[1] - edges[0])
+    style.points(axes, (edges[1:] + edges[:-1]) / 2, counts / unit, np.sqrt(counts) / unit, "runs of SGD")
+    axes.set(xlabel="C − C* at the end", ylabel="density of runs")
+    axes.legend()
+    return figure
+
+
 CLAIMS = (
     Claim(
         id="charge-relaxes",
@@ -343,5 +363,6 @@ CLAIMS = (
         rests_on=("charge-relaxes",),
         scales={"smoke": Chase(512), "default": Chase(4096, pace=0.0025), "full": Chase(32_768, pace=0.0025)},
         measure=_measure_chase,
+        draw=_draw_chase,
     ),
 )

@@ -20,7 +20,7 @@ from undertow.noise.minibatch import Minibatch
 from undertow.problem import Problem
 from undertow.symmetry.flow import noether_flow
 from undertow.symmetry.generators import AbstractSymmetry, DoubleRotation, Rescaling, Scaling
-from undertow.verification.claim import Claim, Measurement, draw_checks_on_log_axis
+from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check, Within
 
 if TYPE_CHECKING:
@@ -205,8 +205,15 @@ def _steps(
     return jax.vmap(one)(keys)
 
 
+def _spread(predicted: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Return a few pairs whose values are spread over their range, for a figure."""
+    order = np.argsort(values)
+    picked = order[np.searchsorted(values[order], np.linspace(values.min(), values.max(), 10))]
+    return np.stack([predicted[picked], values[picked]])
+
+
 def _measure_identity(parameters: Batches, key: Key[Array, ""]) -> Measurement:
-    worst = {}
+    worst, shown = {}, {name: [] for name in kinds(key)}
     eta, keys = jnp.asarray(parameters.step_size), jax.random.split(key, parameters.batches)
     for name, kind in kinds(key).items():
         noise = Minibatch(kind.problem, parameters.size)
@@ -217,19 +224,15 @@ def _measure_identity(parameters: Batches, key: Key[Array, ""]) -> Measurement:
             # the error if the decay of continuous time is used for a step
             missed = float(jnp.max(jnp.abs(kind.symmetry.charge(kind.params)))) * 4 * (float(eta) * gamma) ** 2
             worst[f"{name}, {words}"] = float(jnp.max(jnp.abs(change - identity))) / size, missed / size
+            shown[name].append(_spread(np.ravel(identity) / size, np.ravel(change) / size))
     checks = tuple(
-        Check(
-            f"{name}: largest relative error of the change of the charge",
-            error,
-            0.0,
-            0.0,
-            Below(1e-12),
-            alternative=missed or None,
-        )
+        Check(f"{name}: largest relative error of the change of the charge", error, 0.0, 0.0, Below(1e-12),
+              alternative=missed or None)
         for name, (error, missed) in worst.items()
-    )
-    errors = [error for error, _ in worst.values()]
-    return Measurement(checks, xarray.Dataset({"error": ("case", errors)}), parameters.batches)
+    )  # fmt: skip
+    columns = {name: (("row", f"point_{name}"), np.concatenate(pairs, axis=1)) for name, pairs in shown.items()}
+    data = xarray.Dataset({"error": ("case", [error for error, _ in worst.values()])} | columns)
+    return Measurement(checks, data, parameters.batches)
 
 
 @eqx.filter_jit
@@ -307,6 +310,17 @@ def _measure_expected(parameters: Batches, key: Key[Array, ""]) -> Measurement:
     return Measurement(tuple(checks), data, batches)
 
 
+def _draw_identity(measurement: Measurement, parameters: Batches) -> "Figure":
+    figure, (axes,) = style.new_figure()
+    style.proportional(axes, [-1, 1])
+    names = [str(name) for name in measurement.data if name != "error"]
+    for name, colour, marker in zip(names, style.COLOURS, "osD", strict=False):
+        style.points(axes, *measurement.data[name].values, None, name, colour, marker)
+    axes.set(xlabel="change of a charge by the identity / largest", ylabel="change in a step of SGD / largest")
+    axes.legend()
+    return figure
+
+
 def _draw_conserved(measurement: Measurement, parameters: Flows) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
@@ -359,7 +373,7 @@ CLAIMS = (
         controls=True,
         scales={"smoke": Batches(5000), "default": Batches(20_000), "full": Batches(200_000)},
         measure=_measure_identity,
-        draw=draw_checks_on_log_axis,
+        draw=_draw_identity,
     ),
     Claim(
         id="expected-change",

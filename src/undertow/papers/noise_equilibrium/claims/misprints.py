@@ -12,14 +12,12 @@ from jaxtyping import Array, Key, PyTree
 from scipy.integrate import solve_ivp
 from scipy.linalg import expm
 
-from undertow import _trees as trees
 from undertow.dynamics.descend import descend
 from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.minibatch import Minibatch
-from undertow.papers._lanes import lanes
 from undertow.papers.noise_equilibrium.claims.identities import kinds
-from undertow.problem import Population, Problem
+from undertow.problem import Population
 from undertow.symmetry.flow import noether_flow
 from undertow.symmetry.generators import AbstractSymmetry
 from undertow.verification.claim import Claim, Measurement
@@ -44,24 +42,6 @@ class Batches:
     """Step size of the step."""
     weight_decay: float = 1e-4
     """The paper's γ, small, so that its square is negligible; `weight_decay` is 2γ."""
-
-
-@dataclass(frozen=True)
-class Sphere:
-    """SGD with weight decay on a loss that depends on the direction of its parameters only."""
-
-    seeds: int
-    """Number of runs."""
-    step_size: float = 0.01
-    """Step size."""
-    weight_decay: float = 0.005
-    """The paper's γ; `weight_decay` is 2γ."""
-    size: int = 2
-    """Samples in a batch."""
-    samples: int = 8
-    """Number of training samples."""
-    steps: int = 20_000
-    """Number of steps before the averages, and over which they are taken."""
 
 
 @dataclass(frozen=True)
@@ -168,37 +148,6 @@ def _decay(symmetry: AbstractSymmetry, params: PyTree, gradient: PyTree, eta: fl
         return 2 * symmetry.charge(moved)
 
     return float((after(gamma) - after(0.0)) / (eta * gamma * 2 * symmetry.charge(params)))
-
-
-def _direction(p: Array, sample: Array) -> Array:
-    return jnp.sum((p / jnp.linalg.norm(p) - sample) ** 2)
-
-
-def _measure_stationary(parameters: Sphere, key: Key[Array, ""]) -> Measurement:
-    """Compare gamma C with eta Tr[Sigma A], both averaged over the stationary state."""
-    z = 0.6 * jax.random.normal(key, (parameters.samples, 3), jnp.float64)
-    z = z - z.mean(axis=0, keepdims=True) + jnp.array([[1.0, 0.0, 0.0]])
-    problem = Problem(_direction, z.astype(jnp.float32))
-
-    def terms(p: Array) -> dict[str, Array]:
-        gradients = problem.sample_gradients(p)
-        centred = gradients - gradients.mean(axis=0, keepdims=True)
-        return {"charge": trees.dot(p, p) / 2, "trace": jnp.mean(jnp.sum(centred**2, axis=1))}
-
-    run = descend(
-        Minibatch(problem, parameters.size), jnp.array([1.0, 0.0, 0.0], jnp.float32), step_size=parameters.step_size,
-        weight_decay=2 * parameters.weight_decay, steps=2 * parameters.steps, every=parameters.steps,
-        key=jax.random.fold_in(key, 1), average={"terms": terms}, seeds=parameters.seeds, lane_width=lanes(256),
-        progress=False,
-    )  # fmt: skip
-    charge, trace = (run.observed["terms"][name][:, -1] for name in ("charge", "trace"))
-    ratios = parameters.weight_decay * charge / (parameters.step_size * trace.mean())
-    right = 1 / (8 * parameters.size)
-    value, error = ratios.mean() / right, standard_error(ratios) / right
-    check = Check("γ C / (η Tr[ΣA]/(8S))", float(value), 1.0, float(error), Within(0.05, 0.2),
-                  printed=1 / right, alternative=2.0)  # fmt: skip
-    data = xarray.Dataset({"charge": ("seed", charge), "trace": ("seed", trace)})
-    return Measurement((check,), data, parameters.seeds, int(run.diverged.sum()))
 
 
 OUTPUTS, INPUTS = 2, 3
@@ -354,18 +303,6 @@ CLAIMS = (
         scales={"smoke": Batches(20_000), "default": Batches(100_000), "full": Batches(1_000_000)},
         measure=_measure_factors,
         draw=_draw_factors,
-    ),
-    Claim(
-        id="stationary-condition",
-        paper="noise_equilibrium",
-        place="Section 4.3, first paragraph, against Eq. (9)",
-        statement="Weight decay and noise balance where 4γ C = σ² Tr[ΣA], not where γ C = η Tr[ΣA].",
-        equation="4γ C = η/(2S) Tr[ΣA]",
-        alternative="Weight decay and noise balance where 2γ C = σ² Tr[ΣA].",
-        rests_on=("charge-factor-two",),
-        scales={"smoke": Sphere(256, steps=12_000), "default": Sphere(1024), "full": Sphere(8192)},
-        measure=_measure_stationary,
-        accelerated=True,
     ),
     Claim(
         id="equilibration-time",

@@ -1,4 +1,4 @@
-"""Weight decay in the noise balance of two factors: it adds k I to both noise moments, with k = gamma S/eta."""
+"""Weight decay in the noise balance: of a charge, and of two factors, where it adds (gamma S/eta) I to the moments."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,16 +10,37 @@ import numpy as np
 import xarray
 from jaxtyping import Array, Key, PyTree
 
+from undertow import _trees as trees
 from undertow.dynamics.descend import descend
 from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.noise.minibatch import Minibatch
+from undertow.papers._lanes import lanes
 from undertow.papers.noise_equilibrium.claims.fixed_point import Task
+from undertow.problem import Problem
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Check, Within
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class Sphere:
+    """SGD with weight decay on a loss that depends on the direction of its parameters only."""
+
+    seeds: int
+    """Number of runs."""
+    step_size: float = 0.01
+    """Step size."""
+    weight_decay: float = 0.005
+    """The paper's γ; `weight_decay` is 2γ."""
+    size: int = 2
+    """Samples in a batch."""
+    samples: int = 8
+    """Number of training samples."""
+    steps: int = 20_000
+    """Number of steps before the averages, and over which they are taken."""
 
 
 @dataclass(frozen=True)
@@ -110,7 +131,68 @@ def _draw(measurement: Measurement, parameters: Decay) -> "Figure":
     return figure
 
 
+def _direction(p: Array, sample: Array) -> Array:
+    return jnp.sum((p / jnp.linalg.norm(p) - sample) ** 2)
+
+
+def _measure_stationary(parameters: Sphere, key: Key[Array, ""]) -> Measurement:
+    """Compare gamma C with eta Tr[Sigma A], both averaged over the stationary state."""
+    z = 0.6 * jax.random.normal(key, (parameters.samples, 3), jnp.float64)
+    z = z - z.mean(axis=0, keepdims=True) + jnp.array([[1.0, 0.0, 0.0]])
+    problem = Problem(_direction, z.astype(jnp.float32))
+
+    def terms(p: Array) -> dict[str, Array]:
+        gradients = problem.sample_gradients(p)
+        centred = gradients - gradients.mean(axis=0, keepdims=True)
+        return {"charge": trees.dot(p, p) / 2, "trace": jnp.mean(jnp.sum(centred**2, axis=1))}
+
+    run = descend(
+        Minibatch(problem, parameters.size), jnp.array([1.0, 0.0, 0.0], jnp.float32), step_size=parameters.step_size,
+        weight_decay=2 * parameters.weight_decay, steps=2 * parameters.steps, every=parameters.steps,
+        key=jax.random.fold_in(key, 1), average={"terms": terms}, seeds=parameters.seeds, lane_width=lanes(256),
+        progress=False,
+    )  # fmt: skip
+    charge, trace = (run.observed["terms"][name][:, -1] for name in ("charge", "trace"))
+    ratios = parameters.weight_decay * charge / (parameters.step_size * trace.mean())
+    right = 1 / (8 * parameters.size)
+    value, error = ratios.mean() / right, standard_error(ratios) / right
+    check = Check("γ C / (η Tr[ΣA]/(8S))", float(value), 1.0, float(error), Within(0.05, 0.2),
+                  printed=1 / right, alternative=2.0)  # fmt: skip
+    data = xarray.Dataset({"charge": ("seed", charge), "trace": ("seed", trace)})
+    return Measurement((check,), data, parameters.seeds, int(run.diverged.sum()))
+
+
+def _draw_stationary(measurement: Measurement, parameters: Sphere) -> "Figure":
+    """Draw the rates of decay and noise over the charge; the noise of a function of the direction falls like 1/C."""
+    figure, (axes,) = style.new_figure()
+    p, charge, trace = parameters, measurement.data.charge.values, measurement.data.trace.values
+    noise = p.step_size / (2 * p.size) * trace
+    fine = np.linspace(0.5, 2.5, 41) * charge.mean()
+    style.theory(axes, fine, 4 * p.weight_decay * fine, "decay 4γC")
+    style.theory(axes, fine, 2 * p.weight_decay * fine, "decay 2γC", "green")
+    style.theory(axes, fine, noise.mean() * charge.mean() / fine, "noise σ² Tr[ΣA] ∝ 1/C", "purple")
+    style.points(axes, [charge.mean()], [noise.mean()], [standard_error(noise)], "SGD in the stationary state")
+    printed = np.sqrt(p.step_size / p.weight_decay * np.mean(charge) * np.mean(trace))
+    axes.set(xlabel="charge C = |θ|²/2", ylabel="rate of change of C per unit of time",
+             title=f"In print, γC = η Tr[ΣA], the balance would be at C = {printed:.2g}.")  # fmt: skip
+    axes.legend()
+    return figure
+
+
 CLAIMS = (
+    Claim(
+        id="stationary-condition",
+        paper="noise_equilibrium",
+        place="Section 4.3, first paragraph, against Eq. (9)",
+        statement="Weight decay and noise balance where 4γ C = σ² Tr[ΣA], not where γ C = η Tr[ΣA].",
+        equation="4γ C = η/(2S) Tr[ΣA]",
+        alternative="Weight decay and noise balance where 2γ C = σ² Tr[ΣA].",
+        rests_on=("charge-factor-two",),
+        scales={"smoke": Sphere(256, steps=12_000), "default": Sphere(1024), "full": Sphere(8192)},
+        measure=_measure_stationary,
+        draw=_draw_stationary,
+        accelerated=True,
+    ),
     Claim(
         id="decay-in-the-balance",
         paper="noise_equilibrium",

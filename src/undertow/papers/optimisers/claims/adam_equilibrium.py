@@ -83,6 +83,19 @@ def _equilibria(parameters: LongRuns, key: Key[Array, ""]) -> Measurement:
     return _measurement(checks, runs, p.seeds)
 
 
+def _draw_equilibria(measurement: Measurement, parameters: LongRuns) -> "Figure":
+    figure, (axes,) = style.new_figure(height=3.8)
+    kinds = zip(FREEDOM, measurement.checks, measurement.data.path.values, ("blue", "green"), "os", strict=True)
+    for name, check, (steps, means, errors), colour, marker in kinds:
+        ends = [0, steps[-1] / 1000]
+        style.theory(axes, ends, [check.predicted] * 2, f"{name}: equilibrium of Adam", colour)
+        axes.plot(ends, [check.alternative] * 2, "--", color=style.COLOURS[colour], lw=1.4, label="equilibrium of SGD")
+        style.points(axes, steps / 1000, means, errors, "runs of Adam", colour, marker)
+    axes.set(xlabel="steps, in thousands", ylabel="log(|U|/|W|)")
+    axes.legend()
+    return figure
+
+
 def _decays(parameters: LongRuns, key: Key[Array, ""]) -> Measurement:
     p, checks, runs = parameters, [], []
     system = rank_one(jax.random.key(p.data))
@@ -121,7 +134,8 @@ def _memory(parameters: Memories, key: Key[Array, ""]) -> Measurement:
 
 def _measurement(checks: list[Check] | tuple[Check, ...], runs: list[LongRun], seeds: int) -> Measurement:
     columns = {name: [getattr(run, name) for run in runs] for name in ("mean", "error")}
-    data = xarray.Dataset({name: ("setting", values) for name, values in columns.items()})
+    paths = {"path": (("setting", "row", "look"), np.array([run.path for run in runs]))}
+    data = xarray.Dataset({name: ("setting", values) for name, values in columns.items()} | paths)
     return Measurement(tuple(checks), data, seeds, sum(run.diverged for run in runs))
 
 
@@ -199,6 +213,7 @@ CLAIMS = (
         rests_on=("metric-charge-step",),
         scales={"smoke": LongRuns(16), "default": LongRuns(64), "full": LongRuns(64, steps=4_000_000, step_size=0.004)},
         measure=_equilibria,
+        draw=_draw_equilibria,
     ),
     Claim(
         id="adamw-equilibrium",

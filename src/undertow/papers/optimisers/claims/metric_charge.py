@@ -1,6 +1,7 @@
 """Charges in the metric of Adam: conserved by gradient flow in a frozen metric, and their exact change in one step."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import diffrax
 import jax
@@ -10,14 +11,18 @@ import xarray
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _trees as trees
+from undertow.figures import style
 from undertow.noise.base import second_moment
 from undertow.noise.minibatch import Minibatch
 from undertow.optimisers.adaptive import AbstractAdaptive, Adam, AdamW, RMSProp
 from undertow.papers.optimisers.models.factorisation import Factors, noisy_factorisation
 from undertow.symmetry.generators import Rescaling
 from undertow.symmetry.metric_charge import charge_change, metric_charge
-from undertow.verification.claim import Claim, Measurement, draw_checks_on_log_axis
+from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import Above, Below, Check
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 OPTIMISERS: dict[str, AbstractAdaptive] = {
     "RMSProp": RMSProp(b2=0.9),
@@ -26,6 +31,10 @@ OPTIMISERS: dict[str, AbstractAdaptive] = {
     "AdamW": AdamW(b2=0.99, weight_decay=0.3),
     "AdamW without bias correction": AdamW(b2=0.99, weight_decay=0.3, bias_correction=False),
 }
+BOUND = 1e-11
+"""Largest error of the change in one step / size."""
+SHOWN = 12
+"""Number of steps of each optimiser in a figure."""
 UNITS = Rescaling(lambda p: p["U"], lambda p: p["W"], neurons=True)
 """One generator for each unit between the two factors."""
 
@@ -69,7 +78,7 @@ def _against(gradient: Array, metric: Array) -> Array:
 
 
 def _conserved(parameters: FrozenMetric, key: Key[Array, ""]) -> Measurement:
-    p, rows = parameters, []
+    p, rows, charges = parameters, [], []
     for k in jax.random.split(key, p.problems):
         noise, start = _start(k)
         metric = jax.tree.map(lambda v: 1 / jnp.sqrt(v), second_moment(noise, start))
@@ -80,10 +89,12 @@ def _conserved(parameters: FrozenMetric, key: Key[Array, ""]) -> Measurement:
         ).ys  # fmt: skip
         end = jax.tree.map(lambda x: x[0], end)
         ones = jax.tree.map(jnp.ones_like, metric)
+        pairs = [[metric_charge(UNITS, point, m) for point in (start, end)] for m in (metric, ones)]
+        sizes = [_size(start, m) for m in (metric, ones)]
         changes = [
-            float(jnp.max(jnp.abs(metric_charge(UNITS, end, m) - metric_charge(UNITS, start, m))) / _size(start, m))
-            for m in (metric, ones)
+            float(jnp.max(jnp.abs(after - before)) / size) for (before, after), size in zip(pairs, sizes, strict=True)
         ]
+        charges.append([np.array(pair) / size for pair, size in zip(pairs, sizes, strict=True)])
         rows.append((*changes, float(noise.problem.loss(start) / noise.problem.loss(end))))
     in_metric, plain, fall = np.array(rows).T
     checks = (
@@ -93,32 +104,68 @@ def _conserved(parameters: FrozenMetric, key: Key[Array, ""]) -> Measurement:
               alternative=0.0),
         Check("least fall of the loss, a factor", fall.min(), 1.0, 0.0, Above(1.5), alternative=1.0),
     )  # fmt: skip
-    data = xarray.Dataset({"metric": ("problem", in_metric), "plain": ("problem", plain)})
+    data = xarray.Dataset(
+        {"metric": ("problem", in_metric), "plain": ("problem", plain),
+         "charge": (("problem", "kind", "point", "unit"), np.array(charges))}
+    )  # fmt: skip
     return Measurement(checks, data, p.problems)
+
+
+def _draw_conserved(measurement: Measurement, parameters: FrozenMetric) -> "Figure":
+    figure, (axes,) = style.new_figure()
+    before, after = style.some(measurement.data.charge, 10).transpose(2, 1, 0, 3).reshape(2, 2, -1)
+    style.proportional(axes, before, "conserved")
+    style.points(axes, before[1], after[1], None, "plain charges ½ θ'Aθ", "red", "x")
+    style.points(axes, before[0], after[0], None, "charges C_S in the metric")
+    axes.set(xlabel="charge at the start / size", ylabel="charge at the end of the flow / size")
+    axes.legend()
+    return figure
 
 
 def _identity(parameters: Steps, key: Key[Array, ""]) -> Measurement:
     p = parameters
     noise, start = _start(key)
-    sizes = {name: _errors(noise, start, optimiser, p, key) for name, optimiser in OPTIMISERS.items()}
+    made = {name: _errors(noise, start, optimiser, p, key) for name, optimiser in OPTIMISERS.items()}
+    sizes = {name: errors for name, (errors, _) in made.items()}
     checks = tuple(
-        Check(f"{name}: sum of the parts - change of C_S, largest / size", float(error), 0.0, 0.0, Below(1e-11),
+        Check(f"{name}: sum of the parts - change of C_S, largest / size", float(error), 0.0, 0.0, Below(BOUND),
               alternative=float(metric))
         for name, (error, _, metric) in sizes.items()
     )  # fmt: skip
     checks += tuple(
-        Check(f"{name}: first order + η kept θ'A m, largest / size", float(memory), 0.0, 0.0, Below(1e-11))
+        Check(f"{name}: first order + η kept θ'A m, largest / size", float(memory), 0.0, 0.0, Below(BOUND))
         for name, (_, memory, _) in sizes.items()
     )
     table = np.array(list(sizes.values()), float)
-    data = xarray.Dataset({"errors": (("optimiser", "part"), table)}, coords={"optimiser": list(sizes)})
+    shown = np.array([rows for _, rows in made.values()])
+    data = xarray.Dataset(
+        {"errors": (("optimiser", "part"), table), "shown": (("optimiser", "step", "part"), shown)},
+        coords={"optimiser": list(sizes)},
+    )
     return Measurement(checks, data, p.steps)
+
+
+def _draw_identity(measurement: Measurement, parameters: Steps) -> "Figure":
+    """Draw the error of the sum in some steps over the part of the metric, the error of the sum without it."""
+    figure, (axes,) = style.new_figure()
+    errors, _, metric = np.maximum(measurement.data.shown.values.reshape(-1, 3).T, 1e-18)  # zero has no logarithm
+    ends = [metric.min(), metric.max()]
+    style.theory(axes, ends, ends, "sum without the change of the metric", "red")
+    style.theory(axes, ends, [BOUND, BOUND], "largest error that the claim allows")
+    style.points(axes, metric, errors, None, "steps of five optimisers, sum of all parts")
+    axes.set(xlabel="change of C_S by that of the metric / size", ylabel="error of the sum of the parts / size",
+             xscale="log", yscale="log")  # fmt: skip
+    axes.legend()
+    return figure
 
 
 def _errors(
     noise: Minibatch, start: Factors, optimiser: AbstractAdaptive, parameters: Steps, key: Key[Array, ""]
-) -> tuple[Array, Array, Array]:
-    """Return the largest errors of the sum and of the first-order part, and the largest metric part, over the steps."""
+) -> tuple[tuple[Array, Array, Array], np.ndarray]:
+    """Return the largest errors of the sum and of the first-order part, and the largest metric part, over the steps.
+
+    The second value has these numbers in some of the steps.
+    """
     p, eta = parameters, jnp.asarray(parameters.step_size)
     slices = noise.randomness(key, p.steps, start)
 
@@ -143,7 +190,8 @@ def _errors(
 
     state = optimiser.init(start)
     rows = jax.lax.scan(body, (start, state), (jnp.arange(p.steps), slices))[1]
-    return tuple(jnp.max(rows[1:], axis=0))  # in the first step C_S is that of v = 0
+    # in the first step C_S is that of v = 0
+    return tuple(jnp.max(rows[1:], axis=0)), style.some(np.asarray(rows)[1:], SHOWN)
 
 
 CLAIMS = (
@@ -157,7 +205,7 @@ CLAIMS = (
         alternative="The flow conserves the plain charge ½ θ'Aθ.",
         scales={"smoke": FrozenMetric(4), "default": FrozenMetric(16), "full": FrozenMetric(64)},
         measure=_conserved,
-        draw=draw_checks_on_log_axis,
+        draw=_draw_conserved,
     ),
     Claim(
         id="metric-charge-step",
@@ -171,6 +219,6 @@ CLAIMS = (
         controls=True,
         scales={"smoke": Steps(1000), "default": Steps(10_000), "full": Steps(100_000)},
         measure=_identity,
-        draw=draw_checks_on_log_axis,
+        draw=_draw_identity,
     ),
 )

@@ -108,7 +108,7 @@ def _directions(keys: Key[Array, " directions"], like: PyTree) -> PyTree:
 
 
 def _measure_first(parameters: Directions, key: Key[Array, ""]) -> Measurement:
-    checks, all_errors = [], []
+    checks, all_errors, compared = [], [], []
     for name, (problem, start) in _losses(key).items():
         vectors = _directions(jax.random.split(key, parameters.directions), start)
         point, _ = _pushed(problem, start, vectors)
@@ -121,9 +121,16 @@ def _measure_first(parameters: Directions, key: Key[Array, ""]) -> Measurement:
                   alternative=float(across.min()))
         )  # fmt: skip
         all_errors.append(errors)
+        compared.append([style.some(rows[0], 12) for rows in (images, projected, _rows(vectors))])
         if name == "tanh network":
-            checks += _gradient_checks(name, problem, start)
-    data = xarray.Dataset({"error": (("loss", "direction"), np.array(all_errors))})
+            off, (second, predicted) = _gradient_checks(name, problem, start)
+            checks += off
+    columns = dict(zip(("image", "projected", "vector"), map(np.concatenate, zip(*compared, strict=True)), strict=True))
+    data = xarray.Dataset(
+        {"error": (("loss", "direction"), np.array(all_errors)), "second": ("entry", style.some(second, 24)),
+         "predicted": ("entry", style.some(predicted, 24))}
+        | {name: ("component", values) for name, values in columns.items()}
+    )  # fmt: skip
     return Measurement(tuple(checks), data, seeds=parameters.directions)
 
 
@@ -135,8 +142,13 @@ def _gradient_and_line(problem: AbstractProblem, start: PyTree) -> tuple[PyTree,
     return jax.tree.map(lambda *pair: jnp.stack(pair), gradient, bent), jax.tree.map(line, start, gradient)
 
 
-def _gradient_checks(name: str, problem: AbstractProblem, start: PyTree) -> list[Check]:
-    """Check Lemma C.2 at a point off the manifold, g = grad L: dPhi g = 0 and d2Phi[g, g] = -dPhi H g."""
+def _gradient_checks(
+    name: str, problem: AbstractProblem, start: PyTree
+) -> tuple[list[Check], tuple[np.ndarray, np.ndarray]]:
+    """Check Lemma C.2 at a point off the manifold, g = grad L: dPhi g = 0 and d2Phi[g, g] = -dPhi H g.
+
+    The second value is d2Phi[g, g] by finite differences, and -dPhi H g.
+    """
     vectors, points = _gradient_and_line(problem, start)
     size = float(np.linalg.norm(_rows(vectors)[0]))
     pushed = [_pushed(problem, jax.tree.map(lambda x, m=m: x[m], points), vectors)[1] for m in range(5)]
@@ -144,12 +156,29 @@ def _gradient_checks(name: str, problem: AbstractProblem, start: PyTree) -> list
     second = np.tensordot([1, -8, 8, -1], np.stack([*before, *after]), axes=1) / (12 * STEP)
     predicted = -at[1]
     gap = float(np.linalg.norm(second - predicted) / np.linalg.norm(predicted))
-    return [
+    checks = [
         Check(f"{name}, off the manifold: |dΦ ∇L|/|∇L|", float(np.linalg.norm(at[0])) / size, 0.0, 0.0,
               Below(1e-6)),
         Check(f"{name}, off the manifold: |d²Φ[g, g] + dΦ H g|/|dΦ H g|, g = ∇L", gap, 0.0, 0.0, Below(1e-5),
               alternative=1.0),
     ]  # fmt: skip
+    return checks, (second, predicted)
+
+
+def _draw_first(measurement: Measurement, parameters: Directions) -> "Figure":
+    figure, (left, right) = style.new_figure(2, width=4.0)
+    data = measurement.data
+    style.proportional(left, data.projected)
+    style.points(left, data.vector, data.image, None, "over v, if Φ kept it", "red", "x")
+    style.points(left, data.projected, data.image, None, "over P v, three losses")
+    left.set(xlabel="component of v or P v", ylabel="component of dΦ v", title="on the manifold")
+    left.legend()
+    style.proportional(right, data.predicted)
+    style.theory(right, [data.predicted.min(), data.predicted.max()], [0, 0], "constant along the gradient", "red")
+    style.points(right, data.predicted, data.second, None, "by differences")
+    right.set(xlabel="component of −dΦ H ∇L", ylabel="component of d²Φ[∇L, ∇L]", title="off the manifold")
+    right.legend()
+    return figure
 
 
 def _measure_second(parameters: Directions, key: Key[Array, ""]) -> Measurement:
@@ -222,6 +251,7 @@ CLAIMS = (
         controls=True,
         scales={"smoke": Directions(2), "default": Directions(10), "full": Directions(100)},
         measure=_measure_first,
+        draw=_draw_first,
     ),
     Claim(
         id="d2phi-signs",

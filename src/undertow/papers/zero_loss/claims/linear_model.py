@@ -61,7 +61,7 @@ class DataSets:
 
 def _measure_conserved(parameters: DataSets, key: Key[Array, ""]) -> Measurement:
     """Compare u_j v_j before and after gradient flow, integrated without the exact solution."""
-    worst, otherwise = [], []
+    worst, otherwise, products = [], [], []
     for k in jax.random.split(key, parameters.draws):
         k1, k2, k3 = jax.random.split(k, 3)
         model = LinearModel.draw(k1, d=12, n=5, sparsity=2, dtype=jnp.float64)
@@ -72,10 +72,25 @@ def _measure_conserved(parameters: DataSets, key: Key[Array, ""]) -> Measurement
         total, w = u**2 + v**2, weights(end)
         other = jnp.sqrt(jnp.maximum(total**2 - w**2, 0)) / 2
         otherwise.append(float(jnp.max(jnp.abs(other - u * v))))
+        products.append([np.asarray(x) for x in (u * v, end[0] * end[1], other)])
     check = Check(
         "largest change of u_j v_j along gradient flow", max(worst), 0.0, 0.0, Below(1e-8), alternative=min(otherwise)
     )
-    return Measurement((check,), xarray.Dataset({"change": ("draw", worst)}), parameters.draws)
+    before, after, other = np.array(products).transpose(1, 0, 2).reshape(3, -1)
+    columns = {"before": before, "after": after, "other": other}
+    data = xarray.Dataset({"change": ("draw", worst)} | {name: ("entry", values) for name, values in columns.items()})
+    return Measurement((check,), data, parameters.draws)
+
+
+def _draw_conserved(measurement: Measurement, parameters: DataSets) -> "Figure":
+    figure, (axes,) = style.new_figure()
+    before, after, other = (style.some(measurement.data[name], 40) for name in ("before", "after", "other"))
+    style.proportional(axes, before, "conserved")
+    style.points(axes, before, other, None, "if u_j² + v_j² were conserved", "red", "x")
+    style.points(axes, before, after, None, "gradient flow")
+    axes.set(xlabel="u_j v_j at the start", ylabel="u_j v_j at the end")
+    axes.legend()
+    return figure
 
 
 def _measure_rate(parameters: Rates, key: Key[Array, ""]) -> Measurement:
@@ -159,7 +174,7 @@ def _measure_program(parameters: DataSets, key: Key[Array, ""]) -> Measurement:
     """
     d = parameters.d
     sizes = jnp.where(jnp.arange(d) % 2 == 0, 1.0, 1.5)
-    gaps, excess, plain = [], [], []
+    gaps, excess, plain, least = [], [], [], []
     for k in jax.random.split(key, parameters.draws):
         many, few = (
             LinearModel.draw(k, d=d, n=n, sparsity=parameters.sparsity, dtype=jnp.float64)
@@ -177,13 +192,27 @@ def _measure_program(parameters: DataSets, key: Key[Array, ""]) -> Measurement:
         best = costs @ np.abs(_program(few, costs))
         excess.append(float(costs @ np.abs(ends[1]) / best) - 1)
         plain.append(float(costs @ np.abs(_program(few, np.ones(d))) / best) - 1)
+        least.append(float(best))
     checks = (
         Check("n = d/10: largest relative excess of the weighted norm at the end of the flow", max(excess), 0.0, 0.0,
               Below(0.03), alternative=max(plain)),
         Check("n = 2d/5: median |w of the flow - w of the program|", float(np.median(gaps)), 0.0, 0.0, Below(0.01)),
     )  # fmt: skip
-    data = xarray.Dataset({"gap": ("draw", gaps), "excess": ("draw", excess), "plain": ("draw", plain)})
+    columns = {"gap": gaps, "excess": excess, "plain": plain, "least": least}
+    data = xarray.Dataset({name: ("draw", values) for name, values in columns.items()})
     return Measurement(checks, data, parameters.draws)
+
+
+def _draw_program(measurement: Measurement, parameters: DataSets) -> "Figure":
+    figure, (axes,) = style.new_figure()
+    data = measurement.data
+    least, excess, plain = (style.some(data[name], 40) for name in ("least", "excess", "plain"))
+    style.proportional(axes, least, "least weighted norm")
+    style.points(axes, least, least * (1 + plain), None, "minimiser of the plain l1 norm", "red", "x")
+    style.points(axes, least, least * (1 + excess), None, "end of the limiting flow")
+    axes.set(xlabel="least ∑ s_j |w_j|, by a linear program", ylabel="∑ s_j |w_j|", title="data sets with n = d/10")
+    axes.legend()
+    return figure
 
 
 def _measure_recovery(parameters: DataSets, key: Key[Array, ""]) -> Measurement:
@@ -254,6 +283,7 @@ CLAIMS = (
         alternative="Gradient flow conserves u_j² + v_j² instead, so that u_j v_j changes with u_j² - v_j².",
         scales={"smoke": DataSets(3), "default": DataSets(10), "full": DataSets(50)},
         measure=_measure_conserved,
+        draw=_draw_conserved,
     ),
     Claim(
         id="uv-rate",
@@ -282,6 +312,7 @@ CLAIMS = (
         controls=True,
         scales={"smoke": DataSets(5), "default": DataSets(20), "full": DataSets(200)},
         measure=_measure_program,
+        draw=_draw_program,
     ),
     Claim(
         id="recovery",

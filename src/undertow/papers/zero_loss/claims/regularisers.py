@@ -15,7 +15,7 @@ from jaxtyping import Array, Key, PyTree
 from undertow import _trees as trees
 from undertow.dynamics.settle import settle
 from undertow.figures import style
-from undertow.manifold.drift import second_derivative
+from undertow.manifold.drift import Parts, second_derivative
 from undertow.manifold.geometry import frame_at
 from undertow.manifold.limit import Limit
 from undertow.noise.isotropic import Isotropic
@@ -163,7 +163,7 @@ class _Weighted(eqx.Module):
 
 def _measure_shape(parameters: Networks, key: Key[Array, ""]) -> Measurement:
     """Compare two losses with the same minimisers: the square of a constraint, alone and times a positive function."""
-    tangent, mixed, normal = [], [], []
+    tangent, mixed, normal, components = [], [], [], []
     for k in jax.random.split(key, parameters.networks):
         k1, k2 = jax.random.split(k)
         square = _Square(jax.random.normal(k1, (3,), jnp.float64))
@@ -175,6 +175,7 @@ def _measure_shape(parameters: Networks, key: Key[Array, ""]) -> Measurement:
         tangent.append(gap(one.tangent, two.tangent))
         mixed.append(gap(one.mixed, two.mixed))
         normal.append(gap(one.normal, two.normal))
+        components.append([[np.asarray(part) for part in parts] for parts in (one, two)])
     checks = (
         Check(
             "relative difference of the tangent parts of two losses",
@@ -193,9 +194,26 @@ def _measure_shape(parameters: Networks, key: Key[Array, ""]) -> Measurement:
             alternative=min(normal),
         ),
     )
-    data = xarray.Dataset({"tangent": ("pair", tangent), "mixed": ("pair", mixed), "normal": ("pair", normal)})
+    data = xarray.Dataset(
+        {"tangent": ("pair", tangent), "mixed": ("pair", mixed), "normal": ("pair", normal),
+         "component": (("pair", "loss", "part", "axis"), np.array(components))},
+        coords={"part": list(Parts._fields)},
+    )  # fmt: skip
     note = f"The normal parts, which may differ, differ by {min(normal):.2g} to {max(normal):.2g}."
     return Measurement(checks, data, len(tangent), note=note)
+
+
+def _draw_shape(measurement: Measurement, parameters: Networks) -> "Figure":
+    figure, (axes,) = style.new_figure()
+    components = measurement.data.component[:10]
+    style.proportional(axes, components[:, 0])
+    kinds = {"normal": ("red", "x"), "tangent": ("blue", "o"), "mixed": ("green", "s")}
+    for name, (colour, marker) in kinds.items():
+        one, two = components.sel(part=name).transpose("loss", "pair", "axis").values.reshape(2, -1)
+        style.points(axes, one, two, None, f"{name} part", colour, marker)
+    axes.set(xlabel="component, square of a constraint", ylabel="component, times a positive function")
+    axes.legend()
+    return figure
 
 
 SCALES: dict[Scale, Networks] = {"smoke": Networks(3), "default": Networks(10), "full": Networks(50)}
@@ -238,5 +256,6 @@ CLAIMS = (
         rests_on=("d2phi-signs", "second-fundamental-form"),
         scales=SCALES,
         measure=_measure_shape,
+        draw=_draw_shape,
     ),
 )
