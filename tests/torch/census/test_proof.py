@@ -148,7 +148,7 @@ def test_a_penalty_in_the_loss_breaks_the_symmetries_of_its_parameters(strength)
     assert (rows(first), rows(first.broken)) == ([two], [one])
     assert first.broken[0].change > 0.01 * strength
     text = str(first)
-    assert "1 symmetries of the outputs that the loss breaks" in text
+    assert "1 symmetry of the outputs that the loss breaks" in text
     assert "[the loss changes by" in text
     every = census(model, x, lambda net, s: square(net, s) + strength * sum(p.square().sum() for p in net.parameters()))
     assert (rows(every), rows(every.broken)) == ([], sorted([one, two]))

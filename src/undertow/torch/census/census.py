@@ -123,7 +123,7 @@ class Census:
 
     def _summary(self) -> str:
         charges = sum(symmetry.generators for symmetry in self.symmetries)
-        counts = f"{len(self.symmetries)} symmetries, {charges:,} charges, {len(self.approximate)} approximate"
+        counts = f"{_number_of(self.symmetries)}, {charges:,} charges, {len(self.approximate)} approximate"
         unexplained = sum(part.count for part in self.unexplained)
         counts += f", {unexplained} unexplained"
         return counts + (f", {len(self.broken)} broken by the loss" if self.broken else "")
@@ -164,7 +164,7 @@ class Census:
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     symmetries.save(f"{folder}/census.json")
         ...     Census.load(f"{folder}/census.json")
-        Census(1 symmetries, 7 charges, 0 approximate, 0 unexplained)
+        Census(1 symmetry, 7 charges, 0 approximate, 0 unexplained)
         """
         return load_record(path, cls)
 
@@ -195,13 +195,13 @@ class Census:
     def __str__(self) -> str:
         if len(self.symmetries) > MOST_LINES:
             return self.table().text()
-        lines = [f"{len(self.symmetries)} exact symmetries"]
+        lines = [_number_of(self.symmetries, "exact ")]
         lines += [f"  {symmetry}  [outputs change by {symmetry.change:.0e}]" for symmetry in self.symmetries]
         if self.approximate:
-            lines.append(f"{len(self.approximate)} approximate symmetries")
+            lines.append(_number_of(self.approximate, "approximate "))
             lines += [f"  {symmetry}  [outputs change by {symmetry.change:.0e}]" for symmetry in self.approximate]
         if self.broken:
-            lines.append(f"{len(self.broken)} symmetries of the outputs that the loss breaks")
+            lines.append(f"{_number_of(self.broken)} of the outputs that the loss breaks")
             lines += [f"  {symmetry}  [the loss changes by {symmetry.change:.0e}]" for symmetry in self.broken]
         return "\n".join([*lines, *self._names()])
 
@@ -291,6 +291,10 @@ def _census(model: nn.Module, batch: Batch, loss: Loss, seed: int, count: bool |
         free=tuple(name for name in names if name not in moved),
         broken=tuple(sorted((named(r.symmetry, r.change) for r in searched.refuted if r.by_loss), key=place)),
     )
+
+
+def _number_of(symmetries: Sequence[Symmetry], kind: str = "") -> str:
+    return f"{len(symmetries)} {kind}symmetr{'y' if len(symmetries) == 1 else 'ies'}"
 
 
 def _changes_by_layer(trial: OrbitTrial, symmetries: Sequence[Symmetry], seed: int) -> list[float]:
