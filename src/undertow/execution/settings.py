@@ -4,8 +4,6 @@ import gc
 import os
 from pathlib import Path
 
-from undertow.execution.threefry import write_out_rounds
-
 __all__ = ["SETTINGS", "compile_fast", "configure", "settings"]
 
 SETTINGS: dict[str, bool | int | str | None] = {
@@ -63,7 +61,6 @@ def compile_fast() -> None:
     gc.set_threshold(200_000, 50, 100)
     faster = jax.__version__.startswith("0.10.")
     os.environ.setdefault("XLA_FLAGS", _FASTER_COMPILATION if faster else _FAST_COMPILATION)
-    write_out_rounds()
     jax.config.update("jax_traceback_in_locations_limit", 0)  # source locations in programs cost time and are not read
     cache = _cache_folder()
     if cache is not None:
