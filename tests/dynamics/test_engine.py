@@ -267,3 +267,16 @@ def test_the_replay_draws_the_randomness_of_its_block():
     never = jnp.asarray(engine.NEVER, jnp.int32)
     state, _ = engine.advance(run, state, jnp.asarray(40 * block, jnp.int32), never, never, block=block, capacity=1)
     np.testing.assert_array_equal(engine.first_nonfinite(run, state, block=block), expected)
+
+
+def test_large_blocks_drawn_one_after_the_other_have_the_same_bits(monkeypatch):
+    """On a CPU, blocks of many bytes are drawn for one trajectory at a time."""
+    keys, drawn, programs = jax.random.split(KEY, 5), [], []
+    for least in (0, 2**40):
+        monkeypatch.setattr(engine, "CACHED_BYTES", least)
+        draw = lambda keys: engine._block_randomness(NOISE, keys, jnp.asarray(3), 7, None)  # not traced before
+        drawn.append(jax.jit(draw)(keys))
+        programs.append("scan" in str(jax.make_jaxpr(draw)(keys)))
+    assert programs == [True, False]
+    assert drawn[0].shape == (7, 5, NOISE.batch_size)
+    assert (drawn[0] == drawn[1]).all()

@@ -96,6 +96,14 @@ def test_a_killed_verification_leaves_data_figure_and_numbers_of_one_run(tmp_pat
     assert tiny.assert_coherent(folder) == 1
 
 
+@pytest.mark.parametrize(("scale", "kinds"), [("smoke", {".svg"}), ("default", {".svg", ".pdf"})])
+def test_figures_for_papers_are_written_above_the_smallest_scale(tmp_path, monkeypatch, scale, kinds):
+    claim = tiny.CLAIMS["tiny-one"]
+    monkeypatch.setitem(claims.loaded(), claim.id, claim)
+    measure.run_claim(str(tmp_path), runner.task_of(claim.id, scale, claim.parameters(scale), 0))
+    assert {file.suffix for file in tmp_path.rglob("figure.*")} == kinds
+
+
 @pytest.mark.parametrize("accelerated", [True, False])
 def test_small_models_run_on_a_processor_beside_an_accelerator(accelerated, monkeypatch):
     monkeypatch.setattr(measure, "has_accelerator", lambda: True)

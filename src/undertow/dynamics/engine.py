@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from undertow import _trees as trees
+from undertow._device import device
 from undertow.dynamics.clock import Schedule
 from undertow.noise.base import AbstractNoise
 from undertow.optimisers.base import AbstractOptimiser, Rates
@@ -27,6 +28,9 @@ NEVER = 2**30
 
 LONGEST_BLOCK = 1000
 BLOCK_BYTES = 2**20
+CACHED_BYTES = 2**16
+"""Blocks of at least this size are drawn one trajectory after the other on a CPU: all together would not fit its cache.
+The numbers are the same."""
 
 Observable = Callable[[PyTree], PyTree]
 
@@ -231,7 +235,12 @@ def _block_randomness(noise: AbstractNoise, keys: Array, number: Array, block: i
     def draw(key: Array) -> PyTree:
         return noise.randomness(jax.random.fold_in(key, number), block, like)
 
-    return jax.vmap(draw, out_axes=1)(keys) if keys.ndim else draw(keys)
+    if not keys.ndim:
+        return draw(keys)
+    each = trees.floats_bytes(jax.eval_shape(lambda: noise.randomness(jax.random.key(0), block, like)))
+    if device().platform == "cpu" and each >= CACHED_BYTES:
+        return jax.tree.map(lambda x: jnp.moveaxis(x, 0, 1), jax.lax.map(draw, keys))
+    return jax.vmap(draw, out_axes=1)(keys)
 
 
 def _rates(spec: RunSpec, base: Array, block: int) -> Rates:

@@ -147,6 +147,7 @@ def _p_value(groups: np.ndarray, predicted: np.ndarray) -> float:
     return min(1.0, 2 * groups.shape[1] * float(student.sf(np.abs(z).max(), GROUPS - 1)))
 
 
+@eqx.filter_jit
 def _along(mv: Rival, noise: AbstractNoise, params: PyTree, directions: PyTree) -> Float[Array, " directions"]:
     """Return a'Σa for each direction a; `mv(noise, params, a)` is Σa."""
     return jax.vmap(lambda a: trees.dot(a, mv(noise, params, a)))(directions)

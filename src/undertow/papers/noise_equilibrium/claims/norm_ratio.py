@@ -237,7 +237,7 @@ CLAIMS = (
         alternative="SGD ends with equal norms on anisotropic data too, as gradient descent with weight decay does.",
         controls=True,
         scales={
-            "smoke": Online(8, 8000, 12, 24, step_size=0.015, weight_decay=0.04, descent_steps=5000),
+            "smoke": Online(6, 8000, 12, 24, step_size=0.015, weight_decay=0.04, descent_steps=5000),
             "default": Online(16, 30_000),
             "full": replace(PAPER, steps=120_000),
         },
@@ -255,7 +255,7 @@ CLAIMS = (
         equation="|U|²/|W|² = √(φ (2 - φ)) at φ = 0.2",
         alternative="At these settings SGD ends with equal norms, as gradient descent with weight decay does.",
         rests_on=("norm-ratio",),
-        scales={"smoke": Online(8, 10_000, 12, 24, step_size=0.015), "default": Online(16, 60_000), "full": PAPER},
+        scales={"smoke": Online(6, 10_000, 12, 24, step_size=0.015), "default": Online(16, 60_000), "full": PAPER},
         measure=_measure_settings,
         draw=_draw_settings,
         accelerated=True,

@@ -165,7 +165,7 @@ CLAIMS = (
         alternative="Noise does not increase the norm of the weights: it grows as little under SGD as under gradient "
         "descent.",
         controls=True,
-        scales={"smoke": Growth(8, 6, samples=200), "default": Growth(16, 8), "full": Growth(128, 16)},
+        scales={"smoke": Growth(6, 6, samples=200), "default": Growth(16, 8), "full": Growth(128, 16)},
         measure=_measure,
         draw=_draw,
     ),
