@@ -125,7 +125,7 @@ def start_run(
     else:
         numbers = np.arange(math.ceil(seeds / width) * width).reshape(-1, width)
         lanes = tuple(
-            _start(init, key, jnp.asarray(row), spec.optimiser, spec.average, optimiser_state) for row in numbers
+            _start(init, key, jax.device_put(row), spec.optimiser, spec.average, optimiser_state) for row in numbers
         )
     return Continuation(
         function=function,

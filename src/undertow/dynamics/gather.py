@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
@@ -82,8 +81,9 @@ class Observations:
 
 def join_seeds(lanes: list[PyTree], seeds: int) -> PyTree:
     """Return arrays of all lanes along one axis of seeds. NumPy joins them: JAX compiles one program per number of
-    lanes, which takes minutes for thousands."""
-    return jax.tree.map(lambda *leaves: jnp.asarray(np.concatenate([np.asarray(x) for x in leaves])[:seeds]), *lanes)
+    lanes, which takes minutes for thousands, and `jnp.asarray` one per shape."""
+    join = lambda *leaves: jax.device_put(np.concatenate([np.asarray(x) for x in leaves])[:seeds])
+    return jax.tree.map(join, *lanes)
 
 
 def gather(

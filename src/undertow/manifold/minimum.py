@@ -93,7 +93,7 @@ def frame_of_minimum(function: str, problem: AbstractProblem, params: PyTree, re
 
 def _check_gap(function: str, problem: AbstractProblem, frame: Frame) -> None:
     """Raise where the curvatures across the manifold and those counted as flat are not well separated."""
-    across = float(jnp.min(jnp.where(frame.active, frame.curvature, jnp.inf)))
+    across = float(np.min(np.where(frame.active, frame.curvature, np.inf)))
     flat = float(largest_flat(problem, frame))
     if across < LEAST_GAP * flat:
         raise ValueError(

@@ -150,7 +150,7 @@ class MatrixSensing(AbstractNoise):
         validate.finite_number("MatrixSensing.start", "alpha", alpha, positive=True)
         signed = validate.flag("MatrixSensing.start", "signed", signed)
         d, dtype = self.truth.shape[0], self.truth.dtype
-        frame = jnp.eye(d, dtype=dtype)
+        frame = np.eye(d, dtype=dtype)
         columns = d if columns is None else validate.positive_integer("MatrixSensing.start", "columns", columns)
         if columns != d:
             if columns > d:
@@ -160,7 +160,8 @@ class MatrixSensing(AbstractNoise):
             frame = jnp.linalg.qr(jax.random.normal(jax.random.key(0), (d, columns), dtype))[0] * jnp.sqrt(
                 jnp.asarray(d / columns, dtype)
             )
-        return {"U": alpha * frame, "V": alpha * frame} if signed else alpha * frame
+        start = jax.device_put(np.asarray(alpha * frame, dtype))
+        return {"U": start, "V": start} if signed else start
 
     def measure(self, params: PyTree) -> dict[str, Array]:
         """Return the learnt true and spurious parts, the rest, and the distances to both solutions.

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
 
@@ -103,7 +104,7 @@ class GaussianPairs(eqx.Module):
 def split_variance(d: int, phi: float, dtype: DTypeLike = jnp.float32) -> Float[Array, " d"]:
     """Return phi for the first half of the coordinates and 2 - phi for the others (Figure 8)."""
     d = validate.positive_integer("split_variance", "d", d)
-    return jnp.where(jnp.arange(d) < d // 2, phi, 2 - phi).astype(dtype)
+    return jax.device_put(np.where(np.arange(d) < d // 2, phi, 2 - phi).astype(dtype))
 
 
 def loud_first(d: int, variance: float = 5.0, dtype: DTypeLike = jnp.float32) -> Float[Array, " d"]:

@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow.papers.zero_loss.models.linear import LinearModel, predict, weights
@@ -61,7 +62,7 @@ def draw_data(key: Key[Array, ""], sets: int, *, d: int, n: int, sparsity: int) 
     dtype = jnp.result_type(float)
     models = [LinearModel.draw(one, d=d, n=n, sparsity=sparsity, dtype=dtype) for one in jax.random.split(key, sets)]
     columns = zip(*((*model.problem.data, model.truth) for model in models), strict=True)
-    return SparseData(*(jnp.stack(column) for column in columns))
+    return SparseData(*(jax.device_put(np.stack(column)) for column in columns))
 
 
 @eqx.filter_jit
