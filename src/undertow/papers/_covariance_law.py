@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray
 from jaxtyping import Array, Float, Key, PyTree
-from scipy.stats import t as student
+from scipy import special
 
 from undertow import _trees as trees
 from undertow.estimate import standard_error
@@ -144,7 +144,7 @@ def _measure(
 def _p_value(groups: np.ndarray, predicted: np.ndarray) -> float:
     """Return the Bonferroni-corrected p-value of the largest deviation from the predicted variances."""
     z = (groups.mean(0) - predicted) / (standard_error(groups))
-    return min(1.0, 2 * groups.shape[1] * float(student.sf(np.abs(z).max(), GROUPS - 1)))
+    return min(1.0, 2 * groups.shape[1] * float(special.stdtr(GROUPS - 1, -np.abs(z).max())))
 
 
 @eqx.filter_jit

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import xarray
 from jaxtyping import Array, Key, PyTree
-from scipy.stats import ks_2samp
 
 from undertow import _trees as trees
 from undertow.estimate import standard_error
@@ -133,6 +132,8 @@ def _statistics(draws: np.ndarray) -> np.ndarray:
 
 def _p_value(one: np.ndarray, two: np.ndarray) -> float:
     """Return the p-value of the hypothesis that two sets of draws have the same law, corrected over all statistics."""
+    from scipy.stats import ks_2samp
+
     least = min(ks_2samp(a, b).pvalue for a, b in zip(one.T, two.T, strict=True))
     return float(min(least * one.shape[1], 1))
 

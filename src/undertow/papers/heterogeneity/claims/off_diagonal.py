@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import xarray
 from jaxtyping import Array, Key
+from scipy import special
 
 from undertow.figures import style
 from undertow.papers.heterogeneity import _runs as sensing_runs
@@ -71,10 +72,8 @@ def _growth(parameters: Turning, rank: int, turning: bool) -> float:
     first = (1 + p.step_size * (p.mean + np.sqrt(2) * p.deviation * points)) ** 2
     if not turning or rank == 1:
         return float(weights @ np.log(first) / weights.sum() / 2)
-    from scipy.stats import chi2
-
     share = (np.arange(2000) + 0.5) / 2000
-    others = (p.step_size * p.deviation) ** 2 * chi2.ppf(share, rank - 1)
+    others = (p.step_size * p.deviation) ** 2 * special.chdtri(rank - 1, 1 - share)
     return float(weights @ np.log(first[:, None] + others[None]).mean(axis=1) / weights.sum() / 2)
 
 
