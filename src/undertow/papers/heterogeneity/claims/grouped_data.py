@@ -287,7 +287,7 @@ CLAIMS = (
         rests_on=("two-phase-law",),
         controls=True,
         scales={
-            "smoke": Designs(16, 15, 45, d=8),
+            "smoke": Designs(16, 20, 60, d=8),
             "default": Designs(60, 120, 120),
             "full": Designs(400, 800, 800),
         },
