@@ -45,6 +45,7 @@ def report(tmp_path_factory) -> Path:
     file = out / "claims" / "made-up-failure" / "figure.svg"
     file.parent.mkdir(parents=True)
     file.write_text(export.to_svg(figure))
+    file.with_suffix(".pdf").write_bytes(export.to_pdf(figure))
     return build_report(out, [ClaimResult.from_json(result) for result in results])
 
 
@@ -110,8 +111,8 @@ def test_links_lead_somewhere_and_ids_are_unique(tab):
     targets = tab.run("[...document.querySelectorAll('[href^=\"#\"]')].map(e => e.getAttribute('href').slice(1))")
     assert set(targets) <= set(ids)
     files = tab.run("[...document.querySelectorAll('a[href^=claims]')].map(e => e.href)")
-    assert len(files) == len(REAL)
-    assert all(Path(file.removeprefix("file://")).read_bytes().startswith(b"%PDF") for file in files)
+    (pdf,) = files  # the quick checks have none
+    assert Path(pdf.removeprefix("file://")).read_bytes().startswith(b"%PDF")
 
 
 def test_every_figure_is_drawn_whole(tab):
