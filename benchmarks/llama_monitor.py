@@ -7,13 +7,16 @@ steps, and every step is timed until the device has finished it. A plain step is
 rounds; a measurement costs the sum, over the first five steps of a round, of the difference between the median at that
 place and a plain step. It thus includes what the monitor completes after the measured step. Between measurements there
 are no hooks. The standard error of the cost is that of rounds drawn with replacement. Memory is the peak of allocations
-on the GPU: that of a measured step beyond that of a plain step, relative to the latter.
+on the GPU: that of a measured step beyond that of a plain step, relative to the latter. PyTorch counts the operations
+of a measured step for which the host waits for the GPU, outside the thread of the monitor.
 """
 
 import gc
 import json
 import sys
+import threading
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -101,6 +104,27 @@ class Training:
         if self.cuda:
             self.torch.cuda.synchronize()
 
+    def waits(self) -> int:
+        """Return for how many operations of a step the host waits for the GPU, except in threads of the monitor."""
+        places: list[str] = []
+
+        def show(message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:
+            own = threading.current_thread().name.startswith("undertow")
+            if "synchronizing CUDA operation" in str(message) and not own:
+                places.append(f"{filename}:{lineno}")
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = show
+            self.torch.cuda.set_sync_debug_mode("warn")
+            try:
+                self.step()
+            finally:
+                self.torch.cuda.set_sync_debug_mode("default")
+        for place in places:
+            print("waits for the GPU:", place, flush=True)
+        return len(places)
+
     def peak(self) -> int:
         """Return the largest number of bytes allocated in one step."""
         if not self.cuda:
@@ -127,10 +151,12 @@ def measure(torch: Any, size: str, optimiser: str, device: str = "cuda", rounds:
     for _ in range(3):
         run.step()
     plain_peak = run.peak()
+    plain_waits = run.waits() if run.cuda else 0
     with NoiseMonitor(model, symmetries, every=1):
         for _ in range(2):
             run.step()
         peak = run.peak()
+        waits = run.waits() if run.cuda else 0
     with NoiseMonitor(model, symmetries, every=EVERY) as monitor:
         for _ in range(EVERY):  # chooses algorithms and statistics
             run.step()
@@ -146,6 +172,8 @@ def measure(torch: Any, size: str, optimiser: str, device: str = "cuda", rounds:
         "standard_error": float(np.std([cost_of(times[own])[1] for own in draws])),
         "every_50": cost / 50,
         "memory": peak / plain_peak - 1,
+        "waits": waits,
+        "plain_waits": plain_waits,
         "plain_gibibytes": plain_peak / 2**30,
         "noise_scale": monitor.noise_scale.total.value,
     }

@@ -272,7 +272,7 @@ START_UP = {
     "grouped/hetero_regressor.py": "pandas",
     "grouped/invariance.py": "scipy.special",
     "grouped/invariant_regressor.py": "pandas",
-    "papers/heterogeneity/claims/off_diagonal.py": "scipy.stats",
+    "papers/heterogeneity/claims/exact_law.py": "scipy.stats",
     "papers/noise_equilibrium/models/digits.py": "scikit-learn",
     "papers/zero_loss/phase_diagram.py": "scipy.optimize",
     "sensing/growth.py": "scipy.optimize",

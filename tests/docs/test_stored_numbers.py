@@ -78,6 +78,17 @@ def test_the_cost_of_the_monitor_on_a_gpu():
             f"{one['steps']:.2f} ± {one['standard_error']:.2f}", percent(one["every_50"], 1), percent(one["memory"]),
         ]  # fmt: skip
         assert f"| {' | '.join(cells)} |\n" in text
+        assert one["waits"] == one["plain_waits"] == 1
+
+
+def test_the_cost_of_the_monitor_for_short_steps_on_a_gpu():
+    """Run `python -m benchmarks.torch_cuda` on a machine with a GPU for new numbers."""
+    facts, text = stored("torch_cuda"), " ".join(page("monitor.md").split())
+    small = [facts["monitor, mlp"], facts["monitor, transformer"]]
+    steps = " and ".join(f"{1000 * one['seconds_plain']:.1f} ms" for one in small)
+    added = " and ".join(percent(one["every_50"], 1) for one in small)
+    assert f"have steps of {steps}, during" in text
+    assert f"at every 50 steps adds {added} (" in text
 
 
 TELEPORTS = {"network": "ReLU network 8-32-32-4", "llama": "Llama, 2 layers", "lora": "LoRA on it, B not 0"}
