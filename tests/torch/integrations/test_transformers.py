@@ -38,8 +38,8 @@ def texts(count=18, length=7, padded=False):
     return rows
 
 
-def train(folder, callbacks, model=None, padded=False, **options):
-    """Train for two epochs of five steps; the last batch of an epoch is smaller."""
+def train(folder, callbacks, model=None, padded=False, adamw=None, **options):
+    """Train for two epochs of five steps; the last batch of an epoch is smaller. `adamw` are arguments of `AdamW`."""
     given = {
         "output_dir": str(folder), "per_device_train_batch_size": 4, "num_train_epochs": 2, "logging_steps": 2,
         "report_to": [], "save_strategy": "no", "use_cpu": True, "disable_tqdm": True, "dataloader_pin_memory": False,
@@ -49,6 +49,7 @@ def train(folder, callbacks, model=None, padded=False, **options):
         args=TrainingArguments(**given),
         train_dataset=texts(padded=padded),
         callbacks=callbacks,
+        optimizer_cls_and_kwargs=None if adamw is None else (torch.optim.AdamW, {"lr": 1e-3, **adamw}),
     )
     trainer.train()
     return trainer
@@ -99,7 +100,8 @@ def test_trainer_logs_the_noise_scale_and_keeps_the_same_weights(tmp_path):
 SET_UPS = {
     "SGD": {"optim": "sgd"},
     "AdamW, fused": {"optim": "adamw_torch_fused"},
-    "AdamW, foreach": {"optim": "adamw_torch"},
+    "AdamW, foreach": {"adamw": {"foreach": True, "weight_decay": 0.1}},
+    "AdamW, plain": {"adamw": {"foreach": False, "fused": False}},
     "Adafactor": {"optim": "adafactor"},
     "accumulation": {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2},
     "bf16 autocast": {"bf16": True},
