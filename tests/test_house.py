@@ -43,6 +43,7 @@ MAY_IMPORT = {
     "_chunks": {"_trees"},
     "_progress": set(),
     "_device": set(),
+    "_frames": set(),
     "_stiff": {"_trees"},
     "_table": set(),
     "estimate": {"_arrays", "_table", "_trees", "_validate", "figures"},
@@ -64,6 +65,7 @@ MAY_IMPORT = {
     "execution": {
         "_calls",
         "_device",
+        "_frames",
         "_validate",
         "dynamics",
         "figures",

@@ -20,6 +20,7 @@ from concurrent.futures.process import BrokenProcessPool
 from functools import partial
 from multiprocessing.util import Finalize
 
+from undertow._frames import call_in_one_block
 from undertow.execution.provenance import fingerprint
 from undertow.execution.settings import configure
 from undertow.execution.store import StoreError
@@ -134,7 +135,7 @@ class InProcess:
 
     def submit(self, work: Callable, task: object) -> Future:
         """Run the task at once."""
-        return self.pool.submit(work, task)
+        return self.pool.submit(call_in_one_block, work, task)
 
     def check(self) -> None:
         """Do nothing: a task of this process ends before `submit` does."""
@@ -177,7 +178,7 @@ class Processes:
 
     def submit(self, work: Callable, task: object) -> Future:
         """Submit a task to the pool."""
-        future = self.pool.submit(work, task)
+        future = self.pool.submit(call_in_one_block, work, task)
         self._submitted.add(future)
         return future
 
@@ -237,7 +238,7 @@ def _with_same_code(code: str, work: Callable, task: object) -> object:
             f"the Dask worker on {socket.gethostname()} (process {os.getpid()}) has another version of undertow, or of "
             "a package that it computes with; install the same versions on all workers and run this again."
         )
-    return work(task)
+    return call_in_one_block(work, task)
 
 
 class Cluster:

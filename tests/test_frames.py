@@ -1,0 +1,37 @@
+"""Repeated calls at any depth take no new memory below a large frame."""
+
+import resource
+
+import pytest
+
+from undertow._frames import call_in_one_block
+
+CALLS = 500
+DEPTHS = range(400)
+
+
+def leaf(number):
+    return number
+
+
+def page_faults_at(depth):
+    """Return the page faults of many calls at a depth below the caller."""
+    if depth:
+        return page_faults_at(depth - 1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for number in range(CALLS):
+        leaf(number)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def test_the_result_and_errors_are_those_of_the_function():
+    assert call_in_one_block(divmod, 7, 2) == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        call_in_one_block(divmod, 7, 0)
+
+
+def test_calls_at_no_depth_take_a_block_each():
+    """Without the large frame they do at some depths; with it, a call inside a call does not either."""
+    assert max(map(page_faults_at, DEPTHS)) >= CALLS
+    assert call_in_one_block(lambda: max(map(page_faults_at, DEPTHS))) < CALLS / 10
+    assert call_in_one_block(call_in_one_block, lambda: max(map(page_faults_at, DEPTHS))) < CALLS / 10
