@@ -2,9 +2,8 @@
 
 CPython keeps frames in blocks of 16 KiB. A block is taken from the operating system when a call does not fit in the
 last one, and given back when this call returns. Where a loop calls functions at a depth at which a block is full, every
-call takes a block and gives it back. The recursion of JAX's tracing has such loops at many depths: a sixth of the time
-of a claim that traces much was spent on this. Below a call that needs a large frame, the rest of its block serves all
-further frames.
+call takes a block and gives it back. The recursion of JAX's tracing has such loops at many depths. Below a call that
+needs a large frame, the rest of its block serves all further frames.
 """
 
 from collections.abc import Callable
