@@ -37,7 +37,7 @@ def test_the_result_and_errors_are_those_of_the_function():
 
 
 def test_calls_at_no_depth_take_a_block_each():
-    """Without the large frame they do at some depths; with it, a call inside a call does not either."""
+    """Calls at some depths take a block each without the large frame. With one large frame, or two, none does."""
     with ThreadPoolExecutor(1) as thread:  # a thread has frames of its own; tests run below a large frame
         assert thread.submit(most_page_faults).result() >= CALLS
         assert thread.submit(call_in_one_block, most_page_faults).result() < CALLS / 10

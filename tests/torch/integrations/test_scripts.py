@@ -108,7 +108,7 @@ def test_the_training_script_inside_trl_is_measured_with_two_more_lines(tmp_path
 
 
 def _save_tiny_model(folder):
-    """Save a Llama of one layer and its tokenizer, as a folder from a hub has them."""
+    """Save a Llama of one layer and its tokenizer in a folder, as `from_pretrained` reads it."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
