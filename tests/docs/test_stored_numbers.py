@@ -52,8 +52,12 @@ def test_the_cost_of_the_monitor_on_a_cpu():
         "step without a monitor": [milliseconds(one["plain"]) for one in both],
         "measured at every step": [f"{one['ratio']:.2f} times that" for one in both],
         "measured at every 50 steps": [f"+{percent(one['every_50'], 1)}" for one in both],
-        "largest error against them, both in double precision": [one_digit(one["error"]) for one in both],
-        "largest error against them, both in single precision": [one_digit(one["error_single"]) for one in both],
+        "largest error against per-sample gradients, both in double precision": [
+            one_digit(one["error"]) for one in both
+        ],
+        "largest error against per-sample gradients, both in single precision": [
+            one_digit(one["error_single"]) for one in both
+        ],
         "single precision against per-sample gradients in double precision": [
             one_digit(mlp["single_against_double"]),
             f"{one_digit(transformer['single_against_double'])}; with GELU for ReLU "
