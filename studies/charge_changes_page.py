@@ -104,7 +104,7 @@ def _range(facts: dict[str, Any], key: str, statistic: str = "r2", **wanted: Any
 
 
 def _share(facts: dict[str, Any]) -> str:
-    """Return the range of the metric part relative to the other parts together, rms over the longest window."""
+    """Return the range of the metric part relative to the flow, rms over the longest window."""
     shares = []
     for row in facts["settings"]:
         if row["adaptive"]:
@@ -121,7 +121,8 @@ def _explains(facts: dict[str, Any], key: str, **wanted: Any) -> str:
         if all(row[name] == value for name, value in wanted.items())
     )
     words = "explains" if least > 0.9 else "explains a part of" if least > 0.5 else "does not explain"
-    return f"{words} it ($R^2$ {_range(facts, key, **wanted)})"
+    change = "the rest of the change" if key.startswith("rest") else "the change"
+    return f"{words} {change} ($R^2$ {_range(facts, key, **wanted)})"
 
 
 def _summary(facts: dict[str, Any]) -> str:
@@ -134,7 +135,7 @@ def _summary(facts: dict[str, Any]) -> str:
         f"{_explains(facts, 'charge_late', adaptive=True)}, and the change is "
         f"{_range(facts, 'charge_late', 'slope', adaptive=True)} of the predicted one (slope). AdamW's charges contain "
         "$\\sqrt v$. The `metric` part of their change, the change of $\\sqrt v$ while the network learns, is "
-        f"{_share(facts)} times as large as the flow, which leaves it out. Of the change without this part, the flow "
+        f"{_share(facts)} times as large as the flow, which leaves this part out. The flow "
         f"{_explains(facts, 'rest_late', b2=fast)} for $b_2 = {fast:g}$ and "
         f"{_explains(facts, 'rest_late', b2=slow)} for $b_2 = {slow:g}$, where $v$ lags behind the gradient; with the "
         f"squared gradient of the step in place of $v$, $R^2$ is {_range(facts, 'present_rest_late', b2=slow)} there. "
