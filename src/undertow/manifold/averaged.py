@@ -4,8 +4,8 @@
 
 F is the mean step of SGD over eta; the factor with the Hessian H makes the flow pass through the points of the discrete
 steps, to the next order in eta. X is the covariance of the fluctuations divided by eta (`fluctuations`), and
-d3L[X] = sum_ij X_ij d_i d_j grad L. For label noise of the amount c and small steps X = c/2 in the image of J', and the
-flow is that of L + (eta c/4) tr H.
+d3L[X] = sum_ij X_ij d_i d_j grad L. For label noise of the amount c and small steps X = c/2 in the image of J', and
+along the manifold of minimisers the flow is that of L + (eta c/4) tr H.
 """
 
 from collections.abc import Callable
