@@ -337,7 +337,7 @@ CLAIMS = (
         alternative="The mean is typical: all moments follow it, E|q|^0.1 = (E|q|)^0.1, and the mean itself grows "
         "like exp(t E log|1 + η s|).",
         controls=True,
-        scales={"smoke": ScalarMap(20_000), "default": ScalarMap(100_000), "full": ScalarMap(1_000_000)},
+        scales={"smoke": ScalarMap(8_000), "default": ScalarMap(100_000), "full": ScalarMap(1_000_000)},
         measure=_measure_moments,
         draw=_draw_moments,
         accelerated=True,

@@ -153,7 +153,7 @@ CLAIMS = (
         "signal grow.",
         equation="E log |(I + η S) e| = η E s + η² τ² (r2 - 3)/2 + ...,  Var S_ii = 2 Var S_ij = 2τ²",
         alternative="Off-diagonal entries do not matter: the signal is filtered out like a diagonal one.",
-        scales={"smoke": Turning(64, 20_000), "default": Turning(128, 100_000), "full": Turning(1024, 1_000_000)},
+        scales={"smoke": Turning(64, 8_000), "default": Turning(128, 100_000), "full": Turning(1024, 1_000_000)},
         measure=_measure,
         draw=_draw,
         long=True,

@@ -313,7 +313,7 @@ CLAIMS = (
         equation="t_equi ~ 1/σ² = 2S/η",
         alternative="The time is proportional to 1/σ: four times the batch size takes twice as long.",
         rests_on=("charge-relaxes",),
-        scales={"smoke": Neuron(64), "default": Neuron(256), "full": Neuron(2048)},
+        scales={"smoke": Neuron(16), "default": Neuron(256), "full": Neuron(2048)},
         measure=_measure_time,
         draw=_draw_time,
     ),

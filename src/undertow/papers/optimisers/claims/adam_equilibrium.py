@@ -40,6 +40,9 @@ class LongRuns:
     """Seed of the data."""
 
 
+FULL = LongRuns(64, steps=4_000_000, step_size=0.004)
+
+
 @dataclass(frozen=True)
 class Memories:
     """RMSProp without and with a short memory of v, on data with heavier tails."""
@@ -211,7 +214,7 @@ CLAIMS = (
         equation="min over the orbit of ∑_i √Σ_ii,  e^(2s) = b₊/b₋,  b = ∑ √v on each side",
         alternative="Adam goes to the equilibrium of SGD, the least sum of variances.",
         rests_on=("metric-charge-step",),
-        scales={"smoke": LongRuns(16), "default": LongRuns(64), "full": LongRuns(64, steps=4_000_000, step_size=0.004)},
+        scales={"smoke": LongRuns(16, 200_000), "default": LongRuns(64), "full": FULL},
         measure=_equilibria,
         draw=_draw_equilibria,
     ),
@@ -224,7 +227,7 @@ CLAIMS = (
         equation="e^(2s) = (λ a₋ + (η/2) b₊)/(λ a₊ + (η/2) b₋),  a = ∑ √v θ²,  b = ∑ √v on each side",
         alternative="AdamW goes to the equilibrium of SGD with the same weight decay.",
         rests_on=("adam-equilibrium",),
-        scales={"smoke": LongRuns(16), "default": LongRuns(64), "full": LongRuns(64, steps=4_000_000, step_size=0.004)},
+        scales={"smoke": LongRuns(16, 200_000), "default": LongRuns(64), "full": FULL},
         measure=_decays,
         draw=_draw_decays,
     ),
@@ -237,7 +240,7 @@ CLAIMS = (
         equation="(1 - b₂) ∑_i A_i θ_i/(2√v_i) E[x_i (g_i² - v_i)],  E[x v_i] = (1 - b₂) B (e_i - η S T_i)",
         alternative="The equilibrium does not depend on b₂.",
         rests_on=("adam-equilibrium",),
-        scales={"smoke": Memories(16), "default": Memories(64), "full": Memories(64, steps=8_000_000)},
+        scales={"smoke": Memories(16, 500_000), "default": Memories(64), "full": Memories(64, steps=8_000_000)},
         measure=_memory,
         draw=_draw_memory,
     ),

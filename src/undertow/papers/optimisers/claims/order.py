@@ -126,7 +126,7 @@ CLAIMS = (
         equation="error = a η + O(η²),  a of the averaged flow / a of the flow for small steps → 0 for weak noise",
         alternative="The averaged flow has the same first-order error.",
         rests_on=("averaged-flow-trace",),
-        scales={"smoke": Order(1024), "default": Order(16384), "full": Order(131072)},
+        scales={"smoke": Order(512), "default": Order(16384), "full": Order(131072)},
         measure=_measure,
         draw=_draw,
         accelerated=True,

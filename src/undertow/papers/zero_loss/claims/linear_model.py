@@ -295,7 +295,7 @@ CLAIMS = (
         alternative="The rate is δ² s_j/2, that of u_j or v_j alone; the excess is of second order in the step size, "
         "or η |∇f_i|² without the half.",
         rests_on=("uv-conserved", "label-noise-quarter"),
-        scales={"smoke": Rates(16), "default": Rates(256), "full": Rates(4096)},
+        scales={"smoke": Rates(8), "default": Rates(256), "full": Rates(4096)},
         measure=_measure_rate,
         draw=_draw_rate,
         accelerated=True,
@@ -325,7 +325,7 @@ CLAIMS = (
         "as for 2d free parameters.",
         rests_on=("flow-minimises-l1", "kernel-regime-bound"),
         controls=True,
-        scales={"smoke": DataSets(64), "default": DataSets(100), "full": DataSets(1000)},
+        scales={"smoke": DataSets(64, slow_time=5.0), "default": DataSets(100), "full": DataSets(1000)},
         measure=_measure_recovery,
         draw=_draw_recovery,
     ),

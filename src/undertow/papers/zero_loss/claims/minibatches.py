@@ -112,7 +112,7 @@ CLAIMS = (
         "noise of size a.",
         equation="Σ = 0 where all residuals are 0;  Σ = a² H for labels y ± a",
         alternative="Minibatch noise never moves a regression model on this time scale, whatever its residuals.",
-        scales={"smoke": Labels(32), "default": Labels(128), "full": Labels(1024)},
+        scales={"smoke": Labels(16), "default": Labels(128), "full": Labels(1024)},
         measure=_measure,
         draw=_draw,
     ),

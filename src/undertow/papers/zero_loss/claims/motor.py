@@ -163,7 +163,7 @@ CLAIMS = (
         alternative="Momentum increases the effective step but not the noise: slow time advances by η²/(1 - β) per "
         "step.",
         rests_on=("motor-speed",),
-        scales=SCALES | {"smoke": Turning(64)},
+        scales=SCALES | {"smoke": Turning(24)},
         measure=_measure_momentum,
         draw=_draw,
     ),
