@@ -35,9 +35,15 @@ class Sources:
     package: str
     public: dict[str, str] = field(default_factory=dict)
     _imports: dict[str, frozenset[str]] = field(default_factory=dict, compare=False)
+    _files: dict[str, Path | None] = field(default_factory=dict, compare=False)
 
     def file(self, module: str) -> Path | None:
         """Return the file of a module; None where there is none. A module outside the package must be imported."""
+        if module not in self._files:
+            self._files[module] = self._locate(module)
+        return self._files[module]
+
+    def _locate(self, module: str) -> Path | None:
         if not self._inside(module):
             origin = getattr(sys.modules.get(module), "__file__", None) or _origin(module)
             return None if origin is None else Path(origin)

@@ -12,7 +12,6 @@ import numpy as np
 import scipy.sparse
 from jaxtyping import Float, Int
 from numpy.typing import ArrayLike
-from sklearn.utils.validation import column_or_1d
 
 from undertow import _validate as validate
 from undertow._arrays import real_array
@@ -222,6 +221,8 @@ def moments_of(
         )
     target = real_array(function, "y", y)
     if target.shape == (rows, 1):
+        from sklearn.utils.validation import column_or_1d
+
         target = column_or_1d(target, warn=True)
     if target.shape != (rows,):
         raise ValueError(f"`{function}`: `y` has shape {target.shape} and `X` {rows} rows; give one number per row.")

@@ -14,7 +14,6 @@ from undertow.dynamics.descend import descend
 from undertow.figures import style
 from undertow.grouped.data import moments_of
 from undertow.grouped.designs import grouped_design
-from undertow.grouped.invariant_regressor import InvariantRegressor
 from undertow.grouped.two_phase import growth_phases, moment_noise
 from undertow.verification import statistics
 from undertow.verification.claim import Claim, Measurement
@@ -203,6 +202,8 @@ HARD = ("consistent", "chain", "child noise")
 
 
 def _measure_designs(parameters: Designs, key: Key[Array, ""]) -> Measurement:
+    from undertow.grouped.invariant_regressor import InvariantRegressor
+
     p = parameters
     errors, accepted, pooled = {}, {}, {}
     numbers = dict.fromkeys(EASY, p.designs) | dict.fromkeys(HARD, p.hard) | {"shift": p.shift}
