@@ -199,3 +199,18 @@ def test_errors_are_at_most_those_of_all_subsets(name):
         errors.append(design.error(model.coef_))
         others.append(design.error(model.pooled_coef_ if reference.coef is None else reference.coef))
     assert np.median(errors) <= 1.5 * np.median(others)
+
+
+def test_the_penalty_is_a_number_iff_the_flow_proposed_the_support():
+    """The same support is also among the subsets, with a criterion that differs by rounding."""
+    numbers = []
+    for seed in range(8):
+        design = grouped_design("flip", seed, d=7, n=200)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            model = ut.InvariantRegressor().fit(design.X, design.y, design.groups)
+        flow = model.path_[model.path_["source"] != "subset"]
+        proposed = flow[[support == tuple(np.flatnonzero(model.support_)) for support in flow["support"]]]
+        numbers.append(len(proposed))
+        np.testing.assert_equal(model.rho_, proposed["rho"].iloc[0] if len(proposed) else np.nan)
+    assert max(numbers) > 0

@@ -50,9 +50,12 @@ def _written(figure: "Figure", kind: str, metadata: dict[str, str | None]) -> by
 def _page(figure: "Figure") -> "Bbox":
     """Tidy the figure and lay it out once, in points as both kinds of file; return its bounding box."""
     import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     if figure not in _PAGES:
         figure.set_dpi(72)
+        if not hasattr(figure.canvas, "get_renderer"):
+            FigureCanvasAgg(figure)  # keeps its renderer, so each text is measured once and not on every use
         tidy(figure)
         _lay_out(figure)
         figure.set_layout_engine(None)  # "none" would leave a placeholder, for which every file is drawn twice

@@ -43,30 +43,47 @@ def heterogeneity_flow(
     """
     ridge = moments.ridge(RIDGE)
     eta = step_size(moments, ridge)
-    cross, power = moments.cross, moments.power
-    groups, d = cross.shape
-    stacked = moments.second.transpose(1, 0, 2).reshape(d, groups * d)
-    pooled_second, pooled_cross = moments.pooled_second, moments.pooled_cross
+    (groups, d), runs = moments.cross.shape, len(rho)
     curvature = np.maximum(np.diagonal(moments.second, axis1=1, axis2=2), 1e-12)
-    sampling = 1 / (groups * moments.sizes[:, None] * curvature)
-    floor = np.log(alpha)
-    log_u = np.where(warm[:, None], np.log(np.sqrt(np.maximum(ridge, alpha**2)))[None], floor)
-    log_v = np.where(warm[:, None], np.log(np.sqrt(np.maximum(-ridge, alpha**2)))[None], floor)
-    for step in range(int(np.ceil(TIME / eta))):
-        w = np.exp(2 * log_u) - np.exp(2 * log_v)
-        each = (w @ stacked).reshape(-1, groups, d) - cross
-        residual = power + ((each - cross) @ w[:, :, None])[:, :, 0]
-        relative = each / curvature
-        total = relative.sum(1)
-        variance = (np.einsum("rej,rej->rj", relative, relative) - total**2 / groups) / (groups - 1)
-        spread = np.maximum(variance - residual @ sampling, 0.0)
-        strength = 2 * eta * rho * np.where(warm, min(1.0, eta * step / RAMP), 1.0)
-        loss = np.minimum(strength[:, None] * spread, LARGEST_LOSS)
+    sampling = (1 / (groups * moments.sizes[:, None] * curvature)).T
+    scale = 1 / (np.sqrt(groups - 1) * curvature)[:, :, None]
+    # all linear functions of (w, 1) are rows of one matrix; R_e = E_e[y^2] - c_e.w + g_e.w
+    gradient = np.concatenate([moments.second, -moments.cross[:, :, None]], axis=2)
+    total = np.sum(scale * gradient, axis=0) / np.sqrt(groups)
+    pull = -2 * eta * np.tensordot(moments.shares, gradient, 1)
+    residual = sampling @ np.concatenate([moments.cross, -moments.power[:, None]], axis=1)
+    functions = np.concatenate([gradient.reshape(groups * d, d + 1), total, pull, residual])
+    values = np.empty((len(functions), runs))
+    each = values[: groups * d].reshape(groups, d, runs)
+    total, pull, residual = values[groups * d :].reshape(3, d, runs)
+    scale = np.repeat(scale, runs, axis=2)
+    roots = np.sqrt(np.maximum([ridge, -ridge], 0.0))
+    factors = np.maximum(np.where(warm, roots[:, :, None], 0.0), alpha)
+    change = np.empty_like(factors)
+    inputs = np.ones((d + 1, runs))
+    w = inputs[:-1]
+    times = eta * np.arange(np.ceil(TIME / eta))[:, None]
+    for strength in -2 * eta * rho * np.where(warm, np.minimum(1.0, times / RAMP), 1.0):
+        squares = factors * factors
+        np.subtract(squares[0], squares[1], out=w)
+        np.matmul(functions, inputs, out=values)
+        size = np.einsum("ejr,jr->er", each, w)
+        each *= scale
+        spread = np.einsum("ejr,ejr->jr", each, each)
+        total *= total
+        spread -= total
+        spread -= sampling @ size
+        spread += residual
+        spread *= strength
+        decay = np.exp(np.maximum(np.minimum(spread, 0.0, out=spread), -LARGEST_LOSS, out=spread))
         # a step may overshoot far from a minimum; the clip keeps the factors positive
-        pull = np.clip(2 * eta * (w @ pooled_second - pooled_cross), -0.9, 0.9)
-        log_u = np.maximum(log_u + np.log1p(-pull) - loss, floor)
-        log_v = np.maximum(log_v + np.log1p(pull) - loss, floor)
-    return np.exp(2 * log_u) - np.exp(2 * log_v)
+        np.minimum(np.maximum(pull, -0.9, out=pull), 0.9, out=pull)
+        np.add(1.0, pull, out=change[0])
+        np.subtract(1.0, pull, out=change[1])
+        change *= decay
+        factors *= change
+        np.maximum(factors, alpha, out=factors)
+    return (factors[0] ** 2 - factors[1] ** 2).T
 
 
 def step_size(moments: Moments, w: Float[np.ndarray, " d"]) -> float:

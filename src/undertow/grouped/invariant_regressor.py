@@ -81,7 +81,9 @@ class InvariantRegressor(RegressorMixin, BaseEstimator):
         tests = choice.candidates.tests
         self.coef_, self.intercept_ = moments.original(choice.fit.coef, choice.fit.intercept)
         self.support_, self.p_value_ = tests.support[choice.chosen], choice.fit.p_value
-        self.rho_ = float(choice.candidates.rho[choice.chosen])
+        # criteria of equal supports differ by rounding; the penalties come first
+        same = (tests.support == self.support_).all(1)
+        self.rho_ = float(choice.candidates.rho[same.argmax()])
         self.invariant_ = choice.invariant
         self.rejected_support_ = None if choice.narrow is None else tests.support[choice.narrow]
         self.pooled_coef_, _ = moments.original(moments.least_squares())
@@ -133,6 +135,13 @@ class _Candidates:
     source: list[str]
     rho: Float[np.ndarray, " m"]
     tests: SubsetTests
+    fits: dict[bytes, InvariantFit]
+    """The refits of the supports of the flow."""
+
+    def fit(self, moments: Moments, number: int) -> InvariantFit:
+        """Return the refit of a candidate."""
+        support = self.tests.support[number]
+        return self.fits.get(support.tobytes()) or invariance_test(moments, support)
 
 
 @dataclass(frozen=True)
@@ -146,7 +155,7 @@ class _Choice:
     """The number of the best candidate that fits clearly better and is rejected narrowly."""
 
 
-def _flow_tests(moments: Moments, alpha: float) -> SubsetTests:
+def _flow_tests(moments: Moments, alpha: float) -> tuple[SubsetTests, dict[bytes, InvariantFit]]:
     """Return the tests of one support for every penalty and start of the flow; a repeated support is refitted once."""
     rho = np.concatenate([PENALTIES, PENALTIES])
     warm = np.arange(len(rho)) >= len(PENALTIES)
@@ -157,17 +166,18 @@ def _flow_tests(moments: Moments, alpha: float) -> SubsetTests:
             tested[support.tobytes()] = invariance_test(moments, support)
     fits = [tested[support.tobytes()] for support in supports]
     column = lambda name: np.array([getattr(fit, name) for fit in fits])
-    return SubsetTests(supports, *map(column, ("statistic", "freedom", "p_value", "risk", "bic")))
+    return SubsetTests(supports, *map(column, ("statistic", "freedom", "p_value", "risk", "bic"))), tested
 
 
 def _search(moments: Moments, alpha: float) -> _Candidates:
     """Return the supports of the flow, and all subsets of the screened columns."""
-    flow = _flow_tests(moments, alpha)
+    flow, fits = _flow_tests(moments, alpha)
     subsets = subset_tests(moments, screened_columns(moments))
     return _Candidates(
         source=["flow, cold"] * len(PENALTIES) + ["flow, warm"] * len(PENALTIES) + ["subset"] * len(subsets.p_value),
         rho=np.concatenate([PENALTIES, PENALTIES, np.full(len(subsets.p_value), np.nan)]),
         tests=SubsetTests(*(np.concatenate([getattr(part, f.name) for part in (flow, subsets)]) for f in fields(flow))),
+        fits=fits,
     )
 
 
@@ -176,13 +186,13 @@ def _choose(moments: Moments, alpha: float, level: float) -> _Choice:
     candidates = _search(moments, alpha)
     tests = candidates.tests
     for number in _passing(tests, level):
-        fit = invariance_test(moments, tests.support[number])
+        fit = candidates.fit(moments, number)
         # the tests of all subsets together are less accurate in groups with few rows
         if fit.p_value > level:
             better = tests.bic[number] - BETTER * np.log(moments.sizes.sum())
             return _Choice(candidates, number, fit, True, _narrowly_rejected(tests, better, level))
     closest = _least_contradicted(tests)
-    return _Choice(candidates, closest, invariance_test(moments, tests.support[closest]), False, None)
+    return _Choice(candidates, closest, candidates.fit(moments, closest), False, None)
 
 
 def _passing(tests: SubsetTests, level: float) -> list[int]:

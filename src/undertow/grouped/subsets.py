@@ -62,20 +62,20 @@ def subset_tests(moments: Moments, columns: Int[np.ndarray, " k"]) -> SubsetTest
     """
     inside = np.concatenate([[0], 1 + columns, [moments.joint.shape[1] - 1]])
     joint = moments.joint[:, inside[:, None], inside[None]]
-    fourth = [_fourth_moments(rows[:, inside]) for rows in moments.rows]
     width = moments.cross.shape[1]
     subsets = list(_subsets_by_size(len(columns)))
-    ends = np.cumsum([len(chosen) for chosen in subsets])[:-1]
-    refits = zip(*(np.split(part, ends) for part in _refit(moments, joint, subsets)), strict=True)
-    parts = []
-    for chosen, (residual, noise) in zip(subsets, refits, strict=True):
+    residual, noise = _refit(moments, joint, subsets)
+    spread = _spreads(moments, inside, residual)
+    parts, start = [], 0
+    for chosen in subsets:
+        of_size = slice(start, start := start + len(chosen))
         size = chosen.shape[1]
-        statistic = _statistics(moments, joint, fourth, chosen, residual)
+        statistic = _statistics(moments, joint, chosen, residual[of_size], spread[:, :, of_size])
         freedom = np.full(len(chosen), np.minimum(moments.sizes, size).sum() - size)
         support = np.zeros((len(chosen), width), bool)
         np.put_along_axis(support, columns[chosen[:, 1:] - 1], True, axis=1)
-        bic = information_criterion(moments.sizes, noise, size - 1)
-        parts.append((support, statistic, freedom, p_values(statistic, freedom), noise @ moments.shares, bic))
+        bic = information_criterion(moments.sizes, noise[of_size], size - 1)
+        parts.append((support, statistic, freedom, p_values(statistic, freedom), noise[of_size] @ moments.shares, bic))
     return SubsetTests(*(np.concatenate(part) for part in zip(*parts, strict=True)))
 
 
@@ -85,37 +85,29 @@ def _subsets_by_size(count: int) -> Iterator[Int[np.ndarray, "m size"]]:
         yield np.array([(0, *subset) for subset in itertools.combinations(range(1, count + 1), size)])
 
 
-def _fourth_moments(rows: Float[np.ndarray, "n q"]) -> Float[np.ndarray, "q2 q2"]:
-    """Return E[z_i z_j z_k z_l] as a matrix with one row per (i, j) and one column per (k, l)."""
-    q = rows.shape[1]
-    first, second = np.triu_indices(q)
+def _fourth_moments(rows: Float[np.ndarray, "n q"]) -> Float[np.ndarray, "pairs pairs"]:
+    """Return E[z_i z_j z_k z_l] as a matrix with one row per pair i <= j and one column per pair k <= l."""
+    first, second = np.triu_indices(rows.shape[1])
     total = np.zeros((len(first), len(first)))
     for start in range(0, len(rows), ROWS_AT_ONCE):
         block = rows[start : start + ROWS_AT_ONCE]
         products = block[:, first] * block[:, second]
         total += products.T @ products
-    pair = np.zeros((q, q), int)
-    pair[first, second] = pair[second, first] = np.arange(len(first))
-    return total[pair.ravel()[:, None], pair.ravel()[None]] / len(rows)
+    return total / len(rows)
 
 
-def _blocks(matrices: Float[np.ndarray, "*batch q q"], chosen: Int[np.ndarray, "m p"]) -> Float[np.ndarray, "m p p"]:
-    """Return the rows and columns `chosen` of one matrix, or of one matrix per subset."""
-    each = np.broadcast_to(matrices, (len(chosen), *matrices.shape[-2:]))
-    return each[np.arange(len(chosen))[:, None, None], chosen[:, :, None], chosen[:, None, :]]
+def _eliminate(equations: Float[np.ndarray, "p q *batch"], count: int) -> Float[np.ndarray, "count *batch"]:
+    """Eliminate the first `count` unknowns of positive definite equations in place, and return the pivots.
 
-
-def _solve(
-    matrix: Float[np.ndarray, "m p p"],
-    target: Float[np.ndarray, "m p k"],
-    diagonal: Float[np.ndarray, "m p"] | float = 0.0,
-) -> Float[np.ndarray, "m p k"]:
-    """Return a solution with the matrix plus `diagonal`; the columns of the matrix may be linearly dependent.
-
-    A small multiple of the identity keeps the solution bounded then.
+    A small multiple of the trace keeps the pivots positive if columns are linearly dependent. The batch is last: one
+    product of whole arrays per unknown takes about half the time of one call of LAPACK per small matrix.
     """
-    scale = np.trace(matrix, axis1=1, axis2=2)[:, None]
-    return np.linalg.solve(matrix + (1e-12 * scale + diagonal)[:, :, None] * np.eye(matrix.shape[1]), target)
+    pivots = np.einsum("ii...->i...", equations[:count, :count])
+    pivots += 1e-12 * pivots.sum(0)
+    for i in range(count):
+        factors = equations[i + 1 :, i] / equations[i, i]
+        equations[i + 1 :, i + 1 :] -= factors[:, None] * equations[i, i + 1 :]
+    return pivots
 
 
 def _refit(
@@ -123,56 +115,72 @@ def _refit(
 ) -> tuple[Float[np.ndarray, "m q"], Float[np.ndarray, "m e"]]:
     """Return y - b.z of generalised least squares as coefficients of (1, x, y), and its mean square in each group.
 
-    All subsets are solved together, with the equation b = 0 for each column that is not in the subset.
+    All subsets are solved together, with the equation b = 0 for each column that is not in the subset. A small multiple
+    of the identity keeps the solution bounded if columns are linearly dependent.
     """
-    flat = joint.reshape(len(joint), -1)
+    groups, q, _ = joint.shape
+    flat, stacked = joint[:, :-1].reshape(groups, -1), joint.transpose(1, 0, 2).reshape(q, -1)
     least = least_noise(moments)
-    last = joint.shape[1] - 1
-    used = np.concatenate([(chosen[:, :, None] == np.arange(last)).any(1) for chosen in subsets])
-    residual = np.zeros((len(used), last + 1))
+    used = np.concatenate([(chosen[:, :, None] == np.arange(q - 1)).any(1) for chosen in subsets]).astype(float)
+    residual = np.zeros((len(used), q))
     residual[:, -1] = 1.0
-    noise = np.ones((len(used), len(joint)))
+    noise = np.ones((len(used), groups))
     active = np.arange(len(used))
     for _ in range(REWEIGHTINGS):
         inside, weights = used[active], moments.sizes / noise[active]
-        pooled = (weights / weights.sum(1, keepdims=True) @ flat).reshape(-1, *joint.shape[1:])
-        matrix = np.where(inside[:, :, None] & inside[:, None, :], pooled[:, :-1, :-1], 0.0)
-        target = np.where(inside, pooled[:, :-1, -1], 0.0)[:, :, None]
-        after = residual[active]
-        after[:, :-1] = -_solve(matrix, target, np.where(inside, 0.0, 1.0))[:, :, 0]
-        moved = np.abs(after - residual[active]).max(1)
-        residual[active], noise[active] = after, np.maximum(_outer(after) @ flat.T, least)
-        active = active[moved >= CONVERGED]
+        equations = (weights / weights.sum(1, keepdims=True) @ flat).reshape(-1, q - 1, q)
+        equations *= inside[:, :, None]
+        matrix = equations[:, :, :-1]
+        matrix *= inside[:, None, :]
+        diagonal = np.einsum("mii->mi", matrix)
+        diagonal += 1e-12 * diagonal.sum(1, keepdims=True) + (1 - inside)
+        before, after = residual[active], np.ones((len(active), q))
+        after[:, :-1] = -np.linalg.solve(matrix, equations[:, :, -1:])[:, :, 0]
+        squares = np.einsum("mei,mi->me", (after @ stacked).reshape(-1, groups, q), after)
+        residual[active], noise[active] = after, np.maximum(squares, least)
+        active = active[np.abs(after - before).max(1) >= CONVERGED]
         if not active.size:
             break
     return residual, noise
 
 
-def _outer(residual: Float[np.ndarray, "m q"]) -> Float[np.ndarray, "m q2"]:
-    return (residual[:, :, None] * residual[:, None, :]).reshape(len(residual), -1)
+def _spreads(
+    moments: Moments, inside: Int[np.ndarray, " q"], residual: Float[np.ndarray, "m q"]
+) -> Float[np.ndarray, "e pairs m"]:
+    """Return E_e[r^2 z_i z_j] for the pairs i <= j of (1, x, y)."""
+    first, second = np.triu_indices(len(inside))
+    products = residual[:, first] * residual[:, second] * np.where(first == second, 1.0, 2.0)
+    return np.stack([_fourth_moments(rows[:, inside]) for rows in moments.rows]) @ products.T
 
 
 def _statistics(
     moments: Moments,
     joint: Float[np.ndarray, "e q q"],
-    fourth: list[Float[np.ndarray, "q2 q2"]],
     chosen: Int[np.ndarray, "m p"],
     residual: Float[np.ndarray, "m q"],
+    spread: Float[np.ndarray, "e pairs m"],
 ) -> Float[np.ndarray, " m"]:
     """Return min_b sum_e n_e m_e(b)' S_e^-1 m_e(b), with S_e = E_e[r^2 z z'] at the refit.
 
     The minimum is taken over the difference between b and the refit, at which the conditions m_e are small: sums of
     large terms would cancel if the groups have almost no noise.
     """
-    outer, least = _outer(residual), least_noise(moments)
-    m, p = chosen.shape
-    hessian, linear, constant = np.zeros((m, p, p)), np.zeros((m, p, 1)), np.zeros(m)
-    for e, size in enumerate(moments.sizes):
-        second = _blocks(joint[e], chosen)
-        conditions = np.take_along_axis(residual @ joint[e], chosen, axis=1)[:, :, None]
-        spread = _blocks((outer @ fourth[e]).reshape(-1, *joint.shape[1:]), chosen) + least[e] * second
-        weighted = size * _solve(spread, np.concatenate([second, conditions], axis=2))
-        hessian += second @ weighted[:, :, :-1]
-        linear += second @ weighted[:, :, -1:]
-        constant += np.sum(conditions * weighted[:, :, -1:], axis=(1, 2))
-    return np.maximum(constant - np.sum(linear * _solve(hessian, linear), axis=(1, 2)), 0.0)
+    (groups, q, _), (m, p) = joint.shape, chosen.shape
+    i, j = chosen.T[:, None], chosen.T[None]
+    pair = np.zeros((q, q), int)
+    pair[np.triu_indices(q)] = np.arange(q * (q + 1) // 2)
+    # S_e beside E_e[z z'] and m_e at the refit, for every group and subset
+    equations = np.empty((p, 2 * p + 1, groups, m))
+    second, conditions = equations[:, p:-1], equations[:, -1]
+    second[...] = np.moveaxis(joint[:, i, j], 0, 2)
+    conditions[...] = np.moveaxis((joint @ residual.T)[:, chosen.T, np.arange(m)], 0, 1)
+    covariance = np.moveaxis(spread[:, np.maximum(pair, pair.T)[i, j], np.arange(m)], 0, 2)
+    equations[:, :p] = covariance + least_noise(moments)[:, None] * second
+    pivots = _eliminate(equations, p)
+    # with S = L D L', the columns beside S are now L^-1 (E[z z'], m)
+    half = equations[:, p:]
+    weighted = half * (moments.sizes[:, None] / pivots)[:, None]
+    normal = np.einsum("iaem,ibem->abm", half, weighted)
+    # what is left of sum_e n_e m_e' S_e^-1 m_e without b is the minimum over b
+    _eliminate(normal, p)
+    return np.maximum(normal[p, p], 0.0)

@@ -83,15 +83,16 @@ def _richardson(means: np.ndarray, errors: np.ndarray) -> tuple[float, float]:
     return float(2 * means[1] - means[0]), float(np.hypot(2 * errors[1], errors[0]))
 
 
-def _data(etas: np.ndarray, means: np.ndarray, errors: np.ndarray) -> xarray.Dataset:
+def _data(etas: np.ndarray, means: np.ndarray, errors: np.ndarray, theory: np.ndarray) -> xarray.Dataset:
     return xarray.Dataset(
-        {"speed": ("step_size", means), "error": ("step_size", errors), "theory": ("step_size", _predicted(etas))},
+        {"speed": ("step_size", means), "error": ("step_size", errors), "theory": ("step_size", theory)},
         coords={"step_size": etas},
     )
 
 
 def _measure_speed(parameters: Turning, key: Key[Array, ""]) -> Measurement:
     etas, means, errors = _speeds(parameters, key)
+    theory = _predicted(etas)
     value, error = _richardson(means, errors)
     checks = (
         Check("angular speed / ((D - 2)/8), extrapolated to small steps", value, 1.0, error, Within(0.03, 0.5),
@@ -101,10 +102,10 @@ def _measure_speed(parameters: Turning, key: Key[Array, ""]) -> Measurement:
             # first order too, with a small coefficient: the tolerance is a tenth of the step size
             Check(f"angular speed / ((D - 2)/8) at step size {eta:g}", m, t, e, Within(0.1 * eta, 0.1),
                   alternative=1.0 if eta == etas[0] else 4.0)
-            for eta, m, t, e in zip(etas, means, _predicted(etas), errors, strict=True)
+            for eta, m, t, e in zip(etas, means, theory, errors, strict=True)
         ),
     )  # fmt: skip
-    return Measurement(checks, _data(etas, means, errors), parameters.seeds)
+    return Measurement(checks, _data(etas, means, errors, theory), parameters.seeds)
 
 
 def _measure_momentum(parameters: Turning, key: Key[Array, ""]) -> Measurement:
@@ -122,7 +123,7 @@ def _measure_momentum(parameters: Turning, key: Key[Array, ""]) -> Measurement:
                 alternative=1 - beta,
             )
         )
-    return Measurement(tuple(checks), _data(etas, means, errors), parameters.seeds)
+    return Measurement(tuple(checks), _data(etas, means, errors, _predicted(etas)), parameters.seeds)
 
 
 def _draw(measurement: Measurement, parameters: Turning) -> "Figure":
