@@ -155,12 +155,12 @@ def _closer(function: str, problem: AbstractProblem, frame: Frame, resolution: f
 
     Off the manifold the curvatures along it are of the order of the distance, and would count as curvatures across it.
     """
-    start, size = frame.point, 1 + float(jnp.linalg.norm(frame.point))
+    start, size = frame.point, 1 + float(np.linalg.norm(np.asarray(frame.point)))
     for _ in range(NEWTON_STEPS):
         if not float(_measures(problem, frame)[0]) > threshold(start.dtype) / 10 * size:
             break
         moved = _newton(problem, frame)
-        check_distance(function, jnp.linalg.norm(moved - start), size - 1, start.dtype)
+        check_distance(function, float(np.linalg.norm(np.asarray(moved) - start)), size - 1, start.dtype)
         frame = _frame(problem, frame.unravel(moved), False, resolution)
     return frame
 

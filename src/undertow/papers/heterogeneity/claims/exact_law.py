@@ -113,7 +113,7 @@ def _explicit(noise: MatrixSensing, point: Array, draws: int, rng: np.random.Gen
     products = []
     for _ in range(-(-draws // BLOCK)):
         normals = rng.standard_normal((BLOCK * m, *noise.ensemble.normal_structure(d)))
-        x = np.asarray(_sqrt_mv(noise.ensemble, normals, d)).reshape(BLOCK, m, d * d)
+        x = np.asarray(_sqrt_mv(noise.ensemble, jax.device_put(normals), d)).reshape(BLOCK, m, d * d)
         sizes = _environments(noise.law, BLOCK * each, rng).reshape(BLOCK, each, k)
         target = (u @ u.T - signal).ravel() - sizes @ parts.reshape(k, d * d)
         weights = (x * target).sum(2)
