@@ -101,6 +101,12 @@ def ravel(vector: PyTree) -> Shaped[Array, " D"]:
     return jnp.concatenate([jnp.ravel(leaf) for leaf in jax.tree.leaves(vector)])
 
 
+@jax.jit
+def unravel(vector: Shaped[Array, " D"], like: PyTree) -> PyTree:
+    """Return a flat array as a tree with the shapes and types of `like`: the inverse of `ravel`."""
+    return jax.flatten_util.ravel_pytree(like)[1](vector)
+
+
 def count(vector: PyTree) -> int:
     """Return D, the number of scalars in a vector."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(vector))

@@ -123,18 +123,18 @@ def average(
     path = solve_average(
         noise,
         params,
-        jnp.asarray(times, floats),
-        jnp.asarray(eta, floats),
+        jax.device_put(np.asarray(times, floats)),
+        jax.device_put(np.asarray(eta, floats)),
         observe,
         closure,
-        jnp.asarray(tolerance, floats),
+        jax.device_put(np.asarray(tolerance, floats)),
         max_steps,
     )
     error = reason
     if check_seeds is not None:
         steps = max(1, round(length / eta))
         error = simulate_error(noise, params, np.asarray(path.points[-1]), eta, steps, check_seeds)
-    elif reason is None and bool(jnp.isfinite(path.points).all()):
+    elif reason is None and bool(np.isfinite(path.points).all()):
         error = next_order(noise, params, path.points[-1], eta, length)
     return _trajectory(noise, params, path, times, eta, closure, error)
 
@@ -228,9 +228,8 @@ def _trajectory(
     observed = jax.tree.map(lambda x: np.asarray(x), path.observed)
     if after.any():
         observed = jax.tree.map(lambda x: np.where(after.reshape(-1, *[1] * (x.ndim - 1)), np.nan, x), observed)
-    unravel = jax.flatten_util.ravel_pytree(params)[1]
     return Trajectory(
-        params=unravel(path.points[good - 1]),
+        params=trees.unravel(points[good - 1], params),
         observed=observed,
         step=times / eta,
         time=times,

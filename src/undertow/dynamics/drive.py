@@ -121,7 +121,7 @@ def start_run(
     width = None if seeds is None else lane_width(function, lanes_of, seeds, noise, sample, block)
     capacity = power_of_two(OBSERVATION_BYTES // max(1, trees.floats_bytes(shapes) * (width or 1)))
     if seeds is None or width is None:
-        lanes = (_start(init, key, jnp.asarray(0), spec.optimiser, spec.average, optimiser_state),)
+        lanes = (_start(init, key, jax.device_put(np.asarray(0)), spec.optimiser, spec.average, optimiser_state),)
     else:
         numbers = np.arange(math.ceil(seeds / width) * width).reshape(-1, width)
         lanes = tuple(
@@ -157,7 +157,7 @@ def make_spec(
     floats = jnp.result_type(float)
     return engine.RunSpec(
         noise=noise,
-        step_size=jnp.asarray(eta, floats) if isinstance(eta, float | int) else eta,
+        step_size=jax.device_put(np.asarray(eta, floats)) if isinstance(eta, float | int) else eta,
         optimiser=optimiser.prepared(),
         observe=observe,
         average=average,
@@ -259,7 +259,7 @@ def _run_lane(
     run: Continuation, stop: int, first: int, every: int, filled: int, lane: engine.State
 ) -> tuple[engine.State, PyTree]:
     """Advance one lane to the end of a chunk and move its observations to the host."""
-    numbers = (jnp.asarray(number, jnp.int32) for number in (stop, first, every))
+    numbers = (jax.device_put(np.int32(number)) for number in (stop, first, every))
     state, buffer = _advance(run.spec, lane, *numbers, run.block, run.capacity)
     jax.block_until_ready(state)
     return state, jax.tree.map(lambda leaf: np.array(np.asarray(leaf)[:filled]), buffer)

@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.scipy.sparse.linalg
+import numpy as np
 from jaxtyping import Array, Bool, Float, PyTree
 
 from undertow import _trees as trees
@@ -103,7 +104,7 @@ def settle(
     if tolerance is None:
         tolerance = 1e-9 if trees.machine_epsilon(params) < 1e-10 else 1e-4
     validate.finite_number("settle", "tolerance", tolerance, positive=True)
-    goal = jnp.asarray(tolerance, jnp.result_type(float))
+    goal = jax.device_put(np.asarray(tolerance, jnp.result_type(float)))
     known = all(validate.concrete(leaf) for leaf in jax.tree.leaves((params, problem)))
     stiff = known and stiff_route(problem, params)
     end, lowest, short = _phi(problem, params, goal, min(max_steps, EXPLICIT_STEPS) if stiff else max_steps)

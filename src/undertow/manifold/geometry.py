@@ -27,6 +27,7 @@ __all__ = [
     "frame_at",
     "interpolates",
     "jacobian",
+    "known_rank",
     "largest_flat",
     "off_manifold",
     "row_route",
@@ -161,6 +162,11 @@ def _dense_frame(problem: AbstractProblem, params: PyTree, rank: int | None, res
         kept = (jnp.arange(flat.size) >= flat.size - rank) & (curvature > 0)
     normal = jnp.where(kept[None], vectors, 0)
     return Frame(flat, normal, jnp.where(kept, curvature, 0), unravel, curvature[0], False)
+
+
+def known_rank(frame: Frame) -> int:
+    """Return the dimension of the normal space of a frame whose values are known."""
+    return int(np.sum(np.asarray(frame.curvature) > 0))
 
 
 def jacobian(problem: Regression, params: PyTree) -> Float[Array, "rows D"]:

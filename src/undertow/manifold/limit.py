@@ -19,7 +19,7 @@ from undertow import _validate as validate
 from undertow._calls import check_functions, check_observables, checked_call
 from undertow._validate import KeyLike, Number
 from undertow.manifold.drift import Parts, covariance_parts
-from undertow.manifold.geometry import FiniteStep, Frame, largest_flat, row_route
+from undertow.manifold.geometry import FiniteStep, Frame, known_rank, largest_flat, row_route
 from undertow.manifold.label import label_amount, label_drift
 from undertow.manifold.limit_motion import (
     blank_after,
@@ -163,7 +163,7 @@ class Limit(eqx.Module):
     def _parts(self, function: str, params: PyTree, eta: FiniteStep) -> Parts:
         frame = frame_of_minimum(function, self.noise.problem, params, self.resolution)
         _check_stability(function, eta, frame)
-        return Parts(*(frame.unravel(part) for part in _halved_parts(self.noise, frame, eta)))
+        return Parts(*_halved_parts(self.noise, frame, eta))
 
     @checked_call("Limit.solve", time="slow_time", looks="num_saves")
     def solve(
@@ -229,15 +229,16 @@ class Limit(eqx.Module):
         if motion == "none":
             warn_null_drift(self.noise)
         times = np.linspace(0.0, float(slow_time), num_saves + 1)
-        gaps = jnp.asarray(np.diff(times))
-        rank = int(frame.rank)
-        recorder = Recorder(observe, problem, jnp.max(frame.curvature), rank, frame.least_squares, frame.unravel)
+        gaps = jax.device_put(np.diff(times))
+        rank = known_rank(frame)
+        largest = jax.device_put(np.max(np.asarray(frame.curvature)))
+        recorder = Recorder(observe, problem, largest, rank, frame.least_squares, frame.unravel)
         if motion == "diffusion":
             chart = PlainChart(self.noise, eta, recorder)
             ends, records, lost = solve_diffusion(chart, frame.point, None, key, seeds, gaps, recorder, steps)
         else:
             ends, records, lost = flow(
-                self.noise, frame, gaps, eta, recorder, jnp.asarray(TOLERANCE if tolerance is None else tolerance)
+                self.noise, frame, gaps, eta, recorder, jax.device_put(TOLERANCE if tolerance is None else tolerance)
             )
             check_tangent_noise(self.noise, frame, recorder.frame_of(ends), motion)
             if seeds is not None:
@@ -378,7 +379,6 @@ def _label(limit: Limit, params: PyTree) -> tuple[PyTree, Array, Array] | None:
 
 
 @eqx.filter_jit
-def _halved_parts(noise: AbstractNoise, frame: Frame, eta: FiniteStep) -> tuple[Array, Array, Array]:
+def _halved_parts(noise: AbstractNoise, frame: Frame, eta: FiniteStep) -> tuple[PyTree, ...]:
     covariance = noise.covariance(frame.unravel(frame.point))
-    tangent, normal, mixed = covariance_parts(noise.problem, frame, covariance, eta)
-    return tangent / 2, normal / 2, mixed / 2
+    return tuple(frame.unravel(part / 2) for part in covariance_parts(noise.problem, frame, covariance, eta))

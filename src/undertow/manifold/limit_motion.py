@@ -47,10 +47,8 @@ def report_lost_rank(lost: np.ndarray, rank: int, motion: str) -> None:
 
 def check_tangent_noise(noise: AbstractNoise, start: Frame, end: Frame, motion: str) -> None:
     """Raise where the noise along the manifold is zero at the start of a flow but not at its end."""
-    label = (
-        start.least_squares and label_amount(noise.covariance(start.unravel(start.point)), noise.problem) is not None
-    )
-    finite = bool(jnp.all(jnp.isfinite(end.point)))
+    label = _is_label_noise(noise, start)
+    finite = bool(np.all(np.isfinite(end.point)))
     if motion == "flow" and not label and finite and motion_of(noise, end) == "diffusion":
         raise ValueError(
             "`Limit.solve`: the noise has no part along the manifold at the start, but one at the end, so the limit "
@@ -73,12 +71,18 @@ def _powers(noise: AbstractNoise, frame: Frame) -> tuple[Array, Array]:
     return covariance.trace(), covariance.trace(project)
 
 
+def _is_label_noise(noise: AbstractNoise, frame: Frame) -> bool:
+    """Return whether the noise is a multiple of the Hessian of a regression that fits its data."""
+    amount = lambda: label_amount(noise.covariance(frame.unravel(frame.point)), noise.problem)
+    return frame.least_squares and eqx.filter_eval_shape(amount) is not None
+
+
 def motion_of(noise: AbstractNoise, frame: Frame) -> str:
     """Return "flow" without tangent noise, "diffusion" with it, "none" without noise."""
     total, along = (float(x) for x in _powers(noise, frame))
     scale = float(jnp.finfo(frame.point.dtype).eps) ** 0.5
-    if frame.least_squares and label_amount(noise.covariance(frame.unravel(frame.point)), noise.problem) is not None:
+    if _is_label_noise(noise, frame):
         along = 0.0  # in the image of J': what is left along directions that count as flat is no tangent noise
-    if total <= scale**2 * (1 + float(jnp.vdot(frame.point, frame.point))):
+    if total <= scale**2 * (1 + float(np.sum(np.square(frame.point)))):
         return "none"
     return "diffusion" if along > scale * total else "flow"

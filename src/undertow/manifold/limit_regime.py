@@ -7,7 +7,7 @@ from jaxtyping import Array, PyTree
 from undertow import _trees as trees
 from undertow.manifold.averaged import DENSE_LIMIT, solve_average
 from undertow.manifold.fluctuations import image_route
-from undertow.manifold.geometry import Frame
+from undertow.manifold.geometry import Frame, known_rank
 from undertow.noise.base import AbstractNoise
 from undertow.regime import Regime, SmallParameter
 
@@ -26,7 +26,7 @@ def limit_regime(frame: Frame, flat: float, step_size: float | None, slow_time: 
             "flat / across",
             flat / across,
             0.1,
-            f"curvatures along the manifold over those across it (rank {int(frame.rank)})",
+            f"curvatures along the manifold over those across it (rank {known_rank(frame)})",
         )
     ]
     notes = []

@@ -15,7 +15,7 @@ from undertow import _validate as validate
 from undertow._validate import KeyLike, Number
 from undertow.manifold.drift import Parts, covariance_parts
 from undertow.manifold.fluctuating_metric import metric_at
-from undertow.manifold.geometry import Frame, largest_flat
+from undertow.manifold.geometry import Frame, known_rank, largest_flat
 from undertow.manifold.limit_motion import (
     blank_after,
     check_tangent_noise,
@@ -101,12 +101,16 @@ def start_value(
             )
         return None
     given = None if state is None else squares_of(function, "state", state, params)
-    moment = eqx.filter_jit(second_moment)(noise, params)
-    v = moment if given is None else given
-    flat = trees.ravel(v)
+    moment = _flat_second_moment(noise, params)
+    flat = moment if given is None else trees.ravel(given)
     if validate.concrete(flat):
-        _check_value(function, np.asarray(flat), np.asarray(trees.ravel(moment)), getattr(optimiser, "eps", 0.0))
+        _check_value(function, np.asarray(flat), np.asarray(moment), getattr(optimiser, "eps", 0.0))
     return flat
+
+
+@eqx.filter_jit
+def _flat_second_moment(noise: AbstractNoise, params: PyTree) -> Float[Array, " D"]:
+    return trees.ravel(second_moment(noise, params))
 
 
 def check_names(function: str, observe: Collection[str], v: Array | None) -> None:
@@ -138,23 +142,32 @@ def _prepare(limit: "Limit", params: PyTree, request: Request, resolution: float
     function, noise = request.function, limit.noise
     optimiser = limit.optimiser.prepared()
     v = start_value(function, noise, limit.optimiser, params, request.state)
-    flat, unravel = jax.flatten_util.ravel_pytree(params)
-    metric = eqx.filter_jit(metric_at)(optimiser, v, flat, unravel)
-    _check_request(limit.optimiser, request, metric.decay)
-    root = unravel(metric.root)
+    decay, root, scaled, unravel = _rescaled(optimiser, v, params)
+    _check_request(limit.optimiser, request, decay)
     rescaled = RescaledNoise(noise, root)
-    frame = frame_of_minimum(function, rescaled.problem, jax.tree.map(jnp.divide, params, root), resolution)
+    frame = frame_of_minimum(function, rescaled.problem, scaled, resolution)
     step = None if request.step_size is None else jnp.asarray(request.step_size, jnp.result_type(float))
-    rank = frame.curvature.size if not validate.concrete(frame.point) else int(frame.rank)
+    rank = frame.curvature.size if not validate.concrete(frame.point) else known_rank(frame)
     motion = MetricMotion(
         noise, optimiser, step, rank, frame.least_squares, unravel, v is not None, request.corrections
     )
     return motion, rescaled, frame, v
 
 
+@eqx.filter_jit
+def _rescaled(
+    optimiser: AbstractOptimiser, v: Array | None, params: PyTree
+) -> tuple[Float[Array, " D"], PyTree, PyTree, Callable[[Array], PyTree]]:
+    """Return the decay, S^(1/2) and S^(-1/2) params, and the function that gives a flat vector the shape of params."""
+    flat, unravel = jax.flatten_util.ravel_pytree(params)
+    metric = metric_at(optimiser, v, flat, unravel)
+    root = unravel(metric.root)
+    return metric.decay, root, jax.tree.map(jnp.divide, params, root), unravel
+
+
 def _check_request(optimiser: AbstractOptimiser, request: Request, decay: Float[Array, " D"]) -> None:
     name, function = type(optimiser).__name__, request.function
-    decays = validate.concrete(decay) and bool(jnp.any(decay != 0))
+    decays = validate.concrete(decay) and bool(np.any(np.asarray(decay) != 0))
     if request.step_size is None and decays:
         raise ValueError(
             f"`{function}`: weight decay moves along the manifold at the rate decay/step_size; {WITHOUT_STEP_SIZE}."
@@ -215,21 +228,20 @@ def solve_metric(
     kind = motion_of(rescaled, frame)
     if kind == "none":
         warn_null_drift(limit.noise)
-    start, followed = trees.ravel(rescaled.root) * frame.point, None if request.quasi_static else v
+    start, largest, least_squares, kappa = _at_start(motion, rescaled.root, frame, v)
+    followed = None if request.quasi_static else v
     times = np.linspace(0.0, slow_time, num_saves + 1)
-    gaps, rank = jnp.asarray(np.diff(times)), int(frame.rank)
-    own = eqx.filter_jit(motion.own_frame)(start, frame)
-    recorder = Recorder(observe, limit.noise.problem, jnp.max(own.curvature), rank, own.least_squares, frame.unravel)
+    gaps, rank = jax.device_put(np.diff(times)), known_rank(frame)
+    recorder = Recorder(observe, limit.noise.problem, largest, rank, least_squares, frame.unravel)
     sizes = None
     if kind == "diffusion":
         ends, records, lost = solve_diffusion(motion, start, followed, key, seeds, gaps, recorder, steps)
     else:
         if tolerance is None:
             tolerance = TOLERANCE if followed is None else TOLERANCE_WITH_STATE
-        path = metric_flow(motion, start, followed, gaps, recorder, jnp.asarray(tolerance))
+        path = metric_flow(motion, start, followed, gaps, recorder, jax.device_put(tolerance))
         ends, records, lost, sizes = path.end, path.records, path.lost, np.asarray(path.sizes)
-        last = None if followed is None else trees.ravel(jax.tree.map(lambda x: x[-1], records["v"]))
-        noise_at_end, frame_at_end = _at(motion, ends, last)
+        noise_at_end, frame_at_end = _at_end(motion, ends, None if followed is None else records["v"])
         check_tangent_noise(noise_at_end, frame, frame_at_end, kind)
         if seeds is not None:
             repeat = lambda x: jnp.broadcast_to(x[None], (seeds, *x.shape))
@@ -237,21 +249,33 @@ def solve_metric(
     lost = np.asarray(lost, float)
     if np.isfinite(lost).any():
         report_lost_rank(lost, rank, kind)
-    kappa = None if eta is None or v is None else float(jnp.max(motion.relax(0 * v, 0 * v + 1)))
     facts = {
         "made_by": "Limit.solve",
         "noise": type(limit.noise).__name__,
         "optimiser": type(limit.optimiser).__name__,
         "motion": kind,
-        "kappa": kappa,
+        "kappa": None if kappa is None else float(kappa),
     }
     regime = _regime(limit.optimiser, rescaled, frame, eta, slow_time, sizes, request.corrections)
     return _trajectory(frame, times, eta, seeds, (ends, records, lost), facts, regime)
 
 
 @eqx.filter_jit
-def _at(motion: MetricMotion, point: Array, v: Array | None) -> tuple[RescaledNoise, Frame]:
-    return motion.at(point, v)
+def _at_start(
+    motion: MetricMotion, root: PyTree, frame: Frame, v: Array | None
+) -> tuple[Array, Array, bool, Array | None]:
+    """Return the params of the frame, the largest curvature there and how it is computed, and the rate kappa of v."""
+    start = trees.ravel(root) * frame.point
+    own = motion.own_frame(start, frame)
+    known = v is not None and motion.step_size is not None
+    kappa = jnp.max(motion.relax(jnp.zeros_like(v), jnp.ones_like(v))) if known else None
+    return start, jnp.max(own.curvature), own.least_squares, kappa
+
+
+@eqx.filter_jit
+def _at_end(motion: MetricMotion, point: Array, path: PyTree) -> tuple[RescaledNoise, Frame]:
+    """Return the noise and the frame at the end, for the recorded values of v."""
+    return motion.at(point, None if path is None else trees.ravel(jax.tree.map(lambda x: x[-1], path)))
 
 
 def _trajectory(

@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
-from undertow.manifold.geometry import Frame, frame_at, interpolates, largest_flat, threshold
+from undertow.manifold.geometry import Frame, frame_at, interpolates, known_rank, largest_flat, threshold
 from undertow.problem import AbstractProblem, Regression
 
 __all__ = ["check_distance", "farthest", "frame_of_minimum", "third"]
@@ -77,7 +77,7 @@ def frame_of_minimum(function: str, problem: AbstractProblem, params: PyTree, re
             "manifold of minimisers; go closer with `ut.settle(problem, params, tolerance=...).params` in double "
             "precision."
         )
-    rank = int(frame.rank)
+    rank = known_rank(frame)
     _check_gap(function, problem, frame)
     if rank == frame.point.size:
         _raise_isolated(function, problem, rank)
@@ -93,12 +93,13 @@ def frame_of_minimum(function: str, problem: AbstractProblem, params: PyTree, re
 
 def _check_gap(function: str, problem: AbstractProblem, frame: Frame) -> None:
     """Raise where the curvatures across the manifold and those counted as flat are not well separated."""
-    across = float(np.min(np.where(frame.active, frame.curvature, np.inf)))
+    curvature = np.asarray(frame.curvature)
+    across = float(np.min(curvature, where=curvature > 0, initial=np.inf))
     flat = float(largest_flat(problem, frame))
     if across < LEAST_GAP * flat:
         raise ValueError(
             f"`{function}`: the rank of the Hessian is not sharp: its smallest curvature across the manifold would be "
-            f"{across:.2g} (rank {int(frame.rank)}), and its largest one along it {flat:.2g}, without a gap between "
+            f"{across:.2g} (rank {known_rank(frame)}), and its largest one along it {flat:.2g}, without a gap between "
             "them. If there is a gap elsewhere, choose it by `Limit(noise, resolution=...)`, a curvature below which "
             "directions count as flat. Without a gap use `ut.average(noise, params, step_size=..., time=...)`, which "
             "needs no rank."
@@ -154,12 +155,12 @@ def _closer(function: str, problem: AbstractProblem, frame: Frame, resolution: f
 
     Off the manifold the curvatures along it are of the order of the distance, and would count as curvatures across it.
     """
-    start, size = frame.point, 1 + float(jnp.linalg.norm(frame.point))
+    start, size = frame.point, 1 + float(np.linalg.norm(np.asarray(frame.point)))
     for _ in range(NEWTON_STEPS):
         if not float(_measures(problem, frame)[0]) > threshold(start.dtype) / 10 * size:
             break
         moved = _newton(problem, frame)
-        check_distance(function, jnp.linalg.norm(moved - start), size - 1, start.dtype)
+        check_distance(function, float(np.linalg.norm(np.asarray(moved) - start)), size - 1, start.dtype)
         frame = _frame(problem, frame.unravel(moved), False, resolution)
     return frame
 

@@ -5,13 +5,14 @@ A law can be drawn from, and computes its mean, its covariance and the moments o
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Key
 
 from undertow import _arrays as arrays
 from undertow import _validate as validate
@@ -144,9 +145,7 @@ class Table(AbstractLaw):
         return self.values.shape[1]
 
     def draw(self, key: KeyLike, count: int) -> Float[Array, "count k"]:
-        return self.values[
-            jax.random.choice(as_key("draw", key), len(self.probabilities), (count,), p=self.probabilities)
-        ]
+        return _draw_rows(as_key("draw", key), count, self.values, self.probabilities)
 
     def mean(self) -> Float[Array, " k"]:
         return self.probabilities @ self.values
@@ -183,6 +182,11 @@ class Table(AbstractLaw):
         weights = np.asarray(self.probabilities, np.float64)
         positive = weights > 0
         return np.asarray(self.values, np.float64)[positive], weights[positive] / weights[positive].sum()
+
+
+@partial(jax.jit, static_argnums=1)
+def _draw_rows(key: Key[Array, ""], count: int, values: Array, probabilities: Array) -> Array:
+    return values[jax.random.choice(key, len(probabilities), (count,), p=probabilities)]
 
 
 def two_point(mean: Numbers, spread: Numbers, directions: int = 1) -> Table:

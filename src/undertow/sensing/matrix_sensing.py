@@ -103,7 +103,7 @@ class MatrixSensing(AbstractNoise):
                 f"`MatrixSensing(spurious_rank={other})`: the law has {law.size} numbers; give {other} (the diagonal) "
                 f"or {other * (other + 1) // 2} (the diagonal and the entries above it)."
             )
-        values = jnp.ones(rank, dtype) if given is None else jnp.asarray(given, dtype)
+        values = jax.device_put(np.ones(rank, dtype) if given is None else np.asarray(given, dtype))
         if values.shape != (rank,):
             shown = validate.shown(spectrum)
             raise ValueError(

@@ -13,7 +13,7 @@ from undertow.noise.base import AbstractNoise
 from undertow.symmetry import closed_forms
 from undertow.symmetry.commuting import Limits, Solved, members, relative, sweep
 from undertow.symmetry.generators import AbstractDiagonal, AbstractSymmetry, DoubleRotation, Exponential
-from undertow.symmetry.powers import entry_powers_now, powers, powers_now
+from undertow.symmetry.powers import Powers, entry_powers_now, powers
 from undertow.symmetry.recession import directions_at_infinity, is_diagonal
 from undertow.symmetry.relaxation import orbit_relaxation
 
@@ -52,7 +52,7 @@ def solve_alternating(
 
 @eqx.filter_jit
 def _relaxation(noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry, eta: Array, decay: Array) -> Array:
-    return orbit_relaxation(symmetry, noise, params, powers_now(noise, params, symmetry), eta, decay)
+    return orbit_relaxation(symmetry, noise, params, powers(noise, params, symmetry), eta, decay)
 
 
 class _Ended(NamedTuple):
@@ -146,7 +146,7 @@ def _balance_rotation(
     moved, balance = _rotate(noise, symmetry, params, eta, decay)
     if held:
         return _Move(params, np.zeros(balance.amount.shape), 0, np.zeros(balance.amount.shape))
-    if not np.any(balance.balanced):  # for instance a factor of zero: both factors would be zero in the limit
+    if not np.asarray(balance.balanced).any():  # for instance a factor of zero: both factors would be zero in the limit
         nothing = np.full(balance.amount.shape, np.nan if int(balance.silent) else 0.0)
         return _Move(params, nothing, int(balance.lost), np.asarray(balance.balanced))
     return _Move(moved, np.asarray(balance.amount), int(balance.lost), np.asarray(balance.balanced))
@@ -276,8 +276,16 @@ def _sides(
     symmetry: AbstractSymmetry, noise: AbstractNoise, params: PyTree, eta: Array, decay: Array
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return noise plus decay on the side that pushes the charge up and on the side that pushes it down."""
-    power = powers_now(noise, params, symmetry)
-    up, down = (np.asarray(x, np.float64) for x in symmetry.pair(params, params))
-    decay_ratio = float(2 * decay / eta)
+    power, pair = _power_and_size(noise, params, symmetry)
+    up, down = (np.asarray(x, np.float64) for x in pair)
+    decay_ratio = 2 * float(decay) / float(eta)
     plus, minus = np.asarray(power.plus), np.asarray(power.minus)
     return np.asarray(plus + decay_ratio * down), np.asarray(minus + decay_ratio * up)
+
+
+@eqx.filter_jit
+def _power_and_size(
+    noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry
+) -> tuple[Powers, tuple[Array, Array]]:
+    """Return the noise along a symmetry, and the size of the params on both sides."""
+    return powers(noise, params, symmetry), symmetry.pair(params, params)

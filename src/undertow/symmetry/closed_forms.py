@@ -200,4 +200,9 @@ def deep_linear_norms(
     product: Float[Array, "m n"], inputs: Float[Array, "n n"], noise: Float[Array, "m m"], depth: int
 ) -> list[Array]:
     """Return the squared Frobenius norms of the layers at the equilibrium of `deep_linear`, first to last."""
-    return [jnp.sum(layer**2) for layer in deep_linear(product, inputs, noise, [min(product.shape)] * (depth - 1))]
+    return _squared_norms(deep_linear(product, inputs, noise, [min(product.shape)] * (depth - 1)))
+
+
+@jax.jit
+def _squared_norms(layers: list[Array]) -> list[Array]:
+    return [jnp.sum(layer**2) for layer in layers]

@@ -61,7 +61,7 @@ def solve_commuting(
         held = members(directions, held)
         swept = sweep(symmetries, params, entries, held, eta, decay, limits.tolerance, limits.sweeps)
     amounts = [np.asarray(a) for a in swept.amounts]
-    residuals = [float(jnp.max(left)) for left in swept.residuals]
+    residuals = [float(np.max(np.asarray(left))) for left in swept.residuals]
     relaxation = [np.asarray(times) for times in swept.relaxation]
     return Solved(swept.params, amounts, residuals, [0] * len(amounts), directions, int(swept.sweeps), relaxation)
 

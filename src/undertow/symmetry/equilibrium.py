@@ -120,11 +120,7 @@ class Equilibrium(eqx.Module):
         """
         if self.offset is None:
             return observable(self.params)
-        slope = lambda p, d: jax.jvp(observable, (p,), (d,))[1]
-        bend = lambda d: jax.jvp(lambda p: slope(p, d), (self.params,), (d,))[1]
-        columns = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, 0), self.fluctuations)
-        spread = jnp.sum(jax.lax.map(bend, columns), axis=0)
-        return observable(self.params) + slope(self.params, self.offset) + spread / 2
+        return _expected(observable, self.params, self.offset, self.fluctuations)
 
     def compare(self, run: Trajectory, *, tolerance: float = 0.1) -> RunComparison:
         """Compare the charges at the end of a run of `descend` with this equilibrium; warn where they are far from it.
@@ -182,6 +178,15 @@ class Equilibrium(eqx.Module):
         results.draw_groups(axes, dict(zip(self.names, self.amount, strict=True)))
         results.label_axes(axes, "generator", "amount of the move")
         return axes
+
+
+@eqx.filter_jit
+def _expected(observable: Callable[[PyTree], Array], params: PyTree, offset: PyTree, factor: PyTree) -> Array:
+    """Return f + f' offset + 1/2 f''[B B'] at params, for the columns of B."""
+    slope = lambda p, d: jax.jvp(observable, (p,), (d,))[1]
+    bend = lambda d: jax.jvp(lambda p: slope(p, d), (params,), (d,))[1]
+    columns = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, -1, 0), factor)
+    return observable(params) + slope(params, offset) + jnp.sum(jax.lax.map(bend, columns), axis=0) / 2
 
 
 def _shortcomings(result: Equilibrium, index: int) -> str:
@@ -290,10 +295,11 @@ def _several(symmetries: object) -> tuple[AbstractSymmetry, ...]:
 
 
 def _with_fluctuations(result: Equilibrium, solution: MetricSolved, optimiser: AbstractAdaptive) -> Equilibrium:
-    found, unravel = solution.fluctuations, jax.flatten_util.ravel_pytree(result.params)[1]
+    found = solution.fluctuations
     offset = factor = None
     if found is not None:
-        offset, factor = unravel(found.offset), jax.vmap(unravel, in_axes=1, out_axes=-1)(found.factor)
+        offset = trees.unravel(found.offset, result.params)
+        factor = jax.vmap(trees.unravel, in_axes=(1, None), out_axes=-1)(found.factor, result.params)
     return dataclasses.replace(
         result, optimiser=type(optimiser).__name__, regime=solution.regime, offset=offset, fluctuations=factor
     )
@@ -307,8 +313,8 @@ def _assembled(symmetries: tuple, solved: Solved, step_size: float, weight_decay
     members = [tuple(k for k, part in enumerate(d) if np.any(part != 0)) for d in solved.directions]
     return Equilibrium(
         params=solved.params,
-        amount=tuple(jnp.asarray(np.where(np.isnan(a), 0, a)) for a in amounts),
-        charge=tuple(s.charge(solved.params) for s in symmetries),
+        amount=tuple(jax.device_put(np.where(np.isnan(a), 0, a)) for a in amounts),
+        charge=_charges(symmetries, solved.params),
         residual=max(solved.residuals),
         excluded=tuple(tuple(int(k) for k in np.flatnonzero(np.isnan(a))) for a in amounts),
         infinite=tuple(lost + int(np.isinf(a).sum()) for lost, a in zip(solved.lost, amounts, strict=True)),
@@ -324,6 +330,11 @@ def _assembled(symmetries: tuple, solved: Solved, step_size: float, weight_decay
         step_size=step_size,
         weight_decay=weight_decay,
     )
+
+
+@eqx.filter_jit
+def _charges(symmetries: tuple[AbstractSymmetry, ...], params: PyTree) -> tuple[Array, ...]:
+    return tuple(symmetry.charge(params) for symmetry in symmetries)
 
 
 def _warn(result: Equilibrium, limits: Limits) -> None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.flatten_util
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, PyTree
 
@@ -122,7 +121,7 @@ def solve_metric(
 ) -> MetricSolved:
     """Return the equilibrium of diagonal generators for the metric of an optimiser, whose v follows the orbit."""
     powers = entry_powers_now(noise, params)
-    flat = lambda tree: np.asarray(trees.ravel(tree), np.float64)
+    flat = lambda tree: np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(tree)]).astype(np.float64)
     matrix, shapes = generator_matrix(symmetries, params)
     variance, decay = flat(powers), float(optimiser.weight_decay)
     second = variance + flat(mean_gradient(noise, params)) ** 2
@@ -158,8 +157,8 @@ def _split(values: np.ndarray, shapes: list[tuple[int, ...]]) -> list[np.ndarray
 
 
 def _moved(params: PyTree, orbit: _Orbit, amounts: np.ndarray) -> PyTree:
-    flat, unravel = jax.flatten_util.ravel_pytree(params)
-    return unravel(flat * jnp.asarray(np.exp(orbit.generators @ amounts), flat.dtype))
+    flat = np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(params)])
+    return trees.unravel(flat * np.exp(orbit.generators @ amounts).astype(flat.dtype), params)
 
 
 def _minimise(orbit: _Orbit, free: np.ndarray, limits: Limits) -> tuple[np.ndarray, int]:

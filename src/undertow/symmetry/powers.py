@@ -183,12 +183,6 @@ def _gram(pick: selection.Pick, params: PyTree, axis: int) -> Half | None:
 
 
 @eqx.filter_jit
-def powers_now(noise: AbstractNoise, params: PyTree, symmetry: AbstractSymmetry) -> Powers:
-    """Return `powers`, compiled."""
-    return powers(noise, params, symmetry)
-
-
-@eqx.filter_jit
 def entry_powers_now(noise: AbstractNoise, params: PyTree) -> PyTree:
     """Return `entry_powers`, compiled."""
     return entry_powers(noise, params)

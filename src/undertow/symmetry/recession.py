@@ -10,10 +10,11 @@ import itertools
 from functools import singledispatch
 from typing import TYPE_CHECKING
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import PyTree
+from jaxtyping import Array, PyTree
 
 from undertow import _trees as trees
 from undertow.symmetry.generators import AbstractDiagonal, AbstractSymmetry, Exponential
@@ -105,11 +106,16 @@ def _family_diagonals(symmetry: AbstractDiagonal, params: PyTree) -> Sparse:
     shape = jax.eval_shape(symmetry.charge, params).shape
     count = int(np.prod(shape))
     # every entry has at most one generator of a family: its number, with the sign of the eigenvalue
-    numbered = symmetry.logs(params, jnp.arange(1.0, count + 1).reshape(shape))
-    codes = np.rint(np.asarray(trees.ravel(numbered), np.float64)).astype(int)
+    codes = np.rint(np.asarray(_numbered(symmetry, params, shape), np.float64)).astype(int)
     rows = np.flatnonzero(codes)
     entries = (np.sign(codes[rows]).astype(float), (rows, np.abs(codes[rows]) - 1))
     return csr_array(entries, shape=(codes.size, count))
+
+
+@eqx.filter_jit
+def _numbered(symmetry: AbstractDiagonal, params: PyTree, shape: tuple[int, ...]) -> Array:
+    """Return the number of the generator of every entry, from 1, with the sign of its eigenvalue; 0 without one."""
+    return trees.ravel(symmetry.logs(params, jnp.arange(1.0, np.prod(shape) + 1).reshape(shape)))
 
 
 @_diagonals.register(Exponential)

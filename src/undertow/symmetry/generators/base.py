@@ -6,6 +6,7 @@ factors) has an array of charges, one for each generator.
 """
 
 from abc import abstractmethod
+from functools import partial
 from typing import TYPE_CHECKING
 
 import equinox as eqx
@@ -184,9 +185,13 @@ def _subset(problem: AbstractSampled, key: Key[Array, ""], samples: int) -> Abst
     """Return the problem with at most `samples` of its samples."""
     if problem.size <= samples:
         return problem
-    chosen = jax.random.choice(key, problem.size, (samples,), replace=False)
-    subset = eqx.tree_at(lambda p: p.data, problem, trees.take(problem.data, chosen))
+    subset = eqx.tree_at(lambda p: p.data, problem, _chosen(problem.data, key, problem.size, samples))
     return eqx.tree_at(lambda p: p.weights, subset, None, is_leaf=lambda x: x is None)
+
+
+@partial(jax.jit, static_argnums=(2, 3))
+def _chosen(data: PyTree, key: Key[Array, ""], size: int, samples: int) -> PyTree:
+    return trees.take(data, jax.random.choice(key, size, (samples,), replace=False))
 
 
 @eqx.filter_jit

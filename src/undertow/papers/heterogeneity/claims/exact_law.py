@@ -1,6 +1,7 @@
 """The law of the draws of `MatrixSensing`, compared with explicit measurements for several ensembles."""
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import equinox as eqx
@@ -15,6 +16,7 @@ from undertow.estimate import standard_error
 from undertow.figures import style
 from undertow.sensing.ensembles import AbstractEnsemble, Correlated, MatrixNormal
 from undertow.sensing.laws import AbstractLaw, Table, Uniform
+from undertow.sensing.loss import SensingLoss
 from undertow.sensing.matrix_sensing import MatrixSensing
 from undertow.verification.claim import Claim, Measurement
 from undertow.verification.criterion import AtLevel, Check, Within
@@ -49,13 +51,12 @@ def _kinds(parameters: ExactDraws) -> dict[str, MatrixSensing]:
     filled = Table(
         [[-1.0, 0.5, 0.7], [2.0, 1.0, -0.4], [0.5, -2.0, 0.2]], [0.2, 0.5, 0.3]
     )  # two directions and the entry between them
-    d, (first, second) = parameters.d, jax.random.split(jax.random.key(3))
-    some = Correlated(jax.random.normal(first, (3 * d, d, d), jnp.float32) / d)
-    rows, columns = jnp.eye(d)[None] + jax.random.normal(second, (2, d, d), jnp.float32) / d
+    d = parameters.d
+    some, rows, columns = _factors(jax.random.key(3), d)
     laws: dict[str, AbstractLaw] = {"table": table, "density": density}
     settings = [(f"{name}, {which}", law, which) for name, law in laws.items() for which in ENSEMBLES]
     settings += [
-        ("entries off the diagonal, any covariance", filled, some),
+        ("entries off the diagonal, any covariance", filled, Correlated(some)),
         ("entries off the diagonal, correlated rows and columns", filled, MatrixNormal(rows, columns)),
     ]
     return {
@@ -66,6 +67,14 @@ def _kinds(parameters: ExactDraws) -> dict[str, MatrixSensing]:
         for name, law, ensemble in settings
         for pooled in (False, True)
     }  # fmt: skip
+
+
+@partial(jax.jit, static_argnums=1)
+def _factors(key: Key[Array, ""], d: int) -> tuple[Array, Array, Array]:
+    """Return the factor of any covariance of the entries, and the factors of rows and of columns."""
+    first, second = jax.random.split(key)
+    rows, columns = jnp.eye(d)[None] + jax.random.normal(second, (2, d, d), jnp.float32) / d
+    return jax.random.normal(first, (3 * d, d, d), jnp.float32) / d, rows, columns
 
 
 def _exact(
@@ -92,7 +101,7 @@ def _exact(
     together = lambda parts: np.concatenate([np.asarray(g) for g, _ in parts])[:draws]
     if noise.pooled:
         return together(exact), float(exact[0][1]), None
-    steady = [(white, sizes, jnp.full_like(square, noise.m)) for white, sizes, square in drawn]
+    steady = [(white, sizes, np.full_like(square, noise.m)) for white, sizes, square in drawn]
     return together(exact), float(exact[0][1]), together([compiled(arrays, point, block) for block in steady])
 
 
@@ -100,18 +109,27 @@ def _explicit(noise: MatrixSensing, point: Array, draws: int, rng: np.random.Gen
     """Return draws from m explicit measurements each, in NumPy; only X = sqrt_mv(normals) comes from the ensemble."""
     d, m, k = noise.truth.shape[0], noise.m, noise.law.size
     each = m if noise.pooled else 1
-    sqrt_mv = jax.jit(jax.vmap(lambda normals: noise.ensemble.sqrt_mv(normals, d)))
-    each_part = jax.vmap(noise.problem.spurious)(jnp.eye(k))
-    u, parts, signal = (np.asarray(x, np.float64) for x in (point, each_part, noise.problem.signal))
+    u, parts, signal = (np.asarray(x, np.float64) for x in (point, _parts(noise.problem), noise.problem.signal))
     products = []
     for _ in range(-(-draws // BLOCK)):
         normals = rng.standard_normal((BLOCK * m, *noise.ensemble.normal_structure(d)))
-        x = np.asarray(sqrt_mv(normals)).reshape(BLOCK, m, d * d)
+        x = np.asarray(_sqrt_mv(noise.ensemble, jax.device_put(normals), d)).reshape(BLOCK, m, d * d)
         sizes = _environments(noise.law, BLOCK * each, rng).reshape(BLOCK, each, k)
         target = (u @ u.T - signal).ravel() - sizes @ parts.reshape(k, d * d)
         weights = (x * target).sum(2)
         products.append(np.einsum("nm,nmk->nk", weights, x).reshape(BLOCK, d, d) @ u / m)
     return np.concatenate(products)[:draws]
+
+
+@eqx.filter_jit
+def _parts(problem: SensingLoss) -> Array:
+    """Return the spurious signal of each number of an environment."""
+    return jax.vmap(problem.spurious)(jnp.eye(problem.law.size))
+
+
+@eqx.filter_jit
+def _sqrt_mv(ensemble: AbstractEnsemble, normals: Array, d: int) -> Array:
+    return jax.vmap(lambda one: ensemble.sqrt_mv(one, d))(normals)
 
 
 def _environments(law: AbstractLaw, count: int, rng: np.random.Generator) -> np.ndarray:

@@ -50,7 +50,7 @@ class Case(NamedTuple):
     """A symmetric loss, the diagonal of its generator, and the minimum around which the quadratic term is."""
 
     loss: Callable[[Array, Array], Array]
-    data: Array
+    data: np.ndarray
     diagonal: np.ndarray
     home: np.ndarray
     strength: float
@@ -61,16 +61,16 @@ class Case(NamedTuple):
 
     def problem(self, dtype: DTypeLike) -> Problem:
         """Return the problem of the whole loss."""
-        return Problem(lambda p, sample: self.loss(p, sample) + self.pull(p), self.data.astype(dtype))
+        return Problem(lambda p, sample: self.loss(p, sample) + self.pull(p), jax.device_put(self.data.astype(dtype)))
 
 
 def _cases(parameters: Pulled, key: Key[Array, ""]) -> dict[str, Case]:
     k1, k2 = jax.random.split(key)
     # exact moments: labels of mean 1 and variance 0.7, directions about (1, 0, 0)
-    y = jax.random.normal(k1, (parameters.samples,), jnp.float64)
+    y = np.asarray(jax.random.normal(k1, (parameters.samples,), jnp.float64))
     y = 1 + np.sqrt(0.7) * (y - y.mean()) / y.std()
-    z = 0.6 * jax.random.normal(k2, (parameters.samples, 3), jnp.float64)
-    z = z - z.mean(axis=0, keepdims=True) + jnp.array([[1.0, 0.0, 0.0]])
+    z = 0.6 * np.asarray(jax.random.normal(k2, (parameters.samples, 3), jnp.float64))
+    z = z - z.mean(axis=0, keepdims=True) + np.array([[1.0, 0.0, 0.0]])
     product = lambda p, sample: (p[0] * p[1] - sample) ** 2
     direction = lambda p, sample: jnp.sum((p / jnp.linalg.norm(p) - sample) ** 2)
     return {

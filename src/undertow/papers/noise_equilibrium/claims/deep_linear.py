@@ -103,7 +103,7 @@ def _equations(parameters: Nets, key: Key[Array, ""]) -> tuple[tuple[Check, ...]
         eye = np.eye(parameters.outputs)
         for column, depth in enumerate(DEPTHS):
             widths = [parameters.width] * (depth - 1)
-            layers = [np.asarray(w) for w in deep_linear(*map(jnp.asarray, (product, x, e)), widths)]
+            layers = [np.asarray(w) for w in deep_linear(*jax.device_put((product, x, e)), widths)]
             ours[row, column] = _residual(layers, x, e)
             error[row, column] = np.linalg.norm(_product(layers, np.eye(parameters.inputs)) - product)
             paper[row, column] = _residual(printed_layers(product, x, e, depth, parameters.width), x, e)

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import xarray
 from jaxtyping import Array, Key, PyTree
@@ -129,14 +128,14 @@ def _spread(norms: np.ndarray) -> np.ndarray:
 
 def _measure(parameters: GaussianData, key: Key[Array, ""]) -> Measurement:
     n = parameters.width
-    law = GaussianPairs(INPUTS * split_variance(n, PHI), LABELS * loud_first(n))
+    variances = INPUTS * np.asarray(split_variance(n, PHI)), LABELS * np.asarray(loud_first(n))
+    law = GaussianPairs(*jax.device_put(variances))
     noise = Minibatch(law.population(deep_loss), parameters.batch)
     widths = (n,) * (parameters.layers + 1)
-    inputs, labels = (jnp.diag(v.astype(jnp.float64)) for v in (law.input_variance, law.noise_variance))
-    product = jnp.eye(n, dtype=jnp.float64)
-    theory = np.array(deep_linear_norms(product, inputs, labels, parameters.layers))
-    matrices = (np.asarray(matrix) for matrix in (product, inputs, labels))
-    printed = np.array([np.sum(w**2) for w in printed_layers(*matrices, parameters.layers, n)])
+    inputs, labels = (np.diag(np.asarray(v, np.float64)) for v in (law.input_variance, law.noise_variance))
+    product = np.eye(n)
+    theory = np.array(deep_linear_norms(*jax.device_put((product, inputs, labels)), parameters.layers))
+    printed = np.array([np.sum(w**2) for w in printed_layers(product, inputs, labels, parameters.layers, n)])
     checks, data, diverged = [], {}, 0
     for index, (name, spread) in enumerate(STARTS.items()):
         start, k = _start(widths, spread), jax.random.fold_in(key, index)

@@ -157,29 +157,30 @@ def _draw_rows(measurement: Measurement, parameters: Factorisations) -> "Figure"
 
 def _measure_equilibrium(parameters: Factorisations, key: Key[Array, ""]) -> Measurement:
     residuals, moved, gaps, balances, printed, entries = [], [], [], [], [], []
-    apart = lambda one, other: float(jnp.linalg.norm(one - other) / jnp.linalg.norm(other))
+    apart = lambda one, other: float(np.linalg.norm(one - other) / np.linalg.norm(other))
     for index, k in enumerate(jax.random.split(key, parameters.draws)):
         # every second draw has more hidden units than the rank of the product
         width = parameters.width + 2 * (index % 2)
         problem, params, product = _at_minimum(k, parameters.samples, width)
         noise = Minibatch(problem, parameters.size)
-        gammas = _moments(problem, params)
+        gammas, product = [np.asarray(gamma) for gamma in _moments(problem, params)], np.asarray(product)
         for gamma in (0.0, parameters.weight_decay):
             balanced = equilibrium(noise, params, INSIDE, step_size=parameters.step_size, weight_decay=2 * gamma)
-            u, w = balanced.params["U"], balanced.params["W"]
-            gamma_u, gamma_w = (g + gamma * parameters.size / parameters.step_size * jnp.eye(len(g)) for g in gammas)
-            left, right = balanced_factors(product, gamma_u, gamma_w, width)
+            u, w = np.asarray(balanced.params["U"]), np.asarray(balanced.params["W"])
+            gamma_u, gamma_w = (g + gamma * parameters.size / parameters.step_size * np.eye(len(g)) for g in gammas)
+            left, right = map(np.asarray, balanced_factors(*jax.device_put((product, gamma_u, gamma_w)), width))
             grams = [(u @ u.T, w.T @ w), (left @ left.T, right.T @ right)]
             gaps += [apart(u @ u.T, left @ left.T), apart(w.T @ w, right.T @ right)]
             if gamma > 0:
-                left, right = balanced_factors(product, *(g + 2 * gamma * jnp.eye(len(g)) for g in gammas), width)
+                doubled = [g + 2 * gamma * np.eye(len(g)) for g in gammas]
+                left, right = map(np.asarray, balanced_factors(*jax.device_put((product, *doubled)), width))
                 printed += [apart(u @ u.T, left @ left.T), apart(w.T @ w, right.T @ right)]
                 grams.append((left @ left.T, right.T @ right))
-                flat = [[np.asarray(g)[np.triu_indices(len(g))] for g in pair] for pair in grams]
+                flat = [[g[np.triu_indices(len(g))] for g in pair] for pair in grams]
                 entries.append([np.concatenate(pair) for pair in flat])
             a, b = w @ gamma_w @ w.T, u.T @ gamma_u @ u
             residuals.append(float(balanced.residual))
-            balances.append(float(jnp.linalg.norm(a - b) / jnp.linalg.norm(a)))
+            balances.append(float(np.linalg.norm(a - b) / np.linalg.norm(a)))
             moved.append(apart(u @ w, product))
     checks = (
         Check(
@@ -216,11 +217,11 @@ def _measure_trace(parameters: Factorisations, key: Key[Array, ""]) -> Measureme
     for index, k in enumerate(jax.random.split(key, parameters.draws)):
         problem, params, _ = _at_minimum(k, parameters.samples, parameters.width)
         off = 0.5 * (index % 2)  # every second point lies off the minimum
-        params = jax.tree.map(lambda p, o=off: p + o * jnp.sin(7 * p), params)
-        x = problem.data[0]
+        params = {name: np.asarray(p) + off * np.sin(7 * np.asarray(p)) for name, p in params.items()}
+        x = np.asarray(problem.data[0])
         second = x.T @ x / x.shape[0]
         u, w = params["U"], params["W"]
-        printed = ROWS * jnp.trace(w @ second @ w.T) + jnp.sum(u**2) * jnp.trace(second)
+        printed = ROWS * np.trace(w @ second @ w.T) + np.sum(u**2) * np.trace(second)
         traces.append((float(_hessian_trace(problem, params)), float(printed)))
     measured, printed = np.array(traces).T
     ratios = measured / printed

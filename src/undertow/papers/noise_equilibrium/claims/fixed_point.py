@@ -86,8 +86,8 @@ ALL = Scaling(lambda p: (p["u"], p["w"]))
 
 def _generators(key: Key[Array, ""], size: int) -> dict[str, tuple[Minibatch, PyTree, AbstractSymmetry]]:
     """Return one generator for each kind of model: rescaling of a layer, a random symmetric B, scaling."""
-    drawn = jax.random.normal(jax.random.fold_in(key, 1), (3, 3))
-    inside = Exponential(_Inside((drawn + drawn.T) / 4))
+    drawn = np.asarray(jax.random.normal(jax.random.fold_in(key, 1), (3, 3)))
+    inside = Exponential(_Inside(jax.device_put((drawn + drawn.T) / 4)))
     generators = {"ReLU neurons": LAYER, "factorisation": inside, "scale-invariant net": ALL}
     return {name: (Minibatch(kind.problem, size), kind.params, generators[name]) for name, kind in kinds(key).items()}
 
@@ -210,6 +210,7 @@ class Task(eqx.Module):
     """A square root of the covariance of the noise."""
 
     @staticmethod
+    @eqx.filter_jit
     def draw(key: Key[Array, ""]) -> "Task":
         """Draw singular values and variances from 0.5 to 1.5, in random directions."""
         keys = jax.random.split(key, 4)
@@ -235,7 +236,8 @@ class Task(eqx.Module):
 
     def moments(self) -> tuple[np.ndarray, np.ndarray]:
         """Return Gamma_U = Tr[Sigma_x] Sigma_eps and Gamma_W = Tr[Sigma_eps] Sigma_x, at the minimum."""
-        x, e = (np.asarray(root @ root.T, np.float64) for root in (self.inputs, self.labels))
+        roots = (np.asarray(root) for root in (self.inputs, self.labels))
+        x, e = ((root @ root.T).astype(np.float64) for root in roots)
         return np.trace(x) * e, np.trace(e) * x
 
 
@@ -260,8 +262,9 @@ def _measure_starts(parameters: Starts, key: Key[Array, ""]) -> Measurement:
     """Compare UU' and W'W, averaged over the last relaxation time; U and W are unique only up to an inner rotation."""
     task = Task.draw(key)
     moments = task.moments()
-    factors = balanced_factors(jnp.asarray(task.truth, jnp.float64), *map(jnp.asarray, moments), SIZE)
-    ends = {name: np.asarray(outer(factors)) for name, outer in OUTER.items()}
+    factors = balanced_factors(*jax.device_put((np.asarray(task.truth, np.float64), *moments)), SIZE)
+    factors = [np.asarray(factor) for factor in factors]
+    ends = {name: outer(factors) for name, outer in OUTER.items()}
     least = min(float(np.linalg.eigvalsh(m)[0]) for m in moments)
     relaxation = round(parameters.size / (4 * parameters.step_size**2 * least))
     steps = round(parameters.relaxations * relaxation)

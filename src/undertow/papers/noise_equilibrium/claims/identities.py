@@ -214,16 +214,17 @@ def _spread(predicted: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 def _measure_identity(parameters: Batches, key: Key[Array, ""]) -> Measurement:
     worst, shown = {}, {name: [] for name in kinds(key)}
-    eta, keys = jnp.asarray(parameters.step_size), jax.random.split(key, parameters.batches)
+    eta, keys = parameters.step_size, jax.random.split(key, parameters.batches)
     for name, kind in kinds(key).items():
         noise = Minibatch(kind.problem, parameters.size)
         for gamma in (0.0, parameters.weight_decay):
-            change, identity = _steps(noise, kind.symmetry, kind.params, keys, eta, jnp.asarray(gamma))
+            numbers = jax.device_put((eta, gamma))
+            change, identity = map(np.asarray, _steps(noise, kind.symmetry, kind.params, keys, *numbers))
             words = "with weight decay" if gamma else "without weight decay"
-            size = float(jnp.max(jnp.abs(change)))
+            size = float(np.max(np.abs(change)))
             # the error if the decay of continuous time is used for a step
-            missed = float(jnp.max(jnp.abs(kind.symmetry.charge(kind.params)))) * 4 * (float(eta) * gamma) ** 2
-            worst[f"{name}, {words}"] = float(jnp.max(jnp.abs(change - identity))) / size, missed / size
+            missed = float(np.max(np.abs(_charge(kind)))) * 4 * (eta * gamma) ** 2
+            worst[f"{name}, {words}"] = float(np.max(np.abs(change - identity))) / size, missed / size
             shown[name].append(_spread(np.ravel(identity) / size, np.ravel(change) / size))
     checks = tuple(
         Check(f"{name}: largest relative error of the change of the charge", error, 0.0, 0.0, Below(1e-12),
@@ -236,7 +237,12 @@ def _measure_identity(parameters: Batches, key: Key[Array, ""]) -> Measurement:
 
 
 @eqx.filter_jit
-def _after(gradients: Array, kind: Kind, eta: Array, gamma: Array) -> Array:
+def _charge(kind: Kind) -> Array:
+    return kind.symmetry.charge(kind.params)
+
+
+@eqx.filter_jit
+def _after(gradients: Array, eta: Array, gamma: Array, kind: Kind) -> Array:
     """Return the change of the charge in a step, for each of many batch gradients as vectors."""
     _, unravel = jax.flatten_util.ravel_pytree(kind.params)
 
@@ -266,7 +272,7 @@ def _over_all_batches(kind: Kind, size: int, replace: bool, eta: float, gamma: f
     else:
         weights = np.full(len(batches), 1 / len(batches))
     mean = sum((rows[batches[:, i]] for i in range(size)), np.zeros(())) / size
-    return weights @ np.asarray(_after(jnp.asarray(mean), kind, jnp.asarray(eta), jnp.asarray(gamma)))
+    return weights @ np.asarray(_after(*jax.device_put((mean, eta, gamma)), kind))
 
 
 def _measure_expected(parameters: Batches, key: Key[Array, ""]) -> Measurement:
@@ -279,7 +285,7 @@ def _measure_expected(parameters: Batches, key: Key[Array, ""]) -> Measurement:
             noise = Minibatch(kind.problem, p.size, replace=replace)
             for gamma in (0.0, p.weight_decay):
                 keys = jax.random.split(jax.random.fold_in(key, 4 * index + 2 * replace + (gamma > 0)), batches)
-                numbers = jnp.asarray(p.step_size), jnp.asarray(gamma)
+                numbers = jax.device_put((p.step_size, gamma))
                 change, _ = _steps(noise, kind.symmetry, kind.params, keys, *numbers)
                 groups = np.asarray(change).reshape(GROUPS, batches // GROUPS, -1).mean(axis=1)
                 flow = noether_flow(noise, kind.params, kind.symmetry, step_size=p.step_size, weight_decay=2 * gamma)

@@ -70,7 +70,7 @@ def _measure(parameters: Widths, key: Key[Array, ""]) -> Measurement:
     ratios: dict[str, list[tuple[float, float]]] = {name: [] for name in _variances(n, n)}
     for d in widths:
         # y = x + noise, both white: U = W' = I is balanced, and SGD ends at a rotation of this point
-        u, w, ones = map(jnp.asarray, (np.eye(n, d), np.eye(d, n), np.ones(n)))
+        u, w, ones = jax.device_put((np.eye(n, d), np.eye(d, n), np.ones(n)))
         end = float(hessian_trace({"U": u, "W": w}, ones))
         for name, (of_u, of_w) in _variances(n, int(d)).items():
             u, w = (rng.standard_normal((parameters.draws, n * d)) * np.sqrt(v) for v in (of_u, of_w))

@@ -91,6 +91,7 @@ class GaussianPairs(eqx.Module):
         inputs, noise = jnp.diag(self.input_variance), jnp.diag(self.noise_variance)
         return _of_moment(loss, jnp.block([[inputs, inputs], [inputs, inputs + noise]]), inputs.shape[0])
 
+    @eqx.filter_jit
     def gammas(self, product: Float[Array, "d d"]) -> tuple[Float[Array, "d d"], Float[Array, "d d"]]:
         """Return Gamma_W = E[|r|^2 xx'] and Gamma_U = E[|x|^2 rr'], r = product x - y, by Gaussian fourth moments."""
         inputs, noise = jnp.diag(self.input_variance), jnp.diag(self.noise_variance)
@@ -109,7 +110,8 @@ def split_variance(d: int, phi: float, dtype: DTypeLike = jnp.float32) -> Float[
 
 def loud_first(d: int, variance: float = 5.0, dtype: DTypeLike = jnp.float32) -> Float[Array, " d"]:
     """Return `variance` for the first coordinate and 1 for the others (Figure 6)."""
-    return jnp.ones(validate.positive_integer("loud_first", "d", d), dtype).at[0].set(variance)
+    d = validate.positive_integer("loud_first", "d", d)
+    return jax.device_put(np.where(np.arange(d) == 0, variance, 1).astype(dtype))
 
 
 def condensed(problem: Problem) -> Problem:
@@ -193,6 +195,7 @@ def squared_norms(params: PyTree) -> Float[Array, " layers"]:
     return jnp.stack([jnp.sum(layer**2) for layer in jax.tree.leaves(params)])
 
 
+@eqx.filter_jit
 def hessian_trace(params: dict[str, Array], input_variance: Float[Array, " inputs"]) -> Float[Array, ""]:
     """Return the exact trace of the Hessian of E|UWx - y|^2: 2 (outputs |W Sigma_x^1/2|^2 + |U|^2 Tr Sigma_x).
 
@@ -202,6 +205,7 @@ def hessian_trace(params: dict[str, Array], input_variance: Float[Array, " input
     return 2 * (u.shape[0] * jnp.sum(w**2 @ input_variance) + jnp.sum(u**2) * jnp.sum(input_variance))
 
 
+@eqx.filter_jit
 def balance(params: dict[str, Array], problem: Problem) -> tuple[Float[Array, "d d"], Float[Array, "d d"]]:
     """Return W Gamma_W W' and U'Gamma_U U of the samples; Gamma_W = E[|r|^2 xx'], Gamma_U = E[|x|^2 rr'], r = UWx - y.
 

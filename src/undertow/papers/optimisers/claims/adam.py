@@ -8,7 +8,6 @@ import numpy as np
 import xarray
 from jaxtyping import Array, Key
 
-from undertow import _trees as trees
 from undertow.figures import style
 from undertow.papers.optimisers.models.adam_probe import AdamProbe, draw_probe, predict_adam, run_adam
 from undertow.verification.claim import Claim, Measurement
@@ -37,7 +36,7 @@ class AdamLimit:
 def _ends(probe: AdamProbe, parameters: AdamLimit, key: Key[Array, ""]) -> dict[str, np.ndarray]:
     """Return errors over the length of the limiting flow, and Adam's share of the shift to the corrected flow."""
     p = parameters
-    begin, least = np.asarray(trees.ravel(probe.start)), probe.least_curvature(probe.start)
+    begin, least = np.concatenate(probe.start), probe.least_curvature(probe.start)
     names = ("plain", "corrected", "error", "share", "share_error")
     table = {name: np.empty((len(MOMENTA), len(RATIOS))) for name in names}
     for i, b1 in enumerate(MOMENTA):

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import diffrax
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,8 +65,13 @@ class Steps:
 def _start(key: Key[Array, ""]) -> tuple[Minibatch, Factors]:
     """Return a factorisation and a random point that is far from its minimisers."""
     problem, minimiser = noisy_factorisation(key)
-    keys = iter(jax.random.split(jax.random.fold_in(key, 1), 2))
-    return Minibatch(problem, 1), jax.tree.map(lambda x: x + jax.random.normal(next(keys), x.shape), minimiser)
+    return Minibatch(problem, 1), _shifted(jax.random.fold_in(key, 1), minimiser)
+
+
+@jax.jit
+def _shifted(key: Key[Array, ""], params: PyTree) -> PyTree:
+    keys = iter(jax.random.split(key, 2))
+    return jax.tree.map(lambda x: x + jax.random.normal(next(keys), x.shape), params)
 
 
 def _size(params: PyTree, metric: PyTree) -> Float[Array, ""]:
@@ -77,25 +83,33 @@ def _against(gradient: Array, metric: Array) -> Array:
     return -metric * gradient
 
 
+@eqx.filter_jit
+def _flow_charges(noise: Minibatch, start: Factors, time: float, tolerance: float) -> tuple[Array, Array, Array]:
+    """Return the charges at both ends of the flow in its metric, in this metric and in none, their sizes, and the fall.
+
+    The fall is that of the loss, as a factor.
+    """
+    metric = jax.tree.map(lambda v: 1 / jnp.sqrt(v), second_moment(noise, start))
+    end = diffrax.diffeqsolve(
+        diffrax.ODETerm(lambda t, theta, args: jax.tree.map(_against, noise.mean(theta), metric)), diffrax.Dopri8(),
+        0.0, time, 1e-3, start, stepsize_controller=diffrax.PIDController(rtol=tolerance, atol=tolerance),
+        max_steps=100_000,
+    ).ys  # fmt: skip
+    end = jax.tree.map(lambda x: x[0], end)
+    metrics = metric, jax.tree.map(jnp.ones_like, metric)
+    pairs = jnp.stack([jnp.stack([metric_charge(UNITS, point, m) for point in (start, end)]) for m in metrics])
+    sizes = jnp.stack([_size(start, m) for m in metrics])
+    return pairs, sizes, noise.problem.loss(start) / noise.problem.loss(end)
+
+
 def _conserved(parameters: FrozenMetric, key: Key[Array, ""]) -> Measurement:
     p, rows, charges = parameters, [], []
     for k in jax.random.split(key, p.problems):
         noise, start = _start(k)
-        metric = jax.tree.map(lambda v: 1 / jnp.sqrt(v), second_moment(noise, start))
-        flow = lambda t, theta, args, n=noise, s=metric: jax.tree.map(_against, n.mean(theta), s)
-        end = diffrax.diffeqsolve(
-            diffrax.ODETerm(flow), diffrax.Dopri8(), 0.0, p.time, 1e-3, start,
-            stepsize_controller=diffrax.PIDController(rtol=p.tolerance, atol=p.tolerance), max_steps=100_000,
-        ).ys  # fmt: skip
-        end = jax.tree.map(lambda x: x[0], end)
-        ones = jax.tree.map(jnp.ones_like, metric)
-        pairs = [[metric_charge(UNITS, point, m) for point in (start, end)] for m in (metric, ones)]
-        sizes = [_size(start, m) for m in (metric, ones)]
-        changes = [
-            float(jnp.max(jnp.abs(after - before)) / size) for (before, after), size in zip(pairs, sizes, strict=True)
-        ]
-        charges.append([np.array(pair) / size for pair, size in zip(pairs, sizes, strict=True)])
-        rows.append((*changes, float(noise.problem.loss(start) / noise.problem.loss(end))))
+        pairs, sizes, fall = map(np.asarray, _flow_charges(noise, start, p.time, p.tolerance))
+        relative = pairs / sizes[:, None, None]
+        charges.append(relative)
+        rows.append((*np.abs(relative[:, 1] - relative[:, 0]).max(axis=1), fall))
     in_metric, plain, fall = np.array(rows).T
     checks = (
         Check("largest change of C_S / size, over problems and units", in_metric.max(), 0.0, 0.0, Below(1e-7),

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -53,10 +54,14 @@ class AdamProbe(NamedTuple):
 
     def least_curvature(self, params: PyTree) -> float:
         """Return the least curvature of S^(1/2) H S^(1/2) across the manifold, for v = E g^2."""
-        v = second_moment(self.noise, params)
-        rows = jacobian(self.model.problem, params)
-        gram = (rows / jnp.sqrt(trees.ravel(v))[None]) @ rows.T / self.model.problem.size
-        return float(jnp.linalg.eigvalsh(gram)[0])
+        return float(_least_curvature(self, params))
+
+
+@eqx.filter_jit
+def _least_curvature(probe: AdamProbe, params: PyTree) -> Array:
+    rows = jacobian(probe.model.problem, params)
+    gram = (rows / jnp.sqrt(trees.ravel(second_moment(probe.noise, params)))[None]) @ rows.T
+    return jnp.linalg.eigvalsh(gram / probe.model.problem.size)[0]
 
 
 def run_adam(
@@ -74,11 +79,21 @@ def run_adam(
         seeds=seeds,
         key=key,
     )
-    metric = jax.tree.map(lambda v: 1 / jnp.sqrt(v), run.optimiser_state["v"])
-    ahead = step_size * b1 / (1 - b1)
-    coasted = jax.tree.map(lambda p, s, m: p - ahead * s * m, run.params, metric, run.optimiser_state["m"])
-    ends = jax.vmap(lambda p, s: probe.model.settle(p, metric=s))(coasted, metric)
-    return RunEnd(np.asarray(jax.vmap(trees.ravel)(ends)), np.asarray(jax.vmap(probe.trace)(ends)))
+    ahead = jax.device_put(step_size * b1 / (1 - b1))
+    return RunEnd(*map(np.asarray, _ends(probe, run.params, run.optimiser_state, ahead)))
+
+
+@eqx.filter_jit
+def _ends(probe: AdamProbe, params: PyTree, state: PyTree, ahead: Array) -> tuple[Array, Array]:
+    """Return the points of the manifold at which runs end after they coast, and the traces there."""
+
+    def end(p: PyTree, m: PyTree, v: PyTree) -> tuple[Array, Array]:
+        metric = jax.tree.map(lambda v: 1 / jnp.sqrt(v), v)
+        coasted = jax.tree.map(lambda p, s, m: p - ahead * s * m, p, metric, m)
+        settled = probe.model.settle(coasted, metric=metric)
+        return trees.ravel(settled), probe.trace(settled)
+
+    return jax.vmap(end)(params, state["m"], state["v"])
 
 
 def predict_adam(
@@ -88,7 +103,7 @@ def predict_adam(
     path = Limit(probe.noise, optimiser=probe.adam(b1, b2)).solve(
         probe.start, slow_time=slow_time, step_size=step_size, corrections=corrections, num_saves=1, tolerance=1e-5
     )
-    return np.asarray(trees.ravel(path.params))
+    return np.concatenate(path.params)
 
 
 def draw_probe(key: Key[Array, ""]) -> AdamProbe:

@@ -52,6 +52,7 @@ def _linear(params: Float[Array, " d"], x: Float[Array, " d"]) -> Float[Array, "
     return x @ params
 
 
+@eqx.filter_jit
 def sine_net(key: Key[Array, ""], *, width: int = 40, n: int = 30) -> tuple[Regression, dict[str, Array]]:
     """Return the regression of sin(2x) on n points of [-2, 2] by one tanh layer, and a random start.
 
@@ -80,9 +81,10 @@ def small_tanh_net() -> tuple[Regression, Float[Array, " 6"]]:
 
 
 def _fitted(predict: Callable[[Array, Array], Array], inputs: Array, params: Array) -> tuple[Regression, Array]:
-    return Regression(predict, inputs, jax.vmap(predict, (None, 0))(params, inputs)), params
+    return Regression(predict, inputs, jax.jit(jax.vmap(predict, (None, 0)))(params, inputs)), params
 
 
+@eqx.filter_jit
 def linear(key: Key[Array, ""], *, n: int = 8, d: int = 3) -> tuple[Regression, Float[Array, " d"]]:
     """Return a linear regression of n Gaussian labels on d Gaussian inputs, which does not fit, and its minimiser."""
     k = jax.random.split(key)

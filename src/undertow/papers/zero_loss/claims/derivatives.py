@@ -81,7 +81,7 @@ def _pushed(problem: AbstractProblem, params: PyTree, vectors: PyTree) -> tuple[
 
 
 def _moved(point: PyTree, direction: PyTree, step: float) -> PyTree:
-    return jax.tree.map(lambda x, d: jnp.asarray(np.asarray(x) + step * d), point, direction)
+    return jax.tree.map(lambda x, d: jax.device_put(np.asarray(x) + step * d), point, direction)
 
 
 def _flat(vector: PyTree) -> np.ndarray:
@@ -195,7 +195,7 @@ def _measure_second(parameters: Directions, key: Key[Array, ""]) -> Measurement:
             v = jax.tree.map(lambda leaf, i=index: np.asarray(leaf)[i], vectors)
             ends = [end_of(problem, _moved(point, v, m * STEP)) for m in (-2, -1, 0, 1, 2)]
             measured.append(second_difference([_flat(end) for end in ends]))
-            factor = jax.tree.map(lambda leaf: jnp.asarray(leaf[..., None]), v)
+            factor = jax.tree.map(lambda leaf: jax.device_put(leaf[..., None]), v)
             parts.append([_flat(part) for part in parts_at(problem, point, factor)])
         design = np.concatenate([np.stack(p, axis=1) for p in parts])
         fitted, *_ = np.linalg.lstsq(design, np.concatenate(measured), rcond=None)

@@ -52,8 +52,8 @@ def _measure(parameters: Labels, key: Key[Array, ""]) -> Measurement:
     """
     p = parameters
     model = LinearModel.draw(key, d=p.d, n=p.n, sparsity=2, dtype=jnp.float64)
-    z, y = model.problem.data
-    twice = Regression(predict, jnp.concatenate([z, z]), jnp.concatenate([y - p.gap, y + p.gap]))
+    z, y = map(np.asarray, model.problem.data)
+    twice = Regression(predict, *jax.device_put((np.concatenate([z, z]), np.concatenate([y - p.gap, y + p.gap]))))
     settled, rates = model.settle(model.start(1.0)), p.gap**2 * np.asarray(model.rates())
     decay_rates, diverged = {}, 0
     runs = {"one": (model.problem, model.start(1.0), (1,)), "two": (twice, settled, (1, 2))}
@@ -72,7 +72,7 @@ def _measure(parameters: Labels, key: Key[Array, ""]) -> Measurement:
             diverged += int(run.diverged.sum())
     limit = Limit(Minibatch(twice, 1)).drift(settled)
     # d/dt log(u v) of the drift that `Limit` gives for minibatch noise, without reference to label noise
-    speed = -np.asarray(limit[0] / settled[0] + limit[1] / settled[1]) / rates
+    speed = -np.sum(np.divide(limit, settled), axis=0) / rates
     (small, e1), (large, e2) = (statistics.mean(decay_rates["two", factor]) for factor in (1, 2))
     still, spread = statistics.mean(decay_rates["one", 1])
     checks = (

@@ -41,7 +41,7 @@ class Turning:
 
 def _at(angle: float) -> Array:
     """Return the point of the circle at an angle."""
-    return jnp.zeros(PHASES + 2).at[0].set(np.cos(angle)).at[1].set(np.sin(angle))
+    return jax.device_put(np.array([np.cos(angle), np.sin(angle), *np.zeros(PHASES)], jnp.result_type(float)))
 
 
 def _speeds(

@@ -3,7 +3,9 @@
 from collections.abc import Callable
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from undertow.noise.additive import Additive
@@ -81,8 +83,8 @@ def motor(phases: int = 3) -> Additive:
     >>> print(ut.Limit(motor(4)).drift(jnp.array([1.0, 0.0, 0.0, 0.0, 0.0, 0.0])).round(4) + 0.0)
     [0.  0.5 0.  0.  0.  0. ]
     """
-    angles = 2 * jnp.pi * jnp.arange(phases) / phases
-    turning = _Motor(jnp.stack([jnp.cos(angles), jnp.sin(angles)], axis=1))
+    angles = 2 * np.pi * np.arange(phases) / phases
+    turning = _Motor(jax.device_put(np.stack([np.cos(angles), np.sin(angles)], axis=1)))
     return Additive(_alone(turning), _MotorFactor(turning))
 
 

@@ -6,6 +6,7 @@ from typing import Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
 
@@ -59,9 +60,10 @@ class LinearModel(eqx.Module):
 
     def start(self, alpha: float) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
         """Return u = v = alpha, where w = 0; a large alpha is the kernel regime."""
-        flat = jnp.full(self.truth.shape, alpha, self.truth.dtype)
+        flat = jax.device_put(np.full(self.truth.shape, alpha, self.truth.dtype))
         return flat, flat
 
+    @eqx.filter_jit
     def rates(self) -> Float[Array, " d"]:
         """Return s_j = (4/n) sum_i z_ij^2; under label noise of strength delta u_j v_j decays at delta^2 s_j."""
         return 4 * jnp.mean(self.problem.inputs**2, axis=0)
