@@ -92,7 +92,7 @@ PAGES: dict[str, Page] = {
         (),
         (
             "torch.census.census.census", "torch.census.census.Census", "torch.census.axes.Symmetry",
-            "torch.census.axes.Axis", "torch.census.scaling.check.check_scaling",
+            "torch.census.axes.Axis", "torch.census.twins.narrow_twin", "torch.census.scaling.check.check_scaling",
             "torch.census.scaling.check.check_scaling_map", "torch.census.scaling.check.ScalingCheck",
             "torch.census.scaling.check.ScalingReport", "torch.census.scaling.verdict.ScaledLayer",
             "torch.census.scaling.entries.load_scaling_map", "torch.census.scaling.entries.ScalingMap",

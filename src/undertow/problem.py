@@ -301,9 +301,9 @@ class Regression(AbstractSampled):
 class Population(AbstractProblem):
     """A loss over a distribution of data: L(params) = E loss(params, sample), with fresh samples at every step.
 
-    The loss and its gradient are expectations that are not known exactly. `estimate_loss` and `estimate_gradient` give
-    Monte Carlo estimates with standard errors, from `samples` samples drawn with `key`; without a key they use a fixed
-    one, so that the same call gives the same number. `sample` gives a finite `Problem`.
+    `draw(key)` returns one sample, a pytree of arrays. The loss and its gradient are not known exactly: `estimate_loss`
+    and `estimate_gradient` give Monte Carlo estimates with standard errors, from `samples` samples drawn with `key`,
+    or with a fixed key if it is None. `sample` gives a finite `Problem`.
 
     >>> import jax, jax.numpy as jnp
     >>> import undertow as ut

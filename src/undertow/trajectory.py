@@ -1,4 +1,4 @@
-"""The result of a run: one type for experiments (`descend`, `diffuse`) and theory (`Limit.solve`)."""
+"""The result of a run: one type for experiments (`descend`, `diffuse`) and theory (`average`, `Limit.solve`)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -87,9 +87,11 @@ def analyze(
 
     **Arguments:**
 
-    - `batches`: a `Dataset`, or batches as `loss(model, batch)` takes them.
+    - `model`, `loss`: the network, and `loss(model, batch)`, which returns a scalar tensor.
+    - `batches`: a `Dataset`, or batches as `loss(model, batch)` takes them; at most 32 are used.
     - `step_size`, `weight_decay`: those of `torch.optim.SGD`.
     - `batch_size`: the batch size of training, where `batches` is a `Dataset`.
+    - `seed`: seed of the batches drawn from a `Dataset`, of the census and of dropout.
     - `report`: a callback that receives the name of each stage when it starts.
 
     >>> import torch

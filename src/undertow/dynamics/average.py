@@ -53,10 +53,12 @@ def average(
 ) -> Trajectory:
     """Predict the mean of SGD with this noise and step size: solve the averaged flow up to `time` = steps * step_size.
 
-        d theta/dt = -grad L - (eta/2) d3L[X],     H X + X H - eta H X H = Sigma + (eta/2) Sigma''[X]
+        d theta/dt = (1 + (eta/2) H) F,     F = -grad L - (eta/2) d3L[X]
+        H X + X H - eta H X H = Sigma + (eta/2) Sigma''[X]
 
-    eta X is the covariance of SGD around its mean. The flow needs no manifold of minimisers, no zero loss and no sharp
-    rank of the Hessian, and it starts anywhere. One solution replaces the mean over many seeds of `descend`.
+    F is the mean step of SGD over eta, and eta X the covariance of SGD around its mean. The flow needs no manifold of
+    minimisers, no zero loss and no sharp rank of the Hessian H, and it starts anywhere. One solution replaces the mean
+    over many seeds of `descend`.
 
     **Arguments:**
 
@@ -65,16 +67,17 @@ def average(
     - `observe`: functions of params. Each f is recorded at 0 and after each of `num_saves` equal intervals, as `f` at
       the mean of SGD, as `excess_f` = (eta/2) tr(f'' X), the effect of the fluctuations, and as `mean_f`, the sum of
       both, which predicts the mean of f over seeds of SGD. The loss is always observed.
-    - `closure`: the equation for X. "small_step" leaves out both terms with eta, and for label noise the minibatch
-      noise as well, which gives the flow of L + (eta c/4) tr H. "finite_step" has the term H X H only.
+    - `closure`: the equation for X. "averaged_noise" is the one above. "finite_step" leaves out the term Sigma''[X].
+      "small_step" leaves out both terms with eta and the factor with H, and for label noise the minibatch noise as
+      well, which gives the flow of L + (eta c/4) tr H.
     - `tolerance`: the relative and absolute error per step (None: 1e-4 in double precision, 1e-3 in single). Give a
       smaller one where the params are far below 1.
     - `max_steps`: the largest number of steps of the solver.
-    - `optimiser`: an optimiser with a metric S, such as `Adam` (None: SGD). The flow is then that of (params, v),
-      -S grad L - (eta/2) S d3L[X] - decay params and dv/dt = (1 - b2)/eta (E g^2 - v), with X in the metric. Unless the
-      closure is "small_step" it has the correction for a metric that follows the fluctuations (`Limit`). v starts at
-      E g^2, or at that of `optimiser_state={"v": ...}`, and is observed as "v". The regime has the sizes of the
-      corrections.
+    - `optimiser`: an optimiser with a metric S, such as `Adam` (None: SGD). The flow is then that of (params, v), with
+      F = -S grad L - (eta/2) S d3L[X] - decay params, X in the metric, and dv/dt = (1 - b2)/eta (E g^2 - v). Unless the
+      closure is "small_step", F has the correction for a metric that follows the fluctuations (`Limit`), and S H in
+      place of H is multiplied by (1 + b1)/(1 - b1). v starts at E g^2, or at that of `optimiser_state={"v": ...}`, and
+      is observed as "v". The regime has the sizes of the corrections.
 
     A `Regression` with fewer equations than parameters is solved in the image of J', with H = J'J/n. Any other problem
     needs the Hessian at every step and has at most 500 parameters.

@@ -44,7 +44,7 @@ class Settled(eqx.Module):
     gradient_norm: Float[Array, ""]
     """|grad L| there."""
     distance: Float[Array, ""]
-    """An estimate of the distance that the flow has still to go along its slowest directions: |H^+ grad L|."""
+    """An estimate of the distance that the flow still has to go along its slowest directions: |H^+ grad L|."""
     resolution: Float[Array, ""]
     """The flow has arrived along directions of a larger curvature than this; zero where it has along all of them."""
 

@@ -54,8 +54,9 @@ class HeteroRegressor(RegressorMixin, BaseEstimator):
     absent. For applications use `InvariantRegressor`.
 
     **Arguments:** `step_size` (None: 0.9/(2 max(|c_ej|, curvature)), the largest safe value), `steps` (None: enough
-    for a variable whose standardised covariance with y is 0.2), `alpha`, `seeds`, `random_state`. x and y are
-    standardised by their pooled means and deviations first, so all these are in standardised units.
+    for a variable whose standardised covariance with y is 0.2), `alpha` (the size of the start), `seeds` (the number of
+    runs), `random_state` (the seed of their draws of groups). x and y are standardised by their pooled means and
+    standard deviations first, so all these are in standardised units.
 
     **After `fit(X, y, groups)`:** `coef_`, `intercept_`, `pooled_coef_`, `pooled_intercept_`, `coef_runs_` (one row per
     seed, NaN if it diverged), `diverged_`, `largest_step_size_` (above it, steps on all rows do not settle at the
@@ -136,7 +137,7 @@ class HeteroRegressor(RegressorMixin, BaseEstimator):
     def bootstrap(
         self, X: ArrayLike, y: ArrayLike | None, groups: ArrayLike | None = None, *, repeats: int = 200, seed: int = 0
     ) -> Bootstrap:
-        """Fit data sets of groups drawn with replacement, for intervals of the coefficients.
+        """Fit `repeats` data sets of groups drawn with replacement, for intervals of the coefficients.
 
         The rules for step size and steps are applied to each draw anew; draws in which every run diverges are counted
         as failed. With few groups the intervals are a rough guide: five groups have only 126 different draws.

@@ -35,7 +35,7 @@ class SubsetSearch:
 
 
 def icp(X: ArrayLike, y: ArrayLike, groups: ArrayLike | None = None, *, level: float = 0.05) -> SubsetSearch:
-    """Test every subset of the columns of X (at most 2^14 subsets) for invariance, by `invariance_test`.
+    """Test every subset of the columns of X (at most 2^14 subsets) for invariance, by `invariance_test` at `level`.
 
     `parents` is often empty: a cause whose law is the same in all groups can be left out without breaking invariance.
     `best` is the reference for `InvariantRegressor`, which searches for the same subset without testing all subsets.

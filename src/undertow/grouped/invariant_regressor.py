@@ -51,7 +51,7 @@ class InvariantRegressor(RegressorMixin, BaseEstimator):
     benchmark in the documentation). A model that passes the test need not be causal. The test allows noise that depends
     on x; the flow's V_j does not, which can change the proposed supports.
 
-    **Arguments:** `level` of the test; `alpha`, the size of the cold start.
+    **Arguments:** `level`, that of the test; `alpha`, the size u = v of the cold start of the flow.
 
     **After `fit(X, y, groups)`:** `coef_`, `intercept_`, `support_` (a mask), `invariant_`, `p_value_`, `verdict_` (the
     result in words), `rejected_support_` (a mask of the better model that is rejected narrowly, or None), `rho_` (the
@@ -111,7 +111,7 @@ class InvariantRegressor(RegressorMixin, BaseEstimator):
     def bootstrap(
         self, X: ArrayLike, y: ArrayLike | None, groups: ArrayLike | None = None, *, repeats: int = 200, seed: int = 0
     ) -> Bootstrap:
-        """Fit data sets of groups drawn with replacement, for intervals that include the choice of the support.
+        """Fit `repeats` data sets of groups drawn with replacement, for intervals that include the choice of support.
 
         A draw in which no model passes contributes the candidate with the largest p-value, as in `fit`. With few groups
         the intervals are a rough guide: five groups have only 126 different draws.

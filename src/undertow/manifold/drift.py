@@ -91,7 +91,7 @@ class Parts(NamedTuple):
         axes = results.new_axes(ax)
         names = trees.names(self.tangent)
         results.draw_bars(axes, names, {name: _norms(part, names) for name, part in self._asdict().items()})
-        results.label_axes(axes, "", "norm")
+        results.label_axes(axes, "leaf of params", "norm")
         return axes
 
 

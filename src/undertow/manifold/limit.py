@@ -124,8 +124,9 @@ class Limit(eqx.Module):
         error. Inside `jax.jit` only the residuals of a `Regression` with fewer equations than parameters are checked:
         the drift is NaN where they are not zero. A `Problem` with the same loss has no such restriction.
 
-        For an optimiser with a metric, `state` is the dict `{"v": ...}` (None: v = E g^2 at params). With a
-        `step_size` the result includes weight decay and, unless `corrections=False`, corrections for that step size.
+        `finite_step` is that of `parts`. For an optimiser with a metric, `state` is the dict `{"v": ...}` (None: v =
+        E g^2 at params). With a `step_size` the result includes weight decay and, unless `corrections=False`,
+        corrections for that step size.
         """
         validate.params_of_floats("Limit.drift", params)
         chosen_corrections("Limit.drift", corrections)
@@ -192,9 +193,10 @@ class Limit(eqx.Module):
         of `num_saves` equal intervals, together with "distance", the distance of the solution to the manifold. A
         diffusion needs a `key`; `seeds` is the number of independent solutions.
 
-        The limit is that of small steps. With the `step_size` of SGD the result has the clocks `step` and `time`, and
-        its `regime` has an estimate of the relative error at that step size: for a flow, the distance of its end to
-        that of the averaged flow (`ut.average`), over the distance from its start to its end.
+        The limit is that of small steps; `finite_step=eta` takes the covariance of steps of that size, as in `parts`.
+        With it, or with the `step_size` of SGD, the result has the clocks `step` and `time`, and its `regime` has an
+        estimate of the relative error at that step size: for a flow, the distance of its end to that of the averaged
+        flow (`ut.average`), over the distance from its start to its end.
 
         An optimiser with a metric, such as `Adam`, needs its `step_size`. v starts at E g^2, or at that of `state`, and
         is observed as "v". `quasi_static=True` keeps it at E g^2, which is faster where kappa = (1 - b2)/step_size^2 is

@@ -21,7 +21,8 @@ __all__ = ["LabelNoise"]
 class LabelNoise(AbstractNoise):
     """SGD on labels y_i + strength * e, e = +-1 (or N(0, 1) with kind="gaussian"), fresh and independent at every step.
 
-    Each sample of the batch and each output coordinate has its own e. Covariance of one draw: the minibatch part plus
+    Batches of `batch_size` samples are drawn as by `Minibatch`, with replacement unless `replace=False`. Each sample of
+    the batch and each output coordinate has its own e. Covariance of one draw: the minibatch part plus
     strength^2/batch_size * (1/n) sum_i J_i'J_i, which at zero loss is strength^2/batch_size * H alone (zero_loss,
     section 6).
 

@@ -18,8 +18,8 @@ class Minibatch(AbstractNoise):
     """The mean gradient of `batch_size` samples, drawn anew at every step.
 
     The covariance of a batch of b out of n samples is Sigma_1/b with replacement and (n - b)/(n - 1) Sigma_1/b without
-    replacement (every step draws an independent subset), where Sigma_1 is the covariance of one sample's gradient. On a
-    `Population` every step draws fresh samples.
+    replacement (`replace=False`: every step draws an independent subset), where Sigma_1 is the covariance of one
+    sample's gradient. On a `Population` every step draws fresh samples.
 
     >>> import jax, jax.numpy as jnp
     >>> import undertow as ut

@@ -102,10 +102,12 @@ class RMSProp(AbstractAdaptive):
 
 
 class Adam(AbstractAdaptive):
-    """Adam: a momentum m and a metric 1/(sqrt(v) + eps), both averages over past gradients. As in PyTorch and optax.
+    """Adam: theta+ = theta - eta m+/(sqrt(v+) + eps), as in PyTorch and optax.
 
-    L2 regularisation is part of the loss: add lambda/2 |theta|^2 there. Decoupled decay is `AdamW`. Without
-    `bias_correction` m and v start at 0 and are used as they are.
+    m+ = b1 m + (1 - b1) g is an average of past gradients, v+ = b2 v + (1 - b2) g^2 one of their squares. Both start at
+    0, and in step t = 1, 2, ... they are divided by 1 - b1^t and 1 - b2^t, unless `bias_correction=False`. The metric
+    is 1/(sqrt(v) + eps). L2 regularisation is part of the loss: add lambda/2 |theta|^2 there. Decoupled weight decay is
+    `AdamW`.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
@@ -125,7 +127,9 @@ class Adam(AbstractAdaptive):
 
 
 class AdamW(AbstractAdaptive):
-    """Adam with decoupled weight decay: theta+ = (1 - eta lambda) theta - eta m/(sqrt(v) + eps). As in PyTorch.
+    """Adam with decoupled weight decay: theta+ = (1 - eta lambda) theta - eta m+/(sqrt(v+) + eps), as in PyTorch.
+
+    lambda is `weight_decay`; m, v and the other arguments are those of `Adam`.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut

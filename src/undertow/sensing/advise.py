@@ -109,6 +109,7 @@ def advise(
       with y sets its growth per step.
     - `horizon`: the largest number of steps of a run.
     - `alpha`: the size of the start.
+    - `key`, `runs`: the key and the number of runs of the scalar map at each step size, which give the probability.
 
     With data, the strongest variable with one sign in all groups is taken as the true signal, and variables that change
     their sign as spurious signals. Step sizes are then those of `HeteroRegressor`.

@@ -42,7 +42,7 @@ def lyapunov(
     """Return E log|1 + step_size s|, the typical growth per step of a small component, one number per direction.
 
     The result is exact to rounding, also if the law has a density at s = -1/step_size. For a function draw(key, count)
-    it is an `Estimate` from samples, with its standard error.
+    it is an `Estimate` from `samples` draws with `key`, with its standard error.
 
     >>> import undertow as ut
     >>> from undertow.sensing.laws import two_point

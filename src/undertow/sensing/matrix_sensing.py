@@ -47,11 +47,11 @@ class MatrixSensing(AbstractNoise):
     - `pooled=True`: every measurement draws its own environment, instead of one environment per step.
     - `ensemble`: "goe" for symmetric X (diagonal N(0,1), off-diagonal N(0,1/2); the same as full X symmetrised in the
       step), "full" for N(0,1) entries without symmetrisation, or any Gaussian one (`undertow.sensing.ensembles`).
-    - `key`: draws random subspaces for both signals (None: coordinate axes, orthogonal).
+    - `key`: draws random subspaces for both signals (None: coordinate axes, orthogonal); `dtype`: the type of numbers.
 
-    A step of `descend` is U - step_size G U, the paper's update with its own eta. U has any number of columns; few
-    columns make the products cheap. `undertow.sensing.measurements.FreshMeasurements` is the same noise computed from
-    drawn measurements.
+    A step of `descend` is U - step_size G U, the update (3) of the paper with the paper's eta. U has any number of
+    columns; few columns make the products cheap. `undertow.sensing.measurements.FreshMeasurements` is the same noise
+    computed from drawn measurements.
 
     >>> import jax
     >>> import undertow as ut

@@ -126,8 +126,8 @@ class Equilibrium(eqx.Module):
         """Compare the charges at the end of a run of `descend` with this equilibrium; warn where they are far from it.
 
         The run has the step size, the weight decay and the optimiser of this equilibrium. Charges that are further away
-        than the amount `tolerance` (0.1: the weights differ by ten percent) give the warning `FarFromEquilibrium`,
-        which says how long the run was in relaxation times and how many steps are missing.
+        than the amount `tolerance` (0.1: the weights differ by ten percent) give the warning `FarFromEquilibrium`, with
+        the length of the run in relaxation times and the number of steps that are missing.
 
         >>> import jax.numpy as jnp
         >>> import undertow as ut
@@ -221,8 +221,15 @@ def equilibrium(
 ) -> Equilibrium:
     """Return the noise equilibrium on the orbit of params: `.params` has the same loss and balanced noise.
 
-    **Arguments:** the noise of training, one symmetry or several (they may share parameters), and the step size and
-    weight decay of training. Without weight decay the result does not depend on the step size.
+    **Arguments:**
+
+    - `noise`, `params`: the noise of training, and a point of the orbit.
+    - `symmetries`: one symmetry or several, which may share parameters.
+    - `step_size`, `weight_decay`: those of training. Without weight decay the result does not depend on the step size.
+    - `optimiser`: that of training (None: SGD); `corrected` is explained below.
+    - `tolerance`: the residual below which a symmetry counts as balanced (None: machine epsilon to the power 3/4).
+    - `max_sweeps`: the largest number of sweeps over all symmetries.
+    - `key`: draws random elements of the orbit, with which the symmetries of the loss are tested (None: a fixed key).
 
     A symmetry has no finite equilibrium if noise and decay push its charge in one direction only. Scale-invariant
     weights grow without bound if there is no weight decay, and the partner of a factor that is zero has no noise. Such

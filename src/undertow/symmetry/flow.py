@@ -134,8 +134,9 @@ def noether_flow(
 
     In continuous time dC/dt = -2 lambda C + eta/2 Tr[Sigma A]; in one step, exactly,
     E dC = -eta lambda (2 - eta lambda) C + eta^2/2 (g'Ag + Tr[Sigma A]), g the mean gradient. A loss that has the
-    symmetry only approximately raises an error unless `approximate=True`; then both have the additional term
-    -g'A params.
+    symmetry only approximately raises an error unless `approximate=True`; then the rate has the additional term
+    -g'A params, and the change in one step has -eta (1 - eta lambda) g'A params. `key` draws random elements of the
+    orbit for the test of the symmetry (None: a fixed key).
 
     `relaxation_steps` is 1/(eta (2 lambda + eta Tr[Sigma A^2]/params'A^2 params)), the slope of the flow along the
     orbit. The time is exact for a charge near its equilibrium. Far from it the slope differs: for a neuron it stays

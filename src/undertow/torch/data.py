@@ -177,6 +177,7 @@ class EnvironmentBatchSampler(AbstractBatchSampler):
       environment: an epoch has the same number of batches, all full, and the environment of each batch is drawn at
       random. The samples of an environment are used in passes, each in a new random order.
     - `shuffle`: False keeps samples and environments in their order.
+    - `seed`: seed of the random order, which differs between epochs.
 
     `pooled()` returns the counterpart with the same number of batches of the same sizes that mixes the environments.
 
@@ -214,8 +215,8 @@ class EnvironmentBatchSampler(AbstractBatchSampler):
 class PooledBatchSampler(AbstractBatchSampler):
     """Batches that mix the environments, as many and of the same sizes as those of `EnvironmentBatchSampler`.
 
-    With `weights` the environment of every sample is drawn at random. Without `weights` every sample occurs once per
-    epoch (except those that `drop_last` leaves out).
+    The arguments are those of `EnvironmentBatchSampler`. With `weights` the environment of every sample is drawn at
+    random. Without `weights` every sample occurs once per epoch (except those that `drop_last` leaves out).
 
     >>> from undertow.torch import PooledBatchSampler
     >>> sampler = PooledBatchSampler([0, 1, 0, 1, 1], batch_size=2, seed=1)
@@ -245,8 +246,8 @@ class LabelNoise:
 
     For `kind` "sign" the target becomes y + strength e with e = +-1, for "gaussian" with e ~ N(0, 1); every entry has
     its own e. For "flip" a class becomes another one of `classes` with probability `strength`, all equally likely.
-    Call the object on the targets of a batch in the training loop. Each worker of a `DataLoader` draws its own noise,
-    without a state to save.
+    Call the object on the targets of a batch in the training loop. `seed` is that of the random numbers. Each worker of
+    a `DataLoader` draws its own noise, without a state to save.
 
     >>> import torch
     >>> from undertow.torch import LabelNoise

@@ -51,19 +51,21 @@ def sweep(
 
     **Arguments:**
 
-    - `experiment`: a claim's id, a phase diagram (`"hetero"`, `"recovery"`, `"stability"`), your function as
+    - `experiment`: the name of a claim, a phase diagram (`"hetero"`, `"recovery"`, `"stability"`), your function as
       `"file.py:name"`, or the function itself, which then runs in this process: f(key, *, parameters...) -> dict of
       arrays. If JAX can trace it, blocks of points and seeds run as one vmapped program: parameters that are floats are
       traced (in double precision, in other processes), whole numbers, text and flags are static.
     - `axes`: for each axis a list of values, `{"linear": [low, high, count]}`, `{"log": [low, high, count]}`,
       parameters that change together `{"zip": {"a": ..., "b": ...}}`, or random points
       `{"random": {"a": {"log": [low, high]}}, "count": 100}`.
-    - `parameters`: other parameters, with the same value at every point; `scale` gives the remaining ones of a claim.
+    - `parameters`: other parameters, with the same value at every point. The remaining ones of a claim are those of
+      `scale`: "smoke", "default" or "full".
     - `seeds`: runs at every point; the randomness of a run depends on `seed`, its point's values and its index alone.
     - `out`: a folder; each sweep has its own folder in it, named by a hash of its specification and code.
     - `on`: the address of a Dask scheduler; without it, `jobs` processes on this machine, by default one per core.
     - `time_limit`: seconds after which a block is ended, compilation included; not for a function that runs in this
       process.
+    - `progress`: True prints the plan and the progress; None and False print nothing.
 
     **Returns** the dataset, in double precision, with the axes as labelled dimensions, then `seed`. Where `done` is 2 a
     run failed and its values are NaN; the attribute `folder` is the folder of the sweep.

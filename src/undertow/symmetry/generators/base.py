@@ -170,7 +170,7 @@ class AbstractSymmetry(eqx.Module):
     def check(
         self, problem: AbstractSampled | Population, params: PyTree, key: KeyLike, samples: int = 64
     ) -> Violation:
-        """Return by how much the loss of `problem` violates this symmetry at params."""
+        """Return by how much the loss of `problem` violates this symmetry at params, on at most `samples` samples."""
         self.check_params(params)
         key = validate.as_key("check", key)
         problem, params = precision.widened((problem, params))

@@ -19,7 +19,7 @@ class DoubleRotation(AbstractSymmetry):
     """GL(d) between two factors: (U, W) -> (U P, P^-1 W), P = exp(amount), amount a symmetric d x d matrix.
 
     `left(params)` picks U, whose last axis is the inner one; `right(params)` picks W, whose first axis is the inner
-    one. The charge is the matrix 1/2 (U'U - WW').
+    one. The charge is the matrix 1/2 (U'U - WW'). `label` replaces the description in tables.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut

@@ -25,6 +25,8 @@ POWER_STEPS = 19
 class Exponential(AbstractSymmetry):
     """A symmetric generator A: a function v -> A v of vectors like params, or its diagonal as a pytree like params.
 
+    `label` is the description in tables.
+
     >>> import jax.numpy as jnp
     >>> import undertow as ut
     >>> swap = ut.Exponential(lambda v: v[::-1])

@@ -23,7 +23,7 @@ class Rescaling(AbstractDiagonal):
     ReLU, leaky ReLU and linear neurons have this symmetry. **Arguments:** `outgoing(params)` and `incoming(params)`
     pick entries of params, as for `equinox.tree_at`: leaves, or slices, transposes and tuples of them. With
     `neurons=True` there is one generator for each neuron: the last axis of the arrays that `outgoing` picks, and the
-    first axis of those that `incoming` picks.
+    first axis of those that `incoming` picks. `label` replaces the description in tables.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut

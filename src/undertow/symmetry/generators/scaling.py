@@ -19,7 +19,8 @@ __all__ = ["Scaling"]
 class Scaling(AbstractDiagonal):
     """Multiplication of the params picked by `where` with exp(amount), A = I.
 
-    Batch, layer and weight normalisation make a loss invariant under this symmetry.
+    Batch, layer and weight normalisation make a loss invariant under this symmetry. `where` picks entries of params as
+    in `Rescaling`, and `label` replaces the description in tables.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut

@@ -178,8 +178,9 @@ class Census:
 
         - `model`: a network with the same modules as the one of this census, with other sizes and numbers of layers.
         - `batch`, `loss`: as in `census`, for this model.
+        - `seed`: seed of the random moves along the orbits.
 
-        A `ValueError` says which parameter, layer or size has no counterpart, or which symmetries do not hold.
+        A `ValueError` names the parameter, layer or size that has no counterpart, or the symmetries that do not hold.
 
         >>> import torch
         >>> from undertow.torch import census

@@ -80,6 +80,7 @@ def equilibrate(
 
     **Arguments:**
 
+    - `model`: the network, which is changed in place unless `dry_run` is set.
     - `batches`: minibatches as in training, at least two; their gradients measure the noise.
     - `loss`: `loss(model, batch)` returns a scalar tensor.
     - `census`: the census of this model. Approximate symmetries are not used.
@@ -95,6 +96,7 @@ def equilibrate(
       would resolve it; 0 measures none.
     - `progress`: None shows a bar on stderr after two seconds if that is a terminal, True shows it always, False
       never. A function is called with (stage, passes, total or None) after every pass.
+    - `seed`: seed of dropout and of the vectors with which the curvature is measured.
 
     >>> import torch
     >>> from undertow.torch import census, equilibrate

@@ -96,7 +96,7 @@ class NoiseMonitor:
       needs a value below about 1.
     - `optimiser`: whose equilibrium it is, "SGD" or "AdamW". `note`: why numbers are None.
 
-    `verdicts()` says for each symmetry whether it has reached that equilibrium. `last` holds the newest measurement
+    `verdicts()` returns for each symmetry whether it has reached that equilibrium. `last` holds the newest measurement
     generator by generator. A step that cannot be measured raises an error if it is the first one, and later a warning,
     once for each reason, with no row for that step. Both come from `step()`, never from `backward()`.
 

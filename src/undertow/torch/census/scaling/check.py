@@ -189,6 +189,7 @@ def check_scaling(
 
     **Arguments:**
 
+    - `census`: the census of the network.
     - `source`: the layer that is divided, a norm or a linear layer: a name, the end of a name, or "re:" and a regular
       expression. It may select one layer in each block of the network.
     - `readers`: names or patterns of the layers that read it. A reader belongs to the source with which it shares the
