@@ -71,7 +71,9 @@ class Measurement:
     data: "xarray.Dataset" = field(default_factory=_no_data)
     seeds: int = 1
     diverged: int = 0
+    """The number of runs that diverged; they are left out."""
     note: str = ""
+    """A remark that the report shows below the checks."""
 
 
 def draw_checks(measurement: Measurement, parameters: object) -> "Figure":
@@ -102,6 +104,7 @@ class Claim(Generic[P]):
     place: str = ""
     """The place of the claim in the paper, such as a theorem or an equation."""
     equation: str = ""
+    """The formula of the statement as plain text, which the pages typeset."""
     scales: dict[Scale, P] = field(default_factory=dict)
     """The parameters, a frozen dataclass, at each scale; scales differ in seeds, steps and sizes, never in criteria."""
     draw: "Callable[[Measurement, P], Figure]" = draw_checks

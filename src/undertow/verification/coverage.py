@@ -24,7 +24,7 @@ ALGEBRA = "algebra of the proof; its result is checked"
 
 @dataclass(frozen=True)
 class Entry:
-    """One result of a paper, its statement, and the claims that check it or the reason why there are none.
+    """One result of a paper, its statement (`says`), and the claims that check it or the reason why there are none.
 
     A pack lists its entries under the name `COVERAGE`.
 

@@ -211,10 +211,11 @@ def criterion_from_json(data: "dict[str, str | float | int] | str") -> Criterion
 class Check:
     """A measured number with its prediction, and the criterion that compares them.
 
-    `printed` is the paper's value where the errata list corrects it. `alternative` is the value that the claim's
-    alternative predicts for the measured number; for a test at a level it is the p-value of the same data under the
-    alternative. `samples` is the number of independent values behind `uncertainty`: by default the seeds of the
-    measurement, `math.inf` where the standard error is known rather than estimated.
+    `what` is the quantity in words, and `uncertainty` the standard error of `measured`. `printed` is the paper's value
+    where the errata list corrects it. `alternative` is the value that the claim's alternative predicts for the measured
+    number; for a test at a level it is the p-value of the same data under the alternative. `samples` is the number of
+    independent values behind `uncertainty`: by default the seeds of the measurement, `math.inf` where the standard
+    error is known rather than estimated.
 
     >>> from undertow.verification.criterion import Check, Within, judge
     >>> check = Check("mean", measured=1.02, predicted=1.0, uncertainty=0.01, criterion=Within(0.0, 0.1))
