@@ -43,7 +43,7 @@ class PhasesResult:
     """The spurious signal of the runs (runs, times)."""
     true_theory: np.ndarray
     spurious_theory: np.ndarray
-    """The typical size, alpha^2 exp(2 lambda t), up to the size of the signal."""
+    """The typical size, alpha^2 exp(2 Lambda t), up to the size of the signal."""
     diverged: int
 
 

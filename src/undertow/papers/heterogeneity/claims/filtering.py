@@ -179,7 +179,7 @@ def _draw_spread(measurement: Measurement, parameters: Sweep) -> "Figure":
     left.legend()
     style.theory(right, data.fine, data.curve, "scalar map")
     style.points(right, data.spread, data.share, data.share_error, "SGD")
-    right.set(xlabel="spread M", ylabel="share of runs with spurious < 0.1")
+    right.set(xlabel="spread M of the spurious signal 1 ± M", ylabel="share of runs with spurious signal < 0.1")
     right.legend()
     return figure
 
@@ -288,7 +288,7 @@ def _draw_moments(measurement: Measurement, parameters: ScalarMap) -> "Figure":
     style.points(axes, data.spread, data.drawn, data.drawn_error, "Monte Carlo")
     style.theory(axes, data.spread, data["mean"], "E|q|, the same for every M", "red")
     axes.axhline(1.0, color=style.COLOURS["green"], lw=1, ls="--", label="start")
-    axes.set(xlabel="spread M", ylabel="growth in 100 steps", yscale="log")
+    axes.set(xlabel="spread M of the spurious signal 1 ± M", ylabel=f"growth in {parameters.steps} steps", yscale="log")
     axes.legend()
     return figure
 
@@ -317,7 +317,7 @@ CLAIMS = (
         place="Figure 4",
         statement="A large step size filters out the spurious signal; a small one learns it in the same time, steps * "
         "η. The scalar map at that step size predicts the share of filtered runs.",
-        equation="λ = E log|1 + η s| < 0 needs η > 2 E s/(M² - E s²)",
+        equation="Λ = E log|1 + η s| < 0 needs η > 2 E s/(M² - (E s)²)",
         alternative="Twice as many steps of half the size filter as many runs as the scalar map predicts for the "
         "whole step size.",
         rests_on=("exact-law",),

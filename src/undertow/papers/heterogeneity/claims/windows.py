@@ -187,11 +187,11 @@ def _draw_transition(measurement: Measurement, parameters: Transition) -> "Figur
     for row, predicted, colour in zip(data.share, data.predicted, ("blue", "green", "red"), strict=True):
         style.points(axes, data.spread, row, None, f"{int(row.steps)} steps", colour)
         axes.axvline(float(predicted), color=style.COLOURS[colour], lw=1.2)
-    axes.set(xlabel="spread M (lines: α exp(T λ) = 1)", ylabel="share with q² < 0.1, scalar map")
+    axes.set(xlabel="spread M (lines: α exp(TΛ) = 1)", ylabel="share with q² < 0.1, scalar map")
     axes.legend()
     heatmap.heat_map(plane, data["mean"], data.spread, data.plane, f"share after {MIDDLE} steps", limits=(0.0, 1.0))
-    heatmap.boundary(plane, data["mean"], data.bound, "α exp(T λ) = 1")
-    plane.set(xlabel="mean of s", ylabel="spread M")
+    heatmap.boundary(plane, data["mean"], data.bound, "α exp(TΛ) = 1")
+    plane.set(xlabel="mean of the spurious signal", ylabel="spread M")
     plane.legend(loc="lower right", frameon=True, framealpha=0.85)
     return figure
 
@@ -216,11 +216,11 @@ CLAIMS = (
         paper="heterogeneity",
         place="Figure 3, the transition",
         statement="The spread at which half of the runs are filtered depends on the length of the run. Far below "
-        "saturation, half of the runs are below a size x where α exp(T λ) = x. Near saturation this rule is only a "
-        "guide: runs that have grown to 1 shrink again, and in long runs half are below 0.1 for M ≥ 5, although λ "
-        "is still positive.",
-        equation="α exp(T λ) = x,  2λ = log|(1 + η)² - η² M²|",
-        alternative="The length of the run does not matter and the boundary is λ = 0; or α exp(T λ) = 1 holds near "
+        "saturation, half of the runs are below a size x where α exp(T Λ) = x, with the Lyapunov exponent Λ. Near "
+        "saturation this rule is only a guide: runs that have grown to 1 shrink again, and in long runs half are below "
+        "0.1 for M ≥ 5, although Λ is still positive.",
+        equation="α exp(T Λ) = x,  2Λ = log|(1 + η)² - η² M²|",
+        alternative="The length of the run does not matter and the boundary is Λ = 0; or α exp(T Λ) = 1 holds near "
         "saturation too.",
         rests_on=("filtering-by-spread",),
         scales={"smoke": Transition(1024, 25), "default": Transition(4096, 49, 17), "full": Transition(32_768, 97, 33)},

@@ -97,7 +97,8 @@ CLAIMS = (
         paper="optimisers",
         place="Limit with a metric",
         statement="Adam with label noise follows the limiting flow in its metric, with the correction for a metric "
-        "that fluctuates with the params, for (1 - b2)/(eta lambda) between 0.01 and 10.",
+        "that fluctuates with the params, for (1 - b2)/(ηλ) between 0.01 and 10, where λ is the least curvature in the "
+        "metric.",
         equation="dθ/dτ = -(c/4) P_S S ∇tr(S H) - (1/η) P_S S'(v) E[m w],  dv/dτ = κ (E g² - v)",
         alternative="The metric is independent of the gradients that it multiplies: Adam follows the flow without the "
         "correction.",

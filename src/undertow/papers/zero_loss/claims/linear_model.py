@@ -289,8 +289,8 @@ CLAIMS = (
         id="uv-rate",
         paper="zero_loss",
         place="Lemma D.13 and Eq. (17)",
-        statement="Under label noise u_j v_j decays at the rate δ² s_j in slow time. The rate of SGD exceeds it by an "
-        "amount proportional to the step size, η/2 |∇f_i|² on average.",
+        statement="Under label noise u_j v_j decays at the rate δ² s_j in slow time. The rate of SGD exceeds it by a "
+        "share proportional to the step size, η/2 |∇f_i|² on average.",
         equation="d/dt (u_j v_j) = -δ² s_j u_j v_j,  s_j = (4/n) ∑_i z_ij²",
         alternative="The rate is δ² s_j/2, that of u_j or v_j alone; the excess is of second order in the step size, "
         "or η |∇f_i|² without the half.",
