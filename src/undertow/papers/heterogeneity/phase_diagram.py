@@ -81,7 +81,8 @@ def _axes(points: int) -> Grid:
 def _draw(data: "xarray.Dataset") -> "Figure":
     figure, (axes,) = style.new_figure(width=6.4, height=4.4)
     shown = means(data, "filtered", "step_size", "spread")
-    heatmap.heat_map(axes, shown.step_size, shown.spread, shown, "share of runs that filter it out", limits=(0.0, 1.0))
+    words = "share of runs without the spurious signal"
+    heatmap.heat_map(axes, shown.step_size, shown.spread, shown, words, limits=(0.0, 1.0))
     steps, alpha, mean = fixed(data, "steps", STEPS), fixed(data, "alpha", ALPHA), fixed(data, "mean", MEAN)
     sizes = np.geomspace(float(data.step_size.min()) / 1.2, float(data.step_size.max()) * 1.2, 200)
     predicted = [transition_spread(mean, float(eta), steps=steps, alpha=alpha) for eta in sizes]

@@ -94,7 +94,7 @@ def _draw(data: "xarray.Dataset") -> "Figure":
     heatmap.boundary(
         axes, [statistical_dimension(k, d) for k in sparsities], sparsities, "predicted: statistical dimension of l1"
     )
-    axes.set(xlabel="equations n", ylabel="sparsity κ")
+    axes.set(xlabel="equations n", ylabel="sparsity k")
     axes.legend(loc="upper left", frameon=True, framealpha=0.85)
     return figure
 

@@ -193,8 +193,7 @@ def _draw(measurement: Measurement, parameters: ExactDraws) -> "Figure":
         if index == 0:
             style.points(axes, explicit, steady, None, "quantiles with c = m", "red", "x")
         style.points(axes, explicit, exact, None, "quantiles, exact law")
-        axes.set(xlabel="explicit measurements: |G U|/√E|G U|²", title=title)
-    panels[0].set_ylabel("one draw: |G U|/√E|G U|²")
+        axes.set(xlabel="explicit measurements: |G U|/√E|G U|²", ylabel="one draw: |G U|/√E|G U|²", title=title)
     panels[0].legend()
     return figure
 

@@ -188,7 +188,7 @@ def _draw_growth(measurement: Measurement, parameters: Growth) -> "Figure":
         style.points(axes, predicted, simulated, None, "one variable, u or v")
         axes.set_title(title)
         axes.set_xlabel("predicted growth of log size")
-        axes.set_ylabel("simulated, mean over runs")
+        axes.set_ylabel("simulated growth, mean over runs")
         axes.legend()
     return figure
 

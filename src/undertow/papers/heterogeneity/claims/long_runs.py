@@ -167,7 +167,7 @@ def _draw_tail(measurement: Measurement, parameters: Tail) -> "Figure":
     start = float(data.share[0])
     style.theory(axes, data.level, start * (data.level / data.level[0]) ** -kappa, f"power {-kappa:.3f} (Kesten)")
     style.points(axes, data.level, data.share, data.error, "scalar map with noise")
-    axes.set(xlabel="|q|", ylabel="share of runs beyond", xscale="log", yscale="log")
+    axes.set(xlabel="size |q| of the component", ylabel="share of runs beyond", xscale="log", yscale="log")
     axes.legend()
     return figure
 

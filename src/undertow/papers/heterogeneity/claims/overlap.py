@@ -96,7 +96,7 @@ def _draw(measurement: Measurement, parameters: Subspaces) -> "Figure":
     data = measurement.data
     style.theory(axes, data.d, float(data.limit) / np.sqrt(data.d), "norm of a Gaussian r1 × r2 matrix / √d")
     style.points(axes, data.d, data.overlap, data.error, "largest cosine, mean")
-    axes.set(xlabel="d", ylabel="|U*'V*|", xscale="log", yscale="log")
+    axes.set(xlabel="dimension d", ylabel="overlap |U*'V*|", xscale="log", yscale="log")
     axes.legend()
     return figure
 

@@ -174,7 +174,7 @@ def _measure_phases(parameters: Path, key: Key[Array, ""]) -> Measurement:
             "low": ("step", np.median(values.min(2), axis=0)),
             "high": ("step", np.median(values.max(2), axis=0)),
             "spurious": ("step", np.sqrt(np.median(measures["spurious"], axis=0))),
-            "told": ("step", path),
+            "recursion": ("step", path),
         },
         attrs={"end": end},
     )
@@ -184,14 +184,14 @@ def _measure_phases(parameters: Path, key: Key[Array, ""]) -> Measurement:
 def _draw_phases(measurement: Measurement, parameters: Path) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
-    step = np.arange(len(data.told))
-    style.theory(axes, step, data.told, "recursion (25)")
+    step = np.arange(len(data.recursion))
+    style.theory(axes, step, data.recursion, "recursion (25)")
     shown = slice(None, None, 10)
     for name, label, colour in (("low", "smallest", "blue"), ("high", "largest", "green")):
         style.points(axes, step[shown], data[name][shown], None, f"{label} singular value, median", colour)
     style.points(axes, step[shown], data.spurious[shown], None, "spurious part, median", "red")
     axes.axvline(data.attrs["end"], color=style.COLOURS["grey"], ls="--", lw=1, label="end of phase 1")
-    axes.set(xlabel="step", ylabel="size", yscale="log", ylim=(1e-6, 2))
+    axes.set(xlabel="step", ylabel="size of a part of U", yscale="log", ylim=(1e-6, 2))
     axes.legend(loc="lower right")
     return figure
 
@@ -236,7 +236,7 @@ def _draw_away(measurement: Measurement, parameters: Path) -> "Figure":
     shown = slice(None, None, 10)
     style.points(axes, step[shown], data.to_invariant[shown], None, "pooled SGD, to A*")
     style.points(axes, step[shown], data.to_mean[shown], None, "pooled SGD, to A* + mean A(e)", "red")
-    axes.set(xlabel="step", ylabel="distance")
+    axes.set(xlabel="step", ylabel="distance of UU', median")
     axes.legend()
     return figure
 
@@ -290,7 +290,8 @@ def _draw_rates(measurement: Measurement, parameters: Rates) -> "Figure":
         y, error = measurement.data[f"by_{name}"].values.T
         style.points(axes, x, y, error, "HeteroSGD, median")
         style.theory(axes, x, y[0] * (x / x[0]) ** power, f"{name}^{power:g}")
-        axes.set(xlabel=name, ylabel="|UU' - A*|", xscale="log", yscale="log")
+        words = {"m": "measurements per step m", "d": "dimension d"}[name]
+        axes.set(xlabel=words, ylabel="median |UU' − A*|", xscale="log", yscale="log")
         axes.legend()
     return figure
 

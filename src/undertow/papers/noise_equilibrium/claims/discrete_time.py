@@ -140,11 +140,11 @@ def _draw(measurement: Measurement, parameters: Steps) -> "Figure":
     data = measurement.data
     left.plot(data.amount, style.some(data.flow, 8).T, color=style.COLOURS["grey"], lw=1)
     left.plot([0], [0], "o", color=style.COLOURS["blue"], label="fixed point")
-    left.set(xlabel="λ − λ*", ylabel="E dC / max |E dC|, neuron")
+    left.set(xlabel="amount λ − λ* along the orbit", ylabel="E dC / max |E dC|, neuron")
     left.legend()
     style.points(right, data.distance, data.grown, None, "scale invariance, γ < 0")
     style.theory(right, data.distance, np.cosh(2 * data.distance), "cosh 2λ: no zero")
-    right.set(xlabel="λ from the lowest point", ylabel="E dC / its minimum")
+    right.set(xlabel="amount λ from the lowest point", ylabel="E dC / its minimum")
     right.legend()
     return figure
 

@@ -311,7 +311,7 @@ def _draw_theorem(measurement: Measurement, parameters: Orbits) -> "Figure":
     data = measurement.data
     for axes, values, words in ((left, data.flow, "flow G / max |G|"), (right, data.charge, "charge C / its range")):
         axes.plot(data.amount, style.some(values).T, color=style.COLOURS["grey"], lw=1)
-        axes.set(xlabel="λ − λ*", ylabel=words)
+        axes.set(xlabel="amount λ − λ* along the orbit", ylabel=words)
     left.plot([0], [0], "o", color=style.COLOURS["blue"], label="equilibrium")
     left.legend()
     return figure
@@ -322,7 +322,7 @@ def _draw_infinity(measurement: Measurement, parameters: Orbits) -> "Figure":
     data = measurement.data
     style.points(axes, data.amount, data.flow[0], None, "flow")
     style.theory(axes, data.amount, float(data.flow[0, 0]) * np.exp(-2 * (data.amount - data.amount[0])), "exp(−2λ)")
-    axes.set(yscale="log", xlabel="λ", ylabel="flow G without weight decay")
+    axes.set(yscale="log", xlabel="amount λ along the orbit", ylabel="flow G without weight decay")
     axes.legend()
     return figure
 

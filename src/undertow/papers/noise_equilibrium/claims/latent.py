@@ -207,7 +207,7 @@ def _bars(measurement: Measurement, labels: dict[str, tuple[str, str]]) -> "Figu
         style.points(axes, places + shift, data[name].sel(part="mean"), data[name].sel(part="error"), label, colour)
     style.theory(axes, [-0.4, places[-1] + 0.4], [1.0, 1.0], "noise equilibrium of a linear network")
     axes.set_xticks(places, list(data.activation.values))
-    axes.set(ylabel="cosine of WΣₓW′ and U′ΣₑU", ylim=(0, 1.08))
+    axes.set(xlabel="activation", ylabel="cosine of WΣₓW′ and U′ΣₑU", ylim=(0, 1.08))
     axes.legend()
     return figure
 

@@ -134,8 +134,7 @@ def _draw_factors(measurement: Measurement, parameters: Batches) -> "Figure":
         style.theory(axes, ends, 2 * ends, "slope 2")
         style.theory(axes, ends, ends, "slope 1, in print", "red")
         style.points(axes, unit, change, error, "mean over batches")
-        axes.set(xlabel="η σ² Tr[ΣA]", title=name)
-    panels[0].set_ylabel("change of θ'Aθ per step by noise")
+        axes.set(xlabel="η σ² Tr[ΣA]", ylabel="change of θ'Aθ per step by noise", title=name)
     panels[0].legend()
     return figure
 

@@ -220,7 +220,7 @@ def _draw_settings(measurement: Measurement, parameters: Online) -> "Figure":
     style.theory(axes, [-0.5, places[-1] + 0.5], [ratio_theory(PHIS[0])] * 2, f"√(φ(2 − φ)), φ = {PHIS[0]:g}")
     style.points(axes, places, data.ratio.sel(part="mean"), data.ratio.sel(part="error"), "SGD")
     axes.set_xticks(places, [str(s) for s in data.setting.values], rotation=20, ha="right")
-    axes.set(ylabel="|U|²/|W|²", ylim=(0.5, 0.7))
+    axes.set(xlabel="change of the settings", ylabel="|U|²/|W|²", ylim=(0.5, 0.7))
     axes.legend()
     return figure
 

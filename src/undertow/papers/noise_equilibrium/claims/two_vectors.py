@@ -121,7 +121,7 @@ def _draw_vectors(measurement: Measurement, parameters: Vectors) -> "Figure":
     for sign in (1, -1):
         style.theory(axes, [-reach, reach], [-sign * reach, sign * reach], "U = ±W'" if sign == 1 else "_")
     style.points(axes, style.some(u, 2000), style.some(w, 2000), None, "neurons at the end of SGD")
-    axes.set(xlabel="U_k", ylabel="W_k")
+    axes.set(xlabel="entry U_k", ylabel="entry W_k")
     axes.legend()
     return figure
 

@@ -138,9 +138,9 @@ def _draw(measurement: Measurement, parameters: Rotation) -> "Figure":
         style.theory(left, ends, [predicted_angle(end, 1.0, b1) for end in ends], "")
         style.points(left, product, row.angle[:, 0], row.angle[:, 1], f"b1 = {b1:g}", colour, marker=marker)
         style.points(right, ratio, row.square[:, 0], row.square[:, 1], f"b1 = {b1:g}", colour, marker=marker)
-    left.set(xscale="log", yscale="log", xlabel="η λ", ylabel="angle per step",
+    left.set(xscale="log", yscale="log", xlabel="step size × decay, ηλ", ylabel="angle per step",
              title="lines: √(2ηλ(1 − b1)/(1 + b1))")  # fmt: skip
-    right.set(xscale="log", yscale="log", xlabel="η/λ", ylabel="|θ|²")
+    right.set(xscale="log", yscale="log", xlabel="step size / decay, η/λ", ylabel="|θ|²")
     left.legend()
     right.legend()
     return figure

@@ -146,7 +146,7 @@ def _measure(parameters: Schedules, key: Key[Array, ""]) -> Measurement:
 def _draw(measurement: Measurement, parameters: Schedules) -> "Figure":
     figure, panels = style.new_figure(4, width=3.4)
     for row, name in enumerate(OPTIMISERS):
-        for column, (clock, label) in enumerate((("slow_time", "∑ η²"), ("time", "∑ η"))):
+        for column, (clock, label) in enumerate((("slow_time", "slow time, ∑ η²"), ("time", "time, ∑ η"))):
             axes = panels[2 * row + column]
             data = measurement.data.sel(optimiser=name)
             constant = data.sel(schedule="constant")
@@ -154,7 +154,7 @@ def _draw(measurement: Measurement, parameters: Schedules) -> "Figure":
             for kind, colour, marker in (("warm-up", "blue", "o"), ("cosine", "red", "s")):
                 part = data.sel(schedule=kind)
                 style.points(axes, part[clock], part.trace, None, kind, colour, marker=marker)
-            axes.set(xlabel=label, ylabel="tr H", title=f"{name}, clock {label}")
+            axes.set(xlabel=label, ylabel="tr H", title=name)
     panels[0].legend()
     return figure
 

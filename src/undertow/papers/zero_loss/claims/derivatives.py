@@ -232,8 +232,7 @@ def _draw_second(measurement: Measurement, parameters: Directions) -> "Figure":
         style.theory(axes, ends, ends, "equality")
         style.points(axes, style.some(printed, 60), style.some(difference, 60), None, "signs in print", "red", "x")
         style.points(axes, style.some(formula, 60), style.some(difference, 60), None, "three minus signs")
-        axes.set(xlabel="component of the formula", title=name)
-    panels[0].set_ylabel("component of d²Φ, by differences")
+        axes.set(xlabel="component of the formula", ylabel="component of d²Φ, by differences", title=name)
     panels[0].legend()
     return figure
 
