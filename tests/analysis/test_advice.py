@@ -63,7 +63,7 @@ def test_every_row_has_its_own_sentences():
 @pytest.mark.parametrize(
     ("trace_then", "step_then", "words"),
     [
-        (1.0, 0.4, ["Tr H falls from 4 ± 0.1 to 1 ± 0.2", "which allows steps 4.0 times as large"]),
+        (1.0, 0.4, ["Tr H falls from 4 ± 0.1 to 1 ± 0.2", "to a step size 4.0 times as large"]),
         (1.0, 0.11, ["Tr H falls from 4 ± 0.1 to 1 ± 0.2"]),
         (9.0, 0.05, ["Tr H rises from 4 ± 0.1 to 9 ± 0.2", "may not be stable after about 1,234 steps"]),
     ],

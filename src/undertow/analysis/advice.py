@@ -69,8 +69,8 @@ def _on_sharpness(analysis: Analysis) -> Iterator[str]:
     )
     if gain > 1.2:
         yield (
-            "Start from the equilibrium (`equilibrium(...).params`: same function, same loss), which allows steps "
-            f"{gain:.1f} times as large without a warm-up."
+            "From the equilibrium (`equilibrium(...).params`: same function, same loss) gradient descent is stable up "
+            f"to a step size {gain:.1f} times as large; SGD needs a smaller one, and may still need a warm-up."
         )
     elif gain < 1 / 1.2:
         steps = max((row.relaxation for row in analysis.rows if np.isfinite(row.relaxation)), default=None)

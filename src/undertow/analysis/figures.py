@@ -95,9 +95,9 @@ def _noise(analysis: Analysis) -> Plot:
     for (up, down), (label, colour, marker) in zip(series, marks, strict=True):
         # one-sided noise is drawn at the edge
         style.points(axes, np.maximum(down, low), np.maximum(up, low), None, label, colour, marker)
-    decay = " and weight decay" if analysis.weight_decay else ""
-    axes.set_xlabel(f"noise{decay} that pushes the charge down")
-    axes.set_ylabel(f"noise{decay} that pushes the charge up")
+    decay, push = (" and weight decay", "push") if analysis.weight_decay else ("", "pushes")
+    axes.set_xlabel(f"noise{decay} that {push} the charge down")
+    axes.set_ylabel(f"noise{decay} that {push} the charge up")
     axes.legend()
     return Plot(
         "noise",
@@ -151,7 +151,7 @@ def _path(analysis: Analysis, path: Path) -> Plot:
     style.theory(axes, path.steps(analysis.step_size), path.trace, "limiting flow", "blue")
     axes.set_ylim(bottom=0)
     axes.set_xlabel(f"steps of SGD at step size {analysis.step_size:g}")
-    axes.set_ylabel("Tr H")
+    axes.set_ylabel("trace of the Hessian, Tr H")
     axes.legend()
     return Plot(
         "path",
