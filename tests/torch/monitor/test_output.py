@@ -49,7 +49,7 @@ def test_csv_figure_and_log(tmp_path, monkeypatch, as_a_user):
     assert [axes.get_title(loc="left") for axes in figure.axes] == [
         "charge",
         "noise power",
-        "log distance to equilibrium",
+        "distance to equilibrium",
         "gradient noise scale (samples)",
     ]
     line = figure.axes[0].lines[0]

@@ -47,7 +47,7 @@ def plot_symmetries(
         for axes, values, title in (
             (charges, column("charge"), "charge"),
             (noises, plus, "noise power"),
-            (distances, column("distance"), "log distance to equilibrium"),
+            (distances, column("distance"), "distance to equilibrium"),
         ):
             # one legend below all panels: the lines of the others have no labels
             _lines(axes, steps, values, lines, rest, named if axes is charges else None)
@@ -144,7 +144,9 @@ def plot_layers(scales: NoiseScales) -> "matplotlib.figure.Figure":
             _log_scale(axes)
         for axes in panels[len(shown) :]:
             axes.set_visible(False)
-        words = "gradient noise scale by layer over the steps, in samples; grey: all layers"
+        figure.supxlabel("step", fontsize=9)
+        figure.supylabel("gradient noise scale (samples)", fontsize=9)
+        words = "gradient noise scale by layer; grey: all layers"
         figure.suptitle(f"{words}; {left_out} more layers are not shown" if left_out > 0 else words, fontsize=10)
     return figure
 
