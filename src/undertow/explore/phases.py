@@ -100,11 +100,11 @@ def draw(result: PhasesResult) -> Picture:
     """Draw the map with the chosen point, and the signals of the runs there."""
     sizes, spreads = np.array(STEP_SIZES), np.array(SPREADS)
     diagram = Panel(
-        "Share that filters it out; click to choose",
+        "Runs without the spurious signal; click to choose a point",
         Axis("step size η", log=True, low=0.0085, high=0.1),
         Axis("heterogeneity M", low=0.0, high=9.0),
         (
-            Series("cells", "HeteroSGD, share", "blue", sizes, result.share, rows=spreads),
+            Series("cells", "share of runs of HeteroSGD", "blue", sizes, result.share, rows=spreads),
             Series("line", "predicted: α exp(TΛ) = 1", "red", result.curve_sizes, np.clip(result.boundary, 0, 9)),
             Series("target", "chosen point", "purple", np.array([result.point[0]]), np.array([result.point[1]])),
         ),
