@@ -63,8 +63,8 @@ PAGES: dict[str, Page] = {
             "symmetry.generators.AbstractSymmetry", "symmetry.generators.Violation", "symmetry.flow.Flow",
             "symmetry.equilibrium.Equilibrium", "symmetry.comparison.RunComparison",
             "symmetry.comparison.FarFromEquilibrium", "symmetry.metric_charge.charge_change",
-            "symmetry.metric_charge.ChargeChange", "analysis.result.Analysis", "analysis.result.Row",
-            "analysis.result.Sides",
+            "symmetry.metric_charge.ChargeChange", "analysis.jax.analyze", "analysis.result.Analysis",
+            "analysis.result.Row", "analysis.result.Sides",
         ),
     ),
     "sensing": Page(

@@ -39,9 +39,15 @@ def analyze(
     key: KeyLike = 0,
     report: Callable[[str], object] = lambda stage: None,
 ) -> Analysis:
-    """Find the symmetries of a loss and predict the equilibrium of their charges under SGD.
+    """Return the symmetries of a loss, the equilibrium of their charges under SGD, and advice.
 
-    A problem is trained with minibatches of `batch_size`. `report` is called with the name of each stage.
+    **Arguments:**
+
+    - `noise`: the noise of training, or a problem, which is trained with minibatches of `batch_size`.
+    - `params`: the point at which the problem is analysed.
+    - `step_size`, `weight_decay`: those of SGD.
+    - `key`: the key of the random points and probes.
+    - `report`: a callback that receives the name of each stage when it starts.
 
     >>> import jax, jax.numpy as jnp
     >>> import undertow as ut
