@@ -149,7 +149,8 @@ def _svg(places: Places, routes: Iterable[list[Point]], verdicts: Mapping[str, s
     width = lefts[-1] + widths[-1] + PADDING
     height = 2 * PADDING + ROW + max(row for _, row in places.values()) * ROW
     routes = list(routes)
-    label = f"What rests on what: {len(names)} claims and {len(routes)} arrows. The list below has the same content."
+    size = f"{len(names)} claims and {len(routes)} arrows"
+    label = f"Dependencies between claims: {size}. The list below has the same content."
     style = f"--least: {0.8 * width:.0f}px; max-width: {width:.0f}px"
     opening = Markup('<svg class="graph" role="img" viewBox="0 0 {:.0f} {:.0f}" style="{}" aria-label="{}">')
     parts = [opening.format(width, height, style, label)]
