@@ -243,7 +243,8 @@ correction for a finite $1 - b_2$ is applied.
 ![Predicted and measured log ratios of norms, text](adamw-generators-text.svg)
 
 Every point is one generator of one seed at $\\lambda = {decay:g}$ and $b_2 = {b2:g}$: the logarithm of the norm of its
-plus side over that of its minus side, and the same at the predicted equilibrium.
+plus side over that of its minus side, and the same at the predicted equilibrium, both averaged over the second half of
+the run.
 
 ## By symmetry, at λ = {decay:g} and b2 = {b2:g}
 
