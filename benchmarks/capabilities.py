@@ -1,5 +1,5 @@
-"""Cost and memory of each level against the size and the conditioning of the problem, and the sentences with which
-calls beyond the limits are refused. One case per process, on one core; compilation is listed apart."""
+"""Cost and memory of each level against the size and the conditioning of the problem, and the messages of calls beyond
+the limits. One case per process, on one core; compilation is listed apart."""
 
 import functools
 import json

@@ -278,8 +278,9 @@ def page(results: dict[str, Any]) -> str:
         "## Summary",
         "",
         f"- `InvariantRegressor` tests all subsets of {MOST_COLUMNS} screened columns together, from moments, and the",
-        f"  supports of the heterogeneity flow. ICP tests all subsets of {SCREENED} screened columns, with a pass over",
-        "  the rows for each; all $2^{30}$ subsets of the 30 columns would take "
+        "  supports (sets of columns) that a flow proposes ([grouped data](howto/grouped-data.md)). ICP, invariant",
+        f"  causal prediction, tests all subsets of {SCREENED} screened columns, with a pass over the rows for each;",
+        "  all $2^{30}$ subsets of the 30 columns would take "
         f"{days_of_all_subsets(results):.0f} days. Both use the same test. ICP",
         "  chooses the passing model of least pooled risk, `InvariantRegressor` that of the least information",
         "  criterion, which leaves out columns without effect.",
@@ -291,11 +292,15 @@ def page(results: dict[str, Any]) -> str:
         "- `HeteroRegressor`, SGD with one group per step, helps where the effect of a child changes sign (flip) and",
         '  little in other designs. The row "pooled $u^2 - v^2$" stops at the same time and uses no groups: part of',
         "  the gain of both is due to early stopping.",
-        "- The penalties of IRM and V-REx were chosen in hindsight: the best of "
+        "- IRM (invariant risk minimisation) and V-REx (variance risk extrapolation) add a penalty to the risk;",
+        "  GroupDRO minimises a smooth maximum of the risks of the groups.",
+        "  The penalties of IRM and V-REx were chosen in hindsight: the best of "
         + ", ".join(f"{p:g}" for p in PENALTIES)
         + " by median error",
         "  in each design. A user, who does not know the coefficients, cannot choose in this way. Another optimiser",
         "  may be better than L-BFGS from least squares.",
+        "- In *chain*, where the noise differs between groups, `InvariantRegressor` and ICP weight the groups by their",
+        "  noise; the oracle does not, and has a larger error.",
         "- All models are linear and all data synthetic, with children of the kind for which these methods are made.",
         "  The results do not extend to networks or real data. An invariant model need not be causal.",
         "",

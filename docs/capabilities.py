@@ -45,8 +45,8 @@ OVERVIEW = [
      "FSDP2", "that of the training", "see below"],
     ["[`equilibrate`](api/torch.md#equilibrate)", "PyTorch models whose gradients fit in memory several times",
      "enters only with weight decay", "see below"],
-    ["[`InvariantRegressor`](api/grouped.md#InvariantRegressor)", f"any number of rows; all subsets of the "
-     f"{MOST_COLUMNS} screened columns, and supports of a flow without a bound; at least two groups", "none",
+    ["[`InvariantRegressor`](api/grouped.md#InvariantRegressor)", "any number of rows and columns; all subsets "
+     f"of the {MOST_COLUMNS} screened columns, and supports of a flow over all columns; at least two groups", "none",
      "the rows, and the moments of each group"],
     ["[`sweep`](api/sweeps.md#sweep)", "up to 1,000,000 points per axis", "that of the experiment",
      "one block of points and seeds per process"],
@@ -67,8 +67,8 @@ def capabilities() -> str:
         "$\\lambda_{\\max}$ is the largest curvature.",
         "Measurements by `python -m benchmarks capabilities`: every case ran in its own process on one core. Times are "
         "CPU seconds of a second call; the first call also compiles. Memory is the peak of the process, of which the "
-        f"imports take a few hundred MiB. The machine was loaded by other programs (load {facts['load']:.1f} on two "
-        "cores), which CPU seconds reflect in part.",
+        f"imports take a few hundred MiB. Other programs were running on the machine (load {facts['load']:.1f} on two "
+        "cores), which also increases CPU seconds, although less than elapsed time.",
         *_simulation(facts), *_theory(facts), *_symmetry(facts), *_torch(), *_grouped(facts), *_sweeps(),
         "## Calls that raise an error",
         "A call beyond a limit raises an error. These are the messages of some calls, which are in "
@@ -113,8 +113,8 @@ def _simulation(facts: Facts) -> list[str]:
         table(["level", "parameters", "seeds", "CPU time per step and seed", "first call", "peak memory"], per_step),
         "Memory of observations, one number per seed and observation:",
         table(["seeds", "observations", "recorded", "growth of the peak"], observed),
-        f"The number of steps does not change the memory: a run of {memory['steps']:,} steps has "
-        f"{memory['MiB_up_to_a_tenth']:.0f} MiB up to a tenth and {memory['MiB_after']:.0f} MiB at the end "
+        f"The number of steps hardly changes the memory: the peak of a run of {memory['steps']:,} steps is "
+        f"{memory['MiB_up_to_a_tenth']:.0f} MiB up to a tenth of the run and {memory['MiB_after']:.0f} MiB at its end "
         "(`python -m benchmarks memory`).",
     ]
 

@@ -22,9 +22,9 @@ def performance() -> str:
     parts = [
         "# Performance",
         "Made from `benchmarks/results`. `make bench` runs all benchmarks except the tutorials and those for "
-        "accelerators. Each runs in its own process, interleaves the programs that it compares, and takes medians. "
-        "Each section gives the command of its benchmark. Compare numbers within one section only: sections may have "
-        "been measured at different times.",
+        "accelerators. Each benchmark runs in its own process, interleaves the programs that it compares, and takes "
+        "medians. Each section gives the command of its benchmark. Compare numbers within one section only: sections "
+        "may have been measured at different times.",
     ]
     order = list(HEADS)
     files = RESULTS.glob("*.json")

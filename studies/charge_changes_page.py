@@ -133,16 +133,16 @@ def _summary(facts: dict[str, Any]) -> str:
         "Llama, and how much of this change the `flow` of the monitor predicts. Under SGD the flow "
         f"{_explains(facts, 'charge_late', adaptive=False)}. Under AdamW the flow "
         f"{_explains(facts, 'charge_late', adaptive=True)}, and the change is "
-        f"{_range(facts, 'charge_late', 'slope', adaptive=True)} of the predicted one (slope). AdamW's charges contain "
-        "$\\sqrt v$. The `metric` part of their change, the change of $\\sqrt v$ while the network learns, is "
-        f"{_share(facts)} times as large as the flow, which leaves this part out. The flow "
-        f"{_explains(facts, 'rest_late', b2=fast)} for $b_2 = {fast:g}$ and "
+        f"{_range(facts, 'charge_late', 'slope', adaptive=True)} times the predicted one (the slope of measured over "
+        "predicted). AdamW's charges contain $\\sqrt v$. The `metric` part of their change, the change of $\\sqrt v$ "
+        f"while the network learns, is {_share(facts)} times as large as the flow, which leaves this part out. The "
+        f"flow {_explains(facts, 'rest_late', b2=fast)} for $b_2 = {fast:g}$ and "
         f"{_explains(facts, 'rest_late', b2=slow)} for $b_2 = {slow:g}$, where $v$ lags behind the gradient; with the "
         f"squared gradient of the step in place of $v$, $R^2$ is {_range(facts, 'present_rest_late', b2=slow)} there. "
         "So, under AdamW, `flow` is the effect of noise and weight decay on a charge; the exact parts of the change "
         "are `first_order`, `second_order`, `decay` and `metric`. Do not extrapolate a charge with `flow` while the "
-        "size of the gradient changes. The distance to the equilibrium does not depend on the change over time "
-        "([where AdamW takes a network](adamw.md))."
+        "size of the gradient changes. The monitor's `distance` to the equilibrium is computed from the present "
+        "weights and $v$, and not from `flow` ([where AdamW takes a network](adamw.md))."
     )
 
 
@@ -154,6 +154,10 @@ def page(facts: dict[str, Any]) -> str:
     reached = "; ".join(f"{name} {values.mean():.2f}" for name, values in losses)
     warm_up, exact = max(scale["warm_ups"]), max(row["exact"] for row in facts["settings"])
     return f"""# Does the flow predict how charges change?
+
+A [charge](../glossary.md#symmetry) is a quadratic function of the weights that belongs to a symmetry of a network.
+Gradient flow conserves charges; noise and weight decay change them. The column `flow` of the [monitor](../monitor.md)
+is the predicted change per step.
 
 {_summary(facts)}
 
@@ -185,9 +189,9 @@ each step the study computes the numbers that [`NoiseMonitor`](../howto/watching
 All are summed over a window and divided by $\\frac12 \\sum_i |A_i| W_i \\theta_i^2$ at its start. Windows of one
 length do not overlap, and the first window starts after as many steps as its length. The parts add up to the change of
 the charge to {exact:.0e} of the largest size (single precision). A symmetry is the sum over its generators, as in a
-row of the monitor. The generators of attention's values and outputs (GL) are counted by their scales, with AdamW's own
-charge; in the monitor their rows have no `flow` under AdamW, because AdamW conserves no charge of the generators that
-mix entries.
+row of the monitor. Symmetries of attention's values and outputs, under all invertible matrices (GL), are represented by
+their scales, with AdamW's own charge. In the monitor their rows have no `flow` under AdamW, because AdamW conserves no
+charge of the generators that mix entries.
 
 ## R² over the length of the window
 

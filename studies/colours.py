@@ -263,9 +263,8 @@ RULES = {
     "validation": "the best mean validation accuracy of the two training environments, for each seed separately",
     "worst": "the best validation accuracy in the worse of the two training environments, for each seed separately",
     "neutral": "the best mean accuracy over seeds where the colour carries no information (agreement 0.5), on one "
-    "half of "
-    "the test images; the accuracies shown are those on the other half. Users cannot do this",
-    "oracle": "the same by the accuracy in the reversed environment itself",
+    "half of the test images; the accuracies shown are those on the other half. Users cannot apply this rule",
+    "oracle": "the same as *neutral*, with the accuracy in the reversed environment itself",
 }
 ORACLES = {"neutral": 0.5, "oracle": REVERSED}
 

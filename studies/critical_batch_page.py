@@ -80,7 +80,7 @@ def _curve_table(facts: dict[str, Any]) -> str:
 def _task_table(facts: dict[str, Any]) -> str:
     rows = []
     for name, task in facts["tasks"].items():
-        uncovered = ", ".join(task.get("uncovered", [])) or "none"
+        uncovered = ", ".join(f"`{parameter}`" for parameter in task.get("uncovered", [])) or "none"
         rows.append([name, number(task["target"], 3), f"{task['batches'][0]} to {task['batches'][-1]}",
                      _value(task.get("least_steps"), task.get("least_steps_log_error")), str(task["reference"]),
                      uncovered])  # fmt: skip
@@ -89,7 +89,7 @@ def _task_table(facts: dict[str, Any]) -> str:
 
 
 def _ratio(value: float) -> str:
-    return "infinity" if math.isinf(value) else number(value, 2)
+    return "infinity" if math.isinf(value) else number(value, 3)
 
 
 def _range(values: list[float]) -> str:
@@ -99,7 +99,7 @@ def _range(values: list[float]) -> str:
 def _summary(facts: dict[str, Any]) -> str:
     known = _known(facts)
     sentences = []
-    for kind, label in (("simple", "The noise scale"), ("curvature", "The curvature-weighted one")):
+    for kind, label in (("simple", "The noise scale"), ("curvature", "The curvature-weighted noise scale")):
         ratios = [_predicted(task, kind, "average") / task["critical_batch"] for task in known.values()]
         near = sum(1 / FACTOR <= ratio <= FACTOR for ratio in ratios)
         sentences.append(f"{label}, averaged over the run, is {_range(ratios)} times the measured critical batch size "
@@ -148,18 +148,25 @@ def page(facts: dict[str, Any]) -> str:
     noise = facts.get("noise_made", made)
     return f"""# Is the noise scale the critical batch size?
 
+Training with the batch size $b$ takes about $S\\, (1 + B/b)$ steps, where $S$ is the least possible number of steps and
+$B$ is the critical batch size: larger batches save few steps. The
+[noise scale](../howto/watching-noise.md#the-number-to-look-at) $\\operatorname{{tr}} \\Sigma/|G|^2$ is a prediction of
+$B$ that `NoiseMonitor` measures during training; $\\Sigma$ is the covariance of the gradient of one sample, and $G$ is
+the mean of the gradient. The curvature-weighted noise scale, in which the Hessian $H$ weights both, is a second
+prediction. The study compares both with measured values of $B$.
+
 {_summary(facts)} {_advice(facts)}
 
 ![Steps to the target over the batch size, with the fit and the prediction of the noise scale](critical-batch.svg)
 
-Points are measured, the line is the fit of $S\\, (1 + B/b)$ with the batch size $b$, and the dotted line has the noise
-scale, averaged over the run, in place of $B$.
+Points are measured, the line is the fit of $S\\, (1 + B/b)$, and the dotted line has the noise scale, averaged over the
+run, in place of $B$.
 
 {_result_table(facts)}
 
 ± is one standard error: for the measured $B$ by a bootstrap over seeds, in which the step size is tuned again, and for
 noise scales by the jackknife over {scale["noise_seeds"]} seeds. A sample of text is a sequence of
-{scale["sizes"]["tokens"]} characters or words. The standard errors do not contain the error of the model itself: the
+{scale["sizes"]["tokens"]} tokens. The standard errors do not contain the error of the model itself: the
 last column is the rms deviation of the measured steps from the fit.
 
 ## How it was measured
@@ -184,9 +191,9 @@ the estimate of $G^\\top H G$ is not positive.
 
 - Digits: the 1,797 images of scikit-learn, with 15 % wrong labels; a ReLU network with {scale["sizes"]["hidden"]}
   hidden units, and three convolutions.
-- Text: the manual of the Python language by characters; a Llama with {scale["sizes"]["layers"]} layers of width
-  {scale["sizes"]["width"]}. The manual is that of the installed Python: {made["python"]} for the curves and
-  {noise["python"]} for the noise scales.
+- Text: the manual of the Python language, one token per character; a Llama with {scale["sizes"]["layers"]} layers of
+  width {scale["sizes"]["width"]}. Its embedding, the parameter `words`, is not in the noise scale. The manual is that
+  of the installed Python: {made["python"]} for the curves and {noise["python"]} for the noise scales.
 - Regression: a ReLU network learns another one from fresh samples with label noise.
 {_lora(facts)}
 ## All curves

@@ -286,8 +286,9 @@ def page(facts: dict[str, Any]) -> str:
     wide, narrow = s["hidden"]
     before, after = [start["trace"][0] for start in starts], [start["trace"][-1] for start in starts]
     head = [
-        "step size", "steps", "times the largest sample curvature", "diverged", "projected", f"{TRACE} of SGD",
-        f"projected {TRACE} divided by that of the flow", "largest difference", "progress", "distance",
+        "step size", "steps", "step size times the largest curvature of one sample", "diverged", "projected",
+        f"{TRACE} of SGD", f"projected {TRACE} divided by that of the flow", "largest difference",
+        "progress", "distance",
     ]  # fmt: skip
     ratio = extrapolated([_ratios(facts, k) for k in (-2, -1)])
     progress = extrapolated([_progress(facts, k) for k in (-2, -1)])
@@ -297,8 +298,9 @@ def page(facts: dict[str, Any]) -> str:
     small = [float(np.median([start["curvatures"][k][0] for start in starts])) for k in (0, 1)]
     findings = [
         f"The flow predicts that {TRACE} falls from {_cell(before, 2)} to {_cell(after, 2)}, and SGD follows it: at "
-        f"step size {least:g} its {TRACE} is {_cell(_ratios(facts, last))} times that of the flow at the end; the "
-        f"largest relative difference on the path is {_cell(_path_gap(facts, last))}, averaged over the starts.",
+        f"step size {least:g} its {TRACE}, projected to the manifold as described below, is "
+        f"{_cell(_ratios(facts, last))} times that of the flow at the end; the largest relative difference on the path "
+        f"is {_cell(_path_gap(facts, last))}, averaged over the starts.",
         f"Extrapolated to step size 0 from the last two step sizes, {TRACE} is {ratio[0]:.3f} ± {ratio[1]:.3f} times "
         f"that of the flow, which {holds(ratio)} 1, and progress {progress[0]:.3f} ± {progress[1]:.3f}, which "
         f"{holds(progress)} 1.",
@@ -311,8 +313,8 @@ def page(facts: dict[str, Any]) -> str:
         f"runs ends at a distance of {_cell(_column(facts, last, 'off'))} path lengths from the end of the flow.",
         f"Without label noise SGD does not move: the distance after 10,000 steps is "
         f"{facts['moved_without_noise']:.1g}.",
-        "Generalisation: of the digits that were not fitted "
-        f"{_cell([start['right'][0] for start in starts])} have the right sign at the start, "
+        "Generalisation: of the digits that were not fitted, a share of "
+        f"{_cell([start['right'][0] for start in starts])} has the right sign at the start, "
         f"{_cell([start['right'][1] for start in starts])} at the end of the flow and "
         f"{_cell(_column(facts, last, 'right'))} at the end of SGD at step size {least:g}.",
     ]
@@ -320,15 +322,15 @@ def page(facts: dict[str, Any]) -> str:
         "# Label noise on a network that fits digits: SGD and the limiting flow",
         "Written by `python -m studies.label_noise` from `studies/results/label-noise.json`; do not edit by hand. "
         f"{facts['seconds']:.0f} s on one core ({facts['device']}, JAX {facts['jax']}).",
-        f"A tanh network 64-{wide}-{narrow}-1 fits {s['images']} of scikit-learn's digits exactly (label +1 from 5 on, "
-        "-1 below; squared loss). From this point of zero loss SGD uses one image per step and adds "
-        f"$\\pm {s['strength']:g}$ to its label, until the slow time is {s['time']:g}, which is "
+        f"A tanh network 64-{wide}-{narrow}-1 fits {s['images']} of scikit-learn's digits exactly (label +1 for the "
+        "digits 5 to 9, -1 for the others; squared loss). From this point of zero loss SGD uses one image per step and "
+        f"adds $\\pm {s['strength']:g}$ to its label, until the slow time is {s['time']:g}, which is "
         "$\\eta^2$ times the number of steps with the step size $\\eta$. SGD is compared with the limiting flow "
-        "$\\mathrm dY = -\\frac c4 P \\nabla \\operatorname{tr} H\\, \\mathrm d\\tau$, where $c$ is the square of the "
-        "strength of the noise, solved by "
-        f"`undertow.Limit` from the same point. {len(starts)} starts, each with its own images and weights, "
-        f"{s['runs']} runs from each at "
-        "each step size; means over the starts with 95 % intervals.",
+        "$\\mathrm dY = -\\frac c4 P \\nabla \\operatorname{tr} H\\, \\mathrm d\\tau$, where $P$ projects on the "
+        f"tangent space of the manifold of zero loss, {TRACE} is the sharpness, the trace of the Hessian of the loss, "
+        "and $c$ is the square of the strength of the noise. `undertow.Limit` solves the flow from the same point. The "
+        f"study has {len(starts)} starts, each with its own images and weights, and {s['runs']} runs of SGD from each "
+        "at each step size. Numbers are means over the starts with 95 % intervals.",
         "## Findings",
         "\n".join(f"- {finding}" for finding in findings),
         "## Results by step size",

@@ -126,8 +126,9 @@ def _findings(facts: dict[str, Any]) -> list[str]:
         f"{'; '.join(f'{defect} ({count})' for defect, count in defects)}.",
         f"- Patterns that select no layer with a weight: {'; '.join(empty) or 'none'}.",
         f"- Of the other {len(entries) - len(wrong)} entries, {no_layers} selects no layer and {len(right)} preserve "
-        f"the function: outputs change by at most {_largest(right)}. The census alone proves "
-        f"{sum(entry['by_census'] for entry in right)} of their {sum(entry['layers'] for entry in right)} layers.",
+        f"the function: outputs change by at most {_largest(right)}. For "
+        f"{sum(entry['by_census'] for entry in right)} of their {sum(entry['layers'] for entry in right)} layers the "
+        "census alone proves this.",
         f"- The maps that undertow writes for the same models (`census.scaling_map()`) have {len(written)} entries, of "
         f"which {sum(bool(entry['wrong']) for entry in written)} change the function; outputs change by at most "
         f"{_largest(written)}. The tool's matching selects the same layers in "
@@ -148,12 +149,12 @@ def page(facts: dict[str, Any]) -> str:
         f"{made['compressed-tensors']}).",
         "SmoothQuant and AWQ divide the outputs of a norm or a linear layer (the source) by one scale per channel, and "
         "multiply the inputs of the layers that read it by the same scales. If every reader is in the list, the "
-        "function of the network does not change. The lists of llm-compressor are written by hand for each "
-        f"architecture. The study builds a tiny model with random weights for each of {len(facts['architectures'])} "
-        "architectures, takes the lists that the tool selects for them, and checks every entry with "
-        "[`census.check_scaling`](../howto/scaling-maps.md). *Change* is the norm of the change of the outputs divided "
-        "by the norm of the outputs, in double precision, for random scales between 0.58 and 1.73. One layer is scaled "
-        "at a time; the tables show the largest change over the layers.",
+        "function of the network does not change. The lists of llm-compressor, the tool of this study, are written by "
+        "hand for each architecture. The study builds a tiny model with random weights for each of "
+        f"{len(facts['architectures'])} architectures, takes the lists that the tool selects for them, and checks "
+        "every entry with [`census.check_scaling`](../howto/scaling-maps.md). *Change* is the norm of the change of "
+        "the outputs divided by the norm of the outputs, in double precision, for random scales between 0.58 and 1.73. "
+        "One layer is scaled at a time; the tables show the largest change over the layers.",
         "## Findings",
         "\n".join(_findings(facts)),
         "## Entries that change the function",

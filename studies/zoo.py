@@ -224,13 +224,14 @@ def page(facts: dict[str, Any]) -> str:
         "# Does the census find every symmetry?",
         "Written by `python -m studies.zoo` from `studies/results/zoo.json`; do not edit by hand. "
         f"{facts['seconds']:.0f} s on one core ({facts['device']}, PyTorch {facts['torch']}, {versions}).",
-        f"{len(rows)} architectures in tiny configurations with random weights. The reference does not use the types "
-        "of layers: it puts an unknown matrix on every axis of every parameter (in 3-D parameters and grouped "
-        "convolutions also for each expert or group), and counts the motions along which no output and no loss "
-        "changes, at many random draws of the weights and of dropout, in training and in evaluation mode, in float64. "
-        "It counts symmetric matrices, $d(d + 1)/2$ for $GL(d)$, as `Symmetry.generators` does; where there are too "
-        "many unknowns it counts scales only, $d$ for $GL(d)$. Motions without any effect, such as that of a key bias, "
-        "do not count.",
+        "The [census](../torch.md) lists the symmetries of a network. The study compares it with an independent "
+        f"reference on {len(rows)} architectures, in tiny configurations with random weights. The numbers of the table "
+        "count charges, of which a symmetry has one or more. The reference does not use the types of layers: it puts "
+        "an unknown matrix on every axis of every parameter (in 3-D parameters and grouped convolutions also for each "
+        "expert or group), and counts the motions along which no output and no loss changes, at many random draws of "
+        "the weights and of dropout, in training and in evaluation mode, in float64. It counts symmetric matrices, "
+        "$d(d + 1)/2$ for $GL(d)$, as `Symmetry.generators` does; where there are too many unknowns it counts scales "
+        "only, $d$ for $GL(d)$. Motions of parameters that have no effect at all, such as a key bias, do not count.",
         f"The census finds {total('found') - total('false'):,} of {total('reference', judged):,} charges. "
         f"{total('false')} of its charges are false. On {len(perfect)} of {len(judged)} architectures it finds all "
         f"symmetries and no others; it fails with an error on {len(crashed)}. Each symmetry was also tested with a "

@@ -296,10 +296,10 @@ def reasons() -> dict[tuple[str, str, str], str]:
 def page(outcomes: list[Outcome], remembered: int, settings: argparse.Namespace, seconds: float, total: int) -> str:
     """Return the text of docs/mutants.md; `remembered` mutants were killed by an earlier run."""
     killed = sum(outcome.killed for outcome in outcomes)
-    took = f"{seconds / 60:.0f} minutes with {settings.workers} processes"
+    tried = f"The last {len(outcomes) - remembered}" if remembered else "The"
+    took = f"{tried} mutants took {seconds / 60:.0f} minutes with {settings.workers} processes"
     if remembered:
-        tested = len(outcomes) - remembered
-        took += f" for the last {tested}; the others were killed in an earlier run, and their modules are unchanged"
+        took += "; the others were killed in an earlier run with the same code of their modules"
     rows = collections.defaultdict(lambda: [0, 0])
     for outcome in outcomes:
         rows[outcome.mutant.module][0] += 1
@@ -322,7 +322,7 @@ the fast tests on a seeded sample of the mutants of the numerical modules, which
 and so are named constants of a module (sizes of blocks, limits of iterations).
 
 **{killed} of {len(outcomes)} mutants were killed ({killed / len(outcomes):.1%})**, of {total:,} possible ones, with
-seed {settings.seed}, in {took}.
+seed {settings.seed}. {took}.
 
 | module | mutants | killed |
 |---|---|---|
