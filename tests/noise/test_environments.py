@@ -56,6 +56,13 @@ def test_hetero_and_pooled_have_one_problem(x64):
     assert ut.Environments(problem(), uneven, [0.6, 0.4]).pooled().batch_size == round(1 * 0.6 + 6 * 0.4)
 
 
+def test_the_mean_size_of_environments_is_not_known_inside_jit():
+    hetero = ut.Environments(problem(), GROUPS)
+    with pytest.raises(ValueError, match=r"`Environments.pooled\(\)`.*give `batch_size=`"):
+        eqx.filter_jit(lambda noise: noise.pooled().covariance(params()).trace())(hetero)
+    eqx.filter_jit(lambda noise: noise.pooled(2).covariance(params()).trace())(hetero)
+
+
 def test_between_and_within_add_up_to_pooled(x64):
     """The law of total variance: at size 1, HeteroSGD and PooledSGD have the same covariance."""
     hetero = ut.Environments(problem(jnp.float64), GROUPS, WEIGHTS, batch_size=1)

@@ -13,7 +13,7 @@ from undertow import _chunks as chunks
 from undertow import _trees as trees
 from undertow._arrays import group_labels, group_shares
 from undertow._calls import RenamedAttribute, checked_call
-from undertow._validate import instance, kind_of, positive_integer, quote, shown
+from undertow._validate import concrete, instance, kind_of, positive_integer, quote, shown
 from undertow.covariance import AbstractCovariance, Factored, SampleCovariance, Sum
 from undertow.noise import sampling
 from undertow.noise.base import AbstractNoise
@@ -133,6 +133,11 @@ class Environments(AbstractNoise):
         else:
             batch_size = positive_integer("Environments.pooled", "batch_size", batch_size)
         if batch_size is None:
+            if not concrete(self.weights):
+                raise ValueError(
+                    "`Environments.pooled()`: the mean size of the environments is not known inside `jax.jit`; give "
+                    "`batch_size=`, or call it outside."
+                )
             batch_size = max(1, round(float(jnp.vdot(self.weights, self.sizes.astype(self.weights.dtype)))))
         return Minibatch(self.problem, batch_size)
 

@@ -49,6 +49,11 @@ def _negative_part_frozen(original):
     return pull
 
 
+def _equal_size(noise):
+    """Return the batch size, which is that of every environment where batches are whole environments of equal size."""
+    return noise.batch_size or noise.problem.size // noise.count
+
+
 def _without_noise(_):
     """Take the step of infinitely many measurements in one environment."""
 
@@ -110,7 +115,7 @@ PLANTS: dict[str, Plant] = {
     ),
     "environment-covariance": replaced(
         "undertow.noise.environments.Environments.covariance",
-        lambda right: lambda noise, params: noise.pooled().covariance(params),
+        lambda right: lambda noise, params: noise.pooled(_equal_size(noise)).covariance(params),
     ),
     # the chi-square is replaced by its mean
     "exact-law": replaced(
