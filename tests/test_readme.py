@@ -77,6 +77,7 @@ def test_the_numbers_below_the_first_figure_are_those_of_the_study():
     measured, error = np.exp(scatter["measured"]), np.abs(np.expm1(scatter["adamw"] - scatter["measured"]))
     caption = TEXT[TEXT.index("adamw-ratios.svg") : TEXT.index("## Install")].replace("\n", " ")
     assert f"Each of the {len(measured)} points" in caption
-    assert f"after {llama['steps']:,} steps, from {measured.min():.1g} to {measured.max():.0f}." in caption
+    steps = f"averaged over the second half of {llama['steps']:,} steps"
+    assert f"{steps}, from {measured.min():.1g} to {measured.max():.0f}." in caption
     assert f"median error of {100 * np.median(error):.0f} %" in caption
     assert np.all(np.round(np.exp(scatter["sgd"]), 2) == 1)

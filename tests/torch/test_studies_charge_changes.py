@@ -10,7 +10,7 @@ from studies.adamw import Inputs
 from studies.adamw_networks import Sizes, census_rows
 from studies.adamw_program import Sides
 from studies.charge_changes_program import PARTS, RECORDED, ChargeProgram, Setting
-from studies.results import load
+from studies.results import ROOT, load
 from studies.training import cross_entropy, manual
 from undertow.torch import NoiseMonitor, census
 
@@ -127,3 +127,7 @@ def test_the_study_makes_a_page(tmp_path):
     assert text.count("AdamW, $b_2 = 0.999$, warm-up") >= 5
     assert "nan" not in text
     assert set(charge_changes_page.figures(facts)) == {"charge-changes-scatter", "charge-changes-windows"}
+
+
+def test_the_stored_page_equals_that_of_the_stored_results():
+    assert (ROOT / "docs" / "studies" / f"{study.NAME}.md").read_text() == charge_changes_page.page(load(study.NAME))

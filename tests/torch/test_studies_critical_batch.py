@@ -13,7 +13,7 @@ from studies import critical_batch_noise as noise
 from studies import critical_batch_page
 from studies.adamw import Inputs
 from studies.adamw_networks import Task
-from studies.results import save
+from studies.results import ROOT, load, save
 from undertow.torch.monitor.noise_scale import ratio_uncertainty
 
 pytestmark = pytest.mark.torch
@@ -124,3 +124,7 @@ def test_tasks_run_and_make_a_page(cases, tmp_path):
     assert all(name in text for name in facts["tasks"])
     assert "nan" not in text
     assert set(critical_batch_page.figures(facts)) == {"critical-batch"}
+
+
+def test_the_stored_page_equals_that_of_the_stored_results():
+    assert (ROOT / "docs" / "studies" / f"{study.NAME}.md").read_text() == critical_batch_page.page(load(study.NAME))

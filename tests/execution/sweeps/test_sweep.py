@@ -108,3 +108,13 @@ def test_a_process_that_ran_a_sweep_ends_without_a_word(tmp_path):
     program = "import undertow as ut\nut.sweep(lambda key, *, a: {'x': a}, {'a': [1.0, 2.0]}, out='out')"
     done = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+@pytest.mark.parametrize(
+    ("progress", "terminal", "printed"),
+    [(None, False, False), (None, True, True), (False, True, False), (True, False, True)],
+)
+def test_a_terminal_shows_the_progress(progress, terminal, printed, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: terminal)
+    ut.sweep(lambda key, *, a: {"x": a}, {"a": [1.0]}, out=tmp_path, progress=progress)
+    assert ("Results: " in capsys.readouterr().out) == printed

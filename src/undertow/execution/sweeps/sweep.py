@@ -1,6 +1,7 @@
 """`ut.sweep` and the commands `undertow sweep run`, `check` and `status`."""
 
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -65,7 +66,7 @@ def sweep(
     - `on`: the address of a Dask scheduler; without it, `jobs` processes on this machine, by default one per core.
     - `time_limit`: seconds after which a block is ended, compilation included; not for a function that runs in this
       process.
-    - `progress`: True prints the plan and the progress; None and False print nothing.
+    - `progress`: True prints the plan and the progress, False prints nothing; None prints them on a terminal only.
 
     **Returns** the dataset, in double precision, with the axes as labelled dimensions, then `seed`. Where `done` is 2 a
     run failed and its values are NaN; the attribute `folder` is the folder of the sweep.
@@ -102,8 +103,9 @@ def sweep(
             f"`ut.sweep(time_limit={time_limit})`: a function that runs in this process cannot be ended; "
             "name it as 'file.py:name' to run it in others."
         )
+    quiet = not (sys.stdout.isatty() if progress is None else progress)
     folder, state = run_spec(
-        spec, Path(out), on=on, jobs=jobs, experiment=experiment if callable(experiment) else None, quiet=not progress
+        spec, Path(out), on=on, jobs=jobs, experiment=experiment if callable(experiment) else None, quiet=quiet
     )
     results = read_folder(folder)[1]
     if results is None:

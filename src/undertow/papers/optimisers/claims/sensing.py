@@ -129,7 +129,7 @@ CLAIMS = (
         paper="optimisers",
         place="Li, Wen and Lyu, arXiv 2511.02773: matrix factorisation",
         statement="Li, Wen and Lyu report that with label noise Adam can generalise worse than SGD on matrix "
-        "factorisation. Our finding on Gaussian measurements of a matrix of rank one is the opposite: with the same "
+        "factorisation. The opposite holds for Gaussian measurements of a matrix of rank one: with the same "
         "noise and step size Adam ends with a smaller error than SGD. Adam reduces tr diag(H)^½, about d times the "
         "sum of the norms of the columns of U and V, which favours few columns.",
         equation="tr diag(H)^½ ≈ d ∑_b (|U_b| + |V_b|),  tr H ≈ d (|U|² + |V|²)",
