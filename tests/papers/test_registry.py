@@ -65,7 +65,6 @@ def test_a_claim_needs_every_scale():
 @pytest.mark.slow
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda c: c.id)
 def test_verdict_at_smoke_scale_with_other_randomness(claim, x64):
-    """The report uses seed 0; another seed must not change a verdict."""
-    measurement = claim.measure(claim.scales["smoke"], jax.random.key(1234))
-    verdict, _ = overall(measurement)
-    assert verdict == expected(claim.id)
+    """The report uses seed 0; another seed must not change a verdict. One run could miss a sample that is too small."""
+    judged = [overall(claim.measure(claim.scales["smoke"], jax.random.key(seed))) for seed in range(1234, 1238)]
+    assert [verdict for verdict, _ in judged] == [expected(claim.id)] * 4, judged

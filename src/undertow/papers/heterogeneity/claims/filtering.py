@@ -322,7 +322,7 @@ CLAIMS = (
         "whole step size.",
         rests_on=("exact-law",),
         controls=True,
-        scales={"smoke": Steps(128, 2, d=20), "default": Steps(256, 4), "full": Steps(1000, 4)},
+        scales={"smoke": Steps(256, 2, d=20), "default": Steps(256, 4), "full": Steps(1000, 4)},
         measure=_measure_steps,
         draw=_draw_steps,
         accelerated=True,

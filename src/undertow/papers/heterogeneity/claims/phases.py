@@ -343,7 +343,7 @@ CLAIMS = (
         alternative="The error falls like d/m, and the part outside has the noise of full measurements, E s²/m in "
         "every entry instead of E s²/(2m).",
         rests_on=("exact-law",),
-        scales={"smoke": Rates(64, 2), "default": Rates(128, 3), "full": Rates(1000, 3)},
+        scales={"smoke": Rates(128, 2), "default": Rates(128, 3), "full": Rates(1000, 3)},
         measure=_measure_rates,
         draw=_draw_rates,
         accelerated=True,

@@ -178,7 +178,7 @@ CLAIMS = (
         equation="U+ = (U - η/2 G U)/(1 - η/2 (|U|² - mean y)),  G = (1/m) ∑_i (f(x_i) - y_i) x_i x_i'",
         alternative="The sampling of batches does not matter, and Algorithm 4 works as printed.",
         rests_on=("quadratic-net-constants",),
-        scales={"smoke": Net(12, d=4), "default": Net(32), "full": Net(200)},
+        scales={"smoke": Net(24, d=4), "default": Net(32), "full": Net(200)},
         measure=_measure_net,
         draw=_draw_net,
         accelerated=True,

@@ -255,7 +255,7 @@ CLAIMS = (
         rests_on=("deep-norms",),
         controls=True,
         scales={
-            "smoke": Digits(16, 20_000, descent_steps=1000, layers=4, batch=4),
+            "smoke": Digits(32, 20_000, descent_steps=1000, layers=4, batch=4),
             "default": Digits(32, 80_000),
             "full": Digits(128, 160_000),
         },

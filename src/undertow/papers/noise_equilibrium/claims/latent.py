@@ -254,7 +254,7 @@ CLAIMS = (
         "1, and noise on fixed data aligns the matrices as much as fresh data do.",
         rests_on=("latent-alignment",),
         scales={
-            "smoke": Latent(12, 1500, 12, 500, batch=5, samples=100, width=20),
+            "smoke": Latent(20, 1500, 12, 500, batch=5, samples=100, width=20),
             "default": Latent(8, 10_000, 12, 2000),
             "full": Latent(64, 10_000, 64, 4000),
         },

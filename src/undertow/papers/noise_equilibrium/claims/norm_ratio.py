@@ -255,7 +255,7 @@ CLAIMS = (
         equation="|U|²/|W|² = √(φ (2 - φ)) at φ = 0.2",
         alternative="At these settings SGD ends with equal norms, as gradient descent with weight decay does.",
         rests_on=("norm-ratio",),
-        scales={"smoke": Online(6, 10_000, 12, 24, step_size=0.015), "default": Online(16, 60_000), "full": PAPER},
+        scales={"smoke": Online(12, 10_000, 12, 24, step_size=0.015), "default": Online(16, 60_000), "full": PAPER},
         measure=_measure_settings,
         draw=_draw_settings,
         accelerated=True,

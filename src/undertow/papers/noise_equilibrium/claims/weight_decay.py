@@ -202,7 +202,7 @@ CLAIMS = (
         equation="W (E[|r|² xx'] + k I) W' = U' (E[|x|² rr'] + k I) U,  k = γ S/η",
         alternative="k is γ S/(2η), as if γ were the weight decay λ of optimisers, which is 2γ.",
         rests_on=("stationary-condition",),
-        scales={"smoke": Decay(6, relaxations=5.0), "default": Decay(32), "full": Decay(256)},
+        scales={"smoke": Decay(10, relaxations=5.0), "default": Decay(32), "full": Decay(256)},
         measure=_measure,
         draw=_draw,
         accelerated=True,

@@ -102,7 +102,7 @@ CLAIMS = (
         equation="dθ/dτ = -(c/4) P_S S ∇tr(S H) - (1/η) P_S S'(v) E[m w],  dv/dτ = κ (E g² - v)",
         alternative="The metric is independent of the gradients that it multiplies: Adam follows the flow without the "
         "correction.",
-        scales={"smoke": AdamLimit(16), "default": AdamLimit(64), "full": AdamLimit(64, step_size=0.001)},
+        scales={"smoke": AdamLimit(24), "default": AdamLimit(64), "full": AdamLimit(64, step_size=0.001)},
         measure=_measure,
         draw=_draw,
     ),

@@ -104,7 +104,7 @@ CLAIMS = (
         equation="dθ = -S ∇L dt + √η S Σ^½ dW,  dv = ((1 - b2)/η) (diag(Σ + ∇L ∇Lᵀ) - v) dt:  |E φ(Adam) - E φ(SDE)| = "
         "O(η²) at a fixed slow time η² steps",
         alternative="Expectations differ by O(η), half the order; with v fixed in the SDE they differ by O(1).",
-        scales={"smoke": AdamOrder(64), "default": AdamOrder(512), "full": AdamOrder(4096)},
+        scales={"smoke": AdamOrder(96), "default": AdamOrder(512), "full": AdamOrder(4096)},
         measure=_measure,
         draw=_draw,
         accelerated=True,

@@ -171,7 +171,7 @@ CLAIMS = (
         "curvatures H_i of different batches. The equation for X is exact for linear regression.",
         equation="H X + X H - η H X H = Σ + η (∑_i p_i H_i X H_i - H X H)",
         alternative="The noise is that at the mean: H X + X H - η H X H = Σ.",
-        scales={"smoke": Curvatures(64), "default": Curvatures(256), "full": Curvatures(1024)},
+        scales={"smoke": Curvatures(96), "default": Curvatures(256), "full": Curvatures(1024)},
         measure=_measure,
         draw=_draw,
     ),

@@ -140,7 +140,7 @@ CLAIMS = (
         equation="dθ/dt = (1 + (η/2) H) F,  F = -∇L - (η/2) d³L[X],  E f = f(θ) + (η/2) tr(f'' X)",
         alternative="SGD follows the flow of L + (ηδ²/4) tr H, the limit of small steps.",
         rests_on=("batch-curvatures",),
-        scales={"smoke": Sine(64), "default": Sine(256), "full": Sine(1024)},
+        scales={"smoke": Sine(96), "default": Sine(256), "full": Sine(1024)},
         measure=_measure_trace,
         draw=_draw_trace,
     ),

@@ -154,7 +154,7 @@ CLAIMS = (
         alternative="The flows of SGD and of Adam end with the same traces.",
         rests_on=("adam-limit-metric", "label-noise-quarter"),
         controls=True,
-        scales={"smoke": Traces(96), "default": Traces(512), "full": Traces(2048)},
+        scales={"smoke": Traces(192), "default": Traces(512), "full": Traces(2048)},
         measure=_measure_traces,
         draw=_draw_traces,
     ),

@@ -170,7 +170,7 @@ CLAIMS = (
         equation="f_i = z_i.(u² - v²),  x(t) = Φ(exp(-δ² s t/2) x(0)),  s_j = (4/n) ∑_i z_ij²",
         alternative="Label-noise SGD stays in the kernel regime and ends where gradient descent does.",
         rests_on=("recovery",),
-        scales={"smoke": Escape(6, 1), "default": Escape(12, 4), "full": Escape(50, 16)},
+        scales={"smoke": Escape(10, 1), "default": Escape(12, 4), "full": Escape(50, 16)},
         measure=_measure,
         draw=_draw,
         long=True,

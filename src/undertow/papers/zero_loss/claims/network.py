@@ -94,7 +94,7 @@ CLAIMS = (
         equation="x(T/η²) → Y(T),  dY = -(δ²/4) P ∇ tr H dt",
         alternative="The flow is half as fast, -(δ²/8) P ∇ tr H.",
         rests_on=("label-noise-quarter",),
-        scales={"smoke": Network(16), "default": Network(256), "full": Network(2048)},
+        scales={"smoke": Network(32), "default": Network(256), "full": Network(2048)},
         measure=_measure,
         draw=_draw,
     ),

@@ -118,7 +118,7 @@ CLAIMS = (
         "then stays within order √η of the manifold and moves along it in about 1/η² steps.",
         equation="|x(t/η) - flow(t)|² = O(η),  dist(x(t/η²), Γ)² = O(η)",
         alternative="The squared distances fall only like √η, and the motion along the circle is twice as fast.",
-        scales={"smoke": Phases(1200, slow_time=0.25), "default": Phases(4000), "full": Phases(40_000)},
+        scales={"smoke": Phases(1600, slow_time=0.25), "default": Phases(4000), "full": Phases(40_000)},
         measure=_measure,
         draw=_draw,
     ),
