@@ -271,7 +271,7 @@ CLAIMS = (
         equation="log u(T) = log α + t1 E log|1 + 2η c_e| + (T - t1) E log|1 + 2η s_e|",
         alternative="Every group has the same weight in the rates, whatever its number of rows; or the first rate "
         "holds in the whole run.",
-        scales={"smoke": Growth(12), "default": Growth(40), "full": Growth(400)},
+        scales={"smoke": Growth(16), "default": Growth(40), "full": Growth(400)},
         measure=_measure_growth,
         draw=_draw_growth,
     ),

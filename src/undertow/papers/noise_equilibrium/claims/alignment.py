@@ -163,7 +163,7 @@ CLAIMS = (
         alternative="SGD balances the norms of the layers, WW' = U'U, for all data.",
         rests_on=("stationary-condition",),
         scales={
-            "smoke": Alignment(8, 7000, inputs=12, hidden=16, samples=400, step_size=0.02, descent_steps=2000),
+            "smoke": Alignment(16, 7000, inputs=12, hidden=16, samples=400, step_size=0.02, descent_steps=2000),
             "default": Alignment(16, 12_000),
             "full": Alignment(128, 12_000),
         },

@@ -236,7 +236,7 @@ CLAIMS = (
         rests_on=("deep-linear-norms",),
         controls=True,
         scales={
-            "smoke": GaussianData(6, 22_000),
+            "smoke": GaussianData(10, 22_000),
             "default": GaussianData(16, 60_000),
             "full": GaussianData(128, 120_000),
         },

@@ -375,7 +375,7 @@ CLAIMS = (
         equation="U = Γ_U^-1/2 L √S F,  W = F' √S R Γ_W^-1/2",
         alternative="SGD depends on its start, as gradient descent does.",
         rests_on=("one-fixed-point",),
-        scales={"smoke": Starts(9, 6.0), "default": Starts(32), "full": Starts(256)},
+        scales={"smoke": Starts(12, 6.0), "default": Starts(32), "full": Starts(256)},
         measure=_measure_starts,
         draw=_draw_starts,
         accelerated=True,

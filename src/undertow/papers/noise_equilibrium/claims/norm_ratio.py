@@ -237,7 +237,7 @@ CLAIMS = (
         alternative="SGD ends with equal norms on anisotropic data too, as gradient descent with weight decay does.",
         controls=True,
         scales={
-            "smoke": Online(6, 8000, 12, 24, step_size=0.015, weight_decay=0.04, descent_steps=5000),
+            "smoke": Online(10, 8000, 12, 24, step_size=0.015, weight_decay=0.04, descent_steps=5000),
             "default": Online(16, 30_000),
             "full": replace(PAPER, steps=120_000),
         },

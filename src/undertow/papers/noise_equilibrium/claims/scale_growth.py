@@ -29,7 +29,8 @@ LOOKS = 50
 """Number of observations of each run."""
 SQUARE = 120.0
 """|theta|^2 at the start, chosen for a growth of about one per cent. The paper does not give it, and the relative
-growth falls like its square. The claim predicts the growth divided by eta^2 sum E|g|^2."""
+growth falls like its square. The claim compares the growth with eta^2 sum E|g|^2, and with that of gradient descent on
+the same data."""
 
 
 @dataclass(frozen=True)
@@ -108,12 +109,13 @@ def _checks(name: str, parameters: Growth, layers: np.ndarray, few: Trajectory, 
     # |theta|^2 grows by eta^2 |g|^2 in every step, exactly
     lengthened = parameters.step_size**2 * np.trapezoid(few.observed["power"], few.step, axis=1)
     ratio = (total[:, -1] - total[:, 0]) / lengthened
+    times = growth.mean() / calm.mean()
+    error = times * np.hypot(standard_error(growth) / growth.mean(), standard_error(calm) / calm.mean())
     ends = 100 * (layers[:, -1] / layers[:, 0] - 1)
     least = np.diff(layers, axis=1).min(axis=(0, 1))
     checks = [
-        Check(f"network {name}, SGD: growth of |θ|² in per cent, lower bound", *_mean(growth), Above(0.8),
-              alternative=float(calm.mean())),
-        Check(f"network {name}, SGD: growth of |θ|² in per cent, upper bound", *_mean(growth), Below(1.6)),
+        Check(f"network {name}: growth of |θ|² under SGD / under gradient descent", float(times), 1.0, float(error),
+              Above(10.0), alternative=1.0, samples=seeds),
         Check(f"network {name}, SGD: growth of |θ|² / η² ∑ E|g|²", *_mean(ratio, 1.0), Within(0.02, 0.1),
               alternative=float(calm.mean() / growth.mean())),
         Check(f"network {name}, SGD: least growth of |θ|² in a step", float(np.diff(total, axis=1).min()), 0.0, 0.0,
@@ -165,7 +167,7 @@ CLAIMS = (
         alternative="Noise does not increase the norm of the weights: it grows as little under SGD as under gradient "
         "descent.",
         controls=True,
-        scales={"smoke": Growth(6, 6, samples=200), "default": Growth(16, 8), "full": Growth(128, 16)},
+        scales={"smoke": Growth(8, 6, samples=200), "default": Growth(16, 8), "full": Growth(128, 16)},
         measure=_measure,
         draw=_draw,
     ),

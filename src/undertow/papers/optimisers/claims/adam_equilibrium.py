@@ -253,7 +253,7 @@ CLAIMS = (
         equation="error = a η + O(η²),  a with fluctuations / a without → 0",
         alternative="The fluctuations do not change the first-order error.",
         rests_on=("adamw-equilibrium",),
-        scales={"smoke": StepSizes(24), "default": StepSizes(256), "full": StepSizes(256, length=400.0)},
+        scales={"smoke": StepSizes(32), "default": StepSizes(256), "full": StepSizes(256, length=400.0)},
         measure=_order,
         draw=_draw_order,
     ),

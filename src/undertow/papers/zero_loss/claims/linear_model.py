@@ -295,7 +295,7 @@ CLAIMS = (
         alternative="The rate is δ² s_j/2, that of u_j or v_j alone; the excess is of second order in the step size, "
         "or η |∇f_i|² without the half.",
         rests_on=("uv-conserved", "label-noise-quarter"),
-        scales={"smoke": Rates(8), "default": Rates(256), "full": Rates(4096)},
+        scales={"smoke": Rates(16), "default": Rates(256), "full": Rates(4096)},
         measure=_measure_rate,
         draw=_draw_rate,
         accelerated=True,
