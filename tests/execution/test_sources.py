@@ -1,5 +1,6 @@
 """The import closure of a module, and the fingerprints of claims over it."""
 
+import importlib
 import shutil
 from pathlib import Path
 
@@ -42,6 +43,15 @@ def test_a_module_outside_the_package_counts_with_what_it_imports(package, tmp_p
     (tmp_path / "outside" / "own_claims.py").write_text("from small.part import c\n")
     monkeypatch.syspath_prepend(tmp_path / "outside")
     assert package.closure(["own_claims"]) == {"own_claims", "small", "small.part", "small.part.c"}
+
+
+def test_a_module_outside_the_package_that_is_written_later_counts(package, tmp_path, monkeypatch):
+    (tmp_path / "outside").mkdir()
+    monkeypatch.syspath_prepend(tmp_path / "outside")
+    assert package.closure(["written_later"]) == set()
+    (tmp_path / "outside" / "written_later.py").write_text("from small.part import c\n")
+    importlib.invalidate_caches()
+    assert package.closure(["written_later"]) == {"written_later", "small", "small.part", "small.part.c"}
 
 
 def test_the_digest_changes_with_the_files_of_the_modules_alone(package):

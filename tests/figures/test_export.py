@@ -3,6 +3,7 @@
 import xml.etree.ElementTree as ET
 from itertools import pairwise
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
@@ -76,3 +77,19 @@ def test_svg_keeps_text_as_text_and_tells_what_it_shows():
     assert {*LABELS, "step size η", "|w − w*|² & <more>"} <= texts
     assert words_of(svg) == words.describe(curve())
     assert "the theory of a thing, a line: 1 at 1 to 9 at 3" in words_of(svg)
+
+
+@pytest.mark.parametrize("backend", ["svg", "pdf", "agg"])
+def test_a_figure_keeps_its_canvas_and_its_window(backend):
+    before = plt.get_backend()
+    plt.switch_backend(backend)
+    try:
+        figure, axes = plt.subplots()
+        axes.plot([0, 1], [0, 1], label="line")
+        canvas, manager = figure.canvas, figure.canvas.manager
+        export.to_svg(figure)
+        assert figure.canvas is canvas
+        assert figure.canvas.manager is manager is not None
+        plt.close(figure)
+    finally:
+        plt.switch_backend(before)

@@ -1,6 +1,7 @@
 """Fluctuations under RMSProp: stationary equations, moments of noises against enumeration, and a run."""
 
 import itertools
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -98,6 +99,27 @@ def test_mean_and_spread_of_a_run(system):
     assert excess.size == 10
     loss = run.observed["loss"][:, 5:].mean()
     assert loss - noise.problem.loss(end.params) > 0.005  # the excess is what is predicted, and it is not small
+
+
+@dataclass
+class Scaled:
+    """An observable that has no hash and can change."""
+
+    factor: float
+
+    def __call__(self, params):
+        return self.factor * params["u"] ** 2
+
+
+def test_a_mean_in_a_long_run_uses_the_present_observable():
+    product = ut.Problem(lambda p, y: (p["u"] * p["w"] - y) ** 2, jnp.array([0.0, 2.0]))
+    balance = ut.Rescaling(lambda p: p["u"], lambda p: p["w"])
+    params = {"u": jnp.array(4.0), "w": jnp.array(0.25)}
+    end = ut.equilibrium(ut.Minibatch(product, 1), params, balance, step_size=0.01, optimiser=ut.Adam())
+    observable = Scaled(1.0)
+    before = end.expected(observable)
+    observable.factor = 10.0
+    np.testing.assert_allclose(end.expected(observable), 10 * before, rtol=1e-6)
 
 
 @pytest.mark.parametrize("batch", [1, 2, 3])

@@ -39,14 +39,14 @@ class Sources:
 
     def file(self, module: str) -> Path | None:
         """Return the file of a module; None where there is none. A module outside the package must be imported."""
+        if not self._inside(module):
+            origin = getattr(sys.modules.get(module), "__file__", None) or _origin(module)
+            return None if origin is None else Path(origin)
         if module not in self._files:
             self._files[module] = self._locate(module)
         return self._files[module]
 
     def _locate(self, module: str) -> Path | None:
-        if not self._inside(module):
-            origin = getattr(sys.modules.get(module), "__file__", None) or _origin(module)
-            return None if origin is None else Path(origin)
         place = self.root.joinpath(*module.split(".")[1:])
         files = (place / "__init__.py", place.with_suffix(".py"))
         return next((path for path in files if path.is_file()), None)

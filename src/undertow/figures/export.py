@@ -54,12 +54,14 @@ def _page(figure: "Figure") -> "Bbox":
 
     if figure not in _PAGES:
         figure.set_dpi(72)
-        if not hasattr(figure.canvas, "get_renderer"):
+        canvas = figure.canvas
+        if not hasattr(canvas, "get_renderer"):
             FigureCanvasAgg(figure)  # keeps its renderer, so each text is measured once and not on every use
         tidy(figure)
         _lay_out(figure)
         figure.set_layout_engine(None)  # "none" would leave a placeholder, for which every file is drawn twice
         _PAGES[figure] = figure.get_tightbbox().padded(matplotlib.rcParams["savefig.pad_inches"])
+        figure.set_canvas(canvas)
     return _PAGES[figure]
 
 

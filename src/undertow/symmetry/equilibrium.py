@@ -180,7 +180,6 @@ class Equilibrium(eqx.Module):
         return axes
 
 
-@eqx.filter_jit
 def _expected(observable: Callable[[PyTree], Array], params: PyTree, offset: PyTree, factor: PyTree) -> Array:
     """Return f + f' offset + 1/2 f''[B B'] at params, for the columns of B."""
     slope = lambda p, d: jax.jvp(observable, (p,), (d,))[1]

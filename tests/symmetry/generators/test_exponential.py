@@ -27,6 +27,24 @@ def test_amounts_out_of_range_inside_jit_do_not_hang():
     np.testing.assert_allclose(moved(params, 1.0), symmetry.orbit(params, 1.0))
 
 
+def test_an_orbit_of_a_function_has_derivatives_in_both_modes(x64):
+    """The derivative by the amount is A v, here with v -> (cosh v1 + sinh v2, ...)."""
+    symmetry, v, amount = ut.Exponential(lambda v: v[::-1]), jnp.array([1.0, 0.5]), jnp.asarray(0.7)
+    turned = np.array([[np.cosh(0.7), np.sinh(0.7)], [np.sinh(0.7), np.cosh(0.7)]])
+    for derivative in (jax.jacfwd, jax.jacrev):
+        np.testing.assert_allclose(derivative(lambda a: symmetry.orbit(v, a))(amount), (turned @ v)[::-1], rtol=1e-9)
+        np.testing.assert_allclose(derivative(lambda p: symmetry.orbit(p, amount))(v), turned, rtol=1e-9)
+    np.testing.assert_allclose(jax.hessian(lambda a: symmetry.orbit(v, a)[0])(amount), (turned @ v)[0], rtol=1e-9)
+
+
+def test_an_orbit_uses_the_present_value_of_a_name_of_the_generator():
+    matrix = np.eye(2)
+    symmetry = ut.Exponential(lambda v: jnp.asarray(matrix, v.dtype) @ v)
+    np.testing.assert_allclose(symmetry.orbit(jnp.ones(2), 1.0), np.e, rtol=1e-6)
+    matrix = 2 * np.eye(2)
+    np.testing.assert_allclose(symmetry.orbit(jnp.ones(2), 1.0), np.e**2, rtol=1e-6)
+
+
 MATRIX = np.array([[1.0, 0.5, 0.0], [0.5, -1.0, 0.3], [0.0, 0.3, 2.0]])
 DIAGONAL = {"a": jnp.array([1.0, -2.0]), "b": jnp.array(0.5)}
 

@@ -116,7 +116,6 @@ def _largest(symmetry: Exponential, params: PyTree) -> Array:
     return spectral.norm(symmetry.apply(spectral.power_iteration(symmetry.apply, start, POWER_STEPS)))
 
 
-@eqx.filter_jit
 def _exponential(symmetry: Exponential, vector: PyTree, amount: Array) -> PyTree:
     """Return exp(amount A) v by a Taylor series of 18 terms in steps with |amount A| <= 1; NaN where it overflows."""
     length = jnp.abs(amount) * _largest(symmetry, vector)

@@ -107,3 +107,7 @@ def test_starts_have_the_stated_distribution(x64):
     np.testing.assert_allclose(jnp.prod(squared_norms(layers)), 5.0**2, rtol=1e-10)
     for layer in layers:
         np.testing.assert_allclose(layer @ layer.T, squared_norms([layer])[0] / 5 * jnp.eye(5), atol=1e-12)
+
+
+def test_a_variance_can_be_traced():
+    np.testing.assert_array_equal(jax.jit(lambda v: loud_first(3, v))(5.0), [5.0, 1.0, 1.0])

@@ -52,3 +52,8 @@ def test_boolean_inputs_and_sparsity(x64):
     assert weights(model.start(0.7)).shape == (12,)
     with pytest.raises(ValueError, match="only 12 entries"):
         LinearModel.draw(jax.random.key(0), d=12, n=5, sparsity=13)
+
+
+def test_a_start_can_be_traced(model):
+    np.testing.assert_array_equal(jax.jit(model.start)(0.3)[0], model.start(0.3)[0])
+    assert jax.vmap(model.start)(jnp.arange(3.0))[1].shape == (3, 20)

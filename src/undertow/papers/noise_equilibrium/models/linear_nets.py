@@ -16,6 +16,7 @@ from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _validate as validate
+from undertow._validate import Number
 from undertow.problem import Population, Problem
 
 __all__ = [
@@ -108,10 +109,9 @@ def split_variance(d: int, phi: float, dtype: DTypeLike = jnp.float32) -> Float[
     return jax.device_put(np.where(np.arange(d) < d // 2, phi, 2 - phi).astype(dtype))
 
 
-def loud_first(d: int, variance: float = 5.0, dtype: DTypeLike = jnp.float32) -> Float[Array, " d"]:
+def loud_first(d: int, variance: Number = 5.0, dtype: DTypeLike = jnp.float32) -> Float[Array, " d"]:
     """Return `variance` for the first coordinate and 1 for the others (Figure 6)."""
-    d = validate.positive_integer("loud_first", "d", d)
-    return jax.device_put(np.where(np.arange(d) == 0, variance, 1).astype(dtype))
+    return jnp.ones(validate.positive_integer("loud_first", "d", d), dtype).at[0].set(variance)
 
 
 def condensed(problem: Problem) -> Problem:

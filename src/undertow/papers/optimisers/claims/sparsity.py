@@ -167,7 +167,7 @@ CLAIMS = (
         equation="tr diag(H)^½ ∝ ∑_j r_j |w_j|^½ for Adam,  tr H ∝ ∑_j r_j² |w_j| for SGD, at u_j v_j = 0",
         alternative="Adam recovers no more data sets than SGD.",
         rests_on=("two-traces",),
-        scales={"smoke": Recovery(64), "default": Recovery(128, most=20), "full": Recovery(512, most=24)},
+        scales={"smoke": Recovery(96), "default": Recovery(128, most=20), "full": Recovery(512, most=24)},
         measure=_measure_recovery,
         draw=_draw_recovery,
         long=True,

@@ -6,11 +6,11 @@ from typing import Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Key, PyTree
 
 from undertow import _validate as validate
+from undertow._validate import Number
 from undertow.problem import Regression
 
 __all__ = ["LinearModel", "predict", "weights"]
@@ -58,9 +58,9 @@ class LinearModel(eqx.Module):
         z, y, truth = _draw(key, d, n, sparsity, law, dtype)
         return LinearModel(Regression(predict, z, y), truth)
 
-    def start(self, alpha: float) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
+    def start(self, alpha: Number) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
         """Return u = v = alpha, where w = 0; a large alpha is the kernel regime."""
-        flat = jax.device_put(np.full(self.truth.shape, alpha, self.truth.dtype))
+        flat = jnp.full(self.truth.shape, alpha, self.truth.dtype)
         return flat, flat
 
     @eqx.filter_jit
