@@ -55,5 +55,5 @@ def test_boolean_inputs_and_sparsity(x64):
 
 
 def test_a_start_can_be_traced(model):
-    np.testing.assert_array_equal(jax.jit(model.start)(0.3)[0], model.start(0.3)[0])
-    assert jax.vmap(model.start)(jnp.arange(3.0))[1].shape == (3, 20)
+    np.testing.assert_array_equal(jax.jit(lambda alpha: model.start(alpha))(0.3)[0], model.start(0.3)[0])
+    assert jax.vmap(lambda alpha: model.start(alpha))(jnp.arange(3.0))[1].shape == (3, 20)

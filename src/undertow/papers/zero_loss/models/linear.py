@@ -60,7 +60,7 @@ class LinearModel(eqx.Module):
 
     def start(self, alpha: Number) -> tuple[Float[Array, " d"], Float[Array, " d"]]:
         """Return u = v = alpha, where w = 0; a large alpha is the kernel regime."""
-        flat = jnp.full(self.truth.shape, alpha, self.truth.dtype)
+        flat = jnp.full(self.truth.shape, jnp.asarray(alpha), self.truth.dtype)
         return flat, flat
 
     @eqx.filter_jit
