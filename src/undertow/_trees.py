@@ -25,8 +25,8 @@ __all__ = [
     "dot",
     "elements",
     "floats_bytes",
+    "in_default_precision",
     "machine_epsilon",
-    "match_precision",
     "mismatch",
     "names",
     "one_of",
@@ -147,13 +147,10 @@ def machine_epsilon(tree: PyTree) -> float:
     return max(float(jnp.finfo(leaf.dtype).eps) for leaf in jax.tree.leaves(tree))
 
 
-def match_precision(loss: Callable[[PyTree], Array], params: PyTree) -> PyTree:
-    """Return params in the precision of the loss, to which data in double precision raise single precision."""
-    params = jax.tree.map(jnp.asarray, params)
-    if all(leaf.dtype == jnp.result_type(float) for leaf in jax.tree.leaves(params)):
-        return params
-    precise = jax.eval_shape(loss, params).dtype
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, precise)), params)
+def in_default_precision(params: PyTree) -> PyTree:
+    """Return params in JAX's default precision or a higher one: theory is computed in double precision if it is on."""
+    raised = lambda leaf: leaf.astype(jnp.promote_types(leaf.dtype, jnp.result_type(float)))
+    return jax.tree.map(lambda leaf: raised(jnp.asarray(leaf)), params)
 
 
 def arrays(tree: PyTree) -> PyTree:

@@ -205,10 +205,14 @@ def test_single_precision_agrees_with_double():
     np.testing.assert_allclose(single.params, double.params, rtol=5e-3)
 
 
-def test_data_in_double_precision_raise_that_of_the_params(x64):
-    noise, start = ut.LabelNoise(product(jnp.float64), 0.5), jnp.array([2.0, 0.1])
-    double = ut.average(noise, start, step_size=0.1, time=10.0)
-    mixed = ut.average(noise, start.astype(jnp.float32), step_size=0.1, time=10.0)
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("optimiser", [None, ut.Adam()])
+def test_the_flow_is_computed_in_double_precision_where_it_is_on(dtype, optimiser, x64):
+    """Data and params in single precision stopped the solver with a message of JAX."""
+    start, settings = jnp.array([2.0, 0.1]), {"step_size": 0.1, "time": 1.0, "optimiser": optimiser}
+    double = ut.average(ut.LabelNoise(product(jnp.float64), 0.5), start, **settings)
+    mixed = ut.average(ut.LabelNoise(product(dtype), 0.5), start.astype(jnp.float32), **settings)
+    assert mixed.params.dtype == jnp.float64
     np.testing.assert_allclose(mixed.params, double.params, rtol=1e-6)
 
 

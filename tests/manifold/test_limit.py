@@ -207,9 +207,19 @@ def test_the_parts_are_half_of_those_of_the_second_derivative(x64):
         np.testing.assert_allclose(part, derivative / 2, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("optimiser", [None, ut.Adam()])
-def test_data_in_double_precision_raise_that_of_the_params(optimiser, x64):
-    task = ut.Regression(lambda p, x: p[0] * p[1] * x, jnp.ones(1), jnp.ones(1))
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+@pytest.mark.parametrize("optimiser", [None, ut.SGD(momentum=0.9), ut.Adam()])
+def test_the_limit_is_computed_in_double_precision_where_it_is_on(dtype, optimiser, x64):
+    task = ut.Regression(lambda p, x: p[0] * p[1] * x, jnp.ones(1, dtype), jnp.ones(1, dtype))
     limit, point = ut.Limit(ut.LabelNoise(task, 0.7), optimiser=optimiser), jnp.array([2.0, 0.5])
     for evaluate in (limit.drift, lambda p: limit.solve(p, slow_time=0.01, step_size=0.01, num_saves=1).params):
         np.testing.assert_allclose(evaluate(point.astype(jnp.float32)), evaluate(point), rtol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64])
+def test_a_diffusion_is_computed_in_double_precision_where_it_is_on(dtype, x64):
+    task = ut.Regression(lambda p, x: p[0] * p[1] * x, jnp.ones(1, dtype), jnp.ones(1, dtype))
+    solve = lambda p: ut.Limit(ut.Isotropic(task, 0.1)).solve(p, slow_time=0.01, key=0, seeds=2).params
+    point = ut.settle(task, jnp.array([2.0, 0.3], jnp.float32)).params
+    assert point.dtype == jnp.float64
+    np.testing.assert_allclose(solve(point.astype(jnp.float32)), solve(point), atol=1e-6)

@@ -106,7 +106,7 @@ def average(
     [0.99 0.99] 0.01
     """
     _check(noise, params, closure)
-    params = trees.match_precision(noise.problem.loss, params)
+    params = trees.in_default_precision(params)
     eta = validate.as_float("average", "step_size", step_size, positive=True)
     length = validate.as_float("average", "time", time, positive=True)
     num_saves = validate.positive_integer("average", "num_saves", num_saves)

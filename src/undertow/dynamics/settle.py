@@ -100,6 +100,7 @@ def settle(
     validate.instance("settle", "problem", problem, AbstractProblem, "a Problem or a Regression")
     validate.params_of_floats("settle", params)
     problem.check(params)
+    params = trees.in_default_precision(params)
     max_steps = validate.positive_integer("settle", "max_steps", max_steps)
     if tolerance is None:
         tolerance = 1e-9 if trees.machine_epsilon(params) < 1e-10 else 1e-4

@@ -131,7 +131,7 @@ class Limit(eqx.Module):
         validate.params_of_floats("Limit.drift", params)
         chosen_corrections("Limit.drift", corrections)
         _step_size(step_size, None, "Limit.drift")
-        params = trees.match_precision(self.noise.problem.loss, params)
+        params = trees.in_default_precision(params)
         if has_metric(self.optimiser):
             _check_kinks(self, params)
             request = _request("Limit.drift", state, step_size, finite_step, True, corrections)
@@ -155,7 +155,7 @@ class Limit(eqx.Module):
         parts are those of small steps, for the `state` of `drift`.
         """
         validate.params_of_floats("Limit.parts", params)
-        params = trees.match_precision(self.noise.problem.loss, params)
+        params = trees.in_default_precision(params)
         _check_kinks(self, params)
         if has_metric(self.optimiser):
             return metric_parts(self, params, _request("Limit.parts", state, None, finite_step, True, False))
@@ -210,7 +210,7 @@ class Limit(eqx.Module):
         """
         problem = self.noise.problem
         validate.params_of_floats("Limit.solve", params)
-        params = trees.match_precision(self.noise.problem.loss, params)
+        params = trees.in_default_precision(params)
         validate.finite_number("Limit.solve", "slow_time", slow_time)
         num_saves = validate.positive_integer("Limit.solve", "num_saves", num_saves)
         steps = validate.positive_integer("Limit.solve", "steps", steps)
