@@ -211,6 +211,8 @@ def in_own_process(name: str, arguments: dict[str, Any]) -> Facts:
 
 
 def main() -> list[tuple[str, str, str]]:
+    if find_spec("torch") is None:
+        raise ImportError("the stored refusals include those of PyTorch: pip install -e '.[bench]'")
     began = time.perf_counter()
     facts: Facts = {name: [arguments | in_own_process(name, arguments) for arguments in cases]
                     for name, (_, cases) in CASES.items()}  # fmt: skip

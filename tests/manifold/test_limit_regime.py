@@ -69,9 +69,8 @@ def test_the_estimated_error_against_sgd(name, x64):
 
 def test_the_error_is_of_first_order_and_the_step_size_is_named(x64):
     noise, start = hyperbola()
-    errors = [
-        ut.Limit(noise).solve(start, slow_time=2.0, step_size=eta).regime.estimated_error for eta in (0.04, 0.02, 0.01)
-    ]
+    steps = (0.04, 0.02, 0.01, 0.005, 0.0025)  # at the smallest the error is 1e-3, near that of the solver
+    errors = [ut.Limit(noise).solve(start, slow_time=2.0, step_size=eta).regime.estimated_error for eta in steps]
     orders = np.log2(np.array(errors[:-1]) / errors[1:])
     np.testing.assert_allclose(orders, 1, atol=0.15)
     path = ut.Limit(noise).solve(start, slow_time=2.0, step_size=0.1)

@@ -14,7 +14,7 @@ from undertow import _validate as validate
 from undertow._calls import check_functions, check_observables, checked_call
 from undertow._validate import Number
 from undertow.dynamics.simulated_error import SIGNIFICANT, SimulatedError, simulate_error
-from undertow.manifold.averaged import DENSE_LIMIT, Path, solve_average
+from undertow.manifold.averaged import DENSE_LIMIT, TOLERANCE, Path, solve_average
 from undertow.manifold.fluctuations import CLOSURES, Closure, image_route
 from undertow.manifold.metric_averaged import AveragedMotion, correction_sizes, least_relaxed, solve_metric_average
 from undertow.manifold.metric_limit import check_names, has_metric, start_value
@@ -70,8 +70,9 @@ def average(
     - `closure`: the equation for X. "averaged_noise" is the one above. "finite_step" leaves out the term Sigma''[X].
       "small_step" leaves out both terms with eta and the factor with H, and for label noise the minibatch noise as
       well, which gives the flow of L + (eta c/4) tr H.
-    - `tolerance`: the relative and absolute error per step (None: 1e-4 in double precision, 1e-3 in single). Give a
-      smaller one where the params are far below 1.
+    - `tolerance`: the relative and absolute error per step of the solver (None: 1e-5). The error of the whole solution
+      is up to thirty times larger, relative to the length of the path. Give a smaller tolerance where the params are
+      far below 1.
     - `max_steps`: the largest number of steps of the solver.
     - `optimiser`: an optimiser with a metric S, such as `Adam` (None: SGD). The flow is then that of (params, v), with
       F = -S grad L - (eta/2) S d3L[X] - decay params, X in the metric, and dv/dt = (1 - b2)/eta (E g^2 - v). Unless the
@@ -112,8 +113,7 @@ def average(
     num_saves = validate.positive_integer("average", "num_saves", num_saves)
     max_steps = validate.positive_integer("average", "max_steps", max_steps)
     _check_error_options(optimiser, estimate_error, check_seeds)
-    if tolerance is None:
-        tolerance = 1e-4 if trees.machine_epsilon(params) < 1e-10 else 1e-3
+    tolerance = TOLERANCE if tolerance is None else tolerance
     validate.finite_number("average", "tolerance", tolerance, positive=True)
     observe = _check_observe(check_functions("average", "observe", observe))
     check_observables("average", "observe", observe, params)

@@ -5,7 +5,7 @@ import numpy as np
 from jaxtyping import Array, PyTree
 
 from undertow import _trees as trees
-from undertow.manifold.averaged import DENSE_LIMIT, solve_average
+from undertow.manifold.averaged import DENSE_LIMIT, TOLERANCE, solve_average
 from undertow.manifold.fluctuations import image_route
 from undertow.manifold.geometry import Frame, known_rank
 from undertow.noise.base import AbstractNoise
@@ -59,7 +59,14 @@ def relative_error(
     floats = jnp.result_type(float)
     times = jnp.asarray([0.0, slow_time / step_size], floats)
     path = solve_average(
-        noise, params, times, jnp.asarray(step_size, floats), {}, "averaged_noise", jnp.asarray(1e-4, floats), 10_000
+        noise,
+        params,
+        times,
+        jnp.asarray(step_size, floats),
+        {},
+        "averaged_noise",
+        jnp.asarray(TOLERANCE, floats),
+        10_000,
     )
     moved = float(jnp.linalg.norm(end - path.points[0]))
     error = float(jnp.linalg.norm(path.points[-1] - end))
