@@ -24,6 +24,8 @@ def main(names: list[str]) -> None:
     """Write the screenshots of all instruments, or of those that are named."""
     configure()
     several = instruments()
+    if unknown := set(names) - set(several):
+        raise SystemExit(f"{', '.join(sorted(unknown))}: the instruments are {', '.join(several)}.")
     tab = Tab()
     with make_server(Explorer(several), 0) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
