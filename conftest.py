@@ -54,6 +54,15 @@ def figures_closed():
         sys.modules["matplotlib.pyplot"].close("all")
 
 
+@pytest.fixture(autouse=True, scope="module")
+def programs_freed():
+    """The tests of one process compile thousands of programs, and XLA crashes where Linux permits no more mappings."""
+    from undertow.execution.compiling import free_programs
+
+    yield
+    free_programs()
+
+
 @pytest.fixture
 def x64():
     """Double precision for one test."""

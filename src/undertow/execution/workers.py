@@ -21,6 +21,7 @@ from functools import partial
 from multiprocessing.util import Finalize
 
 from undertow._frames import call_in_one_block
+from undertow.execution.compiling import free_programs
 from undertow.execution.provenance import fingerprint
 from undertow.execution.settings import configure
 from undertow.execution.store import StoreError
@@ -135,7 +136,7 @@ class InProcess:
 
     def submit(self, work: Callable, task: object) -> Future:
         """Run the task at once."""
-        return self.pool.submit(call_in_one_block, work, task)
+        return self.pool.submit(_run, work, task)
 
     def check(self) -> None:
         """Do nothing: a task of this process ends before `submit` does."""
@@ -178,7 +179,7 @@ class Processes:
 
     def submit(self, work: Callable, task: object) -> Future:
         """Submit a task to the pool."""
-        future = self.pool.submit(call_in_one_block, work, task)
+        future = self.pool.submit(_run, work, task)
         self._submitted.add(future)
         return future
 
@@ -231,6 +232,12 @@ class Processes:
             child.join()
 
 
+def _run(work: Callable, task: object) -> object:
+    """Run a task, in a process that may have run many others."""
+    free_programs()
+    return call_in_one_block(work, task)
+
+
 def _with_same_code(code: str, work: Callable, task: object) -> object:
     """Run a task on a worker of a cluster, which must have the same versions as the driver."""
     if fingerprint() != code:
@@ -238,7 +245,7 @@ def _with_same_code(code: str, work: Callable, task: object) -> object:
             f"the Dask worker on {socket.gethostname()} (process {os.getpid()}) has another version of undertow, or of "
             "a package that it computes with; install the same versions on all workers and run this again."
         )
-    return call_in_one_block(work, task)
+    return _run(work, task)
 
 
 class Cluster:
