@@ -12,6 +12,7 @@ import undertow as ut
 from tests.mistakes import assert_explained
 from undertow.dynamics import average as module
 from undertow.execution.compiling import compilations
+from undertow.papers.zero_loss.models.curves import circle
 from undertow.papers.zero_loss.models.linear import LinearModel
 
 
@@ -195,6 +196,24 @@ def test_divergence_is_data(x64):
     assert float(flow.diverged_at) == pytest.approx(8 / 7 / 1e-3)  # the first observation after the time 1
     assert np.isfinite(flow.params).all()
     np.testing.assert_array_equal(np.isnan(flow.observed["loss"]), flow.time > 1.0)
+
+
+@pytest.mark.parametrize(
+    ("optimiser", "closure"),
+    [(None, "finite_step"), (ut.SGD(momentum=0.5), "finite_step"), (ut.Adam(eps=0.1), "small_step")],
+)
+def test_a_start_without_a_velocity_is_an_error(optimiser, closure, x64):
+    """The covariance 1 + x[1]^2 of the noise is smooth, but its factor |x[1]| has no derivative at 0."""
+    noise = ut.Additive(
+        circle(), lambda x: jnp.stack([jnp.array([1.0, 0.0]), jnp.array([1.0, 0.0]) * jnp.sqrt(x[1] ** 2)], axis=1)
+    )
+    start, settings = jnp.array([1.0, 0.0]), {"step_size": 0.1, "time": 1.0, "optimiser": optimiser}
+    with pytest.raises(ValueError, match=f"a derivative of the noise is not finite at these params.*{closure}"):
+        ut.average(noise, start, **settings)
+    assert not ut.average(noise, start, closure=closure, **settings).diverged
+    kink = ut.Problem(lambda w, _: jnp.sqrt(jnp.sum(w**2)), jnp.zeros(1))
+    with pytest.raises(ValueError, match="a derivative of the loss is not finite at these params"):
+        ut.average(ut.Isotropic(kink, 0.1), jnp.zeros(2), **settings)
 
 
 def long_product():

@@ -11,6 +11,7 @@ from undertow._trees import ravel
 from undertow.execution.compiling import compilations
 from undertow.manifold.metric_limit import chosen_corrections, has_metric, start_value
 from undertow.papers.optimisers.models.adam_probe import draw_probe
+from undertow.papers.zero_loss.models.curves import circle
 
 PROBE_KEY = 3
 
@@ -158,3 +159,14 @@ def test_corrections_are_chosen_by_name():
     assert chosen_corrections("f", True) == ("finite_step", "fluctuating_metric")
     assert chosen_corrections("f", False) == ()
     assert chosen_corrections("f", ["fluctuating_metric"]) == ("fluctuating_metric",)
+
+
+def test_a_noise_without_the_derivatives_of_the_corrections_is_an_error(x64):
+    """The covariance of the noise is smooth, but the derivative of its factor |x[1]| is not defined at 0."""
+    noise = ut.Additive(
+        circle(), lambda x: jnp.stack([jnp.array([1.0, 0.0]), jnp.array([1.0, 0.0]) * jnp.sqrt(x[1] ** 2)], axis=1)
+    )
+    limit, point = ut.Limit(noise, optimiser=ut.SGD(momentum=0.5)), jnp.array([1.0, 0.0])
+    with pytest.raises(ValueError, match=r"`Limit.drift`: a derivative of the noise .* give `corrections=False`"):
+        limit.drift(point, step_size=0.1)
+    np.testing.assert_allclose(limit.drift(point, step_size=0.1, corrections=False), 0, atol=1e-12)

@@ -4,9 +4,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import jax
-import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
 from undertow import _trees as trees
@@ -14,9 +14,15 @@ from undertow import _validate as validate
 from undertow._calls import check_functions, check_observables, checked_call
 from undertow._validate import Number
 from undertow.dynamics.simulated_error import SIGNIFICANT, SimulatedError, simulate_error
-from undertow.manifold.averaged import DENSE_LIMIT, TOLERANCE, Path, solve_average
+from undertow.manifold.averaged import DENSE_LIMIT, TOLERANCE, Path, solve_average, velocity
 from undertow.manifold.fluctuations import CLOSURES, Closure, image_route
-from undertow.manifold.metric_averaged import AveragedMotion, correction_sizes, least_relaxed, solve_metric_average
+from undertow.manifold.metric_averaged import (
+    AveragedMotion,
+    correction_sizes,
+    least_relaxed,
+    shift_of,
+    solve_metric_average,
+)
 from undertow.manifold.metric_limit import check_names, has_metric, start_value
 from undertow.manifold.next_order import NextOrder, cheap, next_order, too_large
 from undertow.noise.base import AbstractNoise
@@ -133,6 +139,8 @@ def average(
         jax.device_put(np.asarray(tolerance, floats)),
         max_steps,
     )
+    at_start = lambda kind: velocity(noise, *ravel_pytree(params), jnp.asarray(times[1]), jnp.asarray(eta), kind)
+    _check_velocity(path, at_start, closure)
     error = reason
     if check_seeds is not None:
         steps = max(1, round(length / eta))
@@ -192,11 +200,13 @@ def _average_metric(
     floats = jnp.result_type(float)
     v = start_value("average", noise, optimiser, params, state)
     check_names("average", observe, v)
-    unravel = jax.flatten_util.ravel_pytree(params)[1]
-    motion = AveragedMotion(noise, optimiser.prepared(), jnp.asarray(eta, floats), unravel, closure)
+    unravel = ravel_pytree(params)[1]
+    motion = AveragedMotion(noise, optimiser.prepared(), jnp.asarray(eta, floats), unravel, closure, shift_of(v))
     path = solve_metric_average(
         motion, params, v, jnp.asarray(times, floats), observe, jnp.asarray(tolerance, floats), max_steps
     )
+    at_start = lambda kind: replace(motion, closure=kind).velocity(motion.state(params, v), jnp.asarray(times[1]))
+    _check_velocity(path, at_start, closure)
     run = _trajectory(noise, params, path, times, eta, closure, None)
     if run.diverged or run.regime is None:
         return run
@@ -213,6 +223,22 @@ def _average_metric(
             SmallParameter("metric / drift", gain, None, "gain by a metric that fluctuates, over the drift by noise"),
         )
     return replace(run, regime=Regime(parameters, None, ()), facts={**run.facts, "optimiser": type(optimiser).__name__})
+
+
+def _check_velocity(path: Path, at_start: Callable[[Closure], PyTree], closure: Closure) -> None:
+    """Raise where the solver failed at once, and the velocity of a closure is not finite at the start.
+
+    `at_start` is evaluated for a positive age: at the age 0 there are no fluctuations, and no derivative counts.
+    """
+    finite = lambda kind: all(bool(jnp.isfinite(x).all()) for x in jax.tree.leaves(at_start(kind)))
+    if np.isfinite(path.points[1]).all() or finite(closure):
+        return
+    others = [kind for kind in CLOSURES if finite(kind)]  # with fewer derivatives of the noise, and those of the loss
+    raise ValueError(
+        f"`average`: a derivative of the {'noise' if others else 'loss'} is not finite at these params, as that of "
+        "sqrt(x) at 0, so that the flow has no velocity there; start at another point"
+        + (f', or give `closure="{others[-1]}"`, which does not need that derivative.' if others else ".")
+    )
 
 
 def _trajectory(

@@ -41,7 +41,7 @@ def free_programs() -> None:
     if "jax" not in sys.modules:
         return
     try:
-        full = 2 * MAPPINGS.read_bytes().count(b"\n") > int(MOST_MAPPINGS.read_text())
+        full = 2 * MAPPINGS.read_bytes().count(b"\n") > int(MOST_MAPPINGS.read_bytes())
     except (OSError, ValueError):  # not Linux
         return
     if full:

@@ -5,7 +5,8 @@
 
 eta X is the covariance of the fluctuations in the metric, G the gain by a metric that follows them in part
 (`fluctuating_metric`), and E g^2 is averaged over them. The factor with the Hessian H makes the flow pass through the
-points of the discrete steps; b1 delays the gradients by b1/(1 - b1) steps. The flow is solved for log v.
+points of the discrete steps; b1 delays the gradients by b1/(1 - b1) steps. The flow is solved for log v, and for
+log (v + shift) where v starts at 0.
 """
 
 from collections.abc import Callable
@@ -32,11 +33,14 @@ from undertow.manifold.metric import RescaledNoise
 from undertow.noise.base import AbstractNoise, second_moment
 from undertow.optimisers.base import AbstractOptimiser
 
-__all__ = ["AveragedMotion", "correction_sizes", "least_relaxed", "solve_metric_average"]
+__all__ = ["AveragedMotion", "correction_sizes", "least_relaxed", "shift_of", "solve_metric_average"]
 
 Unravel = Callable[[Array], PyTree]
 State = tuple[Float[Array, " D"], Float[Array, " D"] | None]
-"""The mean of the params, and the logarithm of v."""
+"""The mean of the params, and the logarithm of v + shift."""
+
+SHIFT = 1e-12
+"""The shift where v starts at 0, relative to the largest v. The metric of such a parameter is that of v itself."""
 
 
 class AveragedMotion(eqx.Module):
@@ -47,12 +51,19 @@ class AveragedMotion(eqx.Module):
     step_size: Float[Array, ""]
     unravel: Unravel = eqx.field(static=True)
     closure: Closure = eqx.field(static=True)
+    shift: Float[Array, " D"] | float = 0.0
+
+    def state(self, params: PyTree, v: Float[Array, " D"] | None) -> State:
+        """Return the state for params and the average v of squared gradients."""
+        return jax.flatten_util.ravel_pytree(params)[0], None if v is None else jnp.log(v + self.shift)
+
+    def v(self, state: State) -> Float[Array, " D"] | None:
+        """Return the average v of squared gradients; None for a constant metric."""
+        return None if state[1] is None else jnp.maximum(jnp.exp(state[1]) - self.shift, 0)
 
     def metric(self, state: State) -> Metric:
         """Return the metric at a state."""
-        point, logarithm = state
-        v = None if logarithm is None else jnp.exp(logarithm)
-        return metric_at(self.optimiser, v, point, self.unravel)
+        return metric_at(self.optimiser, self.v(state), state[0], self.unravel)
 
     def local(self, state: State) -> tuple[Metric, RescaledNoise]:
         """Return the metric, and the noise in the coordinates in which it is the identity."""
@@ -88,7 +99,7 @@ class AveragedMotion(eqx.Module):
         return jnp.linalg.norm(drift - plain) / scale, gain / scale
 
     def velocity(self, state: State, age: Array) -> State:
-        """Return d theta/dt and d log v/dt."""
+        """Return d theta/dt and d log (v + shift)/dt."""
         (point, logarithm), eta = state, self.step_size
         metric, noise, around = self.around(state, age)
         gradient = lambda x: trees.ravel(noise.problem.gradient(self.unravel(x)))
@@ -101,14 +112,15 @@ class AveragedMotion(eqx.Module):
         if corrected:
             hessian = jax.jvp(gradient, (phi,), (mean / metric.root,))[1]
             mean = mean + self._delay() * metric.root * hessian
-        if logarithm is None:
+        v = self.v(state)
+        if logarithm is None or v is None:
             return mean, None
-        v = jnp.maximum(jnp.exp(logarithm), jnp.finfo(point.dtype).tiny)
         target = trees.ravel(second_moment(self.noise, self.unravel(point)))
         if self.closure == "averaged_noise" and squares is not None:
             target = averaged_second_moment(squares, eta)
         slope = self.optimiser.slow_state({"v": self.unravel(v)}, self.unravel(target), 1.0)
-        return mean, trees.ravel(slope) / (eta * v)
+        # one division after the other: eta v may be too small for a float
+        return mean, trees.ravel(slope) / eta / jnp.maximum(jnp.exp(logarithm), jnp.finfo(point.dtype).tiny)
 
     def linearise(self, state: State) -> Linearisation:
         """Return the linearisation of the flow: -S H, with its delay, and -(1 - b2)/eta for log v."""
@@ -129,6 +141,14 @@ class AveragedMotion(eqx.Module):
         return self.step_size / 2 * (1 + b1) / (1 - b1)
 
 
+def shift_of(v: Float[Array, " D"] | None) -> Float[Array, " D"] | float:
+    """Return the number that is added to v before its logarithm is taken: 0 but where v is 0 at the start."""
+    if v is None:
+        return 0.0
+    largest = jnp.max(v)
+    return jnp.where(v > 0, 0, jnp.where(largest > 0, SHIFT * largest, 1))
+
+
 @eqx.filter_jit
 def solve_metric_average(
     motion: AveragedMotion,
@@ -140,12 +160,10 @@ def solve_metric_average(
     max_steps: int,
 ) -> Path:
     """Solve the averaged flow in (theta, log v); v is observed too. Points after a failure are not finite."""
-    start = jax.flatten_util.ravel_pytree(params)[0]
-    times = times.astype(start.dtype)
-    tiny = jnp.finfo(start.dtype).tiny
-    state = (start, None if v is None else jnp.log(jnp.maximum(v, tiny)))
+    state = motion.state(params, v)
+    times = times.astype(state[0].dtype)
     metric, noise = motion.local(state)
-    sharpest = jnp.max(jnp.abs(directions(noise.problem, start / metric.root, motion.unravel).curvature))
+    sharpest = jnp.max(jnp.abs(directions(noise.problem, state[0] / metric.root, motion.unravel).curvature))
     first = 0.1 / (sharpest + jnp.max(metric.rate) / motion.step_size + 1 / times[-1])
     path = diffrax.diffeqsolve(
         diffrax.ODETerm(lambda t, y, args: motion.velocity(y, t)),
@@ -166,8 +184,9 @@ def solve_metric_average(
         original = lambda f: lambda phi: f(jax.tree.map(jnp.multiply, noise.root, phi))
         rescaled: Observe = {name: original(function) for name, function in observe.items()}
         observed = observation_of(around, noise.problem, rescaled, motion.step_size)
-        if at[0][1] is not None:
-            observed = {**observed, "v": motion.unravel(jnp.exp(at[0][1]))}
+        v = motion.v(at[0])
+        if v is not None:
+            observed = {**observed, "v": motion.unravel(v)}
         return observed, record_of(around, motion.step_size)
 
     observed, records = jax.lax.map(observation, (path.ys, times))
@@ -179,8 +198,8 @@ def correction_sizes(
     motion: AveragedMotion, point: Float[Array, " D"], v: PyTree, time: float | Array
 ) -> tuple[Array, Array]:
     """Return the sizes of the corrections at the end of the flow; see `AveragedMotion.sizes`."""
-    logarithm = None if v is None else jnp.log(trees.ravel(v))
-    return motion.sizes((point, logarithm), jnp.asarray(time, point.dtype))
+    state = motion.state(point, None if v is None else trees.ravel(v))
+    return motion.sizes(state, jnp.asarray(time, point.dtype))
 
 
 @eqx.filter_jit
@@ -188,7 +207,7 @@ def least_relaxed(
     motion: AveragedMotion, params: PyTree, v: Float[Array, " D"] | None, time: float | Array
 ) -> Float[Array, ""]:
     """Return the least curvature of S^(1/2) H S^(1/2) at the start that relaxes within `time`; inf without one."""
-    start = jax.flatten_util.ravel_pytree(params)[0]
-    metric, noise = motion.local((start, None if v is None else jnp.log(v)))
-    h = directions(noise.problem, start / metric.root, motion.unravel).curvature
+    state = motion.state(params, v)
+    metric, noise = motion.local(state)
+    h = directions(noise.problem, state[0] / metric.root, motion.unravel).curvature
     return jnp.min(jnp.where(h * time > 1, h, jnp.inf))

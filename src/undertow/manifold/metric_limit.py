@@ -191,6 +191,11 @@ def metric_velocity_at(limit: "Limit", params: PyTree, request: Request) -> PyTr
     motion, rescaled, frame, v = _prepare(limit, params, request, limit.resolution)
     root = trees.ravel(rescaled.root)
     velocity = _velocity(motion, root * frame.point, v)
+    if validate.concrete(velocity.total) and not np.isfinite(np.asarray(velocity.total)).all():
+        raise ValueError(
+            f"`{request.function}`: a derivative of the noise that the corrections need is not finite at this point, "
+            "as that of sqrt(x) at 0; give `corrections=False`."
+        )
     return motion.unravel(velocity.total + root * _small_step_parts(rescaled, frame)[0] / 2)
 
 

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 PHASES = 3
 SPEED = PHASES / 8
+MOMENTA = (0.5, 0.9)
 LANE = 256
 """Largest number of runs that advance together on a CPU."""
 
@@ -63,12 +64,17 @@ def _speeds(
     return etas, np.array(means), np.array(errors)
 
 
-def _predicted(etas: np.ndarray) -> np.ndarray:
+def _predicted(etas: np.ndarray, momentum: float = 0.0) -> np.ndarray:
     """Return the mean speed with the finite-step correction, in units of k/8.
 
-    The corrected speed depends on the angle, so the mean speed of a turn is the harmonic mean.
+    The corrected speed depends on the angle, so the mean speed of a turn is the harmonic mean. The noise of the motor
+    is independent in directions that are eigenvectors of H. There momentum reduces the correction at an effective step
+    size by the factor (1 - momentum)/(1 + momentum): X = S / (2 h - eta h^2 (1 - momentum)/(1 + momentum)). Terms of
+    second order in the step size, which are left out, grow with momentum: at the default scale SGD with momentum 0.9 is
+    slower than this by 0.017 +- 0.003 at the effective step size 0.1, and by 0.005 +- 0.002 at 0.05.
     """
     limit = Limit(motor(PHASES))
+    etas = etas * (1 - momentum) / (1 + momentum)
     angles = np.linspace(0, 2 * np.pi / PHASES, 8, endpoint=False)  # invariant under rotation by a phase
 
     def speed(angle: float, eta: float) -> float:
@@ -83,11 +89,8 @@ def _richardson(means: np.ndarray, errors: np.ndarray) -> tuple[float, float]:
     return float(2 * means[1] - means[0]), float(np.hypot(2 * errors[1], errors[0]))
 
 
-def _data(etas: np.ndarray, means: np.ndarray, errors: np.ndarray, theory: np.ndarray) -> xarray.Dataset:
-    return xarray.Dataset(
-        {"speed": ("step_size", means), "error": ("step_size", errors), "theory": ("step_size", theory)},
-        coords={"step_size": etas},
-    )
+def _data(etas: np.ndarray, means: np.ndarray, errors: np.ndarray) -> xarray.Dataset:
+    return xarray.Dataset({"speed": ("step_size", means), "error": ("step_size", errors)}, coords={"step_size": etas})
 
 
 def _measure_speed(parameters: Turning, key: Key[Array, ""]) -> Measurement:
@@ -105,13 +108,14 @@ def _measure_speed(parameters: Turning, key: Key[Array, ""]) -> Measurement:
             for eta, m, t, e in zip(etas, means, theory, errors, strict=True)
         ),
     )  # fmt: skip
-    return Measurement(checks, _data(etas, means, errors, theory), parameters.seeds)
+    return Measurement(checks, _data(etas, means, errors), parameters.seeds)
 
 
 def _measure_momentum(parameters: Turning, key: Key[Array, ""]) -> Measurement:
-    checks = []
-    for beta in (0.5, 0.9):
+    checks, runs = [], []
+    for beta in MOMENTA:
         etas, means, errors = _speeds(parameters, key, beta)
+        runs.append(_data(etas, means, errors))
         value, error = _richardson(means, errors)
         checks.append(
             Check(
@@ -123,10 +127,11 @@ def _measure_momentum(parameters: Turning, key: Key[Array, ""]) -> Measurement:
                 alternative=1 - beta,
             )
         )
-    return Measurement(tuple(checks), _data(etas, means, errors, _predicted(etas)), parameters.seeds)
+    data = xarray.concat(runs, xarray.DataArray(list(MOMENTA), dims="momentum", name="momentum"))
+    return Measurement(tuple(checks), data, parameters.seeds)
 
 
-def _draw(measurement: Measurement, parameters: Turning) -> "Figure":
+def _draw_speed(measurement: Measurement, parameters: Turning) -> "Figure":
     figure, (axes,) = style.new_figure()
     data = measurement.data
     fine = np.linspace(0, float(data.step_size.max()) * 1.05, 8)
@@ -134,6 +139,22 @@ def _draw(measurement: Measurement, parameters: Turning) -> "Figure":
     style.points(axes, data.step_size, data.speed, data.error, "SGD")
     axes.axhline(1.0, color=style.COLOURS["green"], lw=1, ls="--", label="limit of small steps, (D − 2)/8")
     axes.set(xlabel="step size", ylabel="angular speed / ((D − 2)/8)")
+    axes.legend()
+    return figure
+
+
+def _draw_momentum(measurement: Measurement, parameters: Turning) -> "Figure":
+    figure, (axes,) = style.new_figure()
+    data = measurement.data
+    fine = np.linspace(0, float(data.step_size.max()) * 1.05, 8)
+    # beside each other, so that no interval hides another one
+    shift = 0.01 * float(data.step_size.max())
+    for beta, colour, side in zip(MOMENTA, ("blue", "red"), (-1, 1), strict=True):
+        theory = np.concatenate([[1.0], _predicted(fine[1:], beta)])
+        style.theory(axes, fine, theory, f"β = {beta:g}, limit with finite-step correction", colour)
+        run = data.sel(momentum=beta)
+        style.points(axes, run.step_size + side * shift, run.speed, run.error, f"β = {beta:g}, SGD", colour)
+    axes.set(xlabel="effective step size η/(1 − β)", ylabel="angular speed / ((D − 2)/8)")
     axes.legend()
     return figure
 
@@ -153,7 +174,7 @@ CLAIMS = (
         rests_on=("d2phi-signs",),
         scales=SCALES,
         measure=_measure_speed,
-        draw=_draw,
+        draw=_draw_speed,
     ),
     Claim(
         id="heavy-ball",
@@ -166,6 +187,6 @@ CLAIMS = (
         rests_on=("motor-speed",),
         scales=SCALES | {"smoke": Turning(24)},
         measure=_measure_momentum,
-        draw=_draw,
+        draw=_draw_momentum,
     ),
 )
