@@ -140,3 +140,21 @@ MISTAKES = {
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_mistakes_are_explained(mistake, as_a_user):
     assert_explained(*MISTAKES[mistake])
+
+
+def test_the_diffusion_of_adam_with_bias_correction_starts_with_its_first_step(x64):
+    """The mean agrees with that of Adam to first order; without bias correction it is off by the length of the path."""
+    task = ut.Regression(lambda p, x: p[0] * p[1] * x, jnp.array([1.0, 2.0, 0.5]), jnp.array([1.0, 2.1, 0.4]))
+    noise, start = ut.Minibatch(task, batch_size=1), jnp.array([0.0, 1.0])
+    settings = {"step_size": 0.005, "seeds": 2000, "key": 0}
+    adam, plain = (ut.Adam(b1=0.0, eps=0.01, bias_correction=corrected) for corrected in (True, False))
+    run = ut.descend(noise, start, optimiser=adam, steps=200, **settings)
+    right, without = (ut.diffuse(noise, start, optimiser=kind, time=1.0, **settings) for kind in (adam, plain))
+    mean, right_mean, without_mean = (np.asarray(x.params).mean(axis=0) for x in (run, right, without))
+    path = np.linalg.norm(mean - start)
+    assert np.linalg.norm(right_mean - mean) < 0.04 * path
+    assert np.linalg.norm(without_mean - mean) > 0.5 * path
+    # a given state is that after many steps
+    state = {"v": jnp.ones(2)}
+    given = [ut.diffuse(noise, start, optimiser=o, optimiser_state=state, time=0.1, **settings) for o in (adam, plain)]
+    np.testing.assert_array_equal(given[0].params, given[1].params)

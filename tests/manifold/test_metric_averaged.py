@@ -93,3 +93,41 @@ def test_the_mean_of_adam_from_a_start_off_the_manifold(b1, x64):
     assert far["small_step"] > 0.05 * length + 2 * error
     predicted = np.concatenate([np.asarray(leaf[-1]) for leaf in flow.observed["v"]])
     assert np.linalg.norm(predicted - v.mean(axis=0)) < 0.01 * np.linalg.norm(predicted)
+
+
+X, Y = jnp.array([1.0, 2.0, 0.5]), jnp.array([1.0, 2.1, 0.4])
+
+
+def product(predict):
+    """Return single samples of a regression that no parameters fit."""
+    return ut.Minibatch(ut.Regression(predict, X, Y), batch_size=1)
+
+
+@pytest.mark.parametrize("start", [[0.0, 1.0], [3.0, 1.0]])
+def test_the_flow_follows_adam_with_bias_correction_from_its_first_step(start, x64):
+    """The error is of first order in eta. Without bias correction the flow remembers the first squared gradients.
+
+    The memory of v is 1/(1 - b2) = 5/eta steps, five times the run. From [0, 1], one gradient is zero at the start.
+    """
+    noise, start, errors = product(lambda p, x: p[0] * p[1] * x), jnp.array(start), []
+    state = {"v": jnp.maximum(second_moment(noise, start), 1e-12)}
+    for eta in (0.005, 0.0025):
+        settings = {"optimiser": ut.Adam(b1=0.0, b2=1 - 0.2 * eta, eps=0.01), "step_size": eta}
+        run = ut.descend(noise, start, steps=round(1 / eta), seeds=2000, key=0, **settings)
+        flows = [ut.average(noise, start, time=1.0, optimiser_state=s, **settings).params for s in (None, state)]
+        mean = run.params.mean(axis=0)
+        errors.append([np.linalg.norm(flow - mean) / np.linalg.norm(mean - start) for flow in flows])
+    (near, far), (nearer, _) = errors
+    assert near < 0.02
+    assert nearer < 0.8 * near
+    assert far > 0.1
+
+
+def test_parameters_without_gradients_change_nothing(x64):
+    """v is 0 for one that the loss does not use."""
+    start, settings = jnp.array([0.5, 1.0]), {"step_size": 0.01, "time": 5.0, "optimiser": ut.AdamW(eps=0.01)}
+    alone = ut.average(product(lambda p, x: p[0] * p[1] * x), start, **settings)
+    more = ut.average(product(lambda p, x: p[0] * p[1] * x), jnp.array([0.5, 1.0, 3.0]), **settings)
+    assert not more.diverged
+    np.testing.assert_allclose(more.params[:2], alone.params, rtol=1e-3)
+    assert more.observed["v"][-1, 2] == 0

@@ -81,3 +81,17 @@ def test_single_precision_stays_single(x64):
         params, optimiser.init(params), params, optimiser.rates(jnp.asarray(0), jnp.asarray(0.1))
     )
     assert {leaf.dtype for leaf in jax.tree.leaves((moved_, state))} == {jnp.dtype("float32")}
+
+
+def test_the_average_with_bias_correction_changes_faster_at_the_start(x64):
+    """v/(1 - b2^k) obeys the recursion whose rate is (1 - b2) times `start_up`; after many steps the factor is 1."""
+    adam, params, squares = ut.Adam(b2=0.9), jnp.zeros(()), jnp.array([4.0, 1.0, 0.25, 9.0])
+    state, corrected = adam.init(params), 0.0
+    for step, square in enumerate(squares):
+        state = adam.update(params, state, jnp.sqrt(square), adam.rates(jnp.asarray(step), jnp.asarray(0.1)))[1]
+        corrected += 0.1 * adam.start_up(step) * (square - corrected)
+        np.testing.assert_allclose(corrected, state["v"] / (1 - 0.9 ** (step + 1)), rtol=1e-12)
+    assert adam.start_up(1e4) == 1
+    assert adam.after_start_up().start_up(0) == ut.RMSProp().start_up(0) == ut.SGD().start_up(0) == 1
+    decaying = ut.AdamW(b1=0.8, b2=0.7, eps=0.1, weight_decay=0.2)
+    assert decaying.after_start_up() == ut.AdamW(0.8, 0.7, 0.1, 0.2, bias_correction=False)

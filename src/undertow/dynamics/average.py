@@ -83,8 +83,9 @@ def average(
     - `optimiser`: an optimiser with a metric S, such as `Adam` (None: SGD). The flow is then that of (params, v), with
       F = -S grad L - (eta/2) S d3L[X] - decay params, X in the metric, and dv/dt = (1 - b2)/eta (E g^2 - v). Unless the
       closure is "small_step", F has the correction for a metric that follows the fluctuations (`Limit`), and S H in
-      place of H is multiplied by (1 + b1)/(1 - b1). v starts at E g^2, or at that of `optimiser_state={"v": ...}`, and
-      is observed as "v". The regime has the sizes of the corrections.
+      place of H is multiplied by (1 + b1)/(1 - b1). v starts at E g^2. With bias correction, v is the average since
+      the start: (1 - b2)/(1 - b2^(1 + t/eta)) takes the place of 1 - b2 in dv/dt. `optimiser_state={"v": ...}` is v
+      after many steps, without bias correction. v is observed as "v", and the regime has the sizes of the corrections.
 
     A `Regression` with fewer equations than parameters is solved in the image of J', with H = J'J/n. Any other problem
     needs the Hessian at every step and has at most 500 parameters.
@@ -198,10 +199,11 @@ def _average_metric(
 ) -> Trajectory:
     """Solve the averaged flow of an optimiser with a metric."""
     floats = jnp.result_type(float)
-    v = start_value("average", noise, optimiser, params, state)
+    v = start_value("average", noise, optimiser, params, state, "optimiser_state")
     check_names("average", observe, v)
     unravel = ravel_pytree(params)[1]
-    motion = AveragedMotion(noise, optimiser.prepared(), jnp.asarray(eta, floats), unravel, closure, shift_of(v))
+    used = (optimiser if state is None else optimiser.after_start_up()).prepared()
+    motion = AveragedMotion(noise, used, jnp.asarray(eta, floats), unravel, closure, shift_of(v))
     path = solve_metric_average(
         motion, params, v, jnp.asarray(times, floats), observe, jnp.asarray(tolerance, floats), max_steps
     )

@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Key, PyTree
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from undertow import _trees as trees
 from undertow import _validate as validate
@@ -17,7 +17,7 @@ from undertow.covariance import Projected
 from undertow.dynamics import drive
 from undertow.dynamics.clock import StepSize, steps_of_time
 from undertow.noise.base import AbstractNoise, normals, normals_now, second_moment
-from undertow.optimisers.base import AbstractOptimiser
+from undertow.optimisers.base import AbstractOptimiser, Rates, StepSizes
 from undertow.optimisers.sgd import SGD
 from undertow.optimisers.transformation import theory_optimiser
 from undertow.problem import AbstractProblem, Population
@@ -34,18 +34,19 @@ class AbstractEulerStep(AbstractOptimiser):
     optimiser: AbstractOptimiser
     substeps: int = eqx.field(static=True)
 
-    def update(self, params: PyTree, state: PyTree, gradient: PyTree, rates: Array) -> tuple[PyTree, PyTree]:
+    def update(self, params: PyTree, state: PyTree, gradient: PyTree, rates: Rates) -> tuple[PyTree, PyTree]:
+        """Return params and the state after one step; `rates` is its length, and the `start_up` of the optimiser."""
         metric = self.optimiser.metric(state, params)
         decay = self.optimiser.decay(metric)
-        dt = rates
+        dt, start_up = rates
         moved = jax.tree.map(
             lambda p, g, s, rate: p - dt.astype(p.dtype) * (s * g + rate * p), params, gradient, metric, decay
         )
-        return moved, state if state is None else self._relaxed(params, state)
+        return moved, state if state is None else self._relaxed(params, state, start_up)
 
-    def _relaxed(self, params: PyTree, state: PyTree) -> PyTree:
+    def _relaxed(self, params: PyTree, state: PyTree, start_up: Array) -> PyTree:
         slope = self.optimiser.slow_state(state, second_moment(self.noise, params), 1.0)
-        return jax.tree.map(lambda v, change: v + change / self.substeps, state, slope)
+        return jax.tree.map(lambda v, change: v + start_up.astype(v.dtype) * change / self.substeps, state, slope)
 
     def metric(self, state: PyTree, params: PyTree) -> PyTree:
         return self.optimiser.metric(state, params)
@@ -70,6 +71,9 @@ class EulerStep(AbstractEulerStep):
     >>> print(EulerStep(noise, ut.Adam(), 4).init(jnp.zeros(2))["v"])  # the variance
     [0.25 0.25]
     """
+
+    def rates(self, steps: Int[Array, "..."], step_sizes: StepSizes) -> Rates:
+        return step_sizes, jnp.asarray(self.optimiser.start_up(steps / self.substeps))
 
     def init(self, params: PyTree) -> PyTree:
         known = jax.eval_shape(self.optimiser.init, params)
@@ -166,8 +170,9 @@ def diffuse(
 
         d theta = -(S grad L + lambda theta) dt + sqrt(eta) S Sigma^(1/2) dW,   dv = (1 - b2)/eta (E g^2 - v) dt
 
-    for steps without momentum; a momentum b1 that is kept fixed changes it by terms of higher order. v starts at E g^2,
-    or where `optimiser_state={"v": ...}` says.
+    for steps without momentum; a momentum b1 that is kept fixed changes it by terms of higher order. v starts at E g^2.
+    With bias correction, (1 - b2)/(1 - b2^(1 + t/eta)) takes the place of 1 - b2. `optimiser_state={"v": ...}` is v
+    after many steps, without bias correction.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut
@@ -195,6 +200,7 @@ def diffuse(
     validate.instance("diffuse", "noise", noise, AbstractNoise, "a noise, such as `Minibatch(problem, 1)`")
     substeps = validate.positive_integer("diffuse", "substeps", substeps)
     steps = steps_of_time("diffuse", time, eta / substeps)
+    used = theory_optimiser("diffuse", optimiser, 0.0, weight_decay)
     run = drive.start_run(
         "diffuse",
         euler_noise(noise, substeps),
@@ -205,7 +211,7 @@ def diffuse(
         average=average,
         every=None if every is None else validate.positive_integer("diffuse", "every", every) * substeps,
         seeds=seeds,
-        optimiser=euler_optimiser(noise, theory_optimiser("diffuse", optimiser, 0.0, weight_decay), substeps),
+        optimiser=euler_optimiser(noise, used if optimiser_state is None else used.after_start_up(), substeps),
         optimiser_state=optimiser_state,
         lanes_of=lane_width,
     )

@@ -1,7 +1,7 @@
 """The averaged flow of an optimiser with a metric: the mean of params and of v at a finite step, from any start.
 
     d theta/dt = (1 + (eta/2) (1 + b1)/(1 - b1) S H) F,     F = -S grad L - (eta/2) S d3L[X] - decay theta + G
-    d v/dt     = ((1 - b2)/eta) (E g^2 - v)
+    d v/dt     = ((1 - b2)/eta) (E g^2 - v),    (1 - b2)/(1 - b2^(1 + t/eta)) with bias correction in place of 1 - b2
 
 eta X is the covariance of the fluctuations in the metric, G the gain by a metric that follows them in part
 (`fluctuating_metric`), and E g^2 is averaged over them. The factor with the Hessian H makes the flow pass through the
@@ -119,8 +119,9 @@ class AveragedMotion(eqx.Module):
         if self.closure == "averaged_noise" and squares is not None:
             target = averaged_second_moment(squares, eta)
         slope = self.optimiser.slow_state({"v": self.unravel(v)}, self.unravel(target), 1.0)
+        slope = jnp.asarray(self.optimiser.start_up(age / eta)) * trees.ravel(slope)
         # one division after the other: eta v may be too small for a float
-        return mean, trees.ravel(slope) / eta / jnp.maximum(jnp.exp(logarithm), jnp.finfo(point.dtype).tiny)
+        return mean, slope / eta / jnp.maximum(jnp.exp(logarithm), jnp.finfo(point.dtype).tiny)
 
     def linearise(self, state: State) -> Linearisation:
         """Return the linearisation of the flow: -S H, with its delay, and -(1 - b2)/eta for log v."""
@@ -135,6 +136,10 @@ class AveragedMotion(eqx.Module):
             return point, None if vector[1] is None else function(metric.rate / self.step_size) * vector[1]
 
         return apply
+
+    def fastest_rate(self, metric: Metric) -> Float[Array, ""]:
+        """Return the rate at which v relaxes at the start."""
+        return jnp.asarray(self.optimiser.start_up(0.0)) * jnp.max(metric.rate) / self.step_size
 
     def _delay(self) -> Array:
         b1 = jnp.asarray(self.optimiser.memory, self.step_size.dtype)
@@ -164,7 +169,7 @@ def solve_metric_average(
     times = times.astype(state[0].dtype)
     metric, noise = motion.local(state)
     sharpest = jnp.max(jnp.abs(directions(noise.problem, state[0] / metric.root, motion.unravel).curvature))
-    first = 0.1 / (sharpest + jnp.max(metric.rate) / motion.step_size + 1 / times[-1])
+    first = 0.1 / (sharpest + motion.fastest_rate(metric) + 1 / times[-1])
     path = diffrax.diffeqsolve(
         diffrax.ODETerm(lambda t, y, args: motion.velocity(y, t)),
         RosenbrockW(motion.linearise),

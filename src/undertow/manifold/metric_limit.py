@@ -85,7 +85,12 @@ def has_metric(optimiser: AbstractOptimiser) -> bool:
 
 
 def start_value(
-    function: str, noise: AbstractNoise, optimiser: AbstractOptimiser, params: PyTree, state: PyTree
+    function: str,
+    noise: AbstractNoise,
+    optimiser: AbstractOptimiser,
+    params: PyTree,
+    state: PyTree,
+    argument: str = "state",
 ) -> Float[Array, " D"] | None:
     """Return the average v of squared gradients at the start as a flat vector: E g^2, or that of a given state.
 
@@ -96,15 +101,18 @@ def start_value(
     if not (isinstance(known, dict) and "v" in known):
         if state is not None:
             raise ValueError(
-                f"`{function}(state=...)`: the metric of {type(optimiser).__name__} is constant and has no state; "
-                "leave `state` out."
+                f"`{function}({argument}=...)`: the metric of {type(optimiser).__name__} is constant and has no state; "
+                f"leave `{argument}` out."
             )
         return None
-    given = None if state is None else squares_of(function, "state", state, params)
+    given = None if state is None else squares_of(function, argument, state, params)
     moment = _flat_second_moment(noise, params)
     flat = moment if given is None else trees.ravel(given)
     if validate.concrete(flat):
-        _check_value(function, np.asarray(flat), np.asarray(moment), getattr(optimiser, "eps", 0.0))
+        if not np.isfinite(np.asarray(moment)).all():
+            raise ValueError(f"`{function}`: the mean of the squared gradients is not finite at these params.")
+        _check_value(function, argument, np.asarray(flat), np.asarray(moment))
+        _check_eps(function, np.asarray(flat), getattr(optimiser, "eps", 0.0))
     return flat
 
 
@@ -119,17 +127,21 @@ def check_names(function: str, observe: Collection[str], v: Array | None) -> Non
         raise ValueError(f"`{function}(observe=...)`: 'v' is recorded by `{function}` itself; use another name.")
 
 
-def _check_value(function: str, v: np.ndarray, moment: np.ndarray, eps: Number) -> None:
+def _check_value(function: str, argument: str, v: np.ndarray, moment: np.ndarray) -> None:
+    where = f'`{function}({argument}=...)`: `{argument}["v"]`'
     if not (np.isfinite(v).all() and (v >= 0).all()):
         bad = v[~(v >= 0) | ~np.isfinite(v)][0]
-        raise ValueError(f'`{function}(state=...)`: `state["v"]` has {bad}; its values are finite and at least 0.')
-    zero = v == 0
-    if (zero & (moment > 0)).any():
-        count = int((zero & (moment > 0)).sum())
+        raise ValueError(f"{where} has {bad}; its values are finite and at least 0.")
+    count = int(((v == 0) & (moment > 0)).sum())
+    if count:
         raise ValueError(
-            f'`{function}(state=...)`: `state["v"]` is 0 for {count} parameters whose gradients are not, which is no '
-            "state after many steps; leave `state` out to start at the mean of the squared gradients."
+            f"{where} is 0 for {count} parameters whose gradients are not, which is no state after many steps; leave "
+            f"`{argument}` out to start at the mean of the squared gradients."
         )
+
+
+def _check_eps(function: str, v: np.ndarray, eps: Number) -> None:
+    zero = v == 0
     if zero.any() and validate.concrete(eps) and not float(eps) > 0:
         raise ValueError(
             f"`{function}`: the gradients of {int(zero.sum())} parameters are 0 at this point, where the metric "

@@ -5,6 +5,9 @@
 With bias correction, m+ and v+ are divided by 1 - b1^t and 1 - b2^t in step t = 1, 2, ...
 """
 
+import inspect
+from typing import TypeVar
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -17,6 +20,8 @@ from undertow.optimisers.base import AbstractOptimiser, Rates, StepSizes, as_num
 from undertow.regime import Regime, SmallParameter
 
 __all__ = ["AbstractAdaptive", "Adam", "AdamW", "RMSProp"]
+
+Self = TypeVar("Self", bound="AbstractAdaptive")
 
 
 class AbstractAdaptive(AbstractOptimiser):
@@ -69,6 +74,19 @@ class AbstractAdaptive(AbstractOptimiser):
         kappa = (1 - jnp.asarray(self.b2)) / jnp.asarray(step_size) ** 2
         change = lambda v, target: jnp.asarray(kappa, v.dtype) * (target - v)
         return {"v": jax.tree.map(change, state["v"], second_moment)}
+
+    def start_up(self, steps: Number | Array) -> Number | Array:
+        """Return 1/(1 - b2^(steps + 1)): v with bias correction changes by this times (1 - b2)(g^2 - v) in a step."""
+        if not self.bias_correction:
+            return 1.0
+        return -1 / jnp.expm1((jnp.asarray(steps) + 1) * jnp.log(jnp.asarray(self.b2)))
+
+    def after_start_up(self: Self) -> Self:
+        """Return the optimiser without bias correction."""
+        if not self.bias_correction:
+            return self
+        numbers = {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        return type(self)(**{**numbers, "bias_correction": False})
 
     @property
     def memory(self) -> Number:

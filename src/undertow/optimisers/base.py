@@ -107,6 +107,14 @@ class AbstractOptimiser(eqx.Module):
         """The weight b1 of the past in the average m = b1 m + (1 - b1) g that multiplies S; 0 without momentum."""
         return 0.0
 
+    def start_up(self, steps: Number | Array) -> Number | Array:
+        """Return the factor of `slow_state` after a number of steps from `init`; with bias correction it is not 1."""
+        return 1.0
+
+    def after_start_up(self: Self) -> Self:
+        """Return the optimiser for a state after many steps: the same without bias correction."""
+        return self
+
     def rates(self, steps: Int[Array, "..."], step_sizes: StepSizes) -> Rates:
         """Return the numbers that depend on the step alone; `steps` counts from 0. Here: the step sizes."""
         return step_sizes

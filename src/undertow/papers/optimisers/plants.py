@@ -106,7 +106,8 @@ PLANTS: dict[str, Plant] = {
     "adam-limit-metric": replaced(f"{HERE}.adam.run_adam", _without_correlation),
     "averaged-flow-noisy-data": replaced(f"{HERE}.noisy_data.average", _closure("small_step")),
     "adam-weak-order": replaced(
-        "undertow.dynamics.diffuse.AbstractEulerStep._relaxed", lambda right: lambda self, params, state: state
+        "undertow.dynamics.diffuse.AbstractEulerStep._relaxed",
+        lambda right: lambda self, params, state, start_up: state,
     ),
     "square-root-scaling": replaced(
         f"{HERE}.scaling.square_root", lambda right: lambda step_size, factor: step_size * factor

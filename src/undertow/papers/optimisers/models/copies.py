@@ -118,7 +118,7 @@ class CoupledDiffusion(AbstractEulerStep):
         def substep(moving: tuple[Array, PyTree], normal: Array) -> tuple[tuple[Array, PyTree], None]:
             w, state = moving
             gradient = one.mean(w) + inflation * one.deviation(w) * normal
-            return self.update(w, state, gradient, dt), None
+            return self.update(w, state, gradient, (dt, jnp.ones(()))), None
 
         def path(w: Array, state: PyTree, normals: Array) -> tuple[Array, PyTree]:
             return jax.lax.scan(substep, (w, state), normals)[0]
