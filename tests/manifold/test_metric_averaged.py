@@ -104,21 +104,25 @@ def product(predict):
 
 
 @pytest.mark.parametrize("start", [[0.0, 1.0], [3.0, 1.0]])
-def test_the_flow_follows_adam_with_bias_correction_from_its_first_step(start, x64):
-    """The error is of first order in eta. Without bias correction the flow remembers the first squared gradients.
+@pytest.mark.parametrize(
+    "kind", [lambda eta: ut.Adam(b1=0.0, b2=1 - 0.2 * eta, eps=0.01), lambda eta: ut.RMSProp(b2=1 - 4 * eta, eps=0.01)]
+)
+def test_the_flow_follows_an_optimiser_from_its_first_step(start, kind, x64):
+    """The error falls with eta. That of a flow with a v after many steps does not.
 
-    The memory of v is 1/(1 - b2) = 5/eta steps, five times the run. From [0, 1], one gradient is zero at the start.
+    The memory of Adam's v is five times the run, that of RMSProp's a quarter. From [0, 1], one gradient is zero at the
+    start.
     """
     noise, start, errors = product(lambda p, x: p[0] * p[1] * x), jnp.array(start), []
     state = {"v": jnp.maximum(second_moment(noise, start), 1e-12)}
     for eta in (0.005, 0.0025):
-        settings = {"optimiser": ut.Adam(b1=0.0, b2=1 - 0.2 * eta, eps=0.01), "step_size": eta}
+        settings = {"optimiser": kind(eta), "step_size": eta}
         run = ut.descend(noise, start, steps=round(1 / eta), seeds=2000, key=0, **settings)
         flows = [ut.average(noise, start, time=1.0, optimiser_state=s, **settings).params for s in (None, state)]
         mean = run.params.mean(axis=0)
         errors.append([np.linalg.norm(flow - mean) / np.linalg.norm(mean - start) for flow in flows])
     (near, far), (nearer, _) = errors
-    assert near < 0.02
+    assert near < 0.03
     assert nearer < 0.8 * near
     assert far > 0.1
 

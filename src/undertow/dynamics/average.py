@@ -26,7 +26,7 @@ from undertow.manifold.metric_averaged import (
 from undertow.manifold.metric_limit import check_names, has_metric, start_value
 from undertow.manifold.next_order import NextOrder, cheap, next_order, too_large
 from undertow.noise.base import AbstractNoise
-from undertow.optimisers.base import AbstractOptimiser
+from undertow.optimisers.base import AbstractOptimiser, first_squares
 from undertow.optimisers.transformation import theory_optimiser
 from undertow.problem import Population
 from undertow.regime import Regime, SmallParameter
@@ -83,9 +83,10 @@ def average(
     - `optimiser`: an optimiser with a metric S, such as `Adam` (None: SGD). The flow is then that of (params, v), with
       F = -S grad L - (eta/2) S d3L[X] - decay params, X in the metric, and dv/dt = (1 - b2)/eta (E g^2 - v). Unless the
       closure is "small_step", F has the correction for a metric that follows the fluctuations (`Limit`), and S H in
-      place of H is multiplied by (1 + b1)/(1 - b1). v starts at E g^2. With bias correction, v is the average since
-      the start: (1 - b2)/(1 - b2^(1 + t/eta)) takes the place of 1 - b2 in dv/dt. `optimiser_state={"v": ...}` is v
-      after many steps, without bias correction. v is observed as "v", and the regime has the sizes of the corrections.
+      place of H is multiplied by (1 + b1)/(1 - b1). v starts as after the first step of `descend`: at E g^2 with
+      bias correction, which replaces 1 - b2 by (1 - b2)/(1 - b2^(1 + t/eta)), and at (1 - b2) E g^2 without.
+      `optimiser_state={"v": ...}` is v after many steps, without bias correction. v is observed as "v", and the regime
+      has the sizes of the corrections.
 
     A `Regression` with fewer equations than parameters is solved in the image of J', with H = J'J/n. Any other problem
     needs the Hessian at every step and has at most 500 parameters.
@@ -203,6 +204,8 @@ def _average_metric(
     check_names("average", observe, v)
     unravel = ravel_pytree(params)[1]
     used = (optimiser if state is None else optimiser.after_start_up()).prepared()
+    if state is None and v is not None:
+        v = trees.ravel(first_squares(used, params, unravel(v)))
     motion = AveragedMotion(noise, used, jnp.asarray(eta, floats), unravel, closure, shift_of(v))
     path = solve_metric_average(
         motion, params, v, jnp.asarray(times, floats), observe, jnp.asarray(tolerance, floats), max_steps

@@ -17,7 +17,7 @@ from undertow.covariance import Projected
 from undertow.dynamics import drive
 from undertow.dynamics.clock import StepSize, steps_of_time
 from undertow.noise.base import AbstractNoise, normals, normals_now, second_moment
-from undertow.optimisers.base import AbstractOptimiser, Rates, StepSizes
+from undertow.optimisers.base import AbstractOptimiser, Rates, StepSizes, first_squares
 from undertow.optimisers.sgd import SGD
 from undertow.optimisers.transformation import theory_optimiser
 from undertow.problem import AbstractProblem, Population
@@ -79,7 +79,7 @@ class EulerStep(AbstractEulerStep):
         known = jax.eval_shape(self.optimiser.init, params)
         # the velocity of SGD with momentum has the names of params, of which one may be "v"
         slow = not isinstance(self.optimiser, SGD) and isinstance(known, dict) and "v" in known
-        return {"v": second_moment(self.noise, params)} if slow else None
+        return {"v": first_squares(self.optimiser, params, second_moment(self.noise, params))} if slow else None
 
 
 def euler_optimiser(noise: AbstractNoise, optimiser: AbstractOptimiser, substeps: int) -> AbstractOptimiser:
@@ -170,9 +170,9 @@ def diffuse(
 
         d theta = -(S grad L + lambda theta) dt + sqrt(eta) S Sigma^(1/2) dW,   dv = (1 - b2)/eta (E g^2 - v) dt
 
-    for steps without momentum; a momentum b1 that is kept fixed changes it by terms of higher order. v starts at E g^2.
-    With bias correction, (1 - b2)/(1 - b2^(1 + t/eta)) takes the place of 1 - b2. `optimiser_state={"v": ...}` is v
-    after many steps, without bias correction.
+    for steps without momentum; a momentum b1 that is kept fixed changes it by terms of higher order. v starts as after
+    the first step of `descend`, at E g^2 with bias correction, which replaces 1 - b2 by (1 - b2)/(1 - b2^(1 + t/eta)),
+    and at (1 - b2) E g^2 without. `optimiser_state={"v": ...}` is v after many steps, without bias correction.
 
     >>> import jax.numpy as jnp
     >>> import undertow as ut

@@ -199,9 +199,10 @@ class Limit(eqx.Module):
         flow (`ut.average`), over the distance from its start to its end.
 
         An optimiser with a metric, such as `Adam`, needs its `step_size`. v starts at E g^2, or at that of `state`, as
-        after many steps, without bias correction, and is observed as "v". `quasi_static=True` keeps it at E g^2, which is faster where kappa = (1 - b2)/step_size^2 is
-        large. `corrections=False` leaves out the corrections for a finite step size, whose sizes are in the `regime`;
-        `corrections=("finite_step",)` or `("fluctuating_metric",)` has one of them.
+        after many steps, without bias correction, and is observed as "v". `quasi_static=True` keeps it at E g^2, which
+        is faster where kappa = (1 - b2)/step_size^2 is large. `corrections=False` leaves out the corrections for a
+        finite step size, whose sizes are in the `regime`; `corrections=("finite_step",)` or `("fluctuating_metric",)`
+        has one of them.
 
         The limit ends where the Hessian loses rank, for instance where two manifolds cross. A flow that reaches such a
         point before `slow_time` raises an error. A run of a diffusion stops there: it is marked in `diverged`,

@@ -21,7 +21,7 @@ from undertow._validate import Number
 from undertow.noise.base import AbstractNoise
 from undertow.regime import Regime
 
-__all__ = ["AbstractOptimiser", "Rates", "StepSizes", "as_number", "squares_of"]
+__all__ = ["AbstractOptimiser", "Rates", "StepSizes", "as_number", "first_squares", "squares_of"]
 
 StepSizes = Float[Array, ""] | Float[Array, " block"]
 """The step size of every step of a block, or the one number that they share."""
@@ -129,3 +129,18 @@ class AbstractOptimiser(eqx.Module):
         """Return the optimiser with arrays for its numbers."""
         array = lambda leaf: jnp.asarray(leaf, jnp.result_type(float)) if isinstance(leaf, float) else leaf
         return jax.tree.map(array, self)
+
+
+def first_squares(optimiser: AbstractOptimiser, params: PyTree, second_moment: PyTree) -> PyTree:
+    """Return v after the first step from `init`: E g^2 with bias correction, (1 - b2) E g^2 without.
+
+    >>> import jax.numpy as jnp
+    >>> import undertow as ut
+    >>> from undertow.optimisers.base import first_squares
+    >>> print(first_squares(ut.RMSProp(b2=0.75), jnp.zeros(2), jnp.array([4.0, 8.0])))
+    [1. 2.]
+    """
+    before = optimiser.init(params)
+    change = optimiser.slow_state(before, second_moment, 1.0)["v"]
+    factor = jnp.asarray(optimiser.start_up(0.0))
+    return jax.tree.map(lambda v, x: v + factor.astype(x.dtype) * x, before["v"], change)
