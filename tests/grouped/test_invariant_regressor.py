@@ -214,3 +214,47 @@ def test_the_penalty_is_a_number_iff_the_flow_proposed_the_support():
         numbers.append(len(proposed))
         np.testing.assert_equal(model.rho_, proposed["rho"].iloc[0] if len(proposed) else np.nan)
     assert max(numbers) > 0
+
+
+def sites(seed, slopes, rows=250):
+    """Return a cause of y, an effect of y with one slope per site, and a column of noise."""
+    rng = np.random.default_rng(seed)
+    site = np.repeat(np.arange(len(slopes)), rows)
+    cause, noise = rng.normal(size=(2, len(site)))
+    y = 1.5 * cause + rng.normal(size=len(site))
+    effect = np.array(slopes)[site] * y + rng.normal(size=len(site))
+    return np.column_stack([cause, effect, noise]), y, site
+
+
+@pytest.mark.parametrize("slopes", [(1.0, 1.0, 1.0, 1.0), (1.0, 1.03, 0.97, 1.0)])
+def test_sites_that_do_not_differ_are_reported(slopes):
+    """Every model passes, and least squares on the effect of y fits best. The share of errors is at most the level."""
+    silent = 0
+    for seed in range(20):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            model = ut.InvariantRegressor().fit(*sites(seed, slopes))
+        if not model.groups_differ_:
+            assert "the groups do not differ enough to reject any of the candidates" in str(caught[0].message)
+        silent += not caught
+    assert silent <= 4  # more have a probability of 0.003 if 5 % are rejected by chance
+
+
+def test_sites_that_differ_cause_no_warning():
+    for seed in range(5):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model = ut.InvariantRegressor().fit(*sites(seed, (1.0, 0.5, -1.0, 2.0)))
+        assert model.groups_differ_
+        assert not model.support_[1]
+
+
+def test_a_constant_that_is_chosen_among_models_that_pass():
+    """A y that depends on no column, with means that differ between sites in the columns alone."""
+    rng = np.random.default_rng(0)
+    site = np.repeat([0, 1, 2], 400)
+    noise = rng.normal(size=1200)
+    X = np.column_stack([rng.normal(size=1200), 2 * noise + site])  # the second column is an effect of y
+    with pytest.warns(UserWarning, match=r"model without columns passes.*No column improves the fit"):
+        model = ut.InvariantRegressor().fit(X, noise, site)
+    assert model.groups_differ_

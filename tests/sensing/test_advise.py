@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import undertow as ut
+from undertow.grouped.designs import grouped_design
 from undertow.sensing.bursts import burst_exponent
 from undertow.sensing.decomposition import auxiliary
 from undertow.sensing.laws import Gaussian, Table, Uniform, two_point
@@ -218,5 +219,14 @@ def test_advice_prints_and_plots_its_windows():
     assert list(best.get_xdata()) == [advice.step_size] * 2
     hopeless = ut.advise(two_point(1.0, 0.5))
     assert {text.get_text() for text in hopeless.plot().texts} == {
-        "filter the spurious signal: empty", "theorem of the paper: empty",
+        "learn the true signal first: empty", "theorem of the paper: empty",
     }  # fmt: skip
+
+
+def test_the_table_claims_no_decay_of_a_signal_that_grows():
+    """A window contains step sizes at which the spurious signal grows, but later than the true one."""
+    design = grouped_design("flip", seed=0)
+    advice = ut.advise((design.X, design.y, design.groups))
+    assert advice.exponent > 0
+    assert "still grows" in str(advice)
+    assert "decays" not in str(advice)

@@ -42,9 +42,9 @@ class InvariantRegressor(RegressorMixin, BaseEstimator):
     with the columns. Of those that pass, the one with the least Bayesian information criterion is chosen.
 
     If none passes, the candidate with the largest p-value is returned, not pooled least squares; `invariant_` is then
-    False and a warning is issued. Warnings are also issued if the constant alone passes, and if a model that fits
-    clearly better is rejected narrowly: the test rejects a true model with probability `level`. `verdict_` contains the
-    text of the warning.
+    False and a warning is issued. Warnings are also issued if the groups do not differ, so that no candidate is
+    rejected, if the constant is chosen, and if a model that fits clearly better is rejected narrowly: the test rejects
+    a true model with probability `level`. `verdict_` contains the text of the warning.
 
     The method works if children of y change between groups, by their relation to y, their noise or their means. Under
     shifts of means it works only if the causes are among the ten screened columns and there are enough groups (see the
@@ -53,7 +53,8 @@ class InvariantRegressor(RegressorMixin, BaseEstimator):
 
     **Arguments:** `level`, that of the test; `alpha`, the size u = v of the cold start of the flow.
 
-    **After `fit(X, y, groups)`:** `coef_`, `intercept_`, `support_` (a mask), `invariant_`, `p_value_`, `verdict_` (the
+    **After `fit(X, y, groups)`:** `coef_`, `intercept_`, `support_` (a mask), `invariant_`, `p_value_`,
+    `groups_differ_` (whether any candidate is rejected, with Bonferroni's correction for their number), `verdict_` (the
     result in words), `rejected_support_` (a mask of the better model that is rejected narrowly, or None), `rho_` (the
     penalty of the chosen model; NaN if the flow did not propose it), `pooled_coef_` (least squares), `path_` (a table
     of all candidates), `groups_`, `n_features_in_`, and `feature_names_in_` if the columns have names.
@@ -84,7 +85,7 @@ class InvariantRegressor(RegressorMixin, BaseEstimator):
         # criteria of equal supports differ by rounding; the penalties come first
         same = (tests.support == self.support_).all(1)
         self.rho_ = float(choice.candidates.rho[same.argmax()])
-        self.invariant_ = choice.invariant
+        self.invariant_, self.groups_differ_ = choice.invariant, choice.groups_differ
         self.rejected_support_ = None if choice.narrow is None else tests.support[choice.narrow]
         self.pooled_coef_, _ = moments.original(moments.least_squares())
         self.path_ = _table(choice.candidates)
@@ -151,6 +152,8 @@ class _Choice:
     """The number of the chosen candidate."""
     fit: InvariantFit
     invariant: bool
+    groups_differ: bool
+    """Whether a candidate is rejected, at the level over the number of supports."""
     narrow: int | None
     """The number of the best candidate that fits clearly better and is rejected narrowly."""
 
@@ -185,14 +188,15 @@ def _choose(moments: Moments, alpha: float, level: float) -> _Choice:
     """Return the passing candidate of least information criterion; if none passes, that of the largest p-value."""
     candidates = _search(moments, alpha)
     tests = candidates.tests
+    differ = bool(np.nanmin(tests.p_value) <= level / len(np.unique(tests.support, axis=0)))
     for number in _passing(tests, level):
         fit = candidates.fit(moments, number)
         # the tests of all subsets together are less accurate in groups with few rows
         if fit.p_value > level:
             better = tests.bic[number] - BETTER * np.log(moments.sizes.sum())
-            return _Choice(candidates, number, fit, True, _narrowly_rejected(tests, better, level))
+            return _Choice(candidates, number, fit, True, differ, _narrowly_rejected(tests, better, level))
     closest = _least_contradicted(tests)
-    return _Choice(candidates, closest, candidates.fit(moments, closest), False, None)
+    return _Choice(candidates, closest, candidates.fit(moments, closest), False, differ, None)
 
 
 def _passing(tests: SubsetTests, level: float) -> list[int]:
@@ -233,8 +237,16 @@ def _verdict(choice: _Choice, level: float, names: list[str]) -> tuple[str, bool
             f"{level:g}, so that model may be the true one.",
             True,
         )
+    if not choice.groups_differ:
+        return (
+            f"{passed} However, the groups do not differ enough to reject any of the candidates. This is the one that "
+            "fits best, and nothing in the data shows whether it holds in other groups: it may contain effects of y.",
+            True,
+        )
     if not tests.support[choice.chosen].any():
-        return f"{passed} No model with a column passes, so predictions are constant.", True
+        others = bool(tests.support[tests.p_value > level].any())
+        reason = "No column improves the fit" if others else "No model with a column passes"
+        return f"{passed} {reason}, so predictions are constant.", True
     return passed, False
 
 

@@ -1,4 +1,4 @@
-"""Advice for runs with one environment per step: step sizes that filter, and steps at which to stop."""
+"""Advice for runs with one environment per step: step sizes that learn the true signal first, and when to stop."""
 
 import math
 from dataclasses import dataclass, replace
@@ -39,7 +39,9 @@ class Advice:
     """
 
     step_sizes: tuple[float, float] | None
-    """The window of stable step sizes in which the typical spurious signal decays; None where there is none."""
+    """The stable step sizes at which the true signal is learnt before the typical spurious one; None without any.
+
+    The spurious signal decays where `exponent` is negative, and grows later than the true one elsewhere."""
     step_size: float | None
     """The step size with the highest probability of success."""
     stop: tuple[int, int] | None
@@ -59,7 +61,7 @@ class Advice:
             return ResultTable(self.warnings[0], notes=self.warnings[1:])
         low, high = self.step_sizes
         rows = (
-            ("step sizes", f"{low:.3g} to {high:.3g}", "the typical spurious signal decays"),
+            ("step sizes", f"{low:.3g} to {high:.3g}", "the true signal is learnt before the spurious one"),
             ("best step size", f"{self.step_size:.3g}", "the highest probability of success"),
             ("stop at steps", f"{self.stop[0]} to {self.stop[1]}", "the true signal is learnt, the spurious one small"),
             ("probability", f"{self.probability:.0%}", "runs without a spurious signal"),
@@ -75,7 +77,7 @@ class Advice:
         return self._table().html()
 
     def plot(self, *, ax: "Axes | None" = None) -> "Axes":
-        """Draw the step sizes that filter, the best one, and those of the paper's theorem, on a logarithmic axis.
+        """Draw `step_sizes`, the best step size, and those of the paper's theorem, on a logarithmic axis.
 
         >>> import undertow as ut
         >>> from undertow.sensing.laws import two_point
@@ -86,7 +88,9 @@ class Advice:
         axes = results.new_axes(ax, height=2.2)
         paper = self.paper_window if self.paper_window[0] < self.paper_window[1] else None
         best = None if self.step_size is None else (self.step_size, f"best: {self.step_size:.3g}")
-        results.draw_windows(axes, {"filter the spurious signal": self.step_sizes, "theorem of the paper": paper}, best)
+        results.draw_windows(
+            axes, {"learn the true signal first": self.step_sizes, "theorem of the paper": paper}, best
+        )
         axes.set_xlabel("step size")
         return axes
 
