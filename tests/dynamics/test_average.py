@@ -217,6 +217,39 @@ def test_a_start_without_a_velocity_is_an_error(optimiser, closure, x64):
         ut.average(ut.Isotropic(kink, 0.1), jnp.zeros(2), **settings)
 
 
+def test_a_flow_without_noise_from_zero_is_inside_the_theory(x64):
+    noise = ut.LabelNoise(ut.Regression(lambda w, x: w * x, jnp.array([1.0]), jnp.array([2.0])), strength=0.0)
+    regime = ut.average(noise, jnp.array(0.0), step_size=0.05, time=1.0).regime
+    assert regime.valid
+    assert regime.estimated_error < 0.01
+
+
+@pytest.mark.parametrize("optimiser", [ut.SGD(weight_decay=0.5), ut.SGD(momentum=0.5, weight_decay=0.5)])
+def test_weight_decay_is_that_of_the_loss(optimiser, x64):
+    """The means and variances with the penalty in the loss, for a loss that is not quadratic."""
+    samples = jnp.array([-1.0, 0.0, 2.0])
+    loss = lambda w, s: 0.1 * w**2 / 2 + w**3 / 6 - w * s
+    penalised = ut.Problem(lambda w, s: loss(w, s) + 0.25 * w**2, samples)
+    without = ut.SGD(momentum=optimiser.momentum or 0.0)
+    settings = {"step_size": 0.1, "time": 8.0, "observe": {"w": lambda w: w, "square": lambda w: w**2}}
+    flow = ut.average(ut.Minibatch(ut.Problem(loss, samples), 1), jnp.array(1.0), optimiser=optimiser, **settings)
+    same = ut.average(ut.Minibatch(penalised, 1), jnp.array(1.0), optimiser=without, estimate_error=False, **settings)
+    assert same.observed["excess_square"][-1] > 0.05
+    for name in ("w", "mean_w", "excess_square"):
+        np.testing.assert_allclose(flow.observed[name], same.observed[name], rtol=1e-3, atol=1e-5)
+
+
+def test_the_memory_of_momentum_is_compared_with_the_fastest_relaxation(x64):
+    """With the curvatures 0.1 and 4: eta 4/(1 - beta)^2."""
+    bowl = ut.Problem(lambda w, s: (0.1 * w[0] ** 2 + 4 * w[1] ** 2) / 2 + s * w[1], jnp.array([-1.0, 1.0]))
+    settings = {"step_size": 0.002, "time": 20.0, "optimiser": ut.SGD(momentum=0.9)}
+    rows = {row.name: row for row in ut.average(ut.Minibatch(bowl, 1), jnp.ones(2), **settings).regime.parameters}
+    assert rows["eta lambda/(1 - beta)^2"].value == pytest.approx(0.8)
+    assert "finite step / drift" not in rows  # the drift by noise is 0 for a quadratic loss
+    nesterov = settings | {"optimiser": ut.SGD(momentum=0.9, nesterov=True)}
+    assert "not Nesterov's" in str(ut.average(ut.Minibatch(bowl, 1), jnp.ones(2), **nesterov).regime)
+
+
 def long_product():
     return ut.LabelNoise(product(), 1.0), jnp.array([2.0, 0.5]), {"step_size": 0.0025, "time": 800.0}
 

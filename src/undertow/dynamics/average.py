@@ -27,6 +27,7 @@ from undertow.manifold.metric_limit import check_names, has_metric, start_value
 from undertow.manifold.next_order import NextOrder, cheap, next_order, too_large
 from undertow.noise.base import AbstractNoise
 from undertow.optimisers.base import AbstractOptimiser, first_squares
+from undertow.optimisers.sgd import SGD
 from undertow.optimisers.transformation import theory_optimiser
 from undertow.problem import Population
 from undertow.regime import Regime, SmallParameter
@@ -216,18 +217,24 @@ def _average_metric(
     if run.diverged or run.regime is None:
         return run
     end = jnp.asarray(times[-1], floats)  # an array: a number would be compiled into the program
-    least = float(least_relaxed(motion, params, v, end))
-    parameters = run.regime.parameters + optimiser.regime(eta, least).parameters
+    largest = optimiser.regime_of_largest
+    curvature = float(np.max(path.records.sharpness) if largest else least_relaxed(motion, params, v, end))
+    parameters, notes = run.regime.parameters + optimiser.regime(eta, curvature).parameters, ()
     if closure != "small_step":
         last = None if v is None else jax.tree.map(lambda x: x[-1], path.observed["v"])
         finite, gain = (float(x) for x in correction_sizes(motion, path.points[-1], last, end))
-        parameters += (
+        sizes = (
             SmallParameter(
                 "finite step / drift", finite, None, "change of the drift by noise at a finite step, at the end"
             ),
             SmallParameter("metric / drift", gain, None, "gain by a metric that fluctuates, over the drift by noise"),
         )
-    return replace(run, regime=Regime(parameters, None, ()), facts={**run.facts, "optimiser": type(optimiser).__name__})
+        parameters += sizes if np.isfinite([finite, gain]).all() else ()
+        if isinstance(optimiser, SGD) and optimiser.nesterov:
+            notes = ("The corrections for a finite step size are those of heavy-ball momentum, not Nesterov's.",)
+    return replace(
+        run, regime=Regime(parameters, None, notes), facts={**run.facts, "optimiser": type(optimiser).__name__}
+    )
 
 
 def _check_velocity(path: Path, at_start: Callable[[Closure], PyTree], closure: Closure) -> None:

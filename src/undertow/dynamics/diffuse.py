@@ -36,13 +36,15 @@ class AbstractEulerStep(AbstractOptimiser):
 
     def update(self, params: PyTree, state: PyTree, gradient: PyTree, rates: Rates) -> tuple[PyTree, PyTree]:
         """Return params and the state after one step; `rates` is its length, and the `start_up` of the optimiser."""
+        dt, start_up = rates
+        # the metric of the new state, as in Adam: an old v of 0 would divide a gradient by eps
+        state = state if state is None else self._relaxed(params, state, start_up)
         metric = self.optimiser.metric(state, params)
         decay = self.optimiser.decay(metric)
-        dt, start_up = rates
         moved = jax.tree.map(
             lambda p, g, s, rate: p - dt.astype(p.dtype) * (s * g + rate * p), params, gradient, metric, decay
         )
-        return moved, state if state is None else self._relaxed(params, state, start_up)
+        return moved, state
 
     def _relaxed(self, params: PyTree, state: PyTree, start_up: Array) -> PyTree:
         slope = self.optimiser.slow_state(state, second_moment(self.noise, params), 1.0)

@@ -72,11 +72,18 @@ class Fluctuations(eqx.Module):
     outside: Float[Array, "D k"] | None
     """P X V for the projector P on the complement of the span; None where it is zero."""
     beside: tuple[AbstractCovariance, ...]
-    """Covariances whose part P Sigma P is not zero: there X = age P Sigma P."""
+    """Covariances whose part P Sigma P is not zero: there X = relaxed_age P Sigma P."""
     age: Float[Array, ""]
     """The time since the start."""
+    decay: Float[Array, ""]
+    """The rate at which weight decay shrinks all params."""
     growth: Float[Array, ""]
     """The factor by which an iteration of the equation for X changes it; the second moments of SGD diverge above 1."""
+
+    @property
+    def relaxed_age(self) -> Float[Array, ""]:
+        """X over Sigma in flat directions: the age, or less with weight decay."""
+        return relaxed(2 * self.decay, self.age)
 
     @property
     def partners(self) -> Float[Array, "D k"]:
@@ -93,16 +100,17 @@ class Fluctuations(eqx.Module):
         """Return the part of `expect` outside the span of the basis."""
         across = lambda x: self.frame.project(trees.ravel(x))
         moments = [covariance.moment(lambda x: form(across(x), across(x))) for covariance in self.beside]
-        return trees.scale(self.age, reduce(trees.add, moments))
+        return trees.scale(self.relaxed_age, reduce(trees.add, moments))
 
     def spread(self) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Return tr X over all directions, and over those that have not relaxed (curvature times age below one)."""
-        diagonal = jnp.diag(self.inner)
-        slow = jnp.sum(jnp.where(self.frame.curvature * self.age < 1, diagonal, 0))
+        diagonal, still = jnp.diag(self.inner), (self.frame.curvature + self.decay) * self.age < 1
+        slow, beside = jnp.sum(jnp.where(still, diagonal, 0)), jnp.zeros((), diagonal.dtype)
         project = lambda v: self.frame.unravel(self.frame.project(trees.ravel(v)))
         for covariance in self.beside:
-            slow = slow + self.age * covariance.trace(project)
-        return jnp.sum(jnp.where(self.frame.curvature * self.age < 1, 0, diagonal)) + slow, slow
+            beside = beside + self.relaxed_age * covariance.trace(project)
+        fast = jnp.sum(jnp.where(still, 0, diagonal))
+        return fast + slow + beside, slow + jnp.where(self.decay * self.age < 1, beside, 0)
 
 
 def image_route(problem: AbstractProblem, size: int) -> bool:
@@ -133,21 +141,24 @@ def fluctuations(
     step_size: Float[Array, ""],
     closure: Closure,
     memory: Number = 0.0,
+    decay: Float[Array, ""] | float = 0.0,
 ) -> Fluctuations:
     """Return the fluctuations of SGD around its mean at `point`, the time `age` after a start at one point.
 
-    `memory` is the weight b1 of the past in the momentum m = b1 m + (1 - b1) g.
+    `memory` is the weight b1 of the past in the momentum m = b1 m + (1 - b1) g. `decay` is the rate at which weight
+    decay shrinks all params: fluctuations relax as if it were added to every curvature.
     """
     frame = directions(noise.problem, point, unravel)
     terms = noise_terms(noise, frame)
     eta = jnp.zeros_like(step_size) if closure == "small_step" else step_size
-    delay = delays(frame, age, eta, memory)
+    rates = _rates(frame, eta, memory, decay)
+    delay = relaxed(rates, age)
     inner, growth = delay * terms.inner, jnp.zeros((), point.dtype)
     if closure == "averaged_noise" and terms.respond is not None:
-        share = jnp.expm1(-jnp.maximum(_rates(frame, eta, memory), 0) * age) ** 2
+        share = jnp.expm1(-jnp.maximum(rates, 0) * age) ** 2
         inner, growth = _respond_repeatedly(inner, eta * delay * share, terms.respond)
-    outside = None if terms.outside is None else terms.outside * relaxed(frame.curvature, age)[None]
-    return Fluctuations(frame, inner, outside, terms.beside, age, growth)
+    outside = None if terms.outside is None else terms.outside * relaxed(frame.curvature + 2 * decay, age)[None]
+    return Fluctuations(frame, inner, outside, terms.beside, age, jnp.asarray(decay, age.dtype), growth)
 
 
 def stationary(noise: AbstractNoise, frame: Frame, step_size: Float[Array, ""], memory: Number = 0.0) -> Fluctuations:
@@ -159,7 +170,7 @@ def stationary(noise: AbstractNoise, frame: Frame, step_size: Float[Array, ""], 
     growth = zero
     if terms.respond is not None:
         inner, growth = _respond_repeatedly(inner, step_size * delay, terms.respond)
-    return Fluctuations(frame, inner, None, (), zero, growth)
+    return Fluctuations(frame, inner, None, (), zero, zero, growth)
 
 
 def noise_terms(noise: AbstractNoise, frame: Frame) -> "NoiseTerms":
@@ -173,12 +184,13 @@ def delays(frame: Frame, age: Array, eta: Array, memory: Number = 0.0) -> Float[
     return relaxed(_rates(frame, eta, memory), age)
 
 
-def _rates(frame: Frame, eta: Array, memory: Number) -> Float[Array, "k k"]:
+def _rates(frame: Frame, eta: Array, memory: Number, decay: Float[Array, ""] | float = 0.0) -> Float[Array, "k k"]:
     """Return s = h_a + h_b - eta h_a h_b, and with momentum the rate of the stationary state of its second moments:
 
     s = h_a + h_b - eta h_a h_b (1 - b1)/(1 + b1) + eta (h_a - h_b)^2 b1/(1 - b1^2)
     """
-    left, right = frame.curvature[:, None], frame.curvature[None]
+    curvature = frame.curvature + decay
+    left, right = curvature[:, None], curvature[None]
     plain = left + right
     if isinstance(memory, float) and memory == 0.0:
         return plain - eta * left * right

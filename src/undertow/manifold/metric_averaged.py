@@ -1,11 +1,13 @@
 """The averaged flow of an optimiser with a metric: the mean of params and of v at a finite step, from any start.
 
-    d theta/dt = (1 + (eta/2) (1 + b1)/(1 - b1) S H) F,     F = -S grad L - (eta/2) S d3L[X] - decay theta + G
+    d theta/dt = (1 + (eta/2) (1 + b1)/(1 - b1) S H + (eta/2) decay) F
+    F          = -S grad L - (eta/2) S d3L[X] - decay theta + G
     d v/dt     = ((1 - b2)/eta) (E g^2 - v),    (1 - b2)/(1 - b2^(1 + t/eta)) with bias correction in place of 1 - b2
 
 eta X is the covariance of the fluctuations in the metric, G the gain by a metric that follows them in part
 (`fluctuating_metric`), and E g^2 is averaged over them. The factor with the Hessian H makes the flow pass through the
-points of the discrete steps; b1 delays the gradients by b1/(1 - b1) steps. The flow is solved for log v, and for
+points of the discrete steps; b1 delays the gradients by b1/(1 - b1) steps, and the decay too where it is a part of
+them. Fluctuations relax as if the decay were added to every curvature of S H. The flow is solved for log v, and for
 log (v + shift) where v starts at 0.
 """
 
@@ -74,7 +76,9 @@ class AveragedMotion(eqx.Module):
         """Return the metric, the rescaled noise and its fluctuations at a state, the time `age` after the start."""
         metric, noise = self.local(state)
         phi, memory = state[0] / metric.root, self.optimiser.memory
-        return metric, noise, fluctuations(noise, phi, self.unravel, age, self.step_size, self.closure, memory)
+        decay = jnp.mean(metric.decay)  # the same for all params in every optimiser of this library
+        around = fluctuations(noise, phi, self.unravel, age, self.step_size, self.closure, memory, decay)
+        return metric, noise, around
 
     def noise_drift(self, metric: Metric, noise: RescaledNoise, around: Fluctuations) -> Float[Array, " D"]:
         """Return -(eta/2) S d3L[X]."""
@@ -86,7 +90,10 @@ class AveragedMotion(eqx.Module):
         return -self.step_size / 2 * metric.root * around.expect(third)
 
     def sizes(self, state: State, age: Array) -> tuple[Array, Array]:
-        """Return |change of the drift by noise at a finite step| and |gain G|, both over |drift by noise|."""
+        """Return |change of the drift by noise at a finite step| and |gain G|, both over |drift by noise|.
+
+        They are not finite for a loss without third derivatives, where this drift is 0.
+        """
         metric, noise, around = self.around(state, age)
         small = fluctuations(noise, around.frame.point, self.unravel, age, self.step_size, "small_step")
         drift, plain = (self.noise_drift(metric, noise, x) for x in (around, small))
@@ -95,7 +102,7 @@ class AveragedMotion(eqx.Module):
             squares = squares_around(noise, around)
             gain = metric_velocity(noise, around, squares, metric, self.step_size, self.optimiser.memory)
             gain = jnp.linalg.norm(gain)
-        scale = jnp.maximum(jnp.linalg.norm(plain), jnp.finfo(plain.dtype).tiny)
+        scale = jnp.linalg.norm(plain)
         return jnp.linalg.norm(drift - plain) / scale, gain / scale
 
     def velocity(self, state: State, age: Array) -> State:
@@ -111,7 +118,8 @@ class AveragedMotion(eqx.Module):
             mean = mean + metric_velocity(noise, around, squares, metric, eta, self.optimiser.memory)
         if corrected:
             hessian = jax.jvp(gradient, (phi,), (mean / metric.root,))[1]
-            mean = mean + self._delay() * metric.root * hessian
+            before_memory = eta / 2 if self.optimiser.decoupled else self._delay()
+            mean = mean + self._delay() * metric.root * hessian + before_memory * metric.decay * mean
         v = self.v(state)
         if logarithm is None or v is None:
             return mean, None
@@ -129,7 +137,7 @@ class AveragedMotion(eqx.Module):
         frame = directions(noise.problem, state[0] / metric.root, self.unravel)
         h = jnp.maximum(frame.curvature, 0)
         delay = self._delay() if self.closure != "small_step" else 0.0
-        across = along_eigenvectors(frame.normal, h * (1 + delay * h))
+        across = along_eigenvectors(frame.normal, h * (1 + delay * h) + jnp.mean(metric.decay))
 
         def apply(function: Multiplier, vector: State) -> State:
             point = metric.root * across(function, vector[0] / metric.root)

@@ -336,7 +336,9 @@ def _regime(
     if eta is None:
         return base
     curvature = np.asarray(frame.curvature)
-    own = optimiser.regime(eta, float(curvature[curvature > 0].min()))
+    own = optimiser.regime(
+        eta, float(curvature.max() if optimiser.regime_of_largest else curvature[curvature > 0].min())
+    )
     parameters, notes = base.parameters + own.parameters, base.notes
     if sizes is not None and corrections:
         relative = sizes[:, 1:] / np.maximum(sizes[:, :1], np.finfo(sizes.dtype).tiny)

@@ -93,7 +93,9 @@ def next_order(
     eta, lengths = (jnp.asarray(x, start.dtype) for x in (step_size, strides(time / step_size)))
     mean, covariance = (np.asarray(x, np.float64) for x in follow_moments(noise, unravel, start, eta, lengths))
     with np.errstate(all="ignore"):
-        spreads = np.sqrt(np.trace(covariance, axis1=1, axis2=2)) / np.linalg.norm(mean, axis=1)
+        # rounding can make a trace of zero negative, and the start may be zero
+        size = np.maximum(np.linalg.norm(mean, axis=1), np.finfo(mean.dtype).tiny)
+        spreads = np.sqrt(np.maximum(np.trace(covariance, axis1=1, axis2=2), 0)) / size
         spread, distance = float(np.max(spreads)), float(np.linalg.norm(mean[-1] - np.asarray(end)))
     return NextOrder(distance if spread < 1 and math.isfinite(distance) else None, spread)
 

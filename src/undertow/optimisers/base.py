@@ -7,7 +7,7 @@ with m an average of past gradients and S a diagonal metric, which depends on th
 
 import math
 from abc import abstractmethod
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import equinox as eqx
 import jax
@@ -77,6 +77,12 @@ class AbstractOptimiser(eqx.Module):
     >>> print(ut.descend(noiseless(bowl), jnp.ones(2), optimiser=optimiser, step_size=0.25, steps=1, key=0).params)
     [0.75 0.5 ]
     """
+
+    decoupled: ClassVar[bool] = True
+    """Whether weight decay shrinks params directly, and not as a part of the gradient, which momentum delays."""
+
+    regime_of_largest: ClassVar[bool] = False
+    """Whether `regime` takes the largest curvature of S^(1/2) H S^(1/2), and not the least that matters."""
 
     @abstractmethod
     def init(self, params: PyTree) -> PyTree:

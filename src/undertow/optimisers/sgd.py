@@ -30,6 +30,8 @@ class SGD(AbstractOptimiser):
     True
     """
 
+    decoupled = False
+    regime_of_largest = True
     momentum: float | Array | None
     nesterov: bool = eqx.field(static=True)
     weight_decay: float | Array
@@ -83,7 +85,7 @@ class SGD(AbstractOptimiser):
         beta = 0.0 if self.momentum is None else float(self.momentum)
         if beta == 0.0:
             return Regime()
-        ratio = float(step_size) * float(curvature) / (1 - beta) ** 2
+        ratio = float(step_size) * float(curvature) / (1 - beta)  # the curvature in the metric has the other 1 - beta
         return Regime((SmallParameter("eta lambda/(1 - beta)^2", ratio, 1.0, "memory of the momentum"),))
 
     def prepared(self) -> "SGD":
