@@ -30,6 +30,8 @@ def make():
 def fails():
     raise RuntimeError("no data")
 swapped = (model, loss, batch)
+without_loss = (model, batch, batch)
+several = (model, [batch, batch], loss)
 """
 
 
@@ -49,7 +51,7 @@ def folder(tmp_path_factory):
     return path
 
 
-@pytest.mark.parametrize("name", ["network", "make"])
+@pytest.mark.parametrize("name", ["network", "make", "swapped"])
 def test_a_file_of_ones_own(name, file, capsys, tmp_path):
     status, shown, progress = call(capsys, "census", f"{file}:{name}", "--json", tmp_path / "c.json")
     assert status == 0
@@ -180,7 +182,8 @@ def test_folders_that_cannot_be_read(what, capsys, tmp_path):
 
 
 MISTAKES = {
-    "swapped": ("mine.py:swapped", "let the object be (model, batch, loss)"),
+    "no loss": ("mine.py:without_loss", "is (Sequential, Tensor, Tensor); let the object be (model, batch, loss)"),
+    "a list of batches": ("mine.py:several", "give one batch, not a list of batches"),
     "a model alone": ("mine.py:model", "let the object be (model, batch, loss)"),
     "an error in the function": ("mine.py:fails", "cannot be run: RuntimeError: no data"),
     "no object": ("mine.py", "name an object of the file as well, such as mine.py:network"),

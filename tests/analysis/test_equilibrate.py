@@ -30,6 +30,8 @@ def make():
 def fails():
     raise RuntimeError("no data")
 swapped = (model, loss, batches)
+without_loss = (model, batches, batches)
+pair = (model, (batches[0], batches[0][:, 0]), loss)
 one = (model, batches[:1], loss)
 
 class Tied(nn.Module):
@@ -72,7 +74,7 @@ def fresh(name, file):
     return namespace[name]
 
 
-@pytest.mark.parametrize("name", ["network", "make", "data"])
+@pytest.mark.parametrize("name", ["network", "make", "swapped", "data"])
 def test_a_file_of_ones_own(name, file, capsys):
     status, shown, progress = call(
         capsys, "equilibrate", f"{file}:{name}", "--step-size", 0.1, "--out", "w.safetensors"
@@ -139,7 +141,8 @@ def test_a_file_that_cannot_be_written_is_reported_and_nothing_is_left(file, cap
 
 
 MISTAKES = {
-    "swapped": ("swapped", "let the object be (model, batches, loss)"),
+    "no loss": ("without_loss", "let the object be (model, batches, loss)"),
+    "inputs and targets of one batch": ("pair", "as inputs and targets of one batch do; give a list of batches"),
     "a model alone": ("model", "let the object be (model, batches, loss)"),
     "an error in the function": ("fails", "cannot be run: RuntimeError: no data"),
     "no such object": ("other", "has no object 'other'"),

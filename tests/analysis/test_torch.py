@@ -16,7 +16,9 @@ import undertow as ut
 from tests.cli.calls import call
 from tests.torch.zoo import KNOWN, adapter, language, tokens
 from undertow.analysis.jax import analyze as analyze_problem
+from undertow.analysis.target import load
 from undertow.analysis.torch import take_batches
+from undertow.execution.registry import UserFileError
 from undertow.torch import analyze
 
 pytestmark = pytest.mark.torch
@@ -31,6 +33,8 @@ x = torch.randn(200, 3)
 data = torch.utils.data.TensorDataset(x, torch.sin(x[:, :1]))
 loss = lambda net, batch: (net(batch[0]) - batch[1]).square().mean()
 task = (model, loss, data)
+other_order = (model, data, loss)
+without_loss = (model, x, x)
 def make():
     return task
 """
@@ -77,7 +81,14 @@ def refuse_another_function(file, saved):
 def test_a_model_alone_is_refused(file, tmp_path, capsys):
     status, _, complaint = call(capsys, "analyze", f"{file}:model", "--out", tmp_path / "out")
     assert status != 0
-    assert "(model, loss, data)" in complaint.replace("\n", " ")
+    assert "(model, batches, loss)" in complaint.replace("\n", " ")
+
+
+def test_data_and_loss_of_a_file_may_be_in_either_order(file):
+    orders = [load(f"{file}:{name}", "params") for name in ("task", "other_order")]
+    assert all(callable(target.loss) and hasattr(target.data, "tensors") for target in orders)
+    with pytest.raises(UserFileError, match=r"is \(Sequential, Tensor, Tensor\); let the object be \(model, batch"):
+        load(f"{file}:without_loss", "params")
 
 
 def test_the_same_row_as_for_jax():
@@ -169,5 +180,7 @@ def test_data_of_all_kinds_become_batches(as_a_user):
     assert sorted(torch.cat([batch for (batch,) in drawn]).tolist()) == list(range(20))
     with pytest.raises(TypeError, match=r"Endless.*the dataset has no `__len__`"):
         take_batches(Endless(), 4, 0)
+    with pytest.raises(ValueError, match=r"analyze\(batches=.*different numbers of axes, as inputs and targets of one"):
+        take_batches((torch.zeros(8, 3), torch.zeros(8)), 4, 0)
     with pytest.raises(TypeError, match="`batches` is an int"):
         take_batches(3, 4, 0)

@@ -1,7 +1,9 @@
 """The command line as a person meets it: help, verdicts, exit statuses, sentences instead of tracebacks."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -31,12 +33,41 @@ def test_help_does_not_import_the_heavy_things():
     assert out.strip().endswith("[]")
 
 
-@pytest.mark.parametrize(("arguments", "continues"), [(["verify", FAST], True), (["errata"], False)])
+@pytest.mark.parametrize(
+    "arguments",
+    ["verify", "list", "sweep run", "sweep check", "explore", "errata", "run phase-diagram", "census", "equilibrate"],
+)
+def test_help_has_no_marks_of_the_parser(arguments, capsys):
+    """An option that may be missing, and an empty tuple by default."""
+    status, out, _ = call(capsys, *arguments.split(), "--help")
+    assert status == 0
+    assert "{None}" not in out
+    assert "(default: )" not in out
+
+
+def test_the_help_on_an_option_is_one_line_of_the_source():
+    """The parser keeps line breaks, in the middle of a sentence too."""
+    for file in Path(cli.__file__).parent.glob("*.py"):
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        parts = [part for one in tree.body if isinstance(one, ast.ClassDef) for part in one.body[1:]]
+        assert not [part.value.value for part in parts if isinstance(part, ast.Expr) and "\n" in part.value.value]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "continues"),
+    [
+        (["verify", FAST], True),
+        (["errata"], False),
+        (["run", FAST], False),  # its one result is not finished
+        (["run", "phase-diagram"], True),
+    ],
+)
 def test_ctrl_c_promises_to_continue_only_where_results_are_kept(arguments, continues, capsys, monkeypatch):
     def stop(command):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(cli, "ACTIONS", dict.fromkeys(cli.ACTIONS, stop))
+    monkeypatch.setattr(cli, "run", stop)
     status, _, error = call(capsys, *arguments)
     assert status == 130
     assert "Stopped." in error

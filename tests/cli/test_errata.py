@@ -18,3 +18,10 @@ def test_errata(capsys):
         assert erratum["printed"] in out
         assert erratum["right"] in out
         assert erratum["claim"] is None or f"undertow verify {erratum['claim']}" in out
+
+
+def test_files_without_errata_are_reported(capsys, tmp_path):
+    claim = "from undertow.verification import Claim\nsmall = Claim(statement='One.', measure=lambda key: ())\n"
+    (tmp_path / "mine.py").write_text(claim)
+    assert call(capsys, "errata", tmp_path / "mine.py")[:2] == (0, "no errata\n")
+    assert call(capsys, "errata", tmp_path / "mine.py", "--json")[:2] == (0, "[]\n")

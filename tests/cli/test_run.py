@@ -19,7 +19,7 @@ def test_run_with_own_numbers(capsys, tmp_path):
 
 def test_bad_parameters_are_a_verdict_not_a_traceback(capsys, tmp_path):
     status, out, err = call(capsys, "run", "label-noise-escapes", "--sparsity", 500, "--out", tmp_path)
-    assert status == 1
+    assert status == 2
     assert "the truth has only 100 entries" in out
     assert "Traceback" not in out + err
 

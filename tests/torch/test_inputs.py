@@ -43,6 +43,13 @@ def test_an_exception_of_the_user_passes_with_one_line_of_context(function):
     assert caught.value.__notes__ == [f"undertow called `loss(model, batch)` of `{function}` here."]
 
 
+@pytest.mark.parametrize("function", ["census", "equilibrate"])
+def test_a_list_of_batches_in_the_place_of_one_is_explained(function, as_a_user):
+    call = {"census": lambda: census(net(), [BATCH, BATCH], square), "equilibrate": lambda: move(batches=[[BATCH]] * 4)}
+    with pytest.raises(TypeError, match=rf"`{function}\(loss=...\)`: .*; give one batch, not a list of batches"):
+        call[function]()
+
+
 def test_seeded_random_numbers_pass(as_a_user):
     """Dropout, and numbers of the generators that are seeded before every pass, give the same loss twice."""
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(3, 2))

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from undertow.analysis.target import called, named_object
-from undertow.execution.registry import UserFileError
+from undertow.analysis.target import called, model_data_loss, named_object
 from undertow.torch._copies import Batch, Loss
 from undertow.torch.census.batches import mean_square, random_batch
 from undertow.torch.census.census import Census, census
@@ -47,14 +46,7 @@ def user_value(target: str, example: str) -> object:
 
 def user_network(target: str, data: str) -> tuple[nn.Module, Batch, Loss]:
     """Return the model, the data (named `data` in the error) and the loss that FILE.py:OBJECT names, or returns."""
-    value = user_value(target, "network")
-    if isinstance(value, tuple) and len(value) == 3 and isinstance(value[0], nn.Module) and callable(value[2]):
-        return value
-    shown = f"({', '.join(type(v).__name__ for v in value)})" if isinstance(value, tuple) else type(value).__name__
-    raise UserFileError(
-        f"{target} is {shown}; let the object be (model, {data}, loss) with a function loss(model, batch), or a "
-        "function without arguments that returns them."
-    )
+    return model_data_loss(target, user_value(target, "network"), data)
 
 
 def census_of_file(target: str, *, seed: int, report: Report) -> Census:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from torch import nn
 
     from undertow.analysis.torch import Batches
-    from undertow.torch._copies import Loss
+    from undertow.torch._copies import Batch, Loss
 
-__all__ = ["JaxTarget", "TorchTarget", "called", "load", "named_object"]
+__all__ = ["JaxTarget", "TorchTarget", "called", "load", "model_data_loss", "named_object"]
 
 T = TypeVar("T")
 
@@ -36,35 +36,35 @@ class JaxTarget:
 
 @dataclass(frozen=True)
 class TorchTarget:
-    """A PyTorch model with its loss(model, batch) and data: a `Dataset`, or batches."""
+    """A PyTorch model with its data, a `Dataset` or batches, and its loss(model, batch)."""
 
     model: "nn.Module"
-    loss: "Loss"
     data: "Batches"
+    loss: "Loss"
 
 
 def load(target: str, params_name: str) -> JaxTarget | TorchTarget:
     """Return the object that FILE.py:OBJECT names.
 
     OBJECT is a problem or a noise, with params in the variable `params_name` of the file; or a pair of both; or a
-    PyTorch model with its loss and data, (model, loss, data); or a function without arguments that returns either.
+    PyTorch model with its data and loss, (model, batches, loss); or a function without arguments that returns either.
     """
     module, value = named_object(target, "problem")
     if _is_torch_model(value):
         raise UserFileError(
-            f"{target} is a torch model; let the object be (model, loss, data) with loss(model, batch) and data a "
-            "Dataset or batches."
+            f"{target} is a torch model; let the object be (model, batches, loss) with loss(model, batch) and batches "
+            "a Dataset or batches."
         )
     if callable(value) and not isinstance(value, AbstractNoise | AbstractProblem | type):
         value = called(target, value)
     if isinstance(value, tuple) and len(value) == 3 and _is_torch_model(value[0]):
-        return TorchTarget(*value)
+        return TorchTarget(*model_data_loss(target, value, "batches"))
     if isinstance(value, tuple) and len(value) == 2:
         return JaxTarget(*value)
     if not isinstance(value, AbstractNoise | AbstractProblem):
         raise UserFileError(
             f"{target} is {kind_of(value)}; give a problem, a noise, or a pair (problem or noise, params); or "
-            "(model, loss, data) of torch."
+            "(model, batches, loss) of torch."
         )
     if not hasattr(module, params_name):
         path, _, name = target.partition(":")
@@ -73,6 +73,24 @@ def load(target: str, params_name: str) -> JaxTarget | TorchTarget:
             "(problem, params)."
         )
     return JaxTarget(value, getattr(module, params_name))
+
+
+def model_data_loss(target: str, value: object, data: str) -> "tuple[nn.Module, Batches | Batch, Loss]":
+    """Return the PyTorch model, the data (named `data` in the error) and the loss of a triple.
+
+    The data and the loss may be given in either order: only the loss can be called.
+    """
+    if isinstance(value, tuple) and len(value) == 3 and _is_torch_model(value[0]):
+        model, first, second = value
+        if callable(second):
+            return model, first, second
+        if callable(first):
+            return model, second, first
+    shown = f"({', '.join(type(v).__name__ for v in value)})" if isinstance(value, tuple) else type(value).__name__
+    raise UserFileError(
+        f"{target} is {shown}; let the object be (model, {data}, loss) with a function loss(model, batch), or a "
+        "function without arguments that returns them."
+    )
 
 
 def named_object(target: str, example: str) -> tuple[ModuleType, object]:

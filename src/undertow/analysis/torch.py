@@ -56,6 +56,11 @@ def take_batches(batches: Batches, batch_size: int, seed: int) -> list[Batch]:
             )
         generator = torch.Generator().manual_seed(seed)
         batches = torch.utils.data.DataLoader(batches, batch_size, shuffle=True, drop_last=True, generator=generator)
+    elif isinstance(batches, list | tuple) and len({_axes(batch) for batch in batches}) > 1:
+        raise ValueError(
+            f"`analyze(batches={shown(batches)})`: the entries of `batches` have different numbers of axes, as inputs "
+            "and targets of one batch do; give a list of batches."
+        )
     elif not isinstance(batches, Iterable) or isinstance(batches, str | torch.Tensor | dict):
         raise TypeError(
             f"`analyze(batches={shown(batches)})`: `batches` is {kind_of(batches)}; give a `Dataset`, a "
@@ -67,6 +72,11 @@ def take_batches(batches: Batches, batch_size: int, seed: int) -> list[Batch]:
             f"`analyze(batches=...)`: `batches` has {len(taken)} batches; at least 2 are needed to measure noise."
         )
     return taken
+
+
+def _axes(batch: Batch) -> int | None:
+    """Return the number of axes of a tensor, None for other batches."""
+    return batch.ndim if isinstance(batch, torch.Tensor) else None
 
 
 @checked_call("analyze", tell="report")

@@ -45,8 +45,8 @@ COMMANDS: dict[str, type] = {
     "equilibrate": Equilibrate, "explore": Explore, "errata": Errata, "report": Report,
 }  # fmt: skip
 """The commands by name, in the order of `undertow --help`."""
-RESUMED = ("verify", "run", "sweep")
-"""The commands that keep finished results, and continue when they are called again."""
+RESUMED = (["verify"], ["sweep"], ["run", "phase-diagram"])
+"""The first arguments of commands that keep finished results, and continue when they are called again."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -73,8 +73,9 @@ def main(arguments: list[str] | None = None) -> None:
     except OSError as error:
         status = complain(f"{error.filename or 'a file'}: {error.strerror or error}.")
     except KeyboardInterrupt:
-        kept = " Finished results are kept; the same command continues from there."
-        print(f"\nStopped.{kept if arguments[0] in RESUMED else ''}", file=sys.stderr)
+        resumed = any(arguments[: len(first)] == first for first in RESUMED)
+        kept = " Finished results are kept; the same command continues from there." if resumed else ""
+        print(f"\nStopped.{kept}", file=sys.stderr)
         status = INTERRUPTED
     raise SystemExit(status)
 

@@ -25,8 +25,7 @@ class Analyze:
     """
 
     target: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FILE.py:OBJECT")]
-    """An object in a Python file: a problem or a noise, a pair of one and its params, a triple (model, loss, data) of
-    PyTorch, or a function that returns one of these."""
+    """A problem, a noise, (one of them, params), PyTorch's (model, batches, loss), or a function that returns one."""
     params: str = "params"
     """The variable of the file with the params, where OBJECT does not contain them."""
     step_size: float = 0.01

@@ -25,8 +25,7 @@ class Equilibrate:
     """
 
     target: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="FILE.py:OBJECT|FOLDER")]
-    """(model, batches, loss) of a Python file, or a function that returns them; or the folder of a transformers model
-    with its weights in safetensors."""
+    """(model, batches, loss) of a file, or a function that returns them; or the folder of a transformers model."""
     step_size: float
     """The step size of training. Without weight decay it does not matter."""
     weight_decay: float = 0.0

@@ -16,7 +16,7 @@ __all__ = ["Errata", "show_errata"]
 class Errata:
     """Show the errors of the papers, the corrections, and the claim that decides each."""
 
-    files: Annotated[Names, tyro.conf.arg(metavar="[FILE.py|FOLDER ...]")] = ()
+    files: Annotated[Names, tyro.conf.arg(metavar="[FILE.py|FOLDER ...]", help_behavior_hint="")] = ()
     """Your own files of claims; by default all installed packs."""
     json: bool = False
     """Print the list as JSON, for other programs."""
@@ -35,6 +35,8 @@ def show_errata(command: Errata) -> int:
     if command.json:
         print(json.dumps([dataclasses.asdict(erratum) for erratum, _ in listed], indent=1))
         return SUCCESS
+    if not listed:
+        print("no errata")
     for erratum, file in listed:
         print(f"{erratum.paper}, {erratum.place}")
         print(f"  printed: {erratum.printed}")

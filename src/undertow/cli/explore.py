@@ -3,6 +3,9 @@
 import dataclasses
 import threading
 import webbrowser
+from typing import Annotated
+
+import tyro
 
 from undertow.cli._status import SUCCESS, complain
 
@@ -19,7 +22,7 @@ class Explore:
 
     instrument: str = "label-noise"
     """The instrument that the page shows first."""
-    file: str | None = None
+    file: Annotated[str | None, tyro.conf.arg(metavar="FILE.py:OBJECT")] = None
     """FILE.py:OBJECT with a problem or a noise of your own, as for `undertow analyze`; the page then opens with it."""
     params: str = "params"
     """The variable of the file with the params, where OBJECT does not contain them."""

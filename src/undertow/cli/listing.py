@@ -22,9 +22,11 @@ __all__ = ["List", "list_claims"]
 class List:
     """Show claims with their places in the papers and the verdicts expected of them."""
 
-    claims: Annotated[Names, tyro.conf.arg(metavar="[CLAIM|PACK|FILE.py|FILE.py:NAME|FOLDER ...]")] = ()
+    claims: Annotated[
+        Names, tyro.conf.arg(metavar="[CLAIM|PACK|FILE.py|FILE.py:NAME|FOLDER ...]", help_behavior_hint="")
+    ] = ()
     """Names of claims or installed packs, or your own files of claims. All installed claims by default."""
-    paper: str | None = None
+    paper: Annotated[str | None, tyro.conf.arg(metavar="PAPER")] = None
     """Only the claims of one paper, such as zero_loss."""
     json: bool = False
     """Print the list as JSON, for other programs, with parameters, dependencies and the results that claims check."""

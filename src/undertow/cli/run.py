@@ -2,12 +2,12 @@
 
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Annotated, Literal, Protocol, cast
 
 import tyro
 
-from undertow.cli._status import SUCCESS, SURPRISE, complain, parsed
-from undertow.cli.verify import run_and_report
+from undertow.cli._status import MISTAKE, SUCCESS, SURPRISE, complain, parsed
+from undertow.cli.verify import run_and_report, status_of
 
 if TYPE_CHECKING:
     from undertow.execution.provenance import Parameters
@@ -25,17 +25,16 @@ class PhaseDiagram:
     """A phase diagram with the boundary that theory predicts, run as a sweep."""
 
     of: Literal["hetero", "recovery", "stability"] = "hetero"
-    """hetero: HeteroSGD over step size and heterogeneity. recovery: the limiting flow of label noise over equations and
-    sparsity. stability: a badly balanced start and the same at its noise equilibrium, over step size and imbalance."""
-    points: int | None = None
+    """HeteroSGD over step size and heterogeneity, recovery by label noise, or stability at a noise equilibrium."""
+    points: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Points along each axis."""
-    seeds: int | None = None
+    seeds: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """Runs at every point."""
     seed: int = 0
     """Another number repeats the diagram with other random draws."""
-    on: str | None = None
+    on: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
     """The address of a Dask scheduler."""
-    jobs: int | None = None
+    jobs: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """The number of processes on this machine; one per core by default."""
     out: Path = Path("undertow-sweep")
     """The folder; each diagram has its own folder in it."""
@@ -107,7 +106,8 @@ def run(arguments: list[str]) -> int:
     task = task_of(claim.id, settings.scale, dataclasses.asdict(chosen.parameters), settings.seed, one.source)
     out = store.writable_folder(settings.out)
     with store.folder_lock(out) as check_folder:
-        return run_and_report([task], out, jobs=1, fresh=False, check_folder=check_folder)
+        results = run_and_report([task], out, jobs=1, fresh=False, check_folder=check_folder)
+    return MISTAKE if results[0].verdict == "error" else status_of(results)
 
 
 def _phase_diagram(arguments: list[str]) -> int:

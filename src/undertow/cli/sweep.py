@@ -21,9 +21,9 @@ class SweepRun:
 
     spec: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="SPEC.toml")]
     """The specification: experiment, [axes], [parameters], seeds."""
-    on: str | None = None
+    on: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
     """The address of a Dask scheduler, such as tcp://10.0.0.1:8786; without it, processes on this machine."""
-    jobs: int | None = None
+    jobs: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """The number of processes on this machine; one per core by default."""
     out: Path = Path("undertow-sweep")
     """The folder; each sweep has its own folder in it."""
@@ -35,9 +35,9 @@ class SweepCheck:
 
     spec: Annotated[tyro.conf.Positional[Path], tyro.conf.arg(metavar="SPEC.toml")]
     """The specification."""
-    on: str | None = None
+    on: Annotated[str | None, tyro.conf.arg(metavar="ADDRESS")] = None
     """The address of a Dask scheduler."""
-    jobs: int | None = None
+    jobs: Annotated[int | None, tyro.conf.arg(metavar="INT")] = None
     """The number of processes on this machine; one per core by default."""
 
 

@@ -13,9 +13,9 @@ from undertow.cli._status import MISTAKE, SUCCESS, SURPRISE, complain
 
 if TYPE_CHECKING:
     from undertow.execution.workers import Workers
-    from undertow.verification.result import Task
+    from undertow.verification.result import ClaimResult, Task
 
-__all__ = ["Verify", "run_and_report", "verify"]
+__all__ = ["Verify", "run_and_report", "status_of", "verify"]
 
 Names = tyro.conf.Positional[tuple[str, ...]]
 
@@ -28,10 +28,11 @@ class Verify:
     again, only claims that are missing or whose code or parameters changed are run.
     """
 
-    claims: Annotated[Names, tyro.conf.arg(metavar="[CLAIM|PACK|FILE.py|FILE.py:NAME|FOLDER ...]")] = ()
-    """Names of claims or installed packs, your own files of claims, one claim of a file, or folders of such files. All
-    installed claims by default; `undertow list` shows their names."""
-    paper: str | None = None
+    claims: Annotated[
+        Names, tyro.conf.arg(metavar="[CLAIM|PACK|FILE.py|FILE.py:NAME|FOLDER ...]", help_behavior_hint="")
+    ] = ()
+    """Names of claims or packs, which `undertow list` shows, or your own files; all installed claims by default."""
+    paper: Annotated[str | None, tyro.conf.arg(metavar="PAPER")] = None
     """Only the claims of one paper, such as zero_loss."""
     scale: Literal["smoke", "default", "full"] = "default"
     """How much to compute: smoke takes minutes, default tens of minutes, full needs a GPU."""
@@ -90,14 +91,21 @@ def _verify(command: Verify, workers: "Workers | None" = None) -> int:
     ]  # fmt: skip
     out = store.writable_folder(command.out / "planted" if command.plant else command.out)
     with store.folder_lock(out) as check_folder:
-        status = run_and_report(tasks, out, command.jobs, command.fresh, check_folder, workers)
-    return MISTAKE if selection.problems else status
+        results = run_and_report(tasks, out, command.jobs, command.fresh, check_folder, workers)
+    return MISTAKE if selection.problems else status_of(results)
+
+
+def status_of(results: "list[ClaimResult]") -> int:
+    """Return the exit status of these results."""
+    if any(result.verdict == "error" and result.task.source for result in results):
+        return MISTAKE  # a claim of the user's own cannot be run or judged
+    return SUCCESS if all(result.as_expected for result in results) else SURPRISE
 
 
 def run_and_report(
     tasks: "list[Task]", out: Path, jobs: int, fresh: bool, check_folder: Callable[[], None],
     workers: "Workers | None" = None,
-) -> int:  # fmt: skip
+) -> "list[ClaimResult]":  # fmt: skip
     """Run tasks with live progress, write results.json and report.html, and print the number of expected verdicts.
 
     `check_folder` raises an error if the folder was removed while the tasks ran.
@@ -134,6 +142,4 @@ def run_and_report(
     page = build_report(out, results)
     as_expected = sum(result.as_expected for result in results)
     print(f"\n{as_expected} of {len(results)} verdicts as expected. Report: {page}")
-    if any(result.verdict == "error" and result.task.source for result in results):
-        return MISTAKE  # a claim of the user's own cannot be run or judged
-    return SUCCESS if as_expected == len(results) else SURPRISE
+    return results

@@ -83,6 +83,15 @@ def _leaves(batch: object) -> Iterator[object]:
         yield from _leaves(part)
 
 
+def _has_loss(model: nn.Module, batch: Batch, loss: Loss, seed: int) -> bool:
+    """Return whether the loss of a batch can be computed."""
+    try:
+        forward(model, batch, loss, seed)
+    except Exception:
+        return False
+    return True
+
+
 def try_loss(function: str, model: nn.Module, batch: Batch, loss: Loss, seed: int, *, converted: bool) -> None:
     """Raise for a loss that has no gradient, is not finite, or differs between two passes with the same seeds.
 
@@ -92,8 +101,13 @@ def try_loss(function: str, model: nn.Module, batch: Batch, loss: Loss, seed: in
     try:
         with noted(function, "loss(model, batch)"), torch.enable_grad():
             first, second = (forward(model, batch, loss, seed)[0] for _ in range(2))
-    except RuntimeError as error:
-        if converted and PRECISION.search(str(error)):
+    except Exception as error:
+        if isinstance(batch, list) and batch and _has_loss(model, batch[0], loss, seed):
+            raise TypeError(
+                f"{call}: `loss(model, batch)` fails for a batch that is a list of length {len(batch)}, but not for "
+                "the first entry of that list; give one batch, not a list of batches."
+            ) from error
+        if isinstance(error, RuntimeError) and converted and PRECISION.search(str(error)):
             raise ValueError(
                 f"{call}: `loss` mixes tensors of several precisions. The copy of the model is in double precision, "
                 "and so is "

@@ -32,6 +32,8 @@ def test_values_fit_their_parameters():
             fitted(kinds, (), given)
     with pytest.raises(SpecError, match="no value and no default"):
         fitted(kinds, ("n",), {"eta": 1.0})
+    with pytest.raises(SpecError, match="has no parameter 'etta'; did you mean eta"):
+        fitted(kinds, ("eta",), {"etta": 1.0})
 
 
 @pytest.mark.slow

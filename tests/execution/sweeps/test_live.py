@@ -94,6 +94,14 @@ def test_the_summary_of_a_new_sweep_without_a_figure_is_short(tmp_path, capsys):
     assert capsys.readouterr().out.splitlines() == ["1,200 runs in 10 s.", f"Results: {tmp_path / 'results.zarr'}"]
 
 
+def test_the_summary_names_no_results_where_no_run_finished(tmp_path, capsys):
+    Live(SPEC, tmp_path, quiet=False).end(state(failed=1200, errors={"ValueError: boom": 1200}))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:] == [
+        "1,200 runs failed: ValueError: boom", f"No results: no run finished. Errors: {tmp_path / 'failures.json'}",
+    ]  # fmt: skip
+
+
 def test_a_quiet_sweep_prints_nothing(tmp_path, capsys):
     with Live(SPEC, tmp_path, quiet=True) as live:
         live.print("a sentence")

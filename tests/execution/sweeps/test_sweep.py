@@ -14,6 +14,7 @@ import xarray
 
 import undertow as ut
 from tests.execution.sweeps.functions import walk
+from undertow.execution.store import StoreError
 from undertow.execution.sweeps import sweep
 from undertow.execution.sweeps.spec import SpecError, as_spec
 
@@ -54,6 +55,21 @@ def test_ctrl_c_keeps_what_is_finished_and_says_so(tmp_path):
     again = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     assert again.returncode == 0, again.stdout + again.stderr
     assert done() == 120
+
+
+def failing(key, *, a: float):
+    raise ValueError("boom")
+
+
+def test_the_status_of_a_sweep_whose_runs_all_failed_has_the_errors(tmp_path):
+    with pytest.raises(StoreError, match="every run failed: ValueError: boom"):
+        ut.sweep(failing, {"a": [1.0, 2.0]}, seeds=3, out=tmp_path)
+    first, second = sweep.status(tmp_path)
+    assert "0 of 6 runs done, 6 failed; not running" in first
+    assert second == "  6 failed: ValueError: boom"
+    (folder,) = tmp_path.iterdir()
+    (folder / "failures.json").write_text("[]")
+    assert len(sweep.status(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(

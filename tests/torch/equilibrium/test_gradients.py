@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from undertow.torch.equilibrium.gradients import noise_power
+from undertow.estimate import Estimate
+from undertow.torch.equilibrium.gradients import format_estimate, noise_power
 
 pytestmark = pytest.mark.torch
 
@@ -27,3 +28,8 @@ def test_two_gradients_give_no_standard_error_of_the_noise_power():
     power = noise_power(gradients @ gradients.T)
     assert power.value == pytest.approx(np.sum((gradients[0] - gradients[1]) ** 2) / 2)
     assert np.isnan(power.standard_error)
+
+
+def test_an_unknown_error_is_not_shown():
+    assert format_estimate(Estimate(0.08501, 0.00234, 9)) == "0.085 ± 0.002"
+    assert format_estimate(Estimate(0.08501, np.nan, 9)) == "0.085"

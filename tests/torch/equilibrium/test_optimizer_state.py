@@ -68,8 +68,10 @@ def test_an_optimiser_without_a_step_has_no_state():
 def test_optimisers_of_another_kind_raise():
     model, batches, loss = relu_task(count=2)
     symmetries = census(model, batches[0], loss)
-    with pytest.raises(TypeError, match=r"the optimiser is a SGD; give a `torch\.optim\.AdamW`"):
+    with pytest.raises(TypeError, match=r"the optimiser is SGD; give a `torch\.optim\.AdamW`"):
         equilibrate(model, batches, loss, symmetries, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), **OPTIONS)
+    with pytest.raises(TypeError, match=r"`equilibrate\(optimizer=...\)`: AdamW rescales every entry separately"):
+        equilibrate(model, batches, loss, symmetries, step_size=0.1, optimizer=torch.optim.AdamW(model.parameters()))
     coupled = torch.optim.Adam(model.parameters(), weight_decay=0.1)
     with pytest.raises(ValueError, match=r"adds the decay to the gradient"):
         equilibrate(model, batches, loss, symmetries, optimizer=coupled, **OPTIONS)

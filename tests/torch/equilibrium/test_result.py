@@ -8,6 +8,7 @@ from tests.torch.families import known_census, task
 from tests.torch.tasks import relu_task
 from undertow.estimate import Estimate
 from undertow.torch import Equilibrium, census, equilibrate
+from undertow.torch.equilibrium.result import format_resolved
 
 pytestmark = pytest.mark.torch
 
@@ -65,6 +66,11 @@ def test_a_curvature_that_is_not_resolved_is_not_shown():
     assert "largest stable step: 0.5 ± 0.1 -> 4 ± 0.4" in str(equilibrium(Estimate(4.0, 1.1, 8)))
     assert "not resolved on 8 batches (it takes 90 or more)" in str(equilibrium(Estimate(1.0, 1.0, 8)))
     assert "its sign is not known" in str(equilibrium(Estimate(-1.0, 4.0, 8)))
+    assert format_resolved(Estimate(1.0, 0.6, 8), 16) == (
+        "not resolved on 8 of 16 batches (it takes 40 or more, so that the others were not used)"
+    )
+    assert format_resolved(Estimate(1.0, 0.6, 8), 64) == "not resolved on 8 of 64 batches (it takes 40 or more)"
+    assert format_resolved(Estimate(-1.0, 4.0, 8), 64) == "not resolved on 8 of 64 batches (its sign is not known)"
     assert "4 on 2 batches, of unknown error" in str(equilibrium(Estimate(4.0, np.nan, 2)))
 
 

@@ -57,6 +57,22 @@ def test_a_deleted_monitor_removes_its_hooks():
     assert hooks_on(model) == 0
 
 
+def test_a_monitor_prints_its_noise_scales_with_the_layers_in_the_order_of_the_model():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 2)).double()
+    x = torch.randn(8, 4, dtype=torch.float64)
+    loss = lambda net, batch: net(batch).square().mean()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with NoiseMonitor(model, census(model, x, loss), every=1) as monitor:
+        assert "nothing was measured yet; train a step first" in str(monitor)
+        loss(model, x).backward()
+        optimizer.step()
+    assert list(monitor.noise_scale.layers) == ["0", "2", "4"]
+    assert str(monitor) == str(monitor.noise_scale)
+    assert [line[0] for line in str(monitor).splitlines()[-3:]] == ["0", "2", "4"]
+    assert monitor._repr_html_() == monitor.noise_scale._repr_html_()
+
+
 def test_a_step_with_a_closure_is_measured():
     model, x = relu(), torch.randn(8, 5, dtype=torch.float64)
     symmetries, before = relu_census(), copy.deepcopy(model)

@@ -101,6 +101,11 @@ def test_symmetries_and_layers_have_the_parameters_that_they_say():
     assert scales._repr_html_().startswith("<div><table>")
 
 
+def test_before_the_first_measurement_a_sentence_is_shown():
+    assert str(NoiseScales()) == "gradient noise scale: nothing was measured yet; train a step first"
+    assert "nothing was measured yet" in NoiseScales()._repr_html_()
+
+
 def test_the_smoothed_scale_is_that_of_the_data():
     """At fixed weights, batches drawn with replacement from 64 samples have B = tr Sigma/|g|^2 of these samples."""
     torch.manual_seed(3)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.torch.oracle import relu
-from undertow.torch.monitor.optimizers import OptimizerTracker
+from undertow.torch.monitor.optimizers import OptimizerTracker, followed_once
 
 pytestmark = pytest.mark.torch
 
@@ -36,3 +36,10 @@ def test_an_optimiser_that_is_gone_does_not_lead():
     assert tracker.counts(first)
     del first
     assert tracker.counts(torch.optim.SGD(model.parameters(), 0.2))
+
+
+def test_a_closure_is_followed_by_one_call_after_its_first_evaluation():
+    calls = []
+    closure = followed_once(lambda: calls.append("closure") or 3.0, lambda: calls.append("after"))
+    assert [closure(), closure()] == [3.0, 3.0]
+    assert calls == ["closure", "after", "closure"]

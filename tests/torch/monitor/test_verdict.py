@@ -28,7 +28,14 @@ def test_a_symmetry_that_moves_there():
     (one,) = verdicts(rows(0.8, 0.5))
     assert one.state == "moving"
     assert one.steps_left == pytest.approx(1000 * 1.871802, rel=1e-5)  # log(0.65/0.1)
-    assert one.text == "moving to AdamW's equilibrium: about 1,900 steps left"
+    assert one.text == "not at AdamW's equilibrium: the distance is 0.65; theory expects about 1,900 steps"
+
+
+def test_a_distance_that_grows_is_not_called_a_motion_to_the_equilibrium():
+    """Before three relaxation times have passed nothing contradicts the theory."""
+    (one,) = verdicts(rows(0.24, 0.28, 0.32))
+    assert one.state == "moving"
+    assert one.text == "not at AdamW's equilibrium: the distance is 0.28; theory expects about 1,000 steps"
 
 
 def test_a_distance_that_does_not_fall():

@@ -137,9 +137,6 @@ def fitted(
     >>> fitted({"eta": "float", "n": "int"}, (), {"eta": 1, "n": 20.0})
     {'eta': 1.0, 'n': 20}
     """
-    for name in needed:
-        if name not in parameters:
-            raise SpecError(f"the parameter {name} has no value and no default; give it on an axis or in [parameters].")
     fit = {}
     for name, value in parameters.items():
         if name not in kinds:
@@ -147,6 +144,9 @@ def fitted(
             hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(kinds) or 'none'}."
             raise SpecError(f"the experiment has no parameter {name!r}; {hint}")
         fit[name] = fit_value(name, kinds[name], value)
+    for name in needed:
+        if name not in parameters:
+            raise SpecError(f"the parameter {name} has no value and no default; give it on an axis or in [parameters].")
     return fit
 
 

@@ -89,5 +89,8 @@ class Live:
             print(f"{state.not_finite:,} runs ended in numbers that are not finite (NaN).")
         for message, count in sorted(state.errors.items(), key=lambda item: -item[1])[:10]:
             print(f"{count:,} runs failed: {message}")
+        if not state.done:
+            print(f"No results: no run finished. Errors: {self.folder / 'failures.json'}")
+            return
         figure = self.folder / "figure.svg"
         print(f"Results: {self.folder / 'results.zarr'}" + (f"; figure: {figure}" if figure.is_file() else ""))

@@ -222,17 +222,23 @@ def status(folder: Path) -> list[str]:
     spec, results = read_folder(folder)
     flags, damaged = (None, []) if results is None else results.inspect()
     done = 0 if flags is None else int((flags == DONE).sum())
-    failed = 0 if flags is None else int((flags == FAILED).sum())
+    failures = _failures(folder)
+    failed = sum(failures.values()) if flags is None else int((flags == FAILED).sum())
     share = f"{done:,} of {spec.runs:,} runs done" + (f", {failed:,} failed" if failed else "")
     lines = [f"{folder}: {spec.experiment}: {share}; {_activity(folder, done == spec.runs)}"]
     if damaged:
         names = ", ".join(damaged[:3]) + (", ..." if len(damaged) > 3 else "")
         lines.append(f"  {len(damaged)} damaged in {DATA}: {names}; the same command repairs what is damaged.")
+    return lines + [f"  {count} failed: {text}" for text, count in failures.items() if failed]
+
+
+def _failures(folder: Path) -> dict[str, int]:
+    """Return the number of failed runs by error message; none where they cannot be read."""
     try:
         failures = read_json(folder / "failures.json")["failures"]
-        return lines + [f"  {count} failed: {text}" for text, count in failures.items() if failed]
+        return {str(text): int(count) for text, count in failures.items()}
     except DAMAGE:
-        return lines
+        return {}
 
 
 def _status_or_damage(folder: Path) -> list[str]:

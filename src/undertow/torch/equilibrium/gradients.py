@@ -45,5 +45,6 @@ def noise_power(gram: np.ndarray) -> Estimate:
 
 
 def format_estimate(estimate: Estimate) -> str:
-    """Return an estimate with its standard error as text."""
-    return f"{estimate.value:.3g} ± {estimate.standard_error:.1g}"
+    """Return an estimate as text, with its standard error where that is known."""
+    error = "" if np.isnan(estimate.standard_error) else f" ± {estimate.standard_error:.1g}"
+    return f"{estimate.value:.3g}{error}"

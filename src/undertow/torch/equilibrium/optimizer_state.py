@@ -44,7 +44,7 @@ def sgd_state(optimizer: torch.optim.Optimizer | None, params: dict[str, nn.Para
         return OptimizerState()
     if not isinstance(optimizer, torch.optim.SGD):
         raise TypeError(
-            f"`equilibrate(optimizer=...)`: a {type(optimizer).__name__} rescales every entry separately, so that its "
+            f"`equilibrate(optimizer=...)`: {type(optimizer).__name__} rescales every entry separately, so that its "
             'equilibrium differs from that of SGD; for Adam and AdamW give `optimiser="adamw"` too.'
         )
     return OptimizerState([_tensors(optimizer, params, "momentum_buffer")])
@@ -56,7 +56,7 @@ def adamw_state(optimizer: torch.optim.Optimizer | None, params: dict[str, nn.Pa
         return OptimizerState()
     if not isinstance(optimizer, torch.optim.Adam):
         raise TypeError(
-            f'`equilibrate(optimiser="adamw", optimizer=...)`: the optimiser is a {type(optimizer).__name__}; give a '
+            f'`equilibrate(optimiser="adamw", optimizer=...)`: the optimiser is {type(optimizer).__name__}; give a '
             "`torch.optim.AdamW` or leave `optimizer` out."
         )
     coupled = [g for g in optimizer.param_groups if g["weight_decay"] and not g.get("decoupled_weight_decay")]

@@ -1,5 +1,6 @@
 """The result of `equilibrate`."""
 
+import functools
 import math
 from dataclasses import dataclass, field
 
@@ -158,7 +159,8 @@ class Equilibrium:
     def __str__(self) -> str:
         rows = [("noise power", self.noise, format_estimate), (COSTS[self.optimiser], self.cost, format_estimate)]
         if not math.isnan(self.curvature[0].value):
-            rows.append(("largest curvature", self.curvature, format_resolved))
+            resolved = functools.partial(format_resolved, given=self.noise[0].samples)
+            rows.append(("largest curvature", self.curvature, resolved))
         if all(map(is_resolved, self.curvature)):
             rows.append(("largest stable step", self.largest_step, format_estimate))
         lines = ["dry run: the model was not changed"] if self.dry_run else []
@@ -177,15 +179,21 @@ class Equilibrium:
         return "\n".join(lines)
 
 
-def format_resolved(estimate: Estimate) -> str:
-    """Return an estimate as text if its error is at most 30 % of it, and otherwise how many batches would do."""
+def format_resolved(estimate: Estimate, given: int) -> str:
+    """Return an estimate as text if its error is at most 30 % of it, and otherwise how many batches would do.
+
+    `given` is the number of batches, of which the estimate may use a part.
+    """
     if is_resolved(estimate):
         return format_estimate(estimate)
     if estimate.samples < 3:
         return f"{estimate.value:.3g} on {estimate.samples} batches, of unknown error"
     needed = batches_needed(estimate)
     enough = "its sign is not known" if needed is None else f"it takes {_rounded_up(needed)} or more"
-    return f"not resolved on {estimate.samples} batches ({enough})"
+    if estimate.samples >= given:
+        return f"not resolved on {estimate.samples} batches ({enough})"
+    why = ", so that the others were not used" if needed is not None and needed > given else ""
+    return f"not resolved on {estimate.samples} of {given} batches ({enough}{why})"
 
 
 def _rounded_up(count: int) -> int:

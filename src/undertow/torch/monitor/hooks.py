@@ -73,7 +73,8 @@ class GradientRecorder:
         self.uncovered = dict(unrecordable(model, {request.parameter for request in optional} - self.required))
         """Parameters that cannot be recorded, with the reason."""
         self.record(requests, optional)
-        self.parameters = {name: model.get_parameter(name) for name in self.requests}
+        own = dict(model.named_parameters(remove_duplicate=False))
+        self.parameters = {name: parameter for name, parameter in own.items() if name in self.requests}
         self._all_parameters = {id(p): p for p in model.parameters()}
         self.autotuner = Autotuner()
         self._gain_layers = GainLayers()

@@ -25,7 +25,7 @@ from undertow.torch.monitor.curvature_scale import MetricCurvature, fill_regime,
 from undertow.torch.monitor.hooks import GradientRecorder
 from undertow.torch.monitor.measured_rows import MeasuredRows
 from undertow.torch.monitor.noise_scale import NoiseScales
-from undertow.torch.monitor.optimizers import OptimizerTracker, StepArguments, call_before_steps
+from undertow.torch.monitor.optimizers import OptimizerTracker, StepArguments, call_before_steps, followed_once
 from undertow.torch.monitor.output import Writer
 from undertow.torch.monitor.reading import COLUMNS, Reading, Row
 from undertow.torch.monitor.report import write_report
@@ -206,6 +206,12 @@ class NoiseMonitor:
         if self._owns_writer:
             self._writer.close()  # ty: ignore[missing-attribute]
 
+    def __str__(self) -> str:
+        return str(self.noise_scale)
+
+    def _repr_html_(self) -> str:
+        return self.noise_scale._repr_html_()
+
     def __enter__(self) -> "NoiseMonitor":
         return self
 
@@ -240,21 +246,8 @@ class NoiseMonitor:
             self._end_step(self._optimizers.rules)
             return None
         # also between measurements: hooks attached before the closure would record this step as part of the next one
-        return (args[0], self._ending_step(closure)), {k: v for k, v in kwargs.items() if k != "closure"}
-
-    def _ending_step(self, closure: Callable[..., object]) -> Callable[[], object]:
-        """Return a closure that ends the step after its first evaluation."""
-        waiting = True
-
-        def evaluate() -> object:
-            nonlocal waiting
-            value = closure()
-            if waiting:
-                waiting = False
-                self._end_step(self._optimizers.rules)
-            return value
-
-        return evaluate
+        ending = followed_once(closure, lambda: self._end_step(self._optimizers.rules))
+        return (args[0], ending), {k: v for k, v in kwargs.items() if k != "closure"}
 
     def _end_step(self, rules: _RulesOf) -> None:
         step, self.steps = self.steps, self.steps + 1

@@ -237,7 +237,9 @@ class NoiseScales:
         return {name: NoiseScale(name, *numbers, size, count) for name, *numbers in columns_of}
 
     def table(self) -> ResultTable:
-        """Return total and layers as a table."""
+        """Return total and layers as a table, or a sentence before the first measurement."""
+        if not self._recent:
+            return ResultTable("gradient noise scale: nothing was measured yet; train a step first")
         rows = [_cells(scale) for scale in (self.total, *self.layers.values())]
         kept, notes = shortened(rows, "layers: `monitor.noise_scale.layers`")
         missing = sorted(self.uncovered)

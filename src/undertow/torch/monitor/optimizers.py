@@ -9,7 +9,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from undertow.torch.monitor.settings import StepRule, optimizer_rules
 
-__all__ = ["OptimizerTracker", "StepArguments", "call_before_steps"]
+__all__ = ["OptimizerTracker", "StepArguments", "call_before_steps", "followed_once"]
 
 StepArguments = tuple[tuple, dict[str, object]]
 """Arguments of the `step()` of an optimiser."""
@@ -26,6 +26,21 @@ def call_before_steps(
         return None if method is None else method(optimizer, args, kwargs)
 
     return register_optimizer_step_pre_hook(before_step)
+
+
+def followed_once(closure: Callable[..., object], follow: Callable[[], object]) -> Callable[[], object]:
+    """Return a closure that calls `follow` after its first evaluation."""
+    waiting = True
+
+    def evaluate() -> object:
+        nonlocal waiting
+        value = closure()
+        if waiting:
+            waiting = False
+            follow()
+        return value
+
+    return evaluate
 
 
 class OptimizerTracker:

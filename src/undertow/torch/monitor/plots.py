@@ -37,6 +37,8 @@ def plot_symmetries(
             figure, (axes,) = style.new_figure(1, width=5.2)
             plot_scale(axes, scales)
             return figure
+        from matplotlib.lines import Line2D
+
         figure, (charges, noises, distances, scale) = _grid(2, 2, 5.0, 3.3)
         steps = np.array([rows[0]["step"] for rows in measurements], int)
         column = lambda name: np.array([[row.get(name) for row in rows] for rows in measurements], float)
@@ -44,20 +46,20 @@ def plot_symmetries(
         plus, minus = column("noise_plus"), column("noise_minus")
         order = np.argsort(-np.nan_to_num(plus + minus).mean(0), kind="stable")
         lines, rest = order[: len(LINE_COLOURS)].tolist(), order[len(LINE_COLOURS) :].tolist()
-        for axes, values, title in (
-            (charges, column("charge"), "charge"),
-            (noises, plus, "noise power"),
-            (distances, column("distance"), "distance to equilibrium"),
+        of_plus, of_minus = ([f"{name}, {side}" for name in named] for side in ("plus", "minus"))
+        for axes, values, title, labels in (
+            (charges, column("charge"), "charge", named),
+            (noises, plus, "noise power", of_plus),
+            (distances, column("distance"), "distance to equilibrium", named),
         ):
-            # one legend below all panels: the lines of the others have no labels
-            _lines(axes, steps, values, lines, rest, named if axes is charges else None)
+            _lines(axes, steps, values, lines, rest, labels)
             axes.set_title(title)
             axes.set_xlabel("step")
-        _lines(noises, steps, minus, lines, [], None, "--")
+        _lines(noises, steps, minus, lines, [], of_minus, "--")
         _log_scale(noises)
-        noises.plot([], [], color=BAND, label="plus")
-        noises.plot([], [], color=BAND, ls="--", label="minus")
-        noises.legend()
+        # colours are in one legend below all panels
+        sides = {"plus": "-", "minus": "--"}
+        noises.legend(handles=[Line2D([], [], color=BAND, ls=ls, label=side) for side, ls in sides.items()])
         if np.isnan(column("distance")).all():
             note = next((str(row["note"]) for rows in measurements for row in rows if row.get("note")), "not known")
             distances.text(
@@ -71,17 +73,15 @@ def plot_symmetries(
 
 def _lines(
     axes: "Axes", steps: np.ndarray, values: np.ndarray, lines: Sequence[int], rest: Sequence[int],
-    named: Sequence[str] | None, line: str = "-",
+    named: Sequence[str], line: str = "-",
 ) -> None:  # fmt: skip
-    """Draw some columns as lines in the colours of their places, and the rest as a band, with labels if `named`."""
+    """Draw some columns as lines with their names in the colours of their places, and the rest as a band."""
     if len(rest):
         others = values[:, rest]
         shown = ~np.isnan(others).all(1)
         if shown.any():
             low, high = np.nanmin(others[shown], 1), np.nanmax(others[shown], 1)
-            axes.fill_between(
-                steps[shown], low, high, color=BAND, alpha=0.2, lw=0, label=f"{len(rest)} others" if named else None
-            )
+            axes.fill_between(steps[shown], low, high, color=BAND, alpha=0.2, lw=0, label=f"{len(rest)} others")
     marker = "o" if len(steps) == 1 else None  # a line of one point cannot be seen
     for colour, place in zip(LINE_COLOURS, lines, strict=False):
         axes.plot(
@@ -92,7 +92,7 @@ def _lines(
             marker=marker,
             ms=3,
             lw=1.4,
-            label=named[place] if named else None,
+            label=named[place],
         )
 
 
@@ -138,14 +138,14 @@ def plot_layers(scales: NoiseScales) -> "matplotlib.figure.Figure":
         for axes, layer in zip(panels, shown, strict=False):
             total = over("value", "total")
             finite = np.isfinite(total)
-            axes.plot(steps[finite], total[finite], color=BAND, lw=1)
+            axes.plot(steps[finite], total[finite], color=BAND, lw=1, label="all layers")
             _scale_line(axes, steps, *(over(field, layer) for field in ("value", "low", "high")))
             axes.set_title(layer if len(layer) < 34 else f"...{layer[-31:]}", fontsize=8)
             _log_scale(axes)
         for axes in panels[len(shown) :]:
             axes.set_visible(False)
         figure.supxlabel("step", fontsize=9)
-        figure.supylabel("gradient noise scale (samples)", fontsize=9)
+        figure.supylabel("samples", fontsize=9)
         words = "gradient noise scale by layer; grey: all layers"
         figure.suptitle(f"{words}; {left_out} more layers are not shown" if left_out > 0 else words, fontsize=10)
     return figure

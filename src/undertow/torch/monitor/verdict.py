@@ -34,14 +34,15 @@ class Verdict:
     symmetry: str
     """Name of the symmetry."""
     state: str
-    """"reached", "moving", "stalled" (the distance does not fall as predicted), "none" (no generator has a finite
-    equilibrium) or "unknown"."""
+    """"reached", "moving" (not reached, and nothing is wrong so far), "stalled" (the distance does not fall as
+    predicted), "none" (no generator has a finite equilibrium) or "unknown"."""
     text: str
     """The same as a sentence, with the reason."""
     distance: float | None
     """Median of the newest distances, the root mean square of the amounts to the equilibrium."""
     steps_left: float | None
-    """Steps until the distance is below the tolerance, at the present step size; None where it is not moving there."""
+    """Steps that the theory expects until the distance is below the tolerance, at the present step size; None where
+    the state is not "moving"."""
     regime: float | None = None
     """(1 - b2)/(eta lambda) of AdamW, with lambda the curvature in its metric; None where it was not measured."""
 
@@ -55,7 +56,7 @@ def verdicts(rows: Sequence[Row], tolerance: float = TOLERANCE) -> list[Verdict]
     >>> from undertow.torch.monitor.verdict import verdicts
     >>> row = {"step": 0, "symmetry": "QK", "optimiser": "AdamW", "distance": 0.5, "relaxation": 1000.0, "note": ""}
     >>> print(verdicts([row])[0])
-    QK: moving to AdamW's equilibrium: about 1,600 steps left
+    QK: not at AdamW's equilibrium: the distance is 0.5; theory expects about 1,600 steps
     """
     validate.finite_number("verdicts", "tolerance", tolerance)
     if tolerance == 0:
@@ -92,7 +93,8 @@ def _verdict(name: str, rows: list[Row], tolerance: float) -> Verdict:
         text = f"not approaching {owner}: {distance:.2g} after {waited:.0f} relaxation times, where it was {start:.2g}"
         return Verdict(name, "stalled", text, distance, None)
     left = time * math.log(distance / tolerance)
-    return Verdict(name, "moving", f"moving to {owner}: about {_rounded(left)} steps left", distance, left)
+    text = f"not at {owner}: the distance is {distance:.2g}; theory expects about {_rounded(left)} steps"
+    return Verdict(name, "moving", text, distance, left)
 
 
 def _number(row: Row, name: str) -> float:
