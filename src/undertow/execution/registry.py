@@ -14,6 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Generic, TypeVar
 
+from undertow.execution.error_text import error_message
 from undertow.execution.packs import (
     OWN_PACKS,
     AbstractClaim,
@@ -183,7 +184,7 @@ def load_file(file: Path, name: str | None = None) -> ModuleType:
     except SystemExit as stop:
         raise UserFileError(f"{file} cannot be run: {exit_message(stop)}") from stop
     except Exception as error:
-        raise UserFileError(f"{file} cannot be run: {type(error).__name__}: {error}") from error
+        raise UserFileError(f"{file} cannot be run: {error_message(error)}") from error
     finally:
         sys.path.pop(0)
     return module
