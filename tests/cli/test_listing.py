@@ -1,8 +1,10 @@
 """`undertow list`: all claims, or those of one paper."""
 
 import json
+from collections import Counter
 
 from tests.cli.calls import FAST, call
+from undertow.execution.registry import titles
 from undertow.verification import claims
 
 
@@ -10,7 +12,14 @@ def test_list(capsys):
     status, out, _ = call(capsys, "list")
     assert status == 0
     assert all(name in out for name in claims)
+    counts = Counter(claim.paper for claim in claims.values())
+    headings = [f"{title} ({paper}, {counts[paper]} claims)" for paper, title in titles().items()]
+    lines = out.splitlines()
+    assert len(headings) == 4
+    for heading in headings:
+        assert lines[lines.index(heading) + 1] == "-" * len(heading)
     _, only, _ = call(capsys, "list", "--paper", "heterogeneity")
+    assert "---" not in only
     assert FAST in only
     assert "sde-weak-order" not in only
 

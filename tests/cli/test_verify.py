@@ -214,7 +214,9 @@ def test_claims_that_cannot_be_made(own, capsys, code, sentence):
 def test_files_that_cannot_be_used(own, capsys):
     for name, message in {
         own("x = 1\n", "empty.py"): "empty.py: there is no claim here; assign Claim(...) to a variable.",
-        own("x = y\n", "broken.py"): "broken.py cannot be run: NameError: name 'y' is not defined",
+        own("x = y\n", "broken.py"): (
+            "broken.py cannot be run: NameError: name 'y' is not defined (broken.py, line 1)"
+        ),
         "missing.py": "missing.py: there is no such file.",
         f"{own(HEAD)}:big": "mine.py has no claim 'big'; it has small.",
     }.items():

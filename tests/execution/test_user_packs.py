@@ -43,7 +43,7 @@ def test_a_folder_joins_its_files_and_leaves_out_private_ones(tmp_path):
     assert list(pack.claims) == ["first", "second"]
     assert pack.title == tmp_path.name
     (problem,) = pack.problems
-    assert problem.endswith("broken.py cannot be run: ZeroDivisionError: division by zero")
+    assert problem.endswith("broken.py cannot be run: ZeroDivisionError: division by zero (broken.py, line 1)")
 
 
 def test_two_claims_of_one_name_are_not_run_and_others_are(tmp_path):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import inspect
 import os
 
 import jax
@@ -27,7 +28,8 @@ def test_an_exception_is_a_result(tmp_path, monkeypatch):
     task = runner.task_of(claim.id, "smoke", claim.parameters("smoke"), 0)
     (result,) = runner.run_claims([task], tmp_path, 1, workers=lambda jobs: InProcess())
     assert result.verdict == "error"
-    assert result.note == "ArithmeticError: all went wrong"
+    line = inspect.getsourcelines(broken)[1] + 1
+    assert result.note == f"ArithmeticError: all went wrong (test_measure.py, line {line})"
     assert "Traceback" in result.traceback
     (again,) = runner.run_claims([task], tmp_path, 1, workers=lambda jobs: InProcess())
     assert again.verdict == "error"  # errors are tried again, not kept

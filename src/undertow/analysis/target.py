@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 from jaxtyping import PyTree
 
 from undertow._validate import kind_of
+from undertow.execution.error_text import error_message
 from undertow.execution.registry import UserFileError, exit_message, load_file
 from undertow.noise.base import AbstractNoise
 from undertow.problem import AbstractProblem
@@ -123,7 +124,7 @@ def called(target: str, function: Callable[[], T]) -> T:
     except SystemExit as stop:
         raise UserFileError(f"{target} cannot be run: {exit_message(stop)}") from stop
     except Exception as error:
-        raise UserFileError(f"{target} cannot be run: {type(error).__name__}: {error}") from error
+        raise UserFileError(f"{target} cannot be run: {error_message(error)}") from error
 
 
 def _is_torch_model(value: object) -> bool:

@@ -33,9 +33,8 @@ class List:
 
 
 def list_claims(command: List) -> int:
-    """Print the claims with their places and expected verdicts."""
+    """Print the claims with their places and expected verdicts, with a heading for each paper if there are several."""
     from undertow.execution.registry import UserFileError
-    from undertow.verification.errata import expected
     from undertow.verification.select import UnknownClaimError, select
 
     try:
@@ -45,14 +44,37 @@ def list_claims(command: List) -> int:
     if command.json:
         print(json.dumps([_record(one) for one in selection.chosen], indent=1))
     else:
-        width = min(110, shutil.get_terminal_size().columns)
+        papers: dict[tuple[str, str], list[Chosen]] = {}
         for one in selection.chosen:
-            place = ", ".join(filter(None, [one.claim.paper, one.claim.place]))
-            print(f"{one.claim.id:<28} {place}; expected: {expected(one.claim.id, one.source)}")
-            print(textwrap.fill(one.claim.statement, width, initial_indent="    ", subsequent_indent="    "))
+            papers.setdefault((one.claim.paper, one.source), []).append(one)
+        for number, (paper, chosen) in enumerate(papers.items()):
+            if len(papers) > 1:
+                print("\n" * (number > 0) + _heading(*paper, len(chosen)), end="\n\n")
+            _print_claims(chosen)
     for problem in selection.problems:
         complain(problem)
     return MISTAKE if selection.problems else SUCCESS
+
+
+def _heading(paper: str, source: str, count: int) -> str:
+    """Return the title of a paper, with the name that `--paper` takes and the number of claims, underlined."""
+    from undertow.execution.registry import titles
+    from undertow.execution.user_packs import user_pack
+
+    title = user_pack(source).title if source else titles().get(paper, paper)
+    name = "" if title == paper else f"{paper}, "
+    heading = f"{title} ({name}{count} {'claim' if count == 1 else 'claims'})"
+    return f"{heading}\n{'-' * len(heading)}"
+
+
+def _print_claims(chosen: "list[Chosen]") -> None:
+    from undertow.verification.errata import expected
+
+    width = min(110, shutil.get_terminal_size().columns)
+    for one in chosen:
+        place = ", ".join(filter(None, [one.claim.paper, one.claim.place]))
+        print(f"{one.claim.id:<28} {place}; expected: {expected(one.claim.id, one.source)}")
+        print(textwrap.fill(one.claim.statement, width, initial_indent="    ", subsequent_indent="    "))
 
 
 def _record(one: "Chosen") -> "JSONObject":

@@ -8,12 +8,13 @@ import difflib
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import ModuleType
 from typing import Generic, TypeVar
 
+from undertow.execution.error_text import error_message
 from undertow.execution.packs import (
     OWN_PACKS,
     AbstractClaim,
@@ -28,7 +29,7 @@ from undertow.execution.sweeps.diagram import Diagram
 
 __all__ = [
     "AbstractClaim", "Registry", "UserFileError", "claims", "collect", "diagrams", "exit_message", "import_claims",
-    "installed_problems", "load_file", "titles",
+    "installed_problems", "load_file", "similar_names", "titles",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -67,11 +68,26 @@ class Registry(Mapping[str, T], Generic[T]):
     def __len__(self) -> int:
         return len(self.loaded())
 
-    def unknown(self, name: str) -> str:
-        """Return the error message for a name that does not exist, with the nearest names that do."""
-        near = difflib.get_close_matches(name, list(self), n=3, cutoff=0.4)
+    def unknown(self, name: str, others: Iterable[str] = ()) -> str:
+        """Return the error message for a name that is neither in the registry nor in `others`, with similar names."""
+        near = similar_names(name, [*self, *others])
         hint = f"did you mean {' or '.join(near)}?" if near else "`undertow list` shows them all."
         return f"there is no {self.kind} {name!r}; {hint}"
+
+
+def similar_names(name: str, names: Iterable[str]) -> list[str]:
+    """Return at most three of `names`, the most similar first: those spelt like `name`, and those that contain it.
+
+    >>> from undertow.execution.registry import similar_names
+    >>> similar_names("recovry", ["recovery", "motor-speed"])
+    ['recovery']
+    >>> similar_names("motor", ["recovery", "motor-speed"])
+    ['motor-speed']
+    """
+    candidates = list(dict.fromkeys(names))
+    spelt = difflib.get_close_matches(name, candidates, n=3, cutoff=0.7)
+    contain = [one for one in candidates if len(name) > 2 and name.lower() in one.lower()]
+    return list(dict.fromkeys(spelt + contain))[:3]
 
 
 @cache
@@ -168,7 +184,7 @@ def load_file(file: Path, name: str | None = None) -> ModuleType:
     except SystemExit as stop:
         raise UserFileError(f"{file} cannot be run: {exit_message(stop)}") from stop
     except Exception as error:
-        raise UserFileError(f"{file} cannot be run: {type(error).__name__}: {error}") from error
+        raise UserFileError(f"{file} cannot be run: {error_message(error)}") from error
     finally:
         sys.path.pop(0)
     return module

@@ -15,6 +15,7 @@ import numpy as np
 
 from undertow.execution import store
 from undertow.execution.compiling import compilations
+from undertow.execution.error_text import error_message
 from undertow.execution.provenance import provenance
 from undertow.execution.registry import exit_message
 from undertow.figures import export, style
@@ -46,8 +47,7 @@ def run_claim(out: str, task: Task) -> ClaimResult:
             task, f"the experiment ended the program: {exit_message(stop)}", time.perf_counter() - began
         )
     except Exception as error:
-        message = f"{type(error).__name__}: {error}".splitlines()[0]
-        result = error_result(task, message, time.perf_counter() - began, traceback.format_exc())
+        result = error_result(task, error_message(error), time.perf_counter() - began, traceback.format_exc())
     return store_result(Path(out), result, files)
 
 

@@ -96,7 +96,7 @@ def _of_packs(name: str) -> list[Chosen]:
         return [Chosen(claims[name])]
     of_pack = [Chosen(claim) for claim in claims.values() if claim.paper == name]
     if not of_pack:
-        raise UnknownClaimError(claims.unknown(name))
+        raise UnknownClaimError(claims.unknown(name, [claim.paper for claim in claims.values()]))
     return of_pack
 
 

@@ -64,7 +64,7 @@ def test_a_figure_that_cannot_be_drawn_stops_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("undertow.execution.sweeps.draw.write_figure", write_figure)
     monkeypatch.setattr("undertow.execution.sweeps.draw.SHARE", 0)
     monkeypatch.setattr(sweep, "Drawer", functools.partial(Drawer, first=0.0))
-    with pytest.warns(UserWarning, match=r"cannot be drawn \(ValueError: no room for the labels\)") as told:
+    with pytest.warns(UserWarning, match=r"cannot be drawn: ValueError: no room for the labels \(") as told:
         data = sweep.sweep(picky, {"n": [1, 2, 4]}, out=tmp_path)
     assert (data.done == 1).all()
     assert len(tries) == 4  # after every block, and at the end

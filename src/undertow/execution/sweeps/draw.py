@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from undertow.execution import store
+from undertow.execution.error_text import error_message
 from undertow.execution.registry import diagrams
 from undertow.execution.sweeps.results import Results
 from undertow.execution.sweeps.spec import Spec
-from undertow.execution.sweeps.worker import error_message
 from undertow.figures import export, heatmap, style
 
 if TYPE_CHECKING:
@@ -77,7 +77,7 @@ class Drawer:
                 self.warned = True
                 reason = error_message(error)
                 warnings.warn(
-                    f"{self.folder}: the figure cannot be drawn ({reason}); the results are not affected.", stacklevel=2
+                    f"{self.folder}: the figure cannot be drawn: {reason}; the results are not affected.", stacklevel=2
                 )
             return None
         finally:

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from undertow.execution import store
+from undertow.execution.error_text import error_message
 from undertow.execution.pool import Outcome, TimeLimitError, WorkerDiedError, run_tasks
 from undertow.execution.sweeps.blocks import Tiling
 from undertow.execution.sweeps.plan import Block, Job, dimensions_of, make_plan, task_of
@@ -34,7 +35,6 @@ from undertow.execution.sweeps.results import (
 )
 from undertow.execution.sweeps.spec import SpecError, check_outputs
 from undertow.execution.sweeps.units import in_bytes
-from undertow.execution.sweeps.worker import error_message
 from undertow.execution.workers import Workers, WorkerVersionError
 
 __all__ = ["State", "run"]

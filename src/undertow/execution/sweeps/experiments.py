@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from undertow.execution.provenance import Parameter
-from undertow.execution.registry import AbstractClaim, UserFileError, claims, diagrams, exit_message, load_file
+from undertow.execution.registry import (
+    AbstractClaim,
+    UserFileError,
+    claims,
+    diagrams,
+    exit_message,
+    load_file,
+    similar_names,
+)
 from undertow.execution.store import JSONObject
 from undertow.execution.sweeps.spec import SpecError
 
@@ -61,7 +69,7 @@ def find(experiment: str | Callable, scale: str) -> Experiment:
     if experiment in diagrams:
         return of_function(diagrams[experiment].run)
     if experiment not in claims:
-        near = difflib.get_close_matches(experiment, [*diagrams, *claims], n=3, cutoff=0.4)
+        near = similar_names(experiment, [*diagrams, *claims])
         hint = f"did you mean {' or '.join(near)}?" if near else "`undertow list` shows the claims."
         raise SpecError(f"there is no experiment {experiment!r}; {hint} Your own is FILE.py:FUNCTION.")
     return _of_claim(claims[experiment], scale)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from undertow.execution.compiling import compilations
+from undertow.execution.error_text import error_message
 from undertow.execution.provenance import Parameter
 from undertow.execution.settings import configure
 from undertow.execution.store import StoreError
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     import jax
     import numpy as np
 
-__all__ = ["describe", "error_message", "work"]
+__all__ = ["describe", "work"]
 
 
 @functools.cache
@@ -209,11 +210,6 @@ def _compute_one_by_one(experiment: Experiment, task: BlockTask) -> "tuple[dict[
         name: np.stack([np.full(value.shape, np.nan, value.dtype) if row is None else row[name] for row in rows])
         for name, value in first.items()
     }, errors
-
-
-def error_message(error: BaseException) -> str:
-    """Return the type of an exception and the first line of its message."""
-    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
 def _as_floats(array: "np.ndarray") -> "np.ndarray":
