@@ -82,10 +82,11 @@ def average(
       far below 1.
     - `max_steps`: the largest number of steps of the solver.
     - `optimiser`: an optimiser with a metric S, such as `Adam` (None: SGD). The flow is then that of (params, v), with
-      F = -S grad L - (eta/2) S d3L[X] - decay params, X in the metric, and dv/dt = (1 - b2)/eta (E g^2 - v). Unless the
-      closure is "small_step", F has the correction for a metric that follows the fluctuations (`Limit`), and S H in
-      place of H is multiplied by (1 + b1)/(1 - b1). v starts as after the first step of `descend`: at E g^2 with
-      bias correction, which replaces 1 - b2 by (1 - b2)/(1 - b2^(1 + t/eta)), and at (1 - b2) E g^2 without.
+      F = -S grad L - (eta/2) S d3L[X] - decay params, X in the metric with the decay added to the curvatures, and
+      dv/dt = (1 - b2)/eta (E g^2 - v). Unless the closure is "small_step", F has the correction for a metric that
+      follows the fluctuations (`Limit`), and S H in place of H is multiplied by (1 + b1)/(1 - b1). v starts as after
+      the first step of `descend`: at E g^2 with bias correction, which replaces 1 - b2 by
+      (1 - b2)/(1 - b2^(1 + t/eta)), and at (1 - b2) E g^2 without. The momentum starts at its mean value.
       `optimiser_state={"v": ...}` is v after many steps, without bias correction. v is observed as "v", and the regime
       has the sizes of the corrections.
 

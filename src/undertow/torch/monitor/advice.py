@@ -138,7 +138,7 @@ def _regime(rows: Sequence[Row]) -> tuple[str, ...]:
 def _cautions(total: NoiseScale) -> tuple[str, ...]:
     return (
         "B is the critical batch size only for a Hessian that is a multiple of the identity. The batch size at which "
-        "training slows down may differ from it by a factor of several.",
+        "training slows down may differ from it by a factor of two or more.",
         "It was derived for SGD. Adam divides the gradient by its root mean square, which changes the weights of the "
         "parameters in both sums.",
         "B changes during training, mostly upwards while the loss falls. The number is an average over the window.",
