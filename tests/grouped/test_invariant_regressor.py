@@ -249,6 +249,15 @@ def test_sites_that_differ_cause_no_warning():
         assert not model.support_[1]
 
 
+@pytest.mark.parametrize("name", DESIGNS)
+def test_groups_differ_in_all_designs_but_one(name):
+    design = grouped_design(name, seed=1, d=8, causes=2, children=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = ut.InvariantRegressor().fit(design.X, design.y, design.groups)
+    assert model.groups_differ_ == (name != "iid")
+
+
 def test_a_constant_that_is_chosen_among_models_that_pass():
     """A y that depends on no column, with means that differ between sites in the columns alone."""
     rng = np.random.default_rng(0)

@@ -95,7 +95,8 @@ class AveragedMotion(eqx.Module):
         They are not finite for a loss without third derivatives, where this drift is 0.
         """
         metric, noise, around = self.around(state, age)
-        small = fluctuations(noise, around.frame.point, self.unravel, age, self.step_size, "small_step")
+        phi, decay = around.frame.point, around.decay
+        small = fluctuations(noise, phi, self.unravel, age, self.step_size, "small_step", decay=decay)
         drift, plain = (self.noise_drift(metric, noise, x) for x in (around, small))
         gain = jnp.zeros(())
         if state[1] is not None:
