@@ -12,6 +12,8 @@ import undertow as ut
 from undertow.grouped.data import Bootstrap, Moments, bootstrap, moments_of
 from undertow.grouped.icp import icp
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*the groups do not differ")  # these tests are not about the model
+
 RNG = np.random.default_rng(3)
 X = RNG.normal(2.0, 3.0, (60, 3))
 Y = X @ np.array([1.0, -2.0, 0.0]) + RNG.normal(size=60)

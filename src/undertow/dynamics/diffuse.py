@@ -70,7 +70,7 @@ class EulerStep(AbstractEulerStep):
     >>> import undertow as ut
     >>> from undertow.dynamics.diffuse import EulerStep
     >>> noise = ut.Isotropic(ut.Problem(lambda w, x: 0 * w.sum() + 0 * x, jnp.zeros(1)), 0.5)
-    >>> print(EulerStep(noise, ut.Adam(), 4).init(jnp.zeros(2))["v"])  # the variance
+    >>> print(EulerStep(noise, ut.Adam(), 4).init(jnp.zeros(2))["v"].round(4))  # the variance
     [0.25 0.25]
     """
 

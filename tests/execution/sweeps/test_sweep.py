@@ -66,7 +66,7 @@ def test_the_status_of_a_sweep_whose_runs_all_failed_has_the_errors(tmp_path):
         ut.sweep(failing, {"a": [1.0, 2.0]}, seeds=3, out=tmp_path)
     first, second = sweep.status(tmp_path)
     assert "0 of 6 runs done, 6 failed; not running" in first
-    assert second == "  6 failed: ValueError: boom"
+    assert second.startswith("  6 failed: ValueError: boom (test_sweep.py, line ")
     (folder,) = tmp_path.iterdir()
     (folder / "failures.json").write_text("[]")
     assert len(sweep.status(tmp_path)) == 1
