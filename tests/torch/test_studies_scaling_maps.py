@@ -74,8 +74,8 @@ def test_other_pages_quote_the_stored_counts():
     written = [entry for own in found.values() for entry in own[WRITTEN]]
     wrong = sum(any(entry["wrong"] for entry in entries) for entries in lists)
     practice = (ROOT / "docs" / "practice.md").read_text()
-    assert f"{wrong} of {len(lists)} lists of a tool, for {len(found)} architectures" in practice
-    assert f"none of the {len(written)} entries that undertow writes does" in practice
+    assert f"has {len(lists)} lists of such layers, for {len(found)} architectures. {wrong} of the lists" in practice
+    assert f"None of the {len(written)} entries that undertow writes changes the function" in practice
     assert not any(entry["wrong"] for entry in written)
     assert f"the lists of a tool for {len(found)} architectures" in (ROOT / "docs/howto/scaling-maps.md").read_text()
 
