@@ -87,7 +87,10 @@ def test_the_mean_of_adam_from_a_start_off_the_manifold(b1, x64):
     error = np.sqrt(points.var(axis=0, ddof=1).sum() / seeds)
     far = {}
     for closure in ("small_step", "averaged_noise"):
-        flow = ut.average(probe.noise, start, optimiser=adam, step_size=eta, time=25.0, closure=closure, num_saves=1)
+        flow = ut.average(
+            probe.noise, start, optimiser=adam, optimiser_state=state, step_size=eta, time=25.0, closure=closure,
+            num_saves=1,
+        )  # fmt: skip
         far[closure] = np.linalg.norm(np.asarray(ravel(flow.params)) - points.mean(axis=0))
     assert far["averaged_noise"] < 0.01 * length + 2 * error
     assert far["small_step"] > 0.05 * length + 2 * error

@@ -84,7 +84,7 @@ def test_single_precision_stays_single(x64):
 
 
 def test_the_average_with_bias_correction_changes_faster_at_the_start(x64):
-    """v/(1 - b2^k) obeys the recursion whose rate is (1 - b2) times `start_up`; after many steps the factor is 1."""
+    """v/(1 - b2^k) relaxes towards g^2 at the rate (1 - b2) times `start_up`, which tends to 1."""
     adam, params, squares = ut.Adam(b2=0.9), jnp.zeros(()), jnp.array([4.0, 1.0, 0.25, 9.0])
     state, corrected = adam.init(params), 0.0
     for step, square in enumerate(squares):

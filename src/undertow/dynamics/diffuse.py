@@ -37,7 +37,7 @@ class AbstractEulerStep(AbstractOptimiser):
     def update(self, params: PyTree, state: PyTree, gradient: PyTree, rates: Rates) -> tuple[PyTree, PyTree]:
         """Return params and the state after one step; `rates` is its length, and the `start_up` of the optimiser."""
         dt, start_up = rates
-        # the metric of the new state, as in Adam: an old v of 0 would divide a gradient by eps
+        # use the metric of the new state, as Adam does: with an old v of 0 a gradient would be divided by eps
         state = state if state is None else self._relaxed(params, state, start_up)
         metric = self.optimiser.metric(state, params)
         decay = self.optimiser.decay(metric)

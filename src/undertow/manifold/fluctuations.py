@@ -82,7 +82,7 @@ class Fluctuations(eqx.Module):
 
     @property
     def relaxed_age(self) -> Float[Array, ""]:
-        """X over Sigma in flat directions: the age, or less with weight decay."""
+        """The ratio of X to Sigma in flat directions: the age, or less with weight decay."""
         return relaxed(2 * self.decay, self.age)
 
     @property

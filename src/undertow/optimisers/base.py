@@ -114,7 +114,7 @@ class AbstractOptimiser(eqx.Module):
         return 0.0
 
     def start_up(self, steps: Number | Array) -> Number | Array:
-        """Return the factor of `slow_state` after a number of steps from `init`; with bias correction it is not 1."""
+        """Return the factor that bias correction gives `slow_state` after a number of steps from `init`; 1 without."""
         return 1.0
 
     def after_start_up(self: Self) -> Self:
