@@ -144,7 +144,7 @@ def test_mistakes_are_explained(mistake, as_a_user):
 
 
 def test_the_diffusion_of_adam_with_bias_correction_starts_with_its_first_step(x64):
-    """The mean agrees with that of Adam to first order; with a v after many steps it is off by about the path."""
+    """The mean agrees with Adam's to first order. From v as after many steps it is off by the length of the path."""
     task = ut.Regression(lambda p, x: p[0] * p[1] * x, jnp.array([1.0, 2.0, 0.5]), jnp.array([1.0, 2.1, 0.4]))
     noise, start = ut.Minibatch(task, batch_size=1), jnp.array([0.0, 1.0])
     settings = {"step_size": 0.005, "seeds": 2000, "key": 0}

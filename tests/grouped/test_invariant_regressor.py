@@ -228,7 +228,7 @@ def sites(seed, slopes, rows=250):
 
 @pytest.mark.parametrize("slopes", [(1.0, 1.0, 1.0, 1.0), (1.0, 1.03, 0.97, 1.0)])
 def test_sites_that_do_not_differ_are_reported(slopes):
-    """Every model passes, and least squares on the effect of y fits best. The share of errors is at most the level."""
+    """Every model passes, and the one with the effect of y fits best. A fit has no warning with the probability 5 %."""
     silent = 0
     for seed in range(20):
         with warnings.catch_warnings(record=True) as caught:

@@ -129,7 +129,7 @@ class AveragedMotion(eqx.Module):
             target = averaged_second_moment(squares, eta)
         slope = self.optimiser.slow_state({"v": self.unravel(v)}, self.unravel(target), 1.0)
         slope = jnp.asarray(self.optimiser.start_up(age / eta)) * trees.ravel(slope)
-        # one division after the other: eta v may be too small for a float
+        # divide twice, because eta v may be too small for a float
         return mean, slope / eta / jnp.maximum(jnp.exp(logarithm), jnp.finfo(point.dtype).tiny)
 
     def linearise(self, state: State) -> Linearisation:

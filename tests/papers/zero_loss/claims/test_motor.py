@@ -16,7 +16,7 @@ def test_the_predicted_speed_under_momentum_is_that_of_the_limit_for_this_optimi
     speeds = []
     for angle in 0.1 + np.linspace(0, 2 * np.pi / PHASES, 24, endpoint=False):
         point = jnp.array([np.cos(angle), np.sin(angle), *np.zeros(PHASES)])
-        # per unit of the optimiser's own slow time: (1 - momentum)^2 per unit of that of the effective step size
+        # the slow time of the optimiser's own step size is (1 - momentum)^2 times that of the effective step size
         drift = np.asarray(limit.drift(point, step_size=step * (1 - momentum))) * (1 - momentum) ** 2
         speeds.append((drift[1] * np.cos(angle) - drift[0] * np.sin(angle)) / SPEED)
     mean = 1 / np.mean(1 / np.array(speeds))
